@@ -21,7 +21,7 @@ CONVERTED = (
     "use_distributed_optimizer",
     "save_optim",
 )
-"""Options that decide what a conversion makes."""
+"""Options that decide the result of a conversion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,21 +29,20 @@ class PretrainConfig(LibraryConfig):
     """Train a GPT on token files, over any mix of tensor, sequence, pipeline, context and data
     parallelism.
 
-    Run again with the same options and data it continues from its last checkpoint in --save."""
+    With the same options and data, a rerun resumes from the last checkpoint in --save."""
 
     ckpt_convert_format: Literal["torch", "torch_dist"] | None = execution(None)
-    """Do not train: write the checkpoint of --load in this format of Megatron-LM, and end."""
+    """Do not train: convert the checkpoint of --load to this format of Megatron-LM, and exit."""
     ckpt_convert_save: str | None = location(None)
-    """Where to: a folder, in which one of the name of the format is made."""
+    """Destination folder; the checkpoint goes to a subfolder with the name of the format."""
 
     def __post_init__(self) -> None:
-        """Refuse what only a program that calls the library can mean."""
+        """Refuse options that only a program can use."""
         LibraryConfig.__post_init__(self)  # super() and slots do not meet
         if self.data.dataloader_type == "external":
             raise ConfigError(
-                "--dataloader-type external: only a program that brings a loader along can use it, "
-                "and this command has none; give single or cyclic (docs/library.md has a loop of "
-                "your own)"
+                "--dataloader-type external: only a program with its own loader can use it; give "
+                "single or cyclic (docs/library.md has a training loop of your own)"
             )
         self._check_conversion()
 
@@ -58,43 +57,43 @@ class PretrainConfig(LibraryConfig):
             raise ConfigError(f"--ckpt-convert-format needs {' and '.join(missing)}")
         if self.finetune:
             raise ConfigError(
-                "--finetune with --ckpt-convert-format: what is written keeps its step; leave it "
-                "out, and give --finetune where it is loaded (--no-save-optim leaves the "
-                "optimizer out)"
+                "--finetune with --ckpt-convert-format: the converted checkpoint keeps its step; "
+                "leave it out, and give --finetune when you load it (--no-save-optim omits the "
+                "optimizer)"
             )
 
     def describes(self) -> tuple[str, ...]:
-        """What a conversion makes depends on the layout, too, which changes no training."""
+        """The result of a conversion depends on the layout too, unlike a training."""
         return CONVERTED if self.ckpt_convert_format else LibraryConfig.describes(self)
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """Those of the training; of a conversion the checkpoint and the tokenizer alone."""
+        """The inputs of the training; of a conversion only checkpoint and tokenizer."""
         if self.ckpt_convert_format is None or self.load is None:
             return LibraryConfig.inputs(self)
         return {"tokenizer": self.tokenizer.inputs(), "load": (self.load,)}
 
     def output(self) -> Output:
-        """The run folder, or that of the format."""
+        """The run folder, or the folder of the format."""
         if self.ckpt_convert_format is None or self.ckpt_convert_save is None:
             return LibraryConfig.output(self)
         return Output.directory(join(self.ckpt_convert_save, self.ckpt_convert_format))
 
     @property
     def nproc_per_node(self) -> int:
-        """Ranks that the command line starts; one converts."""
+        """Ranks that the command starts; one for a conversion."""
         return 1 if self.ckpt_convert_format else self.parallel.nproc_per_node
 
     @property
     def distributed_timeout_minutes(self) -> float:
-        """How long ranks wait for each other."""
+        """Timeout of communication."""
         return self.parallel.distributed_timeout_minutes
 
     def check_ranks(self, world_size: int | None) -> None:
-        """Refuse what so many ranks cannot share; None: it is not known yet how many there will
-        be, and the fewest that the degrees allow are looked at."""
+        """Refuse a model or batch that cannot be sharded over so many ranks. None: unknown yet;
+        checks the fewest ranks that the layout allows."""
         if self.ckpt_convert_format is not None:
             return
-        # Not for --help.
+        # Imported late: --help does not need them.
         from trainyard.optim.schedule import build_schedule
         from trainyard.parallel.dims import dims_of
         from trainyard.training.loop.length import length_of

@@ -1,8 +1,8 @@
-"""`--ckpt-convert-format`: the checkpoint of `--load`, of whatever format, as one of Megatron-LM's,
-in DIR/torch or DIR/torch_dist; nothing is trained.
+"""`--ckpt-convert-format`: converts the checkpoint of `--load`, in any known format, to a format of
+Megatron-LM, in DIR/torch or DIR/torch_dist. No training.
 
-As there, the options of the run say what the model is, how its vocabulary is padded and over how
-many ranks files of `torch` are split; the data is not looked at. Rank 0 does it all."""
+As in Megatron-LM, the options of the run describe the model, the padding of its vocabulary and the
+number of ranks for `torch` files; the data is not read. Only rank 0 works."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ COMPARED = {
     "qk_layernorm": "--qk-layernorm",
     "untie_embeddings_and_output_weights": "--untie-embeddings-and-output-weights",
 }
-"""What must be the model's that is loaded, as Megatron-LM would find, by the flag that says it."""
+"""Properties that must equal those of the loaded model, and their flags."""
 
 
 def convert(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
-    """Write the checkpoint; metrics. Raises ConfigError, before anything is written, where the
-    options describe another model, or files that cannot be."""
+    """Write the checkpoint and return metrics. Raises ConfigError, before anything is written, if
+    the options describe another model or impossible files."""
     if not stage.is_main:
         return {}
     assert config.load is not None
@@ -56,8 +56,8 @@ def convert(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
         _check_model(config.model, source)
         folder = stage.output.url
         padded = _padded(config, source, loader)
-        with replacing(stage, folder, marks_of(source.step)) as told:
-            WRITE[config.ckpt_convert_format](config, stage, padded, told)
+        with replacing(stage, folder, marks_of(source.step)) as output:
+            WRITE[config.ckpt_convert_format](config, stage, padded, output)
         log.info(
             "converted checkpoint: %s -> %s step=%d load=%s save=%s",
             *(loader, config.ckpt_convert_format, source.step, config.load, folder),
@@ -79,13 +79,13 @@ def _check_model(model: GPTConfig, source: Source) -> None:
 
 
 def _padded(config: PretrainConfig, source: Source, loader: str) -> Adjusted:
-    """With the vocabulary that this run would have."""
+    """The checkpoint with the vocabulary of this run."""
     tokenizer = carried(config.tokenizer)
     known = loader == "trainyard"  # formats of others do not always say it
     if known and tokenizer.vocab_size != source.vocab_size:
         raise ConfigError(
             f"--load {source.url} was trained with {source.vocab_size} tokens, and the tokenizer "
-            f"has {tokenizer.vocab_size}; give its own, which it carries in tokenizer/"
+            f"has {tokenizer.vocab_size}; give the one in its tokenizer/"
         )
     return Adjusted(
         source,
@@ -98,7 +98,9 @@ def _padded(config: PretrainConfig, source: Source, loader: str) -> Adjusted:
 # --- the formats --------------------------------------------------------------------------------
 
 
-def _write_torch(config: PretrainConfig, stage: StageRun, source: Source, told: Replacing) -> None:
+def _write_torch(
+    config: PretrainConfig, stage: StageRun, source: Source, output: Replacing
+) -> None:
     """A file for each tensor and pipeline rank."""
     write_megatron(
         source,
@@ -106,13 +108,13 @@ def _write_torch(config: PretrainConfig, stage: StageRun, source: Source, told: 
         tp=config.parallel.tensor_model_parallel_size,
         split=partition(config.parallel, config.model.num_layers),
         save_optimizer=config.training.save_optim,
-        expect=told.expect,
-        advance=told.advance,
+        expect=output.expect,
+        advance=output.advance,
     )
 
 
 def _write_torch_dist(
-    config: PretrainConfig, stage: StageRun, source: Source, told: Replacing
+    config: PretrainConfig, stage: StageRun, source: Source, output: Replacing
 ) -> None:
     """Whole tensors, which any ranks load."""
     # torch's part for it takes seconds to import, and no training needs it.
@@ -124,8 +126,8 @@ def _write_torch_dist(
         tp=config.parallel.tensor_model_parallel_size,
         distributed_optimizer=config.parallel.data_parallel.use_distributed_optimizer,
         save_optimizer=config.training.save_optim,
-        expect=told.expect,
-        advance=told.advance,
+        expect=output.expect,
+        advance=output.advance,
     )
 
 

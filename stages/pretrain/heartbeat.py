@@ -1,5 +1,5 @@
-"""A file that says that a training lives, for whoever started it and waits: with a long
---log-interval its log says nothing for as long."""
+"""A file whose modification time shows that a training is alive. With a long --log-interval, the
+log shows nothing for as long."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trainyard.training.loop.state import TrainState
 log = logging.getLogger(__name__)
 
 FILE = "heartbeat"
-"""In the run folder; the job blocks look when it changed (flows/backends/liveness.py)."""
+"""In the run folder; the job blocks read its modification time (flows/backends/liveness.py)."""
 
 BETWEEN_SECONDS = 5.0
-"""Steps may take a millisecond, and the folder lie on a file server."""
+"""A step may take a millisecond, and the folder may be on a file server."""
 
 
 class Heartbeat(Callback):
-    """Renews the time of the file when steps are done."""
+    """Touches the file after steps."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -41,11 +41,11 @@ class Heartbeat(Callback):
         self._last = time.monotonic()
         try:
             self._path.touch()
-        except OSError as error:  # a full disk is no reason to end a training
-            log.warning("%s was not renewed: %s", self._path, error)
+        except OSError as error:  # a full disk must not end a training
+            log.warning("cannot touch heartbeat path=%s: %s", self._path, error)
 
 
 def heartbeats(rank: int) -> tuple[Heartbeat, ...]:
-    """That of rank 0, for whom steps end when they do for all; none where nobody waits for it."""
+    """The heartbeat of rank 0, whose steps end with those of all ranks; none outside a job."""
     folder = os.environ.get(RUN_DIR)
     return (Heartbeat(Path(folder, FILE)),) if folder and rank == 0 else ()

@@ -1,4 +1,4 @@
-"""Inputs that cannot be, refused before ranks are started and torch is loaded."""
+"""Checks of the inputs before ranks start and torch is loaded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from trainyard.tokenizers.registry import check_files
 
 
 def check_inputs(config: PretrainConfig) -> None:
-    """Refuse token files that are damaged or too short for a split, and a tokenizer or a checkpoint
-    to load of which something is missing."""
+    """Refuse token files that are damaged or too short for a split, and an incomplete tokenizer or
+    checkpoint of --load."""
     check_files(config.tokenizer)
     if config.ckpt_convert_format is not None:
         assert config.load is not None
@@ -23,11 +23,7 @@ def check_inputs(config: PretrainConfig) -> None:
     splits = SPLIT_NAMES if config.training.eval_iters else SPLIT_NAMES[:1]
     check_splits(config.data, config.model.seq_length, splits)
     load = config.foreign_load()
-    if load is not None and not _may_go_on(config):
-        check_step(load, "--load", config.verify_checkpoint)
-
-
-def _may_go_on(config: PretrainConfig) -> bool:
-    """Whether the run may have steps of its own, which come before those of --load."""
+    # A run with steps of its own, perhaps on its nodes, resumes from those and not from --load.
     has_others = config.non_persistent.non_persistent_save_interval is not None
-    return has_others or bool(published_steps(config.save))
+    if load is not None and not has_others and not published_steps(config.save):
+        check_step(load, "--load", config.verify_checkpoint)

@@ -107,4 +107,4 @@ def test_a_run_goes_on_in_another_layout(tokens: Path, tmp_path: Path) -> None:
     words += ["--nproc-per-node", "2", "--tensor-model-parallel-size", "2"]
     second = subprocess.run(words, capture_output=True, text=True)
     assert second.returncode == 0, second.stderr[-4000:]
-    assert "continuing from step 10" in second.stderr
+    assert "resuming from step 10" in second.stderr

@@ -80,7 +80,7 @@ def test_a_run_survives_the_kill_of_one_rank_in_a_save(
     assert cut > published[-1]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert f"continuing from step {published[-1]}" in done.stderr
+    assert f"resuming from step {published[-1]}" in done.stderr
     assert (run / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
     assert manifest(run).output_digest == manifest(whole).output_digest
     assert certificate(run).is_complete

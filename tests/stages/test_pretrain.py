@@ -77,7 +77,7 @@ def test_a_run_stopped_and_continued_ends_as_the_whole_run(
     assert find_steps(str(folder)) == [3, 5]
     status, _, log = zygote.run("stages.pretrain", arguments(tokens, folder, eval_at_start=True))
     assert status == 0, log
-    assert "continuing from step 5" in log
+    assert "resuming from step 5" in log
     assert find_steps(str(folder)) == [3, 6, 8]
     assert (folder / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
     assert manifest(folder).output_digest == manifest(whole).output_digest
@@ -119,7 +119,7 @@ def test_steps_of_other_options_are_passed_over_and_set_aside_at_the_first_save(
     other = arguments(tokens, folder, eval_iters=0, train_iters=2, seed=7)
     status, _, log = zygote.run("stages.pretrain", other)
     assert status == 0, log
-    assert "passing over step 3, 4" in log
+    assert "skipping step 3, 4" in log
     assert find_steps(str(folder)) == [2]
     (aside,) = (folder / "superseded").iterdir()
     assert find_steps(str(aside)) == [3, 4]
@@ -139,7 +139,7 @@ def test_load_that_names_save_does_not_begin_anew_over_other_options(
     longer = arguments(tokens, folder, eval_iters=0, train_iters=6, load=str(folder))
     status, _, log = zygote.run("stages.pretrain", longer)
     assert status == 2, log
-    assert f"give it a --save of its own, as in --load {folder} --save {folder}-2" in log
+    assert f"give it another --save, as in --load {folder} --save {folder}-2" in log
     assert find_steps(str(folder)) == [3]
 
 
@@ -216,7 +216,7 @@ def test_a_checkpoint_beyond_the_data_of_this_run_is_refused(tokens: str) -> Non
     state = TrainState(step=11, consumed_train_samples=704)
     length = length_of(replace(config.training, global_batch_size=2), 1, 16)
     check_samples_left(config, state, length, num_samples=710)
-    with pytest.raises(ConfigError, match="end at 710, but the data of this run holds 700"):
+    with pytest.raises(ConfigError, match="end at 710, but the data of this run has 700"):
         check_samples_left(config, state, length, num_samples=700)
 
 
@@ -266,7 +266,7 @@ def test_sigterm_saves_the_step_and_the_same_command_goes_on(
     more = {**options, "exit_interval": step + 2}
     status, _, log = zygote.run("stages.pretrain", arguments(tokens, folder, **more))
     assert status == 143, log
-    assert f"continuing from step {step}" in log
+    assert f"resuming from step {step}" in log
     with open_checkpoint(str(folder)) as checkpoint:
         lines = parse_ledger((Path(checkpoint.url) / "ledger.jsonl").read_bytes())
         assert [line["step"] for line in lines] == list(range(1, step + 3))
@@ -313,7 +313,7 @@ def test_two_ranks_train_stop_and_continue_as_one_run(tokens: str, tmp_path: Pat
     process = start(tokens, cut, **options)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
-    assert "continuing from step" in output
+    assert "resuming from step" in output
     assert (cut / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
     assert manifest(cut).output_digest == manifest(whole).output_digest
 

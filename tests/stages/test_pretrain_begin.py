@@ -60,7 +60,7 @@ def test_an_option_says_which_rates_win(
     assert status == STOPPED, log
     status, _, log = zygote.run("stages.pretrain", theirs)
     assert status == 0, log
-    assert "continuing from step 4" in log
+    assert "resuming from step 4" in log
     before = [line["learning_rate"] for line in ledger(whole)][3:]
     assert [line["learning_rate"] for line in ledger(tmp_path / "theirs")] == before
     doubled = [line["learning_rate"] for line in ledger(tmp_path / "ours")]
@@ -83,7 +83,7 @@ def test_finetune_begins_anew_once_and_says_so_when_it_goes_on(
     assert status == STOPPED, log
     status, _, log = zygote.run("stages.pretrain", cut)
     assert status == 0, log
-    assert "--finetune was done when this run began; it goes on from its own step 2" in log
+    assert "--finetune applied when this run began; resuming from its own step 2" in log
     assert ledger(tmp_path / "cut") == ledger(tmp_path / "straight")
     assert [line["step"] for line in ledger(tmp_path / "cut")] == [1, 2, 3, 4, 5, 6]
 
@@ -127,9 +127,9 @@ def test_another_padding_of_the_vocabulary_goes_on(
     options |= {"finetune": True} if finetune else {}
     status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "on", **options))
     assert status == 0, log
-    said = "the vocabulary has 1536 rows of the checkpoint's 1024, as it is padded otherwise"
+    said = "padded vocabulary: 1536 rows, 1024 in the checkpoint"
     assert log.count(said) == 1
-    assert "rows from 1024 on are drawn as initial weights are, their moments are zero" in log
+    assert "rows from 1024 on get initial weights and zero moments" in log
     with open_checkpoint(str(tmp_path / "on")) as found:
         assert found.spec("model.embedding.word_embeddings.weight").shape[0] == 1536
 
@@ -141,7 +141,7 @@ def test_another_number_of_tokens_is_refused(
     status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "on", **options))
     assert status == 2, log
     assert "has a vocabulary of 1024 rows (1001 tokens, padded)" in log
-    assert "go on with the tokenizer that it was trained with" in log
+    assert "use the tokenizer that it was trained with" in log
 
 
 # --- pipelines ----------------------------------------------------------------------------------

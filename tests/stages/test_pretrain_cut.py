@@ -105,6 +105,6 @@ def test_it_goes_on_at_other_degrees(runs: Path, tmp_path: Path) -> None:
     tokens, folder = str(runs / "t"), tmp_path / "run"
     pretrain(tokens, folder, **MODEL, **CUT, exit_interval=2)
     log = pretrain(tokens, folder, **MODEL)
-    assert "continuing from step 2" in log
+    assert "resuming from step 2" in log
     for one, other in zip(ledger(folder), ledger(runs / "cut"), strict=True):
         assert one["lm_loss"] == pytest.approx(other["lm_loss"], rel=BF16_LAYOUT.loss)

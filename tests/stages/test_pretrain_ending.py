@@ -177,7 +177,7 @@ def test_what_cannot_be_written_does_not_hide_the_error(
     monkeypatch.setattr(GPTModel, "forward_stage", losing(3))
     with pytest.raises(DataError, match="step 3: loss nan"):
         train(tmp_path, rerun_mode="disabled")
-    assert f"no {SPEED} of the failed run" in caplog.text
+    assert f"cannot write {SPEED} of the failed run" in caplog.text
 
 
 def test_unasked_nothing_is_written(

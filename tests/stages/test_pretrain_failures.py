@@ -153,7 +153,7 @@ def test_a_rank_that_hangs_is_named_with_stacks(tokens: Path, tmp_path: Path, ra
     assert last_step(save) <= outcome.step <= last_step(save) + 1
     text = save.with_suffix(".log").read_text()
     assert "no rank has made progress" in text
-    assert re.search(rf"rank {rank}(, which keeps the ranks' notes,)? does not answer", text)
+    assert re.search(rf"rank {rank}(, which keeps the messages of ranks,)? does not answer", text)
     assert "training/loop/step.py" in (save / "logs" / f"stacks-rank{1 - rank:04d}.txt").read_text()
 
 
@@ -183,5 +183,5 @@ def test_sigusr1_saves_and_the_same_command_goes_on(tokens: Path, tmp_path: Path
     assert saved is not None
     with training(tokens, save, *options) as process:
         assert process.wait(240) == 0
-    assert f"continuing from step {saved[1]}" in save.with_suffix(".log").read_text()
+    assert f"resuming from step {saved[1]}" in save.with_suffix(".log").read_text()
     assert read_manifest(str(save / "manifest.json")) is not None

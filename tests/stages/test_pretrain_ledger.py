@@ -68,8 +68,8 @@ def test_a_damaged_ledger_of_the_step_to_go_on_from_is_passed_over(
     other_byte(run / "iter_0000005" / "ledger.jsonl")
     status, _, log = zygote.run("stages.pretrain", arguments(tokens, run))
     assert status == 0, log
-    assert "passing over step 5, which is damaged" in log
-    assert "continuing from step 3" in log
+    assert "skipping step 5, which is damaged" in log
+    assert "resuming from step 3" in log
     assert manifest(run).output_digest == manifest(whole).output_digest
 
 
@@ -80,7 +80,7 @@ def test_the_only_step_is_gone_on_from_without_its_ledger(
     other_byte(run / "iter_0000005" / "ledger.jsonl")
     status, _, log = zygote.run("stages.pretrain", arguments(tokens, run))
     assert status == 0, log
-    assert "going on from step 5 all the same" in log
+    assert "resuming from step 5 all the same" in log
     last = "iter_0000008"
     model = "model-00001-of-00001.safetensors"
     assert (run / last / model).read_bytes() == (whole / last / model).read_bytes()
@@ -96,7 +96,7 @@ def test_a_run_with_all_steps_taken_ends_though_the_papers_of_one_are_torn(
     (run / "iter_0000003" / "state.json").write_text("{")
     status, _, log = zygote.run("stages.pretrain", arguments(tokens, run))
     assert status == 0, log
-    assert "passing over step 3, which is damaged" in log
+    assert "skipping step 3, which is damaged" in log
     assert list(run.glob("superseded/*/iter_0000003/state.json"))
     assert [line["step"] for line in ledger(run)] == [4, 5, 6, 7, 8]
     assert link_in(run)[:2] == (1, "steps")

@@ -86,7 +86,7 @@ def test_a_machine_that_is_always_wrong_is_found_by_another(
             train(tokens, save)
     monkeypatch.setattr(socket, "gethostname", lambda: "another")
     train(tokens, save)
-    assert "one of those machines is faulty; going on without them" in caplog.text
+    assert "one of those machines is faulty; continuing without them" in caplog.text
     ledgers = [parse_ledger((tmp_path / n / "ledger.jsonl").read_bytes()) for n in ("sound", "run")]
     assert ledgers[0] == ledgers[1]
 
@@ -100,7 +100,7 @@ def test_what_comes_out_everywhere_is_the_models(
             train(tokens, tmp_path)
     monkeypatch.setattr(socket, "gethostname", lambda: "another")
     break_step(monkeypatch, step=1, times=1)
-    with pytest.raises(ValidationFailed, match="no machine is to blame"):
+    with pytest.raises(ValidationFailed, match="the cause is the model or its data"):
         train(tokens, tmp_path)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flows.backends.outcome import Kind, StageError, classify, read_failure
-from stages.pretrain.reached import Reached
+from stages.pretrain.progress_file import ProgressFile
 from stages.runtime.failure import RUN_DIR, STEP_DIGITS, add_step, read_step
 from tests.stages.directly import Done, run_program
 from tests.stages.pretrain_runs import arguments
@@ -74,21 +74,21 @@ def test_one_that_goes_on_tells_the_steps_of_all_attempts(
 
 
 def test_a_step_counts_as_soon_as_it_is_taken_and_not_when_it_is_saved() -> None:
-    state, reached = TrainState(step=4), Reached()
-    assert reached.step is None
-    reached.begin(state)
-    assert reached.step == 4
+    state, progress = TrainState(step=4), ProgressFile()
+    assert progress.step is None
+    progress.begin(state)
+    assert progress.step == 4
     state.step = 5  # a callback that saves it may fail
-    assert reached.step == 5
+    assert progress.step == 5
 
 
 def test_a_parent_reads_what_its_first_rank_has_noted(tmp_path: Path) -> None:
     file = tmp_path / "step"
     assert read_step(file) is None
-    reached = Reached(file)
+    progress = ProgressFile(file)
     assert read_step(file) is None
-    reached.begin(TrainState(step=123_456))
-    reached._note(99)
+    progress.begin(TrainState(step=123_456))
+    progress._write(99)
     assert read_step(file) == 99
     assert file.stat().st_size == STEP_DIGITS
 

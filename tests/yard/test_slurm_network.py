@@ -123,5 +123,5 @@ def test_a_network_that_is_cut_in_training_costs_an_attempt_and_no_saved_step(
     assert ended.states("pretrain")[-2:] == ["runs", "done"]
     assert "retries in" in ended.said
     log = (attempts(yard)[1] / "log.txt").read_text()
-    assert re.search(r"continuing from step \d+0\b", log), log
+    assert re.search(r"resuming from step \d+0\b", log), log
     assert steps(yard.folder / "save")[-1] == 400

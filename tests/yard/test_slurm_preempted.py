@@ -80,8 +80,8 @@ def goes_on(
     (attempts,) = folder.glob("runs/*/pretrain")
     went = Went(sorted(attempts.iterdir()), account_of(attempts, str(save)))
     assert flow.returncode == 0, said.read_text() + went.log
-    assert "continuing from step " in went.log, went.log
-    before, _, after = went.log.partition("continuing from step ")
+    assert "resuming from step " in went.log, went.log
+    before, _, after = went.log.partition("resuming from step ")
     saved = max(map(int, re.findall(r"saved checkpoint step=(\d+)", before)))
     assert int(after.split()[0]) == saved
     made = [json.loads(line).get("step") for line in (save / "ledger.jsonl").open()]
@@ -128,7 +128,7 @@ def test_a_training_whose_time_is_over_is_warned_by_slurm_saves_and_goes_on_by_i
     told = json.loads((went.folders[0] / "failure.json").read_text())
     assert told["exit_status"] == 128 + signal.SIGUSR1
     (saved,) = re.findall(r"saved step (\d+) \(asked to stop\)", went.log)
-    assert f"continuing from step {saved}" in went.log
+    assert f"resuming from step {saved}" in went.log
     # It left before its time was over: Slurm did not have to end it.
     assert "JobState=FAILED" in ask("scontrol", "show", "job", job_id(went.folders[0]))
 

@@ -1,5 +1,5 @@
-"""What accompanies a pretraining: loggers, timers, watchdogs, memory. None of it changes what a run
-makes."""
+"""Builds the callbacks of a run: loggers, timers, hang and memory watches. None of them changes
+the result of the run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from trainyard.training.loop.step import TrainModule
 from trainyard.training.loop.throughput import DataWait
 from trainyard.training.loop.timers import COMPUTE, Timers
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.run_protocols import RunFolder, RunHost
+from trainyard.training.run.run_folder import RunFolder
+from trainyard.training.run_host import RunHost
 from trainyard.training.watch.garbage_collection import GarbageCollection
 from trainyard.training.watch.hang import HangWatch, open_mailbox
 from trainyard.training.watch.memory import (
@@ -47,17 +48,19 @@ from trainyard.training.watch.spike_warning import SpikeWarning
 log = logging.getLogger(__name__)
 
 SUSPICION = "suspicion"
-"""Remembered: the step that an earlier run ended at to have it tried elsewhere."""
+"""Key of a remembered document: the step at which an earlier run ended, for a rerun on other
+machines."""
 
 
 class RunCallbacks:
-    """Built before the train_module, which is given `timers` and `judge`."""
+    """The callbacks of a run and what they share. Built before the train module, which takes
+    `timers` and `judge`."""
 
     def __init__(
         self,
         config: PretrainConfig,
         host: RunHost,
-        keeper: RunFolder | None,
+        folder: RunFolder | None,
         groups: ProcessGroups,
         device: torch.device,
         length: RunLength,
@@ -65,10 +68,10 @@ class RunCallbacks:
         is_built_in: bool,
         flops: FlopConvention,
     ) -> None:
-        self._config, self._keeper, self._groups = config, keeper, groups
+        self._config, self._folder, self._groups = config, folder, groups
         self._device, self._length = device, length
         self._vocab_size, self._is_built_in = vocab_size, is_built_in
-        self._folder = logs_folder(config.save)
+        self._logs_folder = logs_folder(config.save)
         self.info = RunInfo(
             steps=length.steps,
             samples=length.samples,
@@ -91,37 +94,38 @@ class RunCallbacks:
             groups.rank,
             groups.dims.world_size,
             open_mailbox(groups.dims.world_size),
-            self._folder,
+            self._logs_folder,
             config.watch.hang_timeout_minutes,
             end=host.end_process,
         )
         self._timer_report = self._build_timer_report()
         self.wait = DataWait(self._hang.beat)
-        self.ending = SummaryFiles(
+        self.summary_files = SummaryFiles(
             self.info,
-            keeper,
+            folder,
             groups,
             device,
-            self._folder,
+            self._logs_folder,
             plan=lambda: self.plan()[0],
             timers=lambda: self._timer_report.last,
             is_wanted=config.logging.save_performance_summary,
         )
 
-    # --- callbacks ----------------------------------------------------------------------------
-
-    def callbacks(
+    def build(
         self, train_module: TrainModule, timings: Callback, checkpointing: Callback
     ) -> list[Callback]:
-        """All of them, in the order in which they are to hear of a step."""
+        """All callbacks, in the order in which the loop calls them."""
         logged, watch, training = self._config.logging, self._config.watch, self._config.training
         found: list[Callback] = [self._hang]
         if training.manual_gc:
             found.append(GarbageCollection(training.manual_gc_interval, training.save_interval))
         if logged.monitor_memory_continuously:
-            path = self._folder / f"memory-rank{self._groups.rank:04d}.jsonl"
+            path = self._logs_folder / f"memory-rank{self._groups.rank:04d}.jsonl"
             found.append(MemoryMonitor(path, self._device, logged.memory_monitor_interval))
-        found += self._of_first_rank_before() if self._groups.rank == 0 else []
+        if self._groups.rank == 0:
+            found.append(SpikeWarning())
+            if logged.log_memory_to_tensorboard:
+                found.append(_MemoryGauges(self._device, self.info.gauges))
         if self.timers.is_on:
             found.append(self._timer_report)
         found += build_sinks(logged, self.info) if self._groups.rank == 0 else []
@@ -130,15 +134,9 @@ class RunCallbacks:
             found.append(ReplicaCheck(train_module, self._groups.dp_cp, interval))
         found += [timings, checkpointing]
         if logged.log_progress and self._groups.rank == 0:
-            path = self._folder.parent / "progress.txt"
+            path = self._logs_folder.parent / "progress.txt"
             progress = Progress(path, self.info, training.save_interval)
             found.append(Guarded("progress", progress))
-        return found
-
-    def _of_first_rank_before(self) -> list[Callback]:
-        found: list[Callback] = [SpikeWarning()]
-        if self._config.logging.log_memory_to_tensorboard:
-            found.append(_MemoryGauges(self._device, self.info.gauges))
         return found
 
     def _build_timer_report(self) -> TimerReport:
@@ -158,7 +156,7 @@ class RunCallbacks:
         if self._groups.world is not None:
             dist.barrier(self._groups.world)
 
-    # --- running steps again ------------------------------------------------------------------
+    # --- reruns of steps ------------------------------------------------------------------------
 
     def _build_judge(self) -> StepJudge | None:
         watch, rank = self._config.watch, self._groups.rank
@@ -167,21 +165,21 @@ class RunCallbacks:
         if watch.rerun_mode == "report_determinism_stats":
             return StepJudge(None, is_first_rank=rank == 0)
         where = gather_objects(f"{socket.gethostname()}/{self._device}", self._groups.world)
-        kept = self._keeper.remembered(SUSPICION) if self._keeper is not None else None
+        kept = self._folder.remembered(SUSPICION) if self._folder is not None else None
         kept = broadcast_object(kept, self._groups.world)
         suspicion = Suspicion.of_document(kept) if kept else None
         spikes = SpikeDetector() if watch.check_for_spiky_loss else None
-        return StepJudge(RerunMachine(where, suspicion), spikes, self._keep, rank == 0)
+        return StepJudge(RerunMachine(where, suspicion), spikes, self._store_suspicion, rank == 0)
 
-    def _keep(self, suspicion: Suspicion | None) -> None:
-        if self._keeper is not None:
+    def _store_suspicion(self, suspicion: Suspicion | None) -> None:
+        if self._folder is not None:
             document = suspicion.document() if suspicion is not None else {}
-            self._keeper.remember(SUSPICION, document)
+            self._folder.remember(SUSPICION, document)
 
     # --- memory -------------------------------------------------------------------------------
 
     def plan(self) -> tuple[MemoryPlan | None, Layout]:
-        """What a rank should need, of a GPT, and the layout that it follows from."""
+        """The memory that a rank should need and the layout behind it; None for a user's model."""
         config, dims = self._config, self._groups.dims
         micro, count = config.training.micro_batch_size, self._length.schedule.final
         layout = layout_of(config.model, config.parallel, dims, micro, count.num_microbatches)
@@ -190,7 +188,7 @@ class RunCallbacks:
         return plan_memory(config.model, self._vocab_size, layout, config.precision), layout
 
     def check_memory(self) -> None:
-        """Refuse a model whose weights and gradients alone are more than the device holds."""
+        """Refuse a model whose weights and gradients alone exceed the memory of the device."""
         plan, _ = self.plan()
         if plan is not None:
             count = self._config.model.num_params(self._vocab_size)
@@ -199,49 +197,47 @@ class RunCallbacks:
                 "the vocabulary) take on the most loaded rank",
                 plan.parameters + plan.gradients,
                 self._device,
-                "choose a smaller model, or share it over more ranks with "
+                "choose a smaller model, or shard it over more ranks with "
                 "--tensor-model-parallel-size or --pipeline-model-parallel-size",
             )
 
     @contextmanager
     def explaining_memory(self) -> Iterator[None]:
-        """Running out of memory inside says what would help."""
+        """An out-of-memory error in this context says what would help."""
         rank, world_size = self._groups.rank, self._groups.dims.world_size
         with out_of_memory_explained(rank, world_size, self._device, self.plan):
             yield
 
-    def log_start(self) -> None:
-        """The memory in theory."""
+    def log_memory_plan(self) -> None:
+        """Log the memory that a rank should need."""
         plan, _ = self.plan()
         if self._groups.rank == 0 and plan is not None:
             for line in plan.lines():
                 log.info("%s", line)
 
-    # --- the end ------------------------------------------------------------------------------
-
-    def tell_repeated_steps(self) -> None:
-        """What --rerun-mode report_determinism_stats found."""
+    def log_determinism(self) -> None:
+        """Log the result of --rerun-mode report_determinism_stats."""
         if self._groups.rank == 0 and self.judge is not None and self.judge.machine is None:
             log.info("%s", self.judge.report())
 
 
 class _MemoryGauges(Callback):
-    """The memory of the first rank's device, for loggers."""
+    """The memory of rank 0's device, for loggers."""
 
     def __init__(self, device: torch.device, gauges: dict[str, float]) -> None:
         self._device = device
         self._gauges = gauges
 
     def after_step(self, event: StepEvent) -> None:
-        """Look."""
+        """Read it."""
         self._gauges.update({s.tag: s.value for s in memory_scalars(self._device)})
 
 
 def logs_folder(save: str) -> Path:
-    """Where ranks write what only this machine needs to see: in the run folder if it is local."""
+    """Folder for files that only this machine needs: in the run folder if that is local."""
     local = store.local_path(save)
     return Path("trainyard-logs") if local is None else local / "logs"
 
 
 def _nothing() -> None:
-    """Ranks do not wait for each other before they are timed."""
+    """No barrier before a timed part."""

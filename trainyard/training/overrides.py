@@ -1,4 +1,4 @@
-"""What a program may bring along to a pretraining in place of a GPT on token files."""
+"""What a program may replace in a pretraining: the model, the data, the forward step."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ValidData = Samples | Mapping[str, Samples] | None
 Provided = tuple[TrainData, ValidData] | tuple[TrainData, ValidData, ValidData]
 
 DatasetProvider = Callable[[int, int], Provided]
-"""(training samples, validation samples that the run takes) -> training data, validation data, and
-test data if there are any: of the latter two one dataset, several by name, or None. Every rank
-calls it, and must get the same samples."""
+"""(training samples, validation samples of the run) -> training, validation and optional test data.
+Validation and test data are one dataset, several by name, or None. Every rank calls it, and must
+get the same samples."""
 
 ForwardStep = Callable[[nn.Module, Tensor | None, Batch], Tensor]
-"""(module, what the stage before handed on, batch) -> what `forward_stage` returns."""
+"""(module, hidden states of the stage before, batch) -> the output of `forward_stage`."""
 
 Initialize = Callable[[nn.Module, int], None]
 """Fills the parameters of one module in place, given the seed."""
@@ -42,28 +42,28 @@ Initialize = Callable[[nn.Module, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """What is None is that of `stages.pretrain`."""
+    """Replacements for the parts of `stages.pretrain`; None keeps a part."""
 
     model_provider: ModelProvider | None = None
     initialize: Initialize | None = None
-    """Unset: normal numbers drawn by name, the same however the model is cut."""
+    """Unset: normal numbers drawn by name, the same under every parallel layout."""
     dataset_provider: DatasetProvider | None = None
     forward_step: ForwardStep | None = None
     """Unset: the module's `forward_stage`."""
     flops_per_token: float | None = None
-    """Forward and backward, for figures of speed; unset: 6 for each parameter."""
+    """Forward and backward, for TFLOP/s and MFU; unset: 6 per parameter."""
     callbacks: Sequence[Callback] = ()
-    """Told of every step, after ours, on every rank."""
+    """Called after the built-in callbacks, on every rank."""
 
     def flop_convention(self, config: TransformerConfig) -> FlopConvention:
-        """What figures of speed count. config: of the built-in model."""
+        """What TFLOP/s and MFU count. config: of the built-in model."""
         if self.model_provider is None:
             return family_of(config).flop_convention
         return PER_PARAMETER if self.flops_per_token is None else GIVEN
 
     @property
     def identity(self) -> dict[str, str]:
-        """Names of what is brought along, part of what tells one run from another."""
+        """Names of the replacements: they are part of the run's lineage."""
         named = {
             name: getattr(self, name)
             for name in ("model_provider", "initialize", "dataset_provider", "forward_step")
@@ -82,9 +82,9 @@ def provided_data(
     dp_rank: int,
     vocab_size: int | None,
 ) -> RunData:
-    """The data of a provider; refused where it is too little, or no sample of it can be trained on.
+    """The data of a provider. Refuses too few samples, and samples that cannot be trained on.
 
-    vocab_size: ids are checked against it; None where only the model knows what they mean."""
+    vocab_size: upper bound of the token ids; None if only the model knows it."""
     sizes = num_samples(config.training, length)
     wanted = max(sizes[0], length.consumed)
     train, valid, *rest = provide(wanted, sizes[1])
@@ -107,12 +107,12 @@ def provided_data(
             '--dataloader-type cyclic (ProvidedData(dataloader_type="cyclic"))'
         )
     trained = as_dataset(train, "training data", check)
-    _ = trained[0], trained.ids(np.zeros(1, np.int64))  # what is always wrong, before any work
+    _ = trained[0], trained.ids(np.zeros(1, np.int64))  # fail on a wrong sample before any work
     return RunData(config.data, trained, measured, final, dp_rank, tested)
 
 
 def _named(data: ValidData, name: str) -> Mapping[str, Samples]:
-    """Sets by name; one alone has the name of its kind."""
+    """Datasets by name; a single one is named after its kind."""
     return data if isinstance(data, Mapping) else {} if data is None else {name: data}
 
 
@@ -135,7 +135,7 @@ def _check_validation(
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """Looks at a sample; handed to processes that load ahead."""
+    """Checks a sample; runs in the loader's worker processes too."""
 
     vocab_size: int | None
 

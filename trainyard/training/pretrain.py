@@ -2,14 +2,14 @@
 
     result = pretrain(model_provider, dataset_provider, config)
 
-It does what `stages.pretrain` does, with the same options, in the same run folder, and brings what
-a program wants otherwise: the model, the data, the loss. Called again it goes on from its last
-checkpoint; when the run is finished, it returns at once."""
+It takes the options of `stages.pretrain` and writes the same run folder. A program may replace the
+model, the data and the loss. A second call resumes from the last checkpoint; after the last step it
+returns at once."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from trainyard.artifacts.digest import digest_document
@@ -39,19 +39,19 @@ def pretrain(
     flops_per_token: float | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Train from where the run in `config.save` is to its end; every rank calls it.
+    """Train the run in `config.save` from its last checkpoint to the end; every rank calls it.
 
-    model_provider: (ModelParallel, ModelStage) -> the part of the model that one pipeline stage
-    holds, an nn.Module with `forward_stage(hidden, batch)`. None: a GPT of `config.model`.
+    model_provider: (ModelParallel, ModelStage) -> the part of the model on one pipeline stage, an
+    nn.Module with `forward_stage(hidden, batch)`. None: a GPT of `config.model`.
     dataset_provider: (training samples, validation samples) -> (training data, validation data).
-    None: token files, as `config.data` says.
-    forward_step: (module, hidden, batch) -> what `forward_stage` returns, in its place.
-    initialize: fills a module's parameters, given the seed. Unset: by name, as GPT's.
-    flops_per_token: for figures of speed; unset: 6 for each parameter of another model.
-    callbacks: told of every step, on every rank, after the loggers that `config.logging` names.
+    None: the token files of `config.data`.
+    forward_step: (module, hidden, batch) -> output; called instead of `forward_stage`.
+    initialize: fills the parameters of a module from a seed. Unset: by name, as for a GPT.
+    flops_per_token: for TFLOP/s and MFU; unset: 6 per parameter if the model is not a GPT.
+    callbacks: called on every rank after the loggers of `config.logging`.
 
     Errors are those of trainyard.errors, on every rank."""
-    parts = Overrides(
+    overrides = Overrides(
         model_provider=model_provider,
         dataset_provider=dataset_provider,
         forward_step=forward_step,
@@ -59,26 +59,29 @@ def pretrain(
         flops_per_token=flops_per_token,
         callbacks=callbacks,
     )
-    _check_call(config, parts)
+    _check_call(config, overrides)
     with prepared(config) as (groups, device):
-        inputs, lineage = _agreed(groups, lambda: _identity(config, parts))
+        inputs, lineage = _agreed(groups, lambda: _identity(config, overrides))
         host = LocalRunHost(config, inputs, lineage)
         try:
-            with host.listening():
-                return _publish(Trainer(config, host, groups, device, parts).run(), host)
+            with host.handle_signals():
+                result = Trainer(config, host, groups, device, overrides).run()
+                if result.outcome == "finished" and host.folder is not None:
+                    host.folder.publish(result.metrics, {"reason": "called as a library"})
+                return result
         finally:
             host.close()
 
 
-def _check_call(config: object, parts: Overrides) -> None:
+def _check_call(config: object, overrides: Overrides) -> None:
     if not isinstance(config, PretrainConfig):
         raise ConfigError(
             "pretrain(model_provider, dataset_provider, config) takes a PretrainConfig last, not "
             f"{type(config).__name__}; the first two may be None"
         )
-    if isinstance(config.data, ProvidedData) and parts.dataset_provider is None:
+    if isinstance(config.data, ProvidedData) and overrides.dataset_provider is None:
         raise ConfigError("data=ProvidedData(...) is that of a dataset_provider, and none is given")
-    if config.data.dataloader_type == "external" and parts.dataset_provider is None:
+    if config.data.dataloader_type == "external" and overrides.dataset_provider is None:
         raise ConfigError(
             "--dataloader-type external takes a dataset_provider that loads by itself"
         )
@@ -90,17 +93,17 @@ def _check_call(config: object, parts: Overrides) -> None:
         )
 
 
-def _identity(config: PretrainConfig, parts: Overrides) -> tuple[dict[str, Input], str]:
-    """The inputs, and the digest by which a run knows its own steps: for a run that brings nothing
-    along, that of the stage."""
+def _identity(config: PretrainConfig, overrides: Overrides) -> tuple[dict[str, Input], str]:
+    """The inputs, and the lineage: the digest that marks the steps of a run. Without overrides it
+    is that of the stage."""
     inputs = {name: resolve(name, urls) for name, urls in config.inputs().items() if urls}
     facts: list[object] = [STAGE, digest_relevant(config)]
     facts.append({name: found.digest for name, found in inputs.items()})
-    return inputs, digest_document([*facts, *([parts.identity] if parts.identity else [])])
+    return inputs, digest_document([*facts, *([overrides.identity] if overrides.identity else [])])
 
 
 def _agreed(groups: ProcessGroups, make: Callable[[], T]) -> T:
-    """What the first rank makes, on all of them, or its error."""
+    """The result of rank 0 on all ranks, or its error."""
     made: T | None = None
     error: TrainyardError | None = None
     if groups.rank == 0:
@@ -113,10 +116,3 @@ def _agreed(groups: ProcessGroups, make: Callable[[], T]) -> T:
         raise error
     assert made is not None
     return made
-
-
-def _publish(result: Result, host: LocalRunHost) -> Result:
-    if result.outcome == "finished" and host.kept is not None:
-        ran: Mapping[str, object] = {"reason": "called as a library"}
-        host.kept.publish(result.metrics, ran)
-    return result

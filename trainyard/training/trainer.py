@@ -1,5 +1,4 @@
-"""A pretraining on one rank: build what the options name, or what a program brings along, find out
-where to begin, train, and list what was written."""
+"""A pretraining on one rank: build the model, data and callbacks; resume; train; list the files."""
 
 from __future__ import annotations
 
@@ -45,34 +44,34 @@ from trainyard.training.loop.step import StepOptions, TrainModule, forward_stage
 from trainyard.training.loop.throughput import Workload, summary
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.overrides import Initialize, Overrides, provided_data
-from trainyard.training.run.checkpointing import Checkpointing, RunFolder
+from trainyard.training.run.checkpointing import Checkpointing, SaveTarget
 from trainyard.training.run.documents import config_document, losses_of, saves_summary, state_facts
 from trainyard.training.run.dp_history import DpSpan, spans_of_step
 from trainyard.training.run.node_local import find_non_persistent
-from trainyard.training.run.node_local_saving import Saving
+from trainyard.training.run.node_local_saving import build_background, build_non_persistent
 from trainyard.training.run.run_steps import FoundSteps
 from trainyard.training.run.start import StartLoader, StartPoint
-from trainyard.training.run_protocols import RunHost
+from trainyard.training.run_host import RunHost
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a pretraining came to."""
+    """The outcome of a pretraining."""
 
     outcome: Outcome
-    """`finished`; `stopped` by a signal or --exit-duration-in-mins, `paused` by --exit-interval,
-    saved either way."""
+    """`finished`; `stopped` by a signal or --exit-duration-in-mins, or `paused` by --exit-interval.
+    A stopped or paused run is saved."""
     state: TrainState
     metrics: dict[str, Any]
-    """Of the whole run, and of the speed of this part of it; of a finished run only."""
+    """Losses of the whole run and speed of this attempt; empty unless the run is finished."""
     chunks: list[nn.Module]
-    """The trained parts of the model that this rank holds."""
+    """The trained parts of the model on this rank."""
     ledger: list[dict[str, Any]]
     """Every step of a finished run, on rank 0."""
     stopped_by: str = ""
-    """What made it stop, in words; empty for a finished run."""
+    """The reason for a stop; empty for a finished run."""
 
 
 class Trainer:
@@ -84,10 +83,10 @@ class Trainer:
         host: RunHost,
         groups: ProcessGroups,
         device: torch.device,
-        parts: Overrides | None = None,
+        overrides: Overrides | None = None,
     ) -> None:
         self.config, self.host, self.groups, self.device = config, host, groups, device
-        self.parts = parts or Overrides()
+        self.overrides = overrides or Overrides()
         training = config.training
         self.length = length_of(training, groups.dims.dp, config.model.seq_length)
         check_group_size(config.parallel, self.length.schedule.final.num_microbatches)
@@ -99,48 +98,54 @@ class Trainer:
         )
         self.tokenizer: Tokenizer = build_tokenizer(config.tokenizer)
         self.vocab_size = self._padded_vocab_size()
-        self.keeper = host.keeper() if groups.rank == 0 else None
-        # One rank looks: on a store that lags, two could see different steps.
+        self.folder = host.run_folder() if groups.rank == 0 else None
+        # Rank 0 lists the steps for all: listings of an object store may lag.
         self.found = broadcast_object(
-            self.keeper.found if self.keeper else FoundSteps(), groups.world
+            self.folder.found if self.folder else FoundSteps(), groups.world
         )
-        self.between, self.elsewhere = find_non_persistent(config, host.lineage, groups, self.found)
+        self.non_persistent, self.non_persistent_step = find_non_persistent(
+            config, host.lineage, groups, self.found
+        )
         self.callbacks = RunCallbacks(
             config,
             host,
-            self.keeper,
+            self.folder,
             groups,
             device,
             self.length,
             self.vocab_size,
             self._is_built_in,
-            self.parts.flop_convention(config.model),
+            self.overrides.flop_convention(config.model),
         )
         self.callbacks.check_memory()
-        keep = self.keeper.keep_timings if self.keeper else _drop
+        keep = self.folder.keep_timings if self.folder else lambda step, lines: None
         self._timings = Timings(training.save_interval or self.length.steps, keep)
         between = config.non_persistent.non_persistent_save_interval
         saves = (training.save_interval, between)
-        self._attempt = Attempt(self.keeper, groups.dims.world_size, saves)
+        self._attempt = Attempt(self.folder, groups.dims.world_size, saves)
         self.data = self._build_data()
 
     def run(self) -> Result:
-        """Train from where the run is to its end, and list its files."""
+        """Train from the newest checkpoint to the end, and list the files."""
         try:
             with self.callbacks.explaining_memory():
                 return self._run()
         except Exception as error:
-            self.callbacks.ending.failed(self._timings.timings, error)
+            self.callbacks.summary_files.failed(self._timings.timings, error)
             raise
 
     def _run(self) -> Result:
         train_module = self._build_train_module()
-        self._parameters = self._count_parameters(train_module)
-        beginning = self._begin(train_module)
-        training, keeper = self.config.training, self.keeper
+        self._parameters = (
+            self.config.model.num_params(self.vocab_size)
+            if self._is_built_in
+            else whole_parameter_count(train_module)
+        )
+        start = self._start(train_module)
+        training, folder = self.config.training, self.folder
         timings = self._timings
-        saving = self._attempt.around(self._checkpointing(train_module))
-        ours = self.callbacks.callbacks(train_module, timings, saving)
+        saving = self._attempt.wrap(self._checkpointing(train_module))
+        ours = self.callbacks.build(train_module, timings, saving)
         loop = TrainLoop(
             train_module,
             self.schedule,
@@ -148,26 +153,26 @@ class Trainer:
             training,
             self.length,
             self._workload(),
-            callbacks=[*ours, *self.parts.callbacks],
-            state=beginning.state,
-            ledger=beginning.ledger,
+            callbacks=[*ours, *self.overrides.callbacks],
+            state=start.state,
+            ledger=start.ledger,
             stop_requested=lambda: self.host.stop_requested,
             wait=self.callbacks.wait,
         )
         self.host.defer_signals()
         outcome = loop.run()
         train_module.optimizer.finish_parameters()
-        self.callbacks.tell_repeated_steps()
+        self.callbacks.log_determinism()
         if outcome != "finished":
             why = self._log_stop(outcome, loop.state)
-            self.callbacks.ending.stopped(timings.timings, why)
+            self.callbacks.summary_files.stopped(timings.timings, why)
             self._attempt.ended(outcome)
             return Result(outcome, loop.state, {}, train_module.chunks, [], why)
-        if self.between is not None:
-            self.between.remove()
-        self.callbacks.ending.finished(timings.timings)
+        if self.non_persistent is not None:
+            self.non_persistent.remove()
+        self.callbacks.summary_files.finished(timings.timings)
         self._attempt.publish()
-        lines = parse_ledger(keeper.finish()) if keeper is not None else []
+        lines = parse_ledger(folder.finish()) if folder is not None else []
         metrics = {
             "parameters": self._parameters,
             **losses_of(lines),
@@ -183,10 +188,10 @@ class Trainer:
 
     @property
     def _is_built_in(self) -> bool:
-        return self.parts.model_provider is None
+        return self.overrides.model_provider is None
 
     def _padded_vocab_size(self) -> int:
-        """Rows of the embedding; another model pads as it likes."""
+        """Rows of the embedding; a user's model pads in its own way."""
         found = self.tokenizer.vocab_size
         if not self._is_built_in:
             return found
@@ -194,16 +199,16 @@ class Trainer:
 
     def _build_data(self) -> RunData:
         config, dp_rank = self.config, self.groups.dp_rank
-        if self.parts.dataset_provider is not None:
+        if self.overrides.dataset_provider is not None:
             vocab_size = self.tokenizer.vocab_size if self._is_built_in else None
-            provide = self.parts.dataset_provider
+            provide = self.overrides.dataset_provider
             return provided_data(provide, config, self.length, dp_rank, vocab_size)
         length, training = config.model.seq_length, config.training
         form = sample_format(config.data, self.tokenizer, length, training.seed)
         return build_run_data(config.data, training, form, self.length, dp_rank)
 
     def _model_provider(self) -> ModelProvider:
-        provide = self.parts.model_provider
+        provide = self.overrides.model_provider
         if provide is not None:
             return partial(_placed, provide)
         return built_in_provider(self.config.model, self.vocab_size, self.tokenizer.vocab_size)
@@ -235,20 +240,15 @@ class Trainer:
                 check_finite=config.watch.check_for_nan_in_loss_and_grad,
                 timed=self.callbacks.timers,
                 judge=self.callbacks.judge,
-                forward=self.parts.forward_step or forward_stage,
+                forward=self.overrides.forward_step or forward_stage,
             ),
             own_positions=data.reset_position_ids
             or data.dataloader_inter_document_masking
-            or self.parts.dataset_provider is not None,
-            # Whether the layers of another model can be compiled is for its author to say.
+            or self.overrides.dataset_provider is not None,
+            # Only the author of a model knows whether its layers compile.
             compile_layers=should_compile(compiled, self.device)
             and (self._is_built_in or compiled == "on"),
         )
-
-    def _count_parameters(self, train_module: TrainModule) -> int:
-        if self._is_built_in:
-            return self.config.model.num_params(self.vocab_size)
-        return whole_parameter_count(train_module)
 
     def _workload(self) -> Workload:
         length = self.config.model.seq_length
@@ -256,13 +256,13 @@ class Trainer:
             model = self.config.model
             flops = family_of(model).flops_per_iteration(model, self.vocab_size, 1)
         else:
-            flops = (self.parts.flops_per_token or 6.0 * self._parameters) * length
+            flops = (self.overrides.flops_per_token or 6.0 * self._parameters) * length
         return Workload(length, flops, self.groups.dims.world_size)
 
-    # --- where to begin ---------------------------------------------------------------------
+    # --- start ------------------------------------------------------------------------------
 
-    def _begin(self, train_module: TrainModule) -> StartPoint:
-        origins = StartLoader(
+    def _start(self, train_module: TrainModule) -> StartPoint:
+        loader = StartLoader(
             config=self.config,
             found=self.found,
             schedule=self.schedule,
@@ -271,19 +271,19 @@ class Trainer:
             tokenizer=self.tokenizer,
             padded_vocab_size=self.vocab_size,
             initialize=self._initialize(),
-            elsewhere=self.elsewhere,
+            non_persistent_step=self.non_persistent_step,
         )
         began = time.monotonic()
-        beginning = origins.begin(train_module)
-        if beginning.state.step > 0 or self.config.load is not None:
+        start = loader.load(train_module)
+        if start.state.step > 0 or self.config.load is not None:
             self._attempt.restored(time.monotonic() - began)
-        self.schedule = beginning.schedule
-        self._log_start(train_module, beginning.origin)
-        return beginning
+        self.schedule = start.schedule
+        self._log_start(train_module, start.origin)
+        return start
 
     def _initialize(self) -> Initialize:
-        if self.parts.initialize is not None:
-            return self.parts.initialize
+        if self.overrides.initialize is not None:
+            return self.overrides.initialize
         config = self.config.model
         built_in = family_of(config).load_class()
 
@@ -303,7 +303,7 @@ class Trainer:
                 *(self.groups.dims.world_size, torch.get_num_threads(), origin),
             )
             valid = "+".join(str(len(dataset)) for _, dataset in self.data.valid) or "0"
-            self.callbacks.log_start()
+            self.callbacks.log_memory_plan()
             log.info("TFLOP/s count by %s", self.callbacks.info.conventions())
             test = "+".join(str(len(dataset)) for _, dataset in self.data.test) or "0"
             log.info(
@@ -320,7 +320,7 @@ class Trainer:
             if self.data.untested:
                 log.info("no test loss at the end: %s", self.data.untested)
 
-    # --- where to end -----------------------------------------------------------------------
+    # --- saving and stopping ----------------------------------------------------------------
 
     def _checkpointing(self, train_module: TrainModule) -> Checkpointing:
         document = config_document(
@@ -328,10 +328,18 @@ class Trainer:
             self.host.input_digests,
             self.tokenizer.vocab_size,
             self.vocab_size,
-            self.parts.identity,
+            self.overrides.identity,
         )
-        saving = Saving(self.config, self.groups, self.host.lineage)
-        folder = RunFolder(
+        non_persistent = None
+        if self.non_persistent is not None:
+            non_persistent = partial(
+                build_non_persistent,
+                self.config,
+                self.groups,
+                self.host.lineage,
+                self.non_persistent,
+            )
+        target = SaveTarget(
             url=self.config.save,
             lineage=self.host.lineage,
             stage_name=self.host.name,
@@ -339,7 +347,7 @@ class Trainer:
             files={f"tokenizer/{name}": data for name, data in self.tokenizer.files().items()},
         )
         return Checkpointing(
-            folder,
+            target,
             train_module,
             self.config.training.save_interval,
             retain_interval=self.config.training.save_retain_interval,
@@ -350,28 +358,28 @@ class Trainer:
             staying=self.found.staying,
             passing=self.found.passing,
             spans=self._spans(),
-            before_first=self.keeper.make_room if self.keeper else _nothing,
-            background=saving.background(),
-            between=saving.between(self.between) if self.between is not None else None,
+            before_first=self.folder.make_room if self.folder else lambda: None,
+            background=build_background(self.config, self.groups),
+            non_persistent=non_persistent,
             report=self._report,
         )
 
     def _report(self, report: SaveReport) -> None:
-        """On the first rank, in any thread."""
+        """On rank 0, from any thread."""
         self.callbacks.info.saves.append(report)
-        if self.keeper is not None:
-            self.keeper.keep_save(report)
+        if self.folder is not None:
+            self.folder.keep_save(report)
 
     def _spans(self) -> tuple[DpSpan, ...]:
         if self.groups.rank != 0:
             return ()
-        if self.elsewhere is not None:
-            return spans_of_step(self.elsewhere.root_url, self.elsewhere.found.step)
+        if (outside := self.non_persistent_step) is not None:
+            return spans_of_step(outside.root_url, outside.found.step)
         step = self.found.latest
         return () if step is None else spans_of_step(self.config.save, step)
 
     def _log_stop(self, outcome: Outcome, state: TrainState) -> str:
-        """Say what made the run stop, which is returned."""
+        """Log and return the reason for the stop."""
         is_timed = self.config.training.exit_duration_in_mins is not None
         other = "--exit-duration-in-mins" if is_timed else "a signal to another rank"
         why = "asked to stop" if self.host.stop_requested else other
@@ -379,21 +387,13 @@ class Trainer:
         if self.groups.rank == 0 and state.step == 0:
             log.warning("stopped before the first step (%s); there is nothing to save", why)
         elif self.groups.rank == 0:
-            log.warning("saved step %d (%s); the same command continues from it", state.step, why)
+            log.warning("saved step %d (%s); the same command resumes from it", state.step, why)
         return why
 
 
 def _placed(provide: ModelProvider, parallel: ModelParallel, stage: ModelStage) -> nn.Module:
-    """A module that says which stage it is, as a GPT does."""
+    """The module, with its pipeline stage as an attribute, as built-in models have it."""
     module = provide(parallel, stage)
     if getattr(module, "stage", None) is None:
         module.stage = stage  # type: ignore[assignment]
     return module
-
-
-def _nothing() -> None:
-    """What ranks other than the first do to the run folder."""
-
-
-def _drop(step: int, lines: list[str]) -> None:
-    """What they do with their timings."""

@@ -50,4 +50,4 @@ def test_a_folder_that_is_gone_is_told_and_ends_nothing(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         Heartbeat(tmp_path / "gone" / heartbeat.FILE).begin(NOTHING)
-    assert "was not renewed" in caplog.text
+    assert "cannot touch heartbeat" in caplog.text

@@ -15,7 +15,7 @@ from trainyard.training.run.run_steps import (
     FoundSteps,
     find_own_steps,
     finished_steps,
-    pass_over_damaged,
+    skip_damaged,
 )
 
 
@@ -29,8 +29,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_whole_run_is_whole_however_closely_one_looks(run: Path) -> None:
     found = find_own_steps(str(run), "l")
     assert found == FoundSteps((2, 4, 6))
-    assert pass_over_damaged(found, str(run), "sizes") == found
-    assert pass_over_damaged(found, str(run), "digests") == found
+    assert skip_damaged(found, str(run), "sizes") == found
+    assert skip_damaged(found, str(run), "digests") == found
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00001.safetensors", "ledger.jsonl", "state.json"])
@@ -42,17 +42,17 @@ def test_damage_is_seen_as_far_as_one_looks(
     found = find_own_steps(str(run), "l")
     try:
         file.write_bytes(whole.replace(b"0", b"1"))
-        passed = pass_over_damaged(found, str(run), "digests")
+        passed = skip_damaged(found, str(run), "digests")
         assert passed == FoundSteps((2, 4), damaged=(6,))
-        assert "passing over step 6, which is damaged" in caplog.text
+        assert "skipping step 6, which is damaged" in caplog.text
         assert name in caplog.text
         file.write_bytes(whole + b" ")
-        assert pass_over_damaged(found, str(run), "sizes").latest == 4
+        assert skip_damaged(found, str(run), "sizes").latest == 4
         file.unlink()
-        assert pass_over_damaged(found, str(run), "sizes").latest == 4
+        assert skip_damaged(found, str(run), "sizes").latest == 4
     finally:
         file.write_bytes(whole)
-    assert pass_over_damaged(found, str(run), "digests") == found
+    assert skip_damaged(found, str(run), "digests") == found
 
 
 @pytest.mark.parametrize("verify", ["none", "sizes", "digests"])
@@ -63,7 +63,7 @@ def test_a_changed_document_is_seen_at_every_level(run: Path, name: str, verify:
     try:
         file.write_bytes(whole.replace(b" ", b"\t", 1))  # of the same meaning, and length
         found = find_own_steps(str(run), "l")
-        assert pass_over_damaged(found, str(run), verify) == FoundSteps((2, 4), damaged=(6,))
+        assert skip_damaged(found, str(run), verify) == FoundSteps((2, 4), damaged=(6,))
     finally:
         file.write_bytes(whole)
 
@@ -86,9 +86,9 @@ def test_a_step_whose_papers_are_torn_is_passed_over(
         found = find_own_steps(str(run), "l")
         rest = tuple(other for other in (2, 4, 6) if other != step)
         assert found == FoundSteps(rest, damaged=(step,))
-        assert pass_over_damaged(found, str(run), "digests") == found
-        assert f"passing over step {step}, which is damaged" in caplog.text
-        with pytest.raises(ArtifactError, match="cannot be read any more"):
+        assert skip_damaged(found, str(run), "digests") == found
+        assert f"skipping step {step}, which is damaged" in caplog.text
+        with pytest.raises(ArtifactError, match="has become unreadable"):
             finished_steps(str(run), "l")
     finally:
         file.write_bytes(whole)
@@ -98,6 +98,6 @@ def test_where_every_step_is_damaged_none_is_left(tmp_path: Path) -> None:
     go_on(tmp_path, replace(TRAINING, save_interval=2), lambda: False, Lines())
     for step in (2, 4, 6):
         (tmp_path / f"iter_{step:07d}" / "index.json").write_text("{}")
-    passed = pass_over_damaged(find_own_steps(str(tmp_path), "l"), str(tmp_path), "sizes")
+    passed = skip_damaged(find_own_steps(str(tmp_path), "l"), str(tmp_path), "sizes")
     assert passed == FoundSteps(damaged=(2, 4, 6))
     assert passed.latest is None

@@ -68,7 +68,7 @@ def test_a_weight_too_many_is_left_where_that_is_allowed_by_name(
     ):
         go(tokens, tmp_path / "refused", **options, load_allow_missing=["*"])
     go(tokens, tmp_path / "on", **options, load_allow_unexpected=["model.output_layer.weight"])
-    assert "--load-allow-unexpected: left in the checkpoint: 1 weights" in caplog.text
+    assert "--load-allow-unexpected: not loaded: 1 weights" in caplog.text
     assert OUTPUT in caplog.text
     with open_checkpoint(str(tmp_path / "on")) as found:
         assert OUTPUT not in found.index
@@ -80,13 +80,13 @@ def test_shapes_are_never_allowed_to_differ(tokens: str, tmp_path: Path) -> None
     anything = {"load_allow_missing": ["*"], "load_allow_unexpected": ["*"]}
     with pytest.raises(ArtifactError, match="of another shape") as refused:
         go(tokens, tmp_path / "two", **options, **anything)
-    assert "if that is meant" not in str(refused.value)
+    assert "if this is intended" not in str(refused.value)
 
 
 @pytest.mark.parametrize("option", ["load_allow_missing", "load_allow_unexpected"])
 def test_a_run_that_goes_on_may_lack_nothing(option: str, tokens: str, tmp_path: Path) -> None:
     flag = "--" + option.replace("_", "-")
-    with pytest.raises(ConfigError, match=rf"{flag} x\*: a run that goes on needs all"):
+    with pytest.raises(ConfigError, match=rf"{flag} x\*: a run that resumes needs all"):
         go(tokens, tmp_path, load="elsewhere", **SMALL, **{option: ["x*"]})
 
 

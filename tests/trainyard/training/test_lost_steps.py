@@ -21,7 +21,7 @@ def test_a_first_start_with_load_and_save_alike_begins_and_says_so(
     save = tmp_path / "run"
     with caplog.at_level(logging.WARNING):
         refuse_lost_steps(options(save, load=f"{save}/"), FoundSteps())
-    assert "holds no checkpoint yet: beginning from initial weights" in caplog.text
+    assert "holds no checkpoint yet: starting from initial weights" in caplog.text
 
 
 def test_without_load_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -52,6 +52,6 @@ def test_where_no_step_is_whole_a_run_does_not_begin_anew(tmp_path: Path, load: 
 def test_steps_of_other_options_are_not_those_that_load_means(tmp_path: Path) -> None:
     save = tmp_path / "run"
     given = options(save, load=str(save))
-    with pytest.raises(ConfigError, match="of other options or data"):
+    with pytest.raises(ConfigError, match="have other options or data"):
         refuse_lost_steps(given, FoundSteps(foreign=(2,)))
     refuse_lost_steps(replace(given, load=None), FoundSteps(foreign=(2,)))

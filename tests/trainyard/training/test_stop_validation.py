@@ -22,7 +22,7 @@ from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.loop import Outcome
 from trainyard.training.loop.step import TrainModule
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.run.checkpointing import Checkpointing, RunFolder
+from trainyard.training.run.checkpointing import Checkpointing, SaveTarget
 from trainyard.training.run.dp_history import DpSpan, spans_of_step
 from trainyard.training.run.run_steps import FoundSteps, find_own_steps, resume, whole_ledger
 
@@ -52,7 +52,7 @@ def saver(
     spans: tuple[DpSpan, ...] = (),
 ) -> Checkpointing:
     return Checkpointing(
-        RunFolder(str(folder), "l", "pretrain", {}, {}),
+        SaveTarget(str(folder), "l", "pretrain", {}, {}),
         train_module,
         training.save_interval,
         retain_interval=training.save_retain_interval,

@@ -1,4 +1,4 @@
-"""What is certified of a run: which links of it were checked, and the first one that is broken.
+"""The certificate of a run: the checks, and the first broken link.
 
     {"format_version": 1, "verdict": "proven", "complete": true, "lineage": "9c1e...",
      "finished": true, "first_step": 1, "last_step": 500, "of_steps": 500, "train_samples": 4000,
@@ -11,7 +11,7 @@
 
 `checked` counts steps, files under "files", published steps under "state". A broken link is
 {"step": 7, "check": "samples", "expected": "...", "found": "...", "where": "iter_0000010"}. Equal
-runs have equal certificates, wherever they lie. Pure: documents, no files."""
+runs have equal certificates, in every location. Pure: documents, no files."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ CHECKS = {
     "state": "position, updates and schedule in each checkpoint are those of its step",
     "files": "files are those that the manifests list",
 }
-"""What is checked, in the order in which broken links of one step are told."""
+"""The checks, in the order in which broken links of one step are reported."""
 
 
 class Link(NamedTuple):
-    """What does not hold."""
+    """A check that failed."""
 
     step: int
     check: str
@@ -61,18 +61,18 @@ class Link(NamedTuple):
 
 @dataclass(slots=True)
 class Check:
-    """How far one thing was checked."""
+    """The progress and result of one check."""
 
     name: str
     checked: int = 0
     broken: Link | None = None
-    """The first."""
+    """The first broken link."""
     reason: str = ""
-    """Why nothing, or not all, could be checked."""
+    """Why the check is incomplete or missing."""
 
     @property
     def result(self) -> Result:
-        """The outcome. What was checked in part is proven as far as `reason` lets it."""
+        """The outcome. A partial check is proven within the limits of `reason`."""
         if self.broken is not None:
             return "broken"
         return "proven" if self.checked else "not checked"
@@ -80,8 +80,8 @@ class Check:
     def compare(
         self, step: int, expected: object, found: object, where: str, holds: bool | None = None
     ) -> None:
-        """Count one thing, which holds if it is equal; keep the first link that does not. Of
-        tables only what differs is told."""
+        """Compare one item, and keep the first broken link. Of tables it shows only the
+        differences."""
         self.checked += 1
         if (expected == found) if holds is None else holds:
             return
@@ -94,16 +94,16 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What is known of a run."""
+    """The result of all checks."""
 
     lineage: str
     finished: bool
     first_step: int
     last_step: int
     of_steps: int
-    """That the whole run has."""
+    """Steps of the whole run."""
     train_samples: int
-    """Consumed up to the last step, from the beginning of the run or of those it went on from."""
+    """Consumed up to the last step, including those of the run that it started from."""
     tokens: int
     begins_at: str
     ledger_digest: str
@@ -111,23 +111,23 @@ class Certificate:
     spans: tuple[DpSpan, ...]
     checks: tuple[Check, ...]
     remarks: tuple[str, ...] = field(default=())
-    """What is there and is not of this run."""
+    """Files in the folder that do not belong to this run."""
 
     @property
     def first_broken_link(self) -> Link | None:
-        """The one of the earliest step."""
+        """The broken link of the earliest step."""
         order = list(CHECKS)
         links = [check.broken for check in self.checks if check.broken is not None]
         return min(links, key=lambda link: (link.step, order.index(link.check)), default=None)
 
     @property
     def is_proven(self) -> bool:
-        """Whether nothing that was checked is broken."""
+        """Whether no check is broken."""
         return self.first_broken_link is None
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing was left unchecked for want of something."""
+        """Whether all checks are complete."""
         return not any(check.reason for check in self.checks)
 
     def document(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Certificate:
 
     @property
     def sentence(self) -> str:
-        """The verdict in words."""
+        """The verdict as a sentence."""
         link = self.first_broken_link
         if link is not None:
             return f"broken: {link.text}"

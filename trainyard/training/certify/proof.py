@@ -1,8 +1,7 @@
-"""The proof that a run lost and repeated nothing: line after line of its ledger against what
-options and position give, and each checkpoint against the lines before it.
+"""Proves that a run lost and repeated no sample: checks each line of its ledger against options and
+position, and each checkpoint against the lines before it.
 
-Pure: what a run published goes in, in order; a certificate comes out. Knows no files and no
-torch."""
+Pure: takes the published steps in order, and returns a certificate. No files, no torch."""
 
 from __future__ import annotations
 
@@ -29,30 +28,30 @@ RATE_TOLERANCE = 1e-12
 """Relative: powers and cosines of another machine's library may differ in the last digit."""
 
 SampleDigest = Callable[[int, int, int], str | None]
-"""(step, samples consumed before it, samples of it) -> digest of what it was made of; None where
-that cannot be told."""
+"""(step, samples consumed before it, samples of it) -> digest of its sample ids; None if
+unknown."""
 
 
 class Prover:
-    """Takes what a run published, in the order of its steps."""
+    """Checks the published steps of a run, in order."""
 
     def __init__(
         self,
         run: RunRecord,
-        beginning: RunStart,
+        start: RunStart,
         samples: SampleDigest | None = None,
         why_no_samples: str = "data not at hand",
         every: int = 1,
     ) -> None:
-        """every: draws and samples are worked out for every so many-th step."""
+        """every: check seeds and samples of every so many-th step."""
         self._run, self._length = run, run.length
-        self._beginning = beginning
-        self._at = replace(beginning.position)
-        self._digest = beginning.ledger_digest
+        self._start = start
+        self._at = replace(start.position)
+        self._digest = start.ledger_digest
         self._scaler: LossScaler | None = None
-        if beginning.loss_scaler is not None:
+        if start.loss_scaler is not None:
             self._scaler = build_scaler(run.precision)
-            self._scaler.load_state_dict(beginning.loss_scaler)
+            self._scaler.load_state_dict(start.loss_scaler)
         self._samples, self._every = samples, every
         self._evaluations = set(self._length.evaluation_steps)
         self._schedules: dict[tuple[int, int], BatchSchedule] = {}
@@ -60,7 +59,7 @@ class Prover:
         self._text = hasher()
         self._is_lost = False
         self._unread: PublishedStep | None = None
-        """The last one of which lines are missing that nothing has told since."""
+        """The last checkpoint with missing lines that no later one has."""
         self._published: list[int] = []
         self.checks = {name: Check(name) for name in CHECKS}
         self._explain(why_no_samples)
@@ -71,25 +70,25 @@ class Prover:
                 self.checks[name].reason = f"every {self._every}th step"
         if self._samples is None:
             self.checks["samples"].reason = why_no_samples
-        if self._beginning.gap:
+        if self._start.gap:
             for name in ("ledger", "state"):
-                self.checks[name].reason = self._beginning.gap
+                self.checks[name].reason = self._start.gap
 
-    # --- what was published -------------------------------------------------------------------
+    # --- checkpoints --------------------------------------------------------------------------
 
     def add(self, published: PublishedStep) -> None:
-        """The next checkpoint. Its first lines may be those that an earlier one told."""
+        """Check the next checkpoint. Its first lines may repeat those of an earlier one."""
         known = self._at.step
-        told: int | None = None
+        last: int | None = None
         for text in published.lines:
             record = parse_line(text, published.where)
             step = record["step"]
-            follows = told is None or step == told + 1
+            follows = last is None or step == last + 1
             if step not in self._recent or step > known or not follows:
                 self._enter(step, record, text, published.where)
             elif text != self._recent[step]:
                 self.checks["steps"].compare(step, self._recent[step], text, published.where)
-            told = step
+            last = step
         if published.lines_fault:
             self._unread = published
         if published.state_fault:
@@ -104,7 +103,7 @@ class Prover:
             self._recent.clear()
 
     def _enter(self, step: int, record: Mapping[str, Any], text: str, where: str) -> None:
-        """A line that was not told before."""
+        """Check a new line."""
         is_start = step == self._at.step == 0 and not self._published
         if not is_start:
             wanted = self._at.step + 1
@@ -117,7 +116,7 @@ class Prover:
             if not follows and not self._is_lost:
                 self._lose()
             if not follows and step < wanted:
-                return  # told twice
+                return  # a second line of a step
         self._recent[step] = text
         self._text.update(f"{text}\n".encode())
         if self._digest is not None:
@@ -131,7 +130,7 @@ class Prover:
             self._check_line(step, record, where)
 
     def _lose(self) -> None:
-        """What follows from the position is not known any more."""
+        """The position is unknown from here on."""
         self._is_lost = True
         for name in ("ledger", "position", "samples", "rng", "rates", "loss_scale", "state"):
             self.checks[name].reason = f"not followed behind step {self._at.step}"
@@ -159,7 +158,7 @@ class Prover:
         self.checks["position"].compare(step, expected, found, where)
 
     def _size(self, step: int, consumed: int) -> int:
-        """Samples of a step that is taken after so many."""
+        """The batch size of a step after so many samples."""
         span, training = self._run.span(step), self._run.training
         dp = span.data_parallel_size if span else 1
         micro = span.micro_batch_size if span else training.micro_batch_size
@@ -215,7 +214,7 @@ class Prover:
         state, where, check = published.state, published.where, self.checks["state"]
         at = replace(self._at)
         pending = state.get("unmeasured") or {}
-        if pending:  # taken, and told once its measurement is made
+        if pending:  # done, and entered in the ledger after its validation
             at.advance(self._size(at.step + 1, at.consumed_train_samples), is_taken(pending))
         expected = {
             **asdict(at),
@@ -231,29 +230,29 @@ class Prover:
         elif not pending:
             expected["loss_scaler"], found["loss_scaler"] = self._scaler.state_dict(), scale
         check.compare(published.step, expected, found, where)
-        told = state.get("ledger_digest")
+        stated = state.get("ledger_digest")
         if self._digest is None:
-            self._digest = str(told)
+            self._digest = str(stated)
         else:
-            self.checks["ledger"].compare(published.step, self._digest, told, where)
+            self.checks["ledger"].compare(published.step, self._digest, stated, where)
 
     # --- the end ------------------------------------------------------------------------------
 
     def whole_ledger(self, text: bytes, where: str) -> None:
-        """The ledger of a finished run: the lines of its checkpoints and nothing else."""
+        """Check the ledger of a finished run: exactly the lines of its checkpoints."""
         if self._missing is not None:
-            return  # told by the steps
+            return  # reported under "steps"
         expected = str(self._text.hexdigest())
         self.checks["ledger"].compare(self._at.step, expected, digest_bytes(text), where)
 
     @property
     def _missing(self) -> PublishedStep | None:
-        """The last checkpoint, where its lines are missing and nothing follows that tells them."""
+        """The last checkpoint, if it lacks lines that no later one has."""
         unread = self._unread
         return unread if unread is not None and self._at.step < unread.step else None
 
     def certificate(self, files: Check, remarks: Sequence[str] = ()) -> Certificate:
-        """What was found."""
+        """The certificate."""
         last, run = self._at.step, self._run
         if (lost := self._missing) is not None:
             wanted = f"step {last + 1}"
@@ -265,12 +264,12 @@ class Prover:
         return Certificate(
             lineage=run.lineage,
             finished=run.finished,
-            first_step=self._beginning.position.step + 1,
+            first_step=self._start.position.step + 1,
             last_step=last,
             of_steps=self._length.steps,
             train_samples=self._at.consumed_train_samples,
             tokens=self._at.consumed_train_samples * run.seq_length,
-            begins_at=self._beginning.words,
+            begins_at=self._start.words,
             ledger_digest=self._digest or "",
             published_steps=tuple(self._published),
             spans=run.spans,

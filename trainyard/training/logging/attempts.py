@@ -1,5 +1,5 @@
-"""What each attempt at a run spent its time on: attempts.json in the run folder, and while the run
-lasts a document of each attempt in its work folder. Never part of what a run makes.
+"""Time spent by each attempt at a run: attempts.json in the run folder; until the run is finished,
+a document of each attempt in the work folder. No part of the result of a run.
 
     [{"began": 1795282123.481, "ranks": 8, "from_step": 500, "restore_seconds": 12.3,
       "loop_began": 1795282151.0, "marks": [MARK, ...], "ended": 1795285840.2,
@@ -8,10 +8,9 @@ lasts a document of each attempt in its work folder. Never part of what a run ma
     MARK: {"step": 600, "time": 1795282391.7, "compile": 21.4, "step_seconds": 201.2,
            "data_wait": 0.8, "evaluation": 9.9, "checkpoint": 4.1}
 
-A mark is written whenever a step was saved, and holds the seconds since the mark before: an attempt
-that is killed has told all but what came after its last one, and that is lost with it. Times are
-seconds since 1970. `outcome` is missing where nobody was left to say it. What the seconds of all
-attempts come to, together with the time in queues: flows/goodput/account.py."""
+A mark is written at every save, with the seconds since the mark before. An attempt that is killed
+loses only the time after its last mark. Times are seconds since 1970. `outcome` is missing if the
+attempt was killed. flows/goodput/account.py sums up all attempts, with the time in queues."""
 
 from __future__ import annotations
 
@@ -24,68 +23,67 @@ from typing import Any
 from trainyard.errors import TrainyardError
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
-from trainyard.training.run_protocols import RunFolder
+from trainyard.training.run.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
 FILE = "attempts.json"
 
 KEY = "attempt-{:04d}"
-"""Remembered: the document of an attempt, by its number from 1."""
+"""Key of the remembered document of an attempt, by its number from 1."""
 
 SETTLED_AFTER = 3
-"""Steps of an attempt after which the first is compared with the others: what it took longer is
-counted as compilation, of kernels and of layers."""
+"""Steps after which the first step of an attempt is compared with the others. Its additional time
+counts as compilation of kernels and layers."""
 
 MOST_MARKS = 256
-"""So many are kept; of more the older half is made coarser, since later attempts begin again at one
-of the last steps, and a document of all saves of a long run would be long to write."""
+"""Limit of marks. Beyond it the older half is merged in pairs: later attempts resume at one of the
+last steps, and a document of all saves of a long run would take long to write."""
 
 SPENT = ("compile", "step_seconds", "data_wait", "evaluation", "checkpoint")
 
 
 class Attempt(Callback):
-    """This attempt; on every rank, of which the first keeps the document.
+    """This attempt; on every rank, but only rank 0 writes the document.
 
-    It stands in for the callback that saves (`around`), and measures how long that holds up
-    training."""
+    It wraps the checkpointing callback (`wrap`), and measures how long that blocks training."""
 
     def __init__(
-        self, keeper: RunFolder | None, ranks: int, intervals: Sequence[int | None]
+        self, folder: RunFolder | None, ranks: int, intervals: Sequence[int | None]
     ) -> None:
         """intervals: of the saves, in steps."""
-        self._keeper = keeper
+        self._folder = folder
         self._intervals = [interval for interval in intervals if interval is not None]
-        self._earlier = _earlier(keeper)
+        self._earlier = _earlier(folder)
         self._document: dict[str, Any] = {"began": _now(), "ranks": ranks}
         self._marks: list[dict[str, float]] = []
         self._saving = Callback()
         self._spent = dict.fromkeys(SPENT, 0.0)
         self._num_timed = 0
         self._steps: list[float] = []
-        """Seconds of the first steps of this attempt, waits for data left out."""
+        """Seconds of the first steps of this attempt, without waits for data."""
         self._since = time.monotonic()
 
     def restored(self, seconds: float) -> None:
         """Weights and state of an earlier step were loaded."""
         self._document["restore_seconds"] = round(seconds, 3)
 
-    def around(self, saving: Callback) -> Callback:
-        """The callback that does what the given one does, timed."""
+    def wrap(self, saving: Callback) -> Callback:
+        """A callback that calls and times the given one."""
         self._saving = saving
         return self
 
-    # --- what the loop tells ------------------------------------------------------------------
+    # --- callback -----------------------------------------------------------------------------
 
     def begin(self, state: TrainState) -> None:
-        """The loop begins; note how long it took to come here."""
+        """Record the start of the loop."""
         self._saving.begin(state)
         self._document |= {"from_step": state.step, "loop_began": _now()}
         self._since = time.monotonic()
         self._write()
 
     def after_step(self, event: StepEvent) -> None:
-        """Note what the step took, have it saved, note what that took."""
+        """Record the time of the step, call the wrapped callback, record its time."""
         came = time.monotonic()
         rest = came - self._since
         if event.timing is not None:
@@ -93,7 +91,7 @@ class Attempt(Callback):
             computed = max(event.timing.ms / 1e3 - waited, 0.0)
             self._spent["data_wait"] += waited
             self._spent["step_seconds"] += computed
-            self._note_first(computed)
+            self._record_first(computed)
             rest -= event.timing.ms / 1e3
         if event.record.validation_loss is not None:
             self._spent["evaluation"] += max(rest, 0.0)
@@ -106,7 +104,7 @@ class Attempt(Callback):
             self._mark(step)
 
     def end(self) -> None:
-        """The last save is waited for."""
+        """Record the wait for the last save."""
         came = time.monotonic()
         self._saving.end()
         self._spent["checkpoint"] += time.monotonic() - came
@@ -114,25 +112,25 @@ class Attempt(Callback):
             self._mark(int(self._marks[-1]["step"]))
 
     def failed(self) -> None:
-        """What was done since the last mark is lost."""
+        """Work since the last mark is lost."""
         self._saving.failed()
         self.ended("failed")
 
     def ended(self, outcome: str) -> None:
-        """finished, stopped, paused or failed: the last word of this attempt."""
+        """Record the outcome: finished, stopped, paused or failed."""
         self._document |= {"ended": _now(), "outcome": outcome}
         self._write()
 
     def publish(self) -> None:
-        """Leave what all attempts at this run said in its folder; the run is finished."""
+        """Write attempts.json of all attempts; the run is finished."""
         self.ended("finished")
-        if self._keeper is not None:
-            self._keeper.write_volatile(FILE, [*self._earlier, self._whole()])
+        if self._folder is not None:
+            self._folder.write_volatile(FILE, [*self._earlier, self._whole()])
 
-    # --- keeping ------------------------------------------------------------------------------
+    # --- document -----------------------------------------------------------------------------
 
-    def _note_first(self, seconds: float) -> None:
-        """Take apart what the first step took, once there are others to compare it with."""
+    def _record_first(self, seconds: float) -> None:
+        """Count the additional time of the first step as compilation."""
         self._num_timed += 1
         if self._num_timed > SETTLED_AFTER:
             return
@@ -153,16 +151,16 @@ class Attempt(Callback):
         return {**self._document, "marks": self._marks}
 
     def _write(self) -> None:
-        if self._keeper is None:
+        if self._folder is None:
             return
         try:
-            self._keeper.remember(KEY.format(len(self._earlier) + 1), self._whole())
-        except TrainyardError as error:  # an account of times is nothing to end a training for
-            log.warning("what this attempt spent its time on was not kept: %s", error)
+            self._folder.remember(KEY.format(len(self._earlier) + 1), self._whole())
+        except TrainyardError as error:  # no reason to end a training
+            log.warning("cannot record the time of this attempt: %s", error)
 
 
 def bounded(marks: list[dict[str, float]], most: int = MOST_MARKS) -> list[dict[str, float]]:
-    """At most so many marks that tell of as much time: neighbours of the older half as one."""
+    """At most `most` marks with the same total: the older half is merged in pairs."""
     if len(marks) <= most:
         return marks
     older, newer = marks[: len(marks) // 4 * 2], marks[len(marks) // 4 * 2 :]
@@ -171,12 +169,12 @@ def bounded(marks: list[dict[str, float]], most: int = MOST_MARKS) -> list[dict[
     return joined + newer
 
 
-def _earlier(keeper: RunFolder | None) -> list[dict[str, Any]]:
-    """What the attempts before this one left, in order."""
-    if keeper is None:
+def _earlier(folder: RunFolder | None) -> list[dict[str, Any]]:
+    """The documents of earlier attempts, in order."""
+    if folder is None:
         return []
     found: list[dict[str, Any]] = []
-    while (document := keeper.remembered(KEY.format(len(found) + 1))) is not None:
+    while (document := folder.remembered(KEY.format(len(found) + 1))) is not None:
         found.append(document)
     return found
 

@@ -1,4 +1,4 @@
-"""The lines that users of Megatron-LM, and their scripts, read."""
+"""Console lines in the format of Megatron-LM, for users and their scripts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ def _print(line: str) -> None:
 
 
 class Console(Callback):
-    """One line every `interval` steps, losses and times averaged over them, and one for each
-    measurement."""
+    """One line every `interval` steps, with mean loss and time, and one for each validation."""
 
     def __init__(
         self,
@@ -35,11 +34,11 @@ class Console(Callback):
         self._events: list[StepEvent] = []
 
     def begin(self, state: TrainState) -> None:
-        """Start a new average."""
+        """Reset the averages."""
         self._events = []
 
     def after_step(self, event: StepEvent) -> None:
-        """Write what is due."""
+        """Write the lines that are due."""
         if event.timing is not None:
             self._events.append(event)
         due = event.record.step % self._interval == 0 or event.is_last or event.is_stopping
@@ -63,9 +62,9 @@ def make(config: LoggingConfig, info: RunInfo) -> Callback:
 def training_line(
     events: Sequence[StepEvent], info: RunInfo, show_throughput: bool, now: str
 ) -> str:
-    """Megatron-LM's line: fields, names and order; ours stand at places where it has none.
+    """Megatron-LM's line: fields, names and order, with our own fields in between.
 
-    Time and loss are means over the events; the loss over those that were updated from."""
+    Time and loss are means over the events; the loss only over steps with an update."""
     last = events[-1].record
     timings = [event.timing for event in events if event.timing is not None]
     fields = [
@@ -88,7 +87,7 @@ def training_line(
 
 
 def _results(events: Sequence[StepEvent]) -> list[str]:
-    """What the steps came to."""
+    """Loss, loss scale, norms and counts."""
     last, records = events[-1].record, [event.record for event in events]
     ran = [record for record in records if not record.passed_over]
     skipped = [record for record in ran if record.skipped]
@@ -127,7 +126,7 @@ def _waiting(
     share = sum(t.data_wait_ms for t in timings) / max(sum(t.ms for t in timings), 1e-9)
     last = events[-1].record
     left = info.steps - last.step
-    if info.samples and last.global_batch_size:  # batches that still grow: the rest at the last
+    if info.samples and last.global_batch_size:  # during a ramp: as if the rest had the last size
         left = -((last.consumed_train_samples - info.samples) // last.global_batch_size)
     seconds = max(left, 0) * timings[-1].ms / 1000.0
     if len(timings) > 1:
@@ -137,7 +136,7 @@ def _waiting(
 
 
 def validation_lines(step: int, loss: float, suffix: str = "", on: str = "") -> list[str]:
-    """A validation or test loss and its perplexity, framed as Megatron-LM frames it.
+    """A validation or test loss and its perplexity, framed as in Megatron-LM.
 
     on: " on validation set" or " on test set" at the end of a run."""
     line = (

@@ -13,8 +13,8 @@ from trainyard.training.options.logging import LoggingConfig
 
 
 class JsonLines(Callback):
-    """A line for each step, its ledger entry together with its times; each line is whole on disk
-    once the step is over."""
+    """A line for each step, with its ledger entry and times; complete on disk when the step
+    ends."""
 
     def __init__(self, path: Path, info: RunInfo) -> None:
         self._path = path

@@ -5,7 +5,7 @@ A package brings a logger of its own by an entry point:
     [project.entry-points."trainyard.loggers"]
     in-house = "our_package.logging:make"
 
-where `make(config: LoggingConfig, info: RunRecord) -> Callback | None` returns what is told of
+where `make(config: LoggingConfig, info: RunInfo) -> Callback | None` returns what is told of
 every step, or None where the options do not ask for it; `--loggers in-house` then calls it. A
 logger that fails - a full disk, a network that is gone - is warned of once and costs its own lines
 only."""
@@ -97,12 +97,12 @@ class Guarded(Callback):
         self._try(lambda: self._sink.after_step(event), event.record.step)
 
     def end(self) -> None:
-        """Pass it on, and say what is missing."""
+        """Pass it on, and log the number of failures."""
         self._try(self._sink.end, None)
         self._report()
 
     def failed(self) -> None:
-        """Pass it on, and say what is missing."""
+        """Pass it on, and log the number of failures."""
         self._try(self._sink.failed, None)
         self._report()
 
@@ -115,7 +115,7 @@ class Guarded(Callback):
                 at = "at its end" if step is None else f"at step {step}"
                 self._first = f"{at}: {error!r}"
                 log.warning(
-                    "logger %s failed %s; training goes on, further failures are counted only",
+                    "logger %s failed %s; training continues; further failures are only counted",
                     self.name,
                     self._first,
                 )

@@ -1,6 +1,7 @@
-"""performance.json: how fast a run was and what it took, in one document (--save-performance-
-summary). Figures of this process: of a run that was continued, the last part. A run that was
-stopped or failed leaves one too, which says so under `ended`."""
+"""performance.json: speed, times and memory of a run (--save-performance-summary).
+
+The figures are of this process: of a resumed run, the last attempt. A stopped or failed run writes
+one too, and says so under `ended`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ FORMAT_VERSION = 1
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 FINISHED = "finished"
 WARM_UP = 1
-"""Steps at the beginning that compile and fill caches, and are left out where there are others."""
+"""First steps, which compile and fill caches; excluded if there are others."""
 
 
 def performance_document(
@@ -30,9 +31,9 @@ def performance_document(
     ended: str = FINISHED,
     of_rank: int | None = None,
 ) -> dict[str, Any]:
-    """The document. peaks: peak memory of each rank. timers: times (ms a step) of each rank in the
-    last interval. ended: how, in words, `FINISHED` for a run that is done. of_rank: the only rank
-    that peaks and timers are of, when the others could not be asked any more."""
+    """The document. peaks: peak memory of each rank. timers: times (ms per step) of each rank in
+    the last interval. ended: reason for the end, `FINISHED` for a finished run. of_rank: the only
+    rank in peaks and timers, if the others could not be reached."""
     steady = timings[WARM_UP:] or timings
     document: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
@@ -66,7 +67,7 @@ def performance_document(
 def _speed(steady: Sequence[StepTiming], info: RunInfo) -> dict[str, Any]:
     ms = [timing.ms for timing in steady]
     total = sum(ms)
-    # Of the whole time: the mean of rates would flatter runs with slow steps among them.
+    # Over the whole time: a mean of rates would hide slow steps.
     tokens = sum(t.tokens_per_second * t.ms for t in steady) / total / info.world_size
     tflops = sum(t.tflops_per_gpu * t.ms for t in steady) / total
     mfu = info.mfu(tflops)
@@ -84,7 +85,7 @@ def _speed(steady: Sequence[StepTiming], info: RunInfo) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Of sorted values, between two neighbours where it falls between them."""
+    """Percentile with linear interpolation."""
     order = sorted(values)
     place = (len(order) - 1) * share / 100.0
     below = int(place)
@@ -102,8 +103,7 @@ def _timers(ranks: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]
 
 
 class Timings(Callback):
-    """Collects the timing of every step; `keep(step, lines)` gets those since the last time it was
-    called."""
+    """Collects the timing of every step; `keep(step, lines)` gets the new ones at every save."""
 
     def __init__(self, interval: int, keep: Callable[[int, list[str]], None]) -> None:
         self.timings: list[StepTiming] = []
@@ -112,7 +112,7 @@ class Timings(Callback):
         self._num_kept = 0
 
     def after_step(self, event: StepEvent) -> None:
-        """Note the step's time."""
+        """Record the timing of the step."""
         if event.timing is None:
             return
         self.timings.append(event.timing)

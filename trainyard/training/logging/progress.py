@@ -13,7 +13,7 @@ from trainyard.training.loop.state import TrainState
 
 
 class Progress(Callback):
-    """On the one rank that logs; stands behind the callback that saves."""
+    """On rank 0, after the checkpointing callback."""
 
     def __init__(self, path: Path, info: RunInfo, save_interval: int | None) -> None:
         self._path = path
@@ -23,11 +23,11 @@ class Progress(Callback):
         self._began = time.monotonic()
 
     def begin(self, state: TrainState) -> None:
-        """Note the start."""
+        """Write the start."""
         self._write(f"Starting job\tIteration: {state.step}\tTokens: {self._tokens(state)}")
 
     def after_step(self, event: StepEvent) -> None:
-        """Note a checkpoint."""
+        """Write a checkpoint."""
         timing = event.timing
         if timing is not None:
             self._flops += timing.tflops_per_gpu * 1e12 * self._info.world_size * timing.ms / 1e3
@@ -46,9 +46,9 @@ class Progress(Callback):
     def _tokens(self, state: TrainState) -> str:
         return f"{state.consumed_train_samples * self._info.tokens_per_sample:.2e}"
 
-    def _write(self, words: str) -> None:
+    def _write(self, message: str) -> None:
         job = os.environ.get("SLURM_JOB_ID", "")
         now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
-            file.write(f"{now}\tJob ID: {job}\t# GPUs: {self._info.world_size}\t{words}\n")
+            file.write(f"{now}\tJob ID: {job}\t# GPUs: {self._info.world_size}\t{message}\n")

@@ -1,4 +1,4 @@
-"""What loggers and reports are told of a run as a whole."""
+"""Facts about a run, for loggers and reports."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class RunInfo:
     save: str = ""
     """Folder of the run."""
     flops: FlopConvention = PER_PARAMETER
-    """What its TFLOP/s and MFU count."""
+    """How TFLOP/s and MFU count operations."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Options, flat."""
     gauges: dict[str, float] = field(default_factory=dict)
-    """Further figures of this very step, by the tag they are logged under: filled by callbacks that
-    stand before the loggers, which also remove what is of an earlier step."""
+    """Further figures of the current step by tag. Callbacks before the loggers fill it, and remove
+    figures of earlier steps."""
     saves: list[SaveReport] = field(default_factory=list)
-    """What saving steps cost, as it becomes known: threads add to it, in no order of steps."""
+    """Costs of saves; several threads append to it, in no order of steps."""
 
     def conventions(self) -> str:
-        """What its figures of speed count, in a line."""
+        """How its speed is counted, in one line."""
         peak = peak_tflops(self.device_name)
         mfu = f"MFU is the {PEAK_CONVENTION}, {peak} TFLOP/s"
         if peak is None:
@@ -54,14 +54,14 @@ class RunInfo:
 
 
 class NewSaves:
-    """What saves cost, each told once to one who asks."""
+    """The reports of saves that are new since the last call."""
 
     def __init__(self, info: RunInfo) -> None:
         self._info = info
-        self._num_told = 0
+        self._num_taken = 0
 
     def take(self) -> list[SaveReport]:
-        """Those that were done since this was asked."""
-        found = self._info.saves[self._num_told :]
-        self._num_told += len(found)
+        """Reports since the last call."""
+        found = self._info.saves[self._num_taken :]
+        self._num_taken += len(found)
         return found

@@ -1,5 +1,4 @@
-"""A step as named figures, under the tags that Megatron-LM writes to TensorBoard and Weights &
-Biases."""
+"""Figures of a step under Megatron-LM's tags for TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from trainyard.training.loop.ledger import StepRecord
 from trainyard.training.options.logging import LoggingConfig
 
 PERPLEXITY_EXPONENT = 20.0
-"""Bound of the exponent of a perplexity."""
+"""Upper bound of the exponent of a perplexity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +25,11 @@ class Scalar:
     tag: str
     value: float
     has_samples: bool = False
-    """Entered once more as `TAG vs samples`, with consumed samples for the x axis."""
+    """Also entered as `TAG vs samples`, with consumed samples as x axis."""
 
 
 def step_scalars(event: StepEvent, config: LoggingConfig, info: RunInfo) -> list[Scalar]:
-    """The figures of a training step; none for one that was not taken, or is heard of again."""
+    """The figures of a training step; none for a skipped step and for a second event."""
     record, timing = event.record, event.timing
     if timing is None:
         return []
@@ -62,8 +61,8 @@ def step_scalars(event: StepEvent, config: LoggingConfig, info: RunInfo) -> list
 
 
 def validation_scalars(record: StepRecord, config: LoggingConfig) -> list[Scalar]:
-    """The figures of a measurement; several sets are numbered as on the console. Megatron-LM enters
-    the test loss under the tag of the validation loss."""
+    """The figures of a validation; several sets are numbered as on the console. Megatron-LM has the
+    test loss under the tag of the validation loss."""
     scalars = []
     for kind, losses in (("validation", validations(record)), ("test", tests(record))):
         for suffix, loss in losses:
@@ -74,12 +73,13 @@ def validation_scalars(record: StepRecord, config: LoggingConfig) -> list[Scalar
 
 
 def validations(record: StepRecord) -> list[tuple[str, float]]:
-    """(suffix, loss) of each validation set, as Megatron-LM numbers them; one alone has none."""
+    """(suffix, loss) of each validation set, numbered as in Megatron-LM; no suffix for a single
+    one."""
     return _numbered(record.validation_loss, record.validation_losses)
 
 
 def tests(record: StepRecord) -> list[tuple[str, float]]:
-    """The same of each test set."""
+    """(suffix, loss) of each test set."""
     return _numbered(record.test_loss, record.test_losses)
 
 
@@ -90,7 +90,7 @@ def _numbered(mean: float | None, losses: Mapping[str, float] | None) -> list[tu
 
 
 def save_scalars(report: SaveReport) -> list[Scalar]:
-    """What a save cost, entered at the step that was saved."""
+    """The cost of a save, at the saved step."""
     kind = "" if report.kind == "durable" else f"-{report.kind}"
     return [
         Scalar(f"save{kind}-blocked-time", report.blocked_seconds),
@@ -101,7 +101,7 @@ def save_scalars(report: SaveReport) -> list[Scalar]:
 
 
 def perplexity(loss: float) -> float:
-    """Its exponential, bounded."""
+    """exp(loss), bounded."""
     return math.exp(min(PERPLEXITY_EXPONENT, loss))
 
 

@@ -19,7 +19,7 @@ from trainyard.training.options.logging import LoggingConfig
 
 
 class TensorBoard(Callback):
-    """Enters the figures of steps and measurements; `writer` is torch's SummaryWriter."""
+    """Writes the figures of steps and validations; `writer` is torch's SummaryWriter."""
 
     def __init__(self, writer: Any, config: LoggingConfig, info: RunInfo) -> None:
         self._writer = writer
@@ -28,13 +28,13 @@ class TensorBoard(Callback):
         self._saves = NewSaves(info)
 
     def begin(self, state: TrainState) -> None:
-        """The options, once."""
+        """Write the options, once."""
         if state.step == 0 and self._info.config:
             rows = [f"| {name} | {value} |" for name, value in self._info.config.items()]
             self._writer.add_text("options", "\n".join(["| option | value |", "|-|-|", *rows]), 0)
 
     def after_step(self, event: StepEvent) -> None:
-        """Enter what is due."""
+        """Write the figures that are due."""
         step = event.record.step
         scalars = validation_scalars(event.record, self._config)
         if step % self._config.tensorboard_log_interval == 0:
@@ -46,21 +46,21 @@ class TensorBoard(Callback):
                 samples = event.record.consumed_train_samples
                 self._writer.add_scalar(f"{scalar.tag} vs samples", scalar.value, samples)
 
-        self._enter_saves()
+        self._write_saves()
 
-    def _enter_saves(self) -> None:
-        """At the steps that were saved, which may lie back."""
+    def _write_saves(self) -> None:
+        """At the saved steps, perhaps earlier ones."""
         for report in self._saves.take():
             for scalar in save_scalars(report):
                 self._writer.add_scalar(scalar.tag, scalar.value, report.step)
 
     def end(self) -> None:
-        """Write what waits."""
-        self._enter_saves()
+        """Flush and close."""
+        self._write_saves()
         self._writer.close()
 
     def failed(self) -> None:
-        """Write what waits."""
+        """Flush and close."""
         self._writer.close()
 
 

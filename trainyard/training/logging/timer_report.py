@@ -1,4 +1,4 @@
-"""Where the time of a step goes on every rank, and which ranks are slow, told at each interval."""
+"""Reports the timers of every rank, and slow ranks, at each interval."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainyard.training.loop.timers import COMPUTE, Timers, timer_lines
 log = logging.getLogger(__name__)
 
 LATE = 1.1
-"""A rank whose computing takes so many times the median is slow."""
+"""A rank is slow if its compute time exceeds the median by this factor."""
 
 
 def _print(line: str) -> None:
@@ -23,7 +23,7 @@ def _print(line: str) -> None:
 
 
 class TimerReport(Callback):
-    """On every rank; what is printed, the first rank prints."""
+    """On every rank; rank 0 prints."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class TimerReport(Callback):
         gauges: dict[str, float] | None = None,
         write: Callable[[str], None] = _print,
     ) -> None:
-        """option: --timing-log-option. num_stragglers: slowest and fastest ranks to name; 0: the
-        report is left out. gauges: for loggers, filled with the first rank's times."""
+        """option: --timing-log-option. num_stragglers: number of slowest and fastest ranks to show;
+        0: no straggler report. gauges: for loggers, filled with the times of rank 0."""
         self._timers = timers
         self._world = world
         self._rank = rank
@@ -52,10 +52,10 @@ class TimerReport(Callback):
         self._write = write
         self._num_steps = 0
         self.last: list[dict[str, float]] = []
-        """Times (ms a step) of each rank in the last interval."""
+        """Times (ms per step) of each rank in the last interval."""
 
     def after_step(self, event: StepEvent) -> None:
-        """Gather the times of all ranks, and tell."""
+        """Gather the times of all ranks, and print them."""
         for tag in self._tags:
             self._gauges.pop(tag, None)
         if event.timing is None:
@@ -80,10 +80,10 @@ class TimerReport(Callback):
 
 
 def straggler_lines(ranks: Sequence[Mapping[str, float]], count: int) -> list[str]:
-    """The fastest and the slowest ranks by what they compute by themselves, ms a step.
+    """The fastest and the slowest ranks by compute time, ms per step.
 
-    Ranks of one tensor- or context-parallel group wait for each other in it and show the time of
-    the slowest of them; stages of a pipeline may hold different work."""
+    Ranks of a tensor- or context-parallel group wait for each other in it, so all show the time of
+    the slowest one. Pipeline stages may have different work."""
     computing = {
         rank: sum(times[name] for name in COMPUTE if name in times)
         for rank, times in enumerate(ranks)

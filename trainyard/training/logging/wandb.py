@@ -14,12 +14,11 @@ from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.options.logging import LoggingConfig
 
 SAMPLES = "samples"
-"""Metric that the tags ending in `vs samples` stand for there: any chart can have it for its x
-axis."""
+"""Metric for the x axis of a chart, instead of tags ending in `vs samples`."""
 
 
 class WandB(Callback):
-    """Sends the figures of steps and measurements; `run` is what wandb.init returned."""
+    """Sends the figures of steps and validations; `run` is the result of wandb.init."""
 
     def __init__(self, run: Any, config: LoggingConfig, info: RunInfo) -> None:
         self._run = run
@@ -29,7 +28,7 @@ class WandB(Callback):
         self._last_step = 0
 
     def after_step(self, event: StepEvent) -> None:
-        """Send what is due."""
+        """Send the figures that are due."""
         record = event.record
         scalars = validation_scalars(record, self._config)
         figures: dict[str, float] = {}
@@ -44,20 +43,19 @@ class WandB(Callback):
             self._run.log(figures, step=record.step)
 
     def _new_saves(self) -> dict[str, float]:
-        """What saves cost, at the step at which that became known: no step may be entered behind
-        another."""
+        """Costs of saves, at the current step: steps must be logged in order."""
         reports = self._saves.take()
         return {s.tag: s.value for report in reports for s in save_scalars(report)}
 
     def end(self) -> None:
-        """Send what waits."""
+        """Send the rest."""
         last = self._new_saves()
         if last:
             self._run.log(last, step=self._last_step)
         self._run.finish()
 
     def failed(self) -> None:
-        """Send what waits, and mark the run."""
+        """Send the rest, and mark the run as failed."""
         self._run.finish(exit_code=1)
 
 

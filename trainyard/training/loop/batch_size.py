@@ -1,8 +1,7 @@
-"""How many samples a step takes, at each point of a run. Pure arithmetic.
+"""The global batch size of every step: constant, ramped up, or by a table over tokens.
 
-Constant, ramped up, or by a table over tokens; always a function of the samples consumed so far, so
-that a resumed run goes on as it would have. What of it depends on the number of ranks: a batch is
-made of whole micro-batches of every data-parallel rank."""
+Always a function of the samples consumed so far, so that a resumed run continues the same way. A
+batch consists of whole micro-batches of every data-parallel rank. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from itertools import pairwise
 from trainyard.errors import ConfigError
 
 SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-"""Of numbers of tokens."""
+"""Suffixes of numbers of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +26,13 @@ class BatchSize:
 
     @property
     def num_microbatches(self) -> int:
-        """Micro-batches that each rank works through in a step."""
+        """Micro-batches of each rank in a step."""
         return self.global_batch_size // (self.micro_batch_size * self.dp)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """From so many consumed samples on, steps are of this size."""
+    """A batch size from `begin` consumed samples on."""
 
     begin: int
     global_batch_size: int
@@ -44,7 +43,7 @@ class BatchSchedule:
     """The batch of every step of a run."""
 
     stages: tuple[Stage, ...]
-    """The first begins at 0; each after the one before."""
+    """Ascending; the first begins at 0."""
     micro_batch_size: int
     dp: int
     ramp_samples: int = 0
@@ -54,38 +53,38 @@ class BatchSchedule:
 
     @property
     def is_constant(self) -> bool:
-        """Whether all steps are alike."""
+        """Whether all steps have the same size."""
         return len(self.stages) == 1
 
     @property
     def final(self) -> BatchSize:
-        """The last size, which validation takes and numbers of iterations count in."""
+        """The last size, in which validation runs and iterations are counted."""
         return self._size(self.stages[-1])
 
     def at(self, consumed: int) -> BatchSize:
-        """The batch of the step that is taken after so many samples."""
+        """The batch of the step after so many samples."""
         return self._size(self._stage(consumed))
 
     def iterations_to(self, samples: int) -> int:
-        """Steps that a run of so many samples has, by Megatron-LM's count: a last batch that is
-        not full is left out, but in a ramp, or by a table, it is taken whole."""
+        """Steps of a run of so many samples, by Megatron-LM's count: a last batch that is not full
+        is dropped, but in a ramp, or by a table, it is filled up."""
         steps, consumed = self._walk(below=self._begun_below(samples))
         return steps + max(0, samples - consumed) // self.final.global_batch_size
 
     def samples_after(self, iterations: int) -> int:
-        """Samples that so many steps from the beginning consume."""
+        """Samples consumed by the first so many steps."""
         return self._walk(iterations=iterations)[1]
 
     def _begun_below(self, samples: int) -> int:
-        """Below so many consumed samples a step is begun, whether or not the run has room for it.
-        In a ramp, as in Megatron-LM, another one is begun where the run is exactly over."""
+        """A step starts below so many consumed samples, even if the run ends within it. In a ramp,
+        as in Megatron-LM, one more starts where the run ends exactly."""
         if self.by_table:
             return samples
         return min(self.ramp_samples, samples) + 1 if self.ramp_samples else 0
 
     def _walk(self, below: int | None = None, iterations: int | None = None) -> tuple[int, int]:
-        """(steps, samples) when `below` samples are consumed, or steps taken; stage by stage, not
-        step by step."""
+        """(steps, samples) once `below` samples or `iterations` steps are done; computed per
+        stage."""
         done = consumed = 0
         ends: Sequence[int | None] = [stage.begin for stage in self.stages[1:]] + [None]
         for stage, end in zip(self.stages, ends, strict=True):
@@ -121,10 +120,10 @@ def build_batch_schedule(
     step_batch_size_schedule: str | None = None,
     decrease_if_needed: bool = False,
 ) -> BatchSchedule:
-    """The schedule that the options ask for; ConfigError where micro-batches do not fill a batch.
+    """The schedule of the options; ConfigError if micro-batches do not fill a batch.
 
     rampup_batch_size: start, increment, samples. step_batch_size_schedule: `tokens:size ...`.
-    decrease_if_needed: a size that micro-batches do not fill is lowered to one that they do."""
+    decrease_if_needed: lower a size that micro-batches do not fill."""
     if rampup_batch_size and step_batch_size_schedule is not None:
         raise ConfigError("give --rampup-batch-size or --step-batch-size-schedule, not both")
     at_once = micro_batch_size * dp
@@ -152,28 +151,20 @@ def build_batch_schedule(
     )
 
 
-def constant_batch_size(global_batch_size: int | None, micro_batch_size: int, dp: int) -> BatchSize:
-    """The batch size of every step; ConfigError when micro-batches do not fill it evenly."""
-    schedule = build_batch_schedule(
-        global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, dp=dp
-    )
-    return schedule.final
-
-
 def run_length(
     schedule: BatchSchedule, train_iters: int | None, train_samples: int | None
 ) -> tuple[int, int]:
-    """(steps, samples) of a run that is measured in one of them."""
+    """(steps, samples) of a run whose length is given in one of them."""
     if (train_iters is None) == (train_samples is None):
         raise ConfigError("give --train-iters or --train-samples, one of them")
     if train_iters is not None:
         samples = schedule.samples_after(train_iters)
         if not schedule.is_constant:
-            samples -= schedule.iterations_to(samples) > train_iters  # the one more of a ramp
+            samples -= schedule.iterations_to(samples) > train_iters  # a ramp's additional step
             raise ConfigError(
                 f"a batch size that changes needs --train-samples, as iterations differ: "
                 f"--train-iters {train_iters} would be --train-samples {samples} (the lengths of "
-                "the learning rate's schedule are then in samples, too)"
+                "the learning rate schedule are then in samples, too)"
             )
         return train_iters, samples
     assert train_samples is not None
@@ -204,7 +195,7 @@ def _fit(size: int, micro_batch_size: int, dp: int, option: str, decrease_if_nee
 
 
 def _joined(stages: Sequence[Stage]) -> list[Stage]:
-    """Without stages that change nothing."""
+    """The stages without those that change nothing."""
     changes = [b for a, b in pairwise(stages) if a.global_batch_size != b.global_batch_size]
     return [stages[0], *changes]
 
@@ -231,13 +222,13 @@ def _ramp(rampup: Sequence[int], global_batch_size: int) -> list[Stage]:
     for step in range(1, num_steps + 1):
         begin = _first_of_step(step, samples / num_steps, samples)
         stages.append(Stage(begin, start + step * increment))
-    # Several steps in one sample: the last of them counts.
+    # Several increments at one sample: the last one counts.
     last = {stage.begin: stage for stage in stages}
     return sorted(last.values(), key=lambda stage: stage.begin)
 
 
 def _first_of_step(step: int, samples_per_step: float, samples: int) -> int:
-    """The least number of consumed samples at which the ramp is at `step`."""
+    """The smallest number of consumed samples at which the ramp is at `step`."""
     guess = int(step * samples_per_step)
     while guess > 0 and int((guess - 1) / samples_per_step) >= step:
         guess -= 1
@@ -247,8 +238,8 @@ def _first_of_step(step: int, samples_per_step: float, samples: int) -> int:
 
 
 def _table(text: str, seq_length: int, global_batch_size: int | None) -> list[Stage]:
-    """`0:768 250B:1536`: from so many consumed tokens on, steps of this size. In Megatron-LM's
-    arithmetic: floating-point numbers of tokens, and whole samples of them, rounded down."""
+    """`0:768 250B:1536`: batch sizes by consumed tokens. In Megatron-LM's arithmetic: numbers of
+    tokens are floats, and samples are rounded down."""
     option = "--step-batch-size-schedule"
     stages = []
     for entry in text.replace(",", " ").split():
@@ -273,13 +264,13 @@ def _table(text: str, seq_length: int, global_batch_size: int | None) -> list[St
     if global_batch_size is not None and global_batch_size != last:
         raise ConfigError(
             f"{option} ends at a batch of {last}, and --global-batch-size is {global_batch_size}; "
-            "leave that out or give the same"
+            "leave it out or give the same"
         )
     return stages
 
 
 def _count(text: str) -> int | None:
-    """500, 1.5K, 1e9, 250B as a number, its fraction cut off; None for what is none."""
+    """500, 1.5K, 1e9, 250B as an integer, rounded down; None for other text."""
     number = text.strip().upper()
     suffix = number[-1:] if number[-1:] in SUFFIXES else ""
     try:

@@ -1,5 +1,5 @@
-"""A model in training, from its options: the chunks of this rank, their gradients, the optimizer,
-and the pipeline that joins them to other ranks."""
+"""Builds a model in training from its options: chunks, gradient buffers, optimizer, pipeline,
+compiled layers."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from trainyard.training.loop.step import StepOptions, TrainModule
 from trainyard.training.options.pretrain import PretrainConfig
 
 ModelProvider = Callable[[ModelParallel, ModelStage], nn.Module]
-"""The part of a model that a stage holds: a module with `forward_stage`, its parameters unfilled or
-filled, `mark_shard`ed where they are cut."""
+"""Builds the part of a model on one stage: a module with `forward_stage`, whose sharded parameters
+are marked by `mark_shard`. Weights may be uninitialised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is known of a model before it is built: enough to cut it."""
+    """The sizes of a model that decide how it is sharded."""
 
     num_layers: int
     hidden_size: int
     seq_length: int
     micro_batch_size: int
     fp32_between_stages: bool = False
-    """Stages hand fp32 on, whatever the weights are (--fp32-residual-connection)."""
+    """Stages exchange fp32 hidden states (--fp32-residual-connection)."""
 
 
 def built_in_provider(
@@ -93,9 +93,9 @@ def build_train_module(
     compile_layers: bool = False,
     no_decay: Callable[[str, torch.Tensor], bool] | None = None,
 ) -> TrainModule:
-    """This rank's part of a model in training; its weights are for the caller to fill.
+    """This rank's part of a model in training; the caller fills its weights.
 
-    no_decay: of which parameters, by global name, weights do not decay; unset: vectors."""
+    no_decay: selects parameters without weight decay by global name; unset: vectors."""
     chunks = build_chunks(provider, layout, parallel, precision, groups, device)
     copies = {
         name: original
@@ -152,7 +152,7 @@ def build_chunks(
     groups: ProcessGroups,
     device: torch.device,
 ) -> list[nn.Module]:
-    """The modules that this rank holds, on its device and in the type of the run."""
+    """The modules of this rank, on its device and in the dtype of the run."""
     model_parallel = groups.model_parallel(parallel)
     held = partition(parallel, layout.num_layers)[groups.pp_rank]
     with device, _default_dtype(params_dtype(precision)):
@@ -195,12 +195,12 @@ def _links(
 
 
 def parameter_count(train_module: TrainModule) -> int:
-    """Numbers that this rank holds."""
+    """Parameters on this rank."""
     return sum(p.numel() for chunk in train_module.chunks for p in chunk.parameters())
 
 
 def whole_parameter_count(train_module: TrainModule) -> int:
-    """Numbers of the whole model, each counted once; all ranks ask together."""
+    """Parameters of the whole model, each counted once; all ranks call it together."""
     held: dict[str, int] = {}
     for chunk in train_module.chunks:
         for name, parameter in chunk.named_parameters():
@@ -212,20 +212,22 @@ def whole_parameter_count(train_module: TrainModule) -> int:
 
 
 GRAPHS = 64
-"""Variants of a layer that may be compiled: training and evaluation, with a mask and without, for
-each kind of layer."""
+"""Limit of compiled variants of a layer: training and evaluation, with a mask and without, for each
+kind of layer."""
 
 
 def should_compile(option: Literal["auto", "on", "off"], device: torch.device) -> bool:
-    """Whether --compile-layers asks for it on this device."""
+    """Whether to compile layers on this device (--compile-layers)."""
     return option == "on" or (option == "auto" and device.type == "cuda")
 
 
 def compile_chunk(chunk: nn.Module) -> list[nn.Module]:
-    """Have the layers of a chunk run compiled; returns what waits for updated parameters: the
-    layers, and the modules with parameters around them that run uncompiled.
+    """Compile each layer of a chunk. Returns the modules that wait for updated parameters: the
+    layers, and uncompiled modules around them with parameters.
 
-    `forward` is compiled and not the module: hooks of the module run before it, uncompiled."""
+    All layers share one compiled graph, so the first step compiles one layer. Recomputation,
+    offloading, pipeline and parameter gather stay outside of it. Only `forward` is compiled: hooks
+    of the module run before it, uncompiled."""
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, GRAPHS)
     decoder = getattr(chunk, "decoder", None)
@@ -251,9 +253,9 @@ def report_kernels(
     is_built_in: bool,
     say: bool,
 ) -> None:
-    """Attention, norms and optimizer; ConfigError for what cannot be had here. say: one line for
-    each in the log, with why; on one rank. A model of another kind chooses its own but for the
-    optimizer."""
+    """Choose the kernels of attention, norms and optimizer; ConfigError for one that is not
+    available. say: log one line for each, with the reason; on one rank. A user's model chooses its
+    own kernels, except for the optimizer."""
     if is_built_in:
         dtype, data = params_dtype(config.precision), config.data
         choose_attention(

@@ -1,4 +1,4 @@
-"""The datasets of a run as streams of micro-batches that begin anywhere."""
+"""The datasets of a run as streams of micro-batches from any position."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from trainyard.training.options.training import TrainingConfig
 
 
 class Measurement(NamedTuple):
-    """One rank's share of a measurement of one validation or test set."""
+    """One rank's part of a validation or test set."""
 
     name: str
     batches: Iterator[Batch]
     num_microbatches: int
-    """How many of the batches belong to it."""
+    """How many of the batches to use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +37,25 @@ class RunData:
     config: DataConfig
     train: Dataset | ExternalData
     valid: tuple[tuple[str, Dataset], ...]
-    """Each validation set with its name."""
+    """Validation sets by name."""
     batch_size: BatchSize
-    """The final one, in which validation is measured; the sizes of ranks and micro-batches are
-    those of every step."""
+    """The final global batch size, for validation. Micro-batch size and dp are those of every
+    step."""
     dp_rank: int = 0
     test: tuple[tuple[str, Dataset], ...] = ()
-    """Each test set with its name; measured once, at the end of the run."""
+    """Test sets by name; used once, at the end of the run."""
     untested: str = ""
-    """Why there is none, though a part of the data was meant for it."""
+    """Why there is no test data, although --split asks for it."""
 
     def train_batches(self, consumed: int) -> Iterator[Batch]:
-        """This rank's micro-batches after `consumed` samples of all ranks; each tells which samples
-        it is."""
+        """This rank's micro-batches after `consumed` samples of all ranks, with their sample
+        ids."""
         shape = self._shape(self.train)
         return build_loader(self.train, self.config, shape, consumed, self.dp_rank, named=True)
 
     def validations(self, number: int, eval_iters: int) -> Iterator[Measurement]:
-        """For each validation set this rank's share of measurement `number`, from 0: the samples
-        behind those of the measurements before, or the whole set."""
+        """For each validation set, this rank's part of validation `number`, counted from 0: the
+        samples after those of earlier validations, or the whole set."""
         for name, dataset in self.valid:
             if self.config.full_validation:
                 yield self._whole(name, dataset)
@@ -63,8 +63,8 @@ class RunData:
                 yield self._part(name, dataset, number, eval_iters)
 
     def tests(self, eval_iters: int) -> Iterator[Measurement]:
-        """The same for each test set: its first samples, or all of a set that holds fewer; with
-        --full-validation too, as in Megatron-LM."""
+        """For each test set its first samples, or the whole set if it has fewer; also with
+        --full-validation, as in Megatron-LM."""
         wanted = eval_iters * self.batch_size.global_batch_size
         for name, dataset in self.test:
             if len(dataset) < wanted:
@@ -84,8 +84,8 @@ class RunData:
         return Measurement(name, batches, eval_iters * size.num_microbatches)
 
     def step_samples(self, consumed: int) -> NextSamples | None:
-        """Which samples each step is to be made of, after `consumed` samples of all ranks, drawn
-        apart from the loader; None for data that loads itself."""
+        """The expected sample ids of each step after `consumed` samples of all ranks, independent
+        of the loader; None for data that loads itself."""
         train = self.train
         if isinstance(train, ExternalData):
             return None
@@ -105,17 +105,17 @@ class RunData:
 def build_run_data(
     data: DataConfig,
     training: TrainingConfig,
-    form: SampleFormat,
+    sample_format: SampleFormat,
     length: RunLength,
     dp_rank: int = 0,
 ) -> RunData:
-    """The datasets of a run, large enough for all its steps and measurements.
+    """The datasets of a run, large enough for all its steps and validations.
 
-    Every rank calls this by itself; with --data-cache-path one rank of a machine builds what is not
-    there, and the others find it."""
+    Every rank calls it. With --data-cache-path one rank of a machine builds missing indices, and
+    the others wait for them."""
     sizes = num_samples(training, length)
     indexer = IN_MEMORY if data.data_cache_path is None else IndexCache(data.data_cache_path)
-    built = build_datasets(data, form, sizes, indexer, length.consumed)
+    built = build_datasets(data, sample_format, sizes, indexer, length.consumed)
     assert built.train is not None
     final = length.schedule.final
     return RunData(data, built.train, built.valid, final, dp_rank, built.test, built.untested)

@@ -1,4 +1,4 @@
-"""What a callback may hear."""
+"""Callbacks of the training loop, and the event that they receive."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trainyard.training.loop.throughput import StepTiming
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """What a step leaves to the next one, which is what Megatron-LM logs for it. What the step was
-    taken with is in its record."""
+    """Rates and loss scale of the next step, which Megatron-LM logs for a step. The record has
+    those of the step itself."""
 
     learning_rate: float
     decoupled_learning_rate: float | None = None
@@ -22,34 +22,35 @@ class NextStep:
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """A step that is over, or, with step 0, the measurement before the first."""
+    """The end of a step; step 0 is the validation before the first step."""
 
     record: StepRecord
     timing: StepTiming | None
-    """None for step 0, where a step is heard of again, and where it was passed over."""
+    """None for step 0, for the second event of a step, and for a skipped step."""
     next_step: NextStep
     state: TrainState
     ledger: Ledger
     is_last: bool
     """The last step of the run."""
     is_stopping: bool
-    """The loop ends after this step, though the run may not be finished."""
+    """The loop ends after this step, perhaps before the run is finished."""
     is_measured: bool = True
-    """False when a measurement that belongs to the step was abandoned because of a request to stop:
-    the step is heard of again once that is made good, and the ledger has its line only then."""
+    """False if a request to stop cut the validation of this step short. After the next start
+    validates, the step has a second event, and only then its line in the ledger."""
 
 
 class Callback:
-    """Heard on every rank; only what it does with a group is done by all."""
+    """Runs on every rank to which it was given. Only a callback that all ranks have may
+    communicate."""
 
     def begin(self, state: TrainState) -> None:
-        """The loop is about to begin, after `state.step` steps."""
+        """Called before the first step, after `state.step` steps of earlier attempts."""
 
     def after_step(self, event: StepEvent) -> None:
-        """A step is over."""
+        """Called at the end of a step."""
 
     def end(self) -> None:
-        """The loop has ended without an error."""
+        """Called at the end of the loop."""
 
     def failed(self) -> None:
-        """The loop has ended with an error, on this rank at least: no place to communicate."""
+        """Called after an error on this rank; must not communicate."""

@@ -1,24 +1,24 @@
-"""What every step did, one JSON line each, without times: equal ledgers are equal runs.
+"""The ledger: one JSON line for every step, without times. Equal ledgers are equal runs.
 
     {"step": 1, "consumed_train_samples": 8, "tokens": 1024, "global_batch_size": 8, "lm_loss": 9.1,
      "learning_rate": 0.0, "weight_decay": 0.01, "grad_norm": 1.5, "samples": "1f0c...",
      "rng": "9be2...", "validation_loss": 9.0}
 
-`tokens` and `consumed_train_samples` count from the beginning of the run. `samples` digests which
-samples the step took, in order, over all ranks: each rank held the ids that its own batches carried
-against its part of what is digested, before anything was updated (`taken`). It tells which samples
-they were, not that their tokens came unharmed. `rng` digests the seeds of the step's micro-batches:
-each rank asked its generators, of the CPU and of its CUDA device, what they were seeded with when
-the forward pass of each chunk began, and held it against those. What is drawn from there on follows
-from that state; dropout on the residual stream hashes the same seeds without a generator. It tells
-neither how many numbers were drawn nor what a model of one's own seeds by itself. In fp16
-`loss_scale` is the one of the step, and `skipped` says that a gradient overflowed and nothing was
-updated; `passed_over` says so of a step of --iterations-to-skip. `num_zeros` and `params_norm` are
-there when they were asked for. `validation_loss` is there when it was measured after that step; a
-line of step 0 holds nothing else. With several validation sets it is their mean, and
-`validation_losses` has each by name. The last line has `test_loss` and `test_losses` likewise,
-where there is test data. Floats are written so that they read back to the same
-bits."""
+- `tokens`, `consumed_train_samples`: since the start of the run.
+- `samples`: digest of the ids of the step's samples, in order, over all ranks. Before the update,
+  each rank compares the ids in its own batches with its part (sample_check.py). The digest does not
+  cover the tokens of the samples.
+- `rng`: digest of the seeds of the step's micro-batches. At the start of each forward pass, each
+  rank compares them with the seeds of its CPU and CUDA generators. The digest covers neither how
+  many numbers are drawn, nor generators that a user's model seeds itself.
+- `loss_scale`: of the step, in fp16. `skipped`: a gradient overflowed, so there was no update.
+  `passed_over`: a step of --iterations-to-skip.
+- `num_zeros`, `params_norm`: on request.
+- `validation_loss`: measured after the step; the mean of several sets, with each by name in
+  `validation_losses`. A line of step 0 has nothing else. `test_loss` and `test_losses` likewise, in
+  the last line.
+
+Floats are written so that they read back to the same bits."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class StepRecord:
         self.validation_losses = losses if len(losses) > 1 else None
 
     def set_test(self, losses: dict[str, float]) -> None:
-        """Enter the loss of each test set, by name; nothing where there is none."""
+        """Enter the loss of each test set, by name, if there are any."""
         if losses:
             self.test_loss = sum(losses.values()) / len(losses)
             self.test_losses = losses if len(losses) > 1 else None
 
     def document(self) -> dict[str, Any]:
-        """The fields, without what was not measured."""
+        """The fields that have a value."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -82,7 +82,7 @@ class StepRecord:
 
 @dataclass(slots=True)
 class Ledger:
-    """The lines since the last checkpoint that stays, and the digest of all of them."""
+    """The lines since the last permanent checkpoint, and the digest of all lines."""
 
     digest: str = ""
     lines: list[str] = field(default_factory=list)
@@ -98,13 +98,12 @@ class Ledger:
         return "".join(line + "\n" for line in self.lines).encode()
 
     def forget(self) -> None:
-        """Drop the lines, now that a checkpoint that stays holds them."""
+        """Drop the lines: a permanent checkpoint has them."""
         self.lines = []
 
 
 def digest_samples(ids: NDArray[np.int64]) -> str:
-    """Digest of (n, 2) sample ids in the order in which a step served them; 16 digits tell runs
-    apart."""
+    """Digest of (n, 2) sample ids in the order of a step; 16 digits distinguish runs."""
     return digest_bytes(np.ascontiguousarray(ids, "<i8").tobytes())[:16]
 
 
@@ -114,7 +113,7 @@ def parse_ledger(text: bytes) -> list[dict[str, Any]]:
 
 
 def chain(lines: Iterable[str], digest: str = "") -> str:
-    """The digest of a ledger that had `digest` and goes on with these lines."""
+    """The digest of a ledger with digest `digest`, extended by these lines."""
     for line in lines:
         digest = digest_bytes(f"{digest}\n{line}".encode())
     return digest

@@ -1,4 +1,4 @@
-"""How long a run is, and at which steps it looks up. Standard library only."""
+"""Length of a run in steps and samples, and its validation steps. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ class RunLength:
     steps: int
     """Optimizer steps of the whole run."""
     samples: int
-    """Training samples that it asks for."""
+    """Training samples of the options."""
     schedule: BatchSchedule
     evaluation_steps: tuple[int, ...]
-    """After which the validation loss is measured: the last step is one of them, if any is."""
+    """Steps after which validation runs; the last step is one of them, if any is."""
 
     @property
     def consumed(self) -> int:
-        """Samples that the steps take: more than asked for where the last batch ends behind."""
+        """Samples that the steps consume; the last batch may exceed `samples`."""
         return self.schedule.samples_after(self.steps)
 
     @property
     def global_batch_size(self) -> int:
-        """The final one, which validation takes and numbers of iterations count in."""
+        """The final size, in which validation runs and iterations are counted."""
         return self.schedule.final.global_batch_size
 
 
 def length_of(training: TrainingConfig, dp: int, seq_length: int) -> RunLength:
-    """The length of a run on so many data-parallel ranks; ConfigError where numbers do not fit."""
+    """The length of a run on `dp` data-parallel ranks; ConfigError if the numbers do not fit."""
     schedule = build_batch_schedule(
         global_batch_size=training.global_batch_size,
         micro_batch_size=training.micro_batch_size,
@@ -47,9 +47,9 @@ def length_of(training: TrainingConfig, dp: int, seq_length: int) -> RunLength:
 
 
 def num_samples(training: TrainingConfig, length: RunLength) -> tuple[int, int, int]:
-    """Samples of training, validation and test data that a run asks for, by Megatron-LM's count.
+    """Samples of training, validation and test data for a run, by Megatron-LM's count.
 
-    The count decides how many epochs are shuffled together, so it decides the order as well."""
+    The count decides how many epochs are shuffled together, and so the order of samples."""
     if not training.eval_iters:
         return length.samples, 0, 0
     by_interval = length.steps // training.eval_interval + 1

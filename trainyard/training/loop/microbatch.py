@@ -1,6 +1,6 @@
-"""A micro-batch on its way from the loader to the model, and its losses on the way back.
+"""Micro-batches: moved to the device, sharded, seeded; and the sums of their losses.
 
-b rows, s tokens of the whole sequence, s_local those of this rank under context parallelism."""
+b rows, s tokens of the whole sequence, s_local tokens of this rank under context parallelism."""
 
 from __future__ import annotations
 
@@ -23,50 +23,49 @@ HOST_SEED = "seed"
 """Key of a training batch: () int64 on the CPU, the seed of the micro-batch."""
 
 NUM_TOKENS = "num_tokens"
-"""Key of a prepared batch: () fp32, tokens of the micro-batch that count, over the whole
-sequence."""
+"""Key of a prepared batch: () fp32, number of tokens with a loss, over the whole sequence."""
 
 CUT = ("tokens", "labels", "loss_mask", "position_ids")
-"""What lies along the sequence, (b, s)."""
+"""Keys of (b, s) tensors, which context parallelism shards."""
 
 
 BOUNDS = "cu_seqlens"
-"""Key of the places where documents begin, (b, s + 1), where attention stops at them."""
+"""Key of the positions where documents start, (b, s + 1), if attention stops at them."""
 
 
 class StageModule(Protocol):
-    """What training asks of a model, or of the part of one that a pipeline stage holds."""
+    """What training asks of a model, or of the part on a pipeline stage."""
 
     def forward_stage(self, hidden: Tensor | None, batch: Batch) -> Tensor:
-        """hidden: (s, b, h) of the stage before, None on the first. Returns what the next stage
-        takes, or on the last the loss of each token, (b, s_local) fp32, not masked."""
+        """hidden: (s, b, h) of the stage before, None on the first. Returns the hidden states for
+        the next stage; on the last stage the loss of each token, (b, s_local) fp32, not masked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Loader batches made ready for this rank."""
+    """Prepares loader batches for this rank."""
 
     groups: ProcessGroups
     device: torch.device
     own_positions: bool = False
-    """Samples count positions in their own way; otherwise a model knows them, which costs less."""
+    """Batches bring their position ids; otherwise the model computes them, which costs less."""
 
     def training(
         self, batches: Iterator[Batch], seed: int, step: int, num_microbatches: int
     ) -> Iterator[Batch]:
-        """The micro-batches of a step, each with the seed of what it drops."""
+        """The micro-batches of a step, each with the seed of its dropout."""
         dims = self.groups.dims
         for index in range(num_microbatches):
             batch = self.ready(next(batches))
             place = index * dims.dp + self.groups.dp_rank
             drawn = microbatch_seed(seed, step, place)
             batch[HOST_SEED] = torch.tensor(drawn)
-            # Filled in and not copied: a copy of memory that is not pinned waits for the device.
+            # Filled, not copied: a copy from memory that is not pinned waits for the device.
             batch[DROPOUT_SEED] = torch.full((), drawn, dtype=torch.int64, device=self.device)
             yield batch
 
     def ready(self, batch: Batch) -> Batch:
-        """On the device, cut to this rank's part of the sequence."""
+        """The batch on the device, with this rank's part of the sequence."""
         if BOUNDS in batch:
             batch = {**batch, BOUNDS: trim_bounds(batch[BOUNDS])}
         moved = {
@@ -84,16 +83,16 @@ class Preparation:
 
 
 class Totals:
-    """Loss and tokens of a step or a measurement, added up on the device."""
+    """Sums of losses and tokens of a step or a validation, on the device."""
 
     def __init__(self, groups: ProcessGroups, device: torch.device) -> None:
         self._counts = groups.tp_rank == 0 and groups.is_last_stage
         self._counts_tokens = self._counts and groups.cp_rank == 0
         self.values = torch.zeros(3, dtype=torch.float64, device=device)
-        """Loss, tokens, requests to stop: what this rank is to say of the whole."""
+        """Loss, tokens, requests to stop: this rank's part of the sums."""
 
     def add(self, loss: Tensor, num_tokens: Tensor) -> None:
-        """One micro-batch; said by one rank of those that know the same."""
+        """Add one micro-batch, on one of the ranks that have the same numbers."""
         if self._counts:
             self.values[0] += loss
         if self._counts_tokens:
@@ -101,16 +100,16 @@ class Totals:
 
 
 def is_last_chunk(module: nn.Module) -> bool:
-    """Whether a chunk ends the model; one that does not say is the whole."""
+    """Whether a chunk has the output layer; a module without `stage` is the whole model."""
     stage = getattr(module, "stage", None)
     return stage is None or bool(stage.has_output)
 
 
 def seed_generators(batch: Batch, tp_rank: int, cp_rank: int, chunk: int) -> None:
-    """Seed the generators of the CPU and of this rank's CUDA device for one chunk of a micro-batch
-    that carries the seed of its dropout.
+    """Seed the generators of the CPU and of this rank's CUDA device for one chunk of a micro-batch.
 
-    Ranks that share heads or sequence draw apart from each other, as they drop other things."""
+    The batch has the seed of its dropout. Tensor- and context-parallel ranks draw different
+    numbers, as they hold different heads and tokens."""
     value = generator_seed(int(batch[HOST_SEED]), tp_rank, cp_rank, chunk)
     torch.default_generator.manual_seed(value)  # torch.manual_seed asks every kind of device: 2 ms
     if torch.cuda.is_initialized():
@@ -118,7 +117,7 @@ def seed_generators(batch: Batch, tp_rank: int, cp_rank: int, chunk: int) -> Non
 
 
 def held_seeds() -> tuple[int, ...]:
-    """What the generators of the CPU and of this rank's CUDA device were last seeded with, by their
-    own account. The host knows both: nothing waits for the device."""
+    """The last seeds of the generators of the CPU and of this rank's CUDA device. The host knows
+    both: nothing waits for the device."""
     held = (torch.default_generator.initial_seed(),)
     return (*held, torch.cuda.initial_seed()) if torch.cuda.is_initialized() else held

@@ -1,4 +1,4 @@
-"""A process made ready to train: its device, threads, seeds, and the ranks it works with."""
+"""Prepares a process for training: device, threads, seeds, process groups, CUDA variables."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def prepared(config: PretrainConfig) -> Iterator[tuple[ProcessGroups, torch.device]]:
-    """The groups and the device of this rank, until the end of the context. A default group that
-    is there already is used and left."""
+    """The groups and the device of this rank, within the context. Uses an existing default group,
+    and leaves it initialised."""
     _, _, local_rank, local_ranks = rank_of_environment()
-    # Before CUDA is asked for anything: it reads its variables once.
+    # Before the first CUDA call: CUDA reads its variables once.
     connections = _arrange_connections(config)
     device = resolve_device(config.training.device, local_rank)
     _prepare_torch(config.training, local_ranks)
@@ -80,20 +80,20 @@ def _prepare_torch(training: TrainingConfig, local_ranks: int) -> None:
 
 
 def seed_process(seed: int) -> None:
-    """Seed what a model may draw from outside its forward pass."""
+    """Seed the generators that a model may use outside of its forward pass."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
 REPRODUCIBLE = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
-"""Values of NCCL_ALGO with which NCCL adds in one order: without NVLink's own sums."""
+"""Values of NCCL_ALGO with a fixed order of additions: without NVLink SHARP."""
 
 
 def use_deterministic_algorithms() -> None:
-    """Let torch refuse operations on CUDA whose bits change from run to run, and NCCL sums that do.
+    """Make torch refuse CUDA operations, and NCCL algorithms, whose results differ between runs.
 
-    Raises ConfigError for an NCCL_ALGO that allows others."""
+    Raises ConfigError for another NCCL_ALGO."""
     algorithm = os.environ.setdefault("NCCL_ALGO", "^NVLS")
     if algorithm not in REPRODUCIBLE:
         raise ConfigError(
@@ -102,7 +102,7 @@ def use_deterministic_algorithms() -> None:
         )
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = False
-    # Filling fresh memory would only hide bugs, and costs time.
+    # Filling uninitialised memory would only hide bugs, and costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True)
 
@@ -114,14 +114,14 @@ VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """What was found and done."""
+    """The message about the variable."""
 
     message: str
     is_warning: bool = False
 
 
 def hidden_communication(parallel: ParallelConfig) -> str | None:
-    """The option that asks for communication behind matrix products; None if none does."""
+    """The option that overlaps communication with matrix products; None without one."""
     if parallel.tensor_model_parallel_size > 1:
         return f"--tensor-model-parallel-size {parallel.tensor_model_parallel_size}"
     if parallel.context_parallel_size > 1 and parallel.cp_comm_type == "p2p":
@@ -132,28 +132,33 @@ def hidden_communication(parallel: ParallelConfig) -> str | None:
 def arrange_connections(
     parallel: ParallelConfig, environ: MutableMapping[str, str], *, cuda_started: bool
 ) -> Connections | None:
-    """Set the variable where it helps and nobody has; what there is to say of it.
+    """Set the variable if it helps and is unset; returns a message about it.
 
-    cuda_started: CUDA has read its variables in this process, so that setting one is too late."""
+    The number of hardware queues of a process. Tensor parallelism, and context parallelism in a
+    ring, start a collective and then the matrix product that hides it. One queue keeps this order.
+    With several, the product may fill the device first, and the collective runs after it: the same
+    result, but slower. Megatron-LM demands 1; trainyard sets it, unless it is set already.
+
+    cuda_started: CUDA has read its variables in this process, so setting one is too late."""
     option, found = hidden_communication(parallel), environ.get(VARIABLE)
     if option is None:
         return None
     if found is None and cuda_started:
         return Connections(
-            f"{VARIABLE} is not set, and CUDA was started before: communication may come behind "
-            f"the products that should hide it ({option}); set it to 1 when the program is started",
+            f"{VARIABLE} is not set, and CUDA is already running: communication may run after the "
+            f"products that should hide it ({option}); set it to 1 when you start the program",
             is_warning=True,
         )
     if found is None:
         environ[VARIABLE] = "1"
         return Connections(
-            f"{VARIABLE}=1, set here: communication begins before the products that hide it "
-            f"({option})"
+            f"{VARIABLE}=1, set by trainyard: communication starts before the products that hide "
+            f"it ({option})"
         )
     if found.strip() == "1":
-        return Connections(f"{VARIABLE}=1, as it was given ({option})")
+        return Connections(f"{VARIABLE}=1, from the environment ({option})")
     return Connections(
-        f"{VARIABLE}={found}, as it was given: communication may come behind the products that "
-        f"should hide it ({option}); before Blackwell, 1 or nothing is faster",
+        f"{VARIABLE}={found}, from the environment: communication may run after the products that "
+        f"should hide it ({option}); before Blackwell, 1 or unset is faster",
         is_warning=True,
     )

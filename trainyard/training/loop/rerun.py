@@ -1,23 +1,22 @@
-"""Running a step again to find out who is to blame for an impossible result.
+"""Reruns a step to find the cause of an impossible result: a faulty machine, or model and data.
 
-The forward and backward pass of a step is a pure function of weights, samples and seeds. So when a
-loss or gradient is not finite (or jumps, with --check-for-spiky-loss) it is computed again on the
-same ranks:
+The forward and backward pass of a step is a pure function of weights, samples and seeds. So a loss
+or gradient that is NaN or Inf (or jumps, with --check-for-spiky-loss) is computed again on the same
+ranks:
 
-    another result       the machine made a mistake, now or before: a transient fault
-    the same result      the model or the data, or a machine that makes it every time. The run ends
-                         with status 16; started again, on other machines, it comes to the step:
+    another result       a transient fault of the machine, now or before
+    the same result      model or data, or a machine with a permanent fault. The run ends with
+                         status 16; restarted on other machines, it computes the step once more:
         another result   the first machines are faulty
-        the same result  the model or the data: no machine is to blame
+        the same result  model or data: no machine is faulty
 
-as Megatron-LM's rerun state machine does, with its exit statuses. A spike never ends a run: it is
-told what it was, and training goes on.
+These are the rules and exit statuses of Megatron-LM's rerun state machine. A spike never ends a
+run: its cause is logged, and training continues.
 
-Kernels that add up in no fixed order give other last digits every time. A result that is not finite
-has come out again when the second one is not finite either; a spike, when the two are next to each
-other.
+Kernels without a fixed order of additions differ in the last digits. NaN and Inf count as the same
+result, and so do spikes that differ by no more than ROUNDING.
 
-The decisions are pure functions of what all ranks know alike. Standard library only."""
+Every decision is a pure function of values that are equal on all ranks. Standard library only."""
 
 from __future__ import annotations
 
@@ -37,11 +36,11 @@ REMEDIES = (
     "lower --lr, lengthen --lr-warmup-iters, lower --clip-grad, or pass over the step with "
     "--iterations-to-skip"
 )
-"""Against a loss that is not finite."""
+"""Remedies for a loss that is NaN or Inf."""
 
 ROUNDING = 1e-3
-"""Share by which two results of the same step may differ on sound machines: the order of additions
-in bf16, far from what makes a spike (spikes.SHARE)."""
+"""Relative difference of two results of the same step on sound machines, from the order of
+additions in bf16. Far below a spike (SHARE)."""
 
 Problem = Literal["not finite", "spike"]
 Action = Literal["accept", "again", "elsewhere", "fail"]
@@ -49,27 +48,27 @@ Action = Literal["accept", "again", "elsewhere", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class StepSums:
-    """What the forward and backward pass of a step came to, equal on all ranks."""
+    """Result of the forward and backward pass of a step, equal on all ranks."""
 
     loss: float
     grad_norm: float
     divisor: float
-    """What the gradients are still to be divided by, beside the scale of the loss."""
+    """Divisor of the gradients, besides the loss scale."""
     stop: bool
     """Some rank was asked to stop."""
     expects_overflow: bool = False
-    """A gradient that is not finite is part of the method (fp16), or to be passed over."""
+    """NaN and Inf in gradients are expected (fp16), or only skip the step."""
     num_zeros: int | None = None
-    """Numbers of the gradient that are zero, where they are counted."""
+    """Zeros of the gradient, if they are counted."""
 
     def result(self) -> tuple[float, float]:
-        """What must come out again."""
+        """The values that a rerun must reproduce."""
         return self.loss, self.grad_norm
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A result that came out twice on the same machines, kept for other ones."""
+    """A result that the same machines gave twice, stored for a rerun on other machines."""
 
     step: int
     loss: float
@@ -88,30 +87,30 @@ class Suspicion:
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Suspicion:
-        """What `document` wrote."""
+        """The inverse of `document`."""
         loss, norm = (float.fromhex(document[name]) for name in ("loss", "grad_norm"))
         return cls(int(document["step"]), loss, norm, tuple(document["where"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is to be done with a step, and what to say of it."""
+    """The decision about a step, and the message for the log."""
 
     action: Action
-    words: str = ""
+    message: str = ""
     suspicion: Suspicion | None = None
-    """To be kept for the run on other machines."""
+    """To store for a run on other machines."""
     clears: bool = False
-    """What was kept is settled."""
+    """The stored suspicion is resolved."""
 
 
 def is_finite(result: Sequence[float]) -> bool:
-    """Whether a step can have come to that."""
+    """Whether no value is NaN or Inf."""
     return all(map(math.isfinite, result))
 
 
 def is_next_to(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether finite results differ by no more than the order of additions explains."""
+    """Whether finite results differ by no more than ROUNDING."""
     pairs = zip(one, other, strict=True)
     return all(math.isclose(a, b, rel_tol=ROUNDING) for a, b in pairs)
 
@@ -120,12 +119,12 @@ class RerunMachine:
     """The decisions of --rerun-mode validate_results."""
 
     def __init__(self, where: Sequence[str], suspicion: Suspicion | None = None) -> None:
-        """where: machine and device of each rank. suspicion: what an earlier run ended with."""
+        """where: machine and device of each rank. suspicion: of an earlier run."""
         self._where = tuple(where)
         self._suspicion = suspicion
 
     def first(self, step: int, result: tuple[float, float], problem: Problem | None) -> Finding:
-        """After a step was computed for the first time in this process."""
+        """The decision after the first computation of a step."""
         kept = self._suspicion
         if kept is not None and kept.step == step:
             return self._elsewhere(kept, result, problem)
@@ -140,28 +139,28 @@ class RerunMachine:
         after: tuple[float, float],
         problem: Problem,
     ) -> Finding:
-        """After it was computed again. problem: of the first time."""
+        """The decision after the second computation. problem: of the first one."""
         if problem == "spike":
-            words = (
-                f"step {step}: the spike came out again: it is the data or the optimizer, not the "
-                "machine (stages.blame names the documents)"
+            message = (
+                f"step {step}: the rerun gave the same spike: the cause is data or optimizer, not "
+                "the machine (stages.blame shows the documents)"
                 if is_next_to(before, after)
-                else f"step {step}: {_shown(before)} at first, {_shown(after)} the second time: a "
-                f"machine made a mistake (one of {_places(self._where)}); going on with the second"
+                else f"step {step}: {_shown(before)} at first, {_shown(after)} the second time: "
+                f"transient fault of one of {_places(self._where)}; continuing with the second"
             )
-            return Finding("accept", words)
+            return Finding("accept", message)
         if not is_finite(after):
             return Finding(
                 "elsewhere",
                 f"step {step}: {_shown(after)} both times on {_places(self._where)}: training has "
                 f"most likely diverged, and the step was not taken; {REMEDIES}. Or the machine is "
-                "at fault: the same command on other machines comes to this step again and tells",
+                "faulty: the same command on other machines reruns this step and finds out",
                 Suspicion(step, *after, self._where),
             )
         return Finding(
             "fail",
             f"step {step}: {_shown(before)} at first and {_shown(after)} the second time, from the "
-            f"same numbers: a transient fault of one of {_places(self._where)}. The step was not "
+            f"same inputs: a transient fault of one of {_places(self._where)}. The step was not "
             "taken; start the same command without that machine",
         )
 
@@ -170,23 +169,23 @@ class RerunMachine:
     ) -> Finding:
         shared = set(kept.where) & set(self._where)
         if problem != "not finite":
-            words = (
+            message = (
                 f"step {kept.step}: {_shown((kept.loss, kept.grad_norm))} on {_places(kept.where)} "
-                f"and {_shown(result)} now: one of those machines is faulty; going on"
+                f"and {_shown(result)} now: one of those machines is faulty; continuing"
             )
-            return Finding("accept", words + ("" if shared else " without them"), clears=True)
+            return Finding("accept", message + ("" if shared else " without them"), clears=True)
         if shared:
             return Finding(
                 "elsewhere",
                 f"step {kept.step}: {_shown(result)} again, on some of the same machines "
                 f"({_places(sorted(shared))}). Training has most likely diverged; {REMEDIES}. Only "
-                "the same command on other machines can tell whether these are at fault",
+                "the same command on other machines can show whether these are faulty",
                 kept,
             )
         return Finding(
             "fail",
             f"step {kept.step}: {_shown(result)} on {_places(kept.where)} and on "
-            f"{_places(self._where)} alike: no machine is to blame but the model or its data; "
+            f"{_places(self._where)} alike: the cause is the model or its data, not a machine; "
             f"{REMEDIES}",
             clears=True,
         )
@@ -202,26 +201,25 @@ def _places(where: Sequence[str]) -> str:
     return ", ".join(names[:4]) + more
 
 
-# --- what a step calls ------------------------------------------------------------------------
+# --- the judge that a step calls --------------------------------------------------------------
 
 
 @dataclass
 class StepJudge:
-    """Runs the forward and backward pass of a step as often as it takes to know what to do."""
+    """Runs the forward and backward pass of a step, and again if its result is suspicious."""
 
     machine: RerunMachine | None
     """None: report_determinism_stats."""
     spikes: SpikeDetector | None = None
-    """Where spikes are looked into as well."""
+    """If spikes are rerun too (--check-for-spiky-loss)."""
     keep: Callable[[Suspicion | None], None] = lambda suspicion: None
-    """Keep a suspicion for the next run, or forget it."""
+    """Stores a suspicion for the next run, or removes it."""
     is_first_rank: bool = True
     differences: list[float] = field(default_factory=list)
-    """report_determinism_stats: by how much results of a step differed, as a share."""
+    """report_determinism_stats: relative differences between two results of each step."""
 
     def __call__(self, step: int, compute: Callable[[], StepSums]) -> StepSums:
-        """What the step came to. Raises RerunElsewhere or ValidationFailed where it must not be
-        taken."""
+        """The accepted result of the step. Raises RerunElsewhere or ValidationFailed."""
         first = compute()
         if self.machine is None:
             second = compute()
@@ -231,7 +229,7 @@ class StepJudge:
         finding = self.machine.first(step, first.result(), problem)
         sums = first
         if finding.action == "again":
-            self._tell(finding)
+            self._log(finding)
             sums = compute()
             assert problem is not None
             finding = self.machine.second(step, first.result(), sums.result(), problem)
@@ -251,17 +249,17 @@ class StepJudge:
         elif finding.clears:
             self.keep(None)
         if finding.action == "elsewhere":
-            raise RerunElsewhere(finding.words)
+            raise RerunElsewhere(finding.message)
         if finding.action == "fail":
-            raise ValidationFailed(finding.words)
-        self._tell(finding)
+            raise ValidationFailed(finding.message)
+        self._log(finding)
 
-    def _tell(self, finding: Finding) -> None:
-        if finding.words and self.is_first_rank:
-            log.error("%s", finding.words)
+    def _log(self, finding: Finding) -> None:
+        if finding.message and self.is_first_rank:
+            log.error("%s", finding.message)
 
     def report(self) -> str:
-        """What report_determinism_stats found, in a line."""
+        """The result of report_determinism_stats in one line."""
         unequal = [difference for difference in self.differences if difference > 0.0]
         worst = max(unequal, default=0.0)
         return (
@@ -279,24 +277,25 @@ def _difference(one: float, other: float) -> float:
 
 
 WINDOW = 128
-"""Losses that a new one is compared with."""
+"""Number of losses that a new one is compared with."""
 FEWEST = 16
-"""Before so many were seen nothing is a spike."""
+"""With fewer losses than this nothing is a spike."""
 DEVIATIONS = 8.0
 SHARE = 0.1
-"""A spike is above the median by so many standard deviations and by this share of the median."""
+"""A spike exceeds the median by DEVIATIONS standard deviations and by SHARE of the median."""
 MAD_TO_DEVIATION = 1.4826
-"""Of a normal distribution; the median of deviations does not see earlier spikes."""
+"""From median absolute deviation to standard deviation of a normal distribution; the median ignores
+earlier spikes."""
 
 
 class SpikeDetector:
-    """Compares each loss with those before it."""
+    """Compares each loss with the ones before it."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=WINDOW)
 
     def bound(self) -> float:
-        """What the next loss must not be above."""
+        """Upper bound of the next loss."""
         if len(self._losses) < FEWEST:
             return math.inf
         middle = statistics.median(self._losses)
@@ -304,10 +303,10 @@ class SpikeDetector:
         return middle + max(DEVIATIONS * MAD_TO_DEVIATION * spread, SHARE * abs(middle))
 
     def is_spike(self, loss: float) -> bool:
-        """Whether this loss, the next one, jumps."""
+        """Whether this loss exceeds the bound."""
         return math.isfinite(loss) and loss > self.bound()
 
     def add(self, loss: float) -> None:
-        """The loss of a step that was taken."""
+        """Add the loss of a step."""
         if math.isfinite(loss):
             self._losses.append(loss)

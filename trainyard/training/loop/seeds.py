@@ -1,5 +1,9 @@
-"""The seeds of dropout, as a function of where in a run it is drawn. Standard library only: what
-proves that a run drew from the right ones does without torch."""
+"""Seeds of dropout, as a function of run seed, step and position of the micro-batch.
+
+The generators are seeded for every micro-batch, so no generator state is saved: a resumed run draws
+the same numbers, and so does a run on another number of ranks. Dropout on the residual stream
+hashes the same seeds (parallel/invariant_dropout.py). Standard library only, for
+stages.certify."""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
 
 
 def generator_seed(seed: int, tp_rank: int, cp_rank: int, chunk: int) -> int:
-    """What a rank seeds its generators with for one chunk of the micro-batch of this seed."""
+    """The seed of a rank's generators for one chunk of the micro-batch with this seed."""
     return (seed + 1_000_003 * tp_rank + 7_919 * cp_rank + 104_729 * chunk) % 2**63
 
 
@@ -24,7 +28,7 @@ def step_seeds(seed: int, step: int, num_microbatches: int) -> list[int]:
 
 
 def step_digest(seed: int, step: int, num_microbatches: int) -> str:
-    """Digest of all that a step draws from: the seeds of its micro-batches, over all ranks."""
+    """Digest of the seeds of a step's micro-batches, over all ranks."""
     return digest_of_seeds(step_seeds(seed, step, num_microbatches))
 
 

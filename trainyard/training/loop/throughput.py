@@ -1,4 +1,4 @@
-"""How fast a run is, and how much memory it takes. Never part of what a run makes."""
+"""Speed and memory of steps, MFU, and waits for data. No part of the result of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from trainyard.parallel.device import peak_memory_bytes
 
 PEAK_CONVENTION = "share of the dense bf16 peak of the datasheet"
-"""One line for whoever prints an MFU; the operations are those of `trainyard.models.gpt.flops`."""
+"""Definition of MFU for reports; operations are counted by `trainyard.models.gpt.flops`."""
 
 PEAK_TFLOPS = (
     ("GB300", 2500.0),
@@ -49,12 +49,12 @@ PEAK_TFLOPS = (
     ("MI300X", 1307.4),
     ("MI250X", 383.0),
 )
-"""(part of the device's name, dense bf16 TFLOP/s, fp16 where it has no bf16); the first that
-matches counts."""
+"""(part of the device name, dense bf16 TFLOP/s, fp16 on devices without bf16); the first match
+counts."""
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """Dense 16-bit peak of a device; None for a CPU or one that is not in the table."""
+    """Dense 16-bit peak of a device in TFLOP/s; None for a CPU or an unknown device."""
     words = device_name.lower().replace("-", " ")
     for part, tflops in PEAK_TFLOPS:
         if f" {part.lower()} " in f" {words} ":
@@ -67,19 +67,19 @@ FILE = "timings.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """One step of a run, in time."""
+    """Speed and memory of one step."""
 
     step: int
     ms: float
-    """Wall time of the step, loading of data included, evaluation and checkpoints not."""
+    """Wall time of the step with data loading, without validation and checkpoints."""
     tokens_per_second: float
     """Over all ranks."""
     tflops_per_gpu: float
-    """10^12 operations a second and device, by the convention of `trainyard.models.gpt.flops`."""
+    """10^12 operations per second and device, counted by the model family."""
     data_wait_ms: float
-    """Part of `ms` in which the loader was waited for."""
+    """Part of `ms` spent waiting for the loader."""
     memory_bytes: int
-    """Peak so far of the first rank: allocated on its CUDA device, else resident in the process."""
+    """Peak of rank 0 so far: allocated on its CUDA device, else resident in the process."""
 
     def line(self) -> str:
         """The JSON line of `timings.jsonl`."""
@@ -92,7 +92,7 @@ def _rounded(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a sample amounts to."""
+    """Tokens and operations of a sample."""
 
     tokens_per_sample: int
     flops_per_sample: float
@@ -106,7 +106,7 @@ class Workload:
         num_samples: int,
         data_wait_seconds: float = 0.0,
     ) -> StepTiming:
-        """The figures of a step of so many samples that took `seconds`."""
+        """The timing of a step of `num_samples` samples in `seconds`."""
         return StepTiming(
             step,
             1000.0 * seconds,
@@ -118,7 +118,7 @@ class Workload:
 
 
 def summary(timings: list[StepTiming]) -> dict[str, float]:
-    """Medians over the steps after the first, which warms caches up."""
+    """Medians over the steps after the first, which is a warm-up."""
     steady = timings[1:] or timings
     if not steady:
         return {}
@@ -142,15 +142,18 @@ def _nothing() -> None:
 
 
 class DataWait:
-    """Measures the time in `next` of the iterators that it watches."""
+    """Measures the time that training waits for batches.
+
+    On CUDA the host runs ahead of the device, so a short wait may be hidden. A wait of several per
+    cent means that the loader is the bottleneck."""
 
     def __init__(self, beat: Callable[[], None] = _nothing) -> None:
-        """beat: called for every batch that came: a sign of life."""
+        """beat: called for every batch, as a sign of progress."""
         self._beat = beat
         self._seconds = 0.0
 
     def watch(self, batches: Iterator[T]) -> Iterator[T]:
-        """The same batches."""
+        """The same batches, timed."""
         return _Watched(self, batches)
 
     def take(self) -> float:
@@ -159,7 +162,7 @@ class DataWait:
         return seconds
 
     def add(self, seconds: float) -> None:
-        """A batch was waited for so long."""
+        """Add a wait for a batch."""
         self._seconds += seconds
         self._beat()
 

@@ -1,7 +1,7 @@
-"""Where the time of a step goes, by parts that Megatron-LM's users know.
+"""Timers of the parts of a step, under Megatron-LM's names.
 
-Level 1 times the parts of a step, level 2 what happens many times in it. On CUDA a part is timed by
-two events of the stream, so the host never waits; what they say is read when a report is due."""
+Level 1 times the parts of a step, level 2 also parts that run many times in it. On CUDA two events
+of the stream time a part, so the host never waits; a report reads them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LEVELS = {
     "optimizer-clip-main-grad": 2,
     "optimizer-inner-step": 2,
 }
-"""The parts, and from which --timing-log-level on they are timed."""
+"""The parts, and the --timing-log-level from which they are timed."""
 
 COMPUTE = ("forward-compute", "backward-compute")
-"""What a rank does by itself: two ranks that do the same should take as long for them."""
+"""Parts without communication: ranks with the same work should take the same time for them."""
 
 MAX_PENDING = 4096
-"""Pairs of CUDA events of a part that are kept unread."""
+"""Limit of unread pairs of CUDA events per part."""
 
 _NOTHING = nullcontext()
 
@@ -40,7 +40,7 @@ def _nothing() -> None:
 
 
 class Timers:
-    """Call it with the name of a part for a context manager around the part."""
+    """`timers(name)` is a context manager around a part."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class Timers:
         always: Sequence[str] = (),
         barrier: Callable[[], None] = _nothing,
     ) -> None:
-        """always: parts that are timed at any level. barrier: called before parts of level 1, when
-        they are timed because of their level."""
+        """always: parts to time at any level. barrier: called before parts of level 1 if the level
+        asks for them."""
         on_cuda = device is not None and device.type == "cuda"
         self._parts: dict[str, _CudaTimer | _HostTimer] = {}
         for name, needed in LEVELS.items():
@@ -60,7 +60,7 @@ class Timers:
                 self._parts[name] = _CudaTimer(before) if on_cuda else _HostTimer(before)
 
     def __call__(self, name: str) -> AbstractContextManager[object]:
-        """Around a part; free where the part is not timed."""
+        """Time a part; free if the part is not timed."""
         assert name in LEVELS, name
         return self._parts.get(name, _NOTHING)
 
@@ -70,13 +70,13 @@ class Timers:
         return bool(self._parts)
 
     def take(self) -> dict[str, float]:
-        """Milliseconds of each part since the last call; parts that did not happen are absent."""
+        """Milliseconds of each part since the last call, without parts that did not run."""
         taken = {name: timer.take() for name, timer in self._parts.items()}
         return {name: ms for name, ms in taken.items() if ms is not None}
 
 
 class _HostTimer:
-    """On the CPU, where a part is over when its call returns."""
+    """On the CPU, where calls are synchronous."""
 
     def __init__(self, before: Callable[[], None]) -> None:
         self._before = before

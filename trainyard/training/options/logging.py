@@ -1,5 +1,5 @@
-"""What a run tells of itself while it lasts, under Megatron-LM's names. Standard library only; none
-of it changes what a run makes."""
+"""Logging of a run, under Megatron-LM's names. None of it changes the result. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POSITIVE = (
 class LoggingConfig:
     """Console, metrics files, TensorBoard, Weights & Biases, timers and memory."""
 
-    # --- the line on the console ---------------------------------------------------------------
+    # --- console -------------------------------------------------------------------------------
 
     log_interval: int = execution(100)
     """Steps between two lines on the console."""
@@ -32,34 +32,34 @@ class LoggingConfig:
     log_num_zeros_in_grad: bool = execution(False)
     """Count the zeros of the gradient at every step."""
     log_progress: bool = execution(False)
-    """Add a line to progress.txt in --save at the start and at every checkpoint: when, on how many
-    ranks, how fast."""
+    """Add a line to progress.txt in --save at the start and at every checkpoint: time, ranks,
+    speed."""
 
     # --- timers --------------------------------------------------------------------------------
 
     timing_log_level: Literal[0, 1, 2] = execution(0)
-    """How finely a step is timed: 0 not at all, 1 its parts, 2 what happens often in it."""
+    """Timers of a step: 0 none, 1 its parts, 2 also parts that run many times in it."""
     timing_log_option: Literal["max", "minmax", "all"] = execution("minmax")
-    """Of the times of all ranks, show the longest, the shortest and longest, or each."""
+    """Show the longest time over all ranks, the shortest and longest, or all."""
     barrier_with_level_1_timing: bool = execution(True)
-    """Have ranks wait for each other before each timed part of a step, so that a part is not
-    charged with the lateness of others."""
+    """A barrier before each timed part of a step, so that its time excludes waits for late
+    ranks."""
 
     # --- metrics files -------------------------------------------------------------------------
 
     metrics_jsonl: str | None = execution(None)
-    """Local file that gets a JSON line of all figures at every step."""
+    """Local file for a JSON line of all figures at every step."""
     loggers: tuple[str, ...] = execution(())
-    """Loggers of installed packages to call: names of entry points in trainyard.loggers."""
+    """Loggers of installed packages: names of entry points in the group trainyard.loggers."""
 
     # --- TensorBoard ---------------------------------------------------------------------------
 
     tensorboard_dir: str | None = execution(None)
-    """Folder for TensorBoard; unset: none is written."""
+    """Folder for TensorBoard; unset: none."""
     tensorboard_log_interval: int = execution(1)
     """Steps between two entries for TensorBoard and Weights & Biases."""
     tensorboard_queue_size: int = execution(1000)
-    """Entries that wait before TensorBoard's writer makes a step wait."""
+    """Length of TensorBoard's write queue; a full queue delays a step."""
     log_timers_to_tensorboard: bool = execution(False)
     """Enter timers too."""
     log_validation_ppl_to_tensorboard: bool = execution(False)
@@ -78,26 +78,25 @@ class LoggingConfig:
     # --- Weights & Biases ----------------------------------------------------------------------
 
     wandb_project: str = execution("")
-    """Project on Weights & Biases; unset: nothing is sent. WANDB_MODE=offline keeps it here."""
+    """Project on Weights & Biases; unset: none. WANDB_MODE=offline stores the run locally."""
     wandb_exp_name: str = execution("")
     """Name of the run there; unset: the name of the --save folder."""
     wandb_save_dir: str = execution("")
-    """Folder for its files; unset: a wandb folder where the run was started."""
+    """Folder for its files; unset: wandb/ in the working directory."""
     wandb_entity: str = execution("")
-    """User or team there; unset: the default one of who is logged in."""
+    """User or team there; unset: the default of the account."""
 
     # --- memory and performance ----------------------------------------------------------------
 
     monitor_memory_continuously: bool = execution(False)
-    """Note the memory of every rank all the while, in logs/memory-rankN.jsonl of --save."""
+    """Record the memory of every rank in logs/memory-rankN.jsonl of --save."""
     memory_monitor_interval: float = execution(1.0)
-    """Seconds between two such notes."""
+    """Seconds between two records."""
     save_performance_summary: bool = execution(False)
-    """Write performance.json beside the checkpoints, which the run card shows: speed, times and
-    memory of the run."""
+    """Write performance.json to --save, for the run card: speed, times and memory of the run."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant, in words."""
+        """Refuse invalid values."""
         for name in POSITIVE:
             value = getattr(self, name)
             if not value > 0:
@@ -108,11 +107,10 @@ class LoggingConfig:
                 if getattr(self, name):
                     flag = f"--{name.replace('_', '-')}"
                     raise ConfigError(
-                        f"{flag} names something of a run on Weights & Biases, and there is none; "
-                        "give --wandb-project too"
+                        f"{flag} belongs to a run on Weights & Biases, which needs "
+                        "--wandb-project; give that too"
                     )
         if self.metrics_jsonl is not None and "://" in self.metrics_jsonl:
             raise ConfigError(
-                f"--metrics-jsonl {self.metrics_jsonl}: lines are added to a local file; give a "
-                "path"
+                f"--metrics-jsonl {self.metrics_jsonl}: must be a local file; give a path"
             )

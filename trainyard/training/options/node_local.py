@@ -1,4 +1,4 @@
-"""Saves between the durable ones, under Megatron-LM's names. Standard library only."""
+"""Non-persistent saves, under Megatron-LM's names. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from trainyard.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonPersistentConfig:
-    """Steps that only serve to go on from, saved oftener than --save-interval, to another place."""
+    """Temporary steps to resume from, saved more often than --save-interval, to another folder."""
 
     non_persistent_save_interval: int | None = execution(None)
-    """Steps between two saves to the place of --non-persistent-ckpt-type; a step that is saved in
-    --save anyway is not saved there."""
+    """Steps between two saves to the folder of --non-persistent-ckpt-type. A step that --save gets
+    is not saved there."""
     non_persistent_ckpt_type: Literal["global", "local", "in_memory"] | None = execution(None)
-    """global: in one folder that all ranks see; local: each node keeps what its ranks write, on a
-    disk or in a memory file system of its own. in_memory is refused."""
+    """global: in one folder that all ranks share. local: on a disk or memory file system of each
+    node. in_memory is refused."""
     non_persistent_global_ckpt_dir: str | None = location(None)
     """Folder or URL of global saves; unset: non_persistent/ in --save."""
     non_persistent_local_ckpt_dir: str | None = location(None)
-    """Folder of local saves, on every node; variables such as $TMPDIR stand for what they are on
-    the node, where the shell has left them."""
+    """Folder of local saves, on every node. Variables such as $TMPDIR are expanded on the node,
+    unless the shell has expanded them."""
     non_persistent_keep_last: int = execution(1)
-    """Saves to keep there; while one is written it takes room for one more."""
+    """Number of saves to keep there; one more exists while a save is written."""
     non_persistent_upload: bool = execution(False)
-    """Copy local saves to --save while training goes on. One that a newer save overtakes before its
-    copy begins is left out; a copy is a step of --save once it is whole."""
+    """Copy local saves to --save while training continues. A save is skipped if a newer one exists
+    before its copy starts. A complete copy is a step of --save."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Refuse invalid values."""
         interval, kind = self.non_persistent_save_interval, self.non_persistent_ckpt_type
         if kind == "in_memory":
             raise ConfigError(
-                "--non-persistent-ckpt-type in_memory: such a copy goes with the process that it "
-                "should replace; give local, and a memory file system for "
+                "--non-persistent-ckpt-type in_memory: such a copy is lost with its process; give "
+                "local, and a memory file system for "
                 "--non-persistent-local-ckpt-dir, as /dev/shm/NAME"
             )
         if interval is not None and interval < 1:
@@ -52,7 +52,7 @@ class NonPersistentConfig:
             )
         if self.non_persistent_global_ckpt_dir is not None and kind != "global":
             raise ConfigError(
-                "--non-persistent-global-ckpt-dir is that of --non-persistent-ckpt-type global"
+                "--non-persistent-global-ckpt-dir needs --non-persistent-ckpt-type global"
             )
         if self.non_persistent_keep_last < 1:
             raise ConfigError(
@@ -60,12 +60,10 @@ class NonPersistentConfig:
                 f"{self.non_persistent_keep_last}"
             )
         if self.non_persistent_upload and kind != "local":
-            raise ConfigError(
-                "--non-persistent-upload copies the saves of --non-persistent-ckpt-type local"
-            )
+            raise ConfigError("--non-persistent-upload needs --non-persistent-ckpt-type local")
 
-    def place(self, save: str) -> str | None:
-        """Folder of these saves as it was given; None without them."""
+    def folder(self, save: str) -> str | None:
+        """Folder of these saves, with variables unexpanded; None without such saves."""
         if self.non_persistent_ckpt_type == "local":
             return self.non_persistent_local_ckpt_dir
         if self.non_persistent_ckpt_type == "global":

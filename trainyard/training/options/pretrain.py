@@ -39,41 +39,41 @@ class PretrainConfig:
     save: str = location()
     """Folder of the run: its checkpoints, ledger and manifest."""
     load: str | None = location(None)
-    """Checkpoint of another run to go on from: a run folder (its last step) or a step folder."""
+    """Checkpoint of another run to start from: a run folder (its last step) or a step folder."""
     verify_checkpoint: Literal["none", "sizes", "digests"] = execution("sizes")
-    """What is compared with its manifest before a step is loaded: documents alone, the sizes of
-    all files, or the digests of those that are read. A damaged step of this run is passed over."""
+    """Check of a step against its manifest before it is loaded: only documents, the sizes of all
+    files, or the digests of the files that are read. A damaged step of this run is skipped."""
     finetune: bool = False
-    """Take only the weights from --load: step, optimizer and data begin anew. Started again, the
-    run goes on from its own checkpoints in --save."""
+    """Take only the weights from --load; step, optimizer and data start over. A restart resumes
+    from the run's own checkpoints in --save."""
     exit_on_missing_checkpoint: bool = execution(False)
-    """Refuse to begin from initial weights where --load names --save and holds no checkpoint yet.
-    Any other --load that holds none is always refused."""
+    """Refuse to start from initial weights if --load is --save and has no checkpoint yet. Any other
+    --load without a checkpoint is always refused."""
     load_allow_missing: tuple[str, ...] = ()
-    """With --finetune: weights that --load need not hold and that are drawn as a new model's are,
-    by patterns of their names, as model.output_layer.* (see stages.inspect)."""
+    """With --finetune: weights that may be missing from --load and get initial values, as patterns
+    of names such as model.output_layer.* (see stages.inspect)."""
     load_allow_unexpected: tuple[str, ...] = ()
-    """With --finetune: weights of --load that this model has not and that are left there, by
-    patterns of their names."""
+    """With --finetune: weights of --load to ignore, which this model does not have, as patterns of
+    names."""
 
     @property
     def DESCRIBES(self) -> tuple[str, ...]:  # noqa: N802
-        """What matters by these options though it does not by others."""
+        """Execution options that are part of the lineage of this run."""
         return self.describes()
 
     def describes(self) -> tuple[str, ...]:
-        """Where no global batch is given, a step is one micro-batch on each rank."""
+        """Without --global-batch-size, a step is one micro-batch on each rank."""
         return ("micro_batch_size",) if self.training.global_batch_size is None else ()
 
     def __post_init__(self) -> None:
-        """Refuse combinations that cannot be meant."""
+        """Refuse invalid combinations."""
         if self.finetune and self.load is None:
             raise ConfigError("--finetune takes weights from --load, which is not given")
         self._check_allowed()
         if self.non_persistent.non_persistent_save_interval and not self.training.save_optim:
             raise ConfigError(
-                "--non-persistent-save-interval and --no-save-optim: such a step serves to go on "
-                "from alone, and without the optimizer nothing goes on; leave one of them out"
+                "--non-persistent-save-interval and --no-save-optim: a run only resumes from such "
+                "a step, and cannot without the optimizer; leave one of them out"
             )
         model = self.model
         check_model(
@@ -98,18 +98,17 @@ class PretrainConfig:
             patterns, flag = getattr(self, name), "--" + name.replace("_", "-")
             if patterns and not self.finetune:
                 raise ConfigError(
-                    f"{flag} {patterns[0]}: a run that goes on needs all of its tensors; only with "
-                    "--finetune, which takes the weights alone, may some be left out"
+                    f"{flag} {patterns[0]}: a run that resumes needs all of its tensors; only "
+                    "--finetune, which takes the weights alone, may leave some out"
                 )
 
     def foreign_load(self) -> str | None:
-        """The checkpoint of another run; --load that names --save only asks for what is done
-        anyway."""
+        """The checkpoint of another run; None if --load is --save, as resuming is the default."""
         same = self.load is not None and self.load.rstrip("/") == self.save.rstrip("/")
         return None if same else self.load
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """Each prefix of token files, the tokenizer, the checkpoint to go on from."""
+        """Each prefix of token files, the tokenizer, the checkpoint of --load."""
         load = self.foreign_load()
         return {
             **self.data.inputs(),

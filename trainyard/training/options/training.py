@@ -1,5 +1,5 @@
-"""The length, batch and rhythm of a training run, under Megatron-LM's names. Standard library
-only."""
+"""Length, batch size, validation and saves of a training run, under Megatron-LM's names. Standard
+library only."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ AT_LEAST_ONE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """How long to train, in what batches, and how often to look up."""
+    """How long to train, in what batches, and how often to validate and save."""
 
     micro_batch_size: int = also("batch_size", role="execution")
-    """Samples that a rank works on at once."""
+    """Samples that a rank processes at once."""
     global_batch_size: int | None = None
     """Samples of an optimizer step over all ranks; unset: one micro-batch on each rank."""
     rampup_batch_size: tuple[int, ...] = ()
@@ -38,62 +38,61 @@ class TrainingConfig:
     """TOKENS:SIZE ...: the global batch from each number of consumed tokens on, as in
     "0:768 250B:1536" (K, M, B, T); with --train-samples."""
     decrease_batch_size_if_needed: bool = False
-    """Lower a batch that micro-batches and ranks do not fill to one that they do."""
+    """Lower a batch size that is no multiple of micro-batch size x ranks."""
     train_iters: int | None = also("train_steps", default=None)
     """Optimizer steps of the whole run; this or --train-samples."""
     train_samples: int | None = None
     """Samples of the whole run; this or --train-iters."""
     eval_interval: int = 1000
-    """Steps between two measurements of the validation loss."""
+    """Steps between two validations."""
     eval_iters: int = 100
-    """Global batches of a measurement, of validation data and at the end of test data; 0 measures
-    nothing."""
+    """Global batches of a validation, and of the test at the end; 0: none."""
     eval_at_start: bool = False
-    """Measure the validation loss before the first step too."""
+    """Validate before the first step too."""
     iterations_to_skip: tuple[int, ...] = ()
-    """Steps whose samples are passed over, without an update (samples known to do harm)."""
+    """Steps that consume their samples without an update (samples known to do harm)."""
     calculate_per_token_loss: bool = False
-    """Weigh every token of a step alike, where micro-batches hold different numbers of them."""
+    """Weigh every token of a step alike, even if micro-batches have different numbers of tokens."""
     seed: int = 1234
     """Seed of initial weights, dropout and the order of samples."""
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
-    """Where to compute; auto: CUDA where torch sees a device."""
+    """Device to compute on; auto: CUDA if torch finds one."""
     compile_layers: Literal["auto", "on", "off"] = execution("auto")
     """Compile each layer with torch.compile; auto: on CUDA."""
     deterministic_mode: bool = False
-    """On CUDA, only operations that give the same bits every time; on CPUs that is always so."""
+    """On CUDA, use only operations that give the same bits every time; on CPUs this always
+    holds."""
     num_threads: int | None = execution(None)
     """CPU threads of a rank; unset: OMP_NUM_THREADS, else the cores divided by the ranks of a
-    machine. Sums are grouped by thread, so another number changes the last digits."""
+    machine. Another number changes the last digits, as sums are grouped by thread."""
     manual_gc: bool = execution(False)
-    """Collect Python's garbage at steps of its own, the same on all ranks, not now and then on
-    each."""
+    """Run Python's garbage collector at the same steps on all ranks, not whenever each likes."""
     manual_gc_interval: int = execution(0)
     """Steps between two collections with --manual-gc; 0: only around checkpoints and
-    measurements."""
+    validations."""
     save_interval: int | None = execution(None)
     """Steps between two checkpoints; the last step is always saved."""
     save_retain_interval: int | None = execution(None)
-    """Keep for good only the steps that this divides, a multiple of --save-interval, and the last;
-    the others go once newer ones are there. Unset: all stay."""
+    """Keep only the multiples of this and the last step, and remove other steps once newer ones
+    exist; a multiple of --save-interval. Unset: keep all."""
     save_keep_last: int = execution(1)
-    """The newest steps that are kept in any case while the run goes on."""
+    """Number of newest steps to keep in any case while the run is unfinished."""
     async_save: bool = execution(False)
-    """Train on while a step is written; training waits for a copy to host memory only, which needs
-    as much of it as this rank writes."""
+    """Train while a step is written. Training waits only for a copy to host memory, which takes as
+    much memory as this rank writes."""
     save_optim: bool = execution(True)
-    """Save the optimizer with the weights; without it a step serves --finetune and tools alone, and
-    the run cannot be continued from it."""
+    """Save the optimizer with the weights. Without it the run cannot resume from the step, and only
+    --finetune and tools can use it."""
     exit_interval: int | None = execution(None)
-    """Save and stop, unfinished, at a step that this divides; the same command continues."""
+    """Save and stop, unfinished, at multiples of this step; the same command resumes."""
     exit_duration_in_mins: float | None = execution(None)
     """Save and stop, unfinished, after the first step that ends so long after the start; the same
-    command continues."""
+    command resumes."""
     exit_signal_handler: bool = execution(True)
-    """Save and stop on SIGTERM, SIGINT or SIGUSR1; always done, and cannot be turned off."""
+    """Save and stop on SIGTERM, SIGINT or SIGUSR1; always on, and cannot be turned off."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant, in words."""
+        """Refuse invalid values."""
         for name in AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -102,7 +101,7 @@ class TrainingConfig:
         if retain is not None and (interval is None or retain % interval):
             raise ConfigError(
                 f"--save-retain-interval {retain} must be a multiple of --save-interval "
-                f"({interval}), as other steps are not saved"
+                f"({interval}), because other steps are not saved"
             )
         if self.eval_iters < 0:
             raise ConfigError(f"--eval-iters must be at least 0, got {self.eval_iters}")
@@ -128,12 +127,11 @@ class TrainingConfig:
     def _check_evaluation(self) -> None:
         if self.eval_at_start and not self.eval_iters:
             raise ConfigError(
-                "--eval-at-start measures nothing with --eval-iters 0; give one of them up"
+                "--eval-at-start measures nothing with --eval-iters 0; leave one of them out"
             )
 
     def evaluation_steps(self, steps: int) -> list[int]:
-        """The steps of a run of so many after which the validation loss is measured; the last is
-        one of them."""
+        """The validation steps of a run of `steps` steps, with the last one."""
         if not self.eval_iters:
             return []
         found = set(range(self.eval_interval, steps + 1, self.eval_interval))

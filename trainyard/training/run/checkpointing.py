@@ -1,14 +1,13 @@
-"""When a step is saved, and which saved steps stay.
+"""Saves steps, and removes those that newer steps replace.
 
-Steps at --save-interval and the last one stay, of the former only every --save-retain-interval'th
-where that is given. Another, or one saved because the run was asked to stop, is only there to
-continue from: once newer ones are published it goes, so that a run that was stopped ends with the
-same files as one that was not. Its lines of the ledger are in the next that stays as well.
+A step at --save-interval and the last step stay; with --save-retain-interval only its multiples
+and the last. Any other step, such as one saved on a request to stop, is temporary: the run can
+resume from it, and it is removed once newer steps are published. So a run that was stopped ends
+with the same files as one that was not. The next step that stays repeats its ledger lines.
 
-With --async-save an update waits for a copy to host memory only, which runs beside the forward and
-backward passes before it; a step that ends the run is always waited for. The next save, and the end
-of the run, wait for the one before. Steps between those, in other places (`non_persistent`), are as
-one that only serves to continue from."""
+With --async-save an update waits only for a copy to host memory, which runs during the forward and
+backward passes before it. The run always waits for the save of its last step. A save waits for the
+one before. Non-persistent steps, saved elsewhere between these, are temporary too."""
 
 from __future__ import annotations
 
@@ -39,12 +38,12 @@ from trainyard.training.run.tensors import model_tensors, optimizer_tensors
 log = logging.getLogger(__name__)
 
 GIVE_UP_SECONDS = 120.0
-"""How long a failed run waits for the step that is still being written."""
+"""How long a failed run waits for a step in writing."""
 
 
 @dataclass(frozen=True, slots=True)
-class RunFolder:
-    """Where the steps of a run go, and what each carries beside tensors and state."""
+class SaveTarget:
+    """The folder of the steps, and the documents and files in each step."""
 
     url: str
     lineage: str
@@ -58,7 +57,7 @@ class Checkpointing(Callback):
 
     def __init__(
         self,
-        folder: RunFolder,
+        target: SaveTarget,
         train_module: TrainModule,
         interval: int | None,
         *,
@@ -72,19 +71,19 @@ class Checkpointing(Callback):
         spans: tuple[DpSpan, ...] = (),
         before_first: Callable[[], None] = lambda: None,
         background: BackgroundSave | None = None,
-        between: Callable[[Done], NonPersistentPlan] | None = None,
+        non_persistent: Callable[[Done], NonPersistentPlan] | None = None,
         report: Callable[[SaveReport], object] = lambda report: None,
     ) -> None:
-        """retain_interval: of the steps at `interval` those stay that it divides; None: all.
-        keep_last: the newest steps that do not go yet. facts: what else `state.json` says.
-        staying, passing: steps that are there, and do not go or do. spans: on how many ranks the
-        steps before were taken.
+        """retain_interval: of the steps at `interval`, its multiples stay; None: all.
+        keep_last: number of newest steps to keep. facts: further entries of `state.json`.
+        staying, passing: existing steps that stay, and temporary ones. spans: the number of
+        data-parallel ranks of earlier steps.
 
-        before_first: called on rank 0 before the first save. background: writes steps that the run
-        need not wait for; None: it waits for all. between: how steps are saved elsewhere, given
-        what is to be told of one that comes here from there. report: told on rank 0 of what a save
-        cost, in any thread."""
-        self._folder = folder
+        before_first: called on rank 0 before the first save. background: writes steps while the run
+        trains; None: the run waits. non_persistent: builds the saves outside the run folder, given
+        the callback for steps copied from there. report: called on rank 0 with the cost of a save,
+        from any thread."""
+        self._target = target
         self._train_module = train_module
         self._interval = interval
         self._retain_interval = retain_interval or interval
@@ -100,77 +99,77 @@ class Checkpointing(Callback):
         groups = train_module.groups
         self._ranks = Ranks(groups.world, groups.rank, groups.dims.world_size)
         self._report = report
-        self._lines_under_way = b""
-        """Of the ledger, in a step that stays and is not published yet."""
-        self._between: NonPersistentSaves | None = None
-        if between is not None:
-            made = between(partial(self._done, False))
-            self._between = NonPersistentSaves(made, self._ranks, self._told)
+        self._lines_in_writing = b""
+        """Ledger lines of a step that stays and is not published yet."""
+        self._non_persistent: NonPersistentSaves | None = None
+        if non_persistent is not None:
+            plan = non_persistent(partial(self._published, False))
+            self._non_persistent = NonPersistentSaves(plan, self._ranks, self._log_save)
         self.reports: list[SaveReport] = []
-        """Of the steps that were saved, on rank 0."""
+        """One for each saved step, on rank 0."""
 
     def begin(self, state: TrainState) -> None:
-        """Steps from here on are taken on the ranks of this process."""
+        """Start a new span of steps on these ranks, and allocate host memory."""
         self._first_step = state.step + 1
         self._saved_step = None
         self._train_module.optimizer.before_update = self._hold_update
         if self._background is not None:
             share = share_of_rank(self._tensors(), self._ranks)
             self._background.reserve(share)
-            if self._between is not None:
-                self._between.reserve(share)
+            if self._non_persistent is not None:
+                self._non_persistent.reserve(share)
 
     def after_step(self, event: StepEvent) -> None:
-        """Save if it is time to."""
+        """Save if a save is due."""
         if self._background is not None:
             self._background.check()
-        if self._between is not None:
-            self._between.check()
+        if self._non_persistent is not None:
+            self._non_persistent.check()
         step = event.record.step
         if step == self._saved_step:
-            self._finish()  # heard of again: it is there, and the ledger's lines are in it
+            self._finish()  # the second event of a step: it is saved, with its ledger line
             return
         is_due = event.is_measured and (event.is_last or _divides(self._interval, step))
         stays = is_due and (event.is_last or _divides(self._retain_interval, step))
         if step > 0 and (is_due or event.is_stopping):
             self._save(event, stays)
         elif step > 0 and event.is_measured:
-            self._save_between(event)
+            self._save_non_persistent(event)
 
     def end(self) -> None:
-        """All that was begun is saved."""
+        """Wait for saves in writing."""
         self._finish()
-        if self._between is not None:
-            self._between.finish()
+        if self._non_persistent is not None:
+            self._non_persistent.finish()
 
     def failed(self) -> None:
-        """Let a step that is being written become whole, if it can."""
+        """Give a step in writing time to become complete."""
         if self._background is not None:
             self._background.give_up(GIVE_UP_SECONDS)
-        if self._between is not None:
-            self._between.give_up(GIVE_UP_SECONDS)
+        if self._non_persistent is not None:
+            self._non_persistent.give_up(GIVE_UP_SECONDS)
 
     def _finish(self) -> None:
         if self._background is not None and (seconds := self._background.finish()) > 1.0:
-            log.info("waited %.1f s for the step that was being saved", seconds)
+            log.info("waited for the save in writing seconds=%.1f", seconds)
 
     def _save(self, event: StepEvent, stays: bool) -> None:
         began = time.monotonic()
         self._finish()
         is_final = event.is_stopping or event.is_last
-        if is_final and self._between is not None:
-            self._between.finish()
+        if is_final and self._non_persistent is not None:
+            self._non_persistent.finish()
         self._saved_step = event.state.step
         self._train_module.optimizer.finish_parameters()
         self._make_room()
         contents = self._contents(event, stays)
         prepared = prepare_step(
-            self._folder.url, event.state.step, self._tensors(), contents.lineage, self._ranks
+            self._target.url, event.state.step, self._tensors(), contents.lineage, self._ranks
         )
         if stays:
-            self._lines_under_way = event.ledger.text()
+            self._lines_in_writing = event.ledger.text()
             event.ledger.forget()
-        done = partial(self._done, stays)
+        done = partial(self._published, stays)
         if self._background is not None and not is_final:
             self._background.start(prepared, contents, began, done)
             return
@@ -180,20 +179,20 @@ class Checkpointing(Callback):
         done(records, SaveReport(event.state.step, size, seconds, seconds))
 
     def _hold_update(self) -> None:
-        """Whatever is being copied is copied as it is."""
+        """Wait for copies of the parameters before they change."""
         if self._background is not None:
             self._background.hold_update()
-        if self._between is not None:
-            self._between.hold_update()
+        if self._non_persistent is not None:
+            self._non_persistent.hold_update()
 
-    def _save_between(self, event: StepEvent) -> None:
-        if self._between is None or not self._between.is_due(event.record.step):
+    def _save_non_persistent(self, event: StepEvent) -> None:
+        if self._non_persistent is None or not self._non_persistent.is_due(event.record.step):
             return
         self._train_module.optimizer.finish_parameters()
-        if self._between.needs_room:
+        if self._non_persistent.needs_room:
             self._make_room()
         contents = self._contents(event, stays=False)
-        self._between.save(event.state.step, self._tensors(), contents)
+        self._non_persistent.save(event.state.step, self._tensors(), contents)
 
     def _make_room(self) -> None:
         if self._ranks.rank == 0 and self._before_first is not None:
@@ -203,28 +202,27 @@ class Checkpointing(Callback):
     def _contents(self, event: StepEvent, stays: bool) -> StepContents:
         return StepContents(
             state={**self._facts, **event.state.state_dict(), STAYS: stays},
-            documents=self._folder.documents,
-            # Lines that are twice there, where that step is published by now, are seen to when this
-            # one is gone on from.
-            files={**self._folder.files, LEDGER: self._lines_under_way + event.ledger.text()},
-            lineage=self._folder.lineage,
-            stage_name=self._folder.stage_name,
+            documents=self._target.documents,
+            # Lines that both steps have are dropped on resume.
+            files={**self._target.files, LEDGER: self._lines_in_writing + event.ledger.text()},
+            lineage=self._target.lineage,
+            stage_name=self._target.stage_name,
             run=spans_document(self._spans_to(event.state.step)),
         )
 
-    def _done(self, stays: bool, records: list[FileRecord], report: SaveReport) -> None:
-        """A step is published in the run folder, in whatever thread: those that it replaces go."""
+    def _published(self, stays: bool, records: list[FileRecord], report: SaveReport) -> None:
+        """A step is published in the run folder: remove those that it replaces. In any thread."""
         if report.kind == "durable":
             if stays:
-                self._lines_under_way = b""
-            if self._between is not None:
-                self._between.overtake(report.step)
+                self._lines_in_writing = b""
+            if self._non_persistent is not None:
+                self._non_persistent.overtake(report.step)
         if self._ranks.rank == 0:
             for step in self._retention.published(report.step, stays):
-                remove_step(self._folder.url, step)
-            self._told(report, self._folder.url)
+                remove_step(self._target.url, step)
+            self._log_save(report, self._target.url)
 
-    def _told(self, report: SaveReport, root_url: str) -> None:
+    def _log_save(self, report: SaveReport, root_url: str) -> None:
         self.reports.append(report)
         self._report(report)
         log.info(
@@ -236,8 +234,8 @@ class Checkpointing(Callback):
         )
 
     def _tensors(self) -> dict[str, Held]:
-        goes_on = self._background is not None
-        tensors = model_tensors(self._train_module.chunks, buffers_apart=goes_on)
+        is_async = self._background is not None
+        tensors = model_tensors(self._train_module.chunks, buffers_apart=is_async)
         return tensors | (optimizer_tensors(self._train_module) if self._save_optimizer else {})
 
     def _spans_to(self, step: int) -> tuple[DpSpan, ...]:
@@ -250,20 +248,20 @@ def _divides(interval: int | None, step: int) -> bool:
 
 
 class Retention:
-    """Steps that stay, and those that only serve to continue from and pass. Told by threads."""
+    """Decides which temporary steps to remove. Called from several threads."""
 
     def __init__(self, keep_last: int, staying: Iterable[int], passing: Iterable[int]) -> None:
-        """keep_last: the newest steps that do not go yet."""
+        """keep_last: number of newest steps to keep."""
         self._keep_last = keep_last
         self._passing = list(passing)
         self._newest = sorted([*staying, *self._passing])
         self._lock = threading.Lock()
 
     def published(self, step: int, stays: bool) -> list[int]:
-        """A step is there: those that go now, which may be the step itself where newer ones are
-        there already."""
+        """The steps to remove now that this one is published; perhaps itself, if newer steps are
+        there."""
         with self._lock:
-            before = [s for s in self._passing if s != step]  # it may be there and be made good
+            before = [s for s in self._passing if s != step]  # a repaired step may be listed
             passing = before if stays else [*before, step]
             newest = sorted([*(s for s in self._newest if s != step), step])
             self._newest = newest[-self._keep_last :]

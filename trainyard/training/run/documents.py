@@ -1,5 +1,12 @@
-"""What a run says of itself: in the documents of a checkpoint, and in the metrics of its
-manifest."""
+"""Documents of a run: config.json and state.json of a checkpoint, the metrics of its manifest, and
+saves.jsonl, which has the cost of each save of all attempts:
+
+    {"step": 500, "bytes": 1241513984, "blocked_seconds": 0.31, "durable_seconds": 4.2,
+     "kind": "durable", "gigabytes_per_second": 0.2956}
+
+`kind` is durable in the run folder, local or global for non-persistent saves, upload for a copy
+from nodes to the run folder. Both times count from the start of the save: until training continues,
+and until the manifest is written. saves.jsonl is no part of the result of a run."""
 
 from __future__ import annotations
 
@@ -24,15 +31,15 @@ def config_document(
     padded_vocab_size: int,
     provided: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """`config.json` of a checkpoint: all that a tool needs to build the model again.
+    """`config.json` of a checkpoint: all that a tool needs to rebuild the model.
 
-    Without paths, so that it is the same wherever the run lies; inputs are told by digest.
-    provided: names of what a program brought along, such as the model."""
+    Inputs have digests and no paths, so that the document does not depend on the location of the
+    run. provided: names of the overrides of a program, such as the model."""
     document: dict[str, Any] = {
         "model": digest_relevant(config.model),
         "vocab_size": vocab_size,
         "padded_vocab_size": padded_vocab_size,
-        # The size of a micro-batch makes no other run, but who asks for a row needs it.
+        # Not part of the lineage, but needed to locate a sample in its micro-batch.
         "run": digest_relevant(config) | {"micro_batch_size": config.training.micro_batch_size},
         "inputs": dict(input_digests),
     }
@@ -42,7 +49,7 @@ def config_document(
 def state_facts(
     config: PretrainConfig, global_batch_size: int, schedule: Schedule
 ) -> dict[str, Any]:
-    """What `state.json` says of the run beside how far it is."""
+    """The entries of `state.json` besides the position of the run."""
     return {
         "seed": config.training.seed,
         "global_batch_size": global_batch_size,
@@ -71,11 +78,11 @@ def losses_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
 SAVES = "saves.jsonl"
 
 PREFIX = "saves-"
-"""Begins the names of the files in a work folder, one for each save: threads write them."""
+"""Prefix of the files in a work folder, one for each save, as several threads write them."""
 
 
 def keep_save(work_url: str, report: SaveReport) -> None:
-    """Leave what a save cost in a work folder, until the run is finished."""
+    """Keep the cost of a save in a work folder, until the run is finished."""
     name = f"{PREFIX}{report.step:07d}-{report.kind}.jsonl"
     store.write_bytes(join(work_url, name), (json.dumps(report.document()) + "\n").encode())
 

@@ -1,8 +1,8 @@
-"""On how many data-parallel ranks the steps of a run were taken.
+"""The number of data-parallel ranks of each step of a run.
 
-A run may go on with another number of ranks, and its ledger is the same for it; but which rank, row
-and micro-batch a sample went to (and, for --dataloader-type cyclic, which samples a step had)
-depends on it. So each step tells it in the `run` of its manifest, which is part of no digest:
+A run may resume on another number of ranks with the same ledger. But rank, row and micro-batch of a
+sample depend on it, and with --dataloader-type cyclic even the samples of a step. So each step
+records it in the `run` of its manifest, which no digest covers:
 
     "run": {"spans": [{"first_step": 1, "last_step": 50, "data_parallel_size": 2,
                        "micro_batch_size": 4}, ...]}"""
@@ -23,7 +23,7 @@ KEY = "spans"
 
 
 class DpSpan(NamedTuple):
-    """Steps, both ends included, that were taken alike."""
+    """Consecutive steps, both ends included, on the same number of ranks."""
 
     first_step: int
     last_step: int
@@ -32,7 +32,7 @@ class DpSpan(NamedTuple):
 
 
 def with_steps(spans: Sequence[DpSpan], new: DpSpan) -> tuple[DpSpan, ...]:
-    """The spans with newer steps behind them; no steps change nothing."""
+    """The spans extended by newer steps, if there are any."""
     if new.last_step < new.first_step:
         return tuple(spans)
     last = spans[-1] if spans else None
@@ -42,18 +42,18 @@ def with_steps(spans: Sequence[DpSpan], new: DpSpan) -> tuple[DpSpan, ...]:
 
 
 def spans_document(spans: Sequence[DpSpan]) -> dict[str, Any]:
-    """What the manifest of a step says."""
+    """The entry in the manifest of a step."""
     return {KEY: [span._asdict() for span in spans]}
 
 
 def spans_of_step(root_url: str, step: int) -> tuple[DpSpan, ...]:
-    """On how many ranks the steps up to this one were taken, as far as it is known."""
+    """The spans up to this step, as far as they are recorded."""
     found = read_manifest(join(root_url, step_folder(step), MANIFEST))
     return parse_spans(found[0].run) if found is not None else ()
 
 
 def parse_spans(run: Mapping[str, Any]) -> tuple[DpSpan, ...]:
-    """The spans in the `run` of a manifest; none where it does not tell."""
+    """The spans in the `run` of a manifest; empty if it has none."""
     try:
         spans = tuple(DpSpan(**entry) for entry in run.get(KEY, ()))
         sound = all(type(n) is int and n > 0 for span in spans for n in span)

@@ -1,7 +1,7 @@
-"""The steps of a run that lie outside its folder: where they are, and which of them to go on from.
+"""Non-persistent steps: the steps of a run outside its folder, and the one to resume from.
 
-A run that has such steps is marked in its folder, by a token that names their folders, so that a
-run that is begun anew never goes on from what another left on a node:
+A token in the run folder marks the run and names the folders of these steps. So a run that starts
+over never resumes from the steps that another run left on a node:
 
     SAVE/non_persistent.json   {"format_version": 1, "lineage": "...", "token": "..."}
     PLACE/TOKEN/run.json       {"format_version": 1, "save": "SAVE"}, and the steps"""
@@ -43,35 +43,36 @@ VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
 
 @dataclass(frozen=True, slots=True)
 class NonPersistentStep:
-    """A step outside the run folder that is gone on from."""
+    """A step outside the run folder, to resume from."""
 
     root_url: str
-    """Of this rank's folder."""
+    """The folder of this rank's part."""
     found: LocalStep
     last_staying: int
-    """Of the run folder: 0 without one. Lines of the ledger up to it are there."""
-    words: str
+    """Newest permanent step of the run folder, 0 without one; its ledger ends there."""
+    description: str
+    """For the log."""
 
     @property
     def url(self) -> str:
-        """Its folder."""
+        """Folder of the step."""
         return join(self.root_url, step_folder(self.found.step))
 
 
 class NonPersistentSteps:
-    """Of one run; made and asked on all ranks together."""
+    """The non-persistent steps of one run; all ranks call it together."""
 
     def __init__(self, config: NonPersistentConfig, save: str, lineage: str, ranks: Ranks) -> None:
-        place = config.place(save)
-        assert place is not None
+        folder = config.folder(save)
+        assert folder is not None
         self._save, self._lineage, self._ranks = save, lineage, ranks
         self.is_local = config.non_persistent_ckpt_type == "local"
         self._mark_url = join(save, MARK)
-        told = ranks.gather(self._token if ranks.rank == 0 else lambda: None)[0]
-        assert told is not None
-        token, self._is_new = told
-        self._place = expanded(place) if self.is_local else place
-        self.root_url = join(self._place, token)
+        shared = ranks.gather(self._token if ranks.rank == 0 else lambda: None)[0]
+        assert shared is not None
+        token, self._is_new = shared
+        self._root = expanded(folder) if self.is_local else folder
+        self.root_url = join(self._root, token)
         visibility = (
             find_visibility(self.root_url, ranks) if self.is_local else visible_to_all(ranks)
         )
@@ -86,7 +87,7 @@ class NonPersistentSteps:
         return uuid.uuid4().hex[:16], True
 
     def find(self, found: FoundSteps, verify: Verify) -> NonPersistentStep | None:
-        """The step to go on from, where it is not below those of the run folder."""
+        """The step to resume from, unless the run folder has a newer one."""
         if self._is_new:
             return None
         step = self.steps.find(
@@ -97,15 +98,15 @@ class NonPersistentSteps:
         kind = "node-local" if self.is_local else "global non-persistent"
         last = "has none" if found.latest is None else f"has step {found.latest}"
         folders = self.steps.visibility.description
-        words = (
+        description = (
             f"{kind} step {step.step} ({folders}: {self.root_url}; whole, "
             f"{VERIFIED[verify]}); {self._save} {last}"
         )
-        return NonPersistentStep(self.root_url, step, max(found.staying, default=0), words)
+        return NonPersistentStep(self.root_url, step, max(found.staying, default=0), description)
 
     def claim(self) -> None:
-        """Before the first save: the run is marked, and what earlier runs of this folder left in
-        the same places goes."""
+        """Before the first save: mark the run, and remove the steps that earlier runs of this
+        folder left."""
 
         def mark() -> None:
             if self._ranks.rank == 0 and self._is_new:
@@ -120,19 +121,19 @@ class NonPersistentSteps:
 
     def _remove_older(self) -> None:
         ours = store.basename(self.root_url)
-        folders = {path.split("/")[0] for path in store.list_files(self._place) if "/" in path}
+        folders = {path.split("/")[0] for path in store.list_files(self._root) if "/" in path}
         for folder in sorted(folders - {ours}):
-            url = join(self._place, folder, RUN)
+            url = join(self._root, folder, RUN)
             try:
                 document = store.read_json(url) if store.exists(url) else None
             except ArtifactError:
                 continue
             if isinstance(document, dict) and document.get("save") == canonical(self._save):
-                log.info("removing %s, of an earlier run in %s", store.parent(url), self._save)
+                log.info("removing %s of an earlier run in %s", store.parent(url), self._save)
                 store.delete_tree(store.parent(url))
 
     def remove(self) -> None:
-        """The run is finished: its own steps are all that is needed."""
+        """Remove all: the run is finished, and its folder has its steps."""
         if self._is_new:
             return
         self.steps.remove()
@@ -143,13 +144,13 @@ class NonPersistentSteps:
 def find_non_persistent(
     config: PretrainConfig, lineage: str, groups: ProcessGroups, found: FoundSteps
 ) -> tuple[NonPersistentSteps | None, NonPersistentStep | None]:
-    """Where steps of a run are saved outside its folder, if they are to be, and the one there that
-    it goes on from, if that is newer than what the folder has."""
+    """The non-persistent steps of a run, if the options ask for them; the one to resume from, if it
+    is newer than the steps of the folder."""
     if config.non_persistent.non_persistent_save_interval is None:
         return None, None
     ranks = Ranks(groups.world, groups.rank, groups.dims.world_size)
-    there = NonPersistentSteps(config.non_persistent, config.save, lineage, ranks)
-    return there, there.find(found, config.verify_checkpoint)
+    steps = NonPersistentSteps(config.non_persistent, config.save, lineage, ranks)
+    return steps, steps.find(found, config.verify_checkpoint)
 
 
 VERIFIED: dict[Verify, str] = {
@@ -160,24 +161,24 @@ VERIFIED: dict[Verify, str] = {
 
 
 def expanded(folder: str) -> str:
-    """A folder of this node: variables stand for what they are here."""
+    """A folder of this node, with its variables expanded."""
     path = os.path.expanduser(os.path.expandvars(folder))
     unset = VARIABLE.search(path)
     if unset is not None:
         raise ConfigError(
-            f"--non-persistent-local-ckpt-dir {folder}: {unset[0]} is not set where rank "
-            f"{os.environ.get('RANK', '0')} runs"
+            f"--non-persistent-local-ckpt-dir {folder}: {unset[0]} is not set on the node of rank "
+            f"{os.environ.get('RANK', '0')}"
         )
     if store.local_path(path) is None:
         raise ConfigError(
-            f"--non-persistent-local-ckpt-dir {folder}: this is no folder of a node; a store is "
-            "what --non-persistent-ckpt-type global takes"
+            f"--non-persistent-local-ckpt-dir {folder}: not a local folder; for an object store "
+            "give --non-persistent-ckpt-type global"
         )
     return path
 
 
 def _refusal(url: str, found: FoundSteps, save: str) -> str | None:
-    """Why a run with these steps of its own cannot go on from the step at a URL."""
+    """Why a run with these steps cannot resume from the step at a URL; None if it can."""
     fault = ledger_fault(url)
     if fault:
         return f"damaged: {fault}"
@@ -187,15 +188,17 @@ def _refusal(url: str, found: FoundSteps, save: str) -> str | None:
     is_known = bool(found.staying or found.damaged)
     if is_known and begins > last + 1:
         return (
-            f"its ledger begins at step {begins}, and the steps up to {begins - 1} are not in "
-            f"{save} any more, where step {last} is the last"
+            f"its ledger starts at step {begins}, but the last step of {save} is {last}: the steps "
+            "between are gone"
         )
     return None
 
 
 def _plain(token: Any, url: str) -> str:
     if not isinstance(token, str) or not re.fullmatch("[0-9a-f]{16}", token):
-        raise ArtifactError(f"{url}: not a mark of a run; remove it to go on without such steps")
+        raise ArtifactError(
+            f"{url}: not a mark of a run; remove it to resume without non-persistent steps"
+        )
     return token
 
 

@@ -1,12 +1,11 @@
-"""Saves between those of the run folder: in folders of nodes, or in another one for all.
+"""Non-persistent saves: between those of the run folder, on nodes or in another shared folder.
 
-What fails here, a full disk too, is warned of, and training goes on: the run folder has what there
-is to fall back to. With --async-save training waits for a copy to host memory only, which is memory
-of its own.
+A failed save, such as on a full disk, logs a warning and training continues: the run folder has an
+older step. With --async-save training waits only for a copy to host memory of its own.
 
-Where the run folder has got a newer step meanwhile, a copy to it is broken off. What is still being
-written in the other place becomes whole nevertheless: little is left of it by then, no other save
-waits for it but the next one here, and should the newer step turn out damaged it is the nearest."""
+An upload stops once the run folder has a newer step. A step in writing is completed all the same:
+it costs little, only the next non-persistent save waits for it, and the run falls back to it if the
+newer step is damaged."""
 
 from __future__ import annotations
 
@@ -40,61 +39,61 @@ Done: TypeAlias = Callable[[list[FileRecord], SaveReport], object]
 
 @dataclass(frozen=True, slots=True)
 class NonPersistentPlan:
-    """When and how steps are saved between the durable ones."""
+    """When and how non-persistent steps are saved."""
 
     interval: int
     saving: LocalSave
     kind: Kind
     claim: Callable[[], None]
-    """Called on every rank before the first of them."""
+    """Called on every rank before the first save."""
     background: BackgroundSave | None = None
     """Writes them; None: training waits."""
     upload: LazyUpload | None = None
-    """Copies them to the run folder; None: they stay where they are."""
+    """Copies them to the run folder; None: no copies."""
 
 
 class NonPersistentSaves:
     """Saves on all ranks together."""
 
     def __init__(
-        self, between: NonPersistentPlan, ranks: Ranks, report: Callable[[SaveReport, str], object]
+        self, plan: NonPersistentPlan, ranks: Ranks, report: Callable[[SaveReport, str], object]
     ) -> None:
-        """ranks: of training. report: told on the first rank of each save, and in which folder."""
-        self._between, self._ranks, self._report = between, ranks, report
-        self._claim: Callable[[], None] | None = between.claim
+        """ranks: of training. report: called on rank 0 with each save and its folder."""
+        self._plan, self._ranks, self._report = plan, ranks, report
+        self._claim: Callable[[], None] | None = plan.claim
 
     def is_due(self, step: int) -> bool:
-        """Whether a step is saved here, if it is not saved for good."""
-        return step % self._between.interval == 0
+        """Whether a step is due, unless the run folder gets it."""
+        return step % self._plan.interval == 0
 
     @property
     def needs_room(self) -> bool:
-        """Whether steps of the run folder come of it."""
-        return self._between.upload is not None
+        """Whether these saves also write steps of the run folder."""
+        return self._plan.upload is not None
 
     def reserve(self, share: Mapping[Slice, Tensor]) -> None:
-        """Make the host memory for what this rank will have to write now."""
-        if self._between.background is not None:
-            self._between.background.reserve(share)
+        """Allocate host memory for the share of this rank now."""
+        if self._plan.background is not None:
+            self._plan.background.reserve(share)
 
     def hold_update(self) -> None:
-        """The parameters are about to change."""
-        if self._between.background is not None:
-            self._between.background.hold_update()
+        """Wait for copies of the parameters before they change."""
+        if self._plan.background is not None:
+            self._plan.background.hold_update()
 
     def check(self) -> None:
-        """Tell of what could not be written since."""
-        background = self._between.background
+        """Log saves that failed since the last call."""
+        background = self._plan.background
         if background is not None:
             self._try(background.check)
 
     def save(self, step: int, tensors: dict[str, Held], contents: StepContents) -> None:
-        """Now, or begin to."""
+        """Save, or start to."""
         self._try(lambda: self._save(step, tensors, contents))
 
     def _save(self, step: int, tensors: dict[str, Held], contents: StepContents) -> None:
         began = time.monotonic()
-        background, saving = self._between.background, self._between.saving
+        background, saving = self._plan.background, self._plan.saving
         if background is not None:
             self._try(background.finish)
         if self._claim is not None:
@@ -107,73 +106,68 @@ class NonPersistentSaves:
         records = saving.write(prepared, contents, self._ranks)
         seconds = time.monotonic() - began
         size = sum(record.size_bytes for record in records)
-        self._done(records, SaveReport(step, size, seconds, seconds, self._between.kind))
+        self._done(records, SaveReport(step, size, seconds, seconds, self._plan.kind))
 
     def _done(self, records: list[FileRecord], report: SaveReport) -> None:
         if self._ranks.rank == 0:
-            self._report(report, self._between.saving.root_url)
+            self._report(report, self._plan.saving.root_url)
 
     def overtake(self, step: int) -> None:
-        """The run folder has this step: copies of older ones are not needed."""
-        if self._between.upload is not None:
-            self._between.upload.overtake(step)
+        """The run folder has this step: cancel the copies of older ones."""
+        if self._plan.upload is not None:
+            self._plan.upload.overtake(step)
 
     def finish(self) -> None:
-        """The run ends here, with a step of its own: what is being written becomes whole, what is
-        being copied is left."""
-        if self._between.background is not None:
-            self._try(self._between.background.finish)
-        if self._between.upload is not None:
-            self._between.upload.close()
+        """The run ends with a step in its folder: complete the step in writing, cancel copies."""
+        if self._plan.background is not None:
+            self._try(self._plan.background.finish)
+        if self._plan.upload is not None:
+            self._plan.upload.close()
 
     def give_up(self, seconds: float) -> None:
-        """Training has failed: let what is being written become whole within so long."""
-        if self._between.background is not None:
-            self._between.background.give_up(seconds)
+        """Training has failed: give a step in writing so long to become complete."""
+        if self._plan.background is not None:
+            self._plan.background.give_up(seconds)
 
     def _try(self, call: Callable[[], object]) -> None:
         try:
             call()
         except (TrainyardError, OSError) as error:
-            log.warning(
-                "a save between those in the run folder failed, training goes on: %s", error
-            )
+            log.warning("non-persistent save failed, training continues: %s", error)
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """For one run on one rank. Every thread that meets those of other ranks does so in a group of
-    its own; all ranks build alike."""
+# --- from options -----------------------------------------------------------------------------
 
-    config: PretrainConfig
-    groups: ProcessGroups
-    lineage: str
 
-    def background(self) -> BackgroundSave | None:
-        """What writes the steps of the run folder while training goes on, if it is to."""
-        return BackgroundSave(self._ranks()) if self.config.training.async_save else None
+def build_background(config: PretrainConfig, groups: ProcessGroups) -> BackgroundSave | None:
+    """The writer of steps of the run folder while training runs (--async-save)."""
+    return BackgroundSave(_own_ranks(config, groups)) if config.training.async_save else None
 
-    def between(self, there: NonPersistentSteps) -> Callable[[Done], NonPersistentPlan]:
-        """How steps are saved outside the run folder."""
 
-        def build(done: Done) -> NonPersistentPlan:
-            config = self.config.non_persistent
-            assert config.non_persistent_save_interval is not None
-            upload = None
-            if config.non_persistent_upload:
-                upload = LazyUpload(self.config.save, self.lineage, self._ranks(), done)
-            saving = LocalSave(there.steps, config.non_persistent_keep_last, upload)
-            kind: Kind = "local" if there.is_local else "global"
-            background = None
-            if self.config.training.async_save:
-                background = BackgroundSave(self._ranks(), saving.write, kind)
-            return NonPersistentPlan(
-                config.non_persistent_save_interval, saving, kind, there.claim, background, upload
-            )
+def build_non_persistent(
+    config: PretrainConfig,
+    groups: ProcessGroups,
+    lineage: str,
+    steps: NonPersistentSteps,
+    done: Done,
+) -> NonPersistentPlan:
+    """The saves outside the run folder. All ranks call it alike."""
+    options = config.non_persistent
+    assert options.non_persistent_save_interval is not None
+    upload = None
+    if options.non_persistent_upload:
+        upload = LazyUpload(config.save, lineage, _own_ranks(config, groups), done)
+    saving = LocalSave(steps.steps, options.non_persistent_keep_last, upload)
+    kind: Kind = "local" if steps.is_local else "global"
+    background = None
+    if config.training.async_save:
+        background = BackgroundSave(_own_ranks(config, groups), saving.write, kind)
+    return NonPersistentPlan(
+        options.non_persistent_save_interval, saving, kind, steps.claim, background, upload
+    )
 
-        return build
 
-    def _ranks(self) -> Ranks:
-        timeout = timedelta(minutes=self.config.parallel.distributed_timeout_minutes)
-        group = host_group(self.groups, timeout)
-        return Ranks(group, self.groups.rank, self.groups.dims.world_size)
+def _own_ranks(config: PretrainConfig, groups: ProcessGroups) -> Ranks:
+    """A process group of its own, as every thread that communicates needs one."""
+    timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
+    return Ranks(host_group(groups, timeout), groups.rank, groups.dims.world_size)

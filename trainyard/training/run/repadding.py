@@ -1,10 +1,9 @@
-"""A vocabulary that a checkpoint pads to another number of rows than this run.
+"""Fits a vocabulary that a checkpoint pads to another number of rows than this run.
 
-Rows of the embedding and of an output layer of its own are filled up to a multiple that follows
-from the number of tensor-parallel ranks. The rows behind the tokens stand for nothing and take no
-part in anything. What the checkpoint has of them is taken; further ones are as initialisation draws
-them, whole and then cut, so that every layout has the same, and their moments are zero; those that
-there is no room for are left out."""
+Embedding and untied output layer are padded to a multiple that depends on the tensor-parallel size.
+Padding rows stand for no token and take part in nothing. Rows that the checkpoint has are loaded.
+Further rows get initial weights, drawn whole and then sharded so that every layout has the same
+ones, and zero moments. Rows without room are dropped."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from trainyard.models.init import draw_rows
 from trainyard.models.tied import EMBEDDING
 
 TABLES = (EMBEDDING, "output_layer.weight")
-"""What has a row for each token."""
+"""Parameters with a row for each token."""
 
 WEIGHTS = ("model", "optimizer.param")
 """Kinds of tensors that hold weights; others hold moments."""
@@ -29,17 +28,17 @@ WEIGHTS = ("model", "optimizer.param")
 
 @dataclass(frozen=True, slots=True)
 class Repadding:
-    """From so many rows to so many."""
+    """From `theirs` rows to `ours`."""
 
     theirs: int
     ours: int
     config: TransformerConfig
     seed: int
     dtype: torch.dtype
-    """Of the run's weights, which main parameters begin with too."""
+    """Of the run's weights; main parameters start from these values too."""
 
     def stored(self, targets: Mapping[str, Held]) -> dict[str, Held]:
-        """Of what is to be filled, the part that the checkpoint has."""
+        """The part of the targets that the checkpoint has."""
         return {name: self._stored(name, held) for name, held in targets.items()}
 
     def _stored(self, name: str, held: Held) -> Held:
@@ -49,7 +48,7 @@ class Repadding:
         parts = []
         for part in slices_held(name, held):
             if part.global_shape[0] != self.ours:
-                return held  # of another model: refused as it is
+                return held  # another model: refused later
             count = min(max(kept - part.offset[0], 0), part.tensor.shape[0])
             if count:
                 shape = (self.theirs, *part.global_shape[1:])
@@ -59,7 +58,7 @@ class Repadding:
 
     @torch.no_grad()
     def fill_rest(self, targets: Mapping[str, Held]) -> None:
-        """Of what is to be filled, the rows that the checkpoint does not have."""
+        """Fill the rows of the targets that the checkpoint does not have."""
         if self.ours <= self.theirs:
             return
         for name, held in targets.items():
@@ -91,7 +90,7 @@ class Repadding:
 def _drawn(
     parameter: str, shape: tuple[int, ...], first: int, config: TransformerConfig, seed: int
 ) -> Tensor:
-    """All rows from `first` on: a multiple's worth at most, and drawn once for all boxes."""
+    """All rows from `first` on, drawn once for all boxes; less than one multiple."""
     return draw_rows(parameter, shape, range(first, shape[0]), config, seed)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint into a model and its optimizer: all of it, or its weights alone."""
+"""Loads a checkpoint into a model and its optimizer: its whole state, or its weights alone."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from trainyard.training.run.tensors import (
 log = logging.getLogger(__name__)
 
 MODEL = "model."
-"""Begins the names of weights."""
+"""Prefix of the names of weights."""
 
 MAIN = "optimizer.param."
-"""Begins the names of fp32 main parameters."""
+"""Prefix of the names of fp32 main parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Weights that may be missing in a checkpoint, or left there: patterns of their names, with or
-    without the `model.` that these begin with."""
+    """Weights that may be missing from a checkpoint or unused: patterns of their names, with or
+    without the prefix `model.`."""
 
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
 
     @staticmethod
     def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-        """Those of the names that a pattern fits, sorted."""
+        """The names that match a pattern, sorted."""
         return sorted(
             name
             for name in names
@@ -56,8 +56,8 @@ def restore_weights(
     repadding: Repadding | None = None,
     allowed: Allowed | None = None,
 ) -> None:
-    """The weights of a checkpoint, and nothing else of it. repadding: where its vocabulary is
-    padded otherwise. allowed: what may be missing, and is left as it is, or unexpected."""
+    """Load only the weights of a checkpoint. repadding: if its vocabulary is padded otherwise.
+    allowed: weights that may be missing, which keep their values, or unused."""
     restoring = Restoring(checkpoint, train_module.groups.world, repadding)
     tensors = model_tensors(train_module.chunks)
     if allowed is None:
@@ -68,8 +68,8 @@ def restore_weights(
     missing = allowed.matching(wanted - there, allowed.missing)
     unexpected = allowed.matching(there - wanted, allowed.unexpected)
     if train_module.groups.rank == 0:
-        _tell("--load-allow-missing: drawn as a new model's are", missing)
-        _tell("--load-allow-unexpected: left in the checkpoint", unexpected)
+        _log_names("--load-allow-missing: initialised", missing)
+        _log_names("--load-allow-unexpected: not loaded", unexpected)
     for name in missing:
         tensors.pop(name, None)
     try:
@@ -80,16 +80,16 @@ def restore_weights(
 
 
 def _way_out(lacking: bool, besides: bool) -> str:
-    """What to give where a checkpoint is meant that has not all weights, or others as well."""
+    """The options for a checkpoint that lacks weights on purpose, or has more."""
     ways = []
     if lacking:
-        ways.append("--load-allow-missing PATTERN ... where they are to be drawn as a new model's")
+        ways.append("--load-allow-missing PATTERN ... to initialise them")
     if besides:
-        ways.append("--load-allow-unexpected PATTERN ... where they are to stay in the checkpoint")
-    return f"\n  if that is meant, give {' and '.join(ways)}" if ways else ""
+        ways.append("--load-allow-unexpected PATTERN ... to leave them in the checkpoint")
+    return f"\n  if this is intended, give {' and '.join(ways)}" if ways else ""
 
 
-def _tell(what: str, names: Sequence[str]) -> None:
+def _log_names(what: str, names: Sequence[str]) -> None:
     if names:
         log.warning("%s: %d weights%s", what, len(names), listed("these", names))
 
@@ -97,11 +97,11 @@ def _tell(what: str, names: Sequence[str]) -> None:
 def restore_training(
     checkpoint: Checkpoint, train_module: TrainModule, repadding: Repadding | None = None
 ) -> TrainState:
-    """Weights, optimizer and position of a checkpoint."""
+    """Load weights, optimizer and position of a checkpoint."""
     if not checkpoint.names("optimizer."):
         raise ConfigError(
-            f"{checkpoint.url} holds weights alone (--no-save-optim, or converted so), and no run "
-            "can go on from it; take its weights with --load and --finetune into another --save"
+            f"{checkpoint.url} has weights only (--no-save-optim, or converted so), and no run can "
+            "resume from it; take its weights with --load and --finetune into another --save"
         )
     restore_weights(checkpoint, train_module, repadding)
     _restore_optimizer(Restoring(checkpoint, train_module.groups.world, repadding), train_module)
@@ -114,8 +114,8 @@ def restore_training(
 
 
 def _restore_optimizer(restoring: Restoring, train_module: TrainModule) -> None:
-    """Between runs in fp32 and in 16 bits, the weights of the one are the main parameters of the
-    other: nothing is rounded."""
+    """Between fp32 and 16-bit runs, the weights of the one are the main parameters of the other:
+    nothing is rounded."""
     checkpoint, tensors = restoring.checkpoint, optimizer_tensors(train_module)
     names = names_over(restoring.group, tensors)
     stored = set(checkpoint.names(MAIN))

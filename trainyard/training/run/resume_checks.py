@@ -1,4 +1,4 @@
-"""What may be continued: refusals for a checkpoint that does not fit this run, before any step."""
+"""Checks that a checkpoint fits this run, before the first step."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ log = logging.getLogger(__name__)
 
 
 def refuse_lost_steps(config: PretrainConfig, found: FoundSteps) -> None:
-    """Where a run has no step to go on from: it does not begin anew in silence if it had some.
+    """Refuse to start over silently where a run has lost its steps.
 
-    `--load` that names `--save` asks to go on. What lies there may be of other options, or nothing:
-    the first start of a command that is always the same."""
+    `--load` equal to `--save` asks to resume. The folder may still be empty at the first start of a
+    command, or hold steps of other options."""
     if found.damaged:
         raise ArtifactError(
-            f"{config.save}: no step of this run is whole ({len(found.damaged)} are damaged, as "
-            "told above), so it cannot go on. To begin at step 0 move them away, or give another "
+            f"{config.save}: no step of this run is whole ({len(found.damaged)} are damaged, see "
+            "above), so it cannot resume. To start over at step 0, move them away or give another "
             "--save; nothing was changed"
         )
     if config.load is None or config.foreign_load() is not None:
         return
     if found.foreign:
         raise ConfigError(
-            f"--load {config.load}: the steps there are of other options or data, so this is "
-            f"another run: give it a --save of its own, as in --load {config.load} --save "
+            f"--load {config.load}: its steps have other options or data, so this is another run: "
+            f"give it another --save, as in --load {config.load} --save "
             f"{config.save.rstrip('/')}-2 (or leave --load out to start at step 0 here)"
         )
     if config.finetune or config.exit_on_missing_checkpoint:
         asks = "--finetune" if config.finetune else "--exit-on-missing-checkpoint"
         raise ConfigError(
-            f"--load {config.load} holds no checkpoint, and {asks} asks for one; --load and --save "
-            "are the same folder: give --load the checkpoint to begin with"
+            f"--load {config.load} holds no checkpoint, and {asks} needs one; --load and --save "
+            "are the same folder: give --load the checkpoint to start from"
         )
-    log.warning("--load %s holds no checkpoint yet: beginning from initial weights", config.load)
+    log.warning("--load %s holds no checkpoint yet: starting from initial weights", config.load)
 
 
 def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool) -> None:
-    """Weights learnt with other tokens are noise to these; only fine-tuning may mean it."""
+    """Refuse a checkpoint of another tokenizer, unless the run is a fine-tuning."""
     carried = {name: digest_bytes(data) for name, data in tokenizer.files().items()}
     differ = [
         name
@@ -60,32 +60,32 @@ def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool
     has_none = not any(one.path.startswith("tokenizer/") for one in checkpoint.manifest.files)
     if differ and has_none and not finetune:
         raise ConfigError(
-            f"--load {checkpoint.url} carries no tokenizer, so nobody can tell whether it is this "
+            f"--load {checkpoint.url} has no tokenizer, so trainyard cannot check that it is this "
             "one: convert it again with stages.reshard and the --tokenizer-type and files that it "
             "was trained with, or give --finetune"
         )
     if differ and has_none:
         log.warning(
-            "%s carries no tokenizer, so nobody can tell whether its weights were learnt with "
+            "%s has no tokenizer, so trainyard cannot check that its weights were trained with "
             "these tokens",
             checkpoint.url,
         )
     elif differ and finetune:
-        log.warning("the tokenizer is not that of the checkpoint: %s differ", ", ".join(differ))
+        log.warning("the tokenizer differs from the checkpoint's: %s", ", ".join(differ))
     elif differ:
         raise ConfigError(
             f"--load {checkpoint.url} was trained with another tokenizer ({', '.join(differ)} "
-            "differ); give its own, which it carries in tokenizer/, or --finetune"
+            "differ); give the one in its tokenizer/, or --finetune"
         )
 
 
 def repadding_of(
     checkpoint: Checkpoint, config: PretrainConfig, vocab_size: int, padded: int, dtype: torch.dtype
 ) -> Repadding | None:
-    """How to fit the rows of embedding and output layer, where the checkpoint pads its tokens to
-    another number of them than this run does; None where they are as many.
+    """How to fit embedding and output layer if the checkpoint pads the vocabulary to another number
+    of rows; None if the numbers are equal.
 
-    Refuses rows that stand for another number of tokens. dtype: of the run's weights."""
+    Refuses a checkpoint with another number of tokens. dtype: of the run's weights."""
     theirs, tokens = checkpoint.config["padded_vocab_size"], checkpoint.config["vocab_size"]
     if theirs == padded:
         return None
@@ -94,7 +94,7 @@ def repadding_of(
     tp, unit = config.parallel.tensor_model_parallel_size, config.model.make_vocab_size_divisible_by
     ways = ["the tokenizer that it was trained with"]
     if theirs % tp == 0 and theirs >= vocab_size:
-        ways.append(f"--make-vocab-size-divisible-by {theirs // tp} in a run of its own")
+        ways.append(f"--make-vocab-size-divisible-by {theirs // tp} in another run")
     raise ConfigError(
         f"{checkpoint.url} has a vocabulary of {theirs} rows ({tokens} tokens, padded), and this "
         f"run one of {padded} ({vocab_size} tokens, padded to a multiple of "
@@ -102,16 +102,16 @@ def repadding_of(
     )
 
 
-def say_repadding(repadding: Repadding) -> None:
-    """One line."""
+def log_repadding(repadding: Repadding) -> None:
+    """Log it in one line."""
     theirs, ours = repadding.theirs, repadding.ours
     what = (
-        f"rows from {theirs} on are drawn as initial weights are, their moments are zero"
+        f"rows from {theirs} on get initial weights and zero moments"
         if ours > theirs
-        else f"its rows from {ours} on are left out"
+        else f"rows from {ours} on are dropped"
     )
     log.info(
-        "the vocabulary has %d rows of the checkpoint's %d, as it is padded otherwise: %s",
+        "padded vocabulary: %d rows, %d in the checkpoint; %s",
         *(ours, theirs, what),
     )
 
@@ -119,19 +119,19 @@ def say_repadding(repadding: Repadding) -> None:
 def check_samples_left(
     config: PretrainConfig, state: TrainState, length: RunLength, num_samples: int
 ) -> None:
-    """The samples of the steps that are left must be there; a cyclic order never ends."""
+    """Refuse a run with too few samples for its remaining steps; a cyclic order never ends."""
     needed = samples_at_end(state, length)
     if config.data.dataloader_type == "single" and needed > num_samples:
         raise ConfigError(
-            f"--load is at {state.consumed_train_samples} samples, and the "
-            f"{length.steps - state.step} steps that are left end at {needed}, but the data of "
-            f"this run holds {num_samples}: keep the batch size, raise --train-iters (or "
-            "--train-samples), or begin the data anew with --finetune"
+            f"--load is at {state.consumed_train_samples} samples, and the remaining "
+            f"{length.steps - state.step} steps end at {needed}, but the data of this run has "
+            f"{num_samples}: keep the batch size, raise --train-iters (or --train-samples), or "
+            "restart the data with --finetune"
         )
 
 
 def samples_at_end(state: TrainState, length: RunLength) -> int:
-    """Samples that are consumed when the steps that are left have been taken."""
+    """Samples consumed after the remaining steps."""
     consumed = state.consumed_train_samples
     if length.schedule.is_constant:
         return consumed + (length.steps - state.step) * length.global_batch_size

@@ -1,5 +1,5 @@
-"""What a run tells of itself: its options, its checkpoints with the lines of the ledger that they
-carry, and where it began. Plain data, no files and no torch."""
+"""The record of a run for stages.certify and stages.blame: options, checkpoints with their ledger
+lines, start, token files. No torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainyard.training.run.dp_history import DpSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What the links of a run follow from."""
+    """The options and the history of a run."""
 
     lineage: str
     training: TrainingConfig
@@ -30,36 +30,36 @@ class RunRecord:
     schedule: Schedule
     precision: PrecisionConfig
     spans: tuple[DpSpan, ...] = ()
-    """On how many ranks steps were taken, as the last checkpoint tells it."""
+    """The number of data-parallel ranks of its steps, from the last checkpoint."""
     finished: bool = False
 
     @property
     def length(self) -> RunLength:
-        """Of the run as it began."""
+        """The length of the run at its start."""
         return length_of(
             self.training, self.spans[0].data_parallel_size if self.spans else 1, self.seq_length
         )
 
     def span(self, step: int) -> DpSpan | None:
-        """How a step was taken; None where it is not recorded."""
+        """The span of a step; None if it is not recorded."""
         return next((s for s in self.spans if s.first_step <= step <= s.last_step), None)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedStep:
-    """A checkpoint, as far as it tells of the run."""
+    """A checkpoint, as evidence of the run."""
 
     step: int
     where: str
     """Its folder, for messages."""
     lines: Sequence[str]
-    """Of its ledger: steps since the checkpoint before it that stays."""
+    """Lines of its ledger: steps since the permanent checkpoint before."""
     state: Mapping[str, Any]
     stays: bool
     lines_fault: str = ""
-    """Why not all of its lines can be read."""
+    """Why some of its lines are unreadable."""
     state_fault: str = ""
-    """Why its state cannot be read; it is empty then."""
+    """Why its state is unreadable; `state` is empty then."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Position:
     num_updates: int = 0
 
     def advance(self, size: int, is_taken: bool) -> None:
-        """A step further."""
+        """Advance by one step."""
         self.step += 1
         self.consumed_train_samples += size
         self.scheduled_samples += size if is_taken else 0
@@ -81,21 +81,21 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """Where a run began."""
+    """The start of a run."""
 
     position: Position = field(default_factory=Position)
     ledger_digest: str | None = ""
-    """None: not known."""
+    """None: unknown."""
     loss_scaler: Mapping[str, Any] | None = field(default_factory=dict)
-    """None: not known."""
+    """None: unknown."""
     words: str = "initial weights"
     gap: str = ""
-    """Why the checkpoint that it went on from could not be looked at."""
+    """Why the checkpoint that it started from is not available."""
 
 
 def start_before(first: PublishedStep, gap: str) -> RunStart:
-    """Where a run must have begun, by its first checkpoint: less than the one that it went on from
-    would tell."""
+    """The start of a run, derived from its first checkpoint. Less is known than from the checkpoint
+    that it started from."""
     records = [parse_line(line, first.where) for line in first.lines]
     state = Position(**{name: int(first.state[name]) for name in asdict(Position())})
     pending = first.state.get("unmeasured")
@@ -111,7 +111,7 @@ def start_before(first: PublishedStep, gap: str) -> RunStart:
 
 
 def parse_line(text: str, where: str) -> dict[str, Any]:
-    """A line of a ledger; ArtifactError for what is none."""
+    """A line of a ledger; ArtifactError if it is invalid."""
     try:
         record = json.loads(text)
         if not isinstance(record, dict) or type(record["step"]) is not int or record["step"] < 0:
@@ -124,20 +124,20 @@ def parse_line(text: str, where: str) -> dict[str, Any]:
 
 
 def is_taken(record: Mapping[str, Any]) -> bool:
-    """Whether something was updated."""
+    """Whether the step updated the parameters."""
     return not (record.get("skipped") or record.get("passed_over"))
 
 
 LOAD = "load"
-"""Name of the input of `pretrain` that is a checkpoint to go on from."""
+"""Name of the input of `pretrain` for the checkpoint of --load."""
 
 INPUT = re.compile(r"(data|train|valid|test)_(\d+)(?: \(weight (.+)\))?")
-"""Name of an input of `pretrain` that is a prefix of token files; `DataConfig.inputs` gives it."""
+"""Name of an input of `pretrain` for a prefix of token files, from `DataConfig.inputs`."""
 
 
 def named_token_files(manifest: Manifest) -> dict[str, list[str]]:
-    """Where the token files of a finished run lay, as values of `data_path`, `train_data_path` and
-    so on; {} for a run without any."""
+    """Locations of the token files of a finished run, as values of `data_path`, `train_data_path`
+    and so on; {} for a run without any."""
     named = [
         (match, record)
         for name, record in manifest.inputs.items()
@@ -151,9 +151,9 @@ def named_token_files(manifest: Manifest) -> dict[str, list[str]]:
 
 
 def check_token_files(data: DataConfig, made_of: Mapping[str, str], option: str, skip: str) -> None:
-    """Refuse token files that are not those of the run that `option` names.
+    """Refuse token files other than those of the run in `option`.
 
-    made_of: digest of each input of the run. skip: the flag that goes on all the same."""
+    made_of: digest of each input of the run. skip: the flag that skips this check."""
     for name, urls in data.inputs().items():
         if name not in made_of:
             raise ConfigError(

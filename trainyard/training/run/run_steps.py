@@ -1,7 +1,7 @@
-"""Where a run begins: at the highest step of its own that is published, at another run's, or at
-step 0.
+"""The published steps of a run folder: which are this run's, which one to resume from, and what is
+left at the end.
 
-A step belongs to a run when its lineage (configuration and inputs) is the run's."""
+A step belongs to a run if it has the run's lineage (digest of configuration and inputs)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from trainyard.training.run.step_ledgers import (
     join_ledgers,
     ledger_fault,
     read_ledgers,
-    tell_lost_proof,
+    warn_about_gaps,
 )
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ STAYS = "stays"
 """Key of state.json: false for a step that only serves to continue from."""
 
 ASIDE = "superseded"
-"""Folder in a run folder for the steps of runs that were made anew."""
+"""Folder in a run folder for steps of other runs and damaged steps."""
 
 OURS = re.compile(
     r"(manifest|index|state|config)\.json|ledger\.jsonl|[a-z]+-\d+-of-\d+\.safetensors"
@@ -65,32 +65,33 @@ class FoundSteps:
     staying: tuple[int, ...] = ()
     """Steps of this run that stay."""
     passing: tuple[int, ...] = ()
-    """Steps of this run that only serve to continue from."""
+    """Temporary steps of this run, to resume from."""
     foreign: tuple[int, ...] = ()
     """Steps of other configurations or inputs."""
     damaged: tuple[int, ...] = ()
-    """Steps of this run, or of nobody can say which, that are not as they were published."""
+    """Steps that differ from their manifest, of this run or an unknown one."""
 
     @property
     def latest(self) -> int | None:
-        """The step to continue from."""
+        """The step to resume from."""
         return max(self.staying + self.passing, default=None)
 
 
 def refuse_strangers(root_url: str) -> None:
-    """Refuse a folder with step folders of another program: ours would be written over them."""
+    """Refuse a folder with step folders of another program: steps of this run would replace
+    them."""
     for name in store.list_files(root_url):
         folder, _, file = name.partition("/")
         if file and step_of(folder) is not None and not OURS.fullmatch(file):
             raise ConfigError(
                 f"--save {root_url}: {name} was not written by trainyard, and the steps of this "
-                "run would replace what is there; choose another folder"
+                "run would replace it; choose another folder"
             )
 
 
 def find_own_steps(root_url: str, lineage: str) -> FoundSteps:
-    """What a run folder holds, seen from the run of this lineage. A step whose manifest or state
-    cannot be read is damaged; the others are there all the same."""
+    """The steps of a run folder, for the run of this lineage. A step with an unreadable manifest or
+    state is damaged; the other steps are found all the same."""
     stays: dict[int, bool] = {}
     foreign, damaged = [], []
     for step in published_steps(root_url):
@@ -102,7 +103,7 @@ def find_own_steps(root_url: str, lineage: str) -> FoundSteps:
             elif manifest is not None:
                 foreign.append(step)
         except ArtifactError as error:
-            _pass_over(step, error)
+            _log_skipped(step, error)
             damaged.append(step)
     staying = tuple(step for step, stay in stays.items() if stay)
     passing = tuple(step for step, stay in stays.items() if not stay)
@@ -117,16 +118,16 @@ def _stays(step_url: str, manifest: Manifest) -> bool:
     return bool(state[STAYS])
 
 
-def _pass_over(step: int, error: ArtifactError) -> None:
-    log.warning("passing over step %d, which is damaged: %s", step, error)
+def _log_skipped(step: int, error: ArtifactError) -> None:
+    log.warning("skipping step %d, which is damaged: %s", step, error)
 
 
-def pass_over_damaged(found: FoundSteps, root_url: str, verify: Verify) -> FoundSteps:
-    """The steps without the highest ones that are not as they were published, each with a word why;
-    the one to continue from is whole, as far as `verify` looks, and its ledger is in any case.
+def skip_damaged(found: FoundSteps, root_url: str, verify: Verify) -> FoundSteps:
+    """The steps without the newest damaged ones, each logged with its fault. The step to resume
+    from passes the check of `verify`, and its ledger is always checked.
 
-    Where none is left, the highest whose ledger alone is damaged: a run can be trained on without
-    the proof of what it was made of."""
+    If no whole step is left, the newest one with only a damaged ledger: training can resume without
+    the proof of its samples."""
     rest, damaged = found, set(found.damaged)
     while (step := rest.latest) is not None:
         url = join(root_url, step_folder(step))
@@ -134,19 +135,19 @@ def pass_over_damaged(found: FoundSteps, root_url: str, verify: Verify) -> Found
             with open_checkpoint(url, verify=verify) as checkpoint:
                 checkpoint.check(apart_from=(LEDGER,))
         except ArtifactError as error:
-            _pass_over(step, error)
+            _log_skipped(step, error)
             damaged.add(step)
         else:
             fault = ledger_fault(url)
             if not fault:
                 return rest
-            _pass_over(step, ArtifactError(fault))
+            _log_skipped(step, ArtifactError(fault))
         rest = _without(rest, {step})
     left = _without(found, damaged)
     if left.latest is not None:
         log.warning(
-            "no step is left that is whole: going on from step %d all the same, of which nothing "
-            "but the ledger is damaged",
+            "no whole step is left: resuming from step %d all the same, of which only the ledger "
+            "is damaged",
             left.latest,
         )
         return left
@@ -162,18 +163,18 @@ def _without(found: FoundSteps, steps: set[int]) -> FoundSteps:
     )
 
 
-def announce(found: FoundSteps, root_url: str) -> None:
-    """Say what is passed over and why, and which ledgers of the steps before the one to continue
-    from are damaged."""
+def log_found_steps(found: FoundSteps, root_url: str) -> None:
+    """Log the steps that are skipped and why, and damaged ledgers before the step to resume
+    from."""
     if found.foreign:
         log.warning(
-            "passing over step %s in %s: of other options or inputs, so this is another run; they "
-            "go to %s/ at its first checkpoint. To go on from them, stop and give --load %s and "
+            "skipping step %s in %s: other options or inputs, so this is another run; its first "
+            "checkpoint moves them to %s/. To resume from them, stop and give --load %s and "
             "another --save",
             *(_listed(found.foreign), root_url, ASIDE, root_url),
         )
     if found.latest is not None:
-        tell_lost_proof(root_url, sorted({*found.staying, found.latest}))
+        warn_about_gaps(root_url, sorted({*found.staying, found.latest}))
 
 
 def _listed(steps: Sequence[int]) -> str:
@@ -188,11 +189,11 @@ def resume(
     repadding: Repadding | None = None,
     last_staying: int = 0,
 ) -> tuple[TrainState, Ledger]:
-    """Continue this run at one of its steps. repadding: where its vocabulary is padded otherwise.
-    last_staying: the last step that stays in the run folder, which has the ledger up to it."""
+    """Load one of this run's steps. repadding: if its vocabulary is padded otherwise.
+    last_staying: the newest permanent step of the run folder, which has the ledger up to itself."""
     state = restore_training(checkpoint, train_module, repadding)
     ledger = Ledger(state.ledger_digest)
-    if not checkpoint.state[STAYS]:  # its lines are still to be carried by a step that stays
+    if not checkpoint.state[STAYS]:  # the next permanent step repeats its lines
         ledger.lines = carried_lines(checkpoint.url, state.step, last_staying)
     _check_batch_size(checkpoint, global_batch_size)
     return state, ledger
@@ -203,7 +204,7 @@ def _check_batch_size(checkpoint: Checkpoint, global_batch_size: int) -> None:
     if before != global_batch_size:
         raise ConfigError(
             f"--global-batch-size was {before} up to step {checkpoint.step} of this run and is "
-            f"{global_batch_size} now, as it follows from the number of ranks; give "
+            f"{global_batch_size} now, because it depends on the number of ranks; give "
             "--global-batch-size"
         )
 
@@ -212,23 +213,23 @@ def _check_batch_size(checkpoint: Checkpoint, global_batch_size: int) -> None:
 
 
 def whole_ledger(root_url: str, steps: Sequence[int]) -> bytes:
-    """The ledgers of the steps that stay, joined: the whole run."""
+    """The joined ledgers of the permanent steps: the whole run."""
     return join_ledgers(list(read_ledgers(root_url, steps)))
 
 
 def finished_steps(
-    root_url: str, lineage: str, passed_over: Sequence[int] = ()
+    root_url: str, lineage: str, skipped: Sequence[int] = ()
 ) -> tuple[list[FileRecord], bytes]:
-    """The files of every step of a run that stays, and the ledger of all; other steps are removed.
+    """The files of every permanent step of a run, and its whole ledger; removes other steps.
 
-    passed_over: damaged steps that the run has told of when it began; they are set aside."""
+    skipped: damaged steps that the run has logged at its start; they are moved aside."""
     found = find_own_steps(root_url, lineage)
-    known = [step for step in found.damaged if step in passed_over]
-    if len(known) < len(found.damaged):  # by whom, and since this run has begun
+    known = [step for step in found.damaged if step in skipped]
+    if len(known) < len(found.damaged):  # damaged while this run trained
         raise ArtifactError(
-            f"{root_url}: step {_listed(found.damaged)} cannot be read any more, as told above; "
-            "when this run began it could be, and nothing was removed. Put it right, or give the "
-            "same command again: it sets that step aside and ends the run without it"
+            f"{root_url}: step {_listed(found.damaged)} has become unreadable since this run began "
+            "(see above); nothing was removed. Restore it, or give the same command again: that "
+            "moves the step aside and finishes the run without it"
         )
     set_aside(root_url, known)
     remove_all_but(root_url, found.staying)
@@ -238,8 +239,8 @@ def finished_steps(
 
 
 def records_of_step(root_url: str, ledger: StepLedger) -> Iterator[FileRecord]:
-    """Every file of a published step relative to the run folder, its own manifest (volatile)
-    included; of a damaged ledger what is there, as the run is published with that."""
+    """Every file of a published step relative to the run folder, with its manifest (volatile). A
+    damaged ledger is listed as it is."""
     folder = step_folder(ledger.step)
     url = join(root_url, folder, MANIFEST)
     found = read_manifest(url)
@@ -252,9 +253,9 @@ def records_of_step(root_url: str, ledger: StepLedger) -> Iterator[FileRecord]:
 
 
 def set_aside(root_url: str, steps: Sequence[int]) -> None:
-    """Move published steps to `superseded/LINEAGE/`, where `--load` still takes them.
+    """Move published steps to `superseded/LINEAGE/`, where `--load` still finds them.
 
-    A run that is made anew, with other options, data or code, must not cost anybody the old one."""
+    A run with other options, data or code must not delete the steps of the old one."""
     for step in steps:
         folder = step_folder(step)
         try:
@@ -269,7 +270,7 @@ def set_aside(root_url: str, steps: Sequence[int]) -> None:
         places = (join(root_url, ASIDE, name, folder) for name in names)
         place = next(url for url in places if not store.list_files(url))
         store.move_tree(join(root_url, folder), place)
-        log.info("moved step %d, which is not gone on from, to %s", step, place)
+        log.info("moved step aside step=%d url=%s", step, place)
 
 
 def _endings() -> Iterator[str]:

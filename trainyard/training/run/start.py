@@ -1,4 +1,4 @@
-"""Where a pretraining begins: at its own last step, at another run's, or at step 0."""
+"""Loads the start of a pretraining: its own newest step, a step of --load, or initial weights."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from trainyard.training.run.restore import Allowed, restore_training, restore_we
 from trainyard.training.run.resume_checks import (
     check_samples_left,
     check_tokenizer,
+    log_repadding,
     refuse_lost_steps,
     repadding_of,
-    say_repadding,
 )
 from trainyard.training.run.run_steps import FoundSteps, resume
 
@@ -37,37 +37,37 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """What the loop goes on from; the train_module is filled."""
+    """The state that the loop starts from, once the weights are loaded."""
 
     state: TrainState
     ledger: Ledger
     schedule: Schedule
     origin: str
-    """In words."""
+    """For the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartLoader:
-    """What decides where a run begins, and whether it may begin there."""
+    """Finds the start of a run, checks that it fits the options, and loads it."""
 
     config: PretrainConfig
     found: FoundSteps
     schedule: Schedule
-    """Of the options."""
+    """From the options."""
     length: RunLength
     num_samples: int
-    """Training samples that the data holds."""
+    """Training samples in the data."""
     tokenizer: Tokenizer
     padded_vocab_size: int
     initialize: Initialize
-    """Fills one chunk with its first weights."""
-    elsewhere: NonPersistentStep | None = None
-    """The step to go on from where that is not in the run folder."""
+    """Fills a chunk with initial weights."""
+    non_persistent_step: NonPersistentStep | None = None
+    """The step to resume from, if it is outside the run folder."""
 
-    def begin(self, train_module: TrainModule) -> StartPoint:
-        """Fill the train_module, on all ranks; ConfigError where the options do not fit what is
-        there."""
-        if self.elsewhere is not None or self.found.latest is not None:
+    def load(self, train_module: TrainModule) -> StartPoint:
+        """Load weights, optimizer and state on all ranks; ConfigError if the options do not fit the
+        checkpoint."""
+        if self.non_persistent_step is not None or self.found.latest is not None:
             return self._own(train_module)
         refuse_lost_steps(self.config, self.found)
         load = self.config.foreign_load()
@@ -83,11 +83,11 @@ class StartLoader:
             self.initialize(chunk, self.config.training.seed)
 
     def _own(self, train_module: TrainModule) -> StartPoint:
-        """Its last step: also with --finetune, which was done when the run began."""
+        """The newest step of this run. --finetune applies only to the first start."""
         with self._opened(train_module) as checkpoint:
             if self.config.finetune:
                 log.info(
-                    "--finetune was done when this run began; it goes on from its own step %d",
+                    "--finetune applied when this run began; resuming from its own step %d",
                     checkpoint.step,
                 )
             schedule = self._continued(checkpoint)
@@ -99,25 +99,25 @@ class StartLoader:
                 max(self.found.staying, default=0),
             )
         origin = f"step {state.step} of this run"
-        if self.elsewhere is not None:
-            origin += f", in {self.elsewhere.root_url}"
+        if self.non_persistent_step is not None:
+            origin += f", in {self.non_persistent_step.root_url}"
         return StartPoint(state, ledger, schedule, origin)
 
     def _opened(self, train_module: TrainModule) -> Checkpoint:
         verify, groups = self.config.verify_checkpoint, train_module.groups
         step = self.found.latest
-        if self.elsewhere is not None:
-            where = self.elsewhere
+        if self.non_persistent_step is not None:
+            where = self.non_persistent_step
             if groups.rank == 0:
-                log.info("continuing from %s", where.words)
+                log.info("resuming from %s", where.description)
             return open_scattered(where.url, where.found.readers, verify, groups.rank, groups.world)
         assert step is not None
         if groups.rank == 0:
-            log.info("continuing from step %d in %s", step, self.config.save)
+            log.info("resuming from step %d in %s", step, self.config.save)
         return open_checkpoint(join(self.config.save, step_folder(step)), verify=verify)
 
     def _other(self, checkpoint: Checkpoint, load: str, train_module: TrainModule) -> StartPoint:
-        """--load: its weights alone with --finetune, else all of its training."""
+        """The step of --load: its weights with --finetune, otherwise its whole state."""
         config, state, schedule = self.config, TrainState(), self.schedule
         check_tokenizer(checkpoint, self.tokenizer, config.finetune)
         repadding = self._repadding(checkpoint, train_module)
@@ -129,7 +129,7 @@ class StartLoader:
             train_module.optimizer.adopt_model_parameters()
         else:
             state = restore_training(checkpoint, train_module, repadding)
-            state.unmeasured = {}  # that measurement is the other run's
+            state.unmeasured = {}  # a validation of the other run
         if state.step >= self.length.steps:
             raise ConfigError(
                 f"--load {load} is at step {state.step} and this run has {self.length.steps} "
@@ -151,12 +151,12 @@ class StartLoader:
             params_dtype(self.config.precision),
         )
         if found is not None and train_module.groups.rank == 0:
-            say_repadding(found)
+            log_repadding(found)
         return found
 
     def _continued(self, checkpoint: Checkpoint) -> Schedule:
         document = checkpoint.state.get("schedule")
-        if document is None:  # made of somebody else's files, which do not always tell it
-            log.info("the checkpoint tells no schedule of its rates: going on with these options")
+        if document is None:  # a converted checkpoint may lack it
+            log.info("the checkpoint has no learning rate schedule; using the one of the options")
             return self.schedule
         return continue_schedule(self.schedule, document, self.config.optimizer)

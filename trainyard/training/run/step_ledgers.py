@@ -1,9 +1,8 @@
-"""The ledgers that the steps of a run carry: whether each is what was published, and goes on from
-the one before.
+"""The ledgers in the steps of a run: whether each is as published and follows the one before.
 
-A line of a ledger cannot be made again, and nothing is trained by it: weights, moments and position
-lie in other files. So a run goes on over a damaged ledger, and says aloud that its proof has a gap
-there; lines that cannot be read are left out of the whole ledger, the others are kept."""
+Training needs no ledger: weights, moments and position are in other files. A damaged ledger cannot
+be rebuilt either. So a run resumes in spite of it, with a warning that its proof has a gap. The
+whole ledger keeps the readable lines."""
 
 from __future__ import annotations
 
@@ -34,26 +33,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StepLedger:
-    """What one step has for its ledger."""
+    """The ledger of one step."""
 
     step: int
     url: str
     data: bytes | None
-    """The file as it is; None where it cannot be read at all."""
+    """The content of the file; None if it is unreadable."""
     digest: Any
-    """Of all lines up to this step, as `state.json` tells it."""
+    """`ledger_digest` of `state.json`: of all lines up to this step."""
     fault: str = ""
-    """Why it is not what was published, or does not go on from the one before."""
+    """Why it is not as published, or does not follow the one before."""
 
     @property
     def record(self) -> FileRecord | None:
-        """The file as it is; None where there is none."""
+        """The record of the file; None if it is unreadable."""
         if self.data is None:
             return None
         return FileRecord(FILE, len(self.data), digest_bytes(self.data))
 
     def lines(self) -> tuple[list[str], int]:
-        """The lines that can be read, and how many cannot."""
+        """The readable lines, and the number of unreadable ones."""
         lines = (self.data or b"").split(b"\n")
         texts = [text for line in lines if line and (text := _text(line, self.url)) is not None]
         return texts, sum(bool(line) for line in lines) - len(texts)
@@ -65,17 +64,17 @@ def _text(line: bytes, url: str) -> str | None:
         parse_line(text, url)
     except (UnicodeDecodeError, ArtifactError):
         return None
-    return text if text.isprintable() else None  # a carriage return makes two lines of it
+    return text if text.isprintable() else None  # a carriage return would split it
 
 
 def ledger_fault(step_url: str) -> str:
-    """Why the ledger of a step is not what its manifest says; nothing where it is. It is small, so
-    all of it is read."""
+    """Why the ledger of a step differs from its manifest; empty if it does not. Reads all of it, as
+    it is small."""
     return _published(step_url)[1]
 
 
 def _published(step_url: str) -> tuple[bytes | None, str]:
-    """The file, and its fault."""
+    """The content of the file, and its fault."""
     url = join(step_url, FILE)
     try:
         manifest = manifest_of(step_url)
@@ -95,7 +94,7 @@ def _published(step_url: str) -> tuple[bytes | None, str]:
 
 
 def read_ledgers(root_url: str, steps: Sequence[int]) -> Iterator[StepLedger]:
-    """The ledgers of a run's steps, ascending: all but the last of them steps that stay."""
+    """The ledgers of a run's steps, ascending: permanent steps, except perhaps the last."""
     threads = LOCAL_THREADS if is_local(root_url) else REMOTE_THREADS
     before: StepLedger | None = None
     for found in in_threads(partial(_read, root_url), steps, threads):
@@ -112,12 +111,12 @@ def _read(root_url: str, step: int) -> StepLedger:
 
 
 def _break(ledger: StepLedger, before: StepLedger | None) -> str:
-    """Why a ledger that is as published does not go on from the one of the step before."""
+    """Why a ledger as published does not follow the one of the step before."""
     assert ledger.data is not None
     begins, first, last = 0, 0, -1 if before is None else before.step
     try:
         lines = ledger.data.decode("ascii").splitlines()
-        for line in lines:  # those of a step that passes may be in the one before, too
+        for line in lines:  # a temporary step repeats lines of the one before
             first = int(parse_line(line, ledger.url)["step"])
             if first > last:
                 break
@@ -126,44 +125,44 @@ def _break(ledger: StepLedger, before: StepLedger | None) -> str:
         return f"{ledger.url}: {error}" if isinstance(error, UnicodeDecodeError) else str(error)
     own = lines[begins:]
     if before is None and own and first > 1:
-        return ""  # it goes on from another run, or steps were removed by hand
+        return ""  # the run started from another one, or steps were removed by hand
     if before is not None and own and first > last + 1:
-        return f"{ledger.url}: it begins at step {first}, and the one before it ends at {last}"
+        return f"{ledger.url}: it starts at step {first}, and the one before it ends at {last}"
     if chain(own, "" if before is None else before.digest) == ledger.digest:
         return ""
     start = "the beginning" if before is None else f"that of step {before.step}"
     return f"{ledger.url}: its lines do not lead from {start} to the ledger_digest of {STATE}"
 
 
-# --- told ---------------------------------------------------------------------------------------
+# --- the whole ledger ---------------------------------------------------------------------------
 
 
-def tell_lost_proof(root_url: str, steps: Sequence[int]) -> None:
-    """At the start of a run that goes on: say which ledgers of its steps are not what they were."""
+def warn_about_gaps(root_url: str, steps: Sequence[int]) -> None:
+    """Warn about the damaged ledgers of a run that resumes."""
     last = 0
     for ledger in read_ledgers(root_url, steps):
         if ledger.fault:
             log.warning(
-                "%s. Weights, optimizer and position are sound and the run goes on, but that steps "
-                "%d to %d lost and repeated no sample CANNOT BE PROVEN any more: lines that cannot "
-                "be read will be missing in the ledger of the run, and stages.certify will say "
-                "that the run is broken there. Where there is a copy of %s, put it back before the "
-                "run ends",
+                "%s. Weights, optimizer and position are sound and the run continues, but it "
+                "CANNOT BE PROVEN any more that steps %d to %d lost and repeated no sample: "
+                "unreadable lines will be missing from the ledger of the run, and stages.certify "
+                "will report the run as broken there. If you have a copy of %s, restore it before "
+                "the run ends",
                 *(ledger.fault, last + 1, ledger.step, ledger.url),
             )
         last = ledger.step
 
 
 def join_ledgers(ledgers: Sequence[StepLedger]) -> bytes:
-    """The whole ledger: lines that cannot be read are left out, and told of."""
+    """The whole ledger, without unreadable lines, which are logged."""
     joined: list[str] = []
     last = 0
     for ledger in ledgers:
         lines, unread = ledger.lines()
         if ledger.fault or unread:
             log.warning(
-                "the ledger of the run has a gap at steps %d to %d, which cannot be proven: %d "
-                "lines kept, %d that cannot be read left out (%s)",
+                "the ledger of the run has a gap at steps %d to %d, which cannot be proven: kept "
+                "%d lines, dropped %d unreadable ones (%s)",
                 *(last + 1, ledger.step, len(lines), unread),
                 ledger.fault or f"{ledger.url}: not lines of steps",
             )
@@ -173,13 +172,13 @@ def join_ledgers(ledgers: Sequence[StepLedger]) -> bytes:
 
 
 def carried_lines(step_url: str, step: int, last_staying: int) -> list[str]:
-    """Lines of a step that only serves to continue from which no step that stays has: those behind
-    `last_staying`, or all where that is 0. Lines that cannot be read are left out, and told of."""
+    """The lines of a temporary step that no permanent step has: those after `last_staying`, or all
+    if that is 0. Logs and drops unreadable lines."""
     url = join(step_url, FILE)
     data, fault = _published(step_url)
     lines, unread = StepLedger(step, url, data, None, fault).lines()
     if unread:
-        log.warning("%s: %d of its lines cannot be read and are left out", url, unread)
+        log.warning("%s: dropped %d unreadable lines", url, unread)
     if last_staying == 0:
         return lines
     return [line for line in lines if parse_line(line, url)["step"] > last_staying]

@@ -1,9 +1,8 @@
-"""Tensors of a model in training by their names in checkpoints, and which part of each
-this rank holds.
+"""Tensors of a model in training by their names in checkpoints, and the part on this rank.
 
-    model.NAME               a weight, in the type of the run
-    optimizer.param.NAME     its fp32 main parameter, in 16-bit runs
-    optimizer.exp_avg.NAME   optimizer.exp_avg_sq.NAME: Adam's moments"""
+model.NAME               a weight, in the type of the run
+optimizer.param.NAME     its fp32 main parameter, in 16-bit runs
+optimizer.exp_avg.NAME   optimizer.exp_avg_sq.NAME: Adam's moments"""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ from trainyard.training.run.repadding import Repadding
 
 
 def model_tensors(chunks: Sequence[nn.Module], *, buffers_apart: bool = False) -> dict[str, Held]:
-    """`model.NAME` of every weight here; the copy of a tied embedding under the original's name.
+    """`model.NAME` of every weight on this rank; a tied copy has the name of its original.
 
-    buffers_apart: of buffers, which a forward pass may change, copies; else all is live memory."""
+    buffers_apart: copy buffers, which a forward pass may change; the rest is live memory."""
     held: dict[str, Held] = {}
     for chunk in chunks:
         for name, tensor in chunk.state_dict(keep_vars=True).items():
@@ -48,7 +47,7 @@ def _parts(name: str, tensor: Tensor, buffers_apart: bool) -> Held:
 
 
 def optimizer_tensors(train_module: TrainModule) -> dict[str, Held]:
-    """`optimizer.KIND.NAME` of what this rank keeps, as views of live memory."""
+    """`optimizer.KIND.NAME` of the state on this rank, as views of live memory."""
     held: dict[str, list[ShardedTensor]] = defaultdict(list)
     for box in train_module.optimizer.state_boxes():
         name = f"optimizer.{box.name}"
@@ -58,28 +57,27 @@ def optimizer_tensors(train_module: TrainModule) -> dict[str, Held]:
 
 @dataclass(frozen=True, slots=True)
 class Restoring:
-    """Fills what this rank holds from a checkpoint, together with the other ranks of a group."""
+    """Loads tensors from a checkpoint, together with the other ranks of a group."""
 
     checkpoint: Checkpoint
     group: ProcessGroup | None
     repadding: Repadding | None = None
-    """Where the checkpoint has another number of rows of the vocabulary."""
+    """If the checkpoint pads the vocabulary to another number of rows."""
 
     def fill(
         self, targets: dict[str, Held], prefix: str, names: Collection[str] | None = None
     ) -> None:
-        """All that the checkpoint holds under `prefix`: what no rank holds is an error, as is what
-        the checkpoint lacks. names: what all ranks hold, where that is known."""
-        elsewhere = names_over(self.group, targets) if names is None else names
-        if self.repadding is None:
-            restore(self.checkpoint, targets, prefix, elsewhere, self.group)
-            return
-        restore(self.checkpoint, self.repadding.stored(targets), prefix, elsewhere, self.group)
-        self.repadding.fill_rest(targets)
+        """Load all tensors under `prefix`. A tensor that no rank holds is an error, and so is one
+        that the checkpoint lacks. names: of the tensors on all ranks, if known."""
+        wanted = names_over(self.group, targets) if names is None else names
+        stored = targets if self.repadding is None else self.repadding.stored(targets)
+        restore(self.checkpoint, stored, prefix, wanted, self.group)
+        if self.repadding is not None:
+            self.repadding.fill_rest(targets)
 
 
 def names_over(group: ProcessGroup | None, targets: dict[str, Held]) -> set[str]:
-    """The names of what all ranks of a group hold."""
+    """The names of the tensors on all ranks of a group."""
     return {name for names in gather_objects(sorted(targets), group) for name in names}
 
 

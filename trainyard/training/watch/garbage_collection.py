@@ -1,6 +1,6 @@
-"""Python's garbage, collected on all ranks at the same steps (--manual-gc).
+"""Runs Python's garbage collector on all ranks at the same steps (--manual-gc).
 
-A collection that comes now and then, on each rank when it likes, makes all others wait for it."""
+Automatic collection runs on each rank at another time, and every time all others wait."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from trainyard.training.loop.state import TrainState
 
 
 class GarbageCollection(Callback):
-    """Switches the collector off while a run lasts, and collects at steps that `interval` divides,
-    at measurements and before checkpoints."""
+    """Disables automatic collection during a run; collects at multiples of `interval`, at
+    validations and before checkpoints."""
 
     def __init__(self, interval: int, save_interval: int | None = None) -> None:
-        """interval: 0 for none of its own."""
+        """interval: 0: only at validations and checkpoints."""
         self._interval = interval
         self._save_interval = save_interval
         self._was_enabled = False
 
     def begin(self, state: TrainState) -> None:
-        """Take over."""
+        """Disable automatic collection."""
         self._was_enabled = gc.isenabled()
         gc.disable()
         gc.collect()
 
     def after_step(self, event: StepEvent) -> None:
-        """Collect if it is time to."""
+        """Collect if it is due."""
         step = event.record.step
         intervals = [i for i in (self._interval, self._save_interval) if i]
         is_due = any(step % interval == 0 for interval in intervals)
@@ -35,10 +35,10 @@ class GarbageCollection(Callback):
             gc.collect()
 
     def end(self) -> None:
-        """Leave it as it was."""
+        """Restore the previous setting."""
         if self._was_enabled:
             gc.enable()
 
     def failed(self) -> None:
-        """Leave it as it was."""
+        """Restore the previous setting."""
         self.end()

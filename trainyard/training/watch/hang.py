@@ -1,9 +1,9 @@
-"""A run in which nothing happens any more: whose fault it is, and its end.
+"""Detects a hang of the run, reports the rank that causes it, and ends the process.
 
-Ranks wait for each other, so when one hangs all do, and the one to look at is the one that does
-something else than wait. A thread of each rank looks for signs of life (batches taken, steps done).
-When there were none for too long it has every rank write the stacks of all its threads to a file,
-says which rank is behind and where, and ends the process."""
+Ranks wait for each other, so all hang when one does. The cause is the rank that does not wait. A
+thread of each rank watches for progress (batches, steps). After too long without any, every rank
+writes the stacks of its threads to a file and reports its position; the message names the rank that
+is behind. Ranks exchange these messages without waiting, while training itself hangs."""
 
 from __future__ import annotations
 
@@ -32,52 +32,51 @@ TIMEOUT = timedelta(seconds=10)
 
 
 class RankMailbox(Protocol):
-    """Notes by name."""
+    """Messages by name, which ranks leave for each other."""
 
     def put(self, name: str, text: str) -> None:
-        """Leave a note."""
+        """Leave a message."""
 
     def read(self, name: str) -> str | None:
-        """The note of that name; None where there is none."""
+        """The message of that name, or None."""
 
 
 class LocalMailbox:
-    """Of one process, and its threads."""
+    """For the threads of one process."""
 
     def __init__(self) -> None:
-        self._notes: dict[str, str] = {}
+        self._messages: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def put(self, name: str, text: str) -> None:
-        """Leave a note."""
+        """Leave a message."""
         with self._lock:
-            self._notes[name] = text
+            self._messages[name] = text
 
     def read(self, name: str) -> str | None:
-        """The note of that name."""
+        """The message of that name, or None."""
         with self._lock:
-            return self._notes.get(name)
+            return self._messages.get(name)
 
 
 class StoreMailbox:
-    """In the store in which ranks met, through a connection of its own: the one that training uses
-    is locked while it waits for something."""
+    """In the rendezvous store, over a separate connection: training's own is locked while it
+    waits."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
 
     def put(self, name: str, text: str) -> None:
-        """Leave a note."""
+        """Leave a message."""
         self._store.set(name, text)
 
     def read(self, name: str) -> str | None:
-        """The note of that name."""
+        """The message of that name, or None."""
         return self._store.get(name).decode() if self._store.check([name]) else None
 
 
 def open_mailbox(world_size: int) -> RankMailbox:
-    """The mailbox of the ranks that this process is one of; ranks that a program joined by other
-    means than MASTER_ADDR are watched each by itself."""
+    """The mailbox of all ranks. Ranks that a program joined without MASTER_ADDR have one each."""
     if world_size == 1 or "MASTER_ADDR" not in os.environ:
         return LocalMailbox()
     import torch.distributed
@@ -98,15 +97,14 @@ log = logging.getLogger(__name__)
 
 FACTOR = 30.0
 LEAST_SECONDS = 600.0
-"""Without --hang-timeout-minutes a run hangs after so many median steps, but not before so long."""
+"""Default timeout: FACTOR median steps, but at least LEAST_SECONDS."""
 BETWEEN_STEPS_SECONDS = 3600.0
-"""Or this, while checkpoints are written, which may take their time without a sign of life."""
+"""Default minimum after a step, when a checkpoint may be written without progress."""
 FIRST_STEPS = 3
-"""Without --hang-timeout-minutes nothing is a hang before so many steps: compilation takes what it
-takes."""
+"""No default timeout before so many steps, because of compilation."""
 POLL_SECONDS = 1.0
 GRACE_SECONDS = 5.0
-"""For the ranks to say where they are."""
+"""Time for the ranks to report their positions."""
 
 WAITING = (
     "distributed_c10d.py",
@@ -114,30 +112,30 @@ WAITING = (
     "collectives.py",
     "p2p.py",
     "mappings.py",
-    "parallel/data.py",
-    "parallel/gather.py",
-    "training/hang.py",
+    "data/data_parallel.py",
+    "data/param_gather.py",
+    "watch/hang.py",
 )
-"""Files in whose frames a rank waits for others."""
+"""Files whose frames wait for other ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """Where a rank is."""
+    """The position of a rank in the code."""
 
     rank: int
     step: int
-    """Steps it has finished."""
+    """Finished steps."""
     frame: str
-    """Its innermost frame in our own code, or the innermost of all."""
+    """Innermost frame in trainyard's code, or else the innermost frame."""
     waits: bool
-    """It waits for another rank."""
+    """Whether it waits for another rank."""
     stacks: str = ""
-    """File with the stacks of all its threads."""
+    """File with the stacks of its threads."""
 
 
 def position_of(rank: int, step: int, frame: FrameType | None, stacks: str = "") -> RankPosition:
-    """From the stack of a thread."""
+    """The position of a thread, from its stack."""
     files: list[tuple[str, int, str]] = []
     while frame is not None:
         files.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
@@ -152,14 +150,14 @@ def position_of(rank: int, step: int, frame: FrameType | None, stacks: str = "")
 
 
 def summary(positions: Sequence[RankPosition], world_size: int, seconds: float) -> str:
-    """Which ranks are behind, in words."""
+    """The message that names the ranks that are behind."""
     silent = sorted(set(range(world_size)) - {position.rank for position in positions})
     fewest = min((position.step for position in positions), default=0)
     behind = [position for position in positions if position.step == fewest]
     busy = [position for position in behind if not position.waits] or behind
     parts = [f"no rank has made progress for {seconds:.0f} s (--hang-timeout-minutes)"]
     if silent:
-        parts.append(f"rank {_list(silent)} does not answer and is the first to look at")
+        parts.append(f"rank {_list(silent)} does not answer: look at it first")
     if len(busy) < world_size:
         named = [f"rank {p.rank} is behind, after step {p.step} in {p.frame}" for p in busy[:4]]
         parts.append("; ".join(named))
@@ -177,14 +175,14 @@ def _list(ranks: Sequence[int]) -> str:
 
 
 def end_process(error: InfrastructureError) -> None:
-    """Say it and end now: destructors would wait for ranks that do not come."""
+    """Log the error and exit at once: destructors would wait for ranks that hang."""
     log.error("%s", error)
     sys.stderr.flush()
     os._exit(error.exit_status)
 
 
 class HangWatch(Callback):
-    """Stands before all other callbacks, so that it hears of a step before anybody saves it."""
+    """Runs before all other callbacks, so that it sees a step before it is saved."""
 
     def __init__(
         self,
@@ -217,15 +215,15 @@ class HangWatch(Callback):
         self._thread = threading.Thread(target=self._run, name="hang watch", daemon=True)
         self._listener = threading.Thread(target=self._listen, name="hang listener", daemon=True)
 
-    # --- signs of life ------------------------------------------------------------------------
+    # --- progress -----------------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Something went on."""
+        """Record progress."""
         self._is_between = False
         self._last = time.monotonic()
 
     def begin(self, state: TrainState) -> None:
-        """Start to watch."""
+        """Start the threads."""
         self._step = state.step
         self._main = threading.get_ident()
         self.beat()
@@ -234,7 +232,7 @@ class HangWatch(Callback):
             self._listener.start()
 
     def after_step(self, event: StepEvent) -> None:
-        """A step is done; it may be saved next, which beats not until it is over."""
+        """Record a step. A save may follow, which reports no progress until it is over."""
         if event.timing is not None:
             self._seconds.append(event.timing.ms / 1000.0)
         self._step = event.record.step
@@ -242,7 +240,7 @@ class HangWatch(Callback):
         self._is_between = True
 
     def end(self) -> None:
-        """Stop to watch."""
+        """Stop the threads."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -251,11 +249,11 @@ class HangWatch(Callback):
             self._listener.join(self._grace)
 
     def failed(self) -> None:
-        """Stop to watch."""
+        """Stop the threads."""
         self.end()
 
     def limit_seconds(self) -> float | None:
-        """How long may be nothing; None: for ever, as yet."""
+        """The timeout; None: none yet."""
         if self._timeout is not None:
             return self._timeout or None
         if len(self._seconds) < FIRST_STEPS:
@@ -275,25 +273,25 @@ class HangWatch(Callback):
                 return
 
     def _listen(self) -> None:
-        """Hear of what another rank has noticed. A thread of its own: where the rank that keeps the
-        notes stands still, reading them does too."""
+        """Wait for the alarm of another rank. In a thread of its own, as reading blocks if the rank
+        with the store hangs."""
         while not self._over.wait(self._poll):
             try:
                 if self._mailbox.read("hang") is not None:
                     self._alarmed.set()
                     return
-            except Exception as error:  # the store is gone, and with it the run
+            except Exception as error:  # the store is gone, so the run is ending
                 log.debug("hang watch: %r", error)
 
     def _alarm(self, silent: float, is_first: bool) -> None:
-        """Tell where this rank is, and end it."""
+        """Report the position of this rank, and end the process."""
         own = self._own_position()
         found: list[list[RankPosition]] = []
 
         def exchange() -> None:
             try:
                 found.append(self._exchange(own, is_first))
-            except Exception as error:  # nobody keeps the notes any more
+            except Exception as error:  # the store is gone
                 log.debug("hang watch: %r", error)
 
         thread = threading.Thread(target=exchange, name="hang exchange", daemon=True)
@@ -303,14 +301,14 @@ class HangWatch(Callback):
             text = summary(found[0], self._world_size, silent)
         else:
             text = (
-                f"{summary([own], 1, silent)}; rank 0, which keeps the ranks' notes, does not "
-                "answer and is the first to look at"
+                f"{summary([own], 1, silent)}; rank 0, which keeps the messages of ranks, does not "
+                "answer: look at it first"
             )
         if not self._over.is_set():
             self._end(HangError(text))
 
     def _exchange(self, own: RankPosition, is_first: bool) -> list[RankPosition]:
-        """The positions of all ranks that answer within the grace."""
+        """The positions of all ranks that answer within the grace period."""
         self._mailbox.put(f"position-{self._rank}", json.dumps(asdict(own)))
         if is_first:
             self._mailbox.put("hang", str(self._rank))
@@ -320,8 +318,8 @@ class HangWatch(Callback):
         return self._positions()
 
     def _positions(self) -> list[RankPosition]:
-        notes = (self._mailbox.read(f"position-{rank}") for rank in range(self._world_size))
-        return [RankPosition(**json.loads(note)) for note in notes if note is not None]
+        messages = (self._mailbox.read(f"position-{rank}") for rank in range(self._world_size))
+        return [RankPosition(**json.loads(text)) for text in messages if text is not None]
 
     def _own_position(self) -> RankPosition:
         stacks = self._folder / f"stacks-rank{self._rank:04d}.txt"
@@ -330,7 +328,7 @@ class HangWatch(Callback):
             with stacks.open("w") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
         except OSError as error:
-            log.warning("no stacks in %s: %s", stacks, error)
+            log.warning("cannot write stacks path=%s: %s", stacks, error)
             faulthandler.dump_traceback(sys.__stderr__ or sys.stderr, all_threads=True)
         frame = sys._current_frames().get(self._main)
         return position_of(self._rank, self._step, frame, str(stacks))

@@ -1,5 +1,7 @@
-"""Running out of memory, of the host or of a GPU, in words that help: what was held, what was
-foreseen, what would help."""
+"""The memory that a rank should need, its peaks, and out-of-memory errors that say what was
+allocated and what would help.
+
+The plan is that of the model family, on the most loaded rank of the layout."""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ class MemoryPlan:
 
 
 def gigabytes(num_bytes: float) -> str:
-    """In GB of 10^9 bytes, with three digits that matter."""
+    """In GB of 10^9 bytes, with three significant digits."""
     value = num_bytes / GIGABYTE
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
 
@@ -64,7 +66,7 @@ def layout_of(
     micro_batch_size: int,
     num_microbatches: int,
 ) -> Layout:
-    """How the formulas take a run."""
+    """The layout of a run, for the formulas."""
     held = partition(parallel, config.num_layers)
     layers = [sum(len(stage.layers) for stage in rank) for rank in held]
     chunks = len(held[0])
@@ -86,8 +88,8 @@ def layout_of(
 def plan_memory(
     config: TransformerConfig, padded_vocab_size: int, layout: Layout, precision: PrecisionConfig
 ) -> MemoryPlan:
-    """The bytes of a rank. In fp32 the weights are their own master copy, and everything kept for
-    the backward pass is twice as large."""
+    """The bytes of a rank. In fp32 the weights are their own main copy, and activations are twice
+    as large."""
     is_fp32 = precision.params_format == "fp32"
     family = family_of(config)
     shard = family.shard_params(config, padded_vocab_size, layout)
@@ -103,7 +105,7 @@ def plan_memory(
 
 
 def peak_lines(peaks: Sequence[int]) -> list[str]:
-    """The most that each rank held, at the end of a run."""
+    """Peak memory of each rank, for the log."""
     worst = max(range(len(peaks)), key=peaks.__getitem__)
     each = ", ".join(f"{rank}: {gigabytes(peak)}" for rank, peak in enumerate(peaks[:16]))
     more = f" and {len(peaks) - 16} more ranks" if len(peaks) > 16 else ""
@@ -119,18 +121,17 @@ FOR_THE_HOST = (
     "no --async-save",
     "fewer ranks on a machine",
 )
-"""What lowers the host's memory where weights and activations lie on GPUs."""
+"""Remedies for host memory when weights and activations are on GPUs."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is no more memory, or tells that of another one."""
+    """Whether an error is an out-of-memory error, of torch or ours."""
     ours = isinstance(error, HostMemoryError | DeviceMemoryError)
     return ours or lack_of_memory(error) is not None
 
 
 def helpful_flags(layout: Layout, plan: MemoryPlan | None, world_size: int) -> list[str]:
-    """What lowers memory and is not done yet: first what lowers the larger part, as far as that is
-    known."""
+    """Options that lower memory and are not in use yet; first those for the larger part."""
     heavy_state = (
         plan is not None and plan.optimizer + plan.gradients + plan.parameters >= plan.activations
     )
@@ -168,7 +169,7 @@ def out_of_memory_text(
     plan: MemoryPlan | None,
     flags: Sequence[str],
 ) -> str:
-    """The message. device: what has no more memory; held: `memory_monitor.measure` of it, and
+    """The error message. device: without free memory. held: `memory_monitor.measure` of it, and
     "total_bytes" if known."""
     where = "on the host" if device.type == "cpu" else f"on {device}"
     total = held.get("total_bytes")
@@ -176,7 +177,7 @@ def out_of_memory_text(
     parts = [f"{gigabytes(held[key])} GB {name}" for key, name in names.items() if key in held]
     parts = parts or [f"{gigabytes(held['rss_bytes'])} GB resident in this process"]
     if total is not None:
-        parts.append(f"{gigabytes(total)} GB there are")
+        parts.append(f"{gigabytes(total)} GB in total")
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if plan is not None:
         parts[-1] += (
@@ -197,15 +198,15 @@ def out_of_memory_explained(
     device: torch.device,
     plan: Callable[[], tuple[MemoryPlan | None, Layout]],
 ) -> Iterator[None]:
-    """Running out of memory inside is a HostMemoryError or DeviceMemoryError that says all that.
-    plan: what was foreseen, where formulas for the model are known, and the layout."""
+    """Turns out-of-memory errors in this context into a HostMemoryError or DeviceMemoryError with
+    this message. plan: the planned memory, if the model has formulas for it, and the layout."""
     try:
         yield
     except Exception as error:
         kind = lack_of_memory(error)
         if kind is None:
             raise
-        # Beside a GPU the host runs out of its own, and no layout of the model helps it.
+        # With a GPU, no option of the model lowers host memory.
         if kind is HostMemoryError and device.type != "cpu":
             host = torch.device("cpu")
             text = out_of_memory_text(error, rank, host, measure(host), None, FOR_THE_HOST)

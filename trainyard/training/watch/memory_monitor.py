@@ -1,9 +1,9 @@
-"""The memory of a rank all the while, a JSON line every so often (--monitor-memory-continuously).
+"""Records the memory of a rank as JSON lines (--monitor-memory-continuously).
 
     {"seconds": 12.0, "rss_bytes": 812, "allocated_bytes": 700, "reserved_bytes": 760}
 
-The last two are of the CUDA device and absent on the CPU. A thread of its own, so that it also sees
-what happens inside a step."""
+The last two are of the CUDA device and absent on the CPU. A thread takes the samples, so that they
+also cover the inside of a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATM = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int:
-    """What the process holds in memory now; where the system does not say, the most it held."""
+    """Resident memory of the process; the peak if the system does not report it."""
     try:
         return int(STATM.read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError, ValueError):
@@ -42,8 +42,7 @@ def measure(device: torch.device) -> dict[str, int]:
 
 
 class MemoryMonitor(Callback):
-    """Writes while the loop runs; a folder that cannot be written ends it, with a warning, and not
-    the run."""
+    """Writes while the loop runs. A write error ends the monitor with a warning, not the run."""
 
     def __init__(self, path: Path, device: torch.device, interval_seconds: float) -> None:
         self._path = path
@@ -79,4 +78,4 @@ class MemoryMonitor(Callback):
                     file.write(json.dumps(line) + "\n")
                     file.flush()
         except (OSError, RuntimeError) as error:
-            log.warning("memory is no longer noted in %s: %s", self._path, error)
+            log.warning("memory monitor stopped path=%s: %s", self._path, error)

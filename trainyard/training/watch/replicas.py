@@ -1,8 +1,8 @@
-"""Whether ranks that should hold the same weights do, bit for bit.
+"""Checks that data-parallel replicas have the same weights, bit for bit.
 
-A checksum of each parameter is made where it lies and compared over the ranks that hold copies. A
-difference means that some rank computed or received something wrong, or that the code let replicas
-drift: training on it would average two models."""
+Compares a checksum of each parameter, computed on its device, over the ranks with copies. A
+difference means that a rank computed or received wrong values, or that a bug let replicas drift:
+training would then average two models."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.step import TrainModule
 
 CHUNK = 2**22
-"""Numbers that are looked at together: bounds the memory of a check."""
+"""Elements per pass: bounds the memory of a check."""
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 MULTIPLIER = -7046029254386353131
-"""An odd number of mixed bits (2^64 divided by the golden ratio): makes places count."""
+"""Odd, with mixed bits (2^64 / golden ratio): weighs elements by position."""
 
 
 @torch.no_grad()
 def checksum(tensor: Tensor) -> Tensor:
-    """() int64: the bits of a tensor, each number weighed by its place."""
+    """() int64: sum of the bits of all elements, weighed by position."""
     bits = tensor.detach().contiguous().view(BITS[tensor.element_size()]).flatten()
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for start in range(0, bits.numel(), CHUNK):
@@ -53,8 +53,8 @@ def _parameters(chunks: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter
 def first_difference(
     replicas: Sequence[Sequence[tuple[str, int]]],
 ) -> tuple[str, list[int]] | None:
-    """The first parameter that is not the same in all, and the replicas that do not have what most
-    of them have; None where all are the same."""
+    """The first parameter that differs, and the replicas that differ from the majority; None if all
+    are equal."""
     for rows in zip(*replicas, strict=True):
         values = [value for _, value in rows]
         if len(set(values)) > 1:
@@ -88,6 +88,6 @@ class ReplicaCheck(Callback):
         raise InfrastructureError(
             f"step {event.record.step}: {name} is not the same on all data-parallel replicas: rank "
             f"{odd} differs from the other ranks of {ranks} (--check-weight-hash-across-dp-"
-            "replicas-interval). The last checkpoint at which they agreed is good; run again from "
-            "it without the machine of that rank"
+            "replicas-interval). Resume from the last checkpoint before, at which they agreed, "
+            "without the machine of that rank"
         )

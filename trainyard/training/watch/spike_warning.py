@@ -1,4 +1,4 @@
-"""A warning when the loss jumps."""
+"""Warns about loss spikes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ log = logging.getLogger(__name__)
 
 
 class SpikeWarning(Callback):
-    """On the one rank that logs."""
+    """On rank 0."""
 
     def __init__(self) -> None:
         self.num_spikes = 0
         self._detector = SpikeDetector()
 
     def after_step(self, event: StepEvent) -> None:
-        """Compare with the steps before."""
+        """Compare the loss with those before."""
         loss, record = event.record.lm_loss, event.record
         if event.timing is None or loss is None or record.skipped:
             return
@@ -26,8 +26,8 @@ class SpikeWarning(Callback):
         if self._detector.is_spike(loss):
             self.num_spikes += 1
             log.warning(
-                "step %d: loss %.6g is above %.6g, far from the steps before; stages.blame names "
-                "the documents of the step",
+                "loss spike step=%d loss=%.6g bound=%.6g; stages.blame shows the documents of the "
+                "step",
                 *(record.step, loss, bound),
             )
         self._detector.add(loss)

@@ -15,7 +15,7 @@ from trainyard.training.loop.events import Callback, NextStep, StepEvent
 from trainyard.training.loop.ledger import Ledger, StepRecord
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.throughput import StepTiming
-from trainyard.training.run_protocols import RunFolder
+from trainyard.training.run.run_folder import RunFolder
 
 
 class Kept:
@@ -54,7 +54,7 @@ def event(step: int, ms: float | None, wait_ms: float = 0.0, **info: Any) -> Ste
 
 def attempt(kept: Kept, *intervals: int | None) -> Attempt:
     made = Attempt(cast(RunFolder, kept), 4, intervals)
-    made.around(Slow())
+    made.wrap(Slow())
     made.begin(TrainState())
     return made
 
@@ -126,7 +126,7 @@ def test_a_store_that_is_away_ends_no_training(caplog: pytest.LogCaptureFixture)
     kept.is_away = True
     with caplog.at_level(logging.WARNING):
         made.after_step(event(1, 10.0))
-    assert "was not kept: the store is away" in caplog.text
+    assert "cannot record the time of this attempt: the store is away" in caplog.text
     kept.is_away = False
     made.after_step(event(2, 10.0))
     assert [m["step"] for m in kept.documents["attempt-0001"]["marks"]] == [1, 2]
@@ -146,9 +146,9 @@ def test_old_marks_become_coarser_and_tell_of_as_much_time(count: int) -> None:
     assert steps[-2:] == [count - 1, count]
 
 
-def test_ranks_without_a_keeper_keep_nothing() -> None:
+def test_ranks_without_a_folder_keep_nothing() -> None:
     made = Attempt(None, 4, (1,))
-    made.around(Slow())
+    made.wrap(Slow())
     made.begin(TrainState())
     made.after_step(event(1, 10.0))
     made.publish()

@@ -13,7 +13,6 @@ from trainyard.errors import ConfigError
 from trainyard.training.loop.batch_size import (
     BatchSchedule,
     build_batch_schedule,
-    constant_batch_size,
     run_length,
 )
 
@@ -137,8 +136,9 @@ def test_a_batch_that_ranks_do_not_fill_may_be_lowered() -> None:
 
 
 def test_a_constant_batch() -> None:
-    assert constant_batch_size(None, 4, 2).num_microbatches == 1
-    assert constant_batch_size(24, 4, 2).num_microbatches == 3
+    for size, count in ((None, 1), (24, 3)):
+        built = build_batch_schedule(global_batch_size=size, micro_batch_size=4, dp=2)
+        assert built.final.num_microbatches == count
     assert run_length(schedule(), 10, None) == (10, 640)
     assert run_length(schedule(), None, 650) == (10, 650)
 

@@ -20,12 +20,11 @@ from tests.trainyard.training.small import (
     size_of,
 )
 from trainyard.datasets.loader import Batch, collate
-from trainyard.errors import ConfigError, DataError
+from trainyard.errors import DataError
 from trainyard.parallel.dims import ParallelDims
 from trainyard.parallel.groups import ALONE, ProcessGroups, build_groups
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
-from trainyard.training.loop.batch_size import constant_batch_size
 from trainyard.training.loop.seeds import microbatch_seed
 from trainyard.training.loop.step import StepResult
 from trainyard.training.options.training import TrainingConfig
@@ -122,10 +121,3 @@ def test_divergence_is_told_in_words_before_the_update() -> None:
     with pytest.raises(DataError, match=r"step 7: loss nan.*lower --lr"):
         train_module.step(7, size_of(TRAINING), batches_of(list(range(8)), 2), rates(0.01, 0.1))
     assert train_module.optimizer.num_updates == 0
-
-
-def test_a_batch_that_does_not_divide_is_refused_with_those_that_do() -> None:
-    assert constant_batch_size(None, 4, 2).num_microbatches == 1
-    assert constant_batch_size(24, 4, 2).num_microbatches == 3
-    with pytest.raises(ConfigError, match=r"--global-batch-size \(20\).*= 8; near it: 16 or 24"):
-        constant_batch_size(20, 4, 2)

@@ -92,7 +92,7 @@ def test_a_run_goes_on_from_a_newer_step_of_its_node(
     options = {**SMALL, **local(tmp_path, "node")}
     assert go(tokens, run, dies_after=6, **options) == "died"
     assert (steps(run), steps(node)) == ([4], [6])
-    resumes(tokens, run, caplog, "continuing from node-local step 6 (1 folder on ", **options)
+    resumes(tokens, run, caplog, "resuming from node-local step 6 (1 folder on ", **options)
     assert f"{run} has step 4" in caplog.text
     assert digest(run) == whole
     assert not list(node.iterdir())  # a finished run leaves nothing there
@@ -117,7 +117,7 @@ def test_a_full_disk_of_a_node_is_warned_of_and_costs_the_run_nothing(
         assert go(tokens, run, dies_after=6, **options) == "died"
     assert "OSError: [Errno 28] No space left on device" in caplog.text
     assert (steps(run), list(tmp_path.glob("node/*/iter_*"))) == ([4], [])
-    resumes(tokens, run, caplog, f"continuing from step 4 in {run}", **options)
+    resumes(tokens, run, caplog, f"resuming from step 4 in {run}", **options)
     assert digest(run) == whole
 
 
@@ -135,7 +135,7 @@ def test_a_damaged_one_is_passed_over_in_words(
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data if verify == "digests" else data[:-1])
-    resumes(tokens, run, caplog, "continuing from node-local step 6", **options)
+    resumes(tokens, run, caplog, "resuming from node-local step 6", **options)
     assert "skipping step 7 in " in caplog.text
     assert f"damaged: {path}: " in caplog.text
     assert digest(run) == whole
@@ -166,8 +166,8 @@ def test_a_ledger_that_does_not_join_is_not_gone_on_with(
     options = {**SMALL, "save_interval": 2, **local(tmp_path, "node")}
     assert go(tokens, run, dies_after=5, **options) == "died"
     shutil.rmtree(run / "iter_0000004")
-    resumes(tokens, run, caplog, f"continuing from step 2 in {run}", **options)
-    assert "its ledger begins at step 5, and the steps up to 4 are not in" in caplog.text
+    resumes(tokens, run, caplog, f"resuming from step 2 in {run}", **options)
+    assert "its ledger starts at step 5, but the last step of" in caplog.text
     assert go(tokens, tmp_path / "other", **{**SMALL, "save_interval": 2}) == "finished"
     assert digest(run) == digest(tmp_path / "other")
 
@@ -225,7 +225,7 @@ def test_a_copy_that_is_overtaken_is_broken_off(
     assert "stopped copying step" in caplog.text
     assert steps(run) == [5]
     assert sorted(path.name for path in run.glob("iter_*")) == ["iter_0000005"]
-    resumes(tokens, run, caplog, "continuing from step 5 in ", **{**options, "save_interval": 8})
+    resumes(tokens, run, caplog, "resuming from step 5 in ", **{**options, "save_interval": 8})
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_a_signal_amid_a_copy_saves_and_leaves_no_half_step(
         store.observers.remove(signals)
     (stopped,) = steps(run)
     assert [path.name for path in run.glob("iter_*")] == [f"iter_{stopped:07d}"]
-    resumes(tokens, run, caplog, f"continuing from step {stopped} in ", **options)
+    resumes(tokens, run, caplog, f"resuming from step {stopped} in ", **options)
     assert digest(run) == whole
 
 
@@ -369,14 +369,14 @@ LOCAL = {"non_persistent_ckpt_type": "local", "non_persistent_save_interval": 5}
         ({"non_persistent_save_interval": 5}, "save-interval needs --non-persistent-ckpt-type"),
         ({"non_persistent_ckpt_type": "global"}, "ckpt-type needs --non-persistent-save-interval"),
         (LOCAL, "--non-persistent-local-ckpt-dir go together"),
-        ({"non_persistent_ckpt_type": "in_memory"}, "in_memory: such a copy goes with the process"),
+        ({"non_persistent_ckpt_type": "in_memory"}, "in_memory: such a copy is lost with its"),
         ({**LOCAL, "non_persistent_save_interval": 0}, "must be at least 1, got 0"),
         (
             {**LOCAL, "non_persistent_local_ckpt_dir": "/x", "non_persistent_keep_last": 0},
             "--non-persistent-keep-last must be at least 1",
         ),
-        ({"non_persistent_upload": True}, "--non-persistent-upload copies the saves of"),
-        ({"non_persistent_global_ckpt_dir": "/x"}, "is that of --non-persistent-ckpt-type global"),
+        ({"non_persistent_upload": True}, "--non-persistent-upload needs"),
+        ({"non_persistent_global_ckpt_dir": "/x"}, "needs --non-persistent-ckpt-type global"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], words: str) -> None:
@@ -387,8 +387,8 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], wo
 @pytest.mark.parametrize(
     ("folder", "words"),
     [
-        ("/x/$NO_SUCH_VARIABLE", r"\$NO_SUCH_VARIABLE is not set where rank"),
-        ("s3://bucket/x", "no folder of a node"),
+        ("/x/$NO_SUCH_VARIABLE", r"\$NO_SUCH_VARIABLE is not set on the node of rank"),
+        ("s3://bucket/x", "not a local folder"),
     ],
 )
 def test_a_place_that_is_none_is_refused(

@@ -26,10 +26,10 @@ from trainyard.errors import ArtifactError
 from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.run.run_steps import (
     FoundSteps,
-    announce,
     find_own_steps,
     finished_steps,
-    pass_over_damaged,
+    log_found_steps,
+    skip_damaged,
 )
 from trainyard.training.run.step_ledgers import carried_lines, read_ledgers
 
@@ -110,8 +110,8 @@ def vouch(run: Path, step: int) -> None:
 
 def begin(run: Path, verify: Verify = "sizes") -> FoundSteps:
     """As a run does, before it builds anything."""
-    found = pass_over_damaged(find_own_steps(str(run), "l"), str(run), verify)
-    announce(found, str(run))
+    found = skip_damaged(find_own_steps(str(run), "l"), str(run), verify)
+    log_found_steps(found, str(run))
     return found
 
 
@@ -159,7 +159,7 @@ def test_the_step_to_go_on_from_is_passed_over_for_its_ledger_however_closely_on
 ) -> None:
     DAMAGES[name][0](ledger(run, 6))
     assert begin(run, verify) == FoundSteps((2, 4), damaged=(6,))
-    assert "passing over step 6, which is damaged" in caplog.text
+    assert "skipping step 6, which is damaged" in caplog.text
     assert str(ledger(run, 6)) in caplog.text
     passing = run.with_name("passing")
     shutil.copytree(stopped, passing)
@@ -174,7 +174,7 @@ def test_without_a_whole_step_a_run_goes_on_from_one_of_which_only_the_ledger_is
         other_byte(ledger(run, step))
     (run / "iter_0000006" / "model-00001-of-00001.safetensors").write_bytes(b"")
     assert begin(run) == FoundSteps((2, 4), damaged=(6,))
-    assert "going on from step 4 all the same" in caplog.text
+    assert "resuming from step 4 all the same" in caplog.text
     assert caplog.text.count("CANNOT BE PROVEN") == 2
 
 
@@ -205,7 +205,7 @@ def test_lines_that_do_not_lead_from_step_to_step_are_told(
     caplog.clear()
     shutil.rmtree(run / "iter_0000004")
     begin(run)
-    assert "it begins at step 5, and the one before it ends at 2" in caplog.text
+    assert "it starts at step 5, and the one before it ends at 2" in caplog.text
 
 
 def test_a_line_that_its_manifest_vouches_for_and_nobody_can_read_is_left_out(run: Path) -> None:
@@ -233,7 +233,7 @@ def test_lines_that_no_step_that_stays_has_are_carried_on(
     torn = Path(shutil.copytree(stopped / "iter_0000005", tmp_path / "iter_0000005"))
     other_byte(torn / "ledger.jsonl")
     assert carried_lines(str(torn), 5, 4) == []
-    assert "1 of its lines cannot be read" in caplog.text
+    assert "dropped 1 unreadable lines" in caplog.text
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_a_step_of_a_node_whose_ledger_is_damaged_is_passed_over(
     assert go(tokens, run, dies_after=6, **options) == "died"
     (file,) = node.glob("*/iter_0000006/ledger.jsonl")
     other_byte(file)
-    resumes(tokens, run, caplog, f"continuing from step 4 in {run}", **options)
+    resumes(tokens, run, caplog, f"resuming from step 4 in {run}", **options)
     assert f"damaged: {file}: digest " in caplog.text
     assert digest(run) == digest(tmp_path / "whole")
 
@@ -260,7 +260,7 @@ def test_a_step_with_torn_papers_does_not_keep_a_run_from_its_end(
     run: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (run / "iter_0000002" / name).write_text("{")
-    with pytest.raises(ArtifactError, match=r"step 2 cannot be read any more.* same command again"):
+    with pytest.raises(ArtifactError, match=r"step 2 has become unreadable.* same command again"):
         finished_steps(str(run), "l")  # since the run has begun
     found = begin(run)
     assert found == FoundSteps((4, 6), damaged=(2,))

@@ -80,7 +80,7 @@ def read_a_broken_disk(over: threading.Event) -> None:
 
 
 class Unreachable:
-    """A mailbox whose keeper is gone."""
+    """A mailbox whose rank is gone."""
 
     def put(self, name: str, text: str) -> None:
         raise RuntimeError("Broken pipe")
@@ -98,7 +98,7 @@ def test_without_the_store_a_rank_speaks_for_itself(tmp_path: Path) -> None:
         time.sleep(0.02)
     watch.end()
     assert "rank 1 after step 3" in str(ended[0])
-    assert "rank 0, which keeps the ranks' notes, does not answer" in str(ended[0])
+    assert "rank 0, which keeps the messages of ranks, does not answer" in str(ended[0])
 
 
 def test_signs_of_life_keep_it_quiet(tmp_path: Path) -> None:

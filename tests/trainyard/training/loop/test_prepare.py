@@ -46,7 +46,7 @@ def test_one_queue_is_set_where_nobody_has(parallel: dict[str, Any], option: str
     assert done is not None
     assert environ == {VARIABLE: "1"}
     assert not done.is_warning
-    assert done.message.startswith(f"{VARIABLE}=1, set here")
+    assert done.message.startswith(f"{VARIABLE}=1, set by trainyard")
     assert option in done.message
 
 
@@ -58,7 +58,7 @@ def test_what_was_given_stays_and_is_told(value: str, is_warning: bool, cuda_sta
     assert done is not None
     assert environ == {VARIABLE: value}
     assert done.is_warning == is_warning
-    assert done.message.startswith(f"{VARIABLE}={value}, as it was given")
+    assert done.message.startswith(f"{VARIABLE}={value}, from the environment")
 
 
 def test_too_late_is_told() -> None:
@@ -67,7 +67,7 @@ def test_too_late_is_told() -> None:
     assert done is not None
     assert environ == {}
     assert done.is_warning
-    assert "set it to 1 when the program is started" in done.message
+    assert "set it to 1 when you start the program" in done.message
 
 
 def test_a_cpu_run_leaves_the_environment_alone(

@@ -1,0 +1,111 @@
+"""The run folder of a pretraining, on rank 0: its steps, the ledger, timings, and a work folder for
+the files that must survive a kill until the run is finished."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from trainyard.artifacts import store
+from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.output import Output
+from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.background import SaveReport
+from trainyard.training.loop.ledger import FILE as LEDGER
+from trainyard.training.loop.throughput import FILE as TIMINGS
+from trainyard.training.run.documents import SAVES, keep_save, kept_saves
+from trainyard.training.run.run_steps import (
+    FoundSteps,
+    finished_steps,
+    remove_all_but,
+    set_aside,
+)
+
+
+class RunFolder(ABC):
+    """Keeps one run folder in order. Subclasses say how its files enter the manifest."""
+
+    def __init__(self, output: Output, work_url: str, lineage: str) -> None:
+        """work_url: folder that outlives kills, of this run alone."""
+        self._output, self._url, self._work_url = output, output.url, work_url
+        self._lineage = lineage
+        self.found = FoundSteps()
+        """The steps in the folder, as this run may use them."""
+
+    @abstractmethod
+    def _write(self, name: str, data: bytes, volatile: bool = False) -> None:
+        """Write a file and list it in the manifest."""
+
+    @abstractmethod
+    def _record(self, record: FileRecord) -> None:
+        """List a file that is already written."""
+
+    @abstractmethod
+    def _retire_manifest(self) -> None:
+        """Before anything is replaced: the manifest of a finished run stops being one."""
+
+    def make_room(self) -> None:
+        """Before the first save: move the steps of other runs aside, remove torn steps, retire the
+        old manifest."""
+        set_aside(self._url, self.found.foreign + self.found.damaged)
+        remove_all_but(self._url, self.found.staying + self.found.passing)
+        self._retire_manifest()
+
+    # --- until the run is finished --------------------------------------------------------------
+
+    def keep_timings(self, step: int, lines: list[str]) -> None:
+        """Keep the timings up to a step."""
+        text = "".join(line + "\n" for line in lines)
+        store.write_bytes(join(self._work_url, f"timings-{step:07d}.jsonl"), text.encode())
+
+    def keep_save(self, report: SaveReport) -> None:
+        """Keep the cost of a save; called from any thread."""
+        keep_save(self._work_url, report)
+
+    def remembered(self, key: str) -> dict[str, Any] | None:
+        """The document that an earlier, unfinished attempt at this run stored under a name."""
+        url = self._unit_url(key)
+        found: dict[str, Any] | None = store.read_json(url) if store.exists(url) else None
+        return found
+
+    def remember(self, key: str, document: Mapping[str, Any]) -> None:
+        """Store a document for the next attempt."""
+        store.write_bytes(self._unit_url(key), json.dumps(document).encode())
+
+    def _unit_url(self, key: str) -> str:
+        return join(self._work_url, f"{key}.unit.json")
+
+    # --- documents ------------------------------------------------------------------------------
+
+    def write_volatile(self, name: str, document: Any) -> None:
+        """Write a JSON document that is listed, and that no digest of the run covers."""
+        text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+        self._write(name, text.encode(), volatile=True)
+
+    def write_unfinished(self, name: str, document: Any) -> bool:
+        """Write such a document of a run that was stopped or failed, before it has a manifest.
+
+        False, and nothing written, if the manifest of a finished run lists its own."""
+        if read_manifest(self._output.manifest_url) is not None:
+            return False
+        self.write_volatile(name, document)
+        return True
+
+    def finish(self) -> bytes:
+        """List every step that stays; write the whole ledger, timings and saves. Returns the
+        ledger."""
+        records, ledger = finished_steps(self._url, self._lineage, self.found.damaged)
+        for record in records:
+            self._record(record)
+        self._write(LEDGER, ledger)
+        names = [name for name in store.list_files(self._work_url) if name.startswith("timings-")]
+        timings = b"".join(store.read_bytes(join(self._work_url, name)) for name in sorted(names))
+        for name, data in ((TIMINGS, timings), (SAVES, kept_saves(self._work_url))):
+            url = self._output.file_url(name)
+            if not data and store.exists(url):  # nothing new: the run was finished before
+                data = store.read_bytes(url)
+            self._write(name, data, volatile=True)
+        return ledger
