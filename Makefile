@@ -34,8 +34,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 LAYOUTS := tests/trainyard/training/layouts
 
 # These need the one Slurm cluster that a machine can have.
-CLUSTERED := $(wildcard tests/yard/test_slurm*.py) tests/yard/test_profile_on_slurm.py \
-  tests/yard/test_everywhere.py tests/yard/test_scheduled.py
+CLUSTERED := tests/yard/slurm tests/yard/test_everywhere.py tests/yard/operator/test_scheduled.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart pretrain-gpt register test test-distributed test-slow test-yard \
@@ -130,7 +129,7 @@ test-yard: install ## Images, compose, Slurm and an object store, started and re
 
 # Also runs the quick start's recipe with `docker compose run --rm` on the yard's store.
 test-in-yard:
-	@$(BIN)/python -m tests.yard.engine $(ALL_IMAGES) postgres store
+	@$(BIN)/python -m tests.yard.compose.engine $(ALL_IMAGES) postgres store
 	@$(PYTEST) -q -n $(JOBS) --dist loadfile -m 'yard and not full' $(CLUSTERED:%=--ignore=%) tests/yard
 	@$(PYTEST) -q -m 'yard and not full' $(CLUSTERED)
 	@$(PYTEST) -q -m yard -k 'quick_start and compose' tests/yard/test_everywhere.py

@@ -13,13 +13,13 @@ import pytest
 from flows.backends.kubernetes import watch
 from flows.cli.run_flow import ENVIRONMENT
 from flows.server.ephemeral import EphemeralServer
-from tests.yard.cluster import Cluster, why_not
-from tests.yard.containers import containers, docker, running_engine
-from tests.yard.deployed import WholeServer
-from tests.yard.fake_kube import FakeKube
-from tests.yard.fake_kube_pods import why_no_pods
-from tests.yard.faults import PASSWORD, Server
+from tests.yard.container.containers import containers, docker, running_engine
+from tests.yard.faults.faults import PASSWORD, Server
+from tests.yard.kubernetes.fake_kube import FakeKube
+from tests.yard.kubernetes.fake_kube_pods import why_no_pods
+from tests.yard.operator.deployed import WholeServer
 from tests.yard.server_logs import of_servers
+from tests.yard.slurm.cluster import Cluster, why_not
 from tests.yard.yard import Yard
 
 

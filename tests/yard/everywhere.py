@@ -17,8 +17,8 @@ from flows.recipes.recipe import read_recipe
 from flows.recipes.stage_job import StageJob
 from flows.runner.stage_task import run_stage_task
 from flows.yard.read_profile import read_profile
-from tests.yard.engine import REGISTRY, Compose
-from tests.yard.fake_kube import FakeKube
+from tests.yard.compose.engine import REGISTRY, Compose
+from tests.yard.kubernetes.fake_kube import FakeKube
 from tests.yard.yard import ROOT
 from trainyard.artifacts.manifest import read_manifest
 

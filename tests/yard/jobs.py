@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from flows.backends.base import StageJobRun
 from flows.backends.outcome import Outcome
-from tests.yard import faults
+from tests.yard.faults import faults
 
 FLOW_RUN = "0193e1f6-6f0c-7d4b-b0a5-1f2e3d4c5b6a"
 """Of a flow that is started twice."""

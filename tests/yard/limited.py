@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flows.yard.profile import limit_tag
-from tests.yard.deployed import Api
+from tests.yard.operator.deployed import Api
 
 LIMIT = f"tag:{limit_tag('local', 'pretrain')}"
 """The one that profile `local` has."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.yard.deployed import Api, comes
+from tests.yard.operator.deployed import Api, comes
 from tests.yard.yard import Ended, Yard
 from trainyard.artifacts.manifest import read_manifest
 

@@ -18,7 +18,7 @@ import pytest
 import tomli_w
 
 from flows.recipes.stage_job import StageJob
-from tests.yard.engine import Compose, compose, engine
+from tests.yard.compose.engine import Compose, compose, engine
 from tests.yard.everywhere import Wanted, by_block, by_compose, start_store, write_profile
 from tests.yard.yard import ROOT, write_corpus
 from trainyard.artifacts import store

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.yard.deployed import ENDED, Api, comes, register, working
-from tests.yard.faults import steps, training
+from tests.yard.faults.faults import steps, training
+from tests.yard.operator.deployed import ENDED, Api, comes, register, working
 from tests.yard.yard import Ended, Yard
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.checkpoint.model import load_model

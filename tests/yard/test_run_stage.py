@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.yard.faults import training
+from tests.yard.faults.faults import training
 from tests.yard.yard import COLLECTED, Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(200)]

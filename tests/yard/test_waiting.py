@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.runner.run_lock import TURN
-from tests.yard.deployed import comes
+from tests.yard.operator.deployed import comes
 from tests.yard.yard import FLOW_SECONDS, Ended, Yard, write_corpus
 from trainyard.artifacts.claim import acquire
 

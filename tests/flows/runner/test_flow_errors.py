@@ -1,4 +1,4 @@
-"""Errors of ours as the state of a flow run; tests/yard/test_deployment.py has real runs."""
+"""Our errors as the state of a flow run; real runs: tests/yard/operator/test_deployment.py."""
 
 from __future__ import annotations
 

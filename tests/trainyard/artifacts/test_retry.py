@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.yard.wire import Wire
+from tests.yard.faults.wire import Wire
 from trainyard.artifacts import claim, conditional, retry, store
 from trainyard.errors import ClaimHeldError, InfrastructureError
 

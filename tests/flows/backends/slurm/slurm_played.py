@@ -1,6 +1,6 @@
 """A Slurm of answers that are played back, and its block on them.
 
-All that a healthy Slurm does is in tests/yard/test_slurm.py, on a real one."""
+All that a healthy Slurm does is in tests/yard/slurm/test_job.py, on a real one."""
 
 from __future__ import annotations
 

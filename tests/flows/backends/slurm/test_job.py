@@ -1,6 +1,6 @@
 """The Slurm block where Slurm itself is at fault: away, forgetful, or set up anew.
 
-All that a healthy Slurm does is in tests/yard/test_slurm.py, on a real one."""
+All that a healthy Slurm does is in tests/yard/slurm/test_job.py, on a real one."""
 
 from __future__ import annotations
 

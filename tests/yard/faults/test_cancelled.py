@@ -1,0 +1,67 @@
+"""A flow run that is cancelled in Prefect stops, whoever started it and whatever became of those
+who should tell it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.yard.faults.faults import Server, in_training, steps, training, wait_for
+from tests.yard.operator.deployed import Api, comes, register, working
+from tests.yard.yard import Yard
+
+pytestmark = [pytest.mark.yard, pytest.mark.timeout(400)]
+
+LONG = 100_000
+DEAF = "cancellation will fail"
+
+
+def cancel(server: Server, run: str, state: str = "CANCELLING") -> None:
+    """What the button of the run's page sends."""
+    Api(server.url).ask(f"flow_runs/{run}/set_state", {"state": {"type": state}})
+
+
+def is_training(yard: Yard) -> bool:
+    return any("stages.pretrain" in program for program in yard.processes())
+
+
+@pytest.mark.parametrize("state", ["CANCELLING", pytest.param("CANCELLED", marks=pytest.mark.full)])
+def test_a_flow_that_has_no_worker_stops_when_its_run_is_cancelled(
+    tmp_path: Path, mortal: Server, yard: Yard, state: str
+) -> None:
+    flow, api = in_training(yard, tmp_path / "save", LONG), Api(mortal.url)
+    (run,) = api.ask("flow_runs/filter", {})
+    cancel(mortal, run["id"], state)
+    ended = flow.ends(30)
+    assert ended.status == 128 + signal.SIGTERM, ended.said
+    assert ended.states("pretrain") == ["runs", "stopped"]
+    assert "cancelled in Prefect; run it again to resume" in ended.said
+    assert "Traceback" not in ended.said
+    assert api.state(run["id"]) == "CANCELLED"
+    assert not is_training(yard)
+
+
+@pytest.mark.full
+def test_a_run_is_cancelled_after_the_server_was_away_until_its_worker_stopped_listening(
+    tmp_path: Path, mortal: Server, yard: Yard
+) -> None:
+    yard.environment["PREFECT_CLIENT_MAX_RETRIES"] = "1"  # it stops listening sooner
+    register(yard, "local")
+    save, api = tmp_path / "save", Api(mortal.url)
+    document = training(tmp_path, str(save), LONG)
+    with working(yard, "local", "ours", "--type", "process", program=["flows.worker"]) as worker:
+        run = api.begin("run-stage/local", stage="pretrain", config=document)
+        wait_for(lambda: steps(save))
+        mortal.kill()
+        assert comes(180, lambda: DEAF in worker.said), worker.said[-4000:]
+        time.sleep(40)
+        mortal.start()
+        assert is_training(yard)
+        cancel(mortal, run)
+        assert comes(30, lambda: not is_training(yard)), worker.said[-4000:]
+        assert comes(15, lambda: api.state(run) == "CANCELLED"), api.state(run)
+        # Nobody takes it for a run that crashed, and starts it again.
+        assert not comes(10, lambda: api.state(run) != "CANCELLED")

@@ -1,0 +1,275 @@
+"""`python -m flows.register` on a real server, with a password and CSRF protection on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tests.yard.operator.deployed import WholeServer, comes, working
+from tests.yard.yard import ROOT, Yard
+
+pytestmark = [pytest.mark.yard, pytest.mark.timeout(400)]
+
+PASSWORD = "yard:geheim"
+FLOWS = ("prepare-corpus", "pretrain-gpt", "release", "corpus-refresh", "run-stage")
+
+PROFILE = """
+[pool]
+concurrency_limit = 3
+
+[limits]
+pretrain = 2
+
+[automations]
+train_on_new_corpus = "recipes/quickstart.toml"
+
+[schedules.corpus-refresh]
+cron = "0 3 * * *"
+timezone = "Europe/Berlin"
+"""
+
+
+class Server(WholeServer):
+    """A Prefect server of its own, with a password."""
+
+    def register(
+        self, *arguments: str, password: str | None = PASSWORD, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        given = self.environment
+        if password is not None:
+            given["PREFECT_API_AUTH_STRING"] = password
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        return subprocess.run(
+            [sys.executable, "-m", "flows.register", *arguments],
+            env={**kept, **given, **variables},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"), PASSWORD)
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("profiles") / "mysite.toml"
+    path.write_text(PROFILE)
+    return str(path)
+
+
+def verbs(done: subprocess.CompletedProcess[str]) -> set[str]:
+    assert done.returncode == 0, done.stderr
+    return {line.split("  ")[0].strip() for line in done.stdout.splitlines()}
+
+
+def test_a_yard_is_registered_once_and_again_nothing_changes(server: Server, site: str) -> None:
+    assert verbs(server.register("--yard", site, "--dry-run")) == {"would create"}
+    assert server.ask("deployments/filter", {}) == []
+    chat = {"TRAINYARD_NOTIFY_URL": "http://127.0.0.1:9/hook"}
+    assert verbs(server.register("--yard", site, **chat)) == {"created"}
+    again = server.register("--yard", site, **chat)
+    assert verbs(again) == {"unchanged"}
+    assert "0 written" in again.stderr
+
+    deployments = {one["name"]: one for one in server.ask("deployments/filter", {})}
+    assert set(deployments) == {"mysite"}
+    found = [server.ask(f"deployments/name/{flow}/mysite") for flow in FLOWS]
+    for one in found:
+        assert (one["work_pool_name"], one["parameters"]["profile"]) == ("mysite", "mysite")
+        assert one["enforce_parameter_schema"]
+    refresh = found[FLOWS.index("corpus-refresh")]
+    assert refresh["schedules"][0]["schedule"]["cron"] == "0 3 * * *"
+    form = found[FLOWS.index("pretrain-gpt")]["parameter_openapi_schema"]["properties"]
+    assert form["pretrain"]["properties"]["lr"]["type"] == "number"
+    assert server.ask("work_pools/mysite")["concurrency_limit"] == 3
+    limits = server.ask("concurrency_limits/tag/yard:mysite:pretrain")
+    assert limits["concurrency_limit"] == 2
+    automations = {one["name"] for one in server.ask("automations/filter", {})}
+    assert automations == {
+        f"trainyard mysite: {what}"
+        for what in ("zombie runs", "cancelled runs", "crashed runs", "failures", "new corpus")
+    }
+
+
+@pytest.mark.full
+def test_only_what_the_profile_changed_is_written(server: Server, site: str) -> None:
+    Path(site).write_text(PROFILE.replace("= 3", "= 4").replace("0 3 *", "0 4 *"))
+    done = server.register("--yard", site)
+    changed = [line for line in done.stdout.splitlines() if line.startswith("changed")]
+    assert [line.split()[1] for line in changed] == ["work", "block", "deployment"]
+    assert changed[2].endswith("corpus-refresh/mysite: schedule")
+    assert server.ask("work_pools/mysite")["concurrency_limit"] == 4
+    refresh = server.ask("deployments/name/corpus-refresh/mysite")
+    assert [one["schedule"]["cron"] for one in refresh["schedules"]] == ["0 4 * * *"]
+
+
+def refresh_of(server: Server) -> dict[str, Any]:
+    found: dict[str, Any] = server.ask("deployments/name/corpus-refresh/mysite")
+    return found
+
+
+@pytest.mark.full
+def test_what_a_person_paused_stays_paused(server: Server, site: str) -> None:
+    """The schedule's switch and the deployment's, as Prefect's pages send them."""
+    before = refresh_of(server)
+    schedule = before["schedules"][0]
+    assert schedule["active"]
+    one = f"deployments/{before['id']}/schedules/{schedule['id']}"
+    server.ask(one, {"active": False}, "PATCH")
+    done = server.register("--yard", site)
+    assert verbs(done) == {"unchanged", "kept", "left over"}  # no URL of a chat this time
+    assert "corpus-refresh/mysite: schedule paused" in done.stdout
+
+    server.ask(f"deployments/{before['id']}", {"paused": True}, "PATCH")
+    Path(site).write_text(Path(site).read_text().replace("0 4 *", "0 5 *"))
+    assert "changed" in verbs(server.register("--yard", site))
+    after = refresh_of(server)
+    (schedule,) = after["schedules"]
+    assert (schedule["schedule"]["cron"], schedule["active"]) == ("0 5 * * *", False)
+    assert after["paused"]
+
+
+@pytest.mark.full
+def test_what_is_no_longer_written_is_named_and_left(server: Server, site: str) -> None:
+    flows = '["pretrain-gpt", "corpus-refresh"]'
+    text = Path(site).read_text().replace("[limits]\npretrain = 2\n", "")
+    text = text.replace("[automations]", "[automations]\nzombie_seconds = 0\nresume_crashed = 0")
+    Path(site).write_text(f"deployments = {flows}\n{text}")
+    done = server.register("--yard", site)
+    left = [line.split(None, 2)[2] for line in done.stdout.splitlines() if line.startswith("left")]
+    named = [line.partition(" (")[0] for line in left]
+    gone = [name for name in sorted({*FLOWS, "collect-garbage"}) if name not in flows]
+    assert named == [
+        *(f"deployment {name}/mysite" for name in gone),
+        "limit for yard:mysite:pretrain",
+        *(
+            f"automation trainyard mysite: {what}"
+            for what in ("cancelled runs", "crashed runs", "failures", "zombie runs")
+        ),
+    ]
+    assert "prefect deployment delete release/mysite" in left[2]
+    for name in gone:
+        assert server.ask(f"deployments/name/{name}/mysite")["name"] == "mysite"
+
+
+def test_without_the_password_it_says_which_variable(server: Server) -> None:
+    refused = server.register(password=None)
+    assert refused.returncode == 2
+    assert "PREFECT_API_AUTH_STRING" in refused.stderr
+
+
+def test_without_a_server_it_says_which(server: Server) -> None:
+    nowhere = server.register(PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert nowhere.returncode == 3
+    assert "http://127.0.0.1:9/api" in nowhere.stderr
+
+
+@pytest.mark.full
+def test_prefect_takes_the_file_and_a_registration_puts_back_what_it_lacks(server: Server) -> None:
+    """`prefect deploy`, as the head of prefect.yaml has it."""
+    only = ("--yard", "local")
+    assert verbs(server.register(*only)) <= {"created", "unchanged"}
+    variables = {**server.environment, "PREFECT_API_AUTH_STRING": PASSWORD}
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
+        env={k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")} | variables,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for flow in (*FLOWS, "collect-garbage"):
+        one = server.ask(f"deployments/name/{flow}/local")
+        assert (one["work_pool_name"], one["tags"]) == ("local", ["trainyard"])
+        (step,) = one["pull_steps"]
+        assert step == {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
+    assert "changed" in verbs(server.register(*only))
+    assert "yard:local" in server.ask("deployments/name/pretrain-gpt/local")["tags"]
+    assert verbs(server.register(*only)) == {"unchanged"}
+
+
+@contextmanager
+def chat() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A chat's URL, and what was posted to it."""
+    posted: list[dict[str, Any]] = []
+
+    class Chat(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:  # http.server's name
+            length = int(self.headers["Content-Length"])
+            posted.append(json.loads(self.rfile.read(length)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Chat) as listening:
+        Thread(target=listening.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.server_port}/hook", posted
+        listening.shutdown()
+
+
+@pytest.mark.full
+def test_a_failure_is_posted(server: Server, tmp_path: Path) -> None:
+    """Of a run that a worker took up; its words hold what templates and JSON stumble over."""
+    profile = tmp_path / "told.toml"
+    profile.write_text('deployments = ["run-stage"]\n')
+    missing = 'the "newest",\n<one> {{ of }} all.toml'
+    with chat() as (url, posted):
+        assert verbs(server.register("--yard", str(profile), TRAINYARD_NOTIFY_URL=url))
+        yard = Yard(tmp_path, {**server.environment, "PREFECT_API_AUTH_STRING": PASSWORD})
+        with working(yard, "told") as worker:
+            run = server.begin("run-stage/told", stage="merge", config=missing)
+            assert comes(90, lambda: posted), worker.said
+    (told,) = posted
+    assert server.state(run) == "FAILED"
+    assert told["text"].startswith(
+        f"run-stage/merge in yard told: Failed. --config {missing} cannot be read: "
+    )
+
+
+def test_what_prefect_would_refuse_leaves_no_half_of_a_yard(server: Server, tmp_path: Path) -> None:
+    profile = tmp_path / "wrong.toml"
+    profile.write_text('[schedules.corpus-refresh]\ncron = "0 3 * *"\n')
+    before = {kind: server.ask(f"{kind}/filter", {}) for kind in ("work_pools", "block_documents")}
+    refused = server.register("--yard", str(profile))
+    assert refused.returncode == 2
+    assert f"{profile}: yard wrong [schedules.corpus-refresh]: cron '0 3 * *'" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert {kind: server.ask(f"{kind}/filter", {}) for kind in before} == before
+
+
+@pytest.mark.full
+def test_two_yards_of_one_block_are_not_mixed_up(server: Server, tmp_path: Path) -> None:
+    first, second = tmp_path / "my-site.toml", tmp_path / "my_site.toml"
+    for profile in (first, second):
+        profile.write_text('deployments = ["run-stage"]\n')
+    assert verbs(server.register("--yard", str(first))) <= {"created", "unchanged", "left over"}
+    refused = server.register("--yard", str(second))
+    assert refused.returncode == 2
+    assert "yard my_site and yard my-site, which is registered" in refused.stderr
+    block = server.ask("block_types/slug/yard-profile/block_documents/name/my-site")
+    assert block["data"]["yard"] == "my-site"
+    assert "my_site" not in {one["name"] for one in server.ask("work_pools/filter", {})}

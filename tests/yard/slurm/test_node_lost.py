@@ -1,0 +1,42 @@
+"""A training on two nodes of a real Slurm, one of which loses its power for good, or until it is
+started again: tried again by Slurm or by its flow, it goes on from what it has saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.yard.operator.deployed import comes
+from tests.yard.slurm.cluster import Cluster, ask
+from tests.yard.slurm.test_preempted import goes_on
+
+pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(900)]
+
+STEPS = 8000
+"""Made in longer than Slurm takes to find out about anything late."""
+
+
+ONE, TWO = ["done"], ["node failure", "done"]
+"""How the submissions end."""
+
+
+@pytest.mark.parametrize(
+    ("option", "kinds"),
+    # What Slurm says late to the lost run may end the next one, which its flow then submits again.
+    [('requeue = "requeue"', [ONE, TWO]), ('requeue = "no-requeue"', [TWO])],
+    ids=["by Slurm", "by its flow"],
+)
+def test_a_training_that_loses_a_node_goes_on_when_there_are_two_again(
+    cluster: Cluster, tmp_path: Path, option: str, kinds: list[list[str]]
+) -> None:
+    def lose_a_node() -> None:
+        cluster.power_off("node2")
+        assert comes(120, is_known)
+        cluster.up(wait=False)
+
+    def is_known() -> bool:
+        return "down" in ask("sinfo", "--noheader", "--nodes=node2", "--format=%T")
+
+    went = goes_on(tmp_path, "debug", lose_a_node, STEPS, option)
+    assert went.kinds in kinds
