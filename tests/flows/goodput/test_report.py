@@ -215,19 +215,19 @@ import os, signal, sys, time
 import trainyard.training.run.checkpointing as saving
 from trainyard.training.loop.loop import TrainLoop
 
-save, advance = saving.write_step, TrainLoop._advance
+save, record = saving.write_step, TrainLoop._record
 
 def slow(*given):
     time.sleep({slow})
     return save(*given)
 
-def dying(self, step, *rest, **more):
-    if step == {dies}:
+def dying(self, *given):
+    if self.state.step == {dies}:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.02)
-    advance(self, step, *rest, **more)
+    return record(self, *given)
 
-saving.write_step, TrainLoop._advance = slow, dying
+saving.write_step, TrainLoop._record = slow, dying
 from stages.runtime.cli import stage_main
 from stages.pretrain.config import PretrainConfig
 sys.exit(stage_main("pretrain", PretrainConfig, "stages.pretrain.run", argv={argv!r}))
