@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 from prefect.states import Completed, Failed
 
-from flows.backends.outcome import Kind, StageError, classify
+from flows.backends.outcome import Kind, StageError
 from flows.recipes.stage_job import StageJob, stage_job
 from flows.recipes.summary import Summary
 from flows.runner import stage_task
@@ -176,14 +175,6 @@ def test_a_stage_that_ends_well_without_a_manifest_is_a_defect(
     with pytest.raises(StageError, match="does not exist") as caught:
         run(job, StageEnvironment(run_folder=place.run_folder, python=str(always_well)))
     assert caught.value.outcome.kind is Kind.DEFECT
-
-
-@pytest.mark.parametrize(
-    ("code", "again"), [(1, False), (2, False), (3, True), (70, False), (143, False), (-9, True)]
-)
-def test_only_infrastructure_is_tried_again(code: int, again: bool) -> None:
-    state: State[Any] = Failed(data=StageError(classify("job", code, None)))
-    assert asyncio.run(worth_retrying(None, None, state)) is again  # type: ignore[arg-type]
 
 
 def test_our_own_errors_are_not_tried_again() -> None:

@@ -1,6 +1,4 @@
-"""A job whose place is away: looked for again, told of, cancelled; submitted once.
-
-Slurm's programs are played; the block, its client and the task are the real ones."""
+"""A job whose scheduler is away is submitted once, looked for again, reported and cancelled."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prefect.client.schemas.objects import State
@@ -18,9 +15,7 @@ from prefect.states import Failed
 
 from flows.backends.outcome import Kind, StageError
 from flows.backends.run_folder import read_ending
-from flows.backends.slurm import job as slurm
-from flows.backends.slurm.client import CommandResult, SlurmClient
-from flows.backends.slurm.job import SlurmJob
+from flows.backends.slurm.client import CommandResult
 from flows.backends.slurm.script import EXIT
 from flows.backends.spec import LaunchSpec
 from flows.recipes.stage_job import StageJob
@@ -30,11 +25,9 @@ from flows.runner import submission as following
 from flows.runner.stage_task import run_stage_task, worth_retrying
 from flows.runner.submission import SETTLED
 from flows.yard.profile import StageEnvironment
+from tests.flows.backends.slurm.slurm_played import AWAY, NO_ACCOUNTING, PlayedJob, shorten_waits
 
 JOB = StageJob(stage="verify", document={}, output=None)
-AWAY = CommandResult(
-    1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-)
 LOOKS = 8
 """More than there are attempts."""
 
@@ -77,23 +70,11 @@ class Controller:
         return CommandResult(0, "", "")
 
     def _sacct(self, command: Sequence[str]) -> CommandResult:
-        return CommandResult(1, "", "Slurm accounting storage is disabled")
+        return NO_ACCOUNTING
 
     def _scancel(self, command: Sequence[str]) -> CommandResult:
         self.end(command[-1].partition(".")[0], "CANCELLED")
         return CommandResult(0, "", "")
-
-
-class PlayedJob(SlurmJob):
-    """Asks the controller that is played, once a question."""
-
-    _block_type_name = "Played Following Job"
-    _block_type_slug = "played-following-job"
-
-    controller: Any
-
-    def client(self) -> SlurmClient:
-        return SlurmClient(self.controller, patience_seconds=0, sleep=lambda seconds: None)
 
 
 @pytest.fixture
@@ -102,13 +83,12 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
     controller = Controller()
 
     def block(place: StageEnvironment, spec: LaunchSpec, stage: str) -> PlayedJob:
-        return PlayedJob(spec=spec, controller=controller, poll_seconds=0)
+        return PlayedJob(spec=spec, played=controller, poll_seconds=0, patience_seconds=0)
 
     monkeypatch.setitem(following.BLOCKS, "slurm", block)
     monkeypatch.setattr(following, "LOOK_SECONDS", 0.001)
     monkeypatch.setattr(retry, "PAUSES_SECONDS", (0.0,))
-    for name in ("TICK_SECONDS", "FORGOTTEN_SECONDS", "LATE_SECONDS", "KILL_STEPS_SECONDS"):
-        monkeypatch.setattr(slurm, name, 0.01)
+    shorten_waits(monkeypatch)
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", "5b5f4d4e-0000-4000-8000-000000000001")
     monkeypatch.setattr(stage_task.runtime.task_run, "id", "run-1", raising=False)
     monkeypatch.setattr(stage_task, "_failed_attempts", {})

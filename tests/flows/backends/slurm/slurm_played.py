@@ -1,6 +1,4 @@
-"""A Slurm of answers that are played back, and its block on them.
-
-All that a healthy Slurm does is in tests/yard/slurm/test_job.py, on a real one."""
+"""A Slurm with recorded answers, and its block. tests/yard/slurm/test_job.py has a real Slurm."""
 
 from __future__ import annotations
 
@@ -26,9 +24,8 @@ AWAY = CommandResult(
 UNKNOWN = CommandResult(1, "", "slurm_load_jobs error: Invalid job id specified")
 NO_ACCOUNTING = CommandResult(1, "", "Slurm accounting storage is disabled")
 
-
-MOST_ASKED = 3000
-"""Questions of one test."""
+MAX_COMMANDS = 3000
+"""Commands of one test."""
 
 
 @dataclass
@@ -37,13 +34,18 @@ class Played:
 
     scontrol: list[CommandResult]
     squeue: str = ""
+    heeds_scancel: bool = False
+    """A job that is gone as soon as it is cancelled."""
     asked: list[str] = field(default_factory=list)
     signalled: list[str] = field(default_factory=list)
 
     def __call__(self, command: Sequence[str]) -> CommandResult:
         self.asked.append(command[0])
-        assert len(self.asked) < MOST_ASKED, "the end is not seen"
+        assert len(self.asked) < MAX_COMMANDS, "the end is not seen"
         self.signalled += [word for word in command if word == "--signal=USR1"]
+        is_signal = any("--signal" in word for word in command)
+        if command[0] == "scancel" and self.heeds_scancel and not is_signal:
+            self.scontrol = [state("CANCELLED")]
         if command[0] == "scontrol":
             return self.scontrol.pop(0) if len(self.scontrol) > 1 else self.scontrol[0]
         told = {"sbatch": CommandResult(0, "17\n", ""), "squeue": CommandResult(0, self.squeue, "")}
@@ -56,15 +58,16 @@ def state(name: str, **fields: str) -> CommandResult:
 
 
 class PlayedJob(SlurmJob):
-    """Asks the answers that are played back."""
+    """Asks the Slurm that is played."""
 
     _block_type_name = "Played Slurm Job"
     _block_type_slug = "played-slurm-job"
 
     played: Any
+    patience_seconds: float = 1.0
 
     def client(self) -> SlurmClient:
-        return SlurmClient(self.played, patience_seconds=1.0, sleep=lambda seconds: None)
+        return SlurmClient(self.played, self.patience_seconds, sleep=lambda seconds: None)
 
 
 def block(folder: Path, played: Played, **values: Any) -> PlayedJob:
@@ -83,8 +86,7 @@ def follow(block: PlayedJob) -> Outcome:
     return asyncio.run(whole())
 
 
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a block waits for comes at once."""
+def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TICK_SECONDS", "FORGOTTEN_SECONDS", "LATE_SECONDS", "KILL_STEPS_SECONDS"):
         monkeypatch.setattr(slurm, name, 0.01)
 

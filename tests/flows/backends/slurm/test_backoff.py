@@ -14,13 +14,8 @@ from flows.backends.outcome import Kind
 from flows.backends.slurm import job as slurm
 from flows.backends.slurm.client import CommandResult
 from flows.backends.slurm.options import SlurmOptions
-from tests.flows.backends.slurm.slurm_played import UNKNOWN, Played, block, follow, hurry, state
+from tests.flows.backends.slurm.slurm_played import UNKNOWN, Played, block, follow, state
 from trainyard.errors import ConfigError, InfrastructureError
-
-
-@pytest.fixture(autouse=True)
-def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    hurry(monkeypatch)
 
 
 @dataclass

@@ -1,6 +1,4 @@
-"""The Slurm block where Slurm itself is at fault: away, forgetful, or set up anew.
-
-All that a healthy Slurm does is in tests/yard/slurm/test_job.py, on a real one."""
+"""The Slurm block when Slurm is away, forgets a job or was set up again."""
 
 from __future__ import annotations
 
@@ -38,16 +36,10 @@ from tests.flows.backends.slurm.slurm_played import (
     PlayedJob,
     block,
     follow,
-    hurry,
     state,
     write_exit,
 )
 from trainyard.errors import ConfigError, InfrastructureError
-
-
-@pytest.fixture(autouse=True)
-def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    hurry(monkeypatch)
 
 
 def test_the_exit_file_tells_the_end_of_a_job_that_slurm_has_forgotten(tmp_path: Path) -> None:
@@ -91,13 +83,8 @@ def test_a_job_that_cannot_be_ended_is_not_waited_for(
 
 
 def test_a_job_that_slurm_holds_for_ever_is_ended_as_a_node_failure(tmp_path: Path) -> None:
-    class Held(Played):
-        def __call__(self, command: Sequence[str]) -> CommandResult:
-            if command[0] == "scancel":
-                self.scontrol = [state("CANCELLED")]
-            return super().__call__(command)
-
-    played = Held([state("PENDING", Reason="launch_failed_requeued_held")])
+    held = state("PENDING", Reason="launch_failed_requeued_held")
+    played = Played([held], heeds_scancel=True)
     assert follow(block(tmp_path, played)).kind is Kind.NODE_FAILURE
     assert "scancel" in played.asked
 
@@ -123,18 +110,18 @@ def test_a_job_that_never_starts_is_ended_after_its_time_and_one_that_is_held_is
 ) -> None:
     waits = [state("PENDING", Reason="PartitionTimeLimit")]
     at_once = SlurmOptions(broken_seconds=0)
-    never = block(tmp_path / "never", Heeds(waits))
+    never = block(tmp_path / "never", Played(waits, heeds_scancel=True))
     never.options = at_once
     outcome = follow(never)
     assert (outcome.kind, outcome.may_succeed_later) == (Kind.CONFIG, False)
     assert "job 17 could not have started: the partition does not allow so long" in outcome.message
 
-    patient = block(tmp_path / "patient", Heeds([*waits * 3, state("COMPLETED")]))
-    assert follow(patient).kind is Kind.DONE
-    held = block(
-        tmp_path / "held",
-        Heeds([*[state("PENDING", Reason="JobHeldUser")] * 3, state("COMPLETED")]),
+    patient = block(
+        tmp_path / "patient", Played([*waits * 3, state("COMPLETED")], heeds_scancel=True)
     )
+    assert follow(patient).kind is Kind.DONE
+    is_held = [state("PENDING", Reason="JobHeldUser")]
+    held = block(tmp_path / "held", Played([*is_held * 3, state("COMPLETED")], heeds_scancel=True))
     held.options = at_once
     assert follow(held).kind is Kind.DONE
 
@@ -162,24 +149,24 @@ def test_the_result_of_a_running_job_is_refused_with_the_next_step(tmp_path: Pat
 
 @dataclass
 class Slow(Played):
-    """An sbatch that takes its time; `begun` is set when somebody waits for it."""
+    """One program, from some moment on, answers when `answer` is set; `asked_slow` is set first."""
 
-    begun: Event = field(default_factory=Event)
+    program: str = "sbatch"
+    is_slow: bool = True
+    asked_slow: Event = field(default_factory=Event)
     answer: Event = field(default_factory=Event)
 
     def __call__(self, command: Sequence[str]) -> CommandResult:
-        if command[0] == "sbatch":
-            self.begun.set()
+        if command[0] == self.program and self.is_slow:
+            self.asked_slow.set()
             assert self.answer.wait(10)
-        if command[0] == "scancel":
-            self.scontrol = [state("CANCELLED")]
         return super().__call__(command)
 
 
 def cancelled_while_it_submits(block: PlayedJob, played: Slow, times: int = 1) -> None:
     async def whole() -> None:
         triggering = asyncio.create_task(block.trigger())
-        await asyncio.to_thread(played.begun.wait, 10)
+        await asyncio.to_thread(played.asked_slow.wait, 10)
         for _ in range(times):
             triggering.cancel()
             await asyncio.sleep(0)
@@ -192,38 +179,22 @@ def cancelled_while_it_submits(block: PlayedJob, played: Slow, times: int = 1) -
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_being_cancelled_while_it_submits_leaves_no_job_behind(tmp_path: Path, times: int) -> None:
-    played = Slow([state("PENDING")])
+    played = Slow([state("PENDING")], heeds_scancel=True)
     cancelled_while_it_submits(block(tmp_path, played), played, times)
     assert played.asked.count("sbatch") == played.asked.count("scancel") == 1
     assert played.asked.index("sbatch") < played.asked.index("scancel")
 
 
-@dataclass
-class Hangs(Played):
-    """A controller that is slow to say how a job is, from some moment on."""
-
-    slow: Event = field(default_factory=Event)
-    asked_again: Event = field(default_factory=Event)
-    answer: Event = field(default_factory=Event)
-
-    def __call__(self, command: Sequence[str]) -> CommandResult:
-        if command[0] == "scontrol" and self.slow.is_set():
-            self.asked_again.set()
-            assert self.answer.wait(10)
-        if command[0] == "scancel":
-            self.scontrol = [state("CANCELLED")]
-        return super().__call__(command)
-
-
-def test_that_a_job_is_cancelled_is_noted_before_slurm_is_asked_anything(tmp_path: Path) -> None:
+def test_a_cancellation_is_recorded_before_slurm_is_asked_anything(tmp_path: Path) -> None:
     """Prefect's worker kills a flow that takes too long over it."""
-    played = Hangs([state("PENDING", Reason="JobHeldUser")])
+    pending = [state("PENDING", Reason="JobHeldUser")]
+    played = Slow(pending, heeds_scancel=True, program="scontrol", is_slow=False)
 
     async def whole() -> None:
         run = await block(tmp_path, played).trigger()
         waiting = asyncio.create_task(run.wait_for_completion())
-        played.slow.set()
-        await asyncio.to_thread(played.asked_again.wait, 10)
+        played.is_slow = True
+        await asyncio.to_thread(played.asked_slow.wait, 10)
         waiting.cancel()
         while not (tmp_path / ENDING).exists():
             await asyncio.sleep(0)
@@ -236,10 +207,10 @@ def test_that_a_job_is_cancelled_is_noted_before_slurm_is_asked_anything(tmp_pat
     asyncio.run(asyncio.wait_for(whole(), 20))
 
 
-def test_whoever_waits_and_whoever_stops_pass_each_line_on_once(
+def test_reads_at_the_same_time_pass_each_line_on_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A cancelled look goes on in its thread."""
+    """A cancelled read continues in its thread."""
     run = asyncio.run(block(tmp_path, Played([state("RUNNING")])).trigger())
     replace = Path.replace
 
@@ -291,18 +262,8 @@ def test_a_script_that_began_and_died_of_that_signal_is_no_node_failure(tmp_path
 # --- a program that was killed while it ended the job ---------------------------------------------
 
 
-class Heeds(Played):
-    """A job that is gone as soon as it is cancelled."""
-
-    def __call__(self, command: Sequence[str]) -> CommandResult:
-        said = super().__call__(command)
-        if command[0] == "scancel" and not any("--signal" in word for word in command):
-            self.scontrol = [state("CANCELLED")]
-        return said
-
-
 @pytest.mark.parametrize(
-    ("kind", "is_told", "signals"),
+    ("kind", "was_signalled", "signals"),
     [
         pytest.param(Kind.STOPPED, False, 1, id="before it told the job"),
         pytest.param(Kind.STOPPED, True, 0, id="while the job saved"),
@@ -310,12 +271,12 @@ class Heeds(Played):
     ],
 )
 def test_an_end_that_another_program_began_is_seen_through(
-    tmp_path: Path, kind: Kind, is_told: bool, signals: int
+    tmp_path: Path, kind: Kind, was_signalled: bool, signals: int
 ) -> None:
-    played = Heeds([state("RUNNING")])
+    played = Played([state("RUNNING")], heeds_scancel=True)
     killed = block(tmp_path, played, grace_seconds=0.01)
     asyncio.run(killed.trigger())
-    write_ending(tmp_path, Ending(kind=kind, was_signalled=is_told))
+    write_ending(tmp_path, Ending(kind=kind, was_signalled=was_signalled))
     assert follow(killed).kind is kind
     assert played.asked.count("sbatch") == 1
     assert len(played.signalled) == signals
@@ -332,7 +293,7 @@ def test_a_job_that_ended_well_before_it_could_be_cancelled_is_done(tmp_path: Pa
 
 def test_a_folder_that_takes_no_note_keeps_no_job_from_being_ended(tmp_path: Path) -> None:
     (tmp_path / f"{ENDING}.tmp").mkdir()
-    silent = block(tmp_path, played := Heeds([state("RUNNING")]))
+    silent = block(tmp_path, played := Played([state("RUNNING")], heeds_scancel=True))
     silent.hang_seconds = 0.01
     assert follow(silent).kind is Kind.HANG
     assert "scancel" in played.asked

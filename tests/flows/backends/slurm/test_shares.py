@@ -17,15 +17,9 @@ from tests.flows.backends.slurm.slurm_played import (
     Played,
     block,
     follow,
-    hurry,
     state,
     write_exit,
 )
-
-
-@pytest.fixture(autouse=True)
-def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    hurry(monkeypatch)
 
 
 def share(index: int, name: str, **fields: str) -> CommandResult:
