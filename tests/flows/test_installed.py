@@ -18,9 +18,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [("flows.prepare_corpus", "x.toml", "--profile"), ("flows.register", "--yard")]
 )
-def test_a_name_of_a_yard_is_answered_with_where_yards_are(
-    tmp_path: Path, command: tuple[str, ...]
-) -> None:
+def test_a_missing_yard_names_the_folder(tmp_path: Path, command: tuple[str, ...]) -> None:
     shutil.copytree(ROOT / "flows", tmp_path / "flows")
     told = subprocess.run(
         [sys.executable, "-m", *command, "compose"],

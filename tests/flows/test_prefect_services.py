@@ -49,9 +49,7 @@ def test_the_settings_that_we_give_are_settings_of_this_prefect() -> None:
     assert given - {"DO_NOT_TRACK"} - _get_valid_setting_names(Settings) == set()
 
 
-def test_each_runs_once_without_an_error_and_a_schedule_gets_its_runs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_services_run_and_plan_schedules(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     database = AioSqliteConfiguration(f"sqlite+aiosqlite:///{tmp_path}/prefect.db")
     with (
         temporary_settings({PREFECT_SERVER_ANALYTICS_ENABLED: False}),

@@ -16,9 +16,7 @@ def no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.umask", lambda mask: 0)  # it is this process's
 
 
-def test_a_port_that_is_taken_is_told_and_leads_nobody_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_port_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         assert ui.main(["--root", str(tmp_path), "--port", port]) == 2
@@ -32,9 +30,7 @@ def test_a_yard_that_is_a_file_is_told(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Prefect's database cannot be kept in" in capsys.readouterr().err
 
 
-def test_a_password_that_others_may_know_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_readable_password_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / ".prefect").mkdir()
     (tmp_path / ".prefect" / "ui.env").touch(0o644)
     assert ui.main(["--root", str(tmp_path), "--port", "0"]) == 2

@@ -49,9 +49,7 @@ def worker(said: Path) -> Iterator[subprocess.Popen[bytes]]:
             worker.kill()
 
 
-def test_what_it_started_has_saved_when_it_ends(
-    said: Path, worker: subprocess.Popen[bytes]
-) -> None:
+def test_flows_stop_before_the_worker(said: Path, worker: subprocess.Popen[bytes]) -> None:
     (flow,) = below(worker.pid)
     assert is_alive(flow)
     stop_all(worker.pid)

@@ -92,9 +92,7 @@ def test_news_make_a_version_and_no_news_nothing(yard: Yard, prefect_api: dict[s
 
 
 @pytest.mark.full
-def test_news_found_without_a_server_are_announced_by_the_next_run_that_has_one(
-    yard: Yard, prefect_api: dict[str, str]
-) -> None:
+def test_next_run_announces_news(yard: Yard, prefect_api: dict[str, str]) -> None:
     write(yard.folder, "late", "11 12")
     by_hand = replace(yard, environment={"TRAINYARD_CACHE": yard.environment["TRAINYARD_CACHE"]})
     done, alone = refresh(by_hand)

@@ -86,9 +86,7 @@ def test_a_file_that_is_gone_is_gone_from_the_tokens(yard: Yard) -> None:
     assert not list((yard.tiny / "tokens" / "parts").glob("c*"))
 
 
-def test_a_broken_line_ends_the_flow_with_1_and_its_place(
-    tmp_path: Path, yard: Yard, prefect_api: dict[str, str]
-) -> None:
+def test_broken_line_is_located(tmp_path: Path, yard: Yard, prefect_api: dict[str, str]) -> None:
     other = Yard(tmp_path, prefect_api)
     (tmp_path / "docs").mkdir()
     write_corpus(tmp_path / "docs" / "a.jsonl", 5, seed=1)

@@ -164,9 +164,7 @@ def test_a_release_publishes_what_it_says(yard: Yard, released: Ended) -> None:
 
 
 @pytest.mark.usefixtures("released")
-def test_the_export_is_the_trained_model_and_the_measures_are_of_it(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_is_the_trained_model(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     model = exported(yard.tiny / "export", monkeypatch)
     trained = load_model(step_url(yard, STEPS[-1])).model
     torch.testing.assert_close(logits(model, TEXT), logits(trained, TEXT), **SAME)
@@ -186,9 +184,7 @@ def test_a_release_made_again_is_reused_and_nothing_is_written(yard: Yard) -> No
 
 
 @pytest.mark.usefixtures("released")
-def test_a_step_that_is_named_is_released_apart(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_named_step_is_released_apart(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     before = stamps(yard.tiny)
     older = release(yard, "--checkpoint", step_url(yard, 4))
     assert older.status == 0, older.err

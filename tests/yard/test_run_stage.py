@@ -12,9 +12,7 @@ from tests.yard.yard import COLLECTED, Yard
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(200)]
 
 
-def test_a_training_is_planned_first_and_refused_where_it_does_not_fit(
-    tmp_path: Path, prefect_api: dict[str, str]
-) -> None:
+def test_training_that_does_not_fit_is_refused(tmp_path: Path, prefect_api: dict[str, str]) -> None:
     yard = Yard(tmp_path, prefect_api)
     document = training(tmp_path, str(tmp_path / "run"), 4)
     profile = tmp_path / "mysite.toml"
@@ -32,9 +30,7 @@ def test_a_training_is_planned_first_and_refused_where_it_does_not_fit(
     assert trained.out == f"{tmp_path}/run/manifest.json\n"
 
 
-def test_the_flow_trains_nothing_where_the_layout_does_not_fit_and_names_what_does(
-    tmp_path: Path, prefect_api: dict[str, str]
-) -> None:
+def test_layout_that_does_not_fit_is_refused(tmp_path: Path, prefect_api: dict[str, str]) -> None:
     """Eight GPUs, none of which has room for all of the model, as the recipe would have it."""
     yard = Yard(tmp_path, {**prefect_api, "TRAINYARD_CACHE": str(tmp_path / "cache")})
     profile = tmp_path / "mysite.toml"

@@ -49,9 +49,7 @@ def another_could_begin(server: Server) -> bool:
     return True
 
 
-def test_a_server_that_was_away_for_longer_than_a_lease_lasts_gives_the_slot_to_nobody_else(
-    tmp_path: Path, mortal: Server, yard: Yard
-) -> None:
+def test_slot_is_kept_over_a_long_outage(tmp_path: Path, mortal: Server, yard: Yard) -> None:
     flow = in_training(yard, tmp_path / "save", LONG)
     mortal.kill()
     time.sleep(LEASE_SECONDS + 20)
@@ -65,9 +63,7 @@ def test_a_server_that_was_away_for_longer_than_a_lease_lasts_gives_the_slot_to_
     assert taken(mortal.url) == 0
 
 
-def test_a_slot_whose_lease_the_server_forgot_is_taken_again(
-    tmp_path: Path, mortal: Server, yard: Yard
-) -> None:
+def test_slot_with_a_forgotten_lease_is_kept(tmp_path: Path, mortal: Server, yard: Yard) -> None:
     flow, api = in_training(yard, tmp_path / "save", LONG), Api(mortal.url)
     held = tmp_path / "home" / "concurrency_leases"
     for lease in held.glob("*-*.json"):

@@ -22,9 +22,7 @@ vocab_size = 300
 """
 
 
-def test_a_file_that_came_while_two_waited_is_tokenized_by_one_and_kept_by_the_other(
-    tmp_path: Path, prefect_api: dict[str, str]
-) -> None:
+def test_new_file_is_tokenized_once(tmp_path: Path, prefect_api: dict[str, str]) -> None:
     yard = Yard(tmp_path, {**prefect_api, "TRAINYARD_CACHE": str(tmp_path / "cache")})
     (tmp_path / "docs").mkdir()
     write_corpus(tmp_path / "docs" / "a.jsonl", 60, seed=1)

@@ -27,9 +27,7 @@ def write(path: Path, time_seconds: float) -> None:
     os.utime(path, (time_seconds, time_seconds))
 
 
-def test_a_file_that_changes_is_a_sign_whatever_its_clock_says(
-    tmp_path: Path, clock: list[float]
-) -> None:
+def test_a_changed_file_counts_whatever_its_time_is(tmp_path: Path, clock: list[float]) -> None:
     log, heartbeat = tmp_path / "log.txt", tmp_path / "heartbeat"
     signs = Liveness((log, heartbeat))
     clock[0] = 110.0
@@ -51,9 +49,7 @@ def test_what_was_there_before_is_no_sign(tmp_path: Path, clock: list[float]) ->
     assert signs.silent_seconds() == 7
 
 
-def test_a_line_heard_otherwise_counts_and_so_does_waiting(
-    tmp_path: Path, clock: list[float]
-) -> None:
+def test_another_source_of_lines_and_renewing_count(tmp_path: Path, clock: list[float]) -> None:
     signs = Liveness((tmp_path / "heartbeat",))
     clock[0] = 120.0
     assert signs.silent_seconds(last_line=115.0) == 5

@@ -260,9 +260,7 @@ OOM_KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."
         ({"exit_code": 0, "verdict": Kind.NODE_FAILURE}, Kind.NODE_FAILURE),
     ],
 )
-def test_the_end_of_a_scheduled_job_by_what_is_left_of_each_source(
-    evidence: dict[str, Any], kind: Kind
-) -> None:
+def test_end_of_a_scheduled_job_from_its_sources(evidence: dict[str, Any], kind: Kind) -> None:
     outcome = classify_exit("pretrain", JobEnd(**evidence))
     assert outcome.kind is kind
     assert outcome.name == "pretrain"
@@ -300,9 +298,7 @@ def test_the_end_of_a_scheduled_job_by_what_is_left_of_each_source(
         (ValueError("out of memory"), Kind.DEFECT),
     ],
 )
-def test_errors_of_the_system_and_of_torch_say_in_any_stage_what_happened(
-    error: Exception, kind: Kind
-) -> None:
+def test_errors_of_the_system_and_of_torch_have_a_kind(error: Exception, kind: Kind) -> None:
     assert classify_exit("reshard", JobEnd(failure=report_of(error))).kind is kind
 
 

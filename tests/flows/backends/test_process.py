@@ -121,9 +121,7 @@ def test_the_result_of_a_running_job_is_refused_with_the_next_step(tmp_path: Pat
     asyncio.run(ask())
 
 
-def test_prefects_password_does_not_reach_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_gets_no_prefect_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:x")
     code = "import os; raise SystemExit(any(name.startswith('PREFECT_') for name in os.environ))"
     assert run(tmp_path, code).exit_status == 0
@@ -153,9 +151,7 @@ def records(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int, str]]:
     return seen
 
 
-def test_lines_come_as_they_are_written(
-    tmp_path: Path, records: list[tuple[float, int, str]]
-) -> None:
+def test_lines_arrive_at_once(tmp_path: Path, records: list[tuple[float, int, str]]) -> None:
     run(tmp_path, "import time; print('first'); time.sleep(0.5); print('second')")
     assert [text for *_, text in records] == ["first", "second"]
     assert records[1][0] - records[0][0] > 0.3
@@ -177,9 +173,7 @@ print("plain")
     assert (tmp_path / "log.txt").read_text().startswith("12:00:00 warning loop")
 
 
-def test_long_lines_progress_bars_and_broken_text_are_read(
-    tmp_path: Path, records: list[tuple[float, int, str]]
-) -> None:
+def test_unusual_lines_are_read(tmp_path: Path, records: list[tuple[float, int, str]]) -> None:
     code = """
 import sys
 out = sys.stdout.buffer
@@ -190,9 +184,7 @@ out.write(b"x" * 300_000 + b"\\n10 %\\r20 %\\r\\n\\xff no newline at the end")
     assert [len(texts[0]), *texts[1:]] == [300_000, "10 %", "20 %", "\ufffd no newline at the end"]
 
 
-def test_a_grandchild_that_holds_the_output_open_does_not_keep_the_flow_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_grandchild_does_not_delay_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "DRAIN_SECONDS", 0.2)
     pid_file = tmp_path / "pid"
     code = (
@@ -292,9 +284,7 @@ def test_a_job_does_not_outlive_a_flow_that_is_killed(tmp_path: Path) -> None:
     assert wait_until(lambda: not is_running(pid))
 
 
-def test_jobs_that_nobody_told_are_stopped_although_the_cancellation_was_lost(
-    tmp_path: Path,
-) -> None:
+def test_stop_all_stops_jobs_whose_cancellation_was_lost(tmp_path: Path) -> None:
     async def whole() -> Outcome:
         started = await job(tmp_path, SLEEP).trigger()
         asyncio.get_running_loop().call_later(0.3, stop_all)

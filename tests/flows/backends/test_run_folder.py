@@ -38,9 +38,7 @@ def test_a_folder_of_another_job_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_told", [False, True])
 @pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.HANG, Kind.TIME_LIMIT])
-def test_an_ending_is_taken_over_by_who_comes_after(
-    tmp_path: Path, kind: Kind, is_told: bool
-) -> None:
+def test_ending_is_read_as_written(tmp_path: Path, kind: Kind, is_told: bool) -> None:
     spec = LaunchSpec(name="merge", command=("true",), run_directory=str(tmp_path))
     assert read_ending(tmp_path) is None
     assert not is_being_cancelled(spec)

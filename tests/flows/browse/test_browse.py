@@ -290,9 +290,7 @@ def test_names_that_are_ours_are_answered(tmp_path: Path) -> None:
         (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"HTTP/1.0 414"),
     ],
 )
-def test_requests_that_are_none_are_refused_in_words(
-    tmp_path: Path, sent: bytes, told: bytes
-) -> None:
+def test_malformed_requests_are_refused(tmp_path: Path, sent: bytes, told: bytes) -> None:
     with bound(Root(str(tmp_path)), LOCAL, 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
@@ -321,9 +319,7 @@ def test_a_root_that_cannot_be_shown_is_refused(url: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_that_is_away_is_told_and_asked_again(
-    s3_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_store_is_reported(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write_bytes(f"{s3_url}/a.txt", b"a")
     with asking(s3_url) as ask:
         with monkeypatch.context() as away:

@@ -132,9 +132,7 @@ def test_this_machine_survives_a_document() -> None:
     assert here.open_files != 0
 
 
-def test_a_driver_that_cannot_be_asked_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     program.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.159.04, 143771'\n")

@@ -78,9 +78,7 @@ def test_a_report_in_words() -> None:
         ({**OVER_GLOO, "devices": 2}, 1, 2, "must be nccl"),
     ],
 )
-def test_gpus_that_were_given_are_to_be_used(
-    said: dict[str, Any], nodes: int, gpus: int, lacking: str
-) -> None:
+def test_idle_gpus_are_reported(said: dict[str, Any], nodes: int, gpus: int, lacking: str) -> None:
     found = without_gpus(said, Resources(nodes=nodes, gpus_per_node=gpus))
     assert lacking in found
     assert bool(found) == bool(lacking)

@@ -257,9 +257,7 @@ def test_a_claim_that_is_renewed_stays_with_all_that_it_covers(store_url: str) -
     assert store.list_files(store_url) == {}
 
 
-def test_a_claim_that_is_renewed_meanwhile_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_renewed_in_a_sweep_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = str(tmp_path / "out.claim.json")
     claim(url, GONE)
 

@@ -131,9 +131,7 @@ def test_only_folders_that_a_flow_has_named_are_run_folders(tmp_path: Path, bloc
 # --- a root that is not there -------------------------------------------------------------------
 
 
-def test_a_root_that_somebody_wrote_and_that_is_not_there_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_named_root_must_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     typo = str(tmp_path / "yrad")
     assert main(["--root", typo]) == 2
     assert f"{typo}: there is no such folder" in capsys.readouterr().err

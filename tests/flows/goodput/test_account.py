@@ -66,9 +66,7 @@ attempts = st.lists(
 
 @QUICK
 @given(submissions(), attempts)
-def test_no_moment_is_left_out_and_none_counts_twice(
-    told: list[Submission], trained: list[Attempt]
-) -> None:
+def test_every_moment_counts_once(told: list[Submission], trained: list[Attempt]) -> None:
     found = account(told, trained)
     assert sum(found.spent.values()) == found.end - found.begin
     assert min(found.spent.values()) >= 0
@@ -89,9 +87,7 @@ def test_the_rows_are_what_was_held(told: list[Submission], trained: list[Attemp
 
 @QUICK
 @given(submissions(), attempts)
-def test_all_that_was_held_is_in_the_account(
-    told: list[Submission], trained: list[Attempt]
-) -> None:
+def test_all_allocated_time_is_accounted(told: list[Submission], trained: list[Attempt]) -> None:
     found = account(told, trained)
     for begin, end in (span for submission in told for span in submission.holds):
         covered = [(max(r.begin, begin), min(r.end, end)) for r in found.rows]
@@ -100,9 +96,7 @@ def test_all_that_was_held_is_in_the_account(
 
 @QUICK
 @given(submissions(), attempts, st.integers(0, 100))
-def test_the_further_back_training_begins_again_the_more_is_lost(
-    told: list[Submission], trained: list[Attempt], back: int
-) -> None:
+def test_old_restart_loses_more(told: list[Submission], trained: list[Attempt], back: int) -> None:
     if not trained:
         return
     last = max(range(len(trained)), key=lambda i: trained[i].began)

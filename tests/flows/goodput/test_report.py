@@ -138,9 +138,7 @@ def test_the_page_says_goodput_kinds_and_attempts(tmp_path: Path) -> None:
     assert "| queue | 20.0 s | 16.7 % |  |" in text
 
 
-def test_by_hand_it_is_printed_and_what_is_not_there_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_the_account(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     submit(tmp_path / "runs" / "a", 100.0, 200.0)
     finish(tmp_path / "run")
     runs, run = str(tmp_path / "runs"), str(tmp_path / "run")

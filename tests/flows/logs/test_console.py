@@ -47,9 +47,7 @@ def test_prefect_itself_is_not_heard_but_warnings_of_others_are(log: logging.Log
     assert out.getvalue().split()[1:] == ["warning:", "slow", "down"]
 
 
-def test_lines_of_a_stage_are_rare_where_there_is_no_terminal(
-    log: logging.Logger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_lines_without_terminal(log: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     log.addHandler(Console(out))
     log.info("iteration 1", extra={JOB: "pretrain"})
@@ -67,9 +65,7 @@ def test_verbose_shows_every_line(log: logging.Logger) -> None:
     assert len(out.getvalue().splitlines()) == 3
 
 
-def test_on_a_terminal_lines_pass_by_and_headlines_stay(
-    log: logging.Logger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_headlines_stay_on_terminal(log: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     out = Terminal()
     log.addHandler(Console(out))

@@ -96,9 +96,7 @@ def test_the_table_of_a_failed_stage_has_the_kind_of_failure_and_its_log() -> No
     assert [row["what"] for row in short] == ["stage merge", "log"]
 
 
-def test_the_command_of_a_process_names_its_default_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_names_the_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a yard").mkdir()
     monkeypatch.chdir(tmp_path / "a yard")
     spec = LaunchSpec(name="job", command=("pwd",), run_directory=str(tmp_path))
@@ -132,9 +130,7 @@ def test_names_of_pages_are_ones_that_prefect_takes() -> None:
     assert page_key("tokenize-Train_0.x", "script") == "tokenize-train-0-x-script"
 
 
-def test_a_page_that_cannot_be_written_is_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_page_that_cannot_be_saved_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async def away() -> None:
         raise InfrastructureError("the store is away")
 
@@ -225,9 +221,7 @@ def test_a_log_is_read_once(tmp_path: Path) -> None:
     assert progress_of_job.read() == 0.5
 
 
-def test_a_log_of_any_size_takes_no_more_memory_than_a_chunk_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_is_read_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "CHUNK_BYTES", 2**12)
     lines = (f" iteration {step:8}/  40000 | lm loss: 5.1E+00 |\n" for step in range(20_001))
     (tmp_path / "log.txt").write_text("".join(lines) + "saved checkpoint step=20000\n" * 1000)

@@ -310,9 +310,7 @@ def test_a_recipe_that_is_not_there_is_refused(tmp_path: Path) -> None:
         read_recipe(str(tmp_path / "none.toml"))
 
 
-def test_a_path_without_a_root_is_told_with_the_folder_it_was_looked_for_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_path_names_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         read_recipe("none.toml")

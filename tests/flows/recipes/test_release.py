@@ -52,9 +52,7 @@ def test_a_checkpoint_that_is_not_there_is_named_with_what_is(recipe: Recipe) ->
 
 
 @pytest.mark.parametrize("block", ["process", "slurm", "container", "kubernetes"])
-def test_a_folder_that_only_containers_may_see_is_left_to_them(
-    recipe: Recipe, block: str, tmp_path: Path
-) -> None:
+def test_a_folder_in_containers_is_not_checked(recipe: Recipe, block: str, tmp_path: Path) -> None:
     elsewhere = str(tmp_path / "volume" / "of" / "pods")
     if block in CONTAINED:
         check_checkpoint(recipe, elsewhere, block)
@@ -63,9 +61,7 @@ def test_a_folder_that_only_containers_may_see_is_left_to_them(
         check_checkpoint(recipe, elsewhere, block)
 
 
-def test_what_a_flow_at_work_may_leave_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_release_waits_for_a_running_flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the flow itself, behind the other one; until then there is nothing to refuse."""
     (tmp_path / "tiny.toml").write_text(RECIPE)
     monkeypatch.setattr(flow_commands, "run_program", lambda *_, **given: (3, given))

@@ -21,9 +21,7 @@ def test_without_a_server_it_says_which_variable(capsys: pytest.CaptureFixture[s
     assert "PREFECT_API_URL is not set" in capsys.readouterr().err
 
 
-def test_a_yard_that_is_none_is_refused_before_any_server(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_unknown_yard_is_refused_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--yard", "lokal"]) == 2
     assert "did you mean 'local'" in capsys.readouterr().err
 

@@ -95,9 +95,7 @@ def test_a_flow_that_is_none_is_refused(text: str, words: str) -> None:
         ({"entrypoint": "elsewhere.py:flow"}, "flows/FILE.py:FUNCTION"),
     ],
 )
-def test_what_nobody_would_heed_in_prefect_yaml_is_refused(
-    tmp_path: Path, change: dict[str, object], words: str
-) -> None:
+def test_ignored_keys_are_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
     entry = read_deployments(ROOT / "prefect.yaml")[0]
     file = tmp_path / "prefect.yaml"
     file.write_text(yaml.safe_dump({"deployments": [{**entry, **change}]}))

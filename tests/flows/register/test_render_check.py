@@ -137,9 +137,7 @@ def pattern(words: str) -> str:
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_it_is_refused_before_a_server_is_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
-) -> None:
+def test_bad_yard_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
     text, words = REFUSED[what]
     file = tmp_path / "mysite.toml"
     file.write_text(text)
@@ -158,9 +156,7 @@ def test_what_can_be_is_loaded_with_its_schedule() -> None:
     assert flow.name == "corpus-refresh"
 
 
-def test_a_yard_is_called_as_prefect_takes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_yard_has_a_valid_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "my site.toml"
     file.write_text("")
     assert main(["--yard", str(file)]) == 2

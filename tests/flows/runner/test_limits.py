@@ -45,9 +45,7 @@ def test_a_slot_without_a_lease_is_freed_and_those_with_one_are_kept() -> None:
     assert slots(0, total=0).are_full
 
 
-def test_servers_that_outlive_a_flow_take_back_no_lease_when_they_have_just_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_server_expires_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (name,) = LEASES
     assert ui.SETTINGS[name] == leases.__name__
     assert f"{name}: {leases.__name__}\n" in (ROOT / "docker-compose.yml").read_text()
@@ -149,9 +147,7 @@ def run(flow: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def test_a_stage_waits_until_another_gives_its_slot_back(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stage_waits_for_a_slot(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     async def flow() -> None:
         limit, end = StageLimit(TAG), asyncio.Event()
         first = asyncio.create_task(stage(limit, end.wait))
@@ -172,9 +168,7 @@ def test_a_stage_waits_until_another_gives_its_slot_back(
     ]
 
 
-def test_one_that_is_stopped_or_fails_keeps_no_other_from_its_slot(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_stopped_and_failed_free_the_slot(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     async def failing() -> None:
         raise KeyError("of the task")
 
@@ -212,9 +206,7 @@ def test_a_lost_slot_is_taken_again_if_it_is_free(
     assert f"that of tag:{TAG} was lost while the server could not be reached, {outcome}" in message
 
 
-def test_a_server_that_is_away_ends_no_stage(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_absent_server_ends_no_stage(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         server.fault = OSError("the server is away")
         await asyncio.sleep(0.05)

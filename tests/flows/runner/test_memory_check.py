@@ -68,9 +68,7 @@ def test_ranks_of_one_machine_are_those_that_the_training_starts() -> None:
         (StageJob(stage="merge", document={}, output=None), GPUS),
     ],
 )
-def test_nothing_is_run_where_there_is_nothing_to_compare(
-    job: StageJob, means: TrainingResources
-) -> None:
+def test_no_plan_without_resources(job: StageJob, means: TrainingResources) -> None:
     assert plan_before(job, means, "a.toml") is None
 
 
@@ -126,9 +124,7 @@ def test_a_plan_that_says_the_memory_itself_is_enough() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in YARDS.glob("*.toml")))
-def test_every_yard_of_ours_compares_also_with_its_lines_for_gpus(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_yard_compares_with_its_gpus(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As somebody has it who takes away the `#` before all that it offers for GPUs."""
     monkeypatch.setenv("YARD_HOME", "/srv/yard")
     text = (YARDS / f"{name}.toml").read_text()

@@ -99,9 +99,7 @@ def test_a_job_without_steps_reaches_none(tmp_path: Path) -> None:
     assert reached_step(training(tmp_path / "run"), failed()) is None
 
 
-def test_a_store_that_is_away_leaves_what_the_stage_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_absent_store_trusts_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(url: str) -> dict[str, int]:
         raise InfrastructureError("the store does not answer")
 
@@ -131,9 +129,7 @@ def test_jobs_that_fell_together_do_not_come_back_together(seconds: float) -> No
         ([None, 10, 10], [0, 0, 1]),
     ],
 )
-def test_pauses_begin_anew_when_an_attempt_got_further(
-    steps: list[int | None], pauses: list[int]
-) -> None:
+def test_pauses_restart_with_progress(steps: list[int | None], pauses: list[int]) -> None:
     failed, found = FailedAttempts(), []
     for step in steps:
         failed.record(step)
@@ -214,18 +210,14 @@ def try_all(attempts: Attempts, limit: int, monkeypatch: pytest.MonkeyPatch) -> 
         return asyncio.run(whole())
 
 
-def test_a_training_that_gets_further_is_tried_as_often_as_it_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_always_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = Attempts(tmp_path / "run", range(10, 200, 10))
     assert try_all(attempts, 2, monkeypatch) is None
     assert attempts.made == 20
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_one_that_does_not_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
+def test_no_progress_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     attempts = Attempts(tmp_path / "run", [10, 20] + [20] * 9)
     error = try_all(attempts, limit, monkeypatch)
     assert error is not None
@@ -233,9 +225,7 @@ def test_one_that_does_not_is_given_up(
     assert attempts.made == 2 + limit
 
 
-def test_waiting_for_another_run_is_no_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_a_claim_is_no_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = Attempts(tmp_path / "run", [10] * 9)
     monkeypatch.setattr(attempts, "outcome", replace(failed(), error="ClaimHeldError"))
     assert try_all(attempts, 1, monkeypatch) is None

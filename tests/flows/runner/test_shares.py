@@ -47,9 +47,7 @@ def test_only_a_block_with_a_scheduler_makes_shares(place: StageEnvironment) -> 
     assert here.shares_of("tokenize") == 1
 
 
-def test_all_shares_are_made_and_of_those_only_the_failed_ones_again(
-    place: StageEnvironment,
-) -> None:
+def test_only_failed_shares_are_run_again(place: StageEnvironment) -> None:
     job = in_shares(stage_job("tokenize", DOCUMENT, "test"), 4)
     first = stage_task._prepare(job, place)
     assert first.shares == Shares(count=4, at_once=2)

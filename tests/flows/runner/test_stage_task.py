@@ -49,9 +49,7 @@ def attempts(place: StageEnvironment, job: str) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_stage_runs_is_reused_and_says_why_it_runs_again(
-    tmp_path: Path, place: StageEnvironment
-) -> None:
+def test_a_stage_runs_is_reused_and_names_reasons(tmp_path: Path, place: StageEnvironment) -> None:
     first = run(plan(tmp_path / "plan"), place)
     assert (first.reused, first.reason) == (False, "there is no manifest yet")
     assert first.metrics["num_parameters"] > 0
@@ -64,9 +62,7 @@ def test_a_stage_runs_is_reused_and_says_why_it_runs_again(
     assert "--vocab-size changed (300 -> 400)" in third.reason
 
 
-def test_each_attempt_has_a_folder_with_its_document_and_log(
-    tmp_path: Path, place: StageEnvironment
-) -> None:
+def test_an_attempt_has_a_folder(tmp_path: Path, place: StageEnvironment) -> None:
     summary = run(plan(tmp_path / "plan"), place)
     (folder,) = attempts(place, "plan")
     document = tomllib.loads((folder / "config.toml").read_text())
@@ -75,9 +71,7 @@ def test_each_attempt_has_a_folder_with_its_document_and_log(
     assert "plan" in (folder / "log.txt").read_text()
 
 
-def test_a_job_that_waits_keeps_its_document_however_many_come_after_it(
-    tmp_path: Path, place: StageEnvironment
-) -> None:
+def test_each_submission_keeps_its_document(tmp_path: Path, place: StageEnvironment) -> None:
     scheduled = replace(place, block="slurm")
     specs = [stage_task._prepare(plan(tmp_path / "plan"), scheduled) for _ in range(12)]
     assert len({spec.run_directory for spec in specs}) == 12
@@ -124,18 +118,14 @@ def test_a_full_run_folder_is_infrastructure_and_tried_again(
         assert not run(plan(tmp_path / "plan"), full).reused
 
 
-def test_a_run_folder_that_cannot_be_is_the_profiles_fault(
-    tmp_path: Path, place: StageEnvironment
-) -> None:
+def test_impossible_run_folder_is_a_config_error(tmp_path: Path, place: StageEnvironment) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StageError, match="name another run_folder in the profile") as caught:
         run(plan(tmp_path / "plan"), replace(place, run_folder=str(tmp_path / "file" / "runs")))
     assert caught.value.outcome.kind is Kind.CONFIG
 
 
-def test_a_job_cancelled_on_a_full_disk_is_cancelled_all_the_same(
-    tmp_path: Path, place: StageEnvironment
-) -> None:
+def test_a_job_is_cancelled_on_a_full_disk(tmp_path: Path, place: StageEnvironment) -> None:
     never_ends = tmp_path / "python"
     never_ends.write_text("#!/bin/sh\nexec sleep 600\n")
     never_ends.chmod(0o755)
@@ -165,9 +155,7 @@ def test_a_failure_carries_class_words_and_log(tmp_path: Path, place: StageEnvir
     assert "nothing" in Path(caught.value.log).read_text()
 
 
-def test_a_stage_that_ends_well_without_a_manifest_is_a_defect(
-    tmp_path: Path, place: StageEnvironment
-) -> None:
+def test_success_without_manifest_is_a_defect(tmp_path: Path, place: StageEnvironment) -> None:
     job = StageJob(stage="plan", document={}, output=Output.directory(str(tmp_path / "plan")))
     always_well = Path(tmp_path, "python")
     always_well.write_text("#!/bin/sh\nexit 0\n")

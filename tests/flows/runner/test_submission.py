@@ -172,9 +172,7 @@ def test_a_job_outlives_a_place_that_is_away_for_longer_than_all_attempts_last(
     assert json.loads((folder(place) / SETTLED).read_text())["kind"] == Kind.DONE
 
 
-def test_a_job_that_nobody_submitted_is_given_up(
-    controller: Controller, place: StageEnvironment
-) -> None:
+def test_a_job_never_submitted_ends(controller: Controller, place: StageEnvironment) -> None:
     controller.away = 10**6
     with pytest.raises(StageError, match="3 attempts in a row failed"):
         run(place)

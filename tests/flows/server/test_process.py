@@ -11,9 +11,7 @@ from flows.server.process import turn_to_start
 from trainyard.errors import InfrastructureError
 
 
-def test_one_server_at_a_time_starts_and_the_next_is_told_of_it_in_bounded_time(
-    tmp_path: Path,
-) -> None:
+def test_one_server_starts_at_a_time(tmp_path: Path) -> None:
     lock = tmp_path / "start.lock"
     with turn_to_start(lock):
         holder = lock.read_text().strip()
@@ -31,9 +29,7 @@ def test_a_home_that_cannot_be_made_is_told_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_does_not_start_is_told_with_the_last_line_of_its_log(
-    tmp_path: Path,
-) -> None:
+def test_a_server_that_fails_to_start_quotes_its_log(tmp_path: Path) -> None:
     (tmp_path / "start.lock").mkdir()
     (tmp_path / "server.log").write_text("of yesterday\n")
     api = EphemeralServer(tmp_path)

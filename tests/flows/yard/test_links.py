@@ -37,9 +37,7 @@ def test_what_lies_below_a_prefix_is_found_at_its_url(url: str, shown: str, link
     assert link_to(url, shown) == link
 
 
-def test_a_relative_root_is_that_of_where_the_flow_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_root_is_below_the_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     link = link_to(str(tmp_path / "yard" / "tiny" / "card.html"), f"yard={SERVER}")
     assert link == f"{SERVER}/tiny/card.html"

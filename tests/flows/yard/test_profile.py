@@ -43,9 +43,7 @@ def test_there_is_a_profile_for_each_kind_of_place() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in YARDS.glob("*.toml")))
-def test_a_yard_reports_its_garbage_each_week_and_removes_none(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weekly_sweep_is_a_dry_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("YARD_HOME", "/srv/yard")
     swept = read_profile(name).schedules["collect-garbage"]
     assert (swept.active, dict(swept.parameters)) == (True, {"dry_run": True})
@@ -161,9 +159,7 @@ def test_how_a_job_is_watched_reaches_its_block(tmp_path: Path, block: str) -> N
 
 
 @pytest.mark.parametrize("block", ["container", "slurm"])
-def test_a_block_is_asked_as_often_as_the_yard_says_or_as_it_knows(
-    tmp_path: Path, block: str
-) -> None:
+def test_poll_seconds_come_from_the_yard_or_the_block(tmp_path: Path, block: str) -> None:
     spec = LaunchSpec(name="x", command=("true",), run_directory=str(tmp_path))
 
     def seconds(text: str) -> float:
@@ -201,9 +197,7 @@ def test_an_image_is_told_stage_and_version() -> None:
     assert parse("").stage_environment("yard/tiny").python == sys.executable
 
 
-def test_the_root_is_given_else_of_the_environment_else_of_the_profile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_root_from_argument_environment_or_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = parse('store = "s3://bucket/yard/"')
     assert profile.yard_root() == "s3://bucket/yard"
     monkeypatch.setenv("YARD", "/elsewhere")

@@ -155,9 +155,7 @@ def test_a_container_believes_what_one_before_it_has_read(
     assert "-> 00000000)" in again.stderr + again.stdout
 
 
-def test_a_browser_is_shown_what_lies_in_the_store(
-    yard: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_browse_shows_the_store(yard: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     use_store(yard, monkeypatch)
     store.write_bytes("s3://yard/shown/card.html", b"<!doctype html>")
     url = f"http://{yard.address('browse', 4201)}/shown/"
@@ -225,9 +223,7 @@ append_eod = true
 """
 
 
-def test_a_corpus_is_refreshed_by_its_schedule_alone(
-    registered: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_schedule_refreshes_a_corpus(registered: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the scheduler on PostgreSQL, the worker, and containers beside it."""
     use_store(registered, monkeypatch)
     home, server = registered.home, api(registered)

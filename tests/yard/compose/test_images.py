@@ -86,9 +86,7 @@ DOCUMENTS = 15_000
 """Of these numbers: ten seconds of work for one process."""
 
 
-def test_sigterm_stops_a_stage_in_seconds_and_the_same_command_goes_on(
-    project: Compose, tmp_path: Path
-) -> None:
+def test_sigterm_stops_a_stage_and_a_rerun_resumes(project: Compose, tmp_path: Path) -> None:
     text, out = tmp_path / "text", tmp_path / "out"
     text.mkdir()
     out.mkdir()

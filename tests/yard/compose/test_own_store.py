@@ -134,9 +134,7 @@ def test_the_store_is_tried_as_the_page_says(yard: Compose) -> None:
 # --- what is made ---------------------------------------------------------------------------------
 
 
-def test_stages_make_in_it_what_bare_commands_make_here(
-    yard: Compose, s3_url: str, tmp_path: Path
-) -> None:
+def test_stages_make_the_same_as_bare_commands(yard: Compose, s3_url: str, tmp_path: Path) -> None:
     corpus = yard.home / "own.jsonl"
     write_corpus(corpus, count=50, seed=11)
     stages = {
@@ -219,9 +217,7 @@ def test_doctor_names_a_wrong_secret(yard: Compose, tmp_path: Path) -> None:
     assert visit.findings["store closed"]["state"] == "skipped"
 
 
-def test_browse_names_a_wrong_secret_and_is_there_with_the_new_one(
-    yard: Compose, s3_url: str, tmp_path: Path
-) -> None:
+def test_browse_reports_a_wrong_secret(yard: Compose, s3_url: str, tmp_path: Path) -> None:
     store.write_bytes(f"{s3_url}/card.html", b"<!doctype html>")
     path = f"{s3_url.partition(BUCKET)[2].lstrip('/')}/card.html"
     try:

@@ -119,9 +119,7 @@ def test_a_server_that_is_started_again_in_the_middle_costs_nothing(
 # --- the worker dies ------------------------------------------------------------------------------
 
 
-def test_a_worker_that_dies_leaves_its_training_alone_and_the_next_one_follows_it(
-    yard: Compose,
-) -> None:
+def test_a_training_outlives_its_worker_and_the_next_one_follows_it(yard: Compose) -> None:
     """The flow run dies with it; its silence is noticed after two minutes, and it begins again."""
     run = begin(yard, "orphan", LONG)
     before = restarts(yard, "worker")

@@ -55,27 +55,21 @@ def cancelled_after_a_step(block: ContainerJob) -> float:
     return asyncio.run(whole())
 
 
-def test_cancelling_gives_it_time_to_save_and_leaves_nothing(
-    tmp_path: Path, key: str, image: str
-) -> None:
+def test_cancelled_container_has_time_to_save(tmp_path: Path, key: str, image: str) -> None:
     block = job(tmp_path, key, image, counting())
     assert cancelled_after_a_step(block) < 10
     assert "stopped by SIGTERM" in text_of(block)
     assert containers(key) == []
 
 
-def test_one_that_does_not_heed_is_killed_after_the_grace(
-    tmp_path: Path, key: str, image: str
-) -> None:
+def test_container_is_killed_after_the_grace(tmp_path: Path, key: str, image: str) -> None:
     deaf = counting().replace("raise SystemExit(128 + number)", "pass")
     took = cancelled_after_a_step(job(tmp_path, key, image, deaf, grace_seconds=1))
     assert 1 <= took < 15
     assert containers(key) == []
 
 
-def test_one_that_is_cancelled_while_it_is_being_started_does_not_live_on(
-    tmp_path: Path, key: str, image: str
-) -> None:
+def test_cancelling_during_the_start_leaves_none(tmp_path: Path, key: str, image: str) -> None:
     async def whole() -> None:
         starting = asyncio.create_task(job(tmp_path, key, image, counting()).trigger())
         await asyncio.sleep(0.05)
@@ -98,9 +92,7 @@ follow(job(Path(folder), key, image, code))
 """
 
 
-def test_a_flow_that_was_killed_finds_its_container_and_loses_no_line(
-    tmp_path: Path, key: str, image: str
-) -> None:
+def test_killed_flow_finds_its_container(tmp_path: Path, key: str, image: str) -> None:
     block = job(tmp_path, key, image, counting(100))
     program = [sys.executable, "-c", FLOW, str(tmp_path), key, image, counting(100)]
     with subprocess.Popen(program, cwd=ROOT, stderr=subprocess.DEVNULL) as flow:
@@ -159,9 +151,7 @@ def test_what_somebody_removed_is_not_started_again(tmp_path: Path, key: str, im
 # --- an engine that goes away ---------------------------------------------------------------------
 
 
-def test_an_engine_that_is_away_for_a_while_costs_nothing(
-    tmp_path: Path, key: str, image: str
-) -> None:
+def test_absent_engine_costs_nothing(tmp_path: Path, key: str, image: str) -> None:
     wire = Wire(os.environ["DOCKER_HOST"], tmp_path)
     options = ContainerOptions(pull="never", engine=wire.address)
     block = job(tmp_path, key, image, counting(60), options=options, poll_seconds=0.2)

@@ -68,9 +68,7 @@ def forsaken(folder: Path, key: str, image: str, steps: int) -> LaunchSpec:
     return block.spec
 
 
-def test_one_that_ended_unseen_is_told_then_removed_and_its_end_is_still_found(
-    tmp_path: Path, key: str, image: str
-) -> None:
+def test_unseen_end_is_recorded_before_removal(tmp_path: Path, key: str, image: str) -> None:
     forsaken(tmp_path, key, image, 40)
     block = job(tmp_path, key, image, counting(40))
     assert steps_of(block) != list(range(40))
@@ -95,9 +93,7 @@ def test_one_that_ended_unseen_is_told_then_removed_and_its_end_is_still_found(
     one.remove()  # as a second sweep would that has looked before
 
 
-def test_only_what_is_ours_and_has_not_been_taken_up_again(
-    tmp_path: Path, key: str, image: str
-) -> None:
+def test_only_our_ended_containers_are_removed(tmp_path: Path, key: str, image: str) -> None:
     """One of another name that bears our label, and one that runs again when it is to go."""
     label = f"--label=trainyard.key={key}"
     docker("run", "--detach", label, "--name", f"theirs-{key}", image, "true")
@@ -111,9 +107,7 @@ def test_only_what_is_ours_and_has_not_been_taken_up_again(
     assert len(containers(key)) == 2
 
 
-def test_an_engine_that_is_away_is_told_and_the_rest_is_swept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_absent_engine_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     ended = gc(tmp_path)
     assert ended.status == 3

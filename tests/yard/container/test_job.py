@@ -85,9 +85,7 @@ print(json.dumps(facts))
 """
 
 
-def test_a_stage_sees_what_it_was_given_and_can_change_nothing_else(
-    tmp_path: Path, key: str, image: str
-) -> None:
+def test_a_stage_sees_only_its_mounts(tmp_path: Path, key: str, image: str) -> None:
     data, run = tmp_path / "data", tmp_path / key
     data.mkdir()
     run.mkdir()
@@ -236,9 +234,7 @@ def test_ranks_of_one_container_find_each_other(tmp_path: Path, key: str, image:
 
 
 @pytest.mark.parametrize("pull", ["never", "missing"])
-def test_an_image_that_is_not_there_is_told_at_once(
-    tmp_path: Path, key: str, image: str, pull: Any
-) -> None:
+def test_missing_image_is_reported_at_once(tmp_path: Path, key: str, image: str, pull: Any) -> None:
     began = time.monotonic()
     block = job(tmp_path, key, "trainyard/nowhere:0", "pass", options=ContainerOptions(pull=pull))
     with pytest.raises(ConfigError, match=r"trainyard/nowhere:0 is not on the Docker engine"):
@@ -284,9 +280,7 @@ def test_an_engine_that_is_not_there_is_named(tmp_path: Path, key: str) -> None:
         follow(job(tmp_path, key, "any", "pass", options=options))
 
 
-def test_a_container_of_that_name_which_is_not_ours_is_left_alone(
-    tmp_path: Path, key: str, image: str
-) -> None:
+def test_foreign_container_is_left_alone(tmp_path: Path, key: str, image: str) -> None:
     name = f"trainyard-job-{key}"
     docker("create", "--name", name, image, "true")
     try:
@@ -299,9 +293,7 @@ def test_a_container_of_that_name_which_is_not_ours_is_left_alone(
 # --- ended by others ------------------------------------------------------------------------------
 
 
-def test_a_stage_that_takes_more_memory_than_it_asked_for(
-    tmp_path: Path, key: str, image: str
-) -> None:
+def test_a_stage_over_its_memory_limit(tmp_path: Path, key: str, image: str) -> None:
     small = Resources(memory_bytes_per_node=64 << 20)
     outcome = follow(job(tmp_path, key, image, "x = bytearray(2**30)", resources=small))[1]
     assert (outcome.kind, outcome.may_succeed_later) == (Kind.OUT_OF_MEMORY, True)
@@ -327,18 +319,14 @@ def test_what_people_do_to_a_container(
     assert follow(block, meanwhile)[1].kind is kind
 
 
-def test_a_container_out_of_time_is_told_by_its_own_signal(
-    tmp_path: Path, key: str, image: str
-) -> None:
+def test_time_limit_has_its_own_signal(tmp_path: Path, key: str, image: str) -> None:
     block = job(tmp_path, key, image, counting(), resources=Resources(time_limit_seconds=1))
     outcome = follow(block)[1]
     assert (outcome.kind, outcome.exit_status) == (Kind.TIME_LIMIT, 3)
     assert "stopped by SIGUSR1" in text_of(block)
 
 
-def test_a_container_that_says_nothing_is_ended_as_hung(
-    tmp_path: Path, key: str, image: str
-) -> None:
+def test_silent_container_is_ended_as_hung(tmp_path: Path, key: str, image: str) -> None:
     code = "import time; print('begun', flush=True); time.sleep(600)"
     block = job(tmp_path, key, image, code, hang_seconds=1.0, grace_seconds=5)
     assert follow(block)[1].kind is Kind.HANG

@@ -29,9 +29,7 @@ def is_training(yard: Yard) -> bool:
 
 
 @pytest.mark.parametrize("state", ["CANCELLING", pytest.param("CANCELLED", marks=pytest.mark.full)])
-def test_a_flow_that_has_no_worker_stops_when_its_run_is_cancelled(
-    tmp_path: Path, mortal: Server, yard: Yard, state: str
-) -> None:
+def test_flow_without_worker_stops(tmp_path: Path, mortal: Server, yard: Yard, state: str) -> None:
     flow, api = in_training(yard, tmp_path / "save", LONG), Api(mortal.url)
     (run,) = api.ask("flow_runs/filter", {})
     cancel(mortal, run["id"], state)
@@ -45,9 +43,7 @@ def test_a_flow_that_has_no_worker_stops_when_its_run_is_cancelled(
 
 
 @pytest.mark.full
-def test_a_run_is_cancelled_after_the_server_was_away_until_its_worker_stopped_listening(
-    tmp_path: Path, mortal: Server, yard: Yard
-) -> None:
+def test_run_is_cancelled_after_a_server_outage(tmp_path: Path, mortal: Server, yard: Yard) -> None:
     yard.environment["PREFECT_CLIENT_MAX_RETRIES"] = "1"  # it stops listening sooner
     register(yard, "local")
     save, api = tmp_path / "save", Api(mortal.url)

@@ -65,9 +65,7 @@ exit 3
 """
 
 
-def test_what_is_pushed_out_daily_waits_no_longer_each_day_and_is_never_given_up(
-    tmp_path: Path, prefect_api: dict[str, str]
-) -> None:
+def test_daily_preemption_is_always_retried(tmp_path: Path, prefect_api: dict[str, str]) -> None:
     """The third pause in a row would last an hour."""
     python, script = tmp_path / "python", tmp_path / "retries.py"
     python.write_text(PUSHED_OUT.format(folder=tmp_path, days=30, python=sys.executable))

@@ -41,9 +41,7 @@ def server(mortal: Server) -> Server:
     return mortal
 
 
-def test_a_server_that_dies_in_the_middle_of_a_run_costs_nothing(
-    tmp_path: Path, server: Server, yard: Yard
-) -> None:
+def test_killed_server_costs_nothing(tmp_path: Path, server: Server, yard: Yard) -> None:
     save = tmp_path / "save"
     flow = in_training(yard, save, 150)
     server.kill()
@@ -77,9 +75,7 @@ def doctor(server: Server, yard: Yard) -> str:
 
 
 @pytest.mark.full
-def test_a_slot_that_nobody_has_is_named_by_doctor_and_by_who_waits_and_is_freed_by_hand(
-    tmp_path: Path, server: Server, yard: Yard
-) -> None:
+def test_orphaned_slot_is_named_and_freed(tmp_path: Path, server: Server, yard: Yard) -> None:
     Api(server.url).ask(f"v2/concurrency_limits/{LIMIT}", {"active_slots": 1}, method="PATCH")
     flow = start_stage(yard, "pretrain", training(tmp_path, str(tmp_path / "save"), 20))
     command = f"prefect gcl update {LIMIT} --active-slots 0"
@@ -100,9 +96,7 @@ def test_a_slot_that_nobody_has_is_named_by_doctor_and_by_who_waits_and_is_freed
 
 
 @pytest.mark.full
-def test_a_flow_that_waits_for_a_slot_ends_at_once_when_it_is_told_to(
-    tmp_path: Path, server: Server, yard: Yard
-) -> None:
+def test_waiting_flow_ends_at_sigterm(tmp_path: Path, server: Server, yard: Yard) -> None:
     save = tmp_path / "save"
     first = in_training(yard, save, 100_000)
     said = tmp_path / "said.txt"
@@ -122,9 +116,7 @@ def test_a_flow_that_waits_for_a_slot_ends_at_once_when_it_is_told_to(
 
 
 @pytest.mark.full
-def test_of_two_flows_for_one_output_one_works_and_the_other_reuses(
-    tmp_path: Path, prefect_api: dict[str, str]
-) -> None:
+def test_two_flows_share_one_output(tmp_path: Path, prefect_api: dict[str, str]) -> None:
     yard = Yard(tmp_path, {**prefect_api, "TRAINYARD_CACHE": str(tmp_path / "cache")})
     document = training(tmp_path, str(tmp_path / "save"), 100)
     flows = [start_stage(yard, "pretrain", document) for _ in range(2)]
@@ -216,9 +208,7 @@ except StageError as error:
 
 
 @pytest.mark.usefixtures("engine")
-def test_an_image_that_is_missing_ends_the_flow_at_once_and_in_words(
-    tmp_path: Path, prefect_api: dict[str, str]
-) -> None:
+def test_missing_image_ends_the_flow(tmp_path: Path, prefect_api: dict[str, str]) -> None:
     script = tmp_path / "flow.py"
     script.write_text(IN_A_CONTAINER)
     yard = Yard(tmp_path, {**prefect_api, "PYTHONPATH": "."})

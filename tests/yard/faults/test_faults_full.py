@@ -45,9 +45,7 @@ ITERATION = re.compile(r"iteration +(\d+)")
 # --- what a run leans on is away for half a minute ------------------------------------------------
 
 
-def test_a_server_that_is_away_for_half_a_minute(
-    tmp_path: Path, mortal: Server, yard: Yard
-) -> None:
+def test_server_absent_for_half_a_minute(tmp_path: Path, mortal: Server, yard: Yard) -> None:
     save = tmp_path / "save"
     flow = in_training(yard, save, 150)
     mortal.kill()
@@ -58,9 +56,7 @@ def test_a_server_that_is_away_for_half_a_minute(
     assert ended.states("pretrain") == ["runs", "done"]
 
 
-def test_a_database_file_that_is_locked_for_half_a_minute(
-    tmp_path: Path, mortal: Server, yard: Yard
-) -> None:
+def test_database_locked_for_half_a_minute(tmp_path: Path, mortal: Server, yard: Yard) -> None:
     save = tmp_path / "save"
     flow = in_training(yard, save, 400)
     (file,) = (tmp_path / "home").glob("*.db")
@@ -73,9 +69,7 @@ def test_a_database_file_that_is_locked_for_half_a_minute(
     assert ended.states("pretrain") == ["runs", "done"]
 
 
-def test_a_store_that_is_away_for_half_a_minute_is_waited_for(
-    tmp_path: Path, yard: Yard, s3_settings: dict[str, str]
-) -> None:
+def test_absent_store_is_awaited(tmp_path: Path, yard: Yard, s3_settings: dict[str, str]) -> None:
     wire = Wire(s3_settings["AWS_ENDPOINT_URL"].replace("http://", "tcp://"))
     yard.environment |= {**s3_settings, "AWS_ENDPOINT_URL": f"http://{wire.address}"}
     save = f"s3://yard-tests/{tmp_path.name}-{os.getpid()}"
@@ -97,9 +91,7 @@ def test_a_store_that_is_away_for_half_a_minute_is_waited_for(
 # --- who runs it is killed ------------------------------------------------------------------------
 
 
-def test_a_flow_that_is_killed_takes_its_stage_along_and_the_next_one_goes_on(
-    tmp_path: Path, yard: Yard
-) -> None:
+def test_killed_flow_ends_its_stage_and_the_next_resumes(tmp_path: Path, yard: Yard) -> None:
     save = tmp_path / "save"
     flow = in_training(yard, save, 1000)
     flow.kill()
@@ -114,9 +106,7 @@ def test_a_flow_that_is_killed_takes_its_stage_along_and_the_next_one_goes_on(
     assert made[-1] == 1000
 
 
-def test_a_flow_that_is_killed_with_its_own_server_has_its_slot_no_longer_than_a_lease_lasts(
-    tmp_path: Path,
-) -> None:
+def test_slot_of_a_flow_killed_with_its_server_lasts_one_lease(tmp_path: Path) -> None:
     yard = Yard(tmp_path, {"TRAINYARD_CACHE": str(tmp_path / "cache")})
     own = EphemeralServer(tmp_path / "yard" / ".prefect", password=PASSWORD)
     try:
@@ -222,9 +212,7 @@ if __name__ == "__main__":
 """
 
 
-def test_cancelling_a_flow_stops_its_container_within_half_a_minute(
-    tmp_path: Path, mortal: Server, yard: Yard
-) -> None:
+def test_cancelled_flow_stops_its_container(tmp_path: Path, mortal: Server, yard: Yard) -> None:
     save = tmp_path / "save"
     script = tmp_path / "served.py"
     script.write_text(IN_A_CONTAINER)

@@ -33,9 +33,7 @@ pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_of_two_flows_at_once_in_a_fresh_yard_one_works_and_the_other_reuses(
-    tmp_path: Path, number: int
-) -> None:
+def test_two_flows_at_once_in_a_fresh_yard(tmp_path: Path, number: int) -> None:
     yard = Yard(tmp_path, {"TRAINYARD_CACHE": str(tmp_path / "cache")})
     document = plan(tmp_path, str(tmp_path / "plan"))
     flows = [start_stage(yard, "plan", document) for _ in range(2)]
@@ -60,9 +58,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeServer]:
 
 
 @pytest.mark.parametrize("given", ["", "admin:wrong"])
-def test_a_server_that_refuses_a_flow_is_told_with_the_variable_in_seconds(
-    tmp_path: Path, closed: WholeServer, given: str
-) -> None:
+def test_refused_flow_names_the_variable(tmp_path: Path, closed: WholeServer, given: str) -> None:
     yard = Yard(tmp_path, closed.environment)
     if given:
         yard.environment["PREFECT_API_AUTH_STRING"] = given
@@ -126,9 +122,7 @@ def on(small: Path, folder: Path) -> Yard:
 
 
 @pytest.mark.full
-def test_a_yard_whose_disk_is_full_ends_in_words_and_goes_on_when_there_is_room(
-    tmp_path: Path, small_disk: Path
-) -> None:
+def test_a_full_disk_ends_a_flow_until_there_is_room(tmp_path: Path, small_disk: Path) -> None:
     yard = on(small_disk, tmp_path)
     document = training(tmp_path, str(small_disk / "save"), 100_000)
     flow = in_one_attempt(yard, tmp_path, document)
@@ -160,9 +154,7 @@ def test_a_signal_ends_a_flow_whose_disk_is_full(tmp_path: Path, small_disk: Pat
     assert yard.wait_until_empty(15) == []
 
 
-def test_a_disk_that_is_full_before_a_flow_starts_is_told_in_words(
-    tmp_path: Path, small_disk: Path
-) -> None:
+def test_a_disk_full_before_the_start_is_reported(tmp_path: Path, small_disk: Path) -> None:
     fill(small_disk)
     ended = start_stage(
         on(small_disk, tmp_path), "plan", plan(tmp_path, str(tmp_path / "p"))

@@ -107,9 +107,7 @@ def check_by_hand(person: Person, fake: FakeKube, first: Summary, output: Path) 
     assert file.read_bytes() == kept
 
 
-def test_a_stage_by_hand_finds_nothing_to_do_and_makes_again_what_was_removed(
-    person: Person, fake: FakeKube, tmp_path: Path
-) -> None:
+def test_stage_by_hand_is_a_no_op(person: Person, fake: FakeKube, tmp_path: Path) -> None:
     output = tmp_path / "plan"
     document = {**MODEL, "vocab_size": 300, "output_dir": str(output)}
     first = run("plan", document, kube(fake, tmp_path))
@@ -117,9 +115,7 @@ def test_a_stage_by_hand_finds_nothing_to_do_and_makes_again_what_was_removed(
 
 
 @pytest.mark.full
-def test_a_training_on_two_nodes_by_hand_makes_the_same_weights(
-    person: Person, fake: FakeKube, tmp_path: Path
-) -> None:
+def test_two_nodes_make_the_same_weights(person: Person, fake: FakeKube, tmp_path: Path) -> None:
     output = tmp_path / "model"
     document = {**TRAINING, "train_iters": 20, "save_interval": 10, "save": str(output)}
     document["data_path"] = [write_tokens(tmp_path)]
@@ -127,9 +123,7 @@ def test_a_training_on_two_nodes_by_hand_makes_the_same_weights(
     check_by_hand(person, fake, first, output)
 
 
-def test_what_is_still_there_keeps_its_name_until_it_is_deleted(
-    person: Person, fake: FakeKube, tmp_path: Path
-) -> None:
+def test_name_is_taken_until_deletion(person: Person, fake: FakeKube, tmp_path: Path) -> None:
     """A name is of one submission: what is left of it is not written over."""
     document = {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path / "plan")}
     options = site(fake, tmp_path, delete_after_success=False)

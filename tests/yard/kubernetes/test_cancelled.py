@@ -46,9 +46,7 @@ def is_being_made(fake: FakeKube) -> bool:
     return any("POST" in told and path.endswith("/jobs") for told, path in fake.asked)
 
 
-def test_being_cancelled_while_the_job_is_created_leaves_none(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_cancelling_during_creation_leaves_no_job(fake: FakeKube, tmp_path: Path) -> None:
     async def whole() -> None:
         triggering = asyncio.create_task(job(fake, tmp_path, "early-1", training()).trigger())
         await comes(lambda: is_being_made(fake) or triggering.done())
@@ -68,9 +66,7 @@ def left_open(fake: FakeKube) -> list[object]:
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["nobody waits yet", "somebody waits"])
-def test_a_stopped_job_leaves_nothing_that_watches_it(
-    fake: FakeKube, tmp_path: Path, waits: bool
-) -> None:
+def test_a_stopped_job_leaves_no_watches(fake: FakeKube, tmp_path: Path, waits: bool) -> None:
     """A flow may be cancelled between the two, when it shows what was submitted."""
 
     async def whole() -> None:

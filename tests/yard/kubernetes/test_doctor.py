@@ -44,9 +44,7 @@ def practice(tmp_path: Path) -> Practice:
 
 
 @pytest.mark.full
-def test_a_sound_cluster_is_sound_however_slowly_the_client_loads(
-    fake: FakeKube, practice: Practice
-) -> None:
+def test_sound_cluster_with_a_slow_client(fake: FakeKube, practice: Practice) -> None:
     profile = profile_on_pods(fake, practice.folder) + ON_TWO_NODES
     found = practice.visit(profile, "jobs", "image", program=("-c", SLOW_TO_LOAD))
     assert (found.status, found.ill()) == (0, set()), found.findings
@@ -56,9 +54,7 @@ def test_a_sound_cluster_is_sound_however_slowly_the_client_loads(
 
 
 @pytest.mark.full
-def test_a_namespace_that_is_not_there_and_a_server_that_says_nothing_on_the_command_line(
-    fake: FakeKube, practice: Practice
-) -> None:
+def test_missing_namespace_and_silent_server(fake: FakeKube, practice: Practice) -> None:
     profile = profile_on_pods(fake, practice.folder)
     found = practice.visit(profile.replace('namespace = "yard"', 'namespace = "yrad"'), "jobs")
     assert (found.status, found.ill()) == (WRONG_SETTING, {"jobs"})

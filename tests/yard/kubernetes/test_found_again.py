@@ -66,9 +66,7 @@ def test_a_killed_flow_finds_its_job_again(fake: FakeKube, tmp_path: Path, is_no
     assert log_of(block).read_text() == "".join(f"step {number}\n" for number in range(60))
 
 
-def test_an_end_that_a_killed_flow_had_begun_is_seen_through_for_its_reason(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_an_end_that_a_killed_flow_began_is_finished(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "hung-1", training())
     Path(block.spec.run_directory).mkdir()
     write_ending(Path(block.spec.run_directory), Ending(kind=Kind.HANG, was_signalled=False))
@@ -76,9 +74,7 @@ def test_an_end_that_a_killed_flow_had_begun_is_seen_through_for_its_reason(
     assert not [one for one in fake.all("jobs") if "hung-1" in one["metadata"]["name"]]
 
 
-def test_a_finished_job_is_not_made_again_though_the_cluster_has_forgotten_it(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_a_finished_job_is_not_run_again(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "finished-1", "print('once')")
     assert follow(block).kind is Kind.DONE
     asked = len(fake.asked)
@@ -91,9 +87,7 @@ def test_a_finished_job_is_not_made_again_though_the_cluster_has_forgotten_it(
     assert log_of(block).read_text() == "once\n"
 
 
-def test_a_job_made_before_jobsets_were_installed_is_followed_and_not_made_again(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_a_job_older_than_jobsets_is_followed(fake: FakeKube, tmp_path: Path) -> None:
     two = {"resources": Resources(nodes=2), "rank_launcher": ("true",)}
     options = site(fake, tmp_path, delete_after_success=False)
     block = job(fake, tmp_path, "older-1", "pass", options=options, **two)

@@ -38,18 +38,14 @@ pytestmark = [pytest.mark.yard, pytest.mark.timeout(120)]
 
 
 @pytest.mark.parametrize(("status", "kind"), [(0, Kind.DONE), (70, Kind.DEFECT)])
-def test_the_exit_status_of_a_command_comes_back(
-    fake: FakeKube, tmp_path: Path, status: int, kind: Kind
-) -> None:
+def test_exit_status_comes_back(fake: FakeKube, tmp_path: Path, status: int, kind: Kind) -> None:
     block = job(fake, tmp_path, f"st-{status}", f"print('here'); raise SystemExit({status})")
     outcome = follow(block)
     assert (outcome.kind, outcome.exit_status) == (kind, status)
     assert log_of(block).read_text() == "here\n"
 
 
-def test_ranks_on_two_nodes_find_each_other_by_the_services_names(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_ranks_on_two_nodes_meet_by_service_names(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "ranks-1", ALL_REDUCE, **TWO_NODES)
     assert follow(block).kind is Kind.DONE, log_of(block).read_text()
     said = log_of(block).read_text()
@@ -57,9 +53,7 @@ def test_ranks_on_two_nodes_find_each_other_by_the_services_names(
     assert "1: rank 1 on job-ranks-1-1: 3.0" in said
 
 
-def test_what_went_well_is_removed_with_its_service_and_what_failed_stays(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_done_jobs_are_removed_and_failed_jobs_stay(fake: FakeKube, tmp_path: Path) -> None:
     two = {"resources": Resources(nodes=2), "rank_launcher": ("true",)}
     follow(job(fake, tmp_path, "gone-1", "pass", **two))
     follow(job(fake, tmp_path, "stays-1", "raise SystemExit(2)"))
@@ -74,9 +68,7 @@ def test_what_went_well_is_removed_with_its_service_and_what_failed_stays(
 
 
 @pytest.mark.full
-def test_shares_are_made_side_by_side_and_a_failed_one_is_named_and_made_again(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_only_a_failed_share_is_run_again(fake: FakeKube, tmp_path: Path) -> None:
     code = "import sys; print('share', sys.argv[-1]); sys.exit(3 * (sys.argv[-1] == '1'))"
     block = job(fake, tmp_path, "shares-1", code, shares=Shares(count=3, at_once=2))
     outcome = follow(block)
@@ -100,9 +92,7 @@ sys.exit(2 * (share == 7))
 """
 
 
-def test_shares_made_again_are_one_job_and_never_more_side_by_side_than_may_be(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_rerun_shares_are_one_job_within_the_limit(fake: FakeKube, tmp_path: Path) -> None:
     shares = Shares(count=9, only=(7, 2, 5, 8), at_once=2)
     outcome = follow(job(fake, tmp_path, "shares-3", ONE_SHARE, shares=shares))
     assert (outcome.kind, outcome.failed_shares) == (Kind.CONFIG, (7,))
@@ -169,9 +159,7 @@ def test_a_jobset_out_of_time_is_told_so(fake: FakeKube, tmp_path: Path) -> None
     assert outcome.kind is Kind.TIME_LIMIT
 
 
-def test_cancelling_a_jobset_lets_every_rank_save_and_leaves_nothing(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_cancelled_jobset_lets_every_rank_save(fake: FakeKube, tmp_path: Path) -> None:
     fake.has_jobsets = True
     block = job(fake, tmp_path, "set-5", training(), **TWO_NODES)
     outcome = cancel(block, says(block, "step 2", 2))
@@ -183,9 +171,7 @@ def test_cancelling_a_jobset_lets_every_rank_save_and_leaves_nothing(
 # --- ended by others ----------------------------------------------------------------------------
 
 
-def test_a_preempted_node_of_two_ends_the_job_and_is_no_failure_of_it(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_a_preempted_node_ends_the_job(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "preempt-1", training(), **TWO_NODES)
     outcome = follow(block, when(says(block, "step 3", 2), lambda: fake.preempt(1)))
     assert (outcome.kind, outcome.may_succeed_later) == (Kind.PREEMPTED, True)
@@ -214,9 +200,7 @@ time.sleep(60)
 """
 
 
-def test_the_failure_of_who_replaced_a_preempted_pod_is_its_own(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_failure_after_a_preempted_pod_counts(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "preempt-3", FAILS_WHEN_REPLACED, grace_seconds=1.0)
     outcome = follow(block, when(says(block, "began"), lambda: fake.preempt(0)))
     assert (outcome.kind, outcome.exit_status) == (Kind.DEFECT, 70)
@@ -318,9 +302,7 @@ def test_credentials_are_in_pods_and_not_in_what_is_kept(fake: FakeKube, tmp_pat
     assert "hidden" not in (tmp_path / "secret-1" / MANIFESTS).read_text()
 
 
-def test_the_result_of_a_running_job_is_refused_with_the_next_step(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_result_of_a_running_job_is_refused(fake: FakeKube, tmp_path: Path) -> None:
     async def ask() -> None:
         run = await job(fake, tmp_path, "early-1", "pass").trigger()
         with pytest.raises(ValueError, match="call wait_for_completion"):

@@ -52,9 +52,7 @@ def run(stage: str, document: dict[str, Any], place: StageEnvironment) -> Summar
         return asyncio.run(run_stage_task.fn(stage_job(stage, document, "test"), place))
 
 
-def test_a_stage_makes_in_pods_what_it_makes_here_and_is_reused(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_a_stage_makes_the_same_in_pods_and_is_reused(fake: FakeKube, tmp_path: Path) -> None:
     def document(name: str) -> dict[str, Any]:
         return {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path / name)}
 
@@ -127,9 +125,7 @@ def begin(fake: FakeKube, folder: Path, document: dict[str, Any]) -> subprocess.
 
 
 @pytest.mark.full
-def test_a_training_whose_flow_is_killed_loses_no_step_and_is_one_job(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_a_killed_flow_costs_no_step_and_no_second_job(fake: FakeKube, tmp_path: Path) -> None:
     document = {**TRAINING, "data_path": [write_tokens(tmp_path)], "save": str(tmp_path / "model")}
     fake.asked.clear()
     attempts = tmp_path / "runs" / "pretrain"

@@ -125,9 +125,7 @@ def test_a_job_that_a_quota_refuses_is_created_when_there_is_room(
     assert len(of_quota(caplog)) == 1
 
 
-def test_a_quota_that_stays_used_up_ends_it_after_room_seconds_and_leaves_nothing(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_a_used_up_quota_ends_it_after_room_seconds(fake: FakeKube, tmp_path: Path) -> None:
     fake.post_refusals["jobs"] = QUOTA
     options = site(fake, tmp_path, room_seconds=1)
     began = time.monotonic()
@@ -159,9 +157,7 @@ def test_a_flow_that_is_cancelled_while_a_quota_refuses_its_job_ends_at_once(
 @pytest.mark.parametrize(
     "why", ['admission webhook "deny.io" denied the request', "failed quota: must specify cpu"]
 )
-def test_what_else_refuses_a_job_ends_it_at_once_in_its_words(
-    fake: FakeKube, tmp_path: Path, why: str
-) -> None:
+def test_other_refusals_end_it_at_once(fake: FakeKube, tmp_path: Path, why: str) -> None:
     fake.post_refusals["jobs"] = why
     with pytest.raises(ConfigError, match=re.escape(why)) as caught:
         follow(job(fake, tmp_path, "hook-1", "pass"))
@@ -186,9 +182,7 @@ def test_a_job_in_a_queue_is_told_so_and_followed_when_it_is_let_go(
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def test_credentials_that_are_wrong_end_it_in_words_and_at_once(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_wrong_credentials_end_it_at_once(fake: FakeKube, tmp_path: Path) -> None:
     config = yaml.safe_load(fake.kubeconfig.read_text())
     config["users"][0]["user"]["token"] = "old"
     (tmp_path / "old").write_text(yaml.safe_dump(config))
@@ -213,9 +207,7 @@ def test_a_job_that_is_refused_leaves_no_service(fake: FakeKube, tmp_path: Path)
     assert not [one for one in fake.all("services") if "denied-2" in one["metadata"]["name"]]
 
 
-def test_a_jobset_that_its_schema_does_not_take_is_refused_with_the_field(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_an_invalid_jobset_is_refused_with_its_field(fake: FakeKube, tmp_path: Path) -> None:
     fake.has_jobsets = True
     options = site(fake, tmp_path, variant="jobset")
     block = job(fake, tmp_path, "schema-1", "pass", options=options, **TWO_NODES)
@@ -261,9 +253,7 @@ def test_no_kubeconfig_and_no_pod_is_told(
 # --- a server at fault --------------------------------------------------------------------------
 
 
-def test_watches_and_logs_that_break_are_taken_up_where_they_were(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_broken_watches_and_logs_resume(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "broken-1", training(40))
 
     def trouble() -> None:
@@ -320,9 +310,7 @@ class Impatient(KubernetesJob):
 
 
 @pytest.mark.full
-def test_a_server_that_stays_away_ends_the_waiting_and_not_the_job(
-    fake: FakeKube, tmp_path: Path
-) -> None:
+def test_an_absent_server_ends_the_wait_but_not_the_job(fake: FakeKube, tmp_path: Path) -> None:
     whole = job(fake, tmp_path, "away-2", training(60))
     block = Impatient(spec=whole.spec, options=whole.options)
 

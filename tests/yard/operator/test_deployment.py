@@ -53,9 +53,7 @@ def begin(yard: Yard, deployment: str, **parameters: str) -> str:
     return found[0]
 
 
-def test_a_deployed_flow_runs_and_prefect_knows_its_stages(
-    yard: Yard, server: Api, worker: Worker
-) -> None:
+def test_prefect_has_the_stages_of_a_flow(yard: Yard, server: Api, worker: Worker) -> None:
     run = begin(yard, "pretrain-gpt/local", recipe=yard.recipe(COLLECTED))
     assert comes(120, lambda: server.state(run) in ENDED)
     assert server.state(run) == "COMPLETED", worker.said
@@ -125,9 +123,7 @@ def test_a_wrong_recipe_fails_in_words_whichever_deployment_it_is_given_to(
 
 
 @pytest.mark.full
-def test_a_deployment_of_another_version_is_refused(
-    yard: Yard, server: Api, worker: Worker
-) -> None:
+def test_another_version_is_refused(yard: Yard, server: Api, worker: Worker) -> None:
     (block,) = (one for one in server.ask("block_documents/filter", {}) if one["name"] == "local")
     _patch(server, block, {**block["data"], "version": "0.0.0"})
     run = begin(yard, "run-stage/local", stage="verify", config="none.toml")

@@ -50,9 +50,7 @@ CONTAINERS = 'block = "container"\nimage = "trainyard/none:0"\n[container]\npull
 SILENT_SERVER = {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
 
 
-def test_a_store_that_ignores_conditional_writes_whose_clock_differs_and_no_server(
-    practice: Practice, s3_url: str, s3_server: str
-) -> None:
+def test_bad_store_and_no_server(practice: Practice, s3_url: str, s3_server: str) -> None:
     with gateway(s3_server, Faults(ignores_conditions=True, seconds_ahead=800)) as endpoint:
         environment = {"AWS_ENDPOINT_URL": endpoint, **SILENT_SERVER}
         seen = practice.visit(root=s3_url, environment=environment)
@@ -100,9 +98,7 @@ def test_a_bucket_that_is_not_there(practice: Practice, s3_url: str) -> None:
 
 
 @pytest.mark.full
-def test_a_store_that_takes_calls_and_says_nothing_is_no_hang(
-    practice: Practice, s3_url: str
-) -> None:
+def test_a_silent_store_is_no_hang(practice: Practice, s3_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}"}
         seen = practice.visit(PROCESSES, "store", "text", root=s3_url, environment=environment)
@@ -147,9 +143,7 @@ HASTY = (
 """Doctor that gives a scheduler no time."""
 
 
-def test_a_scheduler_that_plans_nothing_and_a_run_that_no_worker_takes(
-    practice: Practice, prefect_api: dict[str, str]
-) -> None:
+def test_idle_scheduler_and_no_worker(practice: Practice, prefect_api: dict[str, str]) -> None:
     """A flow's own server has no scheduler."""
     api = Api(prefect_api["PREFECT_API_URL"])
     flow = api.ask("flows/", {"name": "nightly"})["id"]
@@ -193,9 +187,7 @@ def labelled(image: str, version: str) -> Iterator[str]:
         docker("rmi", name)
 
 
-def test_an_image_of_another_version_and_one_whose_stage_does_not_start(
-    practice: Practice,
-) -> None:
+def test_image_of_another_version_and_one_that_fails(practice: Practice) -> None:
     """The second bears our version, and has a Python and no trainyard."""
 
     def profile(image: str) -> str:
@@ -240,9 +232,7 @@ def test_a_machine_with_all_that_a_machine_can_have(practice: Practice) -> None:
 
 
 @pytest.mark.full
-def test_a_partition_that_is_not_there_and_ranks_on_two_nodes(
-    practice: Practice, cluster: Cluster
-) -> None:
+def test_missing_partition_and_ranks_on_two_nodes(practice: Practice, cluster: Cluster) -> None:
     here = {"SLURM_CONF": os.environ["SLURM_CONF"]}
     slurm = f'block = "slurm"\npython = "{sys.executable}"\n[resources.pretrain]\nnodes = 2\n'
     wrong = f'{slurm}[slurm]\npartition = "h100"\n'

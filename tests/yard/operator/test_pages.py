@@ -123,9 +123,7 @@ def test_the_run_has_its_pictures(pages: dict[str, Page]) -> None:
     assert "| `pretrain` | done |" in pages["pretrain-gpt-stages"]["data"]
 
 
-def test_the_link_leads_a_browser_to_the_card(
-    yard: Yard, browsed: str, pages: dict[str, Page]
-) -> None:
+def test_a_browser_can_follow_the_link(yard: Yard, browsed: str, pages: dict[str, Page]) -> None:
     link = re.findall(r"\((http.*?)\)", pages["pretrain-gpt-card"]["data"])[0]
     assert link == f"{browsed}/tiny/card.html"
     with urllib.request.urlopen(link, timeout=30) as answer:

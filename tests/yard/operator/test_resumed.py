@@ -78,9 +78,7 @@ def test_a_run_is_started_again_so_often_and_no_more(tmp_path: Path, server: Who
 
 
 @pytest.mark.full
-def test_what_failed_or_was_cancelled_waits_for_a_person(
-    tmp_path: Path, server: WholeServer
-) -> None:
+def test_failed_and_cancelled_runs_wait_for_a_person(tmp_path: Path, server: WholeServer) -> None:
     yard_of(tmp_path, server, "")
     ends = {"CRASHED": "exited with non-zero status code 1", "FAILED": GONE, "CANCELLED": GONE}
     runs = {kind: server.begin("run-stage/site", stage="merge") for kind in ends}
@@ -93,9 +91,7 @@ def test_what_failed_or_was_cancelled_waits_for_a_person(
 
 
 @pytest.mark.full
-def test_a_flow_that_was_told_to_stop_goes_on_and_one_that_was_cancelled_does_not(
-    tmp_path: Path, server: WholeServer
-) -> None:
+def test_sigterm_is_resumed_and_cancellation_is_not(tmp_path: Path, server: WholeServer) -> None:
     """SIGTERM to a flow, as from a machine that shuts down; and Prefect's own way to cancel."""
     yard = yard_of(tmp_path, server, "")
     save = tmp_path / "save"
@@ -169,9 +165,7 @@ def test_a_run_whose_machine_died_is_taken_up_by_another_worker_by_itself(
 
 
 @pytest.mark.full
-def test_a_run_that_was_cancelled_when_its_worker_was_gone_is_not_taken_up(
-    tmp_path: Path, server: WholeServer
-) -> None:
+def test_a_run_cancelled_without_worker_is_not_resumed(tmp_path: Path, server: WholeServer) -> None:
     yard = yard_of(tmp_path, server, "[automations]\nzombie_seconds = 60\n")
     save = tmp_path / "save"
     document = training(tmp_path, str(save), 100_000, save_interval=50)

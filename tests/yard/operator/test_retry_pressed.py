@@ -28,9 +28,7 @@ def trained_steps(save: Path) -> list[int]:
 
 
 @pytest.mark.full
-def test_published_stages_are_reused_and_the_failed_one_goes_on(
-    tmp_path: Path, server: WholeServer
-) -> None:
+def test_retry_reuses_stages_and_resumes_the_last_one(tmp_path: Path, server: WholeServer) -> None:
     """A training that somebody ended: the run fails, a person looks, and presses Retry."""
     cache = {"TRAINYARD_CACHE": str(tmp_path / "cache")}
     yard = Yard(tmp_path, {**server.environment, **cache})
@@ -96,9 +94,7 @@ BENCHMARK = 'load = "none"\nprompts = ["x"]\n'
 
 @pytest.mark.full
 @pytest.mark.usefixtures("cluster")
-def test_a_run_whose_machine_died_is_found_and_its_job_followed_when_retry_is_pressed(
-    tmp_path: Path, server: WholeServer
-) -> None:
+def test_retry_follows_the_job_of_a_dead_machine(tmp_path: Path, server: WholeServer) -> None:
     """Worker and flow are killed in the middle of a training on Slurm. The server notices by
     itself, marks that run and no other; Retry follows the one job that there is."""
     yard = Yard(tmp_path, {**server.environment, "TRAINYARD_CACHE": str(tmp_path / "cache")})

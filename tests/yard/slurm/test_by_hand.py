@@ -106,9 +106,7 @@ def check_by_hand(kept: Kept, elsewhere: Path) -> None:
     assert not list(elsewhere.iterdir())  # all it writes lies where it lay
 
 
-def test_a_stage_by_hand_finds_nothing_to_do_and_makes_again_what_was_removed(
-    tmp_path: Path,
-) -> None:
+def test_a_stage_by_hand_is_a_no_op_or_makes_what_was_removed(tmp_path: Path) -> None:
     output = tmp_path / "plan"
     document = {**MODEL, "vocab_size": 300, "output_dir": str(output)}
     kept = made_by_a_flow(tmp_path, "plan", document, output)

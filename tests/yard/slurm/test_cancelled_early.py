@@ -66,9 +66,7 @@ NODES = [1, pytest.param(2, marks=pytest.mark.full)]
 
 
 @pytest.mark.parametrize("nodes", NODES)
-def test_a_launcher_that_has_started_no_rank_ends_at_once(
-    tmp_path: Path, slowly: tuple[str, ...], nodes: int
-) -> None:
+def test_launcher_without_rank_ends(tmp_path: Path, slowly: tuple[str, ...], nodes: int) -> None:
     wanted = Resources(nodes=nodes, processes_per_node=2)
     launcher = (*slowly, *TORCHRUN)
     key = f"early-launcher-{nodes}"
@@ -77,9 +75,7 @@ def test_a_launcher_that_has_started_no_rank_ends_at_once(
 
 
 @pytest.mark.parametrize("nodes", NODES)
-def test_ranks_that_have_only_begun_end_at_once(
-    tmp_path: Path, slowly: tuple[str, ...], nodes: int
-) -> None:
+def test_new_ranks_end_at_once(tmp_path: Path, slowly: tuple[str, ...], nodes: int) -> None:
     options = training(tmp_path, str(tmp_path / "save"), 4)
     stage = (*slowly, sys.executable, "-m", "stages.pretrain", "--config", options)
     wanted = Resources(nodes=nodes, processes_per_node=2 // nodes)

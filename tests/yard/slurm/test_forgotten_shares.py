@@ -31,9 +31,7 @@ while not pathlib.Path(FILE).exists():
 
 
 @pytest.mark.full
-def test_a_share_that_failed_early_is_remembered_and_the_end_of_the_last_one_seen(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_an_early_failure_of_a_share_is_remembered(cluster: Cluster, tmp_path: Path) -> None:
     go = tmp_path / "go"
     code = ONE_IS_KILLED.replace("FILE", repr(str(go)))
     went: list[float] = []
@@ -58,9 +56,7 @@ def test_a_share_that_failed_early_is_remembered_and_the_end_of_the_last_one_see
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_long_list_of_shares_that_wait_is_read_whole_whatever_a_person_prefers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_list_of_shares_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_BITSTR_LEN", "64")
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
     odd = tuple(index * index for index in range(30))

@@ -62,9 +62,7 @@ def counts(block: SlurmJob, text: str, number: int) -> Callable[[], bool]:
     return lambda: log_of(block).exists() and log_of(block).read_text().count(text) == number
 
 
-def test_a_second_cluster_on_one_machine_is_refused_and_leaves_the_first(
-    folder: Path, cluster: Cluster
-) -> None:
+def test_a_second_cluster_on_one_machine_is_refused(folder: Path, cluster: Cluster) -> None:
     up = subprocess.run(
         [ROOT / "deploy/dev/slurm-up.sh", folder / "second"], capture_output=True, text=True
     )
@@ -108,9 +106,7 @@ def test_ranks_on_two_nodes_find_each_other(folder: Path) -> None:
     assert said.count("on node1") == said.count("on node2") == 1
 
 
-def test_shares_are_made_side_by_side_and_a_failed_one_is_named_and_made_again(
-    folder: Path,
-) -> None:
+def test_only_a_failed_share_is_run_again(folder: Path) -> None:
     code = "import sys; sys.exit(3 * (sys.argv[2] == '1' and sys.argv[4] == '3'))"
     outcome = follow(job(folder, "shares-1", code, shares=Shares(count=3, at_once=2)))[1]
     assert (outcome.kind, outcome.failed_shares) == (Kind.INFRASTRUCTURE, (1,))
@@ -223,9 +219,7 @@ def test_cancelling_lets_every_rank_of_two_nodes_save(folder: Path) -> None:
     assert len(re.findall(r"saved step \d", log_of(block).read_text())) == 4
 
 
-def test_cancelling_shares_that_pay_no_heed_takes_their_grace_and_no_kill_wait(
-    folder: Path,
-) -> None:
+def test_cancelling_shares_that_ignore_it_takes_their_grace_only(folder: Path) -> None:
     heedless = "import signal, time; signal.signal(15, print); print('on', flush=True)"
     block = job(
         folder, "cancel-3", f"{heedless}; time.sleep(99)", shares=Shares(count=2), grace_seconds=1.0
@@ -311,9 +305,7 @@ def test_a_finished_job_is_not_submitted_again(folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_job_that_saves_when_its_flow_is_killed_is_left_to_save_and_was_cancelled(
-    folder: Path,
-) -> None:
+def test_a_cancelled_job_may_save_after_its_flow_is_killed(folder: Path) -> None:
     block = job(folder, "saving-1", SAVES_SLOWLY)
     submit_and_be_killed(block, says(block, "begun"), cancelling=says(block, "saving"))
     run, outcome = follow(block)
@@ -332,9 +324,7 @@ def node2_is_down() -> bool:
 
 
 @pytest.mark.full
-def test_a_node_that_loses_power_costs_a_restart_and_no_second_job(
-    cluster: Cluster, folder: Path
-) -> None:
+def test_a_lost_node_costs_a_restart_and_no_second_job(cluster: Cluster, folder: Path) -> None:
     code = f"import os; print('run', os.environ.get('SLURM_RESTART_COUNT', '0'))\n{training(60)}"
     block = job(folder, "power-1", code, options=SlurmOptions(nodelist="node2"))
 

@@ -31,9 +31,7 @@ def mounted(cluster: Cluster, node: str, mount: tuple[str, ...], folder: Path) -
 
 
 @pytest.mark.parametrize("mount", [HIDDEN, READ_ONLY], ids=["not seen", "read-only"])
-def test_a_node_that_cannot_open_the_log_is_told_and_another_one_is_as_good(
-    cluster: Cluster, tmp_path: Path, mount: tuple[str, ...]
-) -> None:
+def test_job_moves_to_a_new_node(cluster: Cluster, tmp_path: Path, mount: tuple[str, ...]) -> None:
     on_node1 = SlurmOptions(nodelist="node1")
     with mounted(cluster, "node1", mount, tmp_path):
         block = job(tmp_path, "unseen-1", "print('here')", options=on_node1)

@@ -57,9 +57,7 @@ def report(folder: Path) -> dict[str, object]:
     return document
 
 
-def test_ranks_that_do_not_reach_each_other_are_tried_again_and_given_up_in_words(
-    yard: Yard,
-) -> None:
+def test_ranks_that_cannot_connect_are_retried_and_given_up(yard: Yard) -> None:
     """gloo is told of an interface that leads to no other machine."""
     ended = start(yard, "lo", 100).ends(300)
     assert ended.status == 3, ended.said
@@ -106,9 +104,7 @@ def cut(yard: Yard) -> Iterator[Cut]:
     cut.end()
 
 
-def test_a_network_that_is_cut_in_training_costs_an_attempt_and_no_saved_step(
-    yard: Yard, cut: Cut
-) -> None:
+def test_a_network_cut_costs_an_attempt_and_no_saved_step(yard: Yard, cut: Cut) -> None:
     flow = start(yard, "eth0", 400)
     wait_for(lambda: steps(yard.folder / "save"))
     cut.begin()

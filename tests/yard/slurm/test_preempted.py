@@ -100,9 +100,7 @@ def goes_on(
 @pytest.mark.parametrize(
     ("partition", "submissions"), [("spot", 2), ("debug", 1)], ids=["with grace", "requeued"]
 )
-def test_a_training_that_others_push_out_goes_on_by_itself(
-    tmp_path: Path, partition: str, submissions: int
-) -> None:
+def test_preempted_training_resumes(tmp_path: Path, partition: str, submissions: int) -> None:
     def others_come() -> None:
         others = ("--job-name=others", "--partition=urgent", "--nodelist=node2", "--exclusive")
         ask("sbatch", *others, "--output=/dev/null", "--wrap=sleep 5")
@@ -115,9 +113,7 @@ def test_a_training_that_others_push_out_goes_on_by_itself(
 
 @pytest.mark.full
 @pytest.mark.usefixtures("cluster")
-def test_a_training_whose_time_is_over_is_warned_by_slurm_saves_and_goes_on_by_itself(
-    tmp_path: Path,
-) -> None:
+def test_a_training_at_its_time_limit_saves_and_resumes(tmp_path: Path) -> None:
     def time_is_soon_over() -> None:
         (folder,) = tmp_path.glob("runs/*/pretrain/*")
         ask("scontrol", "update", f"JobId={job_id(folder)}", f"EndTime=now+{LEFT_SECONDS}")

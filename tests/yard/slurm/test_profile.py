@@ -53,9 +53,7 @@ exec {python} "$@"
 """
 
 
-def test_a_recipe_makes_the_same_on_slurm_in_shares_and_a_failed_one_is_made_again(
-    tmp_path: Path, prefect_api: dict[str, str]
-) -> None:
+def test_slurm_shares_make_the_same_tokens(tmp_path: Path, prefect_api: dict[str, str]) -> None:
     yard = Yard(tmp_path, {**prefect_api, "TRAINYARD_CACHE": str(tmp_path / "cache")})
     (tmp_path / "in").mkdir()
     write_corpus(tmp_path / "in" / "a.jsonl", 300, seed=1)

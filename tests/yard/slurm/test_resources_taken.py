@@ -105,9 +105,7 @@ def long_grace(folder: Path) -> Iterator[str]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_ranks_are_told_once_and_have_all_the_grace_of_their_partition(
-    folder: Path, long_grace: str, nodes: int
-) -> None:
+def test_ranks_have_the_grace_of_the_partition(folder: Path, long_grace: str, nodes: int) -> None:
     options = SlurmOptions(partition=long_grace, nodelist="node2" if nodes == 1 else None)
     wanted = Resources(nodes=nodes, processes_per_node=2)
     key = f"grace-{nodes}"
@@ -119,9 +117,7 @@ def test_ranks_are_told_once_and_have_all_the_grace_of_their_partition(
     assert outcome.kind is Kind.PREEMPTED
 
 
-def test_a_job_that_slurm_requeues_goes_on_under_its_id_when_the_others_have_gone(
-    folder: Path,
-) -> None:
+def test_a_requeued_job_resumes_under_its_id(folder: Path) -> None:
     code = f"import os; print('run', os.environ.get('SLURM_RESTART_COUNT', '0'))\n{training(12)}"
     block = job(folder, "debug-1", code, options=ON_NODE2)
     run, outcome = follow(block, pushed_out_when(says(block, "step 2")))
@@ -144,9 +140,7 @@ for mebibytes in range(0, 1000, 10):
 
 
 @pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["one process", "ranks"])
-def test_a_job_that_a_cgroup_ends_ran_out_of_memory(
-    cluster: Cluster, folder: Path, launcher: tuple[str, ...]
-) -> None:
+def test_cgroup_end_is_memory(cluster: Cluster, folder: Path, launcher: tuple[str, ...]) -> None:
     if not cluster.bounds_memory:
         pytest.skip("no memory controller of cgroups v1 that can be written to")
     limit = 600 * 2**20  # torchrun alone takes a third of it

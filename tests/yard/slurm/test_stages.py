@@ -129,9 +129,7 @@ def slow_scancel(tmp_path: Path) -> Iterator[dict[str, str]]:
     gate.touch()
 
 
-def test_a_flow_that_is_killed_while_it_cancels_starts_another_job_at_once(
-    tmp_path: Path, slow_scancel: dict[str, str]
-) -> None:
+def test_a_flow_killed_in_cancelling_restarts(tmp_path: Path, slow_scancel: dict[str, str]) -> None:
     """Cancel in Prefect's pages, the worker dies over it, and Retry."""
     runs = tmp_path / "plan"
     first, second = (job_key(FLOW_RUN, str(runs), count) for count in (1, 2))
@@ -182,9 +180,7 @@ def begin(folder: Path, document: dict[str, Any]) -> subprocess.Popen[str]:
 
 
 @pytest.mark.full
-def test_a_training_whose_flow_is_killed_loses_no_step_and_is_one_job(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_killed_flow_costs_no_step_and_no_second_job(cluster: Cluster, tmp_path: Path) -> None:
     document = {**TRAINING, "data_path": [write_tokens(tmp_path)]}
     disturbed = {**document, "save": str(tmp_path / "killed")}
     runs = tmp_path / "runs" / "pretrain"

@@ -80,9 +80,7 @@ words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 
 
 @given(st.lists(words, min_size=1, max_size=4), st.dictionaries(st.just("TEXT"), words))
-def test_a_shell_reads_from_the_script_what_the_engine_was_told(
-    arguments: list[str], environment: dict[str, str]
-) -> None:
+def test_script_matches_the_request(arguments: list[str], environment: dict[str, str]) -> None:
     job = spec(command=("python", *arguments), environment=environment)
     request = render_container(job, ContainerOptions(), HOST)
     read = shlex.split(docker_run(request).partition("\n")[2].replace("\\\n", " "))
@@ -103,9 +101,7 @@ def test_a_shell_reads_from_the_script_what_the_engine_was_told(
         ({"AWS_ENDPOINT_URL": "http://localhost.example.org"}, "bridge"),
     ],
 )
-def test_a_store_on_the_machine_takes_the_network_of_the_machine(
-    environment: dict[str, str], network: str
-) -> None:
+def test_local_store_uses_the_host_network(environment: dict[str, str], network: str) -> None:
     host = Host(user="1:1", environment=environment)
     config = render_container(spec(), ContainerOptions(), host).body["HostConfig"]
     assert config["NetworkMode"] == network

@@ -51,9 +51,7 @@ def test_who_the_failure_policy_names_is_the_cause_also_when_the_pod_is_gone() -
     [{"exit_code": 70}, {"exit_code": 137, "verdict": Kind.OUT_OF_MEMORY, "message": "OOMKilled"}],
 )
 @pytest.mark.parametrize("is_last_named", [True, False])
-def test_a_pod_that_was_taken_away_and_replaced_is_not_the_cause(
-    end: dict[str, object], is_last_named: bool
-) -> None:
+def test_a_replaced_pod_is_not_the_cause(end: dict[str, object], is_last_named: bool) -> None:
     created = "2026-11-21T10:00:00Z"
     evicted = pod(1, name="j-1-aaaaa", verdict=Kind.PREEMPTED, message="gone", created=created)
     last = pod(1, name="j-1-bbbbb", created="2026-11-21T10:05:00Z", **end)

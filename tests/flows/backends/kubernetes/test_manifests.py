@@ -301,9 +301,7 @@ def test_what_a_cluster_cannot_be_told_is_refused(values: dict[str, Any], messag
         ("keep_seconds", -1, "keep_seconds must not be negative"),
     ],
 )
-def test_options_that_a_cluster_would_not_take_are_refused(
-    option: str, value: Any, message: str
-) -> None:
+def test_invalid_options_are_refused(option: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         KubernetesOptions(**{option: value})
 

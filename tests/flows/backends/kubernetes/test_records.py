@@ -128,9 +128,7 @@ def test_indices_of_shares_are_read_from_ranges() -> None:
         ("FailedMount", "MountVolume.SetUp failed", Kind.INFRASTRUCTURE, False),
     ],
 )
-def test_what_a_reason_of_waiting_means(
-    reason: str, message: str, kind: Kind, is_room: bool
-) -> None:
+def test_reasons_to_wait_are_sorted(reason: str, message: str, kind: Kind, is_room: bool) -> None:
     found = obstacle_of(reason, message)
     assert (found.kind, found.is_room) == (kind, is_room)
     assert message in found.message

@@ -73,9 +73,7 @@ FAULTS: list[tuple[tuple[str | int, ...], object, str]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "message"), FAULTS)
-def test_a_jobset_with_a_fault_is_refused(
-    path: tuple[str | int, ...], value: object, message: str
-) -> None:
+def test_faulty_jobset_is_refused(path: tuple[str | int, ...], value: object, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         check(changed("four-nodes-jobset", path, value))
 
@@ -89,9 +87,7 @@ def test_a_jobset_with_a_fault_is_refused(
         (("spec", "template"), GONE, "'template' is a required property"),
     ],
 )
-def test_a_job_with_a_fault_is_refused(
-    path: tuple[str | int, ...], value: object, message: str
-) -> None:
+def test_faulty_job_is_refused(path: tuple[str | int, ...], value: object, message: str) -> None:
     for version in VERSIONS:
         with pytest.raises(ValidationError, match=message):
             check(changed("one-process", path, value), version)

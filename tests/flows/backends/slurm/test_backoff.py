@@ -70,9 +70,7 @@ def test_a_submission_that_waits_for_room_is_cancelled_at_once(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["SLURM_CLUSTERS", "SBATCH_CLUSTERS"])
-def test_other_clusters_are_refused_before_slurm_is_asked_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_other_clusters_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "there")
     played = Played([state("COMPLETED")])
     with pytest.raises(ConfigError, match=rf"variable {name} \(there\).*unset it"):

@@ -215,9 +215,7 @@ def test_one_that_does_not_end_is_not_waited_for() -> None:
     assert said.last_line.endswith("did not answer within 0.2 s")
 
 
-def test_variables_that_change_what_is_submitted_stay_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variables_that_change_a_submission_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "SBATCH_PARTITION": "debug",
         "SLURM_JOB_ID": "3",

@@ -72,9 +72,7 @@ def test_a_controller_that_stays_away_ends_the_waiting_and_not_the_job(tmp_path:
     assert played.asked.count("sbatch") == 1
 
 
-def test_a_job_that_cannot_be_ended_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wait_for_a_stuck_job_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "KILL_SECONDS", 0.01)
     silent = block(tmp_path, Played([state("RUNNING")]))
     silent.hang_seconds = 0.01
@@ -105,9 +103,7 @@ def test_a_step_that_a_cgroup_ended_is_told_by_srun(tmp_path: Path, log: str, ki
     assert follow(block(tmp_path, played)).kind is kind
 
 
-def test_a_job_that_never_starts_is_ended_after_its_time_and_one_that_is_held_is_not(
-    tmp_path: Path,
-) -> None:
+def test_a_job_that_can_never_start_is_ended_but_not_a_held_one(tmp_path: Path) -> None:
     waits = [state("PENDING", Reason="PartitionTimeLimit")]
     at_once = SlurmOptions(broken_seconds=0)
     never = block(tmp_path / "never", Played(waits, heeds_scancel=True))
@@ -242,9 +238,7 @@ def test_being_cancelled_while_slurm_refuses_is_being_cancelled(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("restarts", ["0", "1"])
-def test_a_job_whose_log_could_not_be_opened_is_the_nodes_fault(
-    tmp_path: Path, restarts: str
-) -> None:
+def test_a_log_that_cannot_be_opened_is_a_node_failure(tmp_path: Path, restarts: str) -> None:
     if restarts != "0":
         (tmp_path / LOG).write_text("of the run before\n")
         write_exit(tmp_path, 143)
@@ -303,9 +297,7 @@ def test_a_folder_that_takes_no_note_keeps_no_job_from_being_ended(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", [LOG, HEARTBEAT, SUBMITTED, ENDING])
-def test_a_run_folder_that_cannot_be_read_ends_the_waiting_and_not_the_job(
-    tmp_path: Path, name: str
-) -> None:
+def test_an_unreadable_run_folder_ends_the_wait_but_not_the_job(tmp_path: Path, name: str) -> None:
     played = Played([state("RUNNING")], squeue="17")
     asyncio.run(block(tmp_path, played).trigger())
     there = (tmp_path / name).exists() and (tmp_path / name).rename(tmp_path / "kept")

@@ -92,9 +92,7 @@ def test_tasks_of_an_array_are_records_of_one_job() -> None:
         ("...", ()),
     ],
 )
-def test_of_a_list_of_tasks_that_slurm_cut_the_rest_is_not_known(
-    text: str, shares: tuple[int, ...]
-) -> None:
+def test_a_truncated_task_list_gives_the_listed_tasks(text: str, shares: tuple[int, ...]) -> None:
     line = recorded("scontrol-array-running").replace("ArrayTaskId=2-6,9", f"ArrayTaskId={text}")
     assert parse_scontrol(line)[0].shares == shares
     (row,) = parse_sacct(f"17_[{text}]|PENDING|0:0|None assigned|merge-ab12-1\n")

@@ -214,9 +214,7 @@ def test_the_warning_leaves_a_short_job_its_time(limit: int | None, warning: int
         ),
     ],
 )
-def test_what_slurm_cannot_be_told_is_refused(
-    values: dict[str, Any], site: dict[str, Any], message: str
-) -> None:
+def test_invalid_job_is_refused(values: dict[str, Any], site: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         render_slurm(spec(**values), SlurmOptions(**site))
 
@@ -250,9 +248,7 @@ def test_what_slurm_cannot_be_told_is_refused(
         ("requeue", "yes", "'yes' is none of"),
     ],
 )
-def test_options_that_sbatch_would_not_take_are_refused(
-    option: str, value: Any, message: str
-) -> None:
+def test_invalid_sbatch_options_are_refused(option: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SlurmOptions(**{option: value})
 

@@ -44,9 +44,7 @@ class Accounted(Played):
 TWO, THREE = Shares(count=2), Shares(count=3)
 
 
-def test_shares_that_slurm_has_not_listed_yet_are_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shares_not_listed_yet_are_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "FORGOTTEN_SECONDS", 60)
     first = share(0, "COMPLETED")
     played = Played([first, first, listed(first, share(1, "COMPLETED"))])
@@ -55,9 +53,7 @@ def test_shares_that_slurm_has_not_listed_yet_are_waited_for(
 
 
 @pytest.mark.parametrize("end", ["TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"])
-def test_what_slurm_told_of_a_share_that_it_has_forgotten_still_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
+def test_seen_end_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     monkeypatch.setattr(slurm, "FORGOTTEN_SECONDS", 60)
     write_exit(tmp_path / "share-1", 0)
     played = Played([listed(share(0, end), share(1, "RUNNING")), share(1, "COMPLETED")])
@@ -76,9 +72,7 @@ def test_a_share_that_is_requeued_has_not_ended_yet(tmp_path: Path) -> None:
     assert follow(block(tmp_path / "lost", Played([lost]), shares=TWO)).kind is Kind.NODE_FAILURE
 
 
-def test_shares_that_were_forgotten_before_anybody_looked_are_told_by_accounting(
-    tmp_path: Path,
-) -> None:
+def test_accounting_has_the_ends_of_forgotten_shares(tmp_path: Path) -> None:
     rows = "17_0|TIMEOUT|0:15|node1|merge-k-1\n17_1|RUNNING|0:0|node1|merge-k-1\n"
     played = Accounted([share(2, "RUNNING"), share(2, "COMPLETED")], sacct=rows)
     write_exit(tmp_path / "share-0", 143)
@@ -88,9 +82,7 @@ def test_shares_that_were_forgotten_before_anybody_looked_are_told_by_accounting
     assert played.asked.count("scontrol") == 2
 
 
-def test_shares_that_were_forgotten_are_told_by_their_exit_files_where_nobody_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exit_files_replace_accounting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "FORGOTTEN_SECONDS", 60)
     write_exit(tmp_path / "share-0", 3)
     write_exit(tmp_path / "share-1", 0)
