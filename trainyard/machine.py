@@ -89,12 +89,30 @@ def look_around() -> Machine:
     )
 
 
+def available_cores(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
+    """Cores this process may use: the least of the machine's, its affinity and its quota.
+
+    A quota of 1.5 cores counts as 2: one worker would leave half a core idle."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found = [cores or 1]
+    for folder, is_old in _control_groups("cpu", groups, membership):
+        with suppress(OSError, ValueError):  # "max": no limit
+            if is_old:
+                quota = int((folder / "cpu.cfs_quota_us").read_text())
+                period = int((folder / "cpu.cfs_period_us").read_text())
+            else:
+                quota, period = map(int, (folder / "cpu.max").read_text().split())
+            if quota > 0 and period > 0:
+                found.append(-(-quota // period))
+    return max(1, min(found))
+
+
 def memory_bytes(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
-    """Upper bound of this process's memory: of the machine or its control group, plus swap."""
+    """Upper bound of this process's memory: of the machine or its control groups, plus swap."""
     sizes = dict(_sizes_in(Path("/proc/meminfo")))
     whole = sizes.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = [whole]
-    for folder, is_old in _memory_groups(groups, membership):
+    for folder, is_old in _control_groups("memory", groups, membership):
         file = folder / ("memory.limit_in_bytes" if is_old else "memory.max")
         with suppress(OSError, ValueError):  # "max": no limit
             found.append(int(file.read_text()))
@@ -105,7 +123,7 @@ def memory_kills(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
     """Out-of-memory kills in this process's control group; 0 if the kernel does not say.
 
     A killed process leaves no message and others only see SIGKILL; a higher count explains it."""
-    for folder, is_old in _memory_groups(groups, membership):
+    for folder, is_old in _control_groups("memory", groups, membership):
         file = folder / ("memory.oom_control" if is_old else "memory.events")
         count = _count_in(file, "oom_kill")
         if count is not None:
@@ -113,20 +131,22 @@ def memory_kills(groups: Path = GROUPS, membership: Path = OWN_GROUPS) -> int:
     return 0
 
 
-def _memory_groups(groups: Path, membership: Path) -> Iterator[tuple[Path, bool]]:
-    """Folders of the control groups that bound this process's memory, and whether they are of
-    version 1."""
+def _control_groups(controller: str, groups: Path, membership: Path) -> Iterator[tuple[Path, bool]]:
+    """Folders of the control groups that bound this process, its own first, then those around it,
+    and whether they are of version 1."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
-        return
+        lines = ["0::/"]
     for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        root = groups / "memory" if controllers else groups
-        for folder in (root / path.lstrip("/"), root):  # in a container its own group is the root
-            yield folder, bool(controllers)
+        root = groups / controller if controllers else groups
+        own = root / path.lstrip("/")  # in a container this may not exist, and the root is its own
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(root):
+                yield folder, bool(controllers)
 
 
 def _sizes_in(path: Path) -> Iterator[tuple[str, int]]:

@@ -15,11 +15,11 @@ from stages.tokenize.plan import InputFile, Unit, plan_units, share_of
 from stages.tokenize.shares import check_files, join_shares, write_share
 from stages.tokenize.unit import Job, cached_splitter, cached_tokenizer, tokenize_unit
 from trainyard.artifacts import store
-from trainyard.corpus.cores import available_cores
 from trainyard.corpus.documents import check_inputs
 from trainyard.corpus.indexed import optimal_dtype
 from trainyard.corpus.workers import Crew, run_jobs
 from trainyard.errors import ConfigError
+from trainyard.machine import available_cores
 from trainyard.tokenizers.base import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ import pytest
 
 from tests.memory_group import little_memory
 from trainyard.artifacts import retry
-from trainyard.corpus.cores import available_cores
 from trainyard.corpus.workers import Crew, check_stop, run_jobs
 from trainyard.errors import DataError, InfrastructureError
+from trainyard.machine import available_cores
 
 MODULE = "tests.trainyard.corpus.test_workers"
 CREWS = [Crew(0, 1), Crew(0, 3), Crew(2, 1), Crew(2, 2)]
