@@ -14,9 +14,7 @@ from trainyard.artifacts.urls import join
 pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.s3, pytest.mark.timeout(600)]
 
 
-def test_a_yard_in_an_object_store(
-    tmp_path: Path, s3_url: str, prefect_api: dict[str, str]
-) -> None:
+def test_yard_in_object_store(tmp_path: Path, s3_url: str, prefect_api: dict[str, str]) -> None:
     here = {"YARD": s3_url, "PYTHONPATH": str(ROOT)}
     yard = Yard(tmp_path, {**prefect_api, **here}, working_directory=tmp_path)
     first = yard.pretrain(yard.recipe(COLLECTED))

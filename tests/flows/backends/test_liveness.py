@@ -69,9 +69,7 @@ class Stale(type(Path())):  # type: ignore[misc]  # which class of paths, the ma
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self))
 
 
-def test_a_file_that_cannot_be_looked_at_is_no_silence_but_infrastructure(
-    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_handle(tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     path = Stale(tmp_path / "heartbeat")
     path.touch()
     monkeypatch.setattr(Stale, "is_back", True)

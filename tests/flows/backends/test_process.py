@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,6 @@ from trainyard.errors import InfrastructureError
 
 WRITE_PID = "import os; open({file!r}, 'w').write(f'{{os.getpid()}}\\n');"
 SLEEP = "import time; time.sleep(60)"
-
-
 SAVE = """
 import signal, time
 def save(*_):
@@ -213,15 +211,11 @@ def cancel(
         for _ in range(times):
             waiting.cancel()
             await asyncio.sleep(0.1)
-        await _cancelled(waiting)
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
         return time.monotonic() - began
 
     return asyncio.run(whole())
-
-
-async def _cancelled(waiting: Awaitable[None]) -> None:
-    with contextlib.suppress(asyncio.CancelledError):
-        await waiting
 
 
 def test_cancelling_stops_the_job_and_its_children(tmp_path: Path) -> None:
@@ -236,13 +230,6 @@ def test_cancelling_stops_the_job_and_its_children(tmp_path: Path) -> None:
     assert not any(is_running(pid) for pid in pids)
 
 
-def test_a_job_is_given_time_to_save(tmp_path: Path) -> None:
-    saved, pid_file = tmp_path / "saved", tmp_path / "pid"
-    handler = SAVE.format(file=str(saved))
-    cancel(tmp_path, sleeper(pid_file, handler), lambda: read_pid(pid_file), grace_seconds=10)
-    assert saved.read_text() == "yes"
-
-
 def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     code = sleeper(pid_file, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
@@ -251,10 +238,11 @@ def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) ->
     assert not is_running(read_pid(pid_file))
 
 
-def test_cancelling_again_and_again_leaves_the_time_to_save(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_cancelled_job_has_time_to_save(tmp_path: Path, times: int) -> None:
     saved, pid_file = tmp_path / "saved", tmp_path / "pid"
     code = sleeper(pid_file, SAVE.format(file=str(saved)))
-    cancel(tmp_path, code, lambda: read_pid(pid_file), grace_seconds=10, times=3)
+    cancel(tmp_path, code, lambda: read_pid(pid_file), grace_seconds=10, times=times)
     assert saved.read_text() == "yes"
     assert "saving" in (tmp_path / "log.txt").read_text()
 

@@ -18,7 +18,6 @@ import pytest
 
 from flows.browse.command import bound, main
 from flows.browse.root import KINDS, Root
-from flows.browse.server import BrowseServer
 from tests.flows.processes import ROOT, is_running, wait_until
 from trainyard.artifacts import store
 from trainyard.errors import ConfigError
@@ -294,19 +293,12 @@ def test_malformed_requests_are_refused(tmp_path: Path, sent: bytes, told: bytes
     with bound(Root(str(tmp_path)), LOCAL, 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
-        received = exchanged(server, sent)
+        with socket.create_connection((LOCAL, server.server_port), timeout=20) as connection:
+            connection.sendall(sent)
+            received = b"".join(iter(lambda: connection.recv(65536), b""))
         server.shutdown()
     assert received.startswith(told)
     assert b"<" not in received
-
-
-def exchanged(server: BrowseServer, sent: bytes) -> bytes:
-    with socket.create_connection((LOCAL, server.server_port), timeout=20) as connection:
-        connection.sendall(sent)
-        received = b""
-        while data := connection.recv(65536):
-            received += data
-    return received
 
 
 # --- the store, and the program -------------------------------------------------------------------

@@ -61,9 +61,7 @@ def test_a_sound_machine_is_sound(tmp_path: Path) -> None:
         ({"gpus": (*SOUND.gpus, Gpu("NVIDIA H100", "580", GIB))}, machine.gpus, State.WARN),
     ],
 )
-def test_what_a_machine_lacks_is_told(
-    tmp_path: Path, change: dict[str, Any], look: Any, state: State
-) -> None:
+def test_machine_faults(tmp_path: Path, change: dict[str, Any], look: Any, state: State) -> None:
     visited = yard(replace(SOUND, **change), tmp_path, resources={"gpus_per_node": 8})
     answer = look(visited)
     assert answer.state is state, answer
@@ -92,9 +90,7 @@ def test_a_machine_that_is_not_the_stages_is_told_as_such(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("block", ["container", "kubernetes"])
-def test_memory_of_who_looks_is_not_taken_for_that_of_containers(
-    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_containers(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Doctor may be in a container itself, with 64 MiB of the one and little of the other."""
     visited = yard(None, tmp_path / "made", block=block, image="yard/cpu:1")
     visited.here = replace(SOUND, shared_memory_bytes=64 * 2**20)

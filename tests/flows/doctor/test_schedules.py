@@ -79,9 +79,7 @@ DUE = (NOW - timedelta(hours=26, minutes=4), NOW - LATE)
     ],
     ids=["worker gone", "never a worker", "paused", "full", "no pool"],
 )
-def test_runs_that_are_late_are_told_with_their_cause(
-    where: Queue | None, state: State, told: str, todo: str
-) -> None:
+def test_late_runs_name_the_cause(where: Queue | None, state: State, told: str, todo: str) -> None:
     answer = judge([timetable(due=DUE, queue=where)], "night", NOW)
     late = f"late runs of {NAME}: 2, the oldest by 26 h 4 min (due 2026-11-22 00:56 UTC)"
     assert answer.state is state

@@ -200,11 +200,6 @@ def test_nothing_of_a_corpus_goes_while_a_flow_works_on_it(store_url: str) -> No
     assert kinds(swept(store_url)) == {"corpus version": 1, "corpus part": 1}
 
 
-@pytest.mark.parametrize("fatal", [2, 6, 12])
-def test_a_sweep_that_is_killed_leaves_what_the_next_one_finds(tmp_path: Path, fatal: int) -> None:
-    assert dies_of_sweeping(str(tmp_path), fatal)
-
-
 @pytest.mark.slow
 def test_a_sweep_may_be_killed_before_every_change(store_url: str) -> None:
     # Every change on files; one in four where each costs requests.

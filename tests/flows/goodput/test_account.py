@@ -71,24 +71,12 @@ def test_every_moment_counts_once(told: list[Submission], trained: list[Attempt]
     assert sum(found.spent.values()) == found.end - found.begin
     assert min(found.spent.values()) >= 0
     assert set(found.spent) == set(KINDS)
-
-
-@QUICK
-@given(submissions(), attempts)
-def test_the_rows_are_what_was_held(told: list[Submission], trained: list[Attempt]) -> None:
-    found = account(told, trained)
     for row in found.rows:
         assert sum(row.spent.values()) == row.end - row.begin
         assert row.spent["queue"] == row.spent["between"] == 0
     assert sum(row.end - row.begin for row in found.rows) == found.allocated
     ends = [row.end for row in found.rows]
     assert all(end <= row.begin for end, row in zip(ends, found.rows[1:], strict=False))
-
-
-@QUICK
-@given(submissions(), attempts)
-def test_all_allocated_time_is_accounted(told: list[Submission], trained: list[Attempt]) -> None:
-    found = account(told, trained)
     for begin, end in (span for submission in told for span in submission.holds):
         covered = [(max(r.begin, begin), min(r.end, end)) for r in found.rows]
         assert sum(max(b - a, 0) for a, b in covered) == end - begin

@@ -154,9 +154,7 @@ def answered(status: int, body: bytes) -> PrefectHTTPStatusError:
 
 
 @pytest.mark.parametrize("status", [503, 507])
-def test_a_page_that_the_server_refuses_is_a_warning_with_its_message_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int
-) -> None:
+def test_refused_page_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int) -> None:
     words = "the database cannot be written"
     error = answered(status, json.dumps({"detail": words}).encode())
     assert len(str(error)) > len(words) + 100

@@ -163,9 +163,7 @@ def test_a_yard_has_a_valid_name(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"{file}: yard 'my site': a yard has the name of its file" in capsys.readouterr().err
 
 
-def test_a_chat_needs_a_url_which_is_not_repeated(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_chat_url(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TRAINYARD_NOTIFY_URL", "hooks.chat.org/geheim")
     assert main(["--yard", "local"]) == 2
     said = capsys.readouterr().err

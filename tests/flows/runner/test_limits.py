@@ -191,9 +191,7 @@ def test_stopped_and_failed_free_the_slot(server: Server, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("is_free", [True, False])
-def test_a_lost_slot_is_taken_again_if_it_is_free(
-    server: Server, caplog: pytest.LogCaptureFixture, is_free: bool
-) -> None:
+def test_lost_slot_retaken(server: Server, caplog: pytest.LogCaptureFixture, is_free: bool) -> None:
     async def work() -> None:
         server.leases.clear()
         server.forgotten = 0 if is_free else 1

@@ -155,9 +155,7 @@ def test_a_file_that_comes_while_a_run_waits_for_its_turn_is_tokenized_and_its_t
     assert [[prefix.rpartition("/")[2] for prefix in parts] for parts in kept] == [["a", "b"]]
 
 
-def test_a_wrong_recipe_is_refused_before_any_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stages: Stages
-) -> None:
+def test_recipe_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stages: Stages) -> None:
     def turn(*_: Any) -> None:
         pytest.fail("it waits for its turn")
 
@@ -169,9 +167,7 @@ def test_a_wrong_recipe_is_refused_before_any_waiting(
         assert "num-shards" in state.message
 
 
-def test_a_sweep_spares_what_a_run_will_read_that_waits_for_its_slot(
-    tmp_path: Path, stages: Stages, slot: list[Waiting], profile: str
-) -> None:
+def test_inputs_are_kept(tmp_path: Path, stages: Stages, slot: list[Waiting], profile: str) -> None:
     corpus, recipe = Corpus(str(tmp_path)), pointed(tmp_path)
     used = corpus.publish("a")
 

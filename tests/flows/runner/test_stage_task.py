@@ -101,9 +101,7 @@ def test_the_mark_of_a_job_that_has_ended_is_whole_or_not_there(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "num_files"), [("64k", 1000), ("8m", 4)])
-def test_a_full_run_folder_is_infrastructure_and_tried_again(
-    tmp_path: Path, place: StageEnvironment, size: str, num_files: int
-) -> None:
+def test_full_folder(tmp_path: Path, place: StageEnvironment, size: str, num_files: int) -> None:
     with small_disk(tmp_path / "disk", size, num_files) as disk:
         fill_with_files(disk)
         full = replace(place, run_folder=str(disk / "runs"))

@@ -111,9 +111,7 @@ def test_what_the_server_knows_outlives_its_container(yard: Compose) -> None:
     assert ask(yard, "flows/", password=True, token=True, body='{"name": "kept"}') == 200
 
 
-def test_a_stage_in_its_image_makes_what_the_bare_command_makes(
-    yard: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_from_an_image(yard: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_store(yard, monkeypatch)
     corpus = tmp_path / "corpus.jsonl"
     write_corpus(corpus, count=200, seed=7)
@@ -138,9 +136,7 @@ def test_a_stage_in_its_image_makes_what_the_bare_command_makes(
     assert "nothing to do" in again.stderr + again.stdout
 
 
-def test_a_container_believes_what_one_before_it_has_read(
-    yard: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_digests_are_shared(yard: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_store(yard, monkeypatch)
     write_corpus(tmp_path / "raw.jsonl", count=20, seed=8)
     source = "s3://yard/raw.jsonl"

@@ -48,9 +48,7 @@ pytestmark = [pytest.mark.yard, pytest.mark.timeout(180)]
 
 
 @pytest.mark.parametrize(("status", "kind"), [(0, Kind.DONE), (2, Kind.CONFIG), (70, Kind.DEFECT)])
-def test_the_exit_status_comes_back_and_nothing_is_left(
-    tmp_path: Path, key: str, image: str, status: int, kind: Kind
-) -> None:
+def test_exit_status_returns(tmp_path: Path, key: str, image: str, status: int, kind: Kind) -> None:
     block = job(tmp_path, key, image, f"print('here'); raise SystemExit({status})")
     run, outcome = follow(block)
     assert (outcome.kind, outcome.exit_status) == (kind, status)

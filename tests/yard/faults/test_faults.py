@@ -126,9 +126,7 @@ def test_two_flows_share_one_output(tmp_path: Path, prefect_api: dict[str, str])
     assert last == ["done", "reused"]
 
 
-def test_wrong_credentials_are_told_in_seconds_and_not_tried_again(
-    tmp_path: Path, prefect_api: dict[str, str], store: dict[str, str]
-) -> None:
+def test_wrong_secrets(tmp_path: Path, prefect_api: dict[str, str], store: dict[str, str]) -> None:
     yard = Yard(tmp_path, {**prefect_api, **store, "AWS_SECRET_ACCESS_KEY": "mistyped"})
     document = plan(tmp_path, f"s3://yard-tests/{tmp_path.name}")
     ended = start_stage(yard, "plan", document).ends()
@@ -142,9 +140,7 @@ def test_wrong_credentials_are_told_in_seconds_and_not_tried_again(
 @pytest.mark.parametrize(
     ("key", "named"), [("AKIANOBODY", "InvalidAccessKeyId"), ("", "no credentials; set AWS_ACCESS")]
 )
-def test_a_stage_by_itself_tells_wrong_credentials_as_well(
-    tmp_path: Path, store: dict[str, str], key: str, named: str
-) -> None:
+def test_stage_with_wrong_keys(tmp_path: Path, store: dict[str, str], key: str, named: str) -> None:
     given = {**store, "AWS_ACCESS_KEY_ID": key} if key else without_keys(store)
     document = plan(tmp_path, f"s3://yard-tests/{tmp_path.name}")
     ended = Yard(tmp_path, given).run("-m", "stages.plan", "--config", document)
@@ -170,9 +166,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def test_a_full_disk_is_told_and_when_there_is_room_again_training_goes_on(
-    tmp_path: Path, small_disk: Path, prefect_api: dict[str, str]
-) -> None:
+def test_full_disk_then_room(tmp_path: Path, small_disk: Path, prefect_api: dict[str, str]) -> None:
     yard = Yard(tmp_path, {**prefect_api, "TRAINYARD_CACHE": str(tmp_path / "cache")})
     flow = start_stage(yard, "pretrain", training(tmp_path, str(small_disk / "save"), 60))
     wait_for(lambda: "No space left on device" in logs(tmp_path))

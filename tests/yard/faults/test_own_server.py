@@ -93,9 +93,7 @@ def broken(tmp_path: Path, mortal: Server) -> Iterator[tuple[Yard, Flow]]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_flow_whose_server_answers_with_errors(
-    tmp_path: Path, broken: tuple[Yard, Flow], number: signal.Signals
-) -> None:
+def test_signal_ends_it(tmp_path: Path, broken: tuple[Yard, Flow], number: signal.Signals) -> None:
     yard, flow = broken
     time.sleep(5)  # calls that are tried again are on their way
     told = time.monotonic()

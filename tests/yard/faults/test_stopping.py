@@ -57,9 +57,7 @@ def stop_in_training(yard: Yard, console: Path, number: signal.Signals) -> int:
         pytest.param(signal.SIGINT, 130, id="SIGINT", marks=pytest.mark.full),
     ],
 )
-def test_a_flow_that_is_stopped_saves_and_leaves_nothing(
-    yard: Yard, console: Path, number: signal.Signals, status: int
-) -> None:
+def test_stopped_flow_saves(yard: Yard, console: Path, number: signal.Signals, status: int) -> None:
     assert stop_in_training(yard, console, number) == status
     assert yard.wait_until_empty(5) == []
     said = console.read_text()

@@ -84,9 +84,7 @@ def test_a_stopped_job_leaves_no_watches(fake: FakeKube, tmp_path: Path, waits: 
     assert jobs(fake, "watched") == []
 
 
-def test_a_flow_that_is_cancelled_while_it_shows_what_was_submitted_watches_no_more(
-    fake: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelled_on_page(fake: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", FLOW_RUN)
     shows = asyncio.Event()
@@ -122,9 +120,7 @@ def plan(folder: Path) -> StageJob:
     return stage_job("plan", document, "test")
 
 
-def test_a_stage_that_was_cancelled_runs_as_another_job_when_it_is_started_again(
-    fake: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retry_has_new_job(fake: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Cancel, and then Retry, in Prefect's pages do, with the same flow run."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", FLOW_RUN)

@@ -127,18 +127,14 @@ def test_a_wrong_setting_is_named(
     assert words in found.told("jobs")
 
 
-def test_a_right_that_the_account_has_not_is_named(
-    fake: FakeKube, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_right(fake: FakeKube, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake.denied.add(("POST", "jobs"))
     found = visit(profile_on_pods(fake, tmp_path), tmp_path, capsys)
     assert (found.status, found.ill()) == (WRONG_SETTING, {"jobs"})
     assert "create Job in namespace yard is not allowed" in found.told("jobs")
 
 
-def test_a_wrong_token_is_named(
-    fake: FakeKube, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_token(fake: FakeKube, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text(fake.kubeconfig.read_text().replace(fake.token, "another"))
     found = visit(profile_through(wrong, tmp_path), tmp_path, capsys)

@@ -83,9 +83,7 @@ def test_a_claim_that_is_not_there_is_a_wrong_option(fake: FakeKube, tmp_path: P
 
 
 @pytest.mark.full
-def test_a_quota_that_is_used_up_is_waited_for(
-    fake: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_quota_is_awaited(fake: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fake.cluster.quota = "pods is forbidden: exceeded quota: yard"
 
     def warned() -> bool:
@@ -135,9 +133,7 @@ def test_a_used_up_quota_ends_it_after_room_seconds(fake: FakeKube, tmp_path: Pa
     assert not [one for one in fake.all("services") if "quota-3" in one["metadata"]["name"]]
 
 
-def test_a_flow_that_is_cancelled_while_a_quota_refuses_its_job_ends_at_once(
-    fake: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cancel_at_quota(fake: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fake.post_refusals["jobs"] = QUOTA
     block = job(fake, tmp_path, "quota-4", "pass")
 
@@ -166,9 +162,7 @@ def test_other_refusals_end_it_at_once(fake: FakeKube, tmp_path: Path, why: str)
 
 
 @pytest.mark.full
-def test_a_job_in_a_queue_is_told_so_and_followed_when_it_is_let_go(
-    fake: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_job_in_a_queue(fake: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     options = site(fake, tmp_path, queue="team-a")
 
@@ -241,9 +235,7 @@ def test_a_namespace_that_is_not_there_is_named(fake: FakeKube, tmp_path: Path) 
         follow(job(fake, tmp_path, "space-1", "pass", options=options))
 
 
-def test_no_kubeconfig_and_no_pod_is_told(
-    fake: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_kubeconfig(fake: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     options = site(fake, tmp_path, kubeconfig=None)
     with pytest.raises(ConfigError, match="set KUBECONFIG or the option kubeconfig"):
@@ -329,9 +321,7 @@ def test_an_absent_server_ends_the_wait_but_not_the_job(fake: FakeKube, tmp_path
     assert len(posted) == 1
 
 
-def test_an_account_that_may_not_read_events_is_told_and_goes_on(
-    fake: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hidden_events(fake: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fake.denied.add(("GET", "events"))
     fake.cluster.quota = "no pod is made until it was told"
 

@@ -16,9 +16,7 @@ from tests.yard.yard import ROOT
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 
-def test_the_tests_for_a_cluster_of_ones_own_pass_on_the_stand_in(
-    fake: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_passes(fake: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.has_jobsets = True
     profile = tmp_path / "mysite.toml"
     profile.write_text(profile_on_pods(fake, tmp_path))

@@ -102,9 +102,7 @@ def check_told_in_words(server: Api, worker: Worker, run: str, words: str) -> No
 
 
 @pytest.mark.full
-def test_a_wrong_recipe_fails_in_words_whichever_deployment_it_is_given_to(
-    yard: Yard, server: Api, worker: Worker, tmp_path: Path
-) -> None:
+def test_wrong_recipe_is_named(yard: Yard, server: Api, worker: Worker, tmp_path: Path) -> None:
     recipe = tmp_path / "wrong.toml"
     recipe.write_text("[tokenise]\n")
     words = f"{recipe}: unknown table 'tokenise'; did you mean 'tokenize'?"

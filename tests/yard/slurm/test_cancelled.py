@@ -40,9 +40,7 @@ def jobs_left() -> str:
 
 @pytest.mark.full
 @pytest.mark.parametrize("heeds", [True, False], ids=["saves", "pays no heed"])
-def test_a_run_cancelled_in_the_pages_is_over_in_30_seconds(
-    cluster: Cluster, tmp_path: Path, server: WholeServer, heeds: bool
-) -> None:
+def test_cancelled_run(cluster: Cluster, tmp_path: Path, server: WholeServer, heeds: bool) -> None:
     python = sys.executable
     if not heeds:
         path = tmp_path / "python"

@@ -169,9 +169,7 @@ ASKED: dict[str, Callable[[ContainerClient], object]] = {
 
 @pytest.mark.parametrize("status", [400, 404, 503])
 @pytest.mark.parametrize("asked", ASKED)
-def test_whatever_an_engine_answers_is_told_as_an_error_of_ours_or_none(
-    engine: Engine, client: ContainerClient, asked: str, status: int
-) -> None:
+def test_errors_are_ours(engine: Engine, client: ContainerClient, asked: str, status: int) -> None:
     engine.otherwise = (status, {"message": "layer store: permission denied"})
     if asked in ("look", "ours", "output") and status >= 500:
         with pytest.raises(InfrastructureError, match="layer store"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,23 +22,28 @@ from trainyard.version import VERSION as VERSION_OF_TRAINYARD
 FOLDER = Path(__file__).resolve().parents[4] / "deploy/kubernetes"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 
-Document = dict[str, Any]
+PROFILE = tomllib.loads((FOLDER.parent / "yards/kubernetes.toml").read_text())
+FILES = sorted(set(FOLDER.glob("*.yaml")) - {FOLDER / "kustomization.yaml"})
+DOCUMENTS = [one for file in FILES for one in yaml.safe_load_all(file.read_text())]
 
 
-def documents() -> list[Document]:
-    files = sorted(set(FOLDER.glob("*.yaml")) - {FOLDER / "kustomization.yaml"})
-    return [one for file in files for one in yaml.safe_load_all(file.read_text())]
+def of_kind(kind: str) -> list[dict[str, Any]]:
+    return [one for one in DOCUMENTS if one["kind"] == kind]
 
 
-def of_kind(kind: str) -> list[Document]:
-    return [one for one in documents() if one["kind"] == kind]
+def names_of(kind: str) -> set[str]:
+    return {one["metadata"]["name"] for one in of_kind(kind)}
+
+
+(DEPLOYMENT,) = of_kind("Deployment")
+WORKER = DEPLOYMENT["spec"]["template"]
+(CONTAINER,) = WORKER["spec"]["containers"]
 
 
 def test_every_manifest_is_one_that_kubernetes_takes() -> None:
-    found = documents()
-    for document in found:
+    for document in DOCUMENTS:
         check(document)
-    assert {one["kind"] for one in found} >= {
+    assert {one["kind"] for one in DOCUMENTS} >= {
         *("Namespace", "ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim"),
         *("ResourceQuota", "LimitRange", "NetworkPolicy", "Deployment"),
     }
@@ -47,10 +53,8 @@ def test_every_manifest_is_one_that_kubernetes_takes() -> None:
 
 
 def test_the_kustomization_has_every_file_once_and_every_object_one_name() -> None:
-    there = {file.name for file in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
-    listed = KUSTOMIZATION["resources"]
-    assert sorted(listed) == sorted(there)  # none twice
-    names = [(one["kind"], one["metadata"]["name"]) for one in documents()]
+    assert sorted(KUSTOMIZATION["resources"]) == [file.name for file in FILES]  # none twice
+    names = [(one["kind"], one["metadata"]["name"]) for one in DOCUMENTS]
     assert len(set(names)) == len(names)
 
 
@@ -72,40 +76,33 @@ def test_one_namespace_is_meant_everywhere() -> None:
     (space,) = of_kind("Namespace")
     name = KUSTOMIZATION["namespace"]
     assert space["metadata"]["name"] == name
-    given = [one["metadata"].get("namespace", name) for one in documents()]
+    given = [one["metadata"].get("namespace", name) for one in DOCUMENTS]
     assert set(given) == {name}
     (binding,) = of_kind("RoleBinding")
     assert [one["namespace"] for one in binding["subjects"]] == [name]
 
 
 def test_all_that_the_worker_refers_to_is_there() -> None:
-    (worker,) = of_kind("Deployment")
-    template = worker["spec"]["template"]
-    pod, (container,) = template["spec"], template["spec"]["containers"]
-    assert (
-        worker["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-    )
-    assert pod["serviceAccountName"] in {o["metadata"]["name"] for o in of_kind("ServiceAccount")}
-    claims = {one["metadata"]["name"] for one in of_kind("PersistentVolumeClaim")}
+    pod, selector = WORKER["spec"], DEPLOYMENT["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= WORKER["metadata"]["labels"].items()
+    assert pod["serviceAccountName"] in names_of("ServiceAccount")
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     asked = [v["persistentVolumeClaim"] for v in volumes.values() if "persistentVolumeClaim" in v]
-    assert {one["claimName"] for one in asked} <= claims
-    assert {one["name"] for one in container["volumeMounts"]} == volumes.keys()
-    assert container["image"] in {one["name"] for one in KUSTOMIZATION["images"]}
+    assert {one["claimName"] for one in asked} <= names_of("PersistentVolumeClaim")
+    assert {one["name"] for one in CONTAINER["volumeMounts"]} == volumes.keys()
+    assert CONTAINER["image"] in {one["name"] for one in KUSTOMIZATION["images"]}
     maps = {one["name"] for one in KUSTOMIZATION["configMapGenerator"]}
-    sources = container["envFrom"]
+    sources = CONTAINER["envFrom"]
     assert {one["configMapRef"]["name"] for one in sources if "configMapRef" in one} == maps
     # Secrets are no manifests: the docs have the commands that make them.
     told = (FOLDER.parents[1] / "docs/kubernetes.md").read_text()
     for secret in (one["secretRef"]["name"] for one in sources if "secretRef" in one):
         assert f"create secret generic {secret} " in told
-    assert container["livenessProbe"]["httpGet"]["port"] in {p["name"] for p in container["ports"]}
+    assert CONTAINER["livenessProbe"]["httpGet"]["port"] in {p["name"] for p in CONTAINER["ports"]}
 
 
 def test_a_worker_that_is_replaced_leaves_the_jobs_of_its_flows() -> None:
-    (worker,) = of_kind("Deployment")
-    (container,) = worker["spec"]["template"]["spec"]["containers"]
-    assert container["command"] == ["tini", "--", "python", "-m", "flows.worker", LEAVE]
+    assert CONTAINER["command"] == ["tini", "--", "python", "-m", "flows.worker", LEAVE]
 
 
 def test_the_policies_of_the_network_mean_pods_that_are_made() -> None:
@@ -114,8 +111,7 @@ def test_the_policies_of_the_network_mean_pods_that_are_made() -> None:
     )
     options = KubernetesOptions(claims=(Claim(name="yard", target="/yard"),))
     stage = render_kubernetes(spec, options)[-1]["spec"]["template"]["metadata"]["labels"]
-    (deployment,) = of_kind("Deployment")
-    worker = deployment["spec"]["template"]["metadata"]["labels"]
+    worker = WORKER["metadata"]["labels"]
     chosen = {
         one["metadata"]["name"]: one["spec"]["podSelector"]["matchLabels"].items()
         for one in of_kind("NetworkPolicy")
@@ -162,19 +158,17 @@ def test_the_role_allows_what_the_block_asks_and_nothing_else() -> None:
     (binding,) = of_kind("RoleBinding")
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     (subject,) = binding["subjects"]
-    assert subject["name"] in {one["metadata"]["name"] for one in of_kind("ServiceAccount")}
+    assert subject["name"] in names_of("ServiceAccount")
 
 
 def test_stages_have_no_token_and_the_worker_meets_the_strictest_policy() -> None:
     accounts = of_kind("ServiceAccount")
     assert all(one["automountServiceAccountToken"] is False for one in accounts)
-    (worker,) = of_kind("Deployment")
-    pod = worker["spec"]["template"]["spec"]
+    pod = WORKER["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    (container,) = pod["containers"]
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert CONTAINER["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert CONTAINER["securityContext"]["allowPrivilegeEscalation"] is False
 
 
 def test_the_workers_image_is_of_this_version_and_it_knows_what_its_profile_asks_for() -> None:
@@ -188,32 +182,19 @@ def test_the_workers_image_is_of_this_version_and_it_knows_what_its_profile_asks
 
 
 def test_the_yards_profile_names_what_is_there() -> None:
-    import tomllib
-
-    profile = tomllib.loads((FOLDER.parent / "yards/kubernetes.toml").read_text())["kubernetes"]
-    (space,) = of_kind("Namespace")
-    assert profile["namespace"] == space["metadata"]["name"]
-    accounts = {one["metadata"]["name"] for one in of_kind("ServiceAccount")}
-    assert profile["service_account"] in accounts
-    claims = {one["metadata"]["name"] for one in of_kind("PersistentVolumeClaim")}
-    assert {one["name"] for one in profile["claims"]} <= claims
-    (worker,) = of_kind("Deployment")
-    pod = worker["spec"]["template"]["spec"]
-    assert pod["securityContext"]["runAsUser"] == profile["user"]
-    mounted = {one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+    profile = PROFILE["kubernetes"]
+    assert {profile["namespace"]} == names_of("Namespace")
+    assert profile["service_account"] in names_of("ServiceAccount")
+    assert {one["name"] for one in profile["claims"]} <= names_of("PersistentVolumeClaim")
+    assert WORKER["spec"]["securityContext"]["runAsUser"] == profile["user"]
+    mounted = {one["mountPath"] for one in CONTAINER["volumeMounts"]}
     assert {one["target"] for one in profile["claims"]} <= mounted  # at the same place as in jobs
 
 
 def test_digests_of_raw_files_outlive_the_worker_and_the_jobs() -> None:
-    import tomllib
-
-    profile = tomllib.loads((FOLDER.parent / "yards/kubernetes.toml").read_text())
-    (worker,) = of_kind("Deployment")
-    (container,) = worker["spec"]["template"]["spec"]["containers"]
-    variables = {one["name"]: one.get("value") for one in container["env"]}
-    folder = profile["environment"]["TRAINYARD_DIGESTS"]
+    variables = {one["name"]: one.get("value") for one in CONTAINER["env"]}
+    folder = PROFILE["environment"]["TRAINYARD_DIGESTS"]
     assert variables["TRAINYARD_DIGESTS"] == folder
-    writable = [
-        one["target"] for one in profile["kubernetes"]["claims"] if not one.get("read_only")
-    ]
+    claims = PROFILE["kubernetes"]["claims"]
+    writable = [one["target"] for one in claims if not one.get("read_only")]
     assert any(PurePosixPath(folder).is_relative_to(target) for target in writable)

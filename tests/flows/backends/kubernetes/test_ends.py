@@ -107,56 +107,53 @@ def fail(folder: Path, status: int, name: str = "SomeError") -> None:
     (folder / "failure.json").write_text(json.dumps(document))
 
 
-def test_the_stages_own_word_goes_first_where_it_is_the_cause(tmp_path: Path) -> None:
-    fail(tmp_path, 2)
-    end = End(exit_code=1, words="Job failed")
-    outcome = classify_end(spec(tmp_path, 2), None, end, None)
-    assert (outcome.kind, outcome.message, outcome.step) == (Kind.CONFIG, "it said so", 7)
-
-
-def test_a_lost_node_goes_before_what_others_made_of_it(tmp_path: Path) -> None:
-    fail(tmp_path, 3, "CommunicationError")
-    end = End(verdict=Kind.NODE_FAILURE, words="DeletionByTaintManager")
-    outcome = classify_end(spec(tmp_path, 2), None, end, None)
-    assert (outcome.kind, outcome.step) == (Kind.NODE_FAILURE, 7)
-
-
-@pytest.mark.parametrize("kind", [Kind.CONFIG, Kind.INFRASTRUCTURE])
-def test_what_kept_it_from_starting_is_its_end(tmp_path: Path, kind: Kind) -> None:
-    outcome = classify_end(spec(tmp_path), None, End(verdict=kind, words="no image"), kind)
-    assert (outcome.kind, outcome.message) == (kind, "no image")
+NODE_LOST = End(verdict=Kind.NODE_FAILURE, words="DeletionByTaintManager")
+NO_IMAGE = End(verdict=Kind.CONFIG, words="no image")
+NO_PROGRAM = End(verdict=Kind.CONFIG, words="StartError")
+NO_DISK = End(verdict=Kind.INFRASTRUCTURE, words="disk")
+EVICTED = End(verdict=Kind.INFRASTRUCTURE, words="Evicted")
+STOPPED = End(verdict=Kind.STOPPED, exit_code=143)
+A_NODE_FAILED = "a node failed (DeletionByTaintManager)"
+SILENT = "no output for longer than allowed, so it was ended"
 
 
 @pytest.mark.parametrize(
-    ("end", "ended_by_us"),
+    ("report", "nodes", "end", "ended_by_us", "kind", "message"),
     [
-        pytest.param(End(verdict=Kind.CONFIG, words="no image"), Kind.CONFIG, id="no image"),
-        pytest.param(End(verdict=Kind.CONFIG, words="StartError"), None, id="no program"),
-        pytest.param(End(verdict=Kind.INFRASTRUCTURE, words="disk"), None, id="no disk"),
+        # the stage's own report where it is the cause; a lost node goes before it
+        ((2, "E"), 2, End(exit_code=1, words="Job failed"), None, Kind.CONFIG, "it said so"),
+        ((3, "CommunicationError"), 2, NODE_LOST, None, Kind.NODE_FAILURE, A_NODE_FAILED),
+        ((3, "OSError"), 1, EVICTED, None, Kind.INFRASTRUCTURE, "it said so"),
+        # what kept it from starting
+        (None, 1, NO_IMAGE, Kind.CONFIG, Kind.CONFIG, "no image"),
+        (None, 1, NO_DISK, Kind.INFRASTRUCTURE, Kind.INFRASTRUCTURE, "disk"),
+        # the report of a pod that was replaced is not the end of the one that followed
+        ((143, "Stopped"), 1, NO_IMAGE, Kind.CONFIG, Kind.CONFIG, "no image"),
+        ((143, "Stopped"), 1, NO_PROGRAM, None, Kind.CONFIG, "StartError"),
+        ((143, "Stopped"), 1, NO_DISK, None, Kind.INFRASTRUCTURE, "disk"),
+        # ended by ourselves
+        (None, 1, STOPPED, Kind.HANG, Kind.HANG, SILENT),
+        (None, 1, STOPPED, Kind.STOPPED, Kind.STOPPED, "cancelled"),
     ],
 )
-def test_the_last_word_of_a_pod_that_was_taken_away_is_not_the_end_of_who_followed(
-    tmp_path: Path, end: End, ended_by_us: Kind | None
+def test_outcome_of_an_end(
+    tmp_path: Path,
+    report: tuple[int, str] | None,
+    nodes: int,
+    end: End,
+    ended_by_us: Kind | None,
+    kind: Kind,
+    message: str,
 ) -> None:
-    fail(tmp_path, 143, "Stopped")
-    outcome = classify_end(spec(tmp_path), None, end, ended_by_us)
-    assert (outcome.kind, outcome.message) == (end.verdict, end.words)
-
-
-def test_the_stages_own_word_of_a_full_disk_is_its_message(tmp_path: Path) -> None:
-    fail(tmp_path, 3, "OSError")
-    end = End(verdict=Kind.INFRASTRUCTURE, words="Evicted")
-    outcome = classify_end(spec(tmp_path), None, end, None)
-    assert (outcome.kind, outcome.message) == (Kind.INFRASTRUCTURE, "it said so")
+    if report is not None:
+        fail(tmp_path, *report)
+    outcome = classify_end(spec(tmp_path, nodes), None, end, ended_by_us)
+    assert (outcome.kind, outcome.message) == (kind, message)
+    if nodes == 2:
+        assert outcome.step == 7
 
 
 def test_a_forgotten_job_is_told_by_what_the_stage_wrote_last(tmp_path: Path) -> None:
     assert classify_end(spec(tmp_path), None, End(words="forgotten"), None).kind is Kind.UNKNOWN
     (tmp_path / "outcome.json").write_text('{"outcome": "ran"}')
     assert classify_end(spec(tmp_path), None, End(words="forgotten"), None).kind is Kind.DONE
-
-
-def test_ended_by_us_is_told_so(tmp_path: Path) -> None:
-    end = End(verdict=Kind.STOPPED, exit_code=143)
-    assert classify_end(spec(tmp_path), None, end, Kind.HANG).kind is Kind.HANG
-    assert classify_end(spec(tmp_path), None, end, Kind.STOPPED).kind is Kind.STOPPED

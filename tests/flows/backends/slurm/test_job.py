@@ -264,9 +264,7 @@ def test_a_script_that_began_and_died_of_that_signal_is_no_node_failure(tmp_path
         pytest.param(Kind.HANG, False, 0, id="of a job that hung"),
     ],
 )
-def test_an_end_that_another_program_began_is_seen_through(
-    tmp_path: Path, kind: Kind, was_signalled: bool, signals: int
-) -> None:
+def test_ending_is_resumed(tmp_path: Path, kind: Kind, was_signalled: bool, signals: int) -> None:
     played = Played([state("RUNNING")], heeds_scancel=True)
     killed = block(tmp_path, played, grace_seconds=0.01)
     asyncio.run(killed.trigger())
