@@ -7,18 +7,20 @@ b batch, n query heads, g key and value heads, s queries, t keys, d head channel
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from trainyard.attention.lse_kernels import BlockCall, block_backward, block_forward, causal_call
+from trainyard.attention.lse_kernels import BlockCall, Parts, Saved, block_backward, block_forward
 from trainyard.attention.merge_lse import (
     Merger,
+    empty_gradients,
     empty_sequence_major,
     sequence_major,
-    sink_gradient,
 )
+from trainyard.attention.operator_gradient import register_gradient
 
 
 class Block(NamedTuple):
@@ -39,6 +41,19 @@ class Block(NamedTuple):
     def keys(self) -> slice:
         """The rows of keys."""
         return slice(self.key_begin, self.key_end)
+
+    def forward(self, kernel: str, q: Tensor, k: Tensor, v: Tensor, call: BlockCall) -> Parts:
+        """`block_forward` of its rows."""
+        keys, values = k[:, :, self.keys], v[:, :, self.keys]
+        call = replace(call, causal=self.causal)
+        return block_forward(kernel, q[:, :, self.queries], keys, values, call)
+
+    def backward(self, kernel: str, dout: Tensor, saved: Saved, call: BlockCall) -> Parts:
+        """`block_backward` of its rows; the dropout state is already that of the block."""
+        q, k, v, out, lse, rng = saved
+        q, dout, out, lse = (x[:, :, self.queries] for x in (q, dout, out, lse))
+        rows = Saved(q, k[:, :, self.keys], v[:, :, self.keys], out, lse, rng)
+        return block_backward(kernel, dout, rows, replace(call, causal=self.causal))
 
 
 def causal_blocks(query_begin: int, query_end: int, first_position: int) -> list[Block]:
@@ -87,26 +102,13 @@ def _blocks(plan: Sequence[int]) -> Iterator[Block]:
     "float scale, float dropout_p, int left, int right) -> (Tensor, Tensor, Tensor)",
 )
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    mask: Tensor | None,
-    plan: list[int],
-    kernel: str,
-    scale: float,
-    dropout_p: float,
-    left: int,
-    right: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, mask: Tensor | None, *constants: Any
+) -> Parts:
+    plan, kernel, scale, dropout_p, left, right = constants
     call = BlockCall(scale, False, dropout_p, left, right, mask)
     merger, states = Merger(q, v.shape[3]), []
     for block in _blocks(plan):
-        keys, values = k[:, :, block.keys], v[:, :, block.keys]
-        queries = q[:, :, block.queries]
-        out, lse, rng = block_forward(
-            kernel, queries, keys, values, causal_call(call, block.causal)
-        )
+        out, lse, rng = block.forward(kernel, q, k, v, call)
         merger.add(out, lse, block.queries)
         states.append(rng)
     return (*merger.result(sink), torch.stack(states))
@@ -119,39 +121,15 @@ def _forward(
     "Tensor? mask, int[] plan, str kernel, float scale, float dropout_p, int left, int right) "
     "-> (Tensor, Tensor, Tensor)",
 )
-def _backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rng: Tensor,
-    mask: Tensor | None,
-    plan: list[int],
-    kernel: str,
-    scale: float,
-    dropout_p: float,
-    left: int,
-    right: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(dout: Tensor, *inputs: Any) -> Parts:
+    saved, (mask, plan, kernel, scale, dropout_p, left, right) = Saved(*inputs[:6]), inputs[6:]
     call = BlockCall(scale, False, dropout_p, left, right, mask)
     blocks = list(_blocks(plan))
-    sums = [GradientSum(x, len(blocks) > 1) for x in (q, k, v)]
-    for block, state in zip(blocks, rng, strict=True):
-        rows, keys = block.queries, block.keys
-        parts = block_backward(
-            kernel,
-            dout[:, :, rows],
-            q[:, :, rows],
-            k[:, :, keys],
-            v[:, :, keys],
-            out[:, :, rows],
-            lse[:, :, rows],
-            state,
-            causal_call(call, block.causal),
-        )
-        for total, part, place in zip(sums, parts, (rows, keys, keys), strict=True):
+    sums = [GradientSum(x, len(blocks) > 1) for x in saved[:3]]
+    for block, state in zip(blocks, saved.rng, strict=True):
+        parts = block.backward(kernel, dout, saved._replace(rng=state), call)
+        rows = (block.queries, block.keys, block.keys)
+        for total, part, place in zip(sums, parts, rows, strict=True):
             total.add(part, place)
     dq, dk, dv = (total.result() for total in sums)
     return dq, dk, dv
@@ -187,28 +165,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, sink: Any, mask: Any, plan: list[int], *r
     return empty_sequence_major(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=wide), states
 
 
-@_backward.register_fake
-def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
-    return tuple(empty_sequence_major(x, x.shape[3]) for x in (q, k, v))
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, sink, mask, *constants = inputs
-    ctx.save_for_backward(q, k, v, sink, mask, *output)
-    ctx.constants = constants
-
-
-def _autograd(ctx: Any, dout: Tensor, dlse: Any, drng: Any) -> tuple[Any, ...]:
-    q, k, v, sink, mask, out, lse, rng = ctx.saved_tensors
-    dq, dk, dv = _BACKWARD(dout, q, k, v, out, lse, rng, mask, *ctx.constants)
-    dsink = None
-    if sink is not None and ctx.needs_input_grad[3]:
-        dsink = sink_gradient(dout, out, lse, sink)
-    return dq, dk, dv, dsink, None, *([None] * len(ctx.constants))
-
-
-_forward.register_autograd(_autograd, setup_context=_setup)
+_backward.register_fake(empty_gradients)
 
 # Typed by hand: torch.ops is filled as operators are registered.
 _FORWARD: Any = torch.ops.trainyard.block_attention
-_BACKWARD: Any = torch.ops.trainyard.block_attention_backward
+register_gradient(_forward, torch.ops.trainyard.block_attention_backward, num_tensors=5)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,9 +39,20 @@ class BlockCall:
     """(b or 1, 1, s, t) bool, True where a query may look; `math` and `cpu` alone."""
 
 
+class Saved(NamedTuple):
+    """Inputs and results of a forward pass, in the order in which its backward pass takes them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    rng: Tensor
+
+
 Parts = tuple[Tensor, Tensor, Tensor]
 Forward = Callable[[Tensor, Tensor, Tensor, BlockCall], Parts]
-Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, BlockCall], Parts]
+Backward = Callable[[Tensor, Saved, BlockCall], Parts]
 
 
 def block_forward(kernel: str, q: Tensor, k: Tensor, v: Tensor, call: BlockCall) -> Parts:
@@ -50,19 +61,9 @@ def block_forward(kernel: str, q: Tensor, k: Tensor, v: Tensor, call: BlockCall)
     return FORWARD[kernel](q, k, v, call)
 
 
-def block_backward(
-    kernel: str,
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rng: Tensor,
-    call: BlockCall,
-) -> Parts:
+def block_backward(kernel: str, dout: Tensor, saved: Saved, call: BlockCall) -> Parts:
     """Gradients of q, k and v from this block; out and lse are those of all blocks together."""
-    return BACKWARD[kernel](dout, q, k, v, out, lse, rng, call)
+    return BACKWARD[kernel](dout, saved, call)
 
 
 def no_rng(device: torch.device) -> Tensor:
@@ -84,16 +85,8 @@ def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, call: BlockCall) -> Parts:
     return out, lse.reshape(lse.shape[:3]), rng
 
 
-def _cudnn_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rng: Tensor,
-    call: BlockCall,
-) -> Parts:
+def _cudnn_backward(dout: Tensor, saved: Saved, call: BlockCall) -> Parts:
+    q, k, v, out, lse, rng = saved
     # As its own forward gives them out: see `laid_out`.
     order = order_in_memory(q)
     dout, out = laid_out(dout, order), laid_out(out, order)
@@ -167,16 +160,8 @@ def _flash_forward(q: Tensor, k: Tensor, v: Tensor, call: BlockCall) -> Parts:
     return made[0].transpose(1, 2), made[1], flash_rng(made[2], call)
 
 
-def _flash_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rng: Tensor,
-    call: BlockCall,
-) -> Parts:
+def _flash_backward(dout: Tensor, saved: Saved, call: BlockCall) -> Parts:
+    q, k, v, out, lse, rng = saved
     dq, dk, dv = _ATEN._flash_attention_backward(
         *(x.transpose(1, 2) for x in (dout.contiguous(), q, k, v, out)),
         lse.contiguous(),
@@ -222,27 +207,12 @@ def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, call: BlockCall) -> Parts:
     return out, lse, no_rng(q.device)
 
 
-def _cpu_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rng: Tensor,
-    call: BlockCall,
-) -> Parts:
+def _cpu_backward(dout: Tensor, saved: Saved, call: BlockCall) -> Parts:
     if call.dropout_p > 0:
-        return _math_backward(dout, q, k, v, out, lse, rng, call)
+        return _math_backward(dout, saved, call)
+    q, k, v, out, lse, _ = saved
     dq, dk, dv = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
-        dout,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        0.0,
-        call.causal,
+        *(dout, q, k, v, out, lse, 0.0, call.causal),
         attn_mask=additive(call.mask, q.dtype),
         scale=call.scale,
     )
@@ -271,16 +241,8 @@ def _math_forward(q: Tensor, k: Tensor, v: Tensor, call: BlockCall) -> Parts:
     return out.flatten(1, 2).to(q.dtype), lse.flatten(1, 2), rng
 
 
-def _math_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rng: Tensor,
-    call: BlockCall,
-) -> Parts:
+def _math_backward(dout: Tensor, saved: Saved, call: BlockCall) -> Parts:
+    q, k, v, out, lse, rng = saved
     g = k.shape[1]
     wide_q, wide_dout, wide_out = (_grouped(_wide(x), g) for x in (q, dout, out))
     lse = lse.unflatten(1, (g, -1)).unsqueeze(-1)
@@ -346,8 +308,3 @@ BACKWARD: dict[str, Backward] = {
     "math": _math_backward,
     "cpu": _cpu_backward,
 }
-
-
-def causal_call(call: BlockCall, causal: bool) -> BlockCall:
-    """The same for a block that is on the diagonal, or is not."""
-    return replace(call, causal=causal)

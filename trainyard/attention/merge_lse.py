@@ -9,6 +9,7 @@ b batch, n query heads, s queries, d head channels."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,6 +72,13 @@ def empty_sequence_major(x: Tensor, channels: int) -> Tensor:
     """What `sequence_major` returns for a tensor like `x`, (b, n, s, d), with other channels."""
     b, n, s, _ = x.shape
     return x.new_empty(s, b, n, channels).permute(1, 2, 0, 3)
+
+
+def empty_gradients(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    """The shapes of what a backward operator returns, for compilers."""
+    return tuple(empty_sequence_major(x, x.shape[3]) for x in (q, k, v))
 
 
 def sink_gradient(dout: Tensor, out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:

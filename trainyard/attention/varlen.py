@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainyard.attention.lse_kernels import BlockCall, flash_rng, flash_window
+from trainyard.attention.lse_kernels import BlockCall, Parts, Saved, flash_rng, flash_window
+from trainyard.attention.operator_gradient import register_gradient
 
 _ATEN: Any = torch.ops.aten
 
@@ -65,24 +66,13 @@ def _forward(
     sink: Tensor | None,
     query_lengths: Tensor,
     key_lengths: Tensor,
-    causal: bool,
-    left: int,
-    right: int,
-    scale: float,
-    dropout_p: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    *constants: Any,
+) -> Parts:
+    causal, left, right, scale, dropout_p = constants
     call = BlockCall(scale, causal, dropout_p, left, right)
     made = _ATEN._flash_attention_forward(
-        _rows(q),
-        _rows(k),
-        _rows(v),
-        query_lengths,
-        key_lengths,
-        q.shape[2],
-        k.shape[2],
-        dropout_p,
-        causal,
-        False,
+        *(_rows(x) for x in (q, k, v)),
+        *(query_lengths, key_lengths, q.shape[2], k.shape[2], dropout_p, causal, False),
         scale=scale,
         **flash_window(call),
     )
@@ -101,32 +91,14 @@ def _forward(
     "Tensor query_lengths, Tensor key_lengths, bool causal, int left, int right, float scale, "
     "float dropout_p) -> (Tensor, Tensor, Tensor)",
 )
-def _backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rng: Tensor,
-    query_lengths: Tensor,
-    key_lengths: Tensor,
-    causal: bool,
-    left: int,
-    right: int,
-    scale: float,
-    dropout_p: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(dout: Tensor, *inputs: Any) -> Parts:
+    q, k, v, out, lse, rng = Saved(*inputs[:6])
+    query_lengths, key_lengths, causal, left, right, scale, dropout_p = inputs[6:]
     call = BlockCall(scale, causal, dropout_p, left, right)
     dq, dk, dv = _ATEN._flash_attention_backward(
         *(_rows(x) for x in (dout, q, k, v, out)),
         lse.contiguous(),
-        query_lengths,
-        key_lengths,
-        q.shape[2],
-        k.shape[2],
-        dropout_p,
-        causal,
+        *(query_lengths, key_lengths, q.shape[2], k.shape[2], dropout_p, causal),
         rng.view(torch.uint64),
         torch.empty(0, device=q.device),
         scale=scale,
@@ -151,25 +123,12 @@ def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
     )
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, sink, query_lengths, key_lengths, *constants = inputs
-    ctx.save_for_backward(q, k, v, sink, query_lengths, key_lengths, *output)
-    ctx.constants = constants
+def _sink_gradient(dout: Tensor, out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
+    share = (sink.to(lse.dtype).unsqueeze(1) - lse).exp()  # (n, T)
+    products = (dout.float() * out.float()).sum(dim=-1).transpose(0, 1).flatten(1)
+    return -(share * products).sum(dim=1).to(sink.dtype)
 
-
-def _autograd(ctx: Any, dout: Tensor, dlse: Any, drng: Any) -> tuple[Any, ...]:
-    q, k, v, sink, query_lengths, key_lengths, out, lse, rng = ctx.saved_tensors
-    dq, dk, dv = _BACKWARD(dout, q, k, v, out, lse, rng, query_lengths, key_lengths, *ctx.constants)
-    dsink = None
-    if sink is not None and ctx.needs_input_grad[3]:
-        share = (sink.to(lse.dtype).unsqueeze(1) - lse).exp()  # (n, T)
-        products = (dout.float() * out.float()).sum(dim=-1).transpose(0, 1).flatten(1)
-        dsink = -(share * products).sum(dim=1).to(sink.dtype)
-    return dq, dk, dv, dsink, None, None, *([None] * len(ctx.constants))
-
-
-_forward.register_autograd(_autograd, setup_context=_setup)
 
 # Typed by hand: torch.ops is filled as operators are registered.
 _FORWARD: Any = torch.ops.trainyard.varlen_attention
-_BACKWARD: Any = torch.ops.trainyard.varlen_attention_backward
+register_gradient(_forward, torch.ops.trainyard.varlen_attention_backward, 6, _sink_gradient)

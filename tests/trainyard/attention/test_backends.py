@@ -19,7 +19,7 @@ from trainyard.attention import lse_kernels, varlen
 from trainyard.attention.base import Numerics
 from trainyard.attention.flash import FlashBackend
 from trainyard.attention.local import LocalBackend
-from trainyard.attention.lse_kernels import BlockCall, block_backward, block_forward
+from trainyard.attention.lse_kernels import BlockCall, Saved, block_backward, block_forward
 from trainyard.attention.masks import CAUSAL, AttentionMask
 from trainyard.attention.sdpa import SdpaBackend, even_gradient
 from trainyard.testing.tolerances import FP32_SUM_ORDER
@@ -183,17 +183,11 @@ class PackedKernels:
     ) -> Any:
         grads = [torch.zeros_like(x) for x in (q, k, v)]
         for rows, keys, call in self._documents(cu_q, cu_k, args[3], kw):
-            made = block_backward(
-                "math",
-                one(dout, rows),
-                one(q, rows),
-                one(k, keys),
-                one(v, keys),
-                one(out, rows),
-                lse[:, rows].unsqueeze(0),
-                torch.zeros(2),
-                call,
+            saved = Saved(
+                *(one(q, rows), one(k, keys), one(v, keys), one(out, rows)),
+                *(lse[:, rows].unsqueeze(0), torch.zeros(2)),
             )
+            made = block_backward("math", one(dout, rows), saved, call)
             for grad, part, place in zip(grads, made, (rows, keys, keys), strict=True):
                 grad[place] += part[0].transpose(0, 1)
         return grads

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainyard.attention.blockwise import Block, block_attention, causal_blocks
-from trainyard.attention.lse_kernels import BlockCall, block_backward, block_forward
+from trainyard.attention.lse_kernels import BlockCall, Saved, block_backward, block_forward
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 
 S, SCALE = 12, 0.3
@@ -103,7 +103,7 @@ def test_windows_of_the_plain_kernel_are_aligned_at_the_last_key() -> None:
     masked = block_forward("math", some, k, v, BlockCall(SCALE, mask=mask))
     torch.testing.assert_close(windowed[0], masked[0])
     grads = [
-        block_backward("math", windowed[0], some, k, v, *windowed, call)
+        block_backward("math", windowed[0], Saved(some, k, v, *windowed), call)
         for call in (BlockCall(SCALE, True, window_left=2), BlockCall(SCALE, mask=mask))
     ]
     torch.testing.assert_close(*grads)

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.trainyard.attention.cases import KINDS, attend, expected, inputs, masks, to
 from trainyard.attention.base import Numerics
 from trainyard.attention.blockwise import block_attention, causal_blocks
-from trainyard.attention.lse_kernels import BlockCall, block_backward, block_forward
+from trainyard.attention.lse_kernels import BlockCall, Saved, block_backward, block_forward
 from trainyard.attention.masks import CAUSAL
 from trainyard.attention.select import Needs, build_backend, choose_backend, probe_device
 from trainyard.errors import ConfigError
@@ -104,7 +104,7 @@ def test_a_layout_seen_before_is_not_taken_for_another(kernel: str, groups: int)
     with torch.no_grad():
         out, lse, rng = block_forward(kernel, q, k, v, call)
         found = [
-            block_backward(kernel, dout_, q, k, v, out_, lse, rng, call)
+            block_backward(kernel, dout_, Saved(q, k, v, out_, lse, rng), call)
             for out_ in (out, out.contiguous(), out.transpose(0, 1).contiguous().transpose(0, 1))
             for dout_ in (dout, torch.empty_like(q).copy_(dout))
         ]

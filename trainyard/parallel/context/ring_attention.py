@@ -20,13 +20,14 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
 from trainyard.attention.blockwise import Block, GradientSum
-from trainyard.attention.lse_kernels import BlockCall, block_backward, block_forward, causal_call
+from trainyard.attention.lse_kernels import BlockCall, Parts, Saved
 from trainyard.attention.merge_lse import (
     Merger,
+    empty_gradients,
     empty_sequence_major,
     sequence_major,
-    sink_gradient,
 )
+from trainyard.attention.operator_gradient import register_gradient
 
 
 def ring_attention(
@@ -123,27 +124,16 @@ def _unpack(message: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     "float scale, float dropout_p) -> (Tensor, Tensor, Tensor)",
 )
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    group: str,
-    kernel: str,
-    causal: bool,
-    scale: float,
-    dropout_p: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, group: str, *constants: Any
+) -> Parts:
+    kernel, causal, scale, dropout_p = constants
     ring, call = _Ring(group), BlockCall(scale, dropout_p=dropout_p)
     merger, states = Merger(q, v.shape[3]), []
     message = _pack(k, v)
     for step in range(ring.size):
         pending = ring.pass_on(message) if step + 1 < ring.size else None
         block = ring_block(step, ring.rank, ring.size, q.shape[2], causal)
-        keys, values = (x[:, :, block.keys] for x in _unpack(message, k, v))
-        queries = q[:, :, block.queries]
-        out, lse, rng = block_forward(
-            kernel, queries, keys, values, causal_call(call, block.causal)
-        )
+        out, lse, rng = block.forward(kernel, q, *_unpack(message, k, v), call)
         merger.add(out, lse, block.queries)
         states.append(rng)
         if pending is not None:
@@ -158,20 +148,9 @@ def _forward(
     "str group, str kernel, bool causal, float scale, float dropout_p) "
     "-> (Tensor, Tensor, Tensor)",
 )
-def _backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rng: Tensor,
-    group: str,
-    kernel: str,
-    causal: bool,
-    scale: float,
-    dropout_p: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(dout: Tensor, *inputs: Any) -> Parts:
+    saved, (group, kernel, causal, scale, dropout_p) = Saved(*inputs[:6]), inputs[6:]
+    q, k, v = saved[:3]
     ring, call = _Ring(group), BlockCall(scale, dropout_p=dropout_p)
     dq, message = GradientSum(q, several=True), _pack(k, v)
     wide = torch.promote_types(k.dtype, torch.float32)  # one rounding, not one per rank
@@ -179,20 +158,10 @@ def _backward(
     for step in range(ring.size):
         pending = ring.pass_on(message) if step + 1 < ring.size else None
         block = ring_block(step, ring.rank, ring.size, q.shape[2], causal)
-        rows = block.queries
-        keys, values = (x[:, :, block.keys] for x in _unpack(message, k, v))
-        dq_part, dk_part, dv_part = block_backward(
-            kernel,
-            dout[:, :, rows],
-            q[:, :, rows],
-            keys,
-            values,
-            out[:, :, rows],
-            lse[:, :, rows],
-            rng[step],
-            causal_call(call, block.causal),
-        )
-        dq.add(dq_part, rows)
+        keys, values = _unpack(message, k, v)
+        step_saved = saved._replace(k=keys, v=values, rng=saved.rng[step])
+        dq_part, dk_part, dv_part = block.backward(kernel, dout, step_saved, call)
+        dq.add(dq_part, block.queries)
         if returning is not None:
             gradients = returning.wait()
         dk, dv = _unpack(gradients, k, v)
@@ -213,28 +182,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, sink: Any, group: str, *rest: Any) -> Any
     return empty_sequence_major(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=wide), states
 
 
-@_backward.register_fake
-def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
-    return tuple(empty_sequence_major(x, x.shape[3]) for x in (q, k, v))
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, sink, *constants = inputs
-    ctx.save_for_backward(q, k, v, sink, *output)
-    ctx.constants = constants
-
-
-def _autograd(ctx: Any, dout: Tensor, dlse: Any, drng: Any) -> tuple[Any, ...]:
-    q, k, v, sink, out, lse, rng = ctx.saved_tensors
-    dq, dk, dv = _BACKWARD(dout, q, k, v, out, lse, rng, *ctx.constants)
-    dsink = None
-    if sink is not None and ctx.needs_input_grad[3]:
-        dsink = sink_gradient(dout, out, lse, sink)
-    return dq, dk, dv, dsink, *([None] * len(ctx.constants))
-
-
-_forward.register_autograd(_autograd, setup_context=_setup)
+_backward.register_fake(empty_gradients)
 
 # Typed by hand: torch.ops is filled as operators are registered.
 _FORWARD: Any = torch.ops.trainyard.ring_attention
-_BACKWARD: Any = torch.ops.trainyard.ring_attention_backward
+register_gradient(_forward, torch.ops.trainyard.ring_attention_backward, num_tensors=4)
