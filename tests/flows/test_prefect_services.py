@@ -1,7 +1,6 @@
-"""The services of Prefect's server work with what is installed beside it.
+"""The services of Prefect's server work with the installed packages.
 
-They run in the background, so that one which fails says so in a log alone: with SQLAlchemy 2.1 no
-schedule ever ran."""
+A service that fails only logs it: with SQLAlchemy 2.1 no schedule ever ran."""
 
 from __future__ import annotations
 
@@ -44,7 +43,6 @@ SERVICES = {
 
 
 def test_the_settings_that_we_give_are_settings_of_this_prefect() -> None:
-    """It ignores one that it does not know."""
     given = {*ephemeral.SETTINGS, *ui.SETTINGS, *run_flow.PATIENCE, HEARTBEAT}
     assert given - {"DO_NOT_TRACK"} - _get_valid_setting_names(Settings) == set()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,11 +132,8 @@ def follow(
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """Until it holds; AssertionError when it does not come to."""
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.05)
+    """Wait until a condition holds; AssertionError after SECONDS."""
+    faults.wait_for(condition, SECONDS)
 
 
 @contextmanager

@@ -1,8 +1,7 @@
-"""The same recipe in every place: as processes, in containers of the stages' images, on a Slurm of
-two nodes, on the stand-in for Kubernetes, and by `docker compose run --rm` on an object store.
+"""One recipe makes the same bytes on every backend, a model trained by two ranks included.
 
-What is made is the same to the byte, a model trained by two ranks included: they are processes of
-one machine or container, or one on each of two nodes."""
+The backends: processes, containers, two nodes of Slurm, the stand-in for Kubernetes, and
+`docker compose run --rm` on an object store."""
 
 from __future__ import annotations
 

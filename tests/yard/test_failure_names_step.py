@@ -1,5 +1,4 @@
-"""A training that fails: how far it was is said in the terminal, in Prefect's logs and on its
-page."""
+"""A failed training names its last step in the terminal, in Prefect's logs and on its page."""
 
 from __future__ import annotations
 

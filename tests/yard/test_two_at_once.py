@@ -1,5 +1,4 @@
-"""One recipe started twice at once in one yard: one flow run works, the other waits for its turn
-and reuses all that was made."""
+"""One recipe started twice at once: one flow run works, the other waits and reuses its output."""
 
 from __future__ import annotations
 

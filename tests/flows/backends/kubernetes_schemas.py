@@ -1,8 +1,6 @@
-"""Whether a cluster would take a document, offline: by the official schemas of Kubernetes, and by
-that of JobSet in jobset-v1alpha2.yaml. Strict: no unknown field, no wrong type, nothing missing.
+"""Validates manifests offline and strictly, by the schemas of Kubernetes and of JobSet.
 
-The official schemas say `string` where a cluster takes one of a few words; those of the fields that
-we write are added here."""
+The official schemas say `string` where a cluster allows a few words. WORDS adds those words."""
 
 from __future__ import annotations
 

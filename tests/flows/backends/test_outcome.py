@@ -1,7 +1,4 @@
-"""What the end of a job means, from its exit code, its report, its scheduler and its log.
-
-The reports are what stages write; tests/stages/test_pretrain_failures.py has reports of trainings
-that really lost a rank, hung and ran out of memory."""
+"""What the end of a job means, from its exit code, its report, its scheduler and its log."""
 
 from __future__ import annotations
 

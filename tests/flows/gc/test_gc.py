@@ -152,7 +152,6 @@ def test_an_unfinished_training_keeps_what_its_steps_were_trained_on(store_url: 
 
 
 def test_a_step_whose_config_was_changed_removes_nothing(tmp_path: Path) -> None:
-    """What it was trained on nobody can tell then."""
     corpus = Corpus(str(tmp_path))
     used = corpus.publish("a")
     corpus.publish("b")

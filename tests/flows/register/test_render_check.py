@@ -1,5 +1,4 @@
-"""What a block, or Prefect, would refuse at night is refused when a yard is registered, with the
-file, the key and what to do, before a server is asked."""
+"""Registration refuses what a block or Prefect would refuse later, before it asks a server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Whose word counts on whether a schedule is active: the profile's when it changed, else that of
-the person who switched it in Prefect's pages."""
+"""Whether a schedule is active: a changed profile decides, else the person who switched it."""
 
 from __future__ import annotations
 

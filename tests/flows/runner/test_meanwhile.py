@@ -1,5 +1,4 @@
-"""What comes while a flow run waits, for its turn or for a slot: it takes the newest, and what it
-will read stays. The flows are the real ones; their stages only say that they ran."""
+"""Waiting flow runs use the newest inputs, and no sweep removes them. The stages are stand-ins."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Flow runs in the yard of docker-compose.yml, watched from outside: a recipe whose training takes
-a while, the server's API, what was submitted."""
+"""Flow runs in the yard of docker-compose.yml: a long training, the API, the submissions."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.yard.compose.composed import api
+from tests.yard.compose.composed import REGISTER, SOURCES, api, in_flow_image
 from tests.yard.compose.engine import Compose, compose, docker, engine
-from tests.yard.operator.scheduled import OFFERED, ONE_AT_A_TIME, every, first_of, pause
+from tests.yard.operator.scheduled import ARRIVALS, OFFERED, ONE_AT_A_TIME, every, first_of, pause
 from tests.yard.server_logs import tracebacks
 from tests.yard.yard import MODEL, ROOT, Yard, write_corpus
 from trainyard.artifacts import store
@@ -29,7 +29,6 @@ UP_SECONDS = 120
 SCHEDULED_SECONDS = 120
 """From the registration to the end of the first run that nobody asked for."""
 SERVICES = {"browse", "postgres", "server", "store", "worker"}
-REGISTER = ("python", "-m", "flows.register", "--yard", "compose")
 MANIFEST = "manifest.json"
 RECIPE_STAGES = ("plan", "merge", "pretrain", "reshard", "evaluate", "benchmark", "report")
 DETERMINISTIC = ("plan/", "tokens/")
@@ -163,11 +162,6 @@ def test_browse_shows_the_store(yard: Compose, monkeypatch: pytest.MonkeyPatch) 
     assert shown.startswith("s3://yard=http://127.0.0.1:")
 
 
-def in_flow_image(yard: Compose, *command: str) -> str:
-    """What a command prints beside the server, in the image of the flows."""
-    return yard.run("run", "--rm", "--no-deps", "--no-TTY", "flow", *command).stdout
-
-
 @pytest.fixture(scope="module")
 def registered(yard: Compose) -> Compose:
     """The yard, with its deployments."""
@@ -210,22 +204,13 @@ def test_a_flow_makes_it_in_a_container_beside_the_worker(
     assert output_digest(there) == output_digest(here)
 
 
-SOURCES = """
-corpus = ["{home}/arrivals/*.jsonl"]
-
-[tokenize]
-tokenizer_type = "ByteLevelTokenizer"
-append_eod = true
-"""
-
-
 def test_schedule_refreshes_a_corpus(registered: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the scheduler on PostgreSQL, the worker, and containers beside it."""
     use_store(registered, monkeypatch)
     home, server = registered.home, api(registered)
     (home / "arrivals").mkdir()
     write_corpus(home / "arrivals" / "a.jsonl", 20, seed=1)
-    (home / "nightly.toml").write_text(SOURCES.format(home=home))
+    (home / "nightly.toml").write_text(ARRIVALS.format(folder=home))
     profile = home / "night.toml"
     above = (ROOT / "deploy" / "yards" / "compose.toml").read_text().partition("[schedules")[0]
     above = above.replace("[pool]", f'{ONE_AT_A_TIME}name = "compose"')
@@ -252,17 +237,7 @@ def test_a_whole_recipe_on_the_store_makes_what_processes_make(
     (home / "docs").mkdir()
     write_corpus(home / "docs" / "a.jsonl", 60, seed=1)
     (home / "held.txt").write_text("the words of the train shunt their own yard before dawn. " * 9)
-    text = f'''
-corpus = ["{home}/docs/*.jsonl"]
-evaluation_data = "{home}/held.txt"
-
-[tokenize]
-tokenizer_type = "ByteLevelTokenizer"
-append_eod = true
-
-[plan]
-vocab_size = 300
-{MODEL}'''
+    text = SOURCES.format(home=home) + MODEL
     recipe = home / "tiny.toml"
     recipe.write_text(text)
     run_deployment(registered, "pretrain-gpt", recipe=str(recipe))

@@ -1,7 +1,6 @@
-"""What docs/operate.md tells an operator to type, typed: new secrets, backup, restore, upgrade.
+"""The commands of docs/operate.md: new secrets, backup, restore, upgrade.
 
-In a checkout of its own, whose .env names this project, so that the page's commands stand as they
-are there."""
+They run in a checkout of their own, whose .env names this project."""
 
 from __future__ import annotations
 

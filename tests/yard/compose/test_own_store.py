@@ -1,8 +1,6 @@
-"""The yard of docker-compose.yml on a store that somebody runs, as docs/operate.md has it under "A
-store of your own": one that checks what it is shown, unlike the one that plays a store elsewhere.
+"""The yard of docker-compose.yml on a store of your own, which checks credentials.
 
-It listens on localhost, out of the reach of containers. They are given a line to it that begins at
-the gateway of their bridge, so that nothing of it is open to other machines."""
+The store listens on localhost; a proxy on the gateway of the bridge leads containers to it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Trouble in the yard of docker-compose.yml: in the middle of a flow run its database goes away,
-its server or its worker dies, a training fails and somebody presses Retry."""
+"""The yard of docker-compose.yml when its database, server, worker or training fails."""
 
 from __future__ import annotations
 
@@ -56,6 +55,15 @@ def restarts(yard: Compose, *services: str) -> list[str]:
     return docker("inspect", "--format", told, *names).stdout.splitlines()
 
 
+def check_ran_once(yard: Compose, run: Run) -> None:
+    """One flow run, one submission of each job, every step once."""
+    assert api(yard).ask(f"flow_runs/{run.id}")["run_count"] == 1
+    told = run.submissions()
+    assert set(told.values()) == {("submitted", "started", "ended")}
+    assert sorted(name.partition("/")[0] for name in told) == sorted(JOBS)
+    assert run.trained() == list(range(1, ITERATIONS + 1))
+
+
 @pytest.mark.parametrize("begins", [is_planned, is_training])
 @pytest.mark.parametrize(("leave", "come"), [("stop", "start"), ("pause", "unpause")])
 def test_a_database_that_is_away_for_half_a_minute_costs_nothing(
@@ -73,11 +81,7 @@ def test_a_database_that_is_away_for_half_a_minute_costs_nothing(
         yard.run(come, "postgres")
     assert run.ended(300) == "COMPLETED", yard.run("logs", "worker").stdout
     assert restarts(yard, "server", "worker") == before
-    assert api(yard).ask(f"flow_runs/{run.id}")["run_count"] == 1
-    told = run.submissions()
-    assert set(told.values()) == {("submitted", "started", "ended")}
-    assert sorted(name.partition("/")[0] for name in told) == sorted(JOBS)
-    assert run.trained() == list(range(1, ITERATIONS + 1))
+    check_ran_once(yard, run)
 
 
 # --- the server dies ------------------------------------------------------------------------------
@@ -109,11 +113,7 @@ def test_a_server_that_is_started_again_in_the_middle_costs_nothing(
     assert restarts(yard, "server") != server
     assert run.ended(300) == "COMPLETED", yard.run("logs", "worker").stdout
     assert restarts(yard, "worker", "postgres") == others
-    assert api(yard).ask(f"flow_runs/{run.id}")["run_count"] == 1
-    told = run.submissions()
-    assert set(told.values()) == {("submitted", "started", "ended")}
-    assert sorted(name.partition("/")[0] for name in told) == sorted(JOBS)
-    assert run.trained() == list(range(1, ITERATIONS + 1))
+    check_ran_once(yard, run)
 
 
 # --- the worker dies ------------------------------------------------------------------------------

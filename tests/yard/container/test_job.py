@@ -1,6 +1,4 @@
-"""The container block on a real engine: what a stage gets, what is refused, how it ends.
-
-How it is stopped and found again: test_found_again.py."""
+"""The container block on a real engine: what a stage gets, what is refused, how it ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""An API server, or an engine, that is away for longer than its block asks again, while a job runs:
-the flow waits, and the job is neither lost nor begun anew."""
+"""A flow waits for an absent API server or engine, and its job is neither lost nor restarted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A flow run that is cancelled in Prefect stops, whoever started it and whatever became of those
-who should tell it."""
+"""A flow run that is cancelled in Prefect stops, with or without a worker."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Bad luck that must end well, on a real server, a real store and real disks.
-
-The quick part; test_faults_full.py has the rest. Faults of containers and of Slurm are tested in
-their rooms, cancelling in tests/yard/operator/test_deployment.py."""
+"""Faults of a real server, store and disk that a flow survives: the quick ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The rest of the bad luck, which takes its time: half a minute without store, server or database,
-a worker that is killed, a flow that is cancelled.
-
-The database is a file here; what becomes of PostgreSQL is in tests/yard/compose/test_trouble.py."""
+"""Faults of half a minute that a flow survives: store, server, database, worker, cancellation."""
 
 from __future__ import annotations
 

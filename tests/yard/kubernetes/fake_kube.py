@@ -1,10 +1,8 @@
-"""A stand-in for the API server of a Kubernetes cluster: real HTTP, the official client, and pods
-that are processes of this machine.
+"""A stand-in for the API server of a Kubernetes cluster: real HTTP, pods that are processes.
 
-Not Kubernetes: nothing of admission, room, images, service names in a DNS, or users but one. What
-it keeps honest: every object posted is looked at by Kubernetes' and JobSet's schemas; lists have
-versions, watches go on from one, send bookmarks, and answer 410 where history was forgotten; Jobs
-end by their failure policy; what is posted with dryRun=All is judged, and not kept."""
+It has no admission, capacity, images, DNS names or second user. It validates every object by the
+schemas of Kubernetes and JobSet. Lists have versions; watches resume from one, send bookmarks and
+answer 410 for forgotten history. Jobs end by their failure policy. dryRun=All stores nothing."""
 
 from __future__ import annotations
 

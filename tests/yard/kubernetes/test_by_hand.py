@@ -1,5 +1,4 @@
-"""The manifests that a flow submitted and kept, created again by a person, with the official
-client, on the stand-in for a cluster. docs/kubernetes.md says how."""
+"""The manifests that a flow kept, created again by a person, as docs/kubernetes.md says."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The Kubernetes block on a stand-in for a cluster, whose pods are processes: created, followed,
-stopped, ended in every way that can be made here."""
+"""The Kubernetes block on a stand-in for a cluster: created, followed, stopped, ended."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 
     TRAINYARD_KUBERNETES=mysite.toml python -m pytest -m kubernetes tests/yard
 
-The file is a profile of a yard (docs/kubernetes.md). Everything made bears keys that begin with
-`try-` and is removed, what has failed after a minute. Nobody of us has run this on a cluster: none
-is to be had where we test."""
+The file is the profile of a yard (docs/kubernetes.md). Every object has a key that begins with
+`try-` and is removed, failed ones after a minute. We have never run this on a real cluster."""
 
 from __future__ import annotations
 

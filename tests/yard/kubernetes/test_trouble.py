@@ -1,5 +1,4 @@
-"""The Kubernetes block where something is wrong: what does not start, what is refused, a server
-that is away."""
+"""The Kubernetes block when a job does not start, is refused, or the server is away."""
 
 from __future__ import annotations
 

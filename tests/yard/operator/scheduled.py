@@ -6,6 +6,14 @@ from typing import Any
 
 from tests.yard.operator.deployed import ENDED, Api, comes
 
+ARRIVALS = """
+corpus = ["{folder}/arrivals/*.jsonl"]
+
+[tokenize]
+tokenizer_type = "ByteLevelTokenizer"
+append_eod = true
+"""
+"""A recipe of a corpus that grows."""
 OFFERED = 'deployments = ["corpus-refresh"]\n'
 ONE_AT_A_TIME = "\n[pool]\nconcurrency_limit = 1\n"
 """A flow takes longer to start than such a schedule waits."""

@@ -1,10 +1,9 @@
-"""Scheduled deployments: a grown corpus is refreshed on a schedule of seconds, through a worker, on
-every backend. On PostgreSQL: tests/yard/compose/test_compose.py."""
+"""Schedules of seconds refresh a grown corpus through a worker, on every backend."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.security.attacks import Target
 from tests.security.servers import ui_server
 from tests.yard.kubernetes.kube import profile_on_pods
 from tests.yard.operator.deployed import Api, register, working
-from tests.yard.operator.scheduled import OFFERED, ONE_AT_A_TIME, every, first_of, pause
+from tests.yard.operator.scheduled import ARRIVALS, OFFERED, ONE_AT_A_TIME, every, first_of, pause
 from tests.yard.slurm.cluster import profile_on_two_nodes
 from tests.yard.yard import Yard, write_corpus
 
@@ -22,14 +21,6 @@ pytestmark = [pytest.mark.yard, pytest.mark.timeout(240)]
 
 SECONDS = 90
 """From a worker's start to the end of the first run."""
-
-RECIPE = """
-corpus = ["{folder}/arrivals/*.jsonl"]
-
-[tokenize]
-tokenizer_type = "ByteLevelTokenizer"
-append_eod = true
-"""
 
 
 @pytest.fixture(scope="module")
@@ -40,41 +31,28 @@ def ui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         yield server
 
 
-ProfileOn = Callable[[pytest.FixtureRequest, Path], str]
-
-
-def on_processes(request: pytest.FixtureRequest, folder: Path) -> str:
+def profile_on(name: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    """The profile of a yard on a backend."""
+    if name == "slurm":
+        request.getfixturevalue("cluster")
+        return profile_on_two_nodes(folder, OFFERED)
+    if name == "kubernetes":
+        return OFFERED + profile_on_pods(request.getfixturevalue("fake"), folder)
     return f'{OFFERED}block = "process"\n'
 
 
-def on_slurm(request: pytest.FixtureRequest, folder: Path) -> str:
-    request.getfixturevalue("cluster")
-    return profile_on_two_nodes(folder, OFFERED)
-
-
-def on_kubernetes(request: pytest.FixtureRequest, folder: Path) -> str:
-    return OFFERED + profile_on_pods(request.getfixturevalue("fake"), folder)
-
-
-PLACES = {"processes": on_processes, "slurm": on_slurm, "kubernetes": on_kubernetes}
-
-
-@pytest.mark.parametrize(("name", "profile_on"), PLACES.items(), ids=PLACES)
-def test_a_corpus_is_refreshed_by_its_schedule_alone(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    ui: Target,
-    name: str,
-    profile_on: ProfileOn,
+@pytest.mark.parametrize("name", ["processes", "slurm", "kubernetes"])
+def test_schedule_refreshes_a_corpus(
+    request: pytest.FixtureRequest, tmp_path: Path, ui: Target, name: str
 ) -> None:
     (tmp_path / "arrivals").mkdir()
     write_corpus(tmp_path / "arrivals" / "a.jsonl", 20, seed=1)
     server = Api(f"{ui.url}/api", ui.password)
     given = {"TRAINYARD_CACHE": str(tmp_path / "cache"), "PREFECT_HOME": str(tmp_path / "client")}
     yard = Yard(tmp_path, {URL: server.url, PASSWORD: ui.password, **given})
-    recipe = yard.recipe(RECIPE.format(folder=tmp_path))
+    recipe = yard.recipe(ARRIVALS.format(folder=tmp_path))
     profile = tmp_path / f"{name}.toml"
-    text = profile_on(request, tmp_path)
+    text = profile_on(name, request, tmp_path)
     schedule = every(5, recipe=recipe, yard=str(tmp_path / "yard"))
     profile.write_text(text + ONE_AT_A_TIME + schedule)
     yard.environment |= {k: v for k, v in os.environ.items() if k == "SLURM_CONF"}

@@ -1,5 +1,4 @@
-"""The script that a flow submitted to a real Slurm and kept, submitted again by a person: from
-another folder, in another shell, weeks later. docs/slurm.md says how."""
+"""The script that a flow kept, submitted to Slurm again by a person, as docs/slurm.md says."""
 
 from __future__ import annotations
 

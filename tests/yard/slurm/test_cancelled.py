@@ -1,5 +1,4 @@
-"""A run that is cancelled in Prefect's pages while a worker runs it and a real Slurm trains: all of
-it is over before the worker would kill the flow, also where the training pays no heed."""
+"""A training on Slurm that is cancelled in Prefect ends before the worker kills its flow."""
 
 from __future__ import annotations
 

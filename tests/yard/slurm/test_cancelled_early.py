@@ -1,5 +1,4 @@
-"""A job of ranks that a person scancels when it has only begun: a launcher or ranks that still
-import torch have nothing to save, and do not stay for Slurm's KillWait."""
+"""Ranks that scancel ends before they have anything to save do not wait for KillWait."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Shares on a real cluster that forgets each of them seconds after its end (MinJobAge), as any does
-after five minutes; and lists of tasks that Slurm's programs would cut."""
+"""Shares that Slurm forgets seconds after their end (MinJobAge), and long lists of tasks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A node that cannot open the job's log, as it does not see the run folder or may not write there:
-Slurm's `0:53`, before the script begins."""
+"""A node that cannot open the job's log: Slurm's `0:53`, before the script begins."""
 
 from __future__ import annotations
 

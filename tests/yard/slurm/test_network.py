@@ -1,5 +1,4 @@
-"""Ranks of a real Slurm's two nodes that do not find, or lose, each other: that is the network's
-doing, is told so, and tried again."""
+"""Ranks on two nodes of Slurm that lose each other are a communication failure and retried."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A training on two nodes of a real Slurm, one of which loses its power for good, or until it is
-started again: tried again by Slurm or by its flow, it goes on from what it has saved."""
+"""A training on two nodes of Slurm that loses one of them is retried and resumes."""
 
 from __future__ import annotations
 

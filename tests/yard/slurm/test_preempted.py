@@ -1,5 +1,4 @@
-"""A training on two nodes of a real Slurm that others push out, or whose time is over: tried again
-by itself, it goes on from what it has saved."""
+"""A training on Slurm that is preempted or reaches its time limit is retried and resumes."""
 
 from __future__ import annotations
 

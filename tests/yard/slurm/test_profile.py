@@ -1,5 +1,4 @@
-"""A recipe on two places by their profiles: here and on a real Slurm, where a stage is made in
-shares; the tokens are the same, and of shares that failed only these are made again."""
+"""One recipe here and on Slurm in shares makes the same tokens; only failed shares run again."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Jobs that a real Slurm takes the means from: pushed out by others, ended by a cgroup for want of
-memory, kept in the queue for ever."""
+"""Jobs on Slurm that are preempted, killed for their memory or never started."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What an engine refuses, and where it fails, leaves the client as an error for people: against a
-small stand-in for an engine, over HTTP."""
+"""Errors of a container engine, from a stand-in that answers over HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import pytest
 
 from flows.backends.container.client import ContainerClient
 from flows.backends.container.options import ContainerOptions
-from flows.backends.container.render import ContainerRequest, Host, render_container
+from flows.backends.container.render import Host, render_container
 from flows.backends.spec import LaunchSpec
 from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
 
@@ -85,74 +84,59 @@ def client(engine: Engine) -> Iterator[ContainerClient]:
     opened.close()
 
 
-@pytest.fixture(scope="module")
-def request_to_make() -> ContainerRequest:
-    spec = LaunchSpec(name="j", command=("x",), run_directory="/y/r", key="k-1", image=IMAGE)
-    return render_container(spec, ContainerOptions(), Host(user="1:1", environment={}))
-
-
 # --- pulling --------------------------------------------------------------------------------------
 
 BEGUN = {"status": "Pulling fs layer", "id": "ab"}
+PULLED = (200, [BEGUN])
+TAKEN = (409, {"message": "the name is already in use"})
+
+
+def fails(message: str) -> Answer:
+    """A pull that fails after it began."""
+    return 200, [BEGUN, {"errorDetail": {"message": message}, "error": message}]
+
+
+def pull(engine: Engine, client: ContainerClient, pulled: Answer, *created: Answer) -> None:
+    """Create a container whose image the engine pulls first."""
+    engine.plan = {"/containers/create": [NO_IMAGE, *created], "/images/create": [pulled]}
+    spec = LaunchSpec(name="j", command=("x",), run_directory="/y/r", key="k-1", image=IMAGE)
+    request = render_container(spec, ContainerOptions(), Host(user="1:1", environment={}))
+    client.create(request, {}, may_pull=True)
+
+
+FULL = "write /layer: no space left on device"
+RESET = "read tcp: connection reset by peer"
+NO_MANIFEST = "no matching manifest for linux/arm64"
+NO_DRIVER = (500, {"message": "could not select device driver"})
+BROKEN = (500, {"message": "devmapper: broken"})
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "told"),
+    ("pulled", "created", "kind", "message"),
     [
-        ("write /layer: no space left on device", InfrastructureError, "disk .* is full"),
-        ("read tcp: connection reset by peer", InfrastructureError, "registry became unavailable"),
-        ("no matching manifest for linux/arm64", ConfigError, "docker pull"),
+        (fails(FULL), [], InfrastructureError, f"disk .* is full.*{FULL}"),
+        (fails(RESET), [], InfrastructureError, f"{RESET}.*registry became unavailable"),
+        (fails(NO_MANIFEST), [], ConfigError, f"{NO_MANIFEST}.*docker pull"),
+        (PULLED, [NO_DRIVER], ConfigError, "NVIDIA"),
+        (PULLED, [BROKEN], InfrastructureError, "devmapper: broken"),
+        (PULLED, [NO_IMAGE], ConfigError, "it was pulled just now"),
     ],
 )
-def test_a_pull_that_fails_after_it_began_is_told_with_its_reason(
+def test_failed_pull_or_creation_names_its_reason(
     engine: Engine,
     client: ContainerClient,
-    request_to_make: ContainerRequest,
-    words: str,
+    pulled: Answer,
+    created: list[Answer],
     kind: type[Exception],
-    told: str,
+    message: str,
 ) -> None:
-    failed = {"errorDetail": {"message": words}, "error": words}
-    engine.plan = {"/containers/create": [NO_IMAGE], "/images/create": [(200, [BEGUN, failed])]}
-    with pytest.raises(kind, match=told) as caught:
-        client.create(request_to_make, {}, may_pull=True)
-    assert words in str(caught.value)
+    with pytest.raises(kind, match=message):
+        pull(engine, client, pulled, *created)
 
 
-def test_an_image_that_was_pulled_is_used(
-    engine: Engine, client: ContainerClient, request_to_make: ContainerRequest
-) -> None:
-    engine.plan = {"/containers/create": [NO_IMAGE, MADE], "/images/create": [(200, [BEGUN])]}
-    client.create(request_to_make, {}, may_pull=True)
-
-
-def test_another_flow_that_was_quicker_after_the_pull_is_no_error(
-    engine: Engine, client: ContainerClient, request_to_make: ContainerRequest
-) -> None:
-    taken = (409, {"message": "the name is already in use"})
-    engine.plan = {"/containers/create": [NO_IMAGE, taken], "/images/create": [(200, [BEGUN])]}
-    client.create(request_to_make, {}, may_pull=True)
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind", "told"),
-    [
-        ((500, {"message": "could not select device driver"}), ConfigError, "NVIDIA"),
-        ((500, {"message": "devmapper: broken"}), InfrastructureError, "devmapper: broken"),
-        (NO_IMAGE, ConfigError, "it was pulled just now"),
-    ],
-)
-def test_what_is_refused_after_the_pull_is_told_as_before_it(
-    engine: Engine,
-    client: ContainerClient,
-    request_to_make: ContainerRequest,
-    answer: Answer,
-    kind: type[Exception],
-    told: str,
-) -> None:
-    engine.plan = {"/containers/create": [NO_IMAGE, answer], "/images/create": [(200, [BEGUN])]}
-    with pytest.raises(kind, match=told):
-        client.create(request_to_make, {}, may_pull=True)
+@pytest.mark.parametrize("created", [MADE, TAKEN], ids=["made", "another flow was quicker"])
+def test_pulled_image_is_used(engine: Engine, client: ContainerClient, created: Answer) -> None:
+    pull(engine, client, PULLED, created)
 
 
 # --- all else -------------------------------------------------------------------------------------

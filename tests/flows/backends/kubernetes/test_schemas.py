@@ -1,5 +1,4 @@
-"""The schemas by which manifests are checked: that they find what is wrong, and that ours of JobSet
-is JobSet's."""
+"""The schemas find faults in manifests, and our schema of JobSet has JobSet's fields."""
 
 from __future__ import annotations
 

@@ -169,7 +169,6 @@ def test_questions_are_repeated_while_the_controller_is_away() -> None:
 
 
 def test_programs_that_hang_use_up_the_patience_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each may take its minute."""
     now = 0.0
 
     def hangs(command: Sequence[str]) -> CommandResult:

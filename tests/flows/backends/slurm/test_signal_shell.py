@@ -1,5 +1,4 @@
-"""The shell that stands between Slurm and torchrun: what SIGTERM does to a launcher, by a real one
-of each kind of shell that a cluster may have as `sh`."""
+"""The shell between Slurm and torchrun under SIGTERM, in each shell that may be `sh`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ def test_it_is_asked_now_and_then() -> None:
 
 
 def test_it_is_asked_at_once_when_a_job_says_its_end_and_soon_again() -> None:
-    """The file is there before Slurm knows."""
     assert asked(10.0, lambda now: int(now >= 12.5), 16) == [0, 10, 12.5, 13.5, 14.5, 15.5]
 
 
@@ -30,7 +29,6 @@ def test_a_requeued_job_that_waits_is_asked_no_more_often_than_others() -> None:
 
 
 def test_an_array_is_asked_about_whenever_a_share_has_ended() -> None:
-    """And often only for the last of them."""
     ends = {3.0: 1, 4.5: 2, 20.0: 3}
 
     def exits(now: float) -> int:
