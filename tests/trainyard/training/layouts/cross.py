@@ -77,27 +77,24 @@ def read_results(file: Path | None) -> dict[str, Measured]:
 
 
 def table(results: Results, date: str) -> str:
-    """Rows by how matrices and sequences are cut, columns by stages; in each cell how many cuts
-    were compared and the worst of them, in fp32. What was not measured is not in it."""
-    cells: dict[tuple[str, str], dict[tuple[int, int], list[Cut]]] = defaultdict(dict)
+    """Rows by how matrices are cut, columns by stages; in each cell how many cuts were compared and
+    the worst of them, in fp32. What was not measured is not in it."""
+    cells: dict[str, dict[tuple[int, int], list[Cut]]] = defaultdict(dict)
     for cut in _measured(results):
-        cells[cut.tensor, cut.context].setdefault((cut.pp, cut.chunks), []).append(cut)
+        cells[cut.tensor].setdefault((cut.pp, cut.chunks), []).append(cut)
     heads = [f"pp{pp}" + (f" x {chunks}" if chunks > 1 else "") for pp, chunks in COLUMNS]
     lines = [
         BEGIN,
         "",
         _summary(results, date),
         "",
-        "| matrices | sequences | " + " | ".join(heads) + " |",
-        "| --- | --- | " + " | ".join("---" for _ in heads) + " |",
+        "| matrices | " + " | ".join(heads) + " |",
+        "| --- | " + " | ".join("---" for _ in heads) + " |",
     ]
     for tensor in FACTORS["tensor"]:
-        for context in FACTORS["context"]:
-            if row := cells.get((tensor, context), {}):
-                found = [_cell(row.get(column, []), results) for column in COLUMNS]
-                sequences = "whole" if context == "one" else f"cp2 {context}"
-                matrices = "whole" if tensor == "one" else tensor
-                lines.append(f"| {matrices} | {sequences} | {' | '.join(found)} |")
+        if row := cells.get(tensor, {}):
+            found = [_cell(row.get(column, []), results) for column in COLUMNS]
+            lines.append(f"| {'whole' if tensor == 'one' else tensor} | {' | '.join(found)} |")
     return "\n".join([*lines, "", END])
 
 

@@ -12,11 +12,10 @@ NOTHING = Measured(Distance(0.0, 0.0, 0.0, 0.0), 1.0)
 
 
 def counts(text: str) -> list[tuple[str, list[int]]]:
-    """Of each row, its heads and how many cuts each cell stands for."""
+    """Of each row, its head and how many cuts each cell stands for."""
     rows = [line.split("|")[1:-1] for line in text.splitlines() if re.match(r"\| (whole|tp)", line)]
     return [
-        ("|".join(row[:2]), [int(cell.split(":")[0] or 0) for cell in map(str.strip, row[2:])])
-        for row in rows
+        (row[0], [int(cell.split(":")[0] or 0) for cell in map(str.strip, row[1:])]) for row in rows
     ]
 
 
