@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainyard.models.small_gpt import LLAMA
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
@@ -27,14 +28,6 @@ SMALL: dict[str, Any] = {
     "seq_length": LENGTH,
     "hidden_dropout": 0.1,
     "attention_dropout": 0.0,
-}
-LLAMA: dict[str, Any] = {
-    "position_embedding_type": "rope",
-    "normalization": "RMSNorm",
-    "swiglu": True,
-    "disable_bias_linear": True,
-    "group_query_attention": True,
-    "num_query_groups": 2,
 }
 KINDS: dict[str, dict[str, Any]] = {
     "gpt": {},

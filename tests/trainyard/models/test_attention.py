@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.trainyard.models.small_gpt import model_parallel
 from trainyard.attention.masks import CAUSAL, AttentionMask, as_mask
 from trainyard.errors import ConfigError
 from trainyard.inference.kv_cache import StaticKVCache
@@ -53,17 +54,13 @@ def config(**changes: Any) -> GPTConfig:
     return GPTConfig(**(SMALL | changes))
 
 
-def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
-    generator = torch.Generator().manual_seed(len(name))
-    return torch.randn(shape, generator=generator) * 0.3
-
-
 def build(settings: GPTConfig, parallel: ModelParallel = ALONE) -> SelfAttention:
     module = SelfAttention(settings, 0, parallel)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             shard = shard_of(parameter)
-            whole = value_of(name, tuple(parameter.shape) if shard is None else shard.shape)
+            shape = tuple(parameter.shape) if shard is None else shard.shape
+            whole = torch.randn(shape, generator=torch.Generator().manual_seed(len(name))) * 0.3
             parameter.copy_(whole if shard is None else shard.take(whole))
     return module
 
@@ -165,20 +162,6 @@ def test_heads_that_ranks_cannot_share_are_refused() -> None:
 # --- on several ranks -------------------------------------------------------------------------
 
 
-def groups_of(tp: int, cp: int) -> tuple[Any, Any]:
-    """tp innermost."""
-    found: list[Any] = [None, None]
-    rank, world = dist.get_rank(), tp * cp
-    tp_groups = [list(range(i, i + tp)) for i in range(0, world, tp)]
-    cp_groups = [list(range(i, world, tp)) for i in range(tp)]
-    for place, all_ranks in enumerate((tp_groups, cp_groups)):
-        for members in all_ranks:
-            group = dist.new_group(members)
-            if rank in members and len(members) > 1:
-                found[place] = group
-    return found[0], found[1]
-
-
 def check_ranks(kind: str, tp: int, cp: int, comm_type: Any, sequence_parallel: bool) -> None:
     settings = config(**KINDS[kind])
     serial, x = build(settings), some_input().requires_grad_()
@@ -186,8 +169,7 @@ def check_ranks(kind: str, tp: int, cp: int, comm_type: Any, sequence_parallel: 
     weights = torch.randn(right.shape, generator=torch.Generator().manual_seed(8))
     right.backward(weights)
 
-    tp_group, cp_group = groups_of(tp, cp)
-    parallel = ModelParallel(tp_group, cp_group, sequence_parallel, comm_type)
+    parallel = model_parallel(tp, cp, sequence_parallel, comm_type)
     module = build(settings, parallel)
 
     def own(whole: Tensor) -> Tensor:
@@ -208,11 +190,11 @@ def check_ranks(kind: str, tp: int, cp: int, comm_type: Any, sequence_parallel: 
         assert grad is not None
         whole_grad = wanted[name].grad
         assert whole_grad is not None
-        if cp_group is not None:
-            dist.all_reduce(grad, group=cp_group)
+        if parallel.cp is not None:
+            dist.all_reduce(grad, group=parallel.cp)
         summand = "layernorm" in name or (sequence_parallel and name == "linear_proj.bias")
-        if tp_group is not None and summand:
-            dist.all_reduce(grad, group=tp_group)
+        if parallel.tp is not None and summand:
+            dist.all_reduce(grad, group=parallel.tp)
         expected = whole_grad if shard is None else shard.take(whole_grad)
         assert_agree(grad, expected, name)
 

@@ -9,30 +9,16 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from tests.trainyard.models import small_gpt
+from tests.trainyard.models.small_gpt import VOCAB
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
-from trainyard.parallel.model import ModelParallel
+from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.testing.pool import RankPool
 
-VOCAB = 64
-SMALL: dict[str, Any] = {
-    "num_layers": 4,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "seq_length": 16,
-    "hidden_dropout": 0.1,
-    "attention_dropout": 0.0,
-}
-LLAMA: dict[str, Any] = {
-    "position_embedding_type": "rope",
-    "normalization": "RMSNorm",
-    "swiglu": True,
-    "disable_bias_linear": True,
-    "group_query_attention": True,
-    "num_query_groups": 2,
-    "qk_layernorm": True,
-}
+SMALL = small_gpt.SMALL | {"hidden_dropout": 0.1, "attention_dropout": 0.0}
+LLAMA = small_gpt.LLAMA | {"qk_layernorm": True}
 SELECTIVE = {"recompute_granularity": "selective"}
 KINDS: dict[str, dict[str, Any]] = {
     "gpt": {},
@@ -54,18 +40,9 @@ def step(model: GPTModel) -> list[torch.Tensor]:
     return [losses.detach(), *gradients]
 
 
-RARER = ("window", "fp32 residual", "core")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[pytest.mark.full] * (kind in RARER)) for kind in KINDS],
-)
-def test_layers_compile_whole_and_once(kind: str) -> None:
-    torch._dynamo.reset()
+def check_layers(kind: str, parallel: ModelParallel = ALONE) -> None:
     config = GPTConfig(**(SMALL | KINDS[kind]))
-    plain, compiled = GPTModel(config, VOCAB), GPTModel(config, VOCAB)
+    plain, compiled = GPTModel(config, VOCAB, parallel), GPTModel(config, VOCAB, parallel)
     init_parameters(plain, 3)
     init_parameters(compiled, 3)
     counter = CompileCounterWithBackend("aot_eager" if kind == "modules" else "eager")
@@ -76,18 +53,21 @@ def test_layers_compile_whole_and_once(kind: str) -> None:
     assert counter.frame_count == 1
 
 
+RARER = ("window", "fp32 residual", "core")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.full] * (kind in RARER)) for kind in KINDS],
+)
+def test_layers_compile_whole_and_once(kind: str) -> None:
+    torch._dynamo.reset()
+    check_layers(kind)
+
+
 def check_cut_layers(sp: bool) -> None:
-    parallel = ModelParallel(dist.group.WORLD, sequence_parallel=sp)
-    config = GPTConfig(**(SMALL | KINDS["modules"]))
-    plain, compiled = GPTModel(config, VOCAB, parallel), GPTModel(config, VOCAB, parallel)
-    init_parameters(plain, 3)
-    init_parameters(compiled, 3)
-    counter = CompileCounterWithBackend("aot_eager")
-    for layer in compiled.decoder.layers.values():
-        layer.compile(fullgraph=True, backend=counter)
-    for ours, theirs in zip(step(compiled), step(plain), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
-    assert counter.frame_count == 1
+    check_layers("modules", ModelParallel(dist.group.WORLD, sequence_parallel=sp))
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -94,13 +95,6 @@ def check_causality(comm_type: str) -> None:
     assert ((before - after).abs().amax(dim=(0, 1, 3))[at:] > 0).all()
 
 
-@pytest.mark.slow
-@pytest.mark.distributed
-@each_way
-def test_a_later_token_changes_nothing_earlier_on_any_rank(ranks: RankPool, comm_type: str) -> None:
-    ranks.run(check_causality, 4, comm_type)
-
-
 def check_compiled(comm_type: str) -> None:
     backend = over_all_ranks(comm_type)
     given = [cut(x) for x in inputs(S, groups=2)[:3]]
@@ -118,13 +112,6 @@ def check_compiled(comm_type: str) -> None:
         torch.testing.assert_close(got, wanted)
 
 
-@pytest.mark.slow
-@pytest.mark.distributed
-@each_way
-def test_a_compiler_takes_the_exchange_whole(ranks: RankPool, comm_type: str) -> None:
-    ranks.run(check_compiled, 2, comm_type)
-
-
 def check_dropout(comm_type: str) -> None:
     q, k, v, _ = (x.detach() for x in inputs(S))
     local = [cut(x).detach() for x in (q, k, v)]
@@ -136,13 +123,6 @@ def check_dropout(comm_type: str) -> None:
     right = LOCAL.attend(q, k, v, CAUSAL, dropout_p=0.0, scale=0.25)
     assert (mean - cut(right)).abs().mean() < 0.05
     assert not torch.equal(out, cut(right))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@each_way
-def test_dropout_keeps_the_mean_over_ranks(ranks: RankPool, comm_type: str) -> None:
-    ranks.run(check_dropout, 2, comm_type)
 
 
 def check_bf16(comm_type: str) -> None:
@@ -159,9 +139,16 @@ def check_bf16(comm_type: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("check", "world_size"),
+    [(check_causality, 4), (check_compiled, 2), (check_dropout, 2), (check_bf16, 2)],
+    ids=["causality", "compiled", "dropout", "bf16"],
+)
 @each_way
-def test_half_precision_stays_half(ranks: RankPool, comm_type: str) -> None:
-    ranks.run(check_bf16, 2, comm_type)
+def test_each_exchange_is_causal_compiles_and_keeps_mean_and_dtype(
+    ranks: RankPool, check: Callable[[str], None], world_size: int, comm_type: str
+) -> None:
+    ranks.run(check, world_size, comm_type)
 
 
 def check_refusal(kind: str) -> None:

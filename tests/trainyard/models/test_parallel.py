@@ -1,5 +1,4 @@
-"""A model that is cut over ranks or stages computes what one process does: losses and every
-gradient."""
+"""Models cut over ranks or stages against one process: losses and every gradient."""
 
 from __future__ import annotations
 
@@ -11,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.trainyard.models import small_gpt
+from tests.trainyard.models.small_gpt import VOCAB, model_parallel
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
@@ -22,25 +23,14 @@ from trainyard.parallel.sharding import has_partial_grad, shard_of
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 
-VOCAB = 64
-SMALL: dict[str, Any] = {
+SMALL = small_gpt.SMALL | {
     "num_layers": 3,
-    "hidden_size": 32,
     "num_attention_heads": 8,
-    "seq_length": 16,
     "hidden_dropout": 0.1,
     "attention_dropout": 0.0,
     "init_method_std": 0.1,
 }
-LLAMA: dict[str, Any] = {
-    "position_embedding_type": "rope",
-    "normalization": "RMSNorm",
-    "swiglu": True,
-    "disable_bias_linear": True,
-    "untie_embeddings_and_output_weights": True,
-    "group_query_attention": True,
-    "num_query_groups": 4,
-}
+LLAMA = small_gpt.LLAMA | {"untie_embeddings_and_output_weights": True, "num_query_groups": 4}
 KINDS: dict[str, dict[str, Any]] = {
     "gpt": {},
     "llama": LLAMA,
@@ -89,25 +79,8 @@ def gradients(models: list[GPTModel]) -> dict[str, Tensor]:
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None, name
             original = EMBEDDING if is_copy(parameter) else name
-            if original in found:
-                found[original] = found[original] + parameter.grad
-            else:
-                found[original] = parameter.grad
+            found[original] = found.get(original, 0) + parameter.grad
     return found
-
-
-def model_parallel(tp: int, cp: int, sp: bool, comm: Any) -> ModelParallel:
-    """Groups of tp x cp ranks, tp ranks beside each other."""
-    rank, mine = dist.get_rank(), {}
-    for name, groups in (
-        ("tp", [[i * tp + j for j in range(tp)] for i in range(cp)]),
-        ("cp", [[i * tp + j for i in range(cp)] for j in range(tp)]),
-    ):
-        for members in groups:
-            group = dist.new_group(members) if len(members) > 1 else None
-            if rank in members:
-                mine[name] = group
-    return ModelParallel(mine["tp"], mine["cp"], sequence_parallel=sp, cp_comm_type=comm)
 
 
 def check_cut_model(kind: str, tp: int, cp: int, sp: bool, boundaries: list[int]) -> None:

@@ -9,29 +9,15 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from tests.trainyard.models import small_gpt
+from tests.trainyard.models.small_gpt import VOCAB
 from trainyard.models import offload
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 
-VOCAB = 64
-SMALL: dict[str, Any] = {
-    "num_layers": 4,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "seq_length": 16,
-    "hidden_dropout": 0.2,
-    "attention_dropout": 0.2,
-}
-LLAMA: dict[str, Any] = {
-    "position_embedding_type": "rope",
-    "normalization": "RMSNorm",
-    "swiglu": True,
-    "disable_bias_linear": True,
-    "group_query_attention": True,
-    "num_query_groups": 2,
-    "qk_layernorm": True,
-}
+SMALL = small_gpt.SMALL | {"hidden_dropout": 0.2, "attention_dropout": 0.2}
+LLAMA = small_gpt.LLAMA | {"qk_layernorm": True}
 WAYS: dict[str, dict[str, Any]] = {
     "core attention": {"recompute_activations": True},
     "mlp": {"recompute_granularity": "selective", "recompute_modules": ("mlp",)},

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.trainyard.pieces import Piece, assembled
 from trainyard.optim.build import build_optimizer, grads_dtype, params_dtype
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.optimizer import ModelOptimizer, StepOutcome
@@ -56,17 +57,13 @@ class Case:
     """Parameters that the loss does not see."""
 
 
-Box = tuple[str, tuple[int, ...], tuple[int, ...], Tensor]
-"""Name, whole shape, offset, values."""
-
-
 @dataclass(frozen=True)
 class Result:
     """What a rank has in the end."""
 
     outcomes: list[StepOutcome]
-    params: list[Box]
-    states: list[Box]
+    params: list[Piece]
+    states: list[Piece]
     params_norm: float
 
 
@@ -180,38 +177,21 @@ def result_of(
 ) -> Result:
     """Everything that a rank has, as it would be saved."""
     optimizer.finish_parameters()
-    params: list[Box] = []
+    params: list[Piece] = []
     for name, parameter in named:
         shard = shard_of(parameter)
         shape = tuple(parameter.shape)
         if shard is None:
-            params.append((name, shape, (0,) * len(shape), parameter.detach().clone()))
+            params.append(Piece(name, parameter.detach().clone(), (0,) * len(shape), shape))
             continue
         for offset, index in shard.boxes():
-            params.append((name, shard.shape, offset, parameter.detach()[index].clone()))
-    states = [(b.name, b.global_shape, b.offset, b.tensor.clone()) for b in optimizer.state_boxes()]
+            params.append(Piece(name, parameter.detach()[index].clone(), offset, shard.shape))
+    states = [
+        Piece(b.name, b.tensor.clone(), b.offset, b.global_shape) for b in optimizer.state_boxes()
+    ]
     return Result(outcomes, params, states, optimizer.params_norm())
-
-
-def assemble(boxes: list[list[Box]]) -> dict[str, Tensor]:
-    """Whole tensors from what all ranks have; what several have must be equal, nothing missing."""
-    wholes: dict[str, Tensor] = {}
-    seen: dict[str, Tensor] = {}
-    for name, shape, offset, tensor in (box for of_rank in boxes for box in of_rank):
-        whole = wholes.setdefault(name, torch.zeros(shape, dtype=tensor.dtype))
-        mask = seen.setdefault(name, torch.zeros(shape, dtype=torch.bool))
-        index = tuple(slice(o, o + n) for o, n in zip(offset, tensor.shape, strict=True))
-        known = mask[index]
-        assert torch.equal(whole[index][known], tensor[known]), f"ranks disagree on {name}"
-        whole[index] = tensor
-        mask[index] = True
-    assert all(bool(mask.all()) for mask in seen.values()), "numbers are missing"
-    return wholes
 
 
 def wholes_of(results: list[Result]) -> dict[str, Any]:
     """Parameters and states of a run, whole."""
-    return {
-        **assemble([result.params for result in results]),
-        **assemble([result.states for result in results]),
-    }
+    return assembled([piece for result in results for piece in (*result.params, *result.states)])

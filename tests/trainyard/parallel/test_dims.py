@@ -8,7 +8,7 @@ import pytest
 
 from trainyard.errors import ConfigError
 from trainyard.parallel.config import AXES, PIPELINE_BEFORE_DATA, ParallelConfig
-from trainyard.parallel.dims import Coordinates, ParallelDims, dims_of
+from trainyard.parallel.dims import ParallelDims, dims_of
 
 ORDERS = ["-".join(axes) for axes in permutations(AXES)]
 
@@ -30,12 +30,9 @@ def test_every_rank_is_in_exactly_one_group_of_each_kind(order: str) -> None:
         assert sorted(chain.from_iterable(groups)) == list(range(dims.world_size))
         for ranks in groups:
             assert ranks == sorted(ranks)
-            fixed = {tuple(_except(dims.coordinates(rank), axes)) for rank in ranks}
+            places = [dims.coordinates(rank) for rank in ranks]
+            fixed = {tuple(getattr(at, axis) for axis in AXES if axis not in axes) for at in places}
             assert len(fixed) == 1
-
-
-def _except(place: Coordinates, axes: tuple[str, ...]) -> list[int]:
-    return [getattr(place, axis) for axis in AXES if axis not in axes]
 
 
 def test_sixteen_gpus_as_megatron_documents_them() -> None:

@@ -160,11 +160,20 @@ def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_first_rank_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rank", "minutes", "words"),
+    [
+        (1, 0.03, "rank 1 of 2 did not find .*:{port}: is rank 0"),
+        (0, 0.02, "not all of 2 ranks came .*1/2 clients"),
+    ],
+)
+def test_missing_ranks_are_named(
+    rank: int, minutes: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     port = free_port()
-    launched(monkeypatch, RANK=1, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    with pytest.raises(InfrastructureError, match=f"rank 1 of 2 did not find .*:{port}: is rank 0"):
-        join(distributed_timeout_minutes=0.03)
+    launched(monkeypatch, RANK=rank, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    with pytest.raises(InfrastructureError, match=words.format(port=port)):
+        join(distributed_timeout_minutes=minutes)
 
 
 def test_ranks_without_an_address_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,11 +219,3 @@ def test_ranks_join_by_the_environment() -> None:
 def test_ranks_of_other_degrees_are_refused() -> None:
     for told in run_distributed(join_as, 2, "gloo", free_port(), [1, 2]):
         assert "rank 1 was started with --distributed-backend gloo, degrees tp=2" in told
-
-
-@pytest.mark.slow
-def test_ranks_that_do_not_come_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = free_port()
-    launched(monkeypatch, RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    with pytest.raises(InfrastructureError, match=r"not all of 2 ranks came .*1/2 clients"):
-        join(distributed_timeout_minutes=0.02)

@@ -1,5 +1,4 @@
-"""The same weights in transformers' GPT-2, Llama, Mistral and Qwen give the same logits and
-gradients."""
+"""Logits and gradients against transformers' GPT-2, Llama, Mistral and Qwen."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.trainyard.models import small_gpt
 from trainyard.attention.masks import AttentionMask
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
@@ -24,15 +25,7 @@ SMALL: dict[str, Any] = {
     "seq_length": 24,
 }
 GPT: dict[str, Any] = {}
-LLAMA: dict[str, Any] = {
-    "position_embedding_type": "rope",
-    "normalization": "RMSNorm",
-    "swiglu": True,
-    "disable_bias_linear": True,
-    "untie_embeddings_and_output_weights": True,
-    "group_query_attention": True,
-    "num_query_groups": 2,
-}
+LLAMA = small_gpt.LLAMA | {"untie_embeddings_and_output_weights": True}
 QWEN = LLAMA | {"add_qkv_bias": True, "rotary_percent": 0.5, "kv_channels": 32}
 BARE = {"position_embedding_type": "none", "untie_embeddings_and_output_weights": True}
 QWEN3 = LLAMA | {"qk_layernorm": True, "apply_layernorm_1p": True}

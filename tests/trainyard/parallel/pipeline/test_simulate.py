@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from trainyard.parallel.pipeline.program import programs
 from trainyard.parallel.pipeline.schedule import (
     Action,
-    Message,
     build_schedule,
     choose_group_size,
     fits_group_size,
@@ -80,36 +77,22 @@ def test_stages_run_in_order_and_each_message_is_taken_once(
     pp: int, chunks: int, count: int
 ) -> None:
     played = simulate(build_schedule(pp, chunks, count), chunks)
-    times = dict(_times(played.schedule, played.starts, played.ends, pp))
+    times = {
+        (action.kind, action.microbatch, action.chunk * pp + rank): (start, end)
+        for rank, actions in enumerate(played.schedule)
+        for action, start, end in zip(actions, played.starts[rank], played.ends[rank], strict=True)
+    }
     last = pp * chunks - 1
     for m in range(count):
         for stage in range(1, last + 1):
             assert times["F", m, stage][0] >= times["F", m, stage - 1][1]
             assert times["B", m, stage - 1][0] >= times["B", m, stage][1]
         assert times["B", m, last][0] >= times["F", m, last][1]
-    sent = _messages(output_of, played.schedule, pp, chunks)
-    taken = _messages(input_of, played.schedule, pp, chunks)
+    done = [(action, rank) for rank, actions in enumerate(played.schedule) for action in actions]
+    sent = [m for a, rank in done if (m := output_of(a, rank, pp, chunks)) is not None]
+    taken = [m for a, rank in done if (m := input_of(a, rank, pp, chunks)) is not None]
     assert len(set(sent)) == len(sent) == 2 * count * last
     assert set(taken) == set(sent)
-
-
-def _times(
-    schedule: tuple[tuple[Action, ...], ...],
-    starts: tuple[tuple[float, ...], ...],
-    ends: tuple[tuple[float, ...], ...],
-    pp: int,
-) -> Iterator[tuple[tuple[str, int, int], tuple[float, float]]]:
-    for rank, actions in enumerate(schedule):
-        for action, start, end in zip(actions, starts[rank], ends[rank], strict=True):
-            yield (action.kind, action.microbatch, action.chunk * pp + rank), (start, end)
-
-
-def _messages(
-    side: object, schedule: tuple[tuple[Action, ...], ...], pp: int, chunks: int
-) -> list[Message]:
-    assert callable(side)
-    found = (side(a, rank, pp, chunks) for rank, actions in enumerate(schedule) for a in actions)
-    return [message for message in found if message is not None]
 
 
 # --- receives ---------------------------------------------------------------------------------

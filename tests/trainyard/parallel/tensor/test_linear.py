@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,8 +44,11 @@ def fill(parameter: nn.Parameter | None, whole: Tensor) -> Tensor:
     return whole.requires_grad_()
 
 
-def check_grad(parameter: nn.Parameter | None, whole: Tensor, parallel: ModelParallel) -> None:
-    if parameter is None:
+def check_grad(
+    parameter: nn.Parameter | None, whole: Tensor | None, parallel: ModelParallel
+) -> None:
+    assert (parameter is None) == (whole is None)
+    if parameter is None or whole is None:
         return
     assert parameter.grad is not None
     assert whole.grad is not None
@@ -55,28 +59,34 @@ def check_grad(parameter: nn.Parameter | None, whole: Tensor, parallel: ModelPar
     torch.testing.assert_close(grad, expected, **FP32_SUM_ORDER)
 
 
-def check_column(cut: dict[str, bool], bias: bool, parts: int) -> None:
-    parallel = ModelParallel(tp=dist.group.WORLD, **cut)
-    layer = ColumnParallelLinear(IN, OUT, bias=bias, parallel=parallel, parts=parts)
+def run_reference(
+    layer: ColumnParallelLinear | RowParallelLinear, bias: bool
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
+    """Fills the layer; returns the whole weight, bias, input, output gradient and output."""
     weight = fill(layer.weight, draw(OUT, IN, seed=1))
     b = fill(layer.bias, draw(OUT, seed=2)) if bias else None
     x, grad = draw(S, B, IN, seed=3).requires_grad_(), draw(S, B, OUT, seed=4)
     expected = functional.linear(x, weight, b)
     expected.backward(grad)
+    return weight, b, x, grad, expected
+
+
+def check_column(cut: dict[str, bool], bias: bool, parts: int) -> None:
+    parallel = ModelParallel(tp=dist.group.WORLD, **cut)
+    layer = ColumnParallelLinear(IN, OUT, bias=bias, parallel=parallel, parts=parts)
+    weight, b, x, grad, expected = run_reference(layer, bias)
     mine = (part(x, parallel) if parallel.sequence_parallel else x).detach().requires_grad_()
     y = layer(mine)
     channels = shard_of(layer.weight)
     assert channels is not None
-    rows = [torch.arange(p.whole, p.whole + p.length) for p in channels.pieces]
-    index = torch.cat(rows)
+    index = torch.cat([torch.arange(p.whole, p.whole + p.length) for p in channels.pieces])
     torch.testing.assert_close(y, expected[..., index], **FP32_SUM_ORDER)
     y.backward(grad[..., index])
     assert x.grad is not None
     whole = part(x.grad, parallel) if parallel.sequence_parallel else x.grad
     torch.testing.assert_close(mine.grad, whole, **FP32_SUM_ORDER)
     check_grad(layer.weight, weight, parallel)
-    if b is not None:
-        check_grad(layer.bias, b, parallel)
+    check_grad(layer.bias, b, parallel)
 
 
 @pytest.mark.distributed
@@ -92,11 +102,7 @@ def test_column_parallel_matches_linear(
 def check_row(cut: dict[str, bool], bias: bool) -> None:
     parallel = ModelParallel(tp=dist.group.WORLD, **cut)
     layer = RowParallelLinear(IN, OUT, bias=bias, parallel=parallel)
-    weight = fill(layer.weight, draw(OUT, IN, seed=1))
-    b = fill(layer.bias, draw(OUT, seed=2)) if bias else None
-    x, grad = draw(S, B, IN, seed=3).requires_grad_(), draw(S, B, OUT, seed=4)
-    expected = functional.linear(x, weight, b)
-    expected.backward(grad)
+    weight, b, x, grad, expected = run_reference(layer, bias)
     mine = part(x, parallel, dim=2).detach().requires_grad_()
     y = layer(mine)
     cut_sequence = parallel.sequence_parallel
@@ -107,8 +113,7 @@ def check_row(cut: dict[str, bool], bias: bool) -> None:
     assert x.grad is not None
     torch.testing.assert_close(mine.grad, part(x.grad, parallel, dim=2), **FP32_SUM_ORDER)
     check_grad(layer.weight, weight, parallel)
-    if b is not None:
-        check_grad(layer.bias, b, parallel)
+    check_grad(layer.bias, b, parallel)
 
 
 @pytest.mark.distributed
@@ -144,12 +149,6 @@ def check_frozen(cut: dict[str, bool]) -> None:
     assert torch.equal(column.bias.grad, expected)
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize("cut", CUTS)
-def test_frozen_weights_get_no_gradient(ranks: RankPool, cut: dict[str, bool]) -> None:
-    ranks.run(check_frozen, 2, cut)
-
-
 class TwoMatrices(nn.Module):
     def __init__(self, parallel: ModelParallel) -> None:
         super().__init__()
@@ -182,11 +181,13 @@ def check_compiled(cut: dict[str, bool]) -> None:
         torch.testing.assert_close(eager, traced, **FP32_SUM_ORDER)
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_compiler_takes_them_whole(ranks: RankPool, cut: dict[str, bool]) -> None:
-    ranks.run(check_compiled, 2, cut)
+@pytest.mark.parametrize("check", [check_frozen, check_compiled], ids=["frozen", "compiled"])
+def test_two_layers_over_ranks(
+    ranks: RankPool, check: Callable[[dict[str, bool]], None], cut: dict[str, bool]
+) -> None:
+    ranks.run(check, 2, cut)
 
 
 def test_alone_they_are_functional_linear() -> None:

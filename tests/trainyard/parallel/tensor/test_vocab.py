@@ -70,19 +70,15 @@ def reference(
 
 
 def check_cross_entropy(chunk: int, scale: float, vocab_size: int | None = None) -> None:
-    with mock.patch.object(cross_entropy, "CHUNK_LOGITS", chunk):
-        compare_cross_entropy(scale, vocab_size)
-
-
-def compare_cross_entropy(scale: float, vocab_size: int | None) -> None:
     parallel = ModelParallel(tp=dist.group.WORLD)
     size = vocab_size or V
     logits, labels, grad = draw(S, B, V, seed=1) * scale, token_ids(2, size), draw(S, B, seed=3)
     logits[..., size:] += 1000.0  # padding would be all of the softmax
     expected, expected_grad = reference(logits, labels, grad, size)
     leaf = logits.chunk(parallel.tp_size, dim=-1)[parallel.tp_rank].clone().requires_grad_()
-    losses = vocab_parallel_cross_entropy(leaf * 1.0, labels, parallel, vocab_size)
-    losses.backward(grad)
+    with mock.patch.object(cross_entropy, "CHUNK_LOGITS", chunk):
+        losses = vocab_parallel_cross_entropy(leaf * 1.0, labels, parallel, vocab_size)
+        losses.backward(grad)
     assert losses.dtype == torch.float32
     torch.testing.assert_close(losses.double(), expected, **FP32_SUM_ORDER)
     mine = expected_grad.chunk(parallel.tp_size, dim=-1)[parallel.tp_rank]
@@ -94,22 +90,21 @@ def compare_cross_entropy(scale: float, vocab_size: int | None) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize(("chunk", "scale"), [(1 << 24, 1.0), (10, 1.0), (30, 100.0)])
+@pytest.mark.parametrize(
+    ("chunk", "scale", "vocab_size"),
+    [
+        (1 << 24, 1.0, None),
+        (10, 1.0, None),
+        (30, 100.0, None),  # exponentials overflow
+        (30, 1.0, 23),  # rows of padding on one rank, on its last, on ranks that have no others
+        (30, 1.0, 13),
+        (30, 1.0, 5),
+    ],
+)
 def test_cross_entropy_matches_one_process(
-    ranks: RankPool, tp: int, chunk: int, scale: float
+    ranks: RankPool, tp: int, chunk: int, scale: float, vocab_size: int | None
 ) -> None:
-    """In one chunk and in many; with logits whose exponentials overflow."""
-    ranks.run(check_cross_entropy, tp, chunk, scale)
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("vocab_size", [23, 13, 5])
-def test_rows_that_pad_the_vocabulary_take_no_part(
-    ranks: RankPool, tp: int, vocab_size: int
-) -> None:
-    """On one rank, on its last, and with ranks that have nothing else."""
-    ranks.run(check_cross_entropy, tp, 30, 1.0, vocab_size)
+    ranks.run(check_cross_entropy, tp, chunk, scale, vocab_size)
 
 
 def test_fp32_alone_has_the_bits_of_torch() -> None:

@@ -141,12 +141,10 @@ class Cut:
 
     @property
     def world_size(self) -> int:
-        """Ranks."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property
     def vocab_size(self) -> int:
-        """Tokens."""
         return ODD_VOCAB if self.padded else VOCAB
 
     @property
@@ -156,7 +154,6 @@ class Cut:
 
     @property
     def model(self) -> GPTConfig:
-        """What is trained."""
         options = SMALL | KINDS[self.kind] | RECOMPUTE[self.recompute]
         return GPTConfig(
             **options,
@@ -167,7 +164,6 @@ class Cut:
 
     @property
     def parallel(self) -> ParallelConfig:
-        """The flags."""
         zero, overlap = "zero" in self.reduction, "overlap" in self.reduction
         bucket_size = self.bucket_size or (3000 if overlap else None)
         return ParallelConfig(
@@ -190,7 +186,6 @@ class Cut:
 
     @property
     def optimizer(self) -> OptimizerConfig:
-        """Adam."""
         return OptimizerConfig(lr=0.01, clip_grad=self.clip_grad, adam_eps=self.adam_eps)
 
     @property

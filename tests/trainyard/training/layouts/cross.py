@@ -107,13 +107,9 @@ def _cell(cuts: list[Cut], results: Results) -> str:
         return ""
     fp32 = [results[str(cut)].distance for cut in cuts if not cut.bf16]
     worst = max((max(d.gradient, d.state) for d in fp32), default=None)
-    return f"{len(cuts)}: {_error(worst)}"
-
-
-def _error(worst: float | None) -> str:
     if worst is None:
-        return "bf16"
-    return "=" if worst == 0.0 else f"{worst:.0e}"
+        return f"{len(cuts)}: bf16"
+    return f"{len(cuts)}: {'=' if worst == 0.0 else f'{worst:.0e}'}"
 
 
 def _summary(results: Results, date: str) -> str:

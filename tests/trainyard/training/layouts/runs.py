@@ -1,5 +1,4 @@
-"""The small run of `cases.Cut`, on the ranks of a pool or in this process, and what came of it put
-together again by global name."""
+"""The small run of `cases.Cut`, on the ranks of a pool or here, and its whole results."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.trainyard.pieces import Piece, assembled
 from tests.trainyard.training.layouts.cases import (
     MICRO_BATCH_SIZE,
     NUM_MICROBATCHES,
@@ -38,17 +38,6 @@ TABLES = ("embedding.word_embeddings.weight", "output_layer.weight")
 """What has a row for each token, and for padding."""
 
 Tensors = dict[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A box of a global tensor as one rank holds it."""
-
-    name: str
-    values: Tensor
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-    """Of the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,20 +187,3 @@ def without_padding(run: Run, cut: Cut) -> Run:
 
 def _tokens_of(tensors: Tensors, cut: Cut) -> Tensors:
     return {n: t[: cut.vocab_size] if n.endswith(TABLES) else t for n, t in tensors.items()}
-
-
-def assembled(parts: Sequence[Piece]) -> Tensors:
-    """Whole tensors. What several ranks hold must be the same bits, and nothing may be missing."""
-    wholes: Tensors = {}
-    filled: Tensors = {}
-    for part in parts:
-        whole = wholes.setdefault(part.name, torch.empty(part.shape, dtype=part.values.dtype))
-        known = filled.setdefault(part.name, torch.zeros(part.shape, dtype=torch.bool))
-        box = tuple(slice(o, o + n) for o, n in zip(part.offset, part.values.shape, strict=True))
-        both = known[box]
-        assert torch.equal(whole[box][both], part.values[both]), f"replicas differ: {part.name}"
-        whole[box] = part.values
-        known[box] = True
-    missing = [name for name, known in filled.items() if not known.all()]
-    assert not missing, f"no rank holds all of {missing}"
-    return wholes

@@ -1,5 +1,4 @@
-"""A vocabulary padded otherwise than the checkpoint's: rows that both have are the checkpoint's,
-further ones those of initialisation, at every layout alike."""
+"""A vocabulary padded otherwise than the checkpoint's, at every layout."""
 
 from __future__ import annotations
 
@@ -11,13 +10,12 @@ from typing import Any, cast
 import pytest
 import torch
 
+from tests.trainyard.pieces import Piece, assembled
 from tests.trainyard.training.layouts.cases import MICRO_BATCH_SIZE, NUM_MICROBATCHES, VOCAB, Cut
 from tests.trainyard.training.layouts.runs import (
     LEARNING_RATE,
     SEED,
-    Piece,
     Tensors,
-    assembled,
     batches,
     pieces,
     train_module_of,
