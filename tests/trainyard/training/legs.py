@@ -1,9 +1,8 @@
-"""Small runs in several legs, each on ranks of its own number and layout, some of which die: for
-tests of what a resumed run owes the one that nobody disturbed."""
+"""Small runs in several legs, each with its own ranks and layout; some of them die."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from stages.certify.run import certify
 from stages.runtime.context import StageRun
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.config import from_dict
+from trainyard.testing.kill import Zygote, check_kill_anywhere
 from trainyard.testing.pool import RankPool
 from trainyard.training.certify.certificate import Certificate
 from trainyard.training.loop.events import Callback, StepEvent
@@ -113,3 +113,16 @@ def exact(lines: list[dict[str, Any]], leave_out: Mapping[str, object]) -> list[
     """A ledger without what is computed."""
     gone = {*COMPUTED, *leave_out}
     return [{name: v for name, v in line.items() if name not in gone} for line in lines]
+
+
+def check_kills(folder: Path, arguments_of: Callable[[str], list[str]], points: int) -> None:
+    """Kill the pretraining stage before so many operations of the store; each rerun finishes."""
+    with Zygote("stages.pretrain.run") as zygote:
+        kills = check_kill_anywhere(
+            zygote,
+            "stages.pretrain",
+            arguments_of,
+            lambda name: str(folder / name / "manifest.json"),
+            points=points,
+        )
+    assert kills == points

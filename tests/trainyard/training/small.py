@@ -50,14 +50,17 @@ TRAINING = TrainingConfig(
 class Counting:
     """Samples that count upwards from a number of their own; some labels do not count."""
 
+    def __init__(self, length: int = LENGTH, vocab_size: int = VOCAB) -> None:
+        self.length, self.vocab_size = length, vocab_size
+
     def __len__(self) -> int:
         return 512
 
     def __getitem__(self, index: int) -> Sample:
-        text = (index * 7 + np.arange(LENGTH + 1)) % VOCAB
-        mask = np.ones(LENGTH, np.float32)
+        text = (index * 7 + np.arange(self.length + 1)) % self.vocab_size
+        mask = np.ones(self.length, np.float32)
         mask[: index % 5] = 0.0
-        positions = np.arange(LENGTH)
+        positions = np.arange(self.length)
         return {
             "tokens": text[:-1],
             "labels": text[1:],
@@ -79,6 +82,24 @@ class Collector(Callback):
 
     def after_step(self, event: StepEvent) -> None:
         self.events.append(replace(event, state=TrainState(**event.state.state_dict())))
+
+
+class ScalarWriter:
+    """Stands in for torch's SummaryWriter: keeps the scalars."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars.append((tag, value, step))
+
+    def add_text(self, *text: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def without_evaluation(**options: Any) -> TrainingConfig:
+    return replace(TRAINING, eval_iters=0, **options)
 
 
 def build_train_module(

@@ -1,5 +1,4 @@
-"""A run whose loader goes astray ends on all ranks before the step is taken, publishes nothing of
-it, and goes on to the run that it was to be."""
+"""A run whose loader serves wrong samples ends before the step, and can resume."""
 
 from __future__ import annotations
 

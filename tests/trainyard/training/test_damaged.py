@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +21,15 @@ from trainyard.training.run.run_steps import (
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("damaged") / "run"
     go_on(folder, replace(TRAINING, save_interval=2), lambda: False, Lines())
     return folder
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "run"))
 
 
 def test_a_whole_run_is_whole_however_closely_one_looks(run: Path) -> None:
@@ -40,18 +46,16 @@ def test_damage_is_seen_as_far_as_one_looks(
     file = run / "iter_0000006" / name
     whole = file.read_bytes()
     found = find_own_steps(str(run), "l")
-    try:
-        file.write_bytes(whole.replace(b"0", b"1"))
-        passed = skip_damaged(found, str(run), "digests")
-        assert passed == FoundSteps((2, 4), damaged=(6,))
-        assert "skipping step 6, which is damaged" in caplog.text
-        assert name in caplog.text
-        file.write_bytes(whole + b" ")
-        assert skip_damaged(found, str(run), "sizes").latest == 4
-        file.unlink()
-        assert skip_damaged(found, str(run), "sizes").latest == 4
-    finally:
-        file.write_bytes(whole)
+    file.write_bytes(whole.replace(b"0", b"1"))
+    passed = skip_damaged(found, str(run), "digests")
+    assert passed == FoundSteps((2, 4), damaged=(6,))
+    assert "skipping step 6, which is damaged" in caplog.text
+    assert name in caplog.text
+    file.write_bytes(whole + b" ")
+    assert skip_damaged(found, str(run), "sizes").latest == 4
+    file.unlink()
+    assert skip_damaged(found, str(run), "sizes").latest == 4
+    file.write_bytes(whole)
     assert skip_damaged(found, str(run), "digests") == found
 
 
@@ -59,13 +63,9 @@ def test_damage_is_seen_as_far_as_one_looks(
 @pytest.mark.parametrize("name", ["state.json", "index.json"])
 def test_a_changed_document_is_seen_at_every_level(run: Path, name: str, verify: Verify) -> None:
     file = run / "iter_0000006" / name
-    whole = file.read_bytes()
-    try:
-        file.write_bytes(whole.replace(b" ", b"\t", 1))  # of the same meaning, and length
-        found = find_own_steps(str(run), "l")
-        assert skip_damaged(found, str(run), verify) == FoundSteps((2, 4), damaged=(6,))
-    finally:
-        file.write_bytes(whole)
+    file.write_bytes(file.read_bytes().replace(b" ", b"\t", 1))  # of the same meaning, and length
+    found = find_own_steps(str(run), "l")
+    assert skip_damaged(found, str(run), verify) == FoundSteps((2, 4), damaged=(6,))
 
 
 @pytest.mark.parametrize("name", ["state.json", "manifest.json"])
@@ -75,23 +75,19 @@ def test_a_step_whose_papers_are_torn_is_passed_over(
     run: Path, name: str, text: str | None, step: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = run / f"iter_{step:07d}" / name
-    whole = file.read_bytes()
-    try:
-        if text is not None:
-            file.write_text(text)
-        elif name == "manifest.json":  # then it never was a step
-            return
-        else:
-            file.unlink()
-        found = find_own_steps(str(run), "l")
-        rest = tuple(other for other in (2, 4, 6) if other != step)
-        assert found == FoundSteps(rest, damaged=(step,))
-        assert skip_damaged(found, str(run), "digests") == found
-        assert f"skipping step {step}, which is damaged" in caplog.text
-        with pytest.raises(ArtifactError, match="has become unreadable"):
-            finished_steps(str(run), "l")
-    finally:
-        file.write_bytes(whole)
+    if text is not None:
+        file.write_text(text)
+    elif name == "manifest.json":  # then it never was a step
+        return
+    else:
+        file.unlink()
+    found = find_own_steps(str(run), "l")
+    rest = tuple(other for other in (2, 4, 6) if other != step)
+    assert found == FoundSteps(rest, damaged=(step,))
+    assert skip_damaged(found, str(run), "digests") == found
+    assert f"skipping step {step}, which is damaged" in caplog.text
+    with pytest.raises(ArtifactError, match="has become unreadable"):
+        finished_steps(str(run), "l")
 
 
 def test_where_every_step_is_damaged_none_is_left(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""A run goes on at other numbers of ranks and other layouts: the same samples in the same order,
-losses within the tolerance, and a certificate that nothing was lost or repeated."""
+"""Resuming with other numbers of ranks and other layouts: same samples, losses and certificate."""
 
 from __future__ import annotations
 

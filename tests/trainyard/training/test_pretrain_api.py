@@ -1,5 +1,4 @@
-"""A pretraining as a call: docs/examples/bytes_model.py, on one rank and cut over two,
-stopped and gone on with; and what a program brings along is refused in words where it cannot be."""
+"""Pretraining as a library call, docs/examples/bytes_model.py included."""
 
 from __future__ import annotations
 
@@ -19,6 +18,8 @@ from torch import Tensor, nn
 
 from stages.pretrain.config import PretrainConfig as StageConfig
 from stages.runtime.up_to_date import decide
+from tests.trainyard.training.small import LENGTH, MODEL
+from tests.trainyard.training.small import VOCAB as VOCABULARY
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint.model import load_model
@@ -28,7 +29,6 @@ from trainyard.datasets.loader import Batch
 from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.user_datasets import ProvidedData
 from trainyard.errors import ArtifactError, ClaimHeldError, ConfigError, DataError
-from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.pipeline_stage import ModelStage
 from trainyard.optim.config import OptimizerConfig
@@ -50,15 +50,6 @@ SHORT = PROGRAM.replace("train_iters=60, eval_interval=30", "train_iters=6, eval
 TOLERANCE = 1e-5
 """Relative, of losses: sums over two ranks are grouped otherwise."""
 
-LENGTH, VOCABULARY = 8, 32
-MODEL = GPTConfig(
-    num_layers=2,
-    hidden_size=16,
-    num_attention_heads=2,
-    seq_length=LENGTH,
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
-)
 TRAINING = TrainingConfig(
     micro_batch_size=2, global_batch_size=4, train_iters=4, eval_interval=2, eval_iters=1
 )
@@ -294,18 +285,6 @@ def test_with_nothing_brought_along_it_is_the_run_of_the_stage(tmp_path: Path) -
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def too_few(num_train: int, num_valid: int) -> tuple[Counting, Counting]:
-    return Counting(num_train - 1), Counting()
-
-
-def no_validation(num_train: int, num_valid: int) -> tuple[Counting, None]:
-    return Counting(), None
-
-
-def short_validation(num_train: int, num_valid: int) -> tuple[Counting, Counting]:
-    return Counting(), Counting(num_valid - 1)
-
-
 @pytest.mark.parametrize(
     ("others", "provider", "words"),
     [
@@ -317,9 +296,13 @@ def short_validation(num_train: int, num_valid: int) -> tuple[Counting, Counting
             counting,
             "1 rank cannot be shared out",
         ),
-        ({}, too_few, "has 15 samples and the run takes 16"),
-        ({}, no_validation, "no validation data"),
-        ({}, short_validation, "valid has 11 samples"),
+        (
+            {},
+            lambda train, valid: (Counting(train - 1), Counting()),
+            "has 15 samples and the run takes 16",
+        ),
+        ({}, lambda train, valid: (Counting(), None), "no validation data"),
+        ({}, lambda train, valid: (Counting(), Counting(valid - 1)), "valid has 11 samples"),
     ],
 )
 def test_what_cannot_be_is_told_in_words(

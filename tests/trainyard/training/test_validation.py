@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -16,6 +16,7 @@ from tests.trainyard.training.small import (
     TRAINING,
     Collector,
     Counting,
+    ScalarWriter,
     build_loop,
     build_train_module,
     model_of,
@@ -39,6 +40,7 @@ class Shifted(Counting):
     """Other samples, and another number of them."""
 
     def __init__(self, first: int, count: int) -> None:
+        super().__init__()
         self.first, self.count = first, count
 
     def __len__(self) -> int:
@@ -117,24 +119,11 @@ def test_one_set_is_recorded_as_ever() -> None:
 # --- test sets --------------------------------------------------------------------------------
 
 
-class Entered:
-    """Stands where torch's SummaryWriter does."""
-
-    def __init__(self) -> None:
-        self.scalars: list[tuple[str, float, int]] = []
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self.scalars.append((tag, value, step))
-
-    def close(self) -> None:
-        pass
-
-
 def test_test_data_are_measured_once_behind_the_last_step_and_change_nothing_else(
     tmp_path: Path,
 ) -> None:
     info, options = RunInfo(6), LoggingConfig(log_validation_ppl_to_tensorboard=True)
-    entered, path = Entered(), tmp_path / "metrics.jsonl"
+    entered, path = ScalarWriter(), tmp_path / "metrics.jsonl"
     sinks = [TensorBoard(entered, options, info), JsonLines(path, info)]
     valid, test = Shifted(0, 64), Shifted(200, 40)
     (_, records), lines = run(TRAINING, valid, test=[test], loggers=sinks)
@@ -187,8 +176,12 @@ def test_a_stop_between_validation_and_test_leaves_both_for_later() -> None:
     )
     build_loop(build_train_module(), callbacks=[whole := Collector([])], data=data).run()
     # Six steps and two measurements of four batches look once each, and once more at their end.
-    stop = stop_at(calls, last=6 + 2 * 5 + 2)
-    loop = build_loop(train_module, callbacks=[collector], data=data, stop_requested=stop)
+    loop = build_loop(
+        train_module,
+        callbacks=[collector],
+        data=data,
+        stop_requested=lambda: next(calls) >= 6 + 2 * 5 + 2,
+    )
     assert loop.run() == "stopped"
     assert loop.state.unmeasured["step"] == 6
     assert "validation_loss" not in loop.state.unmeasured
@@ -199,8 +192,3 @@ def test_a_stop_between_validation_and_test_leaves_both_for_later() -> None:
     )
     assert rest.run() == "finished"
     assert rest.ledger.text() == whole.events[-1].ledger.text()
-
-
-def stop_at(calls: Iterator[int], last: int) -> Callable[[], bool]:
-    """A request to stop that comes at the look of that number."""
-    return lambda: next(calls) >= last

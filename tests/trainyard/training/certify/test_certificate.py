@@ -1,5 +1,4 @@
-"""The proof of a run, on runs that were made up: whatever way a sound one was saved it is proven,
-and whatever is changed in it is the first broken link."""
+"""Certificates of made-up runs: sound ones are proven, and any change is the first broken link."""
 
 from __future__ import annotations
 
@@ -85,10 +84,11 @@ def test_a_sound_run_is_proven_however_it_was_saved(
 # --- broken links -------------------------------------------------------------------------------
 
 Lines = list[dict[str, Any]]
+Change = Callable[[Lines], object]
 
 
 def changed(
-    published: list[PublishedStep], change: Callable[[Lines], None], chained: bool = False
+    published: list[PublishedStep], change: Change, chained: bool = False
 ) -> list[PublishedStep]:
     """One checkpoint with all lines, changed; with `chained`, its digest is made to fit."""
     (one,) = published
@@ -107,6 +107,10 @@ def first_link(published: list[PublishedStep], **options: Any) -> Link:
     link = MadeRun().certify(published, **options).first_broken_link
     assert link is not None
     return link
+
+
+def link_after(change: Change, chained: bool = False) -> Link:
+    return first_link(changed(MadeRun().published([STEPS]), change, chained))
 
 
 FIELDS = {
@@ -128,32 +132,23 @@ def test_what_is_changed_in_a_line_is_found_there(name: str, step: int) -> None:
         value = lines[step - 1][name]
         lines[step - 1][name] = f"{value}x" if isinstance(value, str) else value * 1.001 + 1
 
-    link = first_link(changed(MadeRun().published([STEPS]), change, chained=True))
+    link = link_after(change, chained=True)
     assert (link.step, link.check) == (step, FIELDS[name])
     assert link.expected != link.found
     assert f"step {step}, {FIELDS[name]} (iter_0000012): expected" in link.text
 
 
 def test_a_line_that_no_rule_knows_better_breaks_the_digest() -> None:
-    def change(lines: Lines) -> None:
-        lines[6]["lm_loss"] = 1.0
-
-    link = first_link(changed(MadeRun().published([STEPS]), change))
+    link = link_after(lambda lines: lines[6].update(lm_loss=1.0))
     assert (link.step, link.check) == (STEPS, "ledger")
 
 
 @given(step=st.integers(1, STEPS - 1))
 @settings(max_examples=10)
 def test_a_step_that_is_missing_or_told_twice_is_the_first_broken_link(step: int) -> None:
-    def miss(lines: Lines) -> None:
-        del lines[step - 1]
-
-    def repeat(lines: Lines) -> None:
-        lines.insert(step + 1, lines[step - 1])
-
-    link = first_link(changed(MadeRun().published([STEPS]), miss))
+    link = link_after(lambda lines: lines.pop(step - 1))
     assert link[:4] == (step, "steps", f"step {step}", f"step {step + 1}")
-    link = first_link(changed(MadeRun().published([STEPS]), repeat))
+    link = link_after(lambda lines: lines.insert(step + 1, lines[step - 1]))
     assert link[:2] == (step, "steps")
 
 
@@ -216,15 +211,10 @@ def test_a_loss_scale_that_does_not_follow_the_overflows_is_found() -> None:
 
 
 def test_a_measurement_that_was_left_out_or_made_elsewhere_is_found() -> None:
-    def leave_out(lines: Lines) -> None:
-        del lines[4]["validation_loss"]
-
-    def elsewhere(lines: Lines) -> None:
-        lines[2]["validation_loss"] = 1.0
-
-    for change, step in ((leave_out, 5), (elsewhere, 3)):
-        link = first_link(changed(MadeRun().published([STEPS]), change))
-        assert (link.step, link.check) == (step, "validation")
+    left_out = link_after(lambda lines: lines[4].pop("validation_loss"))
+    assert (left_out.step, left_out.check) == (5, "validation")
+    elsewhere = link_after(lambda lines: lines[2].update(validation_loss=1.0))
+    assert (elsewhere.step, elsewhere.check) == (3, "validation")
 
 
 def test_a_measurement_that_is_still_to_be_made_is_no_break() -> None:
@@ -328,9 +318,6 @@ def test_what_is_no_line_of_a_ledger_is_named(text: str) -> None:
 
 
 def test_the_document_says_what_the_sentence_says() -> None:
-    def change(lines: Lines) -> None:
-        lines[3]["rng"] = "00"
-
     steps = MadeRun(spans=(DpSpan(1, STEPS, 2, 2),)).published([STEPS])
     sound = MadeRun(spans=(DpSpan(1, STEPS, 2, 2),)).certify(steps).document()
     assert json.loads(json.dumps(sound, allow_nan=False)) == sound
@@ -338,7 +325,9 @@ def test_the_document_says_what_the_sentence_says() -> None:
     assert sound["spans"] == [
         {"first_step": 1, "last_step": STEPS, "data_parallel_size": 2, "micro_batch_size": 2}
     ]
-    broken: Certificate = MadeRun().certify(changed(steps, change, chained=True))
+    broken: Certificate = MadeRun().certify(
+        changed(steps, lambda lines: lines[3].update(rng="00"), chained=True)
+    )
     document = broken.document()
     assert document["verdict"] == "broken"
     assert document["first_broken_link"]["step"] == 4

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainyard.training.small import TRAINING, Collector, build_loop, build_train_module
+from tests.trainyard.training.small import (
+    TRAINING,
+    Collector,
+    ScalarWriter,
+    build_loop,
+    build_train_module,
+)
 from trainyard.checkpoint.background import SaveReport
 from trainyard.errors import ConfigError
 from trainyard.models.gpt.flops import MODEL_FLOPS
@@ -122,24 +128,8 @@ def test_json_lines_go_on_after_the_steps_that_count(tmp_path: Path) -> None:
     assert [json.loads(s)["step"] for s in path.read_text().splitlines()] == [1, 2, 3, 4, 5]
 
 
-class Writer:
-    """What TensorBoard's writer is asked."""
-
-    def __init__(self) -> None:
-        self.scalars: list[tuple[str, float, int]] = []
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self.scalars.append((tag, value, step))
-
-    def add_text(self, tag: str, text: str, step: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 def test_tensorboard_has_megatrons_tags_on_both_axes() -> None:
-    writer = Writer()
+    writer = ScalarWriter()
     config = LoggingConfig(
         tensorboard_log_interval=2,
         log_validation_ppl_to_tensorboard=True,
@@ -280,24 +270,10 @@ def test_memory_is_of_cuda_devices_alone() -> None:
 # --- saves --------------------------------------------------------------------------------------
 
 
-class Entered:
-    """In the place of torch's SummaryWriter: keeps what is entered."""
-
-    def __init__(self) -> None:
-        self.scalars: dict[tuple[str, int], float] = {}
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self.scalars[tag, step] = value
-
-    def add_text(self, *text: object) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def test_what_a_save_cost_is_logged_once_when_it_is_known(tmp_path: Path) -> None:
     info = replace(INFO, saves=[])
     lines = JsonLines(tmp_path / "m.jsonl", info)
-    board = TensorBoard(writer := Entered(), LoggingConfig(), info)
+    board = TensorBoard(writer := ScalarWriter(), LoggingConfig(), info)
     first = SaveReport(1, 2_000_000_000, 0.5, 4.0)
     local = SaveReport(2, 1_000_000_000, 0.25, 0.5, "local")
     for sink in (lines, board):
@@ -312,7 +288,7 @@ def test_what_a_save_cost_is_logged_once_when_it_is_known(tmp_path: Path) -> Non
     found = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
     told = [(line["step"], line["saves"]) for line in found if "saves" in line]
     assert told == [(2, [first.document()]), (2, [local.document()])]
-    entered = {key: value for key, value in writer.scalars.items() if key[0].startswith("save")}
+    entered = {(t, s): v for t, v, s in writer.scalars if t.startswith("save")}
     assert entered == {
         ("save-blocked-time", 1): 0.5,
         ("save-durable-after-time", 1): 4.0,

@@ -139,6 +139,8 @@ def test_a_constant_batch() -> None:
     for size, count in ((None, 1), (24, 3)):
         built = build_batch_schedule(global_batch_size=size, micro_batch_size=4, dp=2)
         assert built.final.num_microbatches == count
+    with pytest.raises(ConfigError, match=r"--global-batch-size \(20\).*= 8; near it: 16 or 24"):
+        build_batch_schedule(global_batch_size=20, micro_batch_size=4, dp=2)
     assert run_length(schedule(), 10, None) == (10, 640)
     assert run_length(schedule(), None, 650) == (10, 650)
 

@@ -17,6 +17,7 @@ from tests.trainyard.training.small import (
     build_loop,
     build_train_module,
     run_data,
+    without_evaluation,
 )
 from trainyard.datasets.sample_format import Sample
 from trainyard.errors import DataError, RerunElsewhere, ValidationFailed
@@ -28,7 +29,6 @@ from trainyard.training.loop.rerun import (
     Suspicion,
 )
 from trainyard.training.loop.step import TrainModule
-from trainyard.training.options.training import TrainingConfig
 
 NAN = math.nan
 HERE, THERE = ("a/cuda:0", "a/cuda:1"), ("b/cuda:0", "b/cuda:1")
@@ -43,12 +43,9 @@ def judged(judge: StepJudge, *results: StepSums) -> StepSums:
     return judge(7, lambda: waiting.pop(0))
 
 
-def test_a_possible_result_is_computed_once() -> None:
-    assert judged(StepJudge(RerunMachine(HERE)), sums(2.0)).loss == 2.0
-
-
-def test_an_overflow_in_fp16_is_no_reason() -> None:
-    assert judged(StepJudge(RerunMachine(HERE)), sums(2.0, math.inf, overflow=True)).loss == 2.0
+@pytest.mark.parametrize("result", [sums(2.0), sums(2.0, math.inf, overflow=True)])
+def test_a_possible_result_or_an_overflow_is_computed_once(result: StepSums) -> None:
+    assert judged(StepJudge(RerunMachine(HERE)), result).loss == 2.0
 
 
 def test_the_same_result_twice_ends_the_run_to_be_tried_elsewhere() -> None:
@@ -212,7 +209,3 @@ def test_without_the_check_a_step_that_is_not_finite_is_passed_over_and_counted(
     skipped = [event.record.step for event in collector.events if event.record.skipped]
     assert skipped == [2]
     assert train_module.optimizer.num_updates == 5
-
-
-def without_evaluation() -> TrainingConfig:
-    return replace(TRAINING, eval_iters=0)

@@ -1,5 +1,4 @@
-"""What the ledger says of a step is what every rank took; where it would not be, the run ends
-before the step is taken."""
+"""The run ends before a step whose samples or seeds would differ from the ledger."""
 
 from __future__ import annotations
 
@@ -22,6 +21,7 @@ from tests.trainyard.training.small import (
     build_loop,
     build_train_module,
     run_data,
+    without_evaluation,
 )
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.loader import SAMPLE_IDS, Batch, _RankBatches, build_loader
@@ -40,24 +40,31 @@ from trainyard.training.loop.loop import TrainLoop
 from trainyard.training.loop.rerun import StepJudge
 from trainyard.training.loop.sample_check import ConsumedSamples, SampleCheck, StepMismatchError
 from trainyard.training.loop.seeds import step_digest
-from trainyard.training.loop.step import Repeated
+from trainyard.training.loop.step import Repeated, TrainModule
 from trainyard.training.options.training import TrainingConfig
 
-
-def without_evaluation(**options: Any) -> TrainingConfig:
-    return replace(TRAINING, eval_iters=0, **options)
+WITHOUT_EVALUATION = without_evaluation()
 
 
-def refused_in(loop: TrainLoop, collector: Collector, step: int, words: str) -> None:
+def check_refused(
+    step: int,
+    words: str,
+    training: TrainingConfig = WITHOUT_EVALUATION,
+    train_module: TrainModule | None = None,
+    **options: Any,
+) -> None:
     """Run a loop that must end in a step, with nothing of it left anywhere."""
-    with pytest.raises(StepMismatchError, match=words) as told:
+    collector = Collector([])
+    train_module = train_module or build_train_module(training)
+    loop = build_loop(train_module, training, [collector], **options)
+    with pytest.raises(StepMismatchError, match=words) as error:
         loop.run()
-    assert f"step {step}, rank 0: " in str(told.value)
-    assert told.value.exit_status == 70
+    assert f"step {step}, rank 0: " in str(error.value)
+    assert error.value.exit_status == 70
     assert [event.record.step for event in collector.events] == list(range(1, step))
     assert loop.state.step == step - 1
     assert loop.state.consumed_train_samples == 8 * (step - 1)
-    assert loop._train_module.optimizer.num_updates == step - 1
+    assert train_module.optimizer.num_updates == step - 1
     assert len(loop.ledger.lines) == step - 1
 
 
@@ -70,10 +77,8 @@ def test_a_step_of_other_samples_is_not_taken(
     fault: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     astray(monkeypatch, FAULTS[fault], place)
-    training, collector = without_evaluation(), Collector([])
-    loop = build_loop(build_train_module(training), training, [collector])
     row = 2 if fault == "sticks" else 1
-    refused_in(loop, collector, 2, f"row 0 of micro-batch {row} is sample .* the order of the data")
+    check_refused(2, f"row 0 of micro-batch {row} is sample .* the order of the data")
 
 
 def test_the_first_sample_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,12 +89,11 @@ def test_the_first_sample_that_differs_is_named(monkeypatch: pytest.MonkeyPatch)
             yield [first, 400 if k == AT else second]
 
     monkeypatch.setattr(_RankBatches, "__iter__", one_row_off)
-    training, collector = without_evaluation(), Collector([])
     words = (
         "row 1 of micro-batch 1 is sample 400 of source 0, where the order of the data has sample "
         "11 of source 0. The step was not taken"
     )
-    refused_in(build_loop(build_train_module(training), training, [collector]), collector, 2, words)
+    check_refused(2, words)
 
 
 @pytest.mark.slow
@@ -103,11 +107,14 @@ def test_samples_are_named_in_worker_processes_too(monkeypatch: pytest.MonkeyPat
         ledgers.append(loop.ledger.text())
     assert ledgers[0] == ledgers[1]
     astray(monkeypatch, skipping, "in front of the loader")
-    train_module, collector = build_train_module(training), Collector([])
-    loop = build_loop(
-        train_module, training, [collector], data=run_data(train_module, training, [], data)
+    train_module = build_train_module(training)
+    data_in_workers = run_data(train_module, training, [], data)
+    check_refused(
+        2,
+        "row 0 of micro-batch 1 is sample 12",
+        train_module=train_module,
+        data=data_in_workers,
     )
-    refused_in(loop, collector, 2, "row 0 of micro-batch 1 is sample 12")
 
 
 def test_a_step_that_is_passed_over_takes_its_own_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +125,7 @@ def test_a_step_that_is_passed_over_takes_its_own_samples(monkeypatch: pytest.Mo
     assert plain.run() == "finished"
     assert samples_in(loop) == samples_in(plain)
     astray(monkeypatch, swapping, "in front of the loader")
-    collector = Collector([])
-    loop = build_loop(build_train_module(training), training, [collector])
-    refused_in(loop, collector, 2, "row 0 of micro-batch 1")
+    check_refused(2, "row 0 of micro-batch 1", training)
 
 
 def samples_in(loop: TrainLoop) -> list[str]:
@@ -138,21 +143,20 @@ def test_a_step_run_again_must_take_the_same_again(monkeypatch: pytest.MonkeyPat
         return batches
 
     monkeypatch.setattr(Repeated, "from_start", forgetful)
-    train_module, collector = build_train_module(), Collector([])
+    train_module = build_train_module()
     train_module._options = replace(train_module._options, judge=StepJudge(None))
-    loop = build_loop(train_module, callbacks=[collector])
-    refused_in(loop, collector, 1, "row 0 of micro-batch 0 is sample 2 of source 0")
+    words = "row 0 of micro-batch 0 is sample 2 of source 0"
+    check_refused(1, words, TRAINING, train_module)
 
 
 # --- seeds --------------------------------------------------------------------------------------
 
 
 def test_a_step_that_is_to_draw_from_another_seed_is_not_taken() -> None:
-    training, collector = without_evaluation(), Collector([])
-    train_module = build_train_module(training)
-    train_module._options = replace(train_module._options, seed=training.seed + 1)
-    loop = build_loop(train_module, training, [collector])
-    refused_in(loop, collector, 1, "micro-batch 0: the generators of its dropout held")
+    train_module = build_train_module(WITHOUT_EVALUATION)
+    train_module._options = replace(train_module._options, seed=TRAINING.seed + 1)
+    words = "micro-batch 0: the generators of its dropout held"
+    check_refused(1, words, train_module=train_module)
 
 
 def test_generators_that_were_not_seeded_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,9 +168,7 @@ def test_generators_that_were_not_seeded_are_noticed(monkeypatch: pytest.MonkeyP
             seed(*arguments)
 
     monkeypatch.setattr(step_module, "seed_generators", now_and_then)
-    training, collector = without_evaluation(), Collector([])
-    loop = build_loop(build_train_module(training), training, [collector])
-    refused_in(loop, collector, 2, "micro-batch 1: the generators of its dropout held")
+    check_refused(2, "micro-batch 1: the generators of its dropout held")
 
 
 # --- what is carried, and by whom ---------------------------------------------------------------

@@ -1,5 +1,4 @@
-"""Saves between the durable ones, on nodes or in a folder for all: what is gone on from, and that
-the run ends with the same bits. A node is a folder that one rank alone sees."""
+"""Non-persistent saves, on nodes (folders of one rank) or shared: resuming gives the same bits."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,10 @@ import pytest
 
 from tests.stages.pretrain_runs import arguments
 from tests.trainyard.datasets.test_gpt import write_pair
-from tests.trainyard.training.legs import certificate, digest, go
+from tests.trainyard.training.legs import certificate, check_kills, digest, go
 from trainyard.artifacts import store
 from trainyard.config import from_dict
 from trainyard.errors import ConfigError
-from trainyard.testing.kill import Zygote, check_kill_anywhere
 from trainyard.testing.pool import RankPool
 from trainyard.training.options.node_local import NonPersistentConfig
 
@@ -176,7 +173,7 @@ def test_a_ledger_that_does_not_join_is_not_gone_on_with(
 
 
 @pytest.fixture
-def slow_copies(tmp_path: Path) -> Iterator[None]:
+def slow_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store to which copies are slow."""
 
     def wait(operation: str, url: str) -> None:
@@ -184,13 +181,14 @@ def slow_copies(tmp_path: Path) -> Iterator[None]:
         if is_copy and operation == "open" and "/run/iter_" in url:
             time.sleep(0.3)
 
-    store.observers.append(wait)
-    yield
-    store.observers.remove(wait)
+    monkeypatch.setattr(store, "observers", [wait])
 
 
 def test_steps_of_a_node_are_copied_while_training_goes_on(
-    tokens: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tokens: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = tmp_path / "run"
     seen: list[list[int]] = []
@@ -203,12 +201,9 @@ def test_steps_of_a_node_are_copied_while_training_goes_on(
             seen.append(steps(run))
 
     options = {**SMALL, **local(tmp_path, "node", non_persistent_upload=True)}
-    store.observers.append(wait)
-    try:
-        died = go(tokens, run, dies_after=4, **{**options, "non_persistent_save_interval": 3})
-    finally:
-        store.observers.remove(wait)
-    assert died == "died"
+    monkeypatch.setattr(store, "observers", [wait])
+    options["non_persistent_save_interval"] = 3
+    assert go(tokens, run, dies_after=4, **options) == "died"
     assert "saved checkpoint step=3 kind=upload" in caplog.text
     assert seen == [[3]]
     assert steps(run) == [4]  # the copy served to continue from, until this was there
@@ -243,11 +238,9 @@ def test_a_signal_amid_a_copy_saves_and_leaves_no_half_step(
             time.sleep(0.3)
 
     options = {**SMALL, **local(tmp_path, "node", non_persistent_upload=True)}
-    store.observers.append(signals)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "observers", [signals])
         assert go(tokens, run, **options) == "stopped"
-    finally:
-        store.observers.remove(signals)
     (stopped,) = steps(run)
     assert [path.name for path in run.glob("iter_*")] == [f"iter_{stopped:07d}"]
     resumes(tokens, run, caplog, f"resuming from step {stopped} in ", **options)
@@ -342,15 +335,7 @@ def test_a_run_with_saves_on_its_node_survives_a_kill_anywhere(
         flags += ["--non-persistent-local-ckpt-dir", str(node), "--non-persistent-upload"]
         return [*flags, "--async-save"] if way == "async" else flags
 
-    with Zygote("stages.pretrain.run") as zygote:
-        kills = check_kill_anywhere(
-            zygote,
-            "stages.pretrain",
-            words,
-            lambda name: str(tmp_path / name / "manifest.json"),
-            points=8,
-        )
-    assert kills == 8
+    check_kills(tmp_path, words, points=8)
     runs = [path for path in tmp_path.iterdir() if (path / "manifest.json").exists()]
     assert len(runs) >= 10
     for run in runs:

@@ -1,5 +1,4 @@
-"""A ledger of a step that is not what was published: found when a run goes on, told by its name,
-and never the end of a run."""
+"""Damaged ledgers of steps are found and named when a run resumes, and never end it."""
 
 from __future__ import annotations
 
@@ -49,11 +48,6 @@ def other_byte(file: Path) -> None:
     file.write_bytes(data[:-9] + b"\xff" + data[-8:])
 
 
-def cut(file: Path) -> None:
-    """The last line ends too soon."""
-    file.write_bytes(file.read_bytes()[:-9])
-
-
 def nested(file: Path) -> None:
     """The last line is more brackets than a parser takes, in as many bytes."""
     lines = file.read_bytes().splitlines(keepends=True)
@@ -63,7 +57,7 @@ def nested(file: Path) -> None:
 DAMAGES: dict[str, tuple[Damage, int]] = {
     "another digit": (other_digit, 2),
     "another byte": (other_byte, 1),
-    "cut": (cut, 1),
+    "cut": (lambda file: file.write_bytes(file.read_bytes()[:-9]), 1),
     "brackets": (nested, 1),
     "gone": (Path.unlink, 0),
 }

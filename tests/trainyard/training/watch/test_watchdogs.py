@@ -21,6 +21,7 @@ from trainyard.training.loop.state import TrainState
 from trainyard.training.options.watch import WatchConfig
 from trainyard.training.watch.hang import HangWatch, LocalMailbox, RankPosition, summary
 from trainyard.training.watch.memory import (
+    MemoryPlan,
     helpful_flags,
     is_out_of_memory,
     layout_of,
@@ -55,9 +56,7 @@ def test_all_ranks_write_their_stacks_and_the_one_behind_is_named(tmp_path: Path
     threads = [threading.Thread(target=stuck_rank, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 20
-    while len(ended) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for(ended, 2)
     over.set()
     for thread in threads:
         thread.join()
@@ -69,6 +68,12 @@ def test_all_ranks_write_their_stacks_and_the_one_behind_is_named(tmp_path: Path
         stacks = (tmp_path / f"stacks-rank{rank:04d}.txt").read_text()
         assert "read_a_broken_disk" in stacks
         assert "wait_for_the_others" in stacks
+
+
+def wait_for(ended: list[InfrastructureError], count: int) -> None:
+    deadline = time.monotonic() + 20
+    while len(ended) < count and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def wait_for_the_others(over: threading.Event) -> None:
@@ -93,9 +98,7 @@ def test_without_the_store_a_rank_speaks_for_itself(tmp_path: Path) -> None:
     ended: list[InfrastructureError] = []
     watch = HangWatch(1, 2, Unreachable(), tmp_path, 0.1 / 60, end=ended.append, poll_seconds=0.02)
     watch.begin(TrainState(step=3))
-    deadline = time.monotonic() + 20
-    while not ended and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for(ended, 1)
     watch.end()
     assert "rank 1 after step 3" in str(ended[0])
     assert "rank 0, which keeps the messages of ranks, does not answer" in str(ended[0])
@@ -231,6 +234,18 @@ def ask_for(num_bytes: int) -> RuntimeError:
     return raised.value
 
 
+def explained(
+    error: Exception, plan: MemoryPlan | None, layout: Layout, device: torch.device = CPU
+) -> str:
+    """The message of an error on rank 1 of 2."""
+    with (
+        pytest.raises(HostMemoryError) as raised,
+        out_of_memory_explained(1, 2, device, lambda: (plan, layout)),
+    ):
+        raise error
+    return str(raised.value)
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -242,14 +257,8 @@ def ask_for(num_bytes: int) -> RuntimeError:
 )
 def test_running_out_of_memory_says_what_was_held_planned_and_would_help(error: Exception) -> None:
     layout = Layout(micro_batch_size=4, dp=2)
-    plan = plan_memory(MODEL, VOCAB, layout, BF16)
     assert is_out_of_memory(error)
-    with (
-        pytest.raises(HostMemoryError) as raised,
-        out_of_memory_explained(1, 2, CPU, lambda: (plan, layout)),
-    ):
-        raise error
-    text = str(raised.value)
+    text = explained(error, plan_memory(MODEL, VOCAB, layout, BF16), layout)
     assert "rank 1 ran out of memory on the host" in text
     assert "GB resident in this process" in text
     assert "the plan was" in text
@@ -263,12 +272,7 @@ def test_running_out_of_memory_says_what_was_held_planned_and_would_help(error: 
 
 
 def test_of_a_model_without_formulas_no_plan_is_told() -> None:
-    with (
-        pytest.raises(HostMemoryError) as raised,
-        out_of_memory_explained(0, 2, CPU, lambda: (None, Layout(micro_batch_size=4, dp=2))),
-    ):
-        raise MemoryError
-    text = str(raised.value)
+    text = explained(MemoryError(), None, Layout(micro_batch_size=4, dp=2))
     assert "the plan" not in text
     assert "--use-distributed-optimizer;" in text
     assert text.index("--micro-batch-size 2") < text.index("--use-distributed-optimizer")
@@ -276,14 +280,8 @@ def test_of_a_model_without_formulas_no_plan_is_told() -> None:
 
 def test_beside_a_gpu_the_hosts_memory_is_told_as_its_own() -> None:
     layout = Layout(micro_batch_size=4, dp=2)
-    with (
-        pytest.raises(HostMemoryError) as raised,
-        out_of_memory_explained(
-            1, 2, torch.device("cuda", 0), lambda: (plan_memory(MODEL, VOCAB, layout, BF16), layout)
-        ),
-    ):
-        raise ask_for(10**16)
-    text = str(raised.value)
+    plan = plan_memory(MODEL, VOCAB, layout, BF16)
+    text = explained(ask_for(10**16), plan, layout, torch.device("cuda", 0))
     assert "rank 1 ran out of memory on the host" in text
     assert "--num-workers" in text
     assert "--micro-batch-size" not in text
