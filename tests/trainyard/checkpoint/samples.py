@@ -13,6 +13,7 @@ from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.layout import ShardedTensor
 from trainyard.checkpoint.save import StepContents, save_step
 from trainyard.config import to_dict
+from trainyard.conversion.source import Source
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
@@ -121,3 +122,11 @@ def save_gpt(root_url: str, model: GPTModel, step: int = 50, **options: Any) -> 
         files=files,
         **options,
     )
+
+
+def model_of_source(source: Source) -> GPTModel:
+    """The model of a source, filled with its weights and nothing else."""
+    model = GPTModel(source.config, source.padded_vocab_size)
+    names = [name for name in source.specs if name.startswith("model.")]
+    model.load_state_dict({name.removeprefix("model."): source.read(name) for name in names})
+    return model.eval()

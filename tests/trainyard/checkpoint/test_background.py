@@ -28,7 +28,7 @@ STEP = 50
 
 
 @pytest.fixture
-def gate() -> Iterator[threading.Event]:
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Until it is set, writing stands still."""
     opened = threading.Event()
 
@@ -36,10 +36,9 @@ def gate() -> Iterator[threading.Event]:
         if operation == "write" and threading.current_thread().name == "background save":
             assert opened.wait(30)
 
-    store.observers.append(wait)
+    monkeypatch.setattr(store, "observers", [wait])
     yield opened
     opened.set()
-    store.observers.remove(wait)
 
 
 def begin(
@@ -96,19 +95,18 @@ def test_memory_is_used_again_and_grows_with_what_is_held() -> None:
     memory.free()
 
 
-def test_what_fails_in_the_background_is_an_error_of_the_run(tmp_path: Path) -> None:
-    def full(operation: str, url: str) -> None:
-        if operation == "write":
-            raise InfrastructureError(f"{url}: no space left on device")
+def fail_writes(operation: str, url: str) -> None:
+    if operation == "write":
+        raise InfrastructureError(f"{url}: no space left on device")
 
+
+def test_what_fails_in_the_background_is_an_error_of_the_run(tmp_path: Path) -> None:
     saving = BackgroundSave(ALONE)
-    store.observers.append(full)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "observers", [fail_writes])
         told = begin(str(tmp_path / "run"), some_tensors(), saving)
         with pytest.raises(InfrastructureError, match=r"saving step 50: .*no space left"):
             saving.finish()
-    finally:
-        store.observers.remove(full)
     assert told == []
     assert find_steps(str(tmp_path / "run")) == []
     saving.finish()  # told once
@@ -130,19 +128,12 @@ def test_a_failed_run_waits_only_so_long(
 
 
 def test_a_failed_run_tells_of_the_save_that_failed_too(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(operation: str, url: str) -> None:
-        if operation == "write":
-            raise InfrastructureError(f"{url}: no space left on device")
-
     saving = BackgroundSave(ALONE)
-    store.observers.append(full)
-    try:
-        begin(str(tmp_path / "run"), some_tensors(), saving)
-        saving.give_up(30)
-    finally:
-        store.observers.remove(full)
+    monkeypatch.setattr(store, "observers", [fail_writes])
+    begin(str(tmp_path / "run"), some_tensors(), saving)
+    saving.give_up(30)
     assert "step 50 could not be saved" in caplog.text
     assert "no space left" in caplog.text
 

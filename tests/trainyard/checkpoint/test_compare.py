@@ -35,6 +35,12 @@ def between(
         return list(compare_tensors(a, b))
 
 
+def check(found: TensorDifference, differing: int, largest: tuple[float, tuple[int, ...]]) -> None:
+    assert found.differing == differing
+    assert found.absolute is not None
+    assert (found.absolute.difference, found.absolute.index) == largest
+
+
 def test_other_files_are_no_difference(tmp_path: Path) -> None:
     assert between(tmp_path, some_tensors(), some_tensors()) == []
 
@@ -63,9 +69,8 @@ def test_the_largest_differences_and_their_places_are_found(
     theirs[4, 5] += 8  # 30 -> 38: the largest
     theirs[2, 2] -= 1
     (found,) = between(tmp_path, {"model.a": ours}, {"model.a": theirs})
-    assert found.differing == 3
+    check(found, 3, (8.0, (4, 5)))
     assert found.absolute is not None
-    assert (found.absolute.difference, found.absolute.index) == (8.0, (4, 5))
     assert (found.absolute.ours, found.absolute.theirs) == (30.0, 38.0)
     assert found.relative is not None
     assert (found.relative.difference, found.relative.index) == (0.6, (0, 1))
@@ -88,9 +93,7 @@ def test_zeros_of_two_signs_differ_in_bits_alone(tmp_path: Path) -> None:
     (found,) = between(
         tmp_path, {"model.a": torch.tensor([1.0, 0.0])}, {"model.a": torch.tensor([1.0, -0.0])}
     )
-    assert found.differing == 1
-    assert found.absolute is not None
-    assert (found.absolute.difference, found.absolute.index) == (0.0, (1,))
+    check(found, 1, (0.0, (1,)))
 
 
 @pytest.mark.parametrize(
@@ -111,9 +114,7 @@ def test_what_is_no_number_differs_by_infinity(
         {"model.a": torch.tensor([*both, ours])},
         {"model.a": torch.tensor([*both, theirs])},
     )
-    assert found.differing == 1
-    assert found.absolute is not None
-    assert (found.absolute.difference, found.absolute.index) == (difference, (3,))
+    check(found, 1, (difference, (3,)))
     assert found.relative is not None
     assert found.relative.difference == math.inf
 
@@ -121,9 +122,7 @@ def test_what_is_no_number_differs_by_infinity(
 def test_tensors_of_one_shape_and_two_types_are_compared_by_value(tmp_path: Path) -> None:
     values = torch.tensor([1.0, 1.0 + 2**-10])
     (found,) = between(tmp_path, {"model.a": values}, {"model.a": values.to(torch.bfloat16)})
-    assert found.differing == 1
-    assert found.absolute is not None
-    assert (found.absolute.difference, found.absolute.index) == (2**-10, (1,))
+    check(found, 1, (2**-10, (1,)))
     exact = torch.tensor([1.0, 2.0])
     (found,) = between(tmp_path, {"model.a": exact}, {"model.a": exact.to(torch.bfloat16)})
     assert (found.differing, found.absolute) == (0, None)

@@ -21,6 +21,7 @@ from tests.trainyard.checkpoint.hostile import (
     refuses_to_read,
     vouch,
 )
+from tests.trainyard.conversion.torch_save.test_pickles import Payload
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.errors import ArtifactError
 
@@ -54,12 +55,14 @@ SHARDS: dict[str, tuple[bytes, str]] = {
     "grown by a tensor": (shard({**GOOD, "x": entry(108, 112, shape=(1,))}, DATA), "truncated"),
     "overlapping": (shard({**GOOD, "model.b": entry(90, 102, shape=(3,))}, DATA), "ends at"),
     "the same bytes twice": (shard({NAME: entry(0, 96), "c": entry(0, 96)}, DATA), "ends at"),
+    "a gap at the beginning": (shard({NAME: entry(4, 100)}, bytes(100)), "ends at"),
     "a gap": (shard({**GOOD, "model.b": entry(100, 112, shape=(3,))}, bytes(112)), "ends at"),
     "another type": (shard({**GOOD, NAME: entry(0, 96, "I32")}, DATA), "the file holds I32"),
     "another shape": (shard({**GOOD, NAME: entry(0, 96, shape=(6, 4))}, DATA), "the file holds"),
     "another name": (shard({"model.c": entry(0, 96), "model.b": B}, DATA), "no such tensor"),
     "an unknown type": (shard({**GOOD, NAME: entry(0, 96, "PICKLE")}, DATA), "unknown dtype"),
     "a type that is a list": (shard({**GOOD, NAME: entry(0, 96, ["F32"])}, DATA), "unknown dtype"),
+    "a negative shape": (shard({**GOOD, NAME: entry(0, 96, shape=(-4, -6))}, DATA), "not counts"),
     "negative": (shard({**GOOD, NAME: entry(-96, 0)}, DATA), "not counts"),
     "end before begin": (shard({**GOOD, NAME: entry(96, 0)}, DATA), "takes 96 bytes"),
     "huge": (shard({**GOOD, NAME: entry(0, 2**70, shape=(2**68,))}, DATA), "not counts"),
@@ -69,6 +72,7 @@ SHARDS: dict[str, tuple[bytes, str]] = {
     "NaN": (shard(b'{"a": NaN}', DATA), "not a number"),
     "nested": (shard(b"[" * 100_000, b""), "nested"),
     "a list": (shard([], DATA), "not well-formed"),
+    "not json": (shard(b"not json", DATA), "not well-formed"),
     "a number": (shard(5, DATA), "not well-formed"),
     "not text": (shard(b"\xff\xfe\xfd", DATA), "not well-formed"),
     "metadata of numbers": (shard({**GOOD, "__metadata__": {"a": 1}}, DATA), "table of strings"),
@@ -99,19 +103,11 @@ def test_the_shard_of_the_tests_is_sound(step: Path) -> None:
     load(step)
 
 
-class Payload:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickle_in_the_place_of_a_file_is_not_run(
     step: Path, tmp_path: Path, protocol: int
 ) -> None:
-    payload = pickle.dumps(Payload(tmp_path / "ran"), protocol)
+    payload = pickle.dumps(Payload(Path.touch, tmp_path / "ran"), protocol)
     for name in (MODEL, "index.json", "state.json", "config.json", "manifest.json"):
         original = (step / name).read_bytes()
         (step / name).write_bytes(payload + bytes(200))
@@ -125,7 +121,7 @@ def test_a_pickle_in_the_place_of_a_file_is_not_run(
 
 
 def test_what_torch_saves_is_not_run(step: Path, tmp_path: Path) -> None:
-    torch.save({"a": Payload(tmp_path / "ran")}, step / MODEL)
+    torch.save({"a": Payload(Path.touch, tmp_path / "ran")}, step / MODEL)
     vouch(step)
     assert "a pickle or an archive" in refuses_to_read(step)
     assert not (tmp_path / "ran").exists()

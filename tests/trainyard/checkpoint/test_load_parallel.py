@@ -1,10 +1,10 @@
-"""Loading by threads and by ranks together gives what reading one tensor after another gives, and
-fetches no byte twice."""
+"""Loading by threads and by several ranks: the same tensors, and no byte fetched twice."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import nullcontext
 from itertools import pairwise, product
 from pathlib import Path
@@ -21,17 +21,13 @@ from tests.trainyard.checkpoint.samples import save, some_tensors
 from trainyard.artifacts import store
 from trainyard.checkpoint import shared_load
 from trainyard.checkpoint.layout import Held, ShardedTensor, slices_held
-from trainyard.checkpoint.load import open_checkpoint, restore
+from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
 from trainyard.checkpoint.safetensors import file as tensorfile
 from trainyard.checkpoint.safetensors.file import TensorFile, box_of
 from trainyard.errors import ArtifactError
 from trainyard.testing.pool import RankPool
 
 MATRIX = torch.arange(96.0 * 40).view(96, 40)
-
-
-def tensors() -> dict[str, torch.Tensor]:
-    return {**some_tensors(), "model.matrix": MATRIX, "model.row": MATRIX[:1].clone()}
 
 
 @pytest.fixture
@@ -44,7 +40,7 @@ def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_reads")
 @pytest.mark.parametrize("shard_size_bytes", [2**32, 500])
 def test_many_reads_by_threads_fill_what_one_would(store_url: str, shard_size_bytes: int) -> None:
-    held = tensors()
+    held = {**some_tensors(), "model.matrix": MATRIX, "model.row": MATRIX[:1].clone()}
     save(store_url, held, shard_size_bytes=shard_size_bytes)
     targets = {name: torch.full_like(tensor, 7) for name, tensor in held.items()}
     with open_checkpoint(store_url) as checkpoint:
@@ -180,24 +176,14 @@ def load_from_a_store(url: str, environment: dict[str, str]) -> int:
     shape, columns = (WIDE, WIDE), WIDE // world
     both, part = torch.zeros(shape), torch.zeros(WIDE, columns)
     cut = ShardedTensor("model.columns", part, shape, (0, columns * rank))
-    total = 0
-    read_range = store.read_range
-
-    def counting(url: str, start: int, end: int, version: str | None = None) -> bytes:
-        nonlocal total
-        total += end - start
-        return read_range(url, start, end, version)
-
-    with (
-        mock.patch.dict(os.environ, environment),
-        mock.patch.object(store, "read_range", counting),
-        open_checkpoint(url) as checkpoint,
-    ):
+    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ, environment):
+        counts = fetched(patch)
+        checkpoint = open_checkpoint(url)
         targets: dict[str, Held] = {"model.both": both, "model.columns": cut}
         restore(checkpoint, targets, "model.", share=everyone())
     assert torch.equal(both, large())
     assert torch.equal(part, large()[:, columns * rank : columns * (rank + 1)])
-    return total
+    return counts.total()
 
 
 def large() -> torch.Tensor:
@@ -215,18 +201,22 @@ def test_ranks_fetch_a_remote_checkpoint_once_in_all(
     assert max(fetched_bytes) <= 0.3 * sum(fetched_bytes)
 
 
+def error_of(checkpoint: Checkpoint, held: dict[str, Any], names: Iterable[str] = ()) -> str:
+    """What ranks that restore together are told."""
+    try:
+        restore(checkpoint, held, "model.", names, share=everyone())
+    except ArtifactError as error:
+        return str(error)
+    return "loaded"
+
+
 def load_with_a_fault(url: str) -> str:
     rank, world = dist.get_rank(), dist.get_world_size()
     own = layouts(rank, world)
     names = {*own, "model.mine"}
     if rank == 1:
         own["model.both"] = torch.zeros(96, 41)
-    try:
-        with open_checkpoint(url) as checkpoint:
-            restore(checkpoint, own, "model.", names, share=everyone())
-    except ArtifactError as error:
-        return str(error)
-    return "loaded"
+    return error_of(open_checkpoint(url), own, names)
 
 
 @pytest.mark.distributed
@@ -245,11 +235,7 @@ def load_what_breaks(url: str) -> str:
     with mock.patch.multiple(shared_load, LEAST_READ_BYTES=1024, MOST_READ_BYTES=1024):
         hurt = mock.patch.object(TensorFile, "load", broken)
         with hurt if dist.get_rank() == 1 else nullcontext():
-            try:
-                restore(open_checkpoint(url), {"model.both": held}, "model.", share=everyone())
-            except ArtifactError as error:
-                return str(error)
-    return "loaded"
+            return error_of(open_checkpoint(url), {"model.both": held})
 
 
 @pytest.mark.distributed
@@ -262,12 +248,8 @@ def test_what_fails_on_one_rank_in_the_middle_fails_on_all(ranks: RankPool, tmp_
 
 def load_what_is_damaged(url: str) -> tuple[str, bool]:
     held = torch.zeros(96, 40)
-    try:
-        checkpoint = open_checkpoint(url, verify="digests")
-        restore(checkpoint, {"model.both": held}, "model.", share=everyone())
-    except ArtifactError as error:
-        return str(error), bool(held.any())
-    return "loaded", True
+    error = error_of(open_checkpoint(url, verify="digests"), {"model.both": held})
+    return error, bool(held.any())
 
 
 @pytest.mark.distributed

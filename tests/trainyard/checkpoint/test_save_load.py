@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -51,14 +52,11 @@ def test_files_written_at_once_are_those_written_in_turn(
     assert len([record for record in records[0] if "optimizer" in record.path]) > 4
     digests = [{r.path: r.digest for r in found if not r.volatile} for found in records]
     assert digests[0] == digests[1]
-    monkeypatch.setattr(os, "replace", refuse_to_publish)
+    full = mock.Mock(side_effect=OSError(errno.EDQUOT, "quota is used up"))
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(InfrastructureError, match=r"safetensors: publish failed: .*quota"):
         save(str(tmp_path / "torn"), tensors, shard_size_bytes=500)
     assert list((tmp_path / "torn").rglob("[a-z]*.*")) == []
-
-
-def refuse_to_publish(*_: object) -> None:
-    raise OSError(errno.EDQUOT, "quota is used up")
 
 
 @pytest.mark.slow
@@ -128,19 +126,19 @@ def test_replacing_a_step_leaves_nothing_of_the_old_one(tmp_path: Path) -> None:
     assert find_steps(str(tmp_path), lineage="new") == [50]
 
 
-def test_a_step_that_failed_to_be_replaced_does_not_exist(tmp_path: Path) -> None:
+def test_a_step_that_failed_to_be_replaced_does_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(str(tmp_path), some_tensors(), lineage="old")
 
     def kill(operation: str, url: str) -> None:
         if operation == "publish" and "optimizer" in url:
             raise KeyboardInterrupt
 
-    store.observers.append(kill)
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "observers", [kill])
         with pytest.raises(KeyboardInterrupt):
             save(str(tmp_path), some_tensors(seed=1), lineage="new")
-    finally:
-        store.observers.remove(kill)
     assert find_steps(str(tmp_path)) == []
     with pytest.raises(ConfigError, match=r"--load .*save did not finish"):
         open_checkpoint(str(tmp_path))
@@ -191,19 +189,6 @@ def test_a_file_that_holds_another_tensor_is_named(tmp_path: Path) -> None:
         pytest.raises(ArtifactError, match=r"'model.b' is F32 \[3\], the file holds F32 \[4\]"),
     ):
         checkpoint.read("model.a")
-
-
-def test_an_index_that_names_a_file_outside_the_manifest_is_refused(tmp_path: Path) -> None:
-    save(str(tmp_path), {"model.a": torch.ones(3)})
-    step = tmp_path / "iter_0000050"
-    edited(
-        step,
-        "index.json",
-        lambda d: d["tensors"]["model.a"]["pieces"][0].update(file="other.safetensors"),
-    )
-    (step / "other.safetensors").write_bytes(b"")
-    with pytest.raises(ArtifactError, match=r"manifest\.json does not list"):
-        open_checkpoint(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["state.json", "index.json", "config.json"])

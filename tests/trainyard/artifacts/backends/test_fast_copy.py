@@ -151,11 +151,7 @@ def filling(data: bytes) -> fast_copy.Fill:
     return fill
 
 
-def no_direct_fill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_copy, "open_direct", lambda target: None)
-
-
-@pytest.mark.parametrize("way", [as_it_is, no_direct_fill, strict_alignment])
+@pytest.mark.parametrize("way", [as_it_is, no_direct, strict_alignment])
 @settings(max_examples=25, deadline=None)
 @given(
     size=st.one_of(st.integers(0, 20 * BLOCK), st.integers(0, 20).map(lambda n: n * BLOCK)),

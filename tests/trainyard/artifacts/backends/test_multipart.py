@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.trainyard.artifacts.backends.test_fast_copy import put
 from trainyard.artifacts import store
 from trainyard.artifacts.backends import multipart
 from trainyard.artifacts.backends.multipart import MAX_PART, MIN_PART, plan_parts
 from trainyard.artifacts.backends.readahead import ByteRange
 from trainyard.artifacts.backends.s3 import S3Backend
 from trainyard.artifacts.digest import digest_bytes
-from trainyard.artifacts.store import SourceFile
 from trainyard.errors import ArtifactError, InfrastructureError
 
 pytestmark = pytest.mark.slow
@@ -54,12 +54,6 @@ def test_parts_cover_everything_in_order_and_obey_the_store(
     sizes = [sum(part.end - part.start for part in piece.ranges) for piece in pieces]
     assert all(MIN_PART <= size <= MAX_PART for size in sizes[:-1])
     assert all(size <= max(upload_bytes, copy_bytes) for size in sizes)
-
-
-def put(url: str, data: bytes) -> SourceFile:
-    store.write_bytes(url, data)
-    found = store.info(url)
-    return SourceFile(url, found.size_bytes, found.version)
 
 
 @pytest.fixture

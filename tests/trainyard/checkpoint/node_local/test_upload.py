@@ -84,12 +84,10 @@ def test_a_copy_that_is_overtaken_leaves_nothing(moment: str, run: str, tmp_path
         if operation == moment and threading.current_thread().name == "lazy upload":
             copying.overtake(8)
 
-    store.observers.append(overtake)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "observers", [overtake])
         copying.offer(prepared, ALONE)
         wait(copying)
-    finally:
-        store.observers.remove(overtake)
     assert (told, find_steps(run), store.list_files(run)) == ([], [], {})
     copying.offer(prepared, ALONE)  # of a step that is older than what is there
     wait(copying)
@@ -125,12 +123,10 @@ def test_what_the_system_refuses_is_told_and_the_next_step_is_copied(
         if threading.current_thread().name == "lazy upload":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    store.observers.append(broken)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "observers", [broken])
         copying.offer(on_node(tmp_path / "node"), ALONE)
         wait(copying)
-    finally:
-        store.observers.remove(broken)
     assert "could not copy step 7" in caplog.text
     assert "Input/output error" in caplog.text
     copying.offer(on_node(tmp_path / "node", 9), ALONE)
@@ -147,15 +143,13 @@ def test_one_at_a_time_and_none_at_the_end(tmp_path: Path) -> None:
         if operation == "open" and threading.current_thread().name == "lazy upload":
             assert gate.wait(30)
 
-    store.observers.append(hold)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "observers", [hold])
         copying.offer(first, ALONE)
         assert copying.pinned == 7
         copying.offer(second, ALONE)  # left out
         gate.set()
         wait(copying)
-    finally:
-        store.observers.remove(hold)
     assert [report.step for _, report in told] == [7]
     copying.close()
     copying.offer(second, ALONE)
