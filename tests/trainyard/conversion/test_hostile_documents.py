@@ -1,5 +1,4 @@
-"""Documents of others that lie, in every way that JSON has: an error that names the file, soon, and
-nothing that grows with a number which somebody wrote."""
+"""Hostile JSON documents of other formats are refused by name, quickly."""
 
 from __future__ import annotations
 

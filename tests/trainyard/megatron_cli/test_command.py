@@ -1,5 +1,4 @@
-"""Megatron-LM's command lines: every flag is an option, another name of one, without effect, or
-answered."""
+"""Megatron-LM's command lines: every flag is translated, ignored or answered."""
 
 from __future__ import annotations
 

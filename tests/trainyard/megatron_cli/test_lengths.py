@@ -1,5 +1,4 @@
-"""Where --split cuts, how many steps a run has and which samples each split serves, beside what
-Megatron core does: 0.16.1, 0.17.1, the last with a ramp, and 0.19.2, which has tables."""
+"""Splits, numbers of steps and served samples against those of Megatron core."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
+from tests.trainyard.checkpoint.samples import model_of_source, random_gpt, save_gpt
 from tests.trainyard.conversion.huggingface.hf_models import (
     LLAMA,
     LLAMA3,
@@ -20,6 +20,7 @@ from tests.trainyard.conversion.huggingface.hf_models import (
     make,
     some_tokens,
 )
+from tests.trainyard.conversion.torch_save.test_pickles import Payload
 from trainyard.artifacts import store
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.conversion.huggingface.config import architecture, model_document
@@ -47,15 +48,6 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-def as_model(source: Source) -> GPTModel:
-    """Ours, filled from a source and nothing else."""
-    model = GPTModel(source.config, source.padded_vocab_size)
-    names = source.specs
-    state = {name.removeprefix("model."): source.read(name) for name in names}
-    model.load_state_dict(state, strict=True)
-    return model.eval()
-
-
 def export(source: Source, folder: Path, num_shards: int = 1) -> None:
     write_hf_folder(source, num_shards, lambda name: store.open_output(str(folder / name), name))
 
@@ -69,7 +61,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_the_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     theirs = make(name, tmp_path)
     with open_huggingface(str(tmp_path)) as source:
-        ours = as_model(source)
+        ours = model_of_source(source)
         assert source.padded_vocab_size == VOCAB
         assert (source.vocab_size, source.step) == (257, 0)
     tokens = some_tokens()
@@ -350,26 +342,16 @@ def test_old_pickles_are_read_without_being_run(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")  # with lm_head, as it was then
     with open_huggingface(str(tmp_path)) as source:
-        ours = as_model(source)
+        ours = model_of_source(source)
     with torch.no_grad():
         assert torch.equal(
             ours.embedding.word_embeddings.weight,  # type: ignore[union-attr]
             theirs.model.embed_tokens.weight,
         )
-    torch.save({"weight": Hostile(tmp_path / "taken")}, tmp_path / "pytorch_model.bin")
+    torch.save({"weight": Payload(Path.touch, tmp_path / "taken")}, tmp_path / "pytorch_model.bin")
     with pytest.raises(TrainyardError, match="refused"):
         open_huggingface(str(tmp_path))
     assert not (tmp_path / "taken").exists()
-
-
-class Hostile:
-    """Writes a file when it is unpickled the usual way."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
 
 
 # --- the law --------------------------------------------------------------------------------------

@@ -238,17 +238,14 @@ def arguments(config: GPTConfig, layout: Layout, vocab: int) -> Namespace:
 
 
 @contextmanager
-def megatron_modules() -> Iterator[type[enum.Enum]]:
-    """An enum of a module of Megatron's, that is only there while it is pickled."""
-    name = "megatron.core.transformer.enums"
-    members = {"flash": 1, "fused": 2, "auto": 5}
-    backend: Any = enum.Enum("AttnBackend", members, module=name)
-    before = {part: sys.modules.get(part) for part in _parents(name)}
-    for part in before:
-        sys.modules[part] = types.ModuleType(part)
-    sys.modules[name].AttnBackend = backend  # type: ignore[attr-defined]
+def stand_in_module(name: str) -> Iterator[types.ModuleType]:
+    """A module, and its parents, that can be imported only in this context."""
+    parts = name.split(".")
+    names = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    before = {part: sys.modules.get(part) for part in names}
+    sys.modules.update({part: types.ModuleType(part) for part in names})
     try:
-        yield backend
+        yield sys.modules[name]
     finally:
         for part, module in before.items():
             if module is None:
@@ -257,9 +254,15 @@ def megatron_modules() -> Iterator[type[enum.Enum]]:
                 sys.modules[part] = module
 
 
-def _parents(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+@contextmanager
+def megatron_modules() -> Iterator[type[enum.Enum]]:
+    """An enum of a module of Megatron's, that is only there while it is pickled."""
+    name = "megatron.core.transformer.enums"
+    members = {"flash": 1, "fused": 2, "auto": 5}
+    backend: Any = enum.Enum("AttnBackend", members, module=name)
+    with stand_in_module(name) as module:
+        module.AttnBackend = backend  # type: ignore[attr-defined]
+        yield backend
 
 
 def write(

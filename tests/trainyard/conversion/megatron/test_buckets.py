@@ -1,7 +1,4 @@
-"""The optimizer of a checkpoint that Megatron core's own distributed optimizer filled is read, bit
-for bit, whatever its ranks.
-
-By core 0.16.1 from the package index, in a folder of its own."""
+"""Reading the optimizer that Megatron core 0.16.1's own distributed optimizer saved."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Checkpoints that Megatron-LM's own programs wrote are read bit for bit, and what is written of
-them can be loaded by the command that saved them."""
+"""Checkpoints that Megatron-LM's own programs wrote are read, and written back, bit for bit."""
 
 from __future__ import annotations
 

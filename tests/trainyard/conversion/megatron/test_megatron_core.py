@@ -1,7 +1,4 @@
-"""Megatron core itself computes from what is written the same as ours, and ours the same from what
-Megatron core wrote.
-
-By releases from the package index, each in a folder of its own."""
+"""Releases of Megatron core and ours compute the same from each other's checkpoints."""
 
 from __future__ import annotations
 
@@ -14,13 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt, save_gpt
+from tests.trainyard.checkpoint.samples import PADDED_VOCAB, model_of_source, random_gpt, save_gpt
 from tests.trainyard.conversion.megatron import megatron_package
 from tests.trainyard.conversion.megatron.megatron_files import Layout, arguments
 from tests.trainyard.conversion.megatron.test_read import GPT, LLAMA, QWEN
 from trainyard.conversion.loaders import open_source
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.models.gpt.model import GPTModel
 
 pytestmark = pytest.mark.full
 
@@ -92,9 +88,7 @@ def test_ours_computes_the_same_from_what_megatron_core_saved(
     )
     with open_source(str(tmp_path / "made"), "torch_dist") as source:
         assert source.step == 100
-        ours = GPTModel(source.config, source.padded_vocab_size).eval()
-        weights = {n.removeprefix("model."): source.read(n) for n in source.specs}
-    ours.load_state_dict(weights)
+        ours = model_of_source(source)
     with torch.no_grad():
         torch.testing.assert_close(ours(tokens), theirs, **SAME_LOGITS)
     assert theirs.std() > 0.1

@@ -1,10 +1,10 @@
-"""A checkpoint of Megatron-LM, of any class, version and split, is the model from which it was
-cut."""
+"""Reading Megatron-LM checkpoints of every class, version and split."""
 
 from __future__ import annotations
 
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,12 @@ def states_of(whole: dict[str, Tensor], seed: int = 7) -> dict[str, dict[str, Te
         kind: {name: torch.randn(t.shape, generator=generator) for name, t in whole.items()}
         for kind in ("exp_avg", "exp_avg_sq", "param")
     }
+
+
+def assert_states(found: dict[str, Tensor], states: dict[str, dict[str, Tensor]]) -> None:
+    for kind, tensors in states.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(found[f"optimizer.{kind}.{name}"], tensor), (kind, name)
 
 
 def read_all(root: Path, **given: Any) -> tuple[dict[str, Tensor], GPTConfig]:
@@ -184,9 +190,7 @@ def test_states_of_the_plain_optimizer_are_kept(tmp_path: Path, layout: Layout) 
     states = states_of(whole)
     root = write(tmp_path / "m", whole, GPT, layout, states)
     found, _ = read_all(root)
-    for kind, tensors in states.items():
-        for name, tensor in tensors.items():
-            assert torch.equal(found[f"optimizer.{kind}.{name}"], tensor), (kind, name)
+    assert_states(found, states)
     with open_megatron(str(root)) as source:
         assert source.num_updates == 98
 
@@ -212,11 +216,9 @@ WIDE = GPTConfig(num_layers=2, hidden_size=128, num_attention_heads=4, seq_lengt
 def test_states_of_the_distributed_optimizer_are_kept(tmp_path: Path, layout: Layout) -> None:
     whole = {name: t.bfloat16() for name, t in weights_of(random_gpt(WIDE)).items()}
     states = states_of(whole)
-    layout = Layout(spelling=layout.spelling, tp=layout.tp, pp=layout.pp, optimizer="distributed")
+    layout = replace(layout, optimizer="distributed")
     found, _ = read_all(write(tmp_path / "m", whole, WIDE, layout, states))
-    for kind, tensors in states.items():
-        for name, tensor in tensors.items():
-            assert torch.equal(found[f"optimizer.{kind}.{name}"], tensor), (kind, name)
+    assert_states(found, states)
 
 
 def test_buckets_of_before_2024_are_read_as_they_are(tmp_path: Path) -> None:
@@ -232,9 +234,7 @@ def test_buckets_of_before_2024_are_read_as_they_are(tmp_path: Path) -> None:
     split = {kind: list(vectors[kind].split(buckets)) for kind in states}
     torch.save({0: {torch.float32: split}}, path)
     found, _ = read_all(root)
-    for kind, tensors in states.items():
-        for name, tensor in tensors.items():
-            assert torch.equal(found[f"optimizer.{kind}.{name}"], tensor), (kind, name)
+    assert_states(found, states)
 
 
 def change(root: Path, edit: Any, name: str = "mp_rank_00/model_optim_rng.pt") -> None:

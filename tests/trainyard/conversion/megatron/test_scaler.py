@@ -1,7 +1,4 @@
-"""The scale of the loss of an fp16 run goes in from Megatron-LM's files with its optimizer, and out
-
-pytestmark = pytest.mark.slow
-again: a run that goes on takes its next step with it."""
+"""The loss scale of an fp16 run, read from and written to Megatron-LM's files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Megatron-LM's own programs, parser and loader included, beside ours: what they save is read, and
-the same command loads what is written of it."""
+"""Checkpoints exchanged with Megatron-LM's own training programs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ from tests.trainyard.conversion.megatron.test_read import (
     weights_of,
 )
 from tests.trainyard.conversion.megatron.test_write import (
+    assert_handed_on,
     convert,
+    convert_run,
     handed_on,
     options_of,
     save_trained,
@@ -112,7 +114,8 @@ def test_layers_lie_where_the_interleaved_schedule_looks_for_them(
             assert keys == [f"model{chunk}" for chunk in range(vpp)]
             for chunk, layers in enumerate(assigned[stage]):
                 held = dict(flatten(tree[f"model{chunk}"]))
-                norms = [path for path in held if is_norm(path, style)]
+                begin, end = NORM[style].split("{}")
+                norms = [path for path in held if path.startswith(begin) and path.endswith(end)]
                 assert norms == [NORM[style].format(local) for local in range(len(layers))]
                 assert [held[path].unique().tolist() for path in norms] == [[n] for n in layers]
                 is_first = (stage, chunk) == ("000", 0)
@@ -122,11 +125,6 @@ def test_layers_lie_where_the_interleaved_schedule_looks_for_them(
             assert tree["args"].pipeline_model_parallel_size == pp
             assert tree["args"].virtual_pipeline_model_parallel_size == vpp
             assert tree["args"].num_layers_per_virtual_pipeline_stage == 8 // pp // vpp
-
-
-def is_norm(path: str, style: str) -> bool:
-    begin, end = NORM[style].split("{}")
-    return path.startswith(begin) and path.endswith(end)
 
 
 def test_the_optimizer_counts_its_parameters_over_the_virtual_stages(tmp_path: Path) -> None:
@@ -140,8 +138,7 @@ def test_the_optimizer_counts_its_parameters_over_the_virtual_stages(tmp_path: P
     )
     layout = Layout(spelling="engine", tp=2, pp=2, vpp=2, optimizer="plain", extra_state=False)
     wanted = trees_by_hand(write(tmp_path / "hand", weights, UNTIED, layout, states))
-    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
-        made = trees(convert(checkpoint, tmp_path / "made", **options_of(layout)))
+    made = trees(convert_run(tmp_path, **options_of(layout)))
     for rank, tree in wanted.items():
         ours, theirs = (found["optimizer"] for found in (made[rank], tree))
         groups, expected = (found["optimizer"]["param_groups"] for found in (ours, theirs))
@@ -184,12 +181,7 @@ def test_any_number_of_virtual_stages_after_another_is_the_same_checkpoint(
         again = convert(source, tmp_path / "second", **second)
     found, _ = read_all(again)
     assert len(found) == len(weights) * 4
-    for name, tensor in weights.items():
-        assert torch.equal(found[f"model.{name}"], handed_on(name, tensor)), name
-    for kind, tensors in states.items():
-        for name, tensor in tensors.items():
-            wanted = handed_on(name, tensor) if kind == "param" else tensor
-            assert torch.equal(found[f"optimizer.{kind}.{name}"], wanted), (kind, name)
+    assert_handed_on(found, weights, states)
 
 
 @pytest.mark.slow

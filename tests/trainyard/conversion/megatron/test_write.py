@@ -1,5 +1,4 @@
-"""What is written as a checkpoint of Megatron-LM holds the tensors that the format asks for, and
-reads back as what it was."""
+"""Writing Megatron-LM checkpoints: the tensors of the format, which read back unchanged."""
 
 from __future__ import annotations
 
@@ -18,6 +17,7 @@ from tests.trainyard.conversion.megatron.test_read import (
     LLAMA,
     QWEN,
     SIZES,
+    assert_states,
     read_all,
     states_of,
     weights_of,
@@ -75,6 +75,11 @@ def convert(source: Any, folder: Path, **options: Any) -> Path:
     return folder
 
 
+def convert_run(tmp_path: Path, **options: Any) -> Path:
+    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
+        return convert(checkpoint, tmp_path / "made", **options)
+
+
 def trees(folder: Path, step: str = "iter_0000100") -> dict[str, Any]:
     return {
         path.parent.name: torch.load(path, weights_only=False)
@@ -114,8 +119,7 @@ def test_the_files_are_those_that_the_format_asks_for(
     """Key for key, in the same order, bit for bit those that were written by hand."""
     model = random_gpt(config)
     save_gpt(str(tmp_path / "run"), model, 100)
-    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
-        made = convert(checkpoint, tmp_path / "made", **options_of(layout), save_optimizer=False)
+    made = convert_run(tmp_path, **options_of(layout), save_optimizer=False)
     layout = replace(layout, extra_state=False)
     wanted = write(tmp_path / "wanted", weights_of(model), config, layout)
     tracker = "latest_checkpointed_iteration.txt"
@@ -158,19 +162,22 @@ def test_what_is_written_reads_back(tmp_path: Path, config: GPTConfig, layout: L
     weights = {n: t.bfloat16() for n, t in weights_of(random_gpt(config)).items()}
     states = states_of(weights)
     save_trained(tmp_path / "run", weights, states, config)
-    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
-        told: list[int] = []
-        expected: list[int] = []
-        calls = {"advance": told.append, "expect": expected.append}
-        made = convert(checkpoint, tmp_path / "made", **options_of(layout), **calls)
+    told: list[int] = []
+    expected: list[int] = []
+    calls = {"advance": told.append, "expect": expected.append}
+    made = convert_run(tmp_path, **options_of(layout), **calls)
     assert [sum(told)] == expected
     found, _ = read_all(made)
+    assert_handed_on(found, weights, states)
+
+
+def assert_handed_on(
+    found: dict[str, Tensor], weights: dict[str, Tensor], states: dict[str, dict[str, Tensor]]
+) -> None:
     for name, tensor in weights.items():
         assert torch.equal(found[f"model.{name}"], handed_on(name, tensor)), name
-    for kind, tensors in states.items():
-        for name, tensor in tensors.items():
-            wanted = handed_on(name, tensor) if kind == "param" else tensor
-            assert torch.equal(found[f"optimizer.{kind}.{name}"], wanted), (kind, name)
+    params = {name: handed_on(name, tensor) for name, tensor in states["param"].items()}
+    assert_states(found, {**states, "param": params})
 
 
 def handed_on(name: str, tensor: Tensor) -> Tensor:
@@ -217,8 +224,7 @@ def test_torch_takes_the_optimizer(tmp_path: Path) -> None:
     states = states_of(weights)
     del states["param"]
     save_trained(tmp_path / "run", weights, states, GPT)
-    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
-        (tree,) = trees(convert(checkpoint, tmp_path / "made", transformer_impl="local")).values()
+    (tree,) = trees(convert_run(tmp_path, transformer_impl="local")).values()
     parameters = {n: torch.nn.Parameter(t) for n, t in tree["model"].items()}
     decayed = [p for n, p in parameters.items() if p.ndim > 1]
     others = [p for n, p in parameters.items() if p.ndim == 1]
@@ -242,8 +248,7 @@ def test_groups_are_in_the_order_of_those_of_megatron(
     weights = {n: t.bfloat16() for n, t in weights_of(random_gpt(GPT)).items()}
     save_trained(tmp_path / "run", weights, states_of(weights), GPT)
     layout = Layout(spelling=spelling, pp=2)
-    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
-        first, last = trees(convert(checkpoint, tmp_path / "made", **options_of(layout))).values()
+    first, last = trees(convert_run(tmp_path, **options_of(layout))).values()
     assert ("in the order of Megatron core 0.16 and later" in caplog.text) == (spelling == "core")
     for tree, expected in ((first, [1.0, 0.0]), (last, wanted)):
         groups = tree["optimizer"]["optimizer"]["param_groups"]
@@ -270,8 +275,7 @@ def test_a_rate_of_its_own_is_known_by_either_key(
     weights = {n: t.bfloat16() for n, t in weights_of(random_gpt(LLAMA)).items()}
     states = states_of(weights)
     save_trained(tmp_path / "run", weights, states, LLAMA)
-    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
-        made = convert(checkpoint, tmp_path / "made")
+    made = convert_run(tmp_path)
     assert "in the order of Megatron core 0.7 to 0.13" in caplog.text
     (path,) = made.rglob("model_optim_rng.pt")
     tree = torch.load(path, weights_only=False)
@@ -282,9 +286,7 @@ def test_a_rate_of_its_own_is_known_by_either_key(
         for group in groups:
             group |= {"default_config": not group["is_decoupled_lr"], "is_decoupled_lr": False}
         torch.save(tree, path)
-    read, _ = read_all(made)
-    for name, tensor in states["exp_avg"].items():
-        assert torch.equal(read[f"optimizer.exp_avg.{name}"], tensor), name
+    assert_states(read_all(made)[0], {"exp_avg": states["exp_avg"]})
 
 
 @pytest.mark.parametrize("true_vocab_size", [257, 100, None])
@@ -293,8 +295,7 @@ def test_the_vocabulary_is_cut_or_its_last_row_repeated(
 ) -> None:
     model = random_gpt(LLAMA)
     save_gpt(str(tmp_path / "run"), model, 100)
-    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
-        made = convert(checkpoint, tmp_path / "made", tp=2, true_vocab_size=true_vocab_size)
+    made = convert_run(tmp_path, tp=2, true_vocab_size=true_vocab_size)
     rows = {257: 512, 100: 256, None: PADDED_VOCAB}[true_vocab_size]
     found, _ = read_all(made)
     for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
@@ -350,11 +351,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     tmp_path: Path, config: GPTConfig, options: dict[str, Any], words: str
 ) -> None:
     save_gpt(str(tmp_path / "run"), random_gpt(config), 100)
-    with (
-        open_checkpoint(str(tmp_path / "run")) as checkpoint,
-        pytest.raises(ConfigError, match=words),
-    ):
-        convert(checkpoint, tmp_path / "made", **options)
+    with pytest.raises(ConfigError, match=words):
+        convert_run(tmp_path, **options)
     assert not (tmp_path / "made").exists()
 
 
@@ -362,8 +360,7 @@ def test_an_optimizer_without_its_options_is_left_in_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_gpt(str(tmp_path / "run"), random_gpt(GPT), 100)
-    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
-        made = convert(checkpoint, tmp_path / "made")
+    made = convert_run(tmp_path)
     (tree,) = trees(made).values()
     assert "optimizer" not in tree
     (line,) = [r.getMessage() for r in caplog.records if "is left out" in r.getMessage()]

@@ -1,5 +1,4 @@
-"""Llama as Meta publishes it computes here what it computes in `transformers`; and stories260K,
-told in that layout, tells its known story."""
+"""Reading Llama checkpoints in Meta's layout."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainyard.checkpoint.samples import model_of_source
 from tests.trainyard.conversion.huggingface.hf_models import LLAMA, VOCAB, make, some_tokens
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.meta.params import read_params
@@ -87,10 +87,7 @@ def write_meta(
 
 def filled(url: Path) -> GPTModel:
     with open_meta(str(url)) as source:
-        model = GPTModel(source.config, source.padded_vocab_size)
-        state = {name.removeprefix("model."): source.read(name) for name in source.specs}
-    model.load_state_dict(state, strict=True)
-    return model.eval()
+        return model_of_source(source)
 
 
 @pytest.mark.parametrize(("tp", "rows_cut"), [(1, False), (2, False), (2, True)])

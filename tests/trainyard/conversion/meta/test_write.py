@@ -1,5 +1,4 @@
-"""What is written as Meta's files computes, by Meta's own arithmetic written down here, what the
-model computes; it comes back bit for bit; and what the layout cannot hold is refused."""
+"""Writing Llama checkpoints in Meta's layout, and what that layout cannot hold."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""States that lie as in the buckets of Megatron's buffers are found, bit for bit, or it is said why
-not."""
+"""Finding optimizer states in the buckets of Megatron's buffers."""
 
 from __future__ import annotations
 
@@ -7,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +33,6 @@ from trainyard.conversion.torch_dist.buckets import (
 )
 from trainyard.conversion.torch_dist.index import StoredTensor
 from trainyard.conversion.torch_dist.read import open_torch_dist
-from trainyard.conversion.torch_dist.tensors import StoredTensors
 from trainyard.models.gpt.config import GPTConfig
 
 GPT, LLAMA, QWEN = ranks.GPT, ranks.LLAMA, ranks.QWEN
@@ -66,18 +65,13 @@ def found(run: Run, config: GPTConfig, args: dict[str, Any]) -> dict[str, Joined
     return states_in_buckets(stored, list(run), model_shapes(config, PADDED_VOCAB), config, args)
 
 
-class InMemory:
+def tensors(run: Run) -> Any:
     """Vectors that no file holds."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def read(name: str, offset: tuple[int], shape: tuple[int]) -> Tensor:
+        return run[name].whole()[offset[0] : offset[0] + shape[0]]
 
-    def read(self, name: str, offset: tuple[int], shape: tuple[int]) -> Tensor:
-        return self.run[name].whole()[offset[0] : offset[0] + shape[0]]
-
-
-def tensors(run: Run) -> StoredTensors:
-    return cast(StoredTensors, InMemory(run))
+    return SimpleNamespace(read=read)
 
 
 @pytest.mark.parametrize(
@@ -138,72 +132,61 @@ HOW = Buckets(tp=2, pp=2, size=4000)
 FIRST = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32)."
 
 
-def resized(run: Run, bucket: str, by: int) -> None:
-    for kind in KINDS:
-        held = run[f"{bucket}{kind}"]
-        run[f"{bucket}{kind}"] = Stored((held.shape[0] + by,), [])
+def last_bucket(run: Run) -> int:
+    return max(int(k.split("bucket_idx_")[1].split(".")[0]) for k in run if k.startswith(FIRST))
 
 
-def grow(run: Run) -> None:
-    resized(run, f"{FIRST}bucket_idx_0.", 64)
-
-
-def shrink(run: Run) -> None:
-    resized(run, f"{FIRST}bucket_idx_1.", -64)
-
-
-def lose_a_bucket(run: Run) -> None:
-    for kind in KINDS:
-        del run[f"{FIRST}bucket_idx_1.{kind}"]
-
-
-def lose_the_last(run: Run) -> None:
-    last = max(int(k.split("bucket_idx_")[1].split(".")[0]) for k in run if k.startswith(FIRST))
-    for kind in KINDS:
-        del run[f"{FIRST}bucket_idx_{last}.{kind}"]
-
-
-def add_a_bucket(run: Run) -> None:
-    last = max(int(k.split("bucket_idx_")[1].split(".")[0]) for k in run if k.startswith(FIRST))
-    for kind in KINDS:
-        run[f"{FIRST}bucket_idx_{last + 1}.{kind}"] = Stored((64,), [])
-
-
-def lose_a_kind(run: Run) -> None:
-    del run[f"{FIRST}bucket_idx_1.exp_avg_sq"]
-
-
-def differ(run: Run) -> None:
-    run[f"{FIRST}bucket_idx_1.exp_avg"] = Stored((64,), [])
-
-
-def lose_a_rank(run: Run) -> None:
-    for key in [key for key in run if ".dp_group_idx_3." in key]:
+def lose(run: Run, part: str) -> None:
+    for key in [key for key in run if part in key]:
         del run[key]
 
 
-def add_a_buffer(run: Run) -> None:
-    for kind in KINDS:
-        run[f"{FIRST.replace('gbuf_idx_0', 'gbuf_idx_1')}bucket_idx_0.{kind}"] = Stored((64,), [])
+def put(run: Run, bucket: str, size: int = 64, kinds: tuple[str, ...] = KINDS) -> None:
+    run.update({f"{bucket}{kind}": Stored((size,), []) for kind in kinds})
 
 
-def name_another(run: Run) -> None:
-    run[f"{FIRST}bucket_idx_0.momentum"] = Stored((64,), [])
+def resize(run: Run, number: int, by: int) -> None:
+    bucket = f"{FIRST}bucket_idx_{number}."
+    put(run, bucket, run[f"{bucket}{KINDS[0]}"].shape[0] + by)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (grow, r"would end at \d+, and optimizer.*bucket_idx_0\. ends at"),
-        (shrink, r"would end at \d+, and optimizer.*bucket_idx_1\. ends at"),
-        (lose_a_bucket, "buckets of .* are missing"),
-        (lose_the_last, "there is no bucket more"),
-        (add_a_bucket, "before the end of"),
-        (lose_a_kind, r"bucket_idx_1\.exp_avg_sq is missing"),
-        (differ, "vectors of .* have 64 and"),
-        (lose_a_rank, "has buffers of 3 ranks, and its args say tp 2, pp 2"),
-        (add_a_buffer, "has 5 buffers, and its stages 4"),
-        (name_another, "momentum is nothing of them that is known"),
+        (
+            lambda run: resize(run, 0, 64),
+            r"would end at \d+, and optimizer.*bucket_idx_0\. ends at",
+        ),
+        (
+            lambda run: resize(run, 1, -64),
+            r"would end at \d+, and optimizer.*bucket_idx_1\. ends at",
+        ),
+        (lambda run: lose(run, f"{FIRST}bucket_idx_1."), "buckets of .* are missing"),
+        (
+            lambda run: lose(run, f"{FIRST}bucket_idx_{last_bucket(run)}."),
+            "there is no bucket more",
+        ),
+        (lambda run: put(run, f"{FIRST}bucket_idx_{last_bucket(run) + 1}."), "before the end of"),
+        (
+            lambda run: lose(run, f"{FIRST}bucket_idx_1.exp_avg_sq"),
+            r"bucket_idx_1\.exp_avg_sq is missing",
+        ),
+        (
+            lambda run: put(run, f"{FIRST}bucket_idx_1.", kinds=("exp_avg",)),
+            "vectors of .* have 64 and",
+        ),
+        (
+            lambda run: lose(run, ".dp_group_idx_3."),
+            "has buffers of 3 ranks, and its args say tp 2, pp 2",
+        ),
+        (
+            lambda run: put(run, f"{FIRST.replace('gbuf_idx_0', 'gbuf_idx_1')}bucket_idx_0."),
+            "has 5 buffers, and its stages 4",
+        ),
+        (
+            lambda run: put(run, f"{FIRST}bucket_idx_0.", kinds=("momentum",)),
+            "momentum is nothing of them that is known",
+        ),
     ],
 )
 def test_buckets_that_do_not_come_out_say_why(change: Callable[[Run], None], words: str) -> None:

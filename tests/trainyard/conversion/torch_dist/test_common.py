@@ -1,8 +1,8 @@
-"""The common state of a `torch_dist` checkpoint where core 0.19 and later keeps it: among the
-tensors."""
+"""The common state that core 0.19 and later keeps among the tensors of a `torch_dist` folder."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from tests.trainyard.conversion.megatron.megatron_files import Layout as RankLay
 from tests.trainyard.conversion.megatron.megatron_files import arguments
 from tests.trainyard.conversion.torch_dist.test_read import (
     GPT,
-    Shell,
     read_all,
     weights_of,
 )
@@ -24,6 +23,7 @@ from tests.trainyard.conversion.torch_dist.torch_dist_files import (
     common_in_an_object,
     write,
 )
+from tests.trainyard.conversion.torch_save.test_pickles import Payload
 from trainyard.conversion.torch_dist.read import open_torch_dist
 from trainyard.errors import ArtifactError
 
@@ -72,7 +72,7 @@ def test_a_payload_in_the_common_state_is_not_run(
     sound: Path, tmp_path: Path, is_all: bool
 ) -> None:
     witness = tmp_path / "ran"
-    payload = Shell(f"touch {witness}")
+    payload = Payload(os.system, f"touch {witness}")
     args: Any = payload
     if not is_all:
         args = arguments(GPT, RankLayout(), PADDED_VOCAB)

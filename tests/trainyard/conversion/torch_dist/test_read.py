@@ -1,9 +1,7 @@
-"""A `torch_dist` checkpoint that torch wrote, from names of Megatron core, is the model that it was
-made of; one that lies is refused, and nothing in it is run."""
+"""Reading `torch_dist` checkpoints; hostile ones are refused and nothing in them is run."""
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
@@ -30,6 +28,7 @@ from tests.trainyard.conversion.torch_dist.torch_dist_files import (
     write,
     write_around,
 )
+from tests.trainyard.conversion.torch_save.test_pickles import Payload
 from trainyard.artifacts import store
 from trainyard.checkpoint.safetensors.file import spec_of
 from trainyard.conversion.megatron.progress import tokens_of
@@ -170,19 +169,6 @@ def test_half_of_an_optimizer_is_none(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "it has no exp_avg_sq of decoder.final_layernorm.bias" in caplog.text
 
 
-def drop(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).unlink()
-
-
-def truncate(folder: Path) -> None:
-    path = folder / "__0_0.distcp"
-    path.write_bytes(path.read_bytes()[:-5000])
-
-
-def zarr(folder: Path) -> None:
-    (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "zarr"}))
-
-
 def garble(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_bytes(b"{")
 
@@ -190,15 +176,30 @@ def garble(name: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (drop("metadata.json"), "has no metadata.json, which is written last"),
-        (drop(".metadata"), r"has no \.metadata; the checkpoint is torn"),
-        (drop("common.pt"), r"no common\.pt, and \.metadata names no common_state.* torn"),
-        (drop("__0_0.distcp"), "__0_0.distcp"),
-        (zarr, "says sharded_backend 'zarr', wanted 'torch_dist'"),
+        (
+            lambda folder: (folder / "metadata.json").unlink(),
+            "has no metadata.json, which is written last",
+        ),
+        (
+            lambda folder: (folder / ".metadata").unlink(),
+            r"has no \.metadata; the checkpoint is torn",
+        ),
+        (
+            lambda folder: (folder / "common.pt").unlink(),
+            r"no common\.pt, and \.metadata names no common_state.* torn",
+        ),
+        (lambda folder: (folder / "__0_0.distcp").unlink(), "__0_0.distcp"),
+        (
+            lambda folder: (folder / "metadata.json").write_text('{"sharded_backend": "zarr"}'),
+            "says sharded_backend 'zarr', wanted 'torch_dist'",
+        ),
         (garble("metadata.json"), r"metadata\.json: not a JSON document"),
         (garble(".metadata"), "pickle is refused: it is damaged"),
         (garble("common.pt"), "not a file of torch.save"),
-        (truncate, r"__0_0\.distcp: has .* its items end at .* it is truncated"),
+        (
+            lambda folder: os.truncate(p := folder / "__0_0.distcp", p.stat().st_size - 5000),
+            r"__0_0\.distcp: has .* its items end at .* it is truncated",
+        ),
     ],
 )
 def test_a_torn_folder_is_refused(
@@ -228,14 +229,6 @@ def test_what_is_not_the_model_of_its_args_is_refused(tmp_path: Path) -> None:
 # --- hostile --------------------------------------------------------------------------------------
 
 
-class Shell:
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def __reduce__(self) -> Any:
-        return os.system, (self.command,)
-
-
 def spoiled(sound: Path, tmp_path: Path, change: Callable[[Any, Path], Any]) -> Path:
     """A copy with an index that `change` made of the sound one."""
     root = tmp_path / "m"
@@ -249,7 +242,7 @@ def spoiled(sound: Path, tmp_path: Path, change: Callable[[Any, Path], Any]) -> 
 @pytest.mark.parametrize("where", [".metadata", "common.pt", "__0_0.distcp"])
 def test_a_payload_is_refused_and_not_run(sound: Path, tmp_path: Path, where: str) -> None:
     witness = tmp_path / "ran"
-    payload = Shell(f"touch {witness}")
+    payload = Payload(os.system, f"touch {witness}")
 
     def plant(metadata: Any, folder: Path) -> Any:
         if where == ".metadata":
@@ -283,69 +276,49 @@ def place_of(metadata: Any) -> Any:
     return metadata.storage_data[MetadataIndex(BIAS, (1, 0))]
 
 
-def leave_the_folder(metadata: Any, folder: Path) -> None:
-    place_of(metadata).relative_path = "../../secret.distcp"
+OTHER = MetadataIndex("decoder.final_layernorm.bias", (0,))
 
 
-def name_a_path(metadata: Any, folder: Path) -> None:
-    place_of(metadata).relative_path = "/etc/passwd"
-
-
-def begin_before_the_file(metadata: Any, folder: Path) -> None:
-    place_of(metadata).offset = -8
-
-
-def end_after_the_file(metadata: Any, folder: Path) -> None:
-    place_of(metadata).length = 2**40
-
-
-def overlap(metadata: Any, folder: Path) -> None:
-    metadata.state_dict_metadata[BIAS].chunks[1].offsets = torch.Size((0, 0))
-
-
-def leave_a_gap(metadata: Any, folder: Path) -> None:
-    metadata.state_dict_metadata[BIAS].chunks.pop()
-
-
-def grow(metadata: Any, folder: Path) -> None:
-    metadata.state_dict_metadata[BIAS].size = torch.Size((2**40, 2**20))
-
-
-def point_at_another(metadata: Any, folder: Path) -> None:
-    other = metadata.storage_data[MetadataIndex("decoder.final_layernorm.bias", (0,))]
-    place_of(metadata).offset, place_of(metadata).length = other.offset, other.length
+def set_place(name: str, value: Any) -> Callable[[Any, Path], None]:
+    return lambda metadata, folder: setattr(place_of(metadata), name, value)
 
 
 def tell_another_type(metadata: Any, folder: Path) -> None:
+    """Shows only when the files are opened."""
     metadata.state_dict_metadata[BIAS].properties.dtype = torch.float32
-
-
-def compress(metadata: Any, folder: Path) -> None:
-    place_of(metadata).transform_descriptors = ["zstd"]
-
-
-def be_something_else(metadata: Any, folder: Path) -> Any:
-    return {"state_dict_metadata": {}}
-
-
-IN_THE_FILES = (tell_another_type,)
-"""What only shows beside them."""
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (leave_the_folder, "'../../secret.distcp' is not the name of a file in its folder"),
-        (name_a_path, "'/etc/passwd' is not the name of a file"),
-        (begin_before_the_file, "bytes -8 and on"),
-        (end_after_the_file, "share the bytes of __0_0.distcp"),
-        (overlap, r"pieces of decoder.layers.mlp.linear_fc2.bias do not make up its \[2, 32\]"),
-        (leave_a_gap, r"do not make up its \[2, 32\]"),
-        (grow, "do not make up its"),
-        (point_at_another, "share the bytes of __0_0.distcp"),
+        (
+            set_place("relative_path", "../../secret.distcp"),
+            "'../../secret.distcp' is not the name of a file in its folder",
+        ),
+        (set_place("relative_path", "/etc/passwd"), "'/etc/passwd' is not the name of a file"),
+        (set_place("offset", -8), "bytes -8 and on"),
+        (set_place("length", 2**40), "share the bytes of __0_0.distcp"),
+        (
+            lambda m, _: setattr(
+                m.state_dict_metadata[BIAS].chunks[1], "offsets", torch.Size((0, 0))
+            ),
+            r"pieces of decoder.layers.mlp.linear_fc2.bias do not make up its \[2, 32\]",
+        ),
+        (
+            lambda m, _: m.state_dict_metadata[BIAS].chunks.__delitem__(-1),
+            r"do not make up its \[2, 32\]",
+        ),
+        (
+            lambda m, _: setattr(m.state_dict_metadata[BIAS], "size", torch.Size((2**40, 2**20))),
+            "do not make up its",
+        ),
+        (
+            lambda m, _: vars(place_of(m)).update(vars(m.storage_data[OTHER])),
+            "share the bytes of __0_0.distcp",
+        ),
         (tell_another_type, r"the index says float32 \[1, 32\]"),
-        (compress, "was compressed or encrypted"),
-        (be_something_else, "a dict in the place of Metadata"),
+        (set_place("transform_descriptors", ["zstd"]), "was compressed or encrypted"),
+        (lambda *_: {"state_dict_metadata": {}}, "a dict in the place of Metadata"),
     ],
 )
 def test_an_index_that_lies_is_refused(
@@ -354,7 +327,7 @@ def test_an_index_that_lies_is_refused(
     root = spoiled(sound, tmp_path, change)
     index = root / "iter_0000100/.metadata"
     with pytest.raises(ArtifactError, match=words):
-        open_torch_dist(str(root)) if change in IN_THE_FILES else read_index(str(index))
+        open_torch_dist(str(root)) if change is tell_another_type else read_index(str(index))
 
 
 def test_boxes_fill_without_gap_or_overlap() -> None:

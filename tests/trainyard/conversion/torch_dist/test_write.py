@@ -1,5 +1,4 @@
-"""What is written as `torch_dist` is what torch's distributed checkpoint reads, under the names of
-the format, and reads back as what it was."""
+"""Writing `torch_dist` checkpoints that torch and our reader read back."""
 
 from __future__ import annotations
 

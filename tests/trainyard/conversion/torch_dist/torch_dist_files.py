@@ -10,7 +10,6 @@ import io
 import json
 import pickle
 import sys
-import types
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -39,7 +38,11 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from tests.trainyard.conversion.megatron.megatron_files import Layout as RankLayout
-from tests.trainyard.conversion.megatron.megatron_files import arguments, megatron_modules
+from tests.trainyard.conversion.megatron.megatron_files import (
+    arguments,
+    megatron_modules,
+    stand_in_module,
+)
 from tests.trainyard.conversion.megatron.megatron_states import Whole
 from trainyard.models.gpt.config import GPTConfig
 
@@ -217,24 +220,13 @@ CLASS_MODULE = "megatron.core.dist_checkpointing.strategies.torch"
 @contextmanager
 def megatron_metadata() -> Iterator[None]:
     """Megatron core's class of the index, that is only there while it is pickled."""
-    parts = CLASS_MODULE.split(".")
-    names = [".".join(parts[: i + 1]) for i in range(len(parts))]
-    before = {name: sys.modules.get(name) for name in names}
-    for name in names:
-        sys.modules[name] = types.ModuleType(name)
     made = dataclasses.make_dataclass(
         "MCoreMetadata", [("mcore_data", Any, None)], bases=(Metadata,)
     )
     made.__module__ = CLASS_MODULE
-    sys.modules[CLASS_MODULE].MCoreMetadata = made  # type: ignore[attr-defined]
-    try:
+    with stand_in_module(CLASS_MODULE) as module:
+        module.MCoreMetadata = made  # type: ignore[attr-defined]
         yield
-    finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
 
 
 OBJECTS: dict[str, Any] = {
