@@ -12,7 +12,7 @@ import pytest
 from docket import Docket, Worker
 from prefect.server import models, schemas
 from prefect.server.api.background_workers import task_functions
-from prefect.server.database import PrefectDBInterface, provide_database_interface
+from prefect.server.database import provide_database_interface
 from prefect.server.database.configurations import AioSqliteConfiguration
 from prefect.server.database.dependencies import temporary_database_config
 from prefect.server.services.perpetual_services import (
@@ -63,8 +63,18 @@ def test_services_run_and_plan_schedules(tmp_path: Path, caplog: pytest.LogCaptu
 async def _once() -> tuple[set[str], int]:
     """The services that are enabled, and the runs that they planned for a deployment."""
     db = provide_database_interface()
-    await _make_tables(db)
-    await _offer(db, schemas.schedules.IntervalSchedule(interval=5))
+    # As Prefect's migrations do, in a twentieth of the time. An index may stand twice there.
+    async with (await db.engine()).begin() as connection:
+        for table in db.Base.metadata.sorted_tables:
+            await connection.execute(CreateTable(table))
+            for index in table.indexes:
+                await connection.execute(CreateIndex(index, if_not_exists=True))
+    schedule = schemas.schedules.IntervalSchedule(interval=5)
+    async with db.session_context(begin_transaction=True) as session:
+        flow = await models.flows.create_flow(session, schemas.core.Flow(name="flow"))
+        scheduled = schemas.core.DeploymentSchedule(schedule=schedule, active=True)
+        offered = schemas.core.Deployment(name="yard", flow_id=flow.id, schedules=[scheduled])
+        await models.deployments.create_deployment(session, offered)
     names = {one.function.__name__ for one in get_enabled_perpetual_services()}
     async with (
         Docket(name="services", url="memory://") as docket,
@@ -78,21 +88,3 @@ async def _once() -> tuple[set[str], int]:
         planned = await models.flow_runs.count_flow_runs(session)
     await (await db.engine()).dispose()
     return names, planned
-
-
-async def _make_tables(db: PrefectDBInterface) -> None:
-    """As Prefect's migrations do, in a twentieth of the time. An index may stand twice there."""
-    async with (await db.engine()).begin() as connection:
-        for table in db.Base.metadata.sorted_tables:
-            await connection.execute(CreateTable(table))
-            for index in table.indexes:
-                await connection.execute(CreateIndex(index, if_not_exists=True))
-
-
-async def _offer(db: PrefectDBInterface, schedule: schemas.schedules.IntervalSchedule) -> None:
-    """A deployment with a schedule."""
-    async with db.session_context(begin_transaction=True) as session:
-        flow = await models.flows.create_flow(session, schemas.core.Flow(name="flow"))
-        scheduled = schemas.core.DeploymentSchedule(schedule=schedule, active=True)
-        offered = schemas.core.Deployment(name="yard", flow_id=flow.id, schedules=[scheduled])
-        await models.deployments.create_deployment(session, offered)

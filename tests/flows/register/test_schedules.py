@@ -26,17 +26,11 @@ def there(cron: str, active: bool) -> DeploymentSchedule:
 
 @pytest.mark.parametrize("profile", [True, False])
 @pytest.mark.parametrize("person", [True, False])
-def test_what_a_person_switched_stays_so(profile: bool, person: bool) -> None:
+def test_the_person_decides_unless_the_profile_changed(profile: bool, person: bool) -> None:
     wanted = Schedule(cron=NIGHT, active=profile)
     for before in (profile, None):
         found = switched(wanted, [there(NIGHT, person)], before)
         assert found == Schedule(cron=NIGHT, active=person)
-
-
-@pytest.mark.parametrize("profile", [True, False])
-@pytest.mark.parametrize("person", [True, False])
-def test_a_profile_that_changed_its_mind_is_heeded(profile: bool, person: bool) -> None:
-    wanted = Schedule(cron=NIGHT, active=profile)
     assert switched(wanted, [there(NIGHT, person)], not profile) == wanted
 
 

@@ -11,15 +11,12 @@ from trainyard.artifacts.manifest import Manifest, publish
 from trainyard.artifacts.output import Output
 
 
-def make_part(folder: Path, name: str) -> None:
-    output = Output.prefix(str(folder / name))
-    record = store.write_bytes(output.file_url("_text_document.bin"), b"1", "_text_document.bin")
-    publish(output.manifest_url, Manifest(stage="tokenize", files=(record,)), None)
-
-
 def test_parts_of_files_that_are_gone_are_removed(tmp_path: Path) -> None:
     for name in ("a", "a_b", "c"):
-        make_part(tmp_path, name)
+        output = Output.prefix(str(tmp_path / name))
+        part = "_text_document.bin"
+        record = store.write_bytes(output.file_url(part), b"1", part)
+        publish(output.manifest_url, Manifest(stage="tokenize", files=(record,)), None)
     (tmp_path / "notes.txt").write_text("not ours")
     remove_other_parts([str(tmp_path / "a"), str(tmp_path / "c")])
     left = {path.name for path in tmp_path.iterdir()}

@@ -41,15 +41,13 @@ def jobs(fake: FakeKube, name: str) -> list[str]:
     return [one for one in found if name in one]
 
 
-def is_being_made(fake: FakeKube) -> bool:
-    """True as soon as the server is asked to make a job."""
-    return any("POST" in told and path.endswith("/jobs") for told, path in fake.asked)
-
-
 def test_cancelling_during_creation_leaves_no_job(fake: FakeKube, tmp_path: Path) -> None:
+    def is_created() -> bool:
+        return any("POST" in told and path.endswith("/jobs") for told, path in fake.asked)
+
     async def whole() -> None:
         triggering = asyncio.create_task(job(fake, tmp_path, "early-1", training()).trigger())
-        await comes(lambda: is_being_made(fake) or triggering.done())
+        await comes(lambda: is_created() or triggering.done())
         triggering.cancel()
         with pytest.raises(asyncio.CancelledError):
             await triggering

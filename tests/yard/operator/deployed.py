@@ -83,6 +83,11 @@ class Api:
         """The names of all, without their flows."""
         return [str(one["name"]) for one in self.ask("deployments/filter", {})]
 
+    def cancel(self, run: str) -> None:
+        """What the button of the run's page sends."""
+        state = {"type": "CANCELLING", "name": "Cancelling"}
+        self.ask(f"flow_runs/{run}/set_state", {"state": state})
+
     def press_retry(self, run: str) -> None:
         """What the button of the run's page sends."""
         state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}

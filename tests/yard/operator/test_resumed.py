@@ -106,8 +106,7 @@ def test_sigterm_is_resumed_and_cancellation_is_not(tmp_path: Path, server: Whol
         assert comes(90, lambda: steps(save)[-1] > reached), worker.said
         assert "Crashed" in history(server, run)
 
-        cancelling = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
-        server.ask(f"flow_runs/{run}/set_state", cancelling)
+        server.cancel(run)
         assert comes(60, lambda: server.state(run) == "CANCELLED"), worker.said
         assert stays(server, run, "CANCELLED")
         assert not pids(f"stages.pretrain --config {tmp_path}")

@@ -123,7 +123,7 @@ def test_retry_follows_the_job_of_a_dead_machine(tmp_path: Path, server: WholeSe
             assert "Nothing was heard of this run" in said
             time.sleep(10)
             assert server.state(lives) == "RUNNING"
-            _cancel(server, lives)
+            server.cancel(lives)
             assert comes(60, lambda: server.state(lives) == "CANCELLED"), second.said
 
             server.press_retry(lost)
@@ -137,8 +137,3 @@ def test_retry_follows_the_job_of_a_dead_machine(tmp_path: Path, server: WholeSe
     made = trained_steps(save)
     assert made == sorted(set(made))
     assert steps(save)[-1] == STEPS
-
-
-def _cancel(server: WholeServer, run: str) -> None:
-    state = {"type": "CANCELLING", "name": "Cancelling"}
-    server.ask(f"flow_runs/{run}/set_state", {"state": state})

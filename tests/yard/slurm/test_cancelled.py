@@ -63,8 +63,7 @@ def test_cancelled_run(cluster: Cluster, tmp_path: Path, server: WholeServer, he
         run = server.begin("run-stage/site", stage="pretrain", config=document)
         assert comes(120, has_begun), worker.said
         assert jobs_left()
-        cancelling = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
-        server.ask(f"flow_runs/{run}/set_state", cancelling)
+        server.cancel(run)
         pressed = time.monotonic()
         is_over = comes(STOP_SECONDS, lambda: not jobs_left())
         assert is_over, worker.said

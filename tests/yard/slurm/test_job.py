@@ -126,16 +126,12 @@ def test_what_slurm_refuses_is_told_in_its_words(folder: Path) -> None:
 # --- ended by others ----------------------------------------------------------------------------
 
 
-def end_now(run: SlurmJobRun) -> None:
-    ask("scontrol", "update", f"JobId={run.job_id}", "EndTime=now")
-
-
 def test_a_job_out_of_time_is_told_so(folder: Path) -> None:
     block = job(folder, "time-1", "import time; print('begun', flush=True); time.sleep(600)")
 
     async def meanwhile(run: SlurmJobRun) -> None:
         await asyncio.to_thread(wait_until, says(block, "begun"))
-        await asyncio.to_thread(end_now, run)
+        await asyncio.to_thread(ask, "scontrol", "update", f"JobId={run.job_id}", "EndTime=now")
 
     outcome = follow(block, meanwhile)[1]
     assert (outcome.kind, outcome.exit_status) == (Kind.TIME_LIMIT, 3)

@@ -170,36 +170,34 @@ def test_shares_run_a_few_at_a_time_and_failed_ones_alone() -> None:
 
 @pytest.mark.parametrize(("index", "share"), [(0, 3), (1, 9), (2, 40)])
 def test_a_pod_becomes_the_share_of_its_index(index: int, share: int) -> None:
-    tell = "import os, sys; print(os.environ['TRAINYARD_RUN_DIR'], *sys.argv[1:])"
+    code = "import os, sys; print(os.environ['TRAINYARD_RUN_DIR'], *sys.argv[1:])"
     shares, name = Shares(count=64, only=(9, 40, 3)), "a $HOME $(id)"
-    one = spec(command=(sys.executable, "-c", tell, name), shares=shares)
-    (job,) = render_kubernetes(one, SITE)
-    container = job["spec"]["template"]["spec"]["containers"][0]
+    job = spec(command=(sys.executable, "-c", code, name), shares=shares)
+    ended = run_pod(job, **{INDEX: str(index)})
+    assert ended.stdout == f"{RUN}/share-{share} {name} --world-size 64 --rank {share}\n"
+    assert ended.returncode == 0
+
+
+def run_pod(job: LaunchSpec, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What a pod of a job runs, here; over its own variables come those of environment."""
+    container = render_kubernetes(job, SITE)[-1]["spec"]["template"]["spec"]["containers"][0]
     variables = {v["name"]: v["value"] for v in container["env"] if "value" in v}
     words = [word.replace("$$", "$") for word in container["command"]]  # as a kubelet does
-    told = {**variables, INDEX: str(index)}
-    said = subprocess.run(words, env=told, capture_output=True, text=True, check=True).stdout
-    assert said == f"{RUN}/share-{share} {name} --world-size 64 --rank {share}\n"
-
-
-def run_pod(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """What a pod that works alone runs, here, in a run folder."""
-    (job,) = render_kubernetes(spec(command=command), SITE)
-    words = job["spec"]["template"]["spec"]["containers"][0]["command"]
-    told = {"PATH": os.environ["PATH"], "TRAINYARD_RUN_DIR": str(folder)}
-    words = [word.replace("$$", "$") for word in words]  # as a kubelet does
-    return subprocess.run(words, env=told, capture_output=True, text=True, check=False)
+    given = {"PATH": os.environ["PATH"], **variables, **environment}
+    return subprocess.run(words, env=given, capture_output=True, text=True, check=False)
 
 
 def test_a_pod_that_replaces_another_begins_without_its_last_word(tmp_path: Path) -> None:
     (tmp_path / "failure.json").write_text('{"class": "Stopped"}')
     (tmp_path / "config.toml").write_text("")
-    assert run_pod(tmp_path, sys.executable, "-c", "exit(7)").returncode == 7
+    job = spec(command=(sys.executable, "-c", "exit(7)"))
+    assert run_pod(job, TRAINYARD_RUN_DIR=str(tmp_path)).returncode == 7
     assert [file.name for file in tmp_path.iterdir()] == ["config.toml"]
 
 
 def test_a_program_that_the_image_lacks_is_a_wrong_option(tmp_path: Path) -> None:
-    ended = run_pod(tmp_path, "no-such-python", "-m", "stages.merge")
+    job = spec(command=("no-such-python", "-m", "stages.merge"))
+    ended = run_pod(job, TRAINYARD_RUN_DIR=str(tmp_path))
     assert ended.returncode == ConfigError.exit_status
     assert "no-such-python: the image has no such program" in ended.stderr
 

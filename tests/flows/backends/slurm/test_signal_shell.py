@@ -29,6 +29,7 @@ sys.exit(7)
 """
 
 KILLED = 128 + signal.SIGKILL
+LISTS_CHILDREN = any(Path("/proc/self/task").glob("*/children"))
 
 
 @contextmanager
@@ -42,10 +43,6 @@ def started(shell: list[str], *launcher: str, leave: int = 0) -> Iterator[subpro
         yield process
 
 
-def has_files_of_children() -> bool:
-    return any(Path("/proc/self/task").glob("*/children"))
-
-
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 @pytest.mark.parametrize("status", [0, 3])
 def test_it_ends_as_its_launcher_does(shell: list[str], status: int) -> None:
@@ -54,7 +51,7 @@ def test_it_ends_as_its_launcher_does(shell: list[str], status: int) -> None:
         assert process.wait(20) == status
 
 
-@pytest.mark.skipif(not has_files_of_children(), reason="this kernel lists no children")
+@pytest.mark.skipif(not LISTS_CHILDREN, reason="this kernel lists no children")
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_a_launcher_without_a_rank_ends_at_sigterm(shell: list[str]) -> None:
     with started(shell, *NO_RANK) as process:
