@@ -32,7 +32,7 @@ def small_disk(folder: Path, size: str = "64k", num_files: int = 1000) -> Iterat
 
 
 def give_room(folder: Path) -> None:
-    """A larger disk, with what is on it."""
+    """Enlarge a disk and keep its files."""
     larger = ["mount", "-o", "remount,size=64m,nr_inodes=50000", str(folder)]
     subprocess.run(larger, check=True)
 

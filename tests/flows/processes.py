@@ -17,7 +17,7 @@ def python(code: str) -> tuple[str, ...]:
 
 
 def is_running(pid: int) -> bool:
-    """True while a process runs; a zombie that nobody reaps does not."""
+    """True while a process runs; a zombie does not count."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

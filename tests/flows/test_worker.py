@@ -1,4 +1,4 @@
-"""A worker that is told to stop: what it has started is told first, or nothing is told."""
+"""A worker that stops ends its flows first, or leaves their jobs alone."""
 
 from __future__ import annotations
 

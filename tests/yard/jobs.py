@@ -79,7 +79,7 @@ def write_tokens(folder: Path) -> str:
 
 
 def training(steps: int = 10_000, step_seconds: float = 0.25) -> str:
-    """Counts steps; saves when it is told to stop."""
+    """Counts steps; saves at SIGTERM and SIGUSR1."""
     return COUNTING.replace("STEPS", str(steps)).replace("SECONDS", str(step_seconds))
 
 
@@ -118,7 +118,7 @@ class Block(Protocol[Started]):
 def follow(
     block: Block[AnyRun], meanwhile: Callable[[AnyRun], Coroutine[Any, Any, None]] | None = None
 ) -> tuple[AnyRun, Outcome]:
-    """Trigger, wait, and fetch; `meanwhile` happens beside the waiting."""
+    """Trigger, wait, and fetch; `meanwhile` runs during the wait."""
 
     async def whole() -> tuple[AnyRun, Outcome]:
         run = await block.trigger()

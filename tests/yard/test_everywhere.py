@@ -53,7 +53,7 @@ TWO_NODES = ("slurm", "kubernetes")
 IMAGES = ("plan", "tokenize", "merge")
 MORE_IMAGES = ("train-tokenizer", "pretrain", "reshard", "evaluate")
 TIMED = ("benchmark", "report")
-"""Stages whose output tells of seconds."""
+"""Stages whose output contains durations."""
 
 Made = tuple[dict[str, str], bytes]
 """Digests of what stages made, and the ledger of the training."""

@@ -1,4 +1,4 @@
-"""A checkpoint released: exported, measured, and what that came of told by the model itself."""
+"""A released checkpoint: the export and its measurements, compared with the model."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def manifest(folder: Path | str) -> Manifest:
 
 
 def stamps(folder: Path) -> dict[str, int]:
-    """When each file was written; claims and logs of attempts are not what is made."""
+    """When each output file was written; claims and logs of attempts do not count."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path): path.stat().st_mtime_ns for path in files if ".runs" not in path.parts}
 
 
 def check_published(folder: Path, checkpoint: str) -> None:
-    """Every artifact is there, made by its stage, of the very one that it says."""
+    """Every artifact exists, made by its stage from the named input."""
     found = {name: manifest(folder / name) for name in MADE}
     assert {name: one.stage for name, one in found.items()} == MADE
     for name in OF_CHECKPOINT:
@@ -129,7 +129,7 @@ def logits(model: Any, tokens: list[int]) -> Tensor:
 
 
 def check_measured(folder: Path, model: Any, step: int) -> None:
-    """Another implementation of the model comes to the same loss, and goes on in the same words."""
+    """Another implementation of the model has the same loss and continues with the same tokens."""
     results = json.loads((folder / "evaluation" / "results.json").read_text())
     loss = functional.cross_entropy(logits(model, TEXT[:-1]), torch.tensor(TEXT[1:]))
     assert results["avg_loss"] == pytest.approx(loss.item(), rel=1e-5)
@@ -223,7 +223,7 @@ def test_a_deployed_release_ends_well_or_in_words(yard: Yard, prefect_api: dict[
     assert server.of_run("task_runs", bad) == []
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def test_a_step_that_is_not_there_is_refused_and_those_that_are_are_named(yard: Yard) -> None:

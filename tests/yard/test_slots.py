@@ -1,4 +1,4 @@
-"""The slot of a training that runs, whatever happens to the server that counts it."""
+"""A running training keeps its slot while the server is down or loses its lease."""
 
 from __future__ import annotations
 

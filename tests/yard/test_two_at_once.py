@@ -27,7 +27,7 @@ def run_twice(yard: Yard, recipe: str) -> list[Ended]:
 
 
 def digests(ended: Ended) -> dict[str, str]:
-    """Of each stage's output, as a flow run told them."""
+    """Digests of each stage's output, as a flow run printed them."""
     ends = [(job, DIGEST.match(rest)) for job, _, rest in HEADLINE.findall(ended.err)]
     return {job: found[1] for job, found in ends if found}
 

@@ -42,7 +42,7 @@ MOUNTS = [
 
 @dataclass(frozen=True)
 class Submission:
-    """What is handed to Slurm, and what the stage finds."""
+    """The script for Slurm, and the document of the stage."""
 
     script: str
     config: str

@@ -59,7 +59,7 @@ def test_another_source_of_lines_and_renewing_count(tmp_path: Path, clock: list[
 
 
 class Stale(type(Path())):  # type: ignore[misc]  # which class of paths, the machine tells
-    """A file on a server that was set up anew: its handle leads nowhere, and will again."""
+    """A file on a file server that was set up again: its handle is stale."""
 
     is_back = False
 

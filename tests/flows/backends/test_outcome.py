@@ -196,7 +196,7 @@ OOM_KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."
         ({"exit_code": 143}, Kind.STOPPED),
         ({"exit_code": -9}, Kind.INFRASTRUCTURE),
         ({}, Kind.UNKNOWN),
-        # --- a launcher of ranks says 1, whatever a rank said
+        # --- a launcher of ranks exits with 1 for every failure
         ({"exit_code": 1, "is_of_launcher": True}, Kind.UNKNOWN),
         ({"exit_code": 1, "is_of_launcher": True, "failure": OPTION}, Kind.CONFIG),
         ({"exit_code": 1, "is_of_launcher": True, "failure": SAVED}, Kind.TIME_LIMIT),
@@ -205,7 +205,7 @@ OOM_KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."
             Kind.COMMUNICATION,
         ),
         ({"exit_code": 137, "is_of_launcher": True, "log_tail": OOM_KILLED}, Kind.OUT_OF_MEMORY),
-        # --- the log counts where nobody else knows
+        # --- the log counts without another source
         ({"exit_code": 137, "log_tail": OOM_KILLED}, Kind.OUT_OF_MEMORY),
         ({"log_tail": "torch.OutOfMemoryError: CUDA out of memory."}, Kind.GPU_MEMORY),
         ({"log_tail": GPU_MEMORY["message"]}, Kind.GPU_MEMORY),

@@ -1,4 +1,4 @@
-"""What a browser gets of a root, and what nobody gets, over real sockets and from both stores."""
+"""What browse serves and what it refuses, over real sockets and from both stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is well and what is not, of machines as they are found."""
+"""Doctor's checks of a machine, on machines with each fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep removes, and what it never does: on a file system and in an object store."""
+"""What a sweep removes and what it keeps, on a file system and in an object store."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def kinds(found: Swept) -> dict[str, int]:
 
 
 def verify(root: str) -> int:
-    """Compare every file of every manifest with what is there; the number of manifests."""
+    """Compare every file with its manifest; the number of manifests."""
     found = find_manifests(root)
     faults = [compare(base + record.path, record) for base, m in found for record in m.files]
     assert [fault for fault in faults if fault] == []

@@ -57,7 +57,7 @@ class Corpus:
         self.previous: str | None = None
 
     def part(self, text: str) -> str:
-        """Tokens of a source, made unless they are there."""
+        """Tokens of a source, made if missing."""
         url = join(self.url, "parts", "options", f"{text}0123")
         if not store.exists(f"{url}.manifest.json"):
             files = {"_text_document.bin": text.encode() * 100, "_text_document.idx": b"1"}
@@ -92,7 +92,7 @@ def train(url: str, tokens: str) -> None:
 
 
 def step(url: str, digests: Mapping[str, str]) -> None:
-    """A step of a training that goes on: it knows its inputs by digest alone."""
+    """A step of a running training: it knows its inputs by digest alone."""
     config = json.dumps({"inputs": dict(digests)}).encode()
     make(
         Output.directory(url), {"config.json": config, "model.safetensors": b"m"}, None, "pretrain"

@@ -1,4 +1,4 @@
-"""Where time went: laws that hold whatever two accounts say, and cases that a person can add up."""
+"""Goodput: laws that hold for any two records, and cases that you can add up."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_an_account_is_kept_and_goes_on_when_run_folders_are_gone(tmp_path: Path
 
 
 def test_what_an_attempt_told_outlives_a_change_of_the_code(tmp_path: Path) -> None:
-    """Its work folder goes when another version goes on, from the steps that it saved."""
+    """A new version resumes from the saved steps and removes the work folder."""
     runs, url, run = tmp_path / "runs", str(tmp_path / "goodput.json"), tmp_path / "run"
     work = Path(Output.directory(str(run)).work_url, "0123")
     work.mkdir(parents=True)

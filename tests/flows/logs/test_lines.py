@@ -1,4 +1,4 @@
-"""Lines of a job, read on by whoever comes after."""
+"""Lines of a job's log, which a second reader continues."""
 
 from __future__ import annotations
 

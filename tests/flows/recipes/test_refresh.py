@@ -1,4 +1,4 @@
-"""Versions of a corpus that grows: what is new is found by contents, what is old is left alone."""
+"""Versions of a corpus that grows: new files are found by contents, old parts are reused."""
 
 from __future__ import annotations
 

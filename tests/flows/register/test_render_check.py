@@ -16,7 +16,7 @@ from flows.yard.profile import BLOCK_OPTIONS
 from flows.yard.read_profile import YARDS, parse_profile, read_document, read_profile
 
 NOBODY = "http://127.0.0.1:9/api"
-"""No server is there: what is said with exit status 2 was found without one."""
+"""No server listens here, so exit status 2 is found without a server."""
 
 IMAGE = 'image = "r.io/{stage}:{version}"\n'
 RUNS = 'run_folder = "/yard/.runs"\n'

@@ -1,4 +1,4 @@
-"""What is tried again, and when it is given up."""
+"""Which failures are retried, and when a retry loop ends."""
 
 from __future__ import annotations
 

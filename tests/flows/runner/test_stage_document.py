@@ -1,4 +1,4 @@
-"""What a stage finds in its document: what was written, and the GPUs that it was given."""
+"""The document of a stage: written options, and a device for its GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What registered a yard and what works for it: one version, and told when two builds of it."""
+"""Registration and worker have one version; two builds of it are reported."""
 
 from __future__ import annotations
 

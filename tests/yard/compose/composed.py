@@ -50,14 +50,14 @@ def in_flow_image(yard: Compose, *command: str) -> str:
 
 
 def api(yard: Compose) -> Api:
-    """The server's, with its password; asked anew each time, since a restart moves its port."""
+    """The server's API with its password; looked up each time, since a restart moves its port."""
     url = f"http://{yard.address('server', 4200)}/api"
     return Api(url, yard.secret("PREFECT_AUTH"), has_csrf=True)
 
 
 @dataclass
 class Run:
-    """A run of the recipe, that goes on in the yard."""
+    """A run of the recipe in the yard."""
 
     yard: Compose
     name: str
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def made(self) -> Path:
-        """The folder of what it makes."""
+        """The folder of its outputs."""
         return self.yard.home / "made" / self.name
 
     @property
@@ -79,7 +79,7 @@ class Run:
         return self.yard.home / ".runs" / self.name
 
     def state(self) -> str:
-        """The one that the server tells; empty while its database is away."""
+        """The state by the server; empty while its database is away."""
         try:
             return api(self.yard).state(self.id)
         except (urllib.error.HTTPError, TimeoutError):

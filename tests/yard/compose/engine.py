@@ -1,4 +1,4 @@
-"""The yard of docker-compose.yml on a real engine, under a name and ports of its own."""
+"""The yard of docker-compose.yml on a real engine, under its own name and ports."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Compose:
 
 @contextmanager
 def compose(folder: Path, variables: dict[str, str], **chosen: str) -> Iterator[Compose]:
-    """A project with a .env of its own; nothing runs yet."""
+    """A project with its own .env; nothing runs yet."""
     folder.chmod(0o755)
     project = Compose(f"yard-test-{uuid.uuid4().hex[:6]}", folder, variables)
     project.write_settings(**chosen)

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.yard, pytest.mark.timeout(900)]
 UP_SECONDS = 120
 """The yard is up in this time, images present."""
 SCHEDULED_SECONDS = 120
-"""From the registration to the end of the first run that nobody asked for."""
+"""From the registration to the end of the first scheduled run."""
 SERVICES = {"browse", "postgres", "server", "store", "worker"}
 MANIFEST = "manifest.json"
 RECIPE_STAGES = ("plan", "merge", "pretrain", "reshard", "evaluate", "benchmark", "report")

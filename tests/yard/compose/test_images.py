@@ -148,7 +148,7 @@ def test_the_bill_of_materials_names_the_lock_and_debian(project: Compose, name:
 
 
 def smoke(name: str, claimed: str) -> tuple[int, str]:
-    """The smoke test of one stage in the image of another: exit status and what it says."""
+    """The smoke test of one stage in the image of another: exit status and output."""
     folder = ROOT / "images"
     command = ("python", "/images/smoke.py", claimed, "--device", "cpu", "--version", VERSION)
     done = docker(

@@ -33,7 +33,7 @@ ITERATION = re.compile(r"iteration +(\d+)/")
 NEXT_VERSION = f"{VERSION}.post1"
 SECONDS = 1200
 CANCELLED_SECONDS = 30
-"""From Cancel until nothing of a run is there any more."""
+"""From Cancel until nothing of a run is left."""
 ENDLESS = 150_000
 """Iterations that take longer than an upgrade."""
 HEALTHY = dict.fromkeys(("browse", "postgres", "server", "store", "worker"), "healthy")
@@ -228,7 +228,7 @@ def logs_of(run: Run) -> list[Path]:
 
 
 def iterations(log: Path) -> list[int]:
-    """The steps that a log tells of."""
+    """The steps in a log."""
     return [int(step) for step in ITERATION.findall(log.read_text())]
 
 

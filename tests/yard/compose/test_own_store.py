@@ -129,7 +129,7 @@ def test_the_store_is_tried_as_the_page_says(yard: Compose) -> None:
     assert "strangers" not in tried.stdout  # it is closed, or the tests below show nothing
 
 
-# --- what is made ---------------------------------------------------------------------------------
+# --- outputs --------------------------------------------------------------------------------------
 
 
 def test_stages_make_the_same_as_bare_commands(yard: Compose, s3_url: str, tmp_path: Path) -> None:

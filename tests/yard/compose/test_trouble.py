@@ -33,7 +33,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
 
 
 def is_planned(run: Run) -> bool:
-    """Before the short stages, each of which the server is told of."""
+    """Before the short stages, each of which is reported to the server."""
     return (run.made / "plan" / "manifest.json").exists()
 
 

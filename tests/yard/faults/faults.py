@@ -1,4 +1,4 @@
-"""Bad luck on real parts: a training to disturb, a server that dies, a line that is cut."""
+"""Faults of real parts: a training to disturb, a server that dies, a store with keys."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def logs(folder: Path) -> str:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Until it holds; AssertionError when it does not come to."""
+    """Wait until a condition holds; AssertionError when the time is over."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come"
@@ -122,7 +122,7 @@ class Ended:
 
 @dataclass
 class Flow:
-    """A flow that runs one stage from a document, and what it says."""
+    """A flow that runs one stage from a document, and its output."""
 
     process: subprocess.Popen[str]
     began: float
@@ -197,7 +197,7 @@ def closed_store(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def free_port() -> int:
-    """A port of localhost that nobody has."""
+    """A free port of localhost."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -232,7 +232,7 @@ class Server:
         self._api.wait()
 
     def kill(self) -> None:
-        """Without a word to anybody."""
+        """Kill the server with SIGKILL."""
         if self._api is not None:
             self._api._process.kill()
             self._api.stop()

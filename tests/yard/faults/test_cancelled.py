@@ -58,5 +58,5 @@ def test_run_is_cancelled_after_a_server_outage(tmp_path: Path, mortal: Server, 
         cancel(mortal, run)
         assert comes(30, lambda: not is_training(yard)), worker.said[-4000:]
         assert comes(15, lambda: api.state(run) == "CANCELLED"), api.state(run)
-        # Nobody takes it for a run that crashed, and starts it again.
+        # It is not taken for a crashed run and started again.
         assert not comes(10, lambda: api.state(run) != "CANCELLED")

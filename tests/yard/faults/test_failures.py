@@ -1,4 +1,4 @@
-"""What is refused at once, what is tried again, and what a flow ends with."""
+"""Failures that end a flow at once, failures that are retried, and the exit statuses."""
 
 from __future__ import annotations
 

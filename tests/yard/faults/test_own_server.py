@@ -76,7 +76,7 @@ STOP_SECONDS = 30
 
 @pytest.fixture
 def broken(tmp_path: Path, mortal: Server) -> Iterator[tuple[Yard, Flow]]:
-    """A training whose server answers 500 to whatever is asked: its tables are gone."""
+    """A training whose server answers 500 to every request: its tables are gone."""
     given = {"TRAINYARD_CACHE": str(tmp_path / "cache"), **mortal.environment}
     yard = Yard(tmp_path, given)
     flow = in_training(yard, tmp_path / "save", 100_000)

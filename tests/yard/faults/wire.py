@@ -35,7 +35,7 @@ class Wire:
         threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
 
     def cut(self) -> None:
-        """Break what is connected, and refuse what would be."""
+        """Break the connections, and refuse new ones."""
         self._is_cut = True
         for pair in self._pairs:
             for end in pair:

@@ -210,7 +210,7 @@ class Cluster:
         return fitting, f"{text}affinity/selector."
 
     async def _pull(self, pod: Document) -> bool:
-        """The image and the secrets; False when the pod goes before they are there."""
+        """Wait for the image and the secrets; False if the pod is deleted first."""
         container = pod["spec"]["containers"][0]
         while not self._is_going(pod):
             sources = container.get("envFrom", ())

@@ -47,7 +47,7 @@ def expand(text: str, variables: dict[str, str]) -> str:
 
 @dataclass
 class Network:
-    """A network of its own and the names in it, for the pods of a job."""
+    """The network of a job's pods, and the names in it."""
 
     folder: Path
     holder: asyncio.subprocess.Process | None = None
@@ -128,7 +128,7 @@ class Container:
                 os.kill(first, number)
 
     async def stop(self, grace_seconds: float) -> None:
-        """The hook, SIGTERM, and what is there after the grace SIGKILL."""
+        """The hook, SIGTERM, and SIGKILL after the grace."""
         deadline = time.monotonic() + grace_seconds
         hook = self.lifecycle.get("preStop", {}).get("exec")
         first = self.first_process()

@@ -74,7 +74,7 @@ def follow(
     block: KubernetesJob,
     meanwhile: Callable[[KubernetesJobRun], Coroutine[None, None, None]] | None = None,
 ) -> Outcome:
-    """Trigger, wait, and fetch; `meanwhile` happens beside the waiting."""
+    """Trigger, wait, and fetch; `meanwhile` runs during the wait."""
 
     return jobs.follow(block, meanwhile)[1]
 
@@ -97,7 +97,7 @@ TWO_NODES: dict[str, Any] = {
 
 
 def training(steps: int = 10_000) -> str:
-    """Counts steps, ten a second; saves when it is told to stop."""
+    """Counts ten steps a second; saves at SIGTERM and SIGUSR1."""
     return jobs.training(steps, 0.1)
 
 

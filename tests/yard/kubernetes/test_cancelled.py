@@ -198,6 +198,6 @@ def test_a_run_of_a_worker_that_is_cancelled_is_over_in_30_seconds(
 
 
 def names(fake: FakeKube) -> set[tuple[str, str]]:
-    """Everything that lies in the namespace."""
+    """Every object of the namespace."""
     kinds = ("jobs", "services", "pods")
     return {(kind, one["metadata"]["name"]) for kind in kinds for one in fake.all(kind)}

@@ -41,7 +41,7 @@ def answer_of(request: urllib.request.Request) -> bytes:
 
 
 class Api:
-    """What a Prefect server is asked, and told."""
+    """Requests to a Prefect server."""
 
     def __init__(self, url: str, password: str = PASSWORD, has_csrf: bool = False) -> None:
         """url: that of its API; password: USER:PASSWORD, for a server that asks for one."""

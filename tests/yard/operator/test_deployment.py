@@ -83,7 +83,7 @@ def test_cancelling_in_prefect_stops_the_stage(yard: Yard, server: Api) -> None:
     assert comes(STOP_SECONDS, lambda: not is_training() and server.state(run) == "CANCELLED")
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def check_told_in_words(server: Api, worker: Worker, run: str, words: str) -> None:

@@ -25,7 +25,7 @@ from trainyard.version import VERSION
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
 
 NAMESPACE = ("unshare", "--mount", "sh", "-c")
-"""A private view of what is mounted."""
+"""A private mount namespace."""
 
 
 @pytest.fixture

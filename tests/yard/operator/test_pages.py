@@ -58,7 +58,7 @@ def yard(folder: Path, browsed: str, prefect_api: dict[str, str], module_cache: 
 
 
 def training_past(yard: Yard, step: int) -> int:
-    """The process of the stage, once its log tells of this step."""
+    """The process of the stage, once its log has this step."""
     logs = yard.tiny / ".runs" / "pretrain"
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline:

@@ -40,7 +40,7 @@ timezone = "Europe/Berlin"
 
 
 class Server(WholeServer):
-    """A Prefect server of its own, with a password."""
+    """A Prefect server with a password."""
 
     def register(
         self, *arguments: str, password: str | None = PASSWORD, **variables: str
@@ -212,7 +212,7 @@ def test_prefect_takes_the_file_and_a_registration_puts_back_what_it_lacks(serve
 
 @contextmanager
 def chat() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A chat's URL, and what was posted to it."""
+    """A chat's URL, and the posted messages."""
     posted: list[dict[str, Any]] = []
 
     class Chat(BaseHTTPRequestHandler):

@@ -120,7 +120,7 @@ STEPS = 4000
 
 
 REPLACED = ("flows.worker", "--leave-jobs")
-"""The worker of deploy/kubernetes/worker.yaml, which is told that its pod is replaced."""
+"""The worker of deploy/kubernetes/worker.yaml, which gets SIGTERM when its pod is replaced."""
 
 
 @pytest.mark.full

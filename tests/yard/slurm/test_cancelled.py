@@ -33,7 +33,7 @@ exec {python} "$@"
 
 
 def jobs_left() -> str:
-    """What is in the queue, or runs, or ends."""
+    """Jobs that are queued, running or ending."""
     return ask("squeue", "--noheader", "--format=%i %T")
 
 

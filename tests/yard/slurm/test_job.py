@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.yard, pytest.mark.timeout(180)]
 TWO_NODES = Resources(nodes=2, processes_per_node=2)
 
 KILL_WAIT_SECONDS = 30
-"""Of the cluster, as Slurm has it: what scancel alone takes where a job pays no heed."""
+"""Slurm's KillWait: how long scancel takes for a job that ignores it."""
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def report(folder: Path) -> dict[str, object]:
 
 
 def test_ranks_that_cannot_connect_are_retried_and_given_up(yard: Yard) -> None:
-    """gloo is told of an interface that leads to no other machine."""
+    """gloo uses an interface that leads to no other machine."""
     ended = start(yard, "lo", 100).ends(300)
     assert ended.status == 3, ended.said
     assert ended.states("pretrain") == ["runs", "failed", "runs", "failed"], ended.said

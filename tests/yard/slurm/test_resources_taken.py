@@ -68,7 +68,7 @@ def test_a_job_that_saves_and_leaves_within_its_grace_was_preempted(folder: Path
 
 @pytest.mark.full
 def test_a_job_that_does_not_leave_in_its_grace_was_preempted(folder: Path) -> None:
-    """Slurm cancels it, 20 s after it has told it."""
+    """Slurm cancels it 20 s after the signal."""
     stubborn = (
         "import signal, time; signal.signal(15, print); print('on', flush=True); time.sleep(999)"
     )

@@ -22,7 +22,7 @@ Answer = tuple[int, object]
 
 
 class Engine(ThreadingHTTPServer):
-    """Gives what was planned for a path, one after another; the last one again and again."""
+    """Gives the planned answers of a path in order, and repeats the last one."""
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""Which of many pods is the cause, and what an end means that the cluster tells in part."""
+"""Which of many pods is the cause, and what an end with missing facts means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slurm's programs: what is asked, repeated and reported, with recorded answers."""
+"""Slurm's programs with recorded answers: commands, retries and errors."""
 
 from __future__ import annotations
 
