@@ -49,13 +49,10 @@ def test_a_merge_of_large_pairs_survives_a_kill_anywhere(
         for path in (tmp_path / "parts").iterdir():
             os.utime(path, (1e9, 1e9))  # settled: their digests are remembered
 
-    def arguments(name: str) -> list[str]:
-        return ["--input", join(root, "parts"), "--output-prefix", join(root, name, "out")]
-
     check_kill_anywhere(
         zygote,
         "stages.merge",
-        arguments,
+        lambda name: ["--input", join(root, "parts"), "--output-prefix", join(root, name, "out")],
         lambda name: join(root, name, "out.manifest.json"),
         10,
     )

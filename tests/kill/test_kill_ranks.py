@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.stages.directly import run_process
 from tests.stages.pretrain_runs import arguments, manifest
 from tests.stages.test_pretrain_failures import rank_process
 from tests.trainyard.datasets.test_gpt import write_pair
@@ -43,13 +44,12 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
 def whole(tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody disturbs; its saves are waited for."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    done = subprocess.run(command(tokens, folder), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_process(*command(tokens, folder))
     return folder
 
 
 def command(tokens: str, save: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "stages.pretrain", *arguments(tokens, save, **RUN), *options]
+    return ["stages.pretrain", *arguments(tokens, save, **RUN), *options]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,9 @@ def test_a_run_survives_the_kill_of_one_rank_in_a_save(
 ) -> None:
     run = tmp_path / "run"
     words = command(tokens, run, *WAYS[way])
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", *words], stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             cut = kill_in_a_save(process, rank, run)
             _, text = process.communicate(timeout=60)
@@ -78,9 +80,7 @@ def test_a_run_survives_the_kill_of_one_rank_in_a_save(
     assert published, "nothing to go on from"
     assert cut not in published
     assert cut > published[-1]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert f"resuming from step {published[-1]}" in done.stderr
+    assert f"resuming from step {published[-1]}" in run_process(*words)
     assert (run / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
     assert manifest(run).output_digest == manifest(whole).output_digest
     assert certificate(run).is_complete

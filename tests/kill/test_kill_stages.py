@@ -12,20 +12,9 @@ from trainyard.testing.kill import Zygote, check_kill_anywhere
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(900)]
 
-POINTS = {
-    "collect": 20,
-    "train_tokenizer": 20,
-    "tokenize": 20,
-    "merge": 20,
-    "index": 20,
-    "plan": 20,
-    "report": 20,
-    "pretrain": 8,
-    "reshard": 8,
-    "evaluate": 8,
-    "benchmark": 8,
-}
-
+LIGHT = ("collect", "train_tokenizer", "tokenize", "merge", "index", "plan", "report")
+HEAVY = ("pretrain", "reshard", "evaluate", "benchmark")
+POINTS = {**dict.fromkeys(LIGHT, 20), **dict.fromkeys(HEAVY, 8)}
 
 IN_BACKGROUND = ("--async-save", "--save-interval", "1", "--save-retain-interval", "4")
 
@@ -33,14 +22,11 @@ IN_BACKGROUND = ("--async-save", "--save-interval", "1", "--save-retain-interval
 def kill_anywhere(
     zygote: Zygote, yard: Yard, stage: str, root: str, options: tuple[str, ...] = ()
 ) -> None:
-    def output(name: str) -> str:
-        return join(root, name, "out")
-
     check_kill_anywhere(
         zygote,
         f"stages.{stage}",
-        lambda name: [*yard.arguments(stage, output(name)), *options],
-        lambda name: yard.manifest(stage, output(name)),
+        lambda name: [*yard.arguments(stage, join(root, name, "out")), *options],
+        lambda name: yard.manifest(stage, join(root, name, "out")),
         POINTS[stage],
     )
 

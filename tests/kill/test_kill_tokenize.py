@@ -56,52 +56,28 @@ def no_leftovers(root: Path) -> bool:
     return [path for path in root.rglob("*") if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize(
-    ("more", "points"),
-    [((), 20), (("--split-sentences", "--json-keys", "text", "title"), 8)],
-    ids=["skip", "sentences"],
-)
-def test_skipping_and_splitting(
-    more: tuple[str, ...],
-    points: int,
-    arguments: Callable[..., list[str]],
-    zygote: Zygote,
-    tmp_path: Path,
+SHARE = ("--rank", "1", "--world-size", str(SHARES))
+RUNS = {
+    "skip": ("1", (), 20),
+    "sentences": ("1", ("--split-sentences", "--json-keys", "text", "title"), 8),
+    "worker processes": ("2", (), 8),  # the engine of bytes holds the interpreter lock
+    "share of a rank": ("1", SHARE, 12),
+}
+"""Workers, other options, points."""
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_survives_a_kill_anywhere(
+    kind: str, arguments: Callable[..., list[str]], zygote: Zygote, tmp_path: Path
 ) -> None:
+    workers, more, points = RUNS[kind]
+    ending = f".shares/00001-of-{SHARES:05d}" if more == SHARE else ""
     check_kill_anywhere(
         zygote,
         "stages.tokenize",
-        lambda name: arguments(str(tmp_path / name), "--workers", "1", *more),
-        lambda name: str(tmp_path / f"{name}.manifest.json"),
+        lambda name: arguments(str(tmp_path / name), "--workers", workers, *more),
+        lambda name: str(tmp_path / f"{name}{ending}.manifest.json"),
         points,
-    )
-    assert no_leftovers(tmp_path)
-
-
-def test_worker_processes(
-    arguments: Callable[..., list[str]], zygote: Zygote, tmp_path: Path
-) -> None:
-    """The engine of bytes holds the interpreter lock, so these are processes."""
-    check_kill_anywhere(
-        zygote,
-        "stages.tokenize",
-        lambda name: arguments(str(tmp_path / name), "--workers", "2"),
-        lambda name: str(tmp_path / f"{name}.manifest.json"),
-        8,
-    )
-    assert no_leftovers(tmp_path)
-
-
-def test_the_share_of_a_rank(
-    arguments: Callable[..., list[str]], zygote: Zygote, tmp_path: Path
-) -> None:
-    share = ("--workers", "1", "--rank", "1", "--world-size", str(SHARES))
-    check_kill_anywhere(
-        zygote,
-        "stages.tokenize",
-        lambda name: arguments(str(tmp_path / name), *share),
-        lambda name: str(tmp_path / f"{name}.shares/00001-of-{SHARES:05d}.manifest.json"),
-        12,
     )
     assert no_leftovers(tmp_path)
 

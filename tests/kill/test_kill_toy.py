@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.artifacts import store
 from trainyard.testing.kill import (
     KILLED,
     Zygote,
@@ -57,15 +56,15 @@ def test_the_toy_stage_survives_a_kill_anywhere(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("one\ntwo\nthree\n")
     os.utime(tmp_path / "in.txt", (1e9, 1e9))  # settled: its digest is remembered
 
-    def arguments(name: str) -> list[str]:
-        folder = str(tmp_path / name)
-        return ["--input", str(tmp_path / "in.txt"), "--output-dir", folder]
-
-    def manifest_url(name: str) -> str:
-        return store.join(str(tmp_path / name), "manifest.json")
-
+    source = ["--input", str(tmp_path / "in.txt")]
     with Zygote("tests.stages.toy") as zygote:
-        kills = check_kill_anywhere(zygote, "tests.stages.toy", arguments, manifest_url, 20)
+        kills = check_kill_anywhere(
+            zygote,
+            "tests.stages.toy",
+            lambda name: [*source, "--output-dir", str(tmp_path / name)],
+            lambda name: str(tmp_path / name / "manifest.json"),
+            20,
+        )
         assert kills == 20
     leftovers = [path.name for path in tmp_path.rglob("*") if path.name.startswith(".")]
     assert leftovers == []

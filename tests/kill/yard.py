@@ -36,12 +36,9 @@ class Yard:
 
     def arguments(self, stage: str, output: str) -> list[str]:
         """The arguments of a stage that writes to `output` and reads what the yard holds."""
-        return [*getattr(self, f"_{stage}")(), *self._into(stage, output)]
-
-    def _into(self, stage: str, output: str) -> list[str]:
         flags = {"pretrain": "--save", "reshard": "--save-dir"}
         flags |= dict.fromkeys(("tokenize", "merge", "report"), "--output-prefix")
-        return [flags.get(stage, "--output-dir"), output]
+        return [*self._inputs()[stage], flags.get(stage, "--output-dir"), output]
 
     def manifest(self, stage: str, output: str) -> str:
         """Where the manifest of that output lies."""
@@ -79,48 +76,35 @@ class Yard:
         for name in ("corpus.jsonl", "held.txt"):
             os.utime(self.at(name), (1e9, 1e9))  # settled: their digests are remembered
 
-    # --- one method a stage -------------------------------------------------------------------
-
-    def _collect(self) -> list[str]:
-        return ["--max-size-mb", "0.2", "--num-shards", "2"]
-
-    def _train_tokenizer(self) -> list[str]:
-        return ["--input", self.at("corpus.jsonl"), "--vocab-size", "300"]
-
-    def _tokenizer(self) -> list[str]:
+    def _inputs(self) -> dict[str, list[str]]:
+        """By stage: what it reads, and options."""
+        corpus, tokens, load = self.at("corpus.jsonl"), self.at("tokens"), self.at("checkpoint")
         model = self.at("tokenizer")
-        return ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", model]
-
-    def _tokenize(self) -> list[str]:
-        return ["--input", self.at("corpus.jsonl"), "--append-eod", *self._tokenizer()]
-
-    def _merge(self) -> list[str]:
-        return ["--input", self.at("parts")]
-
-    def _index(self) -> list[str]:
+        tokenizer = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", model]
         numbers = ("--seq-length", "--global-batch-size", "--train-iters", "--split")
         numbers += ("--eval-interval", "--eval-iters")
         flags = [*MODEL, *TRAINING]
-        given = [word for flag in numbers for word in (flag, flags[flags.index(flag) + 1])]
-        return [*given, "--data-path", "0.4", self.at("tokens"), "0.6", self.at("tokens")]
-
-    def _plan(self) -> list[str]:
-        return [*MODEL, "--vocab-size", "300", "--micro-batch-size", "2"]
-
-    def _pretrain(self) -> list[str]:
-        return [*MODEL, *TRAINING, "--data-path", self.at("tokens"), *self._tokenizer()]
-
-    def _reshard(self) -> list[str]:
-        return ["--load-dir", self.at("checkpoint"), "--saver", "hf"]
-
-    def _evaluate(self) -> list[str]:
-        checkpoint = ["--load", self.at("checkpoint"), "--task", "WIKITEXT103"]
-        return [*checkpoint, "--valid-data", self.at("held.txt"), "--overlapping-eval", "16"]
-
-    def _benchmark(self) -> list[str]:
-        checkpoint = ["--load", self.at("checkpoint"), "--prompts", "the yard", "a train"]
-        return [*checkpoint, "--num-tokens-to-generate", "8", "--num-warmups", "0"]
-
-    def _report(self) -> list[str]:
+        indexed = [word for flag in numbers for word in (flag, flags[flags.index(flag) + 1])]
+        text, short = ["--valid-data", self.at("held.txt")], ["--num-tokens-to-generate", "8"]
         made = ("plan", "tokenizer", "tokens", "checkpoint", "export", "evaluation", "benchmark")
-        return [word for name in made for word in (f"--{name}", self.at(name))]
+        return {
+            "collect": ["--max-size-mb", "0.2", "--num-shards", "2"],
+            "train_tokenizer": ["--input", corpus, "--vocab-size", "300"],
+            "tokenize": ["--input", corpus, "--append-eod", *tokenizer],
+            "merge": ["--input", self.at("parts")],
+            "index": [*indexed, "--data-path", "0.4", tokens, "0.6", tokens],
+            "plan": [*MODEL, "--vocab-size", "300", "--micro-batch-size", "2"],
+            "pretrain": [*flags, "--data-path", tokens, *tokenizer],
+            "reshard": ["--load-dir", load, "--saver", "hf"],
+            "evaluate": [
+                *("--load", load, "--task", "WIKITEXT103", "--overlapping-eval", "16"),
+                *text,
+            ],
+            "benchmark": [
+                *("--load", load, "--prompts", "the yard", "a train"),
+                *short,
+                "--num-warmups",
+                "0",
+            ],
+            "report": [word for name in made for word in (f"--{name}", self.at(name))],
+        }

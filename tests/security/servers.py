@@ -178,3 +178,14 @@ def keeps_other_passwords_out(one: Target, other: Target) -> None:
     for asked, password in ((one, other.password), (other, one.password)):
         reply = asked.ask("GET", "/api/admin/version", authorization=basic(password))
         assert reply.status == 401
+
+
+CHECKS = (
+    answers_its_owner,
+    refuses_who_has_no_password,
+    refuses_foreign_pages,
+    refuses_foreign_names,
+    refuses_websockets,
+    lets_no_other_user_in,
+)
+"""What holds of either server by itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,32 +25,14 @@ def target(folder: Path) -> Iterator[Target]:
         yield target
 
 
-def test_it_answers_the_flow_that_started_it(target: Target) -> None:
-    servers.answers_its_owner(target)
-
-
-def test_it_refuses_who_has_no_password(target: Target) -> None:
-    servers.refuses_who_has_no_password(target)
-
-
-def test_it_refuses_foreign_pages_even_with_the_password(target: Target) -> None:
-    servers.refuses_foreign_pages(target)
-
-
-def test_it_refuses_foreign_names_even_with_the_password(target: Target) -> None:
-    servers.refuses_foreign_names(target)
-
-
-def test_its_websockets_refuse_them_too(target: Target) -> None:
-    servers.refuses_websockets(target)
+@pytest.mark.every_case
+@pytest.mark.parametrize("check", servers.CHECKS, ids=lambda check: check.__name__)
+def test_the_server_of_a_flow(target: Target, check: Callable[[Target], None]) -> None:
+    check(target)
 
 
 def test_other_users_read_nothing_of_it(target: Target, folder: Path) -> None:
     servers.tells_no_other_user(target, folder)
-
-
-def test_other_users_find_its_port_and_no_more(target: Target) -> None:
-    servers.lets_no_other_user_in(target)
 
 
 def test_two_on_one_home_work_each_with_its_own_password(target: Target) -> None:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,26 +38,15 @@ def target(folder: Path) -> Iterator[Target]:
         yield target
 
 
-def test_it_answers_its_owner(target: Target) -> None:
-    servers.answers_its_owner(target)
+@pytest.mark.every_case
+@pytest.mark.parametrize("check", servers.CHECKS, ids=lambda check: check.__name__)
+def test_the_server_of_the_ui(target: Target, check: Callable[[Target], None]) -> None:
+    check(target)
+
+
+def test_the_front_page_leads_to_the_ui(target: Target) -> None:
     assert target.ask("GET", "/", accept="text/html").status == 307
     assert b"<html" in target.ask("GET", "/v2/", accept="text/html").body
-
-
-def test_it_refuses_who_has_no_password(target: Target) -> None:
-    servers.refuses_who_has_no_password(target)
-
-
-def test_it_refuses_foreign_pages_even_with_the_password(target: Target) -> None:
-    servers.refuses_foreign_pages(target)
-
-
-def test_it_refuses_foreign_names_even_with_the_password(target: Target) -> None:
-    servers.refuses_foreign_names(target)
-
-
-def test_its_websockets_refuse_them_too(target: Target) -> None:
-    servers.refuses_websockets(target)
 
 
 def test_no_page_may_frame_its_pages(target: Target) -> None:
@@ -70,10 +59,6 @@ def test_no_page_may_frame_its_pages(target: Target) -> None:
 def test_other_users_read_nothing_of_it(target: Target, folder: Path) -> None:
     servers.tells_no_other_user(target, folder)
     assert {"ui.env", "log-in.html"} <= {path.name for path in target.home.iterdir()}
-
-
-def test_other_users_find_its_port_and_no_more(target: Target) -> None:
-    servers.lets_no_other_user_in(target)
 
 
 def test_a_flow_beside_it_has_a_server_of_its_own_on_the_same_home(target: Target) -> None:
@@ -114,12 +99,8 @@ def worker(target: Target) -> Iterator[None]:
     with in_its_shell(target, "prefect worker start --pool local") as process:
         try:
             deadline = time.monotonic() + servers.SECONDS
-            while (
-                b"ONLINE"
-                not in target.as_owner(
-                    "POST", "/api/work_pools/local/workers/filter", {}
-                ).body.upper()
-            ):
+            workers = "/api/work_pools/local/workers/filter"
+            while b"ONLINE" not in target.as_owner("POST", workers, {}).body.upper():
                 assert time.monotonic() < deadline, process.poll()
                 time.sleep(0.3)
             yield

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.trainyard.datasets.test_gpt import write_pair
+from tests.stages.pretrain_runs import Pretrain, settled_pair
 from trainyard.testing.kill import Zygote
 
 
@@ -21,7 +21,18 @@ def zygote() -> Iterator[Zygote]:
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The prefix of forty documents."""
-    prefix = write_pair(tmp_path_factory.mktemp("tokens") / "t", [60] * 40)
-    for ending in (".bin", ".idx"):
-        os.utime(prefix + ending, (1e9, 1e9))  # settled: their digests are remembered
-    return prefix
+    return settled_pair(tmp_path_factory.mktemp("tokens") / "t", [60] * 40)
+
+
+@pytest.fixture(scope="module")
+def pretrain(zygote: Zygote, tokens: str) -> Pretrain:
+    """Runs stages.pretrain on the token files of the module."""
+    return Pretrain(zygote, tokens)
+
+
+@pytest.fixture(scope="module")
+def finished(pretrain: Pretrain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without a stop: checkpoints 3, 6 and 8."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    pretrain(folder)
+    return folder

@@ -11,9 +11,10 @@ import logging
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -48,8 +49,8 @@ class Done:
     err: str
 
 
-def run_program(module: str, *words: str) -> Done:
-    """What `python -m MODULE WORDS...` would print and exit with."""
+def run_program(module: str, *words: str, expect: int | None = None) -> Done:
+    """What `python -m MODULE WORDS...` would print and exit with; `expect`: the status it has."""
     out, err = io.StringIO(), io.StringIO()
     with (
         _process_left_as_it_was(),
@@ -65,7 +66,33 @@ def run_program(module: str, *words: str) -> Done:
         except SystemExit as end:
             status = end.code
     assert isinstance(status, int)
+    assert expect in (None, status), err.getvalue()
     return Done(status, out.getvalue(), err.getvalue())
+
+
+def run_process(
+    module: str,
+    *words: str,
+    expect: int = 0,
+    launcher: Sequence[str] = (sys.executable,),
+    **environment: str,
+) -> str:
+    """What `LAUNCHER -m MODULE WORDS...` prints as a process of its own that ends so."""
+    done = subprocess.run(
+        [*launcher, "-m", module, *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == expect, done.stdout
+    return done.stdout
+
+
+def torchrun(*options: str) -> tuple[str, ...]:
+    """A launcher of ranks, for run_process."""
+    return (sys.executable, "-m", "torch.distributed.run", *options)
 
 
 @contextlib.contextmanager

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.corpus.indexed import IndexedWriter
 from trainyard.testing.kill import Zygote
 from trainyard.training.loop.ledger import parse_ledger
 
@@ -29,19 +35,50 @@ OPTIONS = {
 
 
 def arguments(tokens: str, save: Path, **options: Any) -> list[str]:
-    """Flags of a run; True stands for a flag without a value."""
-    flags = ["--data-path", tokens, "--save", str(save)]
-    for name, value in {**OPTIONS, **options}.items():
-        flag = "--" + name.replace("_", "-")
-        flags += [flag] if value is True else [flag, str(value)]
-    return flags
+    """Flags of a run; True is a flag without a value, None leaves a flag out."""
+    return flags({"data_path": tokens, "save": save, **OPTIONS, **options})
 
 
-def finished_run(zygote: Zygote, tokens: str, folder: Path) -> Path:
-    """A run without a stop, in a folder that is not there yet: checkpoints 3, 6 and 8."""
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, folder))
-    assert status == 0, log
-    return folder
+def flags(options: dict[str, Any]) -> list[str]:
+    """Options as a command line has them."""
+    found: list[str] = []
+    for name, value in options.items():
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        found += [] if value is None else ["--" + name.replace("_", "-"), *map(str, values)]
+    return found
+
+
+def settled_pair(prefix: Path, lengths: list[int], first: int = 0) -> str:
+    """Token files old enough that their digests are remembered."""
+    found = write_pair(prefix, lengths, first)
+    for ending in (".bin", ".idx"):
+        os.utime(found + ending, (1e9, 1e9))
+    return found
+
+
+def write_documents(prefix: Path, documents: list[list[int]]) -> str:
+    """Token files of documents of one sequence each."""
+    with open(f"{prefix}.bin", "wb") as data, open(f"{prefix}.idx", "wb") as index:
+        writer = IndexedWriter(data, np.uint16)
+        for document in documents:
+            writer.add_document([document])
+        writer.write_index(index)
+    return str(prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrain:
+    """Runs stages.pretrain on the token files of a module; the fixture `pretrain`."""
+
+    zygote: Zygote
+    tokens: str
+
+    def __call__(self, save: Path, *words: str, expect: int = 0, **options: Any) -> str:
+        """The log of a run that ends with status `expect`."""
+        given = [*arguments(self.tokens, save, **options), *words]
+        status, _, log = self.zygote.run("stages.pretrain", given)
+        assert status == expect, log
+        return log
 
 
 def manifest(folder: Path) -> Manifest:

@@ -124,8 +124,7 @@ def test_a_model_that_the_tensors_are_not_of_is_refused_before_memory_is_asked_f
     monkeypatch.setattr(samples, "to_dict", lambda config: {**to_dict(config), **changes})
     save_gpt(str(tmp_path / "run"), random_gpt(MODEL))
     line = ["--load", str(tmp_path / "run"), "--prompts", "a", "--device", "cpu"]
-    done = run_program("stages.benchmark", *line)
-    assert done.status == 1, done.err
+    done = run_program("stages.benchmark", *line, expect=1)
     assert re.search(words, done.err), done.err
 
 

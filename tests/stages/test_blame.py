@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,8 @@ from stages.index.config import IndexConfig
 from stages.index.run import run as build_indices
 from stages.runtime.context import StageRun
 from tests.stages.directly import run_directly
-from tests.stages.test_pretrain import OPTIONS as PRETRAIN
-from tests.stages.test_pretrain import arguments
+from tests.stages.pretrain_runs import OPTIONS as PRETRAIN
+from tests.stages.pretrain_runs import Pretrain, settled_pair
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, publish
@@ -29,7 +28,6 @@ from trainyard.config import from_dict
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.corpus.provenance import ProvenanceWriter
 from trainyard.errors import ArtifactError, ConfigError, DataError
-from trainyard.testing.kill import Zygote
 
 pytestmark = pytest.mark.slow
 
@@ -53,10 +51,7 @@ def write_sidecar(prefix: str, num_documents: int) -> None:
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tokens")
     for name, first in (("a", 0), ("b", 500)):
-        prefix = write_pair(folder / name, [30] * 2 * LINES, first)
-        write_sidecar(prefix, 2 * LINES)
-        for ending in (".bin", ".idx"):
-            os.utime(prefix + ending, (1e9, 1e9))  # settled: their digests are remembered
+        write_sidecar(settled_pair(folder / name, [30] * 2 * LINES, first), 2 * LINES)
     return str(folder)
 
 
@@ -65,13 +60,10 @@ def blend(tokens: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def trained(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(pretrain: Pretrain, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on a blend."""
     folder = tmp_path_factory.mktemp("run") / "run"
-    words = arguments("x", folder)
-    words[1:2] = blend(tokens)
-    status, _, log = zygote.run("stages.pretrain", words)
-    assert status == 0, log
+    pretrain(folder, data_path=blend(tokens))
     return folder
 
 
@@ -358,18 +350,13 @@ GROWING = {"train_samples": 40, "rampup_batch_size": [2, 2, 12], "global_batch_s
 SIZES = [2, 2, 4, 6, 8, 8, 8]  # 2 up to 4 consumed samples, 4 up to 8, 6 up to 12
 
 
-@pytest.mark.slow
 def test_a_growing_batch_is_followed(
-    zygote: Zygote, tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pretrain: Pretrain, tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = arguments("x", tmp_path / "run", global_batch_size=8, dataloader_type="cyclic")
-    at = words.index("--train-iters")
-    words[at : at + 2] = ["--train-samples", "40", "--rampup-batch-size", "2", "2", "12"]
-    words[1:2] = blend(tokens)
-    status, _, log = zygote.run("stages.pretrain", words)
-    assert status == 0, log
+    shared = {**GROWING, "dataloader_type": "cyclic", "data_path": blend(tokens)}
+    pretrain(tmp_path / "run", **shared, train_iters=None)
     load = str(tmp_path / "run")
-    same = {**RUN, **GROWING, "dataloader_type": "cyclic", "data_path": blend(tokens)}
+    same = {**RUN, **shared}
     del same["train_iters"]
     for step, size in enumerate(SIZES, 1):
         found = ask(capsys, load=load, step=step)

@@ -18,12 +18,11 @@ from stages.report.run import run as run_report
 from stages.runtime.context import StageRun
 from tests.stages.directly import Done, run_directly, run_program
 from tests.stages.html_page import Page, check_sound
-from tests.stages.pretrain_runs import arguments
+from tests.stages.pretrain_runs import Pretrain
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts.digest import digest_bytes, digest_files
 from trainyard.config import from_dict
 from trainyard.errors import ArtifactError, ConfigError, DataError
-from trainyard.testing.kill import Zygote
 from trainyard.training.certify.certificate import CHECKS, Certificate, Link
 
 pytestmark = pytest.mark.slow
@@ -32,14 +31,12 @@ STOPPED = 143
 
 
 @pytest.fixture(scope="module")
-def whole(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(pretrain: Pretrain, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped once and is finished: checkpoints 3, 6 and 8."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    words = arguments(tokens, folder, eval_at_start=True)
-    assert zygote.run("stages.pretrain", [*words, "--exit-interval", "5"])[0] == STOPPED
+    pretrain(folder, eval_at_start=True, exit_interval=5, expect=STOPPED)
     shutil.copytree(folder, folder.with_name("stopped"))
-    status, _, log = zygote.run("stages.pretrain", words)
-    assert status == 0, log
+    pretrain(folder, eval_at_start=True)
     return folder
 
 
@@ -60,8 +57,8 @@ def link_in(folder: Path, **options: Any) -> Link:
     return link
 
 
-def command(*words: object) -> Done:
-    return run_program("stages.certify", *map(str, words))
+def command(*words: object, expect: int | None = None) -> Done:
+    return run_program("stages.certify", *map(str, words), expect=expect)
 
 
 # --- sound runs ---------------------------------------------------------------------------------
@@ -69,8 +66,7 @@ def command(*words: object) -> Done:
 
 def test_a_finished_run_is_proven_whole(whole: Path, tmp_path: Path) -> None:
     written = tmp_path / "certificate.json"
-    done = command(whole, "--check-digests", "--complete", "--output", written)
-    assert done.status == 0, done.err
+    done = command(whole, "--check-digests", "--complete", "--output", written, expect=0)
     assert "proven: steps 1 to 8 follow each other, up to 32 samples, none lost" in done.out
     assert "1 data-parallel rank, micro-batches of 2: steps 1 to 8" in done.out
     document = json.loads(written.read_text())
@@ -91,37 +87,30 @@ def test_an_unfinished_run_needs_data_path(stopped: Path, tokens: str) -> None:
     assert reason == "data not available; give --data-path"
     assert (found.finished, found.last_step, found.of_steps) == (False, 5, 8)
     assert found_in(stopped, data_path=[tokens]).is_complete
-    done = command(stopped, "--complete")
-    assert done.status == 1
+    done = command(stopped, "--complete", expect=1)
     assert "--complete: not checked: samples (data not available" in done.err
 
 
-@pytest.mark.slow
 def test_shuffled_batches_that_grow_are_followed(
-    zygote: Zygote, tokens: str, tmp_path: Path
+    pretrain: Pretrain, tokens: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    words = arguments(tokens, folder, global_batch_size=8, dataloader_type="cyclic")
-    at = words.index("--train-iters")
-    words[at : at + 2] = ["--train-samples", "70", "--rampup-batch-size", "2", "2", "12"]
-    assert zygote.run("stages.pretrain", [*words, "--exit-interval", "4"])[0] == STOPPED
+    grow = {"train_iters": None, "train_samples": 70, "rampup_batch_size": [2, 2, 12]}
+    grow |= {"global_batch_size": 8, "dataloader_type": "cyclic"}
+    pretrain(folder, **grow, exit_interval=4, expect=STOPPED)
     assert found_in(folder, data_path=[tokens]).is_complete
-    status, _, log = zygote.run("stages.pretrain", words)
-    assert status == 0, log
+    pretrain(folder, **grow)
     found = found_in(folder)
     assert found.is_complete, found.sentence
     assert found_in(folder, check_every=3).is_proven
 
 
-@pytest.mark.slow
 def test_a_run_is_joined_to_the_one_it_resumed_from(
-    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+    pretrain: Pretrain, whole: Path, tmp_path: Path
 ) -> None:
     folder, before = tmp_path / "on", tmp_path / "before"
     shutil.copytree(whole, before)
-    words = arguments(tokens, folder, load=str(before / "iter_0000003"), lr_decay_iters=8)
-    status, _, log = zygote.run("stages.pretrain", words)
-    assert status == 0, log
+    pretrain(folder, load=str(before / "iter_0000003"), lr_decay_iters=8)
     found = found_in(folder)
     assert found.is_complete, found.sentence
     assert (found.first_step, found.last_step) == (4, 8)
@@ -137,20 +126,18 @@ def test_a_run_is_joined_to_the_one_it_resumed_from(
     assert not found_in(folder, load=str(tmp_path / "moved")).is_complete  # not the one it was
     (tmp_path / "tune").mkdir()
     tune = {"load": str(whole), "finetune": True, "train_iters": 2, "eval_iters": 0, "lr": 1e-4}
-    assert zygote.run("stages.pretrain", arguments(tokens, tmp_path / "tune", **tune))[0] == 0
+    pretrain(tmp_path / "tune", **tune)
     found = found_in(tmp_path / "tune")
     assert found.is_complete, found.sentence
     assert found.begins_at == "weights of another run (--finetune)"
 
 
-@pytest.mark.slow
 def test_steps_saved_only_to_resume_from_repeat_lines_alone(
-    zygote: Zygote, tokens: str, tmp_path: Path
+    pretrain: Pretrain, tokens: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     keep = {"save_interval": 1, "save_retain_interval": 4, "save_keep_last": 3}
-    words = arguments(tokens, folder, **keep)
-    assert zygote.run("stages.pretrain", [*words, "--exit-interval", "7"])[0] == STOPPED
+    pretrain(folder, **keep, exit_interval=7, expect=STOPPED)
     found = found_in(folder, data_path=[tokens], check_digests=True)
     assert found.is_complete, found.sentence
     assert found.last_step == 7
@@ -254,16 +241,14 @@ def test_a_change_is_the_first_broken_link(
     rewrite(copied, name, change)
     link = link_in(copied, check_digests=True)
     assert (link.step, link.check) == (step, check)
-    done = command(copied)
-    assert done.status == 1
+    done = command(copied, expect=1)
     assert f"the first broken link: step {step}, {check} (" in done.err
     assert "Traceback" not in done.err
 
 
 def test_a_certificate_of_a_broken_run_is_written_too(copied: Path, tmp_path: Path) -> None:
     rewrite(copied, "iter_0000008/ledger.jsonl", edit_line(0, samples="00"))
-    done = command(copied, "--json", "--output", tmp_path / "c.json")
-    assert done.status == 1
+    done = command(copied, "--json", "--output", tmp_path / "c.json", expect=1)
     document = json.loads((tmp_path / "c.json").read_text())
     assert document == json.loads(done.out)
     assert document["verdict"] == "broken"
@@ -285,11 +270,10 @@ def test_missing_or_other_data_is_reported(whole: Path, tokens: str, tmp_path: P
     assert link.check == "samples"
 
 
-def test_changed_data_is_unavailable(zygote: Zygote, whole: Path, tmp_path: Path) -> None:
+def test_changed_data_is_unavailable(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
     tokens = write_pair(tmp_path / "t", [60] * 40)
     folder = tmp_path / "run"
-    words = arguments(tokens, folder, train_iters=2, eval_iters=0)
-    assert zygote.run("stages.pretrain", words)[0] == 0
+    pretrain(folder, data_path=tokens, train_iters=2, eval_iters=0)
     assert found_in(folder).is_complete
     write_pair(tmp_path / "t", [60] * 41)
     os.utime(f"{tokens}.bin", (1e9, 1e9))
@@ -354,7 +338,7 @@ def report(folder: Path, **options: Any) -> tuple[Page, dict[str, Any]]:
 
 def test_the_run_card_shows_the_certificate(whole: Path, tmp_path: Path) -> None:
     written = str(tmp_path / "certificate.json")
-    assert command(whole, "--output", written).status == 0
+    command(whole, "--output", written, expect=0)
     page, summary = report(tmp_path, checkpoint=str(whole), certificate=written)
     section = page.sections["What is certified"]
     assert "Proven: steps 1 to 8 follow each other" in section.text
@@ -372,7 +356,7 @@ def test_the_run_card_shows_a_broken_link_and_no_certificate_of_another_run(
 ) -> None:
     rewrite(copied, "iter_0000006/ledger.jsonl", edit_line(1, samples="<b>00"))
     written = tmp_path / "certificate.json"
-    assert command(copied, "--output", written).status == 1
+    command(copied, "--output", written, expect=1)
     page, summary = report(tmp_path, checkpoint=str(copied), certificate=str(written))
     text = page.sections["What is certified"].text
     assert "Broken at step 5, samples: expected " in text

@@ -8,24 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.stages.pretrain_runs import finished_run
 from tests.stages.test_certify import command, found_in, link_in
 from trainyard.errors import ArtifactError
-from trainyard.testing.kill import Zygote
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def whole(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run: checkpoints 3, 6 and 8."""
-    return finished_run(zygote, tokens, tmp_path_factory.mktemp("whole") / "run")
-
-
 @pytest.fixture
-def copied(whole: Path, tmp_path: Path) -> Path:
-    """The same, to be damaged."""
-    shutil.copytree(whole, tmp_path / "run")
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A finished run, to be damaged."""
+    shutil.copytree(finished, tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -54,8 +46,7 @@ def test_a_document_that_is_torn_is_a_broken_link(
     assert (found.step, found.check) == link
     assert words in found.found
     assert str(copied) not in found.text, "equal runs, equal certificates"
-    done = command(copied)
-    assert done.status == 1
+    done = command(copied, expect=1)
     assert f"the first broken link: step {link[0]}, {link[1]} (" in done.err
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.stages.directly import run_program
-from tests.stages.pretrain_runs import arguments, finished_run
+from tests.stages.pretrain_runs import arguments
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.testing.kill import Zygote
 
 pytestmark = pytest.mark.slow
 
@@ -80,8 +79,7 @@ def spoil(file: Path, how: str) -> None:
 
 
 def check_refused(words: list[str], named: str, out: Path) -> None:
-    done = run_program(*words)
-    assert done.status == 1, done.err
+    done = run_program(*words, expect=1)
     assert named in done.err
     assert "Traceback" not in done.err
     assert not out.exists()
@@ -132,18 +130,13 @@ def test_a_tokenizer_has_no_file_that_was_put_beside_it(
 # --- of a run ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def trained(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finished_run(zygote, tokens, tmp_path_factory.mktemp("trained") / "run")
-
-
 @pytest.mark.parametrize("how", SPOILED)
 @pytest.mark.parametrize("reader", ["certify", "blame", "report", "verify", "pretrain", "convert"])
 def test_readers_of_a_run_refuse_it_too(
-    zygote: Zygote, trained: Path, tokens: str, tmp_path: Path, reader: str, how: str
+    finished: Path, tokens: str, tmp_path: Path, reader: str, how: str
 ) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
-    shutil.copytree(trained, run)
+    shutil.copytree(finished, run)
     step = run / "iter_0000008"
     spoil(step / "config.json", how)
     words = arguments(tokens, out, load=run)

@@ -49,8 +49,8 @@ def arguments(stage: str, tmp_path: Path) -> list[str]:
     return [*ENOUGH[stage], *more, *([into, str(tmp_path / "out")] if into else [])]
 
 
-def run(stage: str, *words: str) -> Done:
-    return run_program(f"stages.{stage}", *words)
+def run(stage: str, *words: str, expect: int | None = None) -> Done:
+    return run_program(f"stages.{stage}", *words, expect=expect)
 
 
 def test_the_table_names_every_stage() -> None:
@@ -59,8 +59,7 @@ def test_the_table_names_every_stage() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_wrong_flag_is_refused(stage: str, tmp_path: Path) -> None:
-    done = run(stage, *arguments(stage, tmp_path), "--no-such-flag", "1")
-    assert done.status == 2
+    done = run(stage, *arguments(stage, tmp_path), "--no-such-flag", "1", expect=2)
     assert "--no-such-flag" in done.out + done.err
     assert "Traceback" not in done.err
     assert not (tmp_path / "out").exists()
@@ -77,12 +76,10 @@ def test_a_missing_input_is_named_before_any_work(stage: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_dry_run_prints_is_read_back(stage: str, tmp_path: Path) -> None:
-    done = run(stage, *arguments(stage, tmp_path), "--dry-run")
-    assert done.status == 0, done.err
+    done = run(stage, *arguments(stage, tmp_path), "--dry-run", expect=0)
     parse_document(done.out, ".toml", stage)
     document = tmp_path / "options.toml"
     document.write_text(done.out)
     again = run(stage, "--config", str(document), "--dry-run")
     assert again.out == done.out
-    wrong = run(stage, "--config", str(document), "--config", str(tmp_path / "none.toml"))
-    assert wrong.status == 2
+    run(stage, "--config", str(document), "--config", str(tmp_path / "none.toml"), expect=2)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import pytest
 
 from stages.index.config import IndexConfig
 from stages.index.run import run
-from tests.stages.directly import run_directly
-from tests.stages.test_pretrain import OPTIONS as PRETRAIN
-from tests.stages.test_pretrain import arguments
-from tests.trainyard.datasets.test_gpt import write_pair
-from trainyard.artifacts.manifest import Manifest, read_manifest
+from tests.stages.directly import run_directly, run_process
+from tests.stages.pretrain_runs import OPTIONS as PRETRAIN
+from tests.stages.pretrain_runs import Pretrain, arguments, flags, manifest, settled_pair
 from trainyard.config import from_dict, leaves
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets import vocabulary
@@ -38,23 +35,19 @@ OPTIONS = {name: PRETRAIN[name] for name in SHARED}
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tokens")
     for name, first in (("a", 0), ("b", 500)):
-        prefix = write_pair(folder / name, [60] * 40, first)
-        for ending in (".bin", ".idx"):
-            os.utime(prefix + ending, (1e9, 1e9))  # settled: their digests are remembered
+        settled_pair(folder / name, [60] * 40, first)
     return str(folder)
 
 
-def flags(tokens: str, output: Path, **options: Any) -> list[str]:
-    words = ["--data-path", "0.3", f"{tokens}/a", "0.7", f"{tokens}/b"]
-    for name, value in {**OPTIONS, **options}.items():
-        words += ["--" + name.replace("_", "-"), str(value)]
-    return [*words, "--output-dir", str(output)]
+def blend(tokens: str) -> list[str]:
+    return ["0.3", f"{tokens}/a", "0.7", f"{tokens}/b"]
 
 
-def manifest(folder: Path) -> Manifest:
-    found = read_manifest(str(folder / "manifest.json"))
-    assert found is not None
-    return found[0]
+def index(zygote: Zygote, tokens: str, output: Path, **options: Any) -> str:
+    given = {"data_path": blend(tokens), **OPTIONS, **options, "output_dir": output}
+    status, _, log = zygote.run("stages.index", flags(given))
+    assert status == 0, log
+    return log
 
 
 def entries(folder: Path) -> list[Path]:
@@ -64,20 +57,13 @@ def entries(folder: Path) -> list[Path]:
 @pytest.fixture(scope="module")
 def indices(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("indices") / "out"
-    status, _, log = zygote.run("stages.index", flags(tokens, folder))
-    assert status == 0, log
+    index(zygote, tokens, folder)
     return folder
 
 
-def pretrain(
-    zygote: Zygote, tokens: str, save: Path, cache: Path | str | None, **options: Any
-) -> str:
-    more = [] if cache is None else ["--data-cache-path", str(cache)]
-    words = arguments("0.3", save, **options)
-    words[1:2] = ["0.3", f"{tokens}/a", "0.7", f"{tokens}/b"]
-    status, _, log = zygote.run("stages.pretrain", [*words, *more])
-    assert status == 0, log
-    return log
+@pytest.fixture
+def train(pretrain: Pretrain, tokens: str) -> Callable[..., str]:
+    return partial(pretrain, data_path=blend(tokens))
 
 
 def test_the_output_is_the_indices_and_nothing_of_where_they_came_from(
@@ -92,16 +78,15 @@ def test_the_output_is_the_indices_and_nothing_of_where_they_came_from(
     assert manifest(indices).metrics["train_samples"] >= 32
 
 
-@pytest.mark.slow
 def test_training_with_indices_built_ahead_is_training_without(
-    zygote: Zygote, tokens: str, indices: Path, tmp_path: Path
+    train: Callable[..., str], indices: Path, tmp_path: Path
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in indices.rglob("*")}
-    log = pretrain(zygote, tokens, tmp_path / "with", indices)
+    log = train(tmp_path / "with", data_cache_path=indices)
     assert "saved index" not in log
     assert {path: path.stat().st_mtime_ns for path in indices.rglob("*")} == before
-    pretrain(zygote, tokens, tmp_path / "without", None)
-    log = pretrain(zygote, tokens, tmp_path / "own", tmp_path / "cache")
+    train(tmp_path / "without")
+    log = train(tmp_path / "own", data_cache_path=tmp_path / "cache")
     assert log.count("saved index") == 6
     digests = {manifest(tmp_path / name).output_digest for name in ("with", "without", "own")}
     assert len(digests) == 1
@@ -110,22 +95,20 @@ def test_training_with_indices_built_ahead_is_training_without(
     assert kept == {name: ahead[name] for name in ahead if name != "manifest.json"}
 
 
-@pytest.mark.slow
 def test_where_the_cache_lies_does_not_make_a_finished_run_another(
-    zygote: Zygote, tokens: str, indices: Path, tmp_path: Path
+    train: Callable[..., str], indices: Path, tmp_path: Path
 ) -> None:
     short = {"train_iters": 2, "eval_iters": 0}
-    pretrain(zygote, tokens, tmp_path / "run", None, **short)
-    assert "nothing to do" in pretrain(zygote, tokens, tmp_path / "run", indices, **short)
+    train(tmp_path / "run", **short)
+    assert "nothing to do" in train(tmp_path / "run", data_cache_path=indices, **short)
 
 
-@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_costs_a_warning(
-    zygote: Zygote, tokens: str, tmp_path: Path
+    train: Callable[..., str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     short = {"train_iters": 2, "eval_iters": 0}
-    log = pretrain(zygote, tokens, tmp_path / "run", tmp_path / "file", **short)
+    log = train(tmp_path / "run", data_cache_path=tmp_path / "file", **short)
     assert "is not saved" in log
 
 
@@ -134,35 +117,24 @@ def test_every_number_that_decides_is_asked_for_by_pretrains_name() -> None:
     assert shared | {"split"} <= set(SHARED)
 
 
-@pytest.mark.slow
 def test_run_again_it_has_nothing_to_do_and_other_numbers_are_other_indices(
     zygote: Zygote, tokens: str, indices: Path, tmp_path: Path
 ) -> None:
-    status, _, log = zygote.run("stages.index", flags(tokens, indices))
-    assert status == 0, log
-    assert "nothing to do" in log
-    status, _, log = zygote.run("stages.index", flags(tokens, tmp_path / "other", seed=5))
-    assert status == 0, log
+    assert "nothing to do" in index(zygote, tokens, indices)
+    index(zygote, tokens, tmp_path / "other", seed=5)
     before = {path.name for path in entries(tmp_path / "other")}
     blends = before & {path.name for path in entries(indices)}
     assert len(blends) == 2
-    status, _, log = zygote.run("stages.index", flags(tokens, tmp_path / "other", seed=6))
-    assert "option --seed changed" in log
+    assert "option --seed changed" in index(zygote, tokens, tmp_path / "other", seed=6)
     after = {path.name for path in entries(tmp_path / "other")}
     assert len(after) == 6
     assert after & before == blends  # the others are gone
 
 
-@pytest.mark.slow
-def test_threads_build_the_same(zygote: Zygote, tokens: str, indices: Path, tmp_path: Path) -> None:
-    words = flags(tokens, tmp_path / "out", num_dataset_builder_threads=4)
-    words[1:5] = [word for k in range(6) for word in ("1", f"{tokens}/{'ab'[k % 2]}")]
-    status, _, log = zygote.run("stages.index", words)
-    assert status == 0, log
-    at = words.index("--num-dataset-builder-threads")
-    alone = [*words[:at], *words[at + 2 : -1], str(tmp_path / "one")]
-    status, _, log = zygote.run("stages.index", alone)
-    assert status == 0, log
+def test_threads_build_the_same(zygote: Zygote, tokens: str, tmp_path: Path) -> None:
+    six = [word for k in range(6) for word in ("1", f"{tokens}/{'ab'[k % 2]}")]
+    index(zygote, tokens, tmp_path / "out", data_path=six, num_dataset_builder_threads=4)
+    index(zygote, tokens, tmp_path / "one", data_path=six)
     assert manifest(tmp_path / "out").output_digest == manifest(tmp_path / "one").output_digest
 
 
@@ -182,16 +154,11 @@ def test_a_split_without_documents_is_named(tokens: str, tmp_path: Path) -> None
         run_directly(IndexConfig, run, **options, output_dir=str(tmp_path / "out"))
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 def test_of_two_ranks_one_builds_and_the_other_finds(tokens: str, tmp_path: Path) -> None:
-    words = arguments("0.3", tmp_path / "run", nproc_per_node=2, train_iters=2)
-    words[1:2] = ["0.3", f"{tokens}/a", "0.7", f"{tokens}/b"]
-    words += ["--data-cache-path", str(tmp_path / "cache")]
-    command = [sys.executable, "-m", "stages.pretrain", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert (done.stdout + done.stderr).count("saved index") == 6
+    options = {"data_path": blend(tokens), "data_cache_path": tmp_path / "cache"}
+    words = arguments("", tmp_path / "run", **options, nproc_per_node=2, train_iters=2)
+    assert run_process("stages.pretrain", *words).count("saved index") == 6
     assert len(entries(tmp_path / "cache")) == 6
 
 

@@ -24,8 +24,8 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def inspect(*words: str | Path) -> Done:
-    return run_program("stages.inspect", *map(str, words))
+def inspect(*words: str | Path, expect: int | None = None) -> Done:
+    return run_program("stages.inspect", *map(str, words), expect=expect)
 
 
 def document(*words: str | Path) -> Any:
@@ -36,8 +36,7 @@ def document(*words: str | Path) -> Any:
 
 
 def test_the_table_has_tensors_layout_totals_digests_and_training(gpt: Path) -> None:
-    done = inspect(gpt)
-    assert done.status == 0, done.err
+    done = inspect(gpt, expect=0)
     lines = done.out.splitlines()
     words = [line.split() for line in reversed(lines) if line.strip()]
     rows = {row[0]: " ".join(row) for row in words}  # of two that begin alike, the first
@@ -75,8 +74,7 @@ def test_rows_are_cut_off_and_counted(gpt: Path) -> None:
 
 
 def test_a_filter_that_nothing_matches_is_refused(gpt: Path) -> None:
-    done = inspect(gpt, "--filter", "decoder.*")
-    assert done.status == 2
+    done = inspect(gpt, "--filter", "decoder.*", expect=2)
     assert "--filter decoder.*: none of the" in done.err
     assert "model.decoder" in done.err
 
@@ -93,13 +91,13 @@ def test_damage_is_found_according_to_verify_checkpoint(tmp_path: Path) -> None:
     save(str(tmp_path), {"model.a": torch.ones(2)})
     path = tmp_path / "iter_0000050" / "model-00001-of-00001.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert inspect(tmp_path).status == 0
+    inspect(tmp_path, expect=0)
     done = inspect(tmp_path, "--verify-checkpoint", "digests")
     assert (done.status, f"{path.name}: digest" in done.err) == (1, True)
     path.write_bytes(b"x")
     done = inspect(tmp_path)
     assert (done.status, f"{path.name}: 1 bytes" in done.err) == (1, True)
-    assert inspect(tmp_path, "--verify-checkpoint", "none").status == 0
+    inspect(tmp_path, "--verify-checkpoint", "none", expect=0)
 
 
 def hostile(root: Path) -> Path:
@@ -138,8 +136,7 @@ def changed(root: Path, step: int = 50, by: float = 0.25) -> None:
 
 def test_equal_checkpoints_of_other_layouts_end_with_status_0(gpt: Path, tmp_path: Path) -> None:
     changed(tmp_path, by=0.0)
-    done = inspect(gpt, "--diff", tmp_path)
-    assert done.status == 0, done.out
+    done = inspect(gpt, "--diff", tmp_path, expect=0)
     assert "equal: " in done.out
     found = document(gpt, "--diff", tmp_path)
     assert (found["equal"], found["tensors"], found["documents"]) == (True, [], [])
@@ -148,8 +145,7 @@ def test_equal_checkpoints_of_other_layouts_end_with_status_0(gpt: Path, tmp_pat
 @pytest.mark.slow
 def test_differences_are_shown_and_exit_with_status_4(gpt: Path, tmp_path: Path) -> None:
     changed(tmp_path, step=60)
-    done = inspect(gpt, "--diff", tmp_path)
-    assert done.status == 4
+    done = inspect(gpt, "--diff", tmp_path, expect=4)
     row = next(line for line in done.out.splitlines() if line.startswith(NORM))
     assert "1 of 16" in row
     assert " 0.25  [3] " in row
@@ -167,9 +163,8 @@ def test_differences_are_shown_and_exit_with_status_4(gpt: Path, tmp_path: Path)
 
 def test_a_filter_compares_only_its_tensors(gpt: Path, tmp_path: Path) -> None:
     changed(tmp_path, step=60)
-    assert inspect(gpt, "--diff", tmp_path, "--filter", "optimizer.*").status == 0
-    done = inspect(gpt, "--diff", tmp_path, "--filter", NORM)
-    assert done.status == 4
+    inspect(gpt, "--diff", tmp_path, "--filter", "optimizer.*", expect=0)
+    done = inspect(gpt, "--diff", tmp_path, "--filter", NORM, expect=4)
     assert "state.json" not in done.out
 
 
@@ -214,6 +209,5 @@ def test_a_table_that_only_one_has_is_one_row(tmp_path: Path) -> None:
 
 
 def test_a_missing_checkpoint_is_not_a_difference(gpt: Path, tmp_path: Path) -> None:
-    done = inspect(gpt, "--diff", tmp_path / "nowhere")
-    assert done.status == 2
+    done = inspect(gpt, "--diff", tmp_path / "nowhere", expect=2)
     assert f"--diff {tmp_path / 'nowhere'}: no checkpoint there" in done.err

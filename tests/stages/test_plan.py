@@ -286,8 +286,7 @@ def test_every_preset_says_how_it_is_planned(preset: Path) -> None:
 def test_a_preset_is_read_by_the_command_and_flags_go_before_it() -> None:
     flags = ["--vocab-size", "128256", "--world-size", "64", "--context-parallel-size", "4"]
     preset = next(str(path) for path in PRESETS if path.stem == "llama3-8b")
-    done = run_program("stages.plan", "--config", preset, *flags)
-    assert done.status == 0, done.err
+    done = run_program("stages.plan", "--config", preset, *flags, expect=0)
     assert (
         "Devices: 64 = 2 tensor x 1 pipeline x 4 context x 8 data parallel; sequence parallel; "
         "distributed optimizer; 128 x 1 samples a replica and step\n"

@@ -9,19 +9,20 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stages.pretrain.config import PretrainConfig
-from tests.stages.pretrain_runs import OPTIONS, arguments, manifest
+from tests.stages.directly import run_process
+from tests.stages.pretrain_runs import OPTIONS, Pretrain, arguments, ledger, manifest
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.checkpoint.steps import find_steps
 from trainyard.config import from_dict, leaves
 from trainyard.errors import ConfigError
-from trainyard.testing.kill import Zygote
 from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.loop.length import length_of
 from trainyard.training.loop.state import TrainState
@@ -30,11 +31,10 @@ from trainyard.training.run.resume_checks import check_samples_left
 
 
 @pytest.fixture(scope="module")
-def whole(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(pretrain: Pretrain, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, folder, eval_at_start=True))
-    assert status == 0, log
+    log = pretrain(folder, eval_at_start=True)
     assert " iteration        8/       8 | consumed samples:           32 | " in log
     assert "threads=1" in log
     return folder
@@ -42,7 +42,7 @@ def whole(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory)
 
 def test_a_run_folder_holds_steps_ledger_and_timings(whole: Path) -> None:
     assert find_steps(str(whole)) == [3, 6, 8]
-    lines = parse_ledger((whole / "ledger.jsonl").read_bytes())
+    lines = ledger(whole)
     assert [line["step"] for line in lines] == list(range(9))
     assert [line["step"] for line in lines if "validation_loss" in line] == [0, 4, 8]
     volatile = {file.path for file in manifest(whole).files if file.volatile}
@@ -67,16 +67,13 @@ def test_a_step_carries_configuration_and_tokenizer_without_paths(whole: Path) -
 
 @pytest.mark.slow
 def test_a_run_stopped_and_continued_ends_as_the_whole_run(
-    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+    pretrain: Pretrain, whole: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    first = arguments(tokens, folder, eval_at_start=True, exit_interval=5)
-    status, _, log = zygote.run("stages.pretrain", first)
-    assert status == 128 + signal.SIGTERM, log
+    pretrain(folder, eval_at_start=True, exit_interval=5, expect=128 + signal.SIGTERM)
     assert not (folder / "manifest.json").exists()
     assert find_steps(str(folder)) == [3, 5]
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, folder, eval_at_start=True))
-    assert status == 0, log
+    log = pretrain(folder, eval_at_start=True)
     assert "resuming from step 5" in log
     assert find_steps(str(folder)) == [3, 6, 8]
     assert (folder / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
@@ -84,80 +81,67 @@ def test_a_run_stopped_and_continued_ends_as_the_whole_run(
 
 
 def test_execution_options_change_nothing_and_a_finished_run_is_not_run_again(
-    zygote: Zygote, tokens: str, whole: Path
+    pretrain: Pretrain, whole: Path
 ) -> None:
-    again = arguments(tokens, whole, eval_at_start=True, log_interval=1, log_throughput=True)
-    status, _, log = zygote.run("stages.pretrain", again)
-    assert status == 0, log
+    log = pretrain(whole, eval_at_start=True, log_interval=1, log_throughput=True)
     assert "nothing to do" in log
 
 
 @pytest.mark.slow
-def test_forced_it_is_trained_anew_to_the_same_result(
-    zygote: Zygote, tokens: str, tmp_path: Path
-) -> None:
-    short = arguments(tokens, tmp_path / "run", train_iters=3, eval_iters=0)
-    assert zygote.run("stages.pretrain", short)[0] == 0
+def test_forced_it_is_trained_anew_to_the_same_result(pretrain: Pretrain, tmp_path: Path) -> None:
+    short = partial(pretrain, tmp_path / "run", train_iters=3, eval_iters=0)
+    short()
     digest = manifest(tmp_path / "run").output_digest
-    status, _, log = zygote.run("stages.pretrain", [*short, "--force"])
-    assert status == 0, log
+    log = short("--force")
     assert "from initial weights" in log
     assert manifest(tmp_path / "run").output_digest == digest
-    assert zygote.run("stages.pretrain", [*short, "--force"])[0] == 0
+    short("--force")
     aside = sorted(path.name for path in (tmp_path / "run" / "superseded").iterdir())
     assert [len(name) for name in aside] == [8, 10]  # LINEAGE, then LINEAGE-2: neither is lost
 
 
 @pytest.mark.slow
 def test_steps_of_other_options_are_passed_over_and_set_aside_at_the_first_save(
-    zygote: Zygote, tokens: str, tmp_path: Path
+    pretrain: Pretrain, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     stop = {"eval_iters": 0, "train_iters": 6, "exit_interval": 4}
-    assert zygote.run("stages.pretrain", arguments(tokens, folder, **stop))[0] == 143
+    pretrain(folder, **stop, expect=143)
     assert find_steps(str(folder)) == [3, 4]
-    other = arguments(tokens, folder, eval_iters=0, train_iters=2, seed=7)
-    status, _, log = zygote.run("stages.pretrain", other)
-    assert status == 0, log
+    log = pretrain(folder, eval_iters=0, train_iters=2, seed=7)
     assert "skipping step 3, 4" in log
     assert find_steps(str(folder)) == [2]
     (aside,) = (folder / "superseded").iterdir()
     assert find_steps(str(aside)) == [3, 4]
-    longer = arguments(tokens, tmp_path / "longer", eval_iters=0, train_iters=6, load=str(aside))
-    status, _, log = zygote.run("stages.pretrain", longer)
-    assert status == 0, log
+    pretrain(tmp_path / "longer", eval_iters=0, train_iters=6, load=str(aside))
     assert find_steps(str(tmp_path / "longer")) == [6]
 
 
 @pytest.mark.slow
 def test_load_that_names_save_does_not_begin_anew_over_other_options(
-    zygote: Zygote, tokens: str, tmp_path: Path
+    pretrain: Pretrain, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     short = {"eval_iters": 0, "train_iters": 3}
-    assert zygote.run("stages.pretrain", arguments(tokens, folder, **short))[0] == 0
-    longer = arguments(tokens, folder, eval_iters=0, train_iters=6, load=str(folder))
-    status, _, log = zygote.run("stages.pretrain", longer)
-    assert status == 2, log
+    pretrain(folder, **short)
+    log = pretrain(folder, eval_iters=0, train_iters=6, load=str(folder), expect=2)
     assert f"give it another --save, as in --load {folder} --save {folder}-2" in log
     assert find_steps(str(folder)) == [3]
 
 
 @pytest.mark.slow
 def test_load_goes_on_from_another_run_and_finetune_takes_the_weights_alone(
-    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+    pretrain: Pretrain, whole: Path, tmp_path: Path
 ) -> None:
     load = {"load": str(whole / "iter_0000003"), "lr_decay_iters": 8}
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "on", **load))
-    assert status == 0, log
-    lines = parse_ledger((tmp_path / "on/ledger.jsonl").read_bytes())
-    expected = parse_ledger((whole / "ledger.jsonl").read_bytes())
+    pretrain(tmp_path / "on", **load)
+    lines = ledger(tmp_path / "on")
+    expected = ledger(whole)
     assert [line["lm_loss"] for line in lines] == [line["lm_loss"] for line in expected[4:]]
 
     tune = {"load": str(whole), "finetune": True, "train_iters": 2, "eval_iters": 0, "lr": 1e-4}
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "tune", **tune))
-    assert status == 0, log
-    lines = parse_ledger((tmp_path / "tune/ledger.jsonl").read_bytes())
+    pretrain(tmp_path / "tune", **tune)
+    lines = ledger(tmp_path / "tune")
     assert [line["step"] for line in lines] == [1, 2]
     assert lines[0]["lm_loss"] < expected[1]["lm_loss"]
 
@@ -165,33 +149,31 @@ def test_load_goes_on_from_another_run_and_finetune_takes_the_weights_alone(
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        ({"load": "{tmp}/nowhere"}, (1, 2), "nowhere"),
-        ({"load": "{whole}", "train_iters": 4}, (2,), "nothing is left to train"),
-        ({"load": "{whole}", "hidden_size": 32, "train_iters": 9}, (1,), "of another shape"),
-        ({"load": "{whole}", "vocab_size": 1002, "train_iters": 9}, (2,), "another tokenizer"),
-        ({"global_batch_size": 5}, (2,), "--global-batch-size"),
-        ({"split": "1,0,0"}, (2,), "the valid split"),
-        ({"vocab_size": 500}, (1,), "outside the vocabulary of 500"),
-        ({"finetune": True}, (2,), "--finetune"),
-        ({"tensor_model_parallel_size": 2}, (2,), "1 rank cannot be shared out"),
-        ({"device": "cuda"}, (2,), "--device cuda"),
+        ({"load": "{tmp}/nowhere"}, 1, "nowhere"),
+        ({"load": "{whole}", "train_iters": 4}, 2, "nothing is left to train"),
+        ({"load": "{whole}", "hidden_size": 32, "train_iters": 9}, 1, "of another shape"),
+        ({"load": "{whole}", "vocab_size": 1002, "train_iters": 9}, 2, "another tokenizer"),
+        ({"global_batch_size": 5}, 2, "--global-batch-size"),
+        ({"split": "1,0,0"}, 2, "the valid split"),
+        ({"vocab_size": 500}, 1, "outside the vocabulary of 500"),
+        ({"finetune": True}, 2, "--finetune"),
+        ({"tensor_model_parallel_size": 2}, 2, "1 rank cannot be shared out"),
+        ({"device": "cuda"}, 2, "--device cuda"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_published(
-    zygote: Zygote,
-    tokens: str,
+    pretrain: Pretrain,
     whole: Path,
     tmp_path: Path,
     options: dict[str, Any],
-    status: tuple[int, ...],
+    status: int,
     words: str,
 ) -> None:
     filled = {
         k: v.format(tmp=tmp_path, whole=whole) if isinstance(v, str) else v
         for k, v in options.items()
     }
-    code, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "run", **filled))
-    assert code in status, log
+    log = pretrain(tmp_path / "run", **filled, expect=status)
     assert words in log
     assert "Traceback" not in log
     assert find_steps(str(tmp_path / "run")) == []
@@ -199,13 +181,12 @@ def test_what_cannot_be_is_refused_and_nothing_is_published(
 
 
 def test_a_folder_with_checkpoints_of_another_program_is_left_alone(
-    zygote: Zygote, tokens: str, tmp_path: Path
+    pretrain: Pretrain, tmp_path: Path
 ) -> None:
     theirs = tmp_path / "run/iter_0000100/mp_rank_00/model_optim_rng.pt"
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(b"months of work")
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "run"))
-    assert status == 2, log
+    log = pretrain(tmp_path / "run", expect=2)
     assert "was not written by trainyard" in log
     assert theirs.read_bytes() == b"months of work"
 
@@ -233,11 +214,14 @@ def test_load_that_names_save_is_not_an_input(tokens: str) -> None:
         from_dict(PretrainConfig, {**options, "data_path": []})
 
 
-def start(tokens: str, folder: Path, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "stages.pretrain", *arguments(tokens, folder, **options)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def start(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-m", "stages.pretrain", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -251,11 +235,11 @@ def wait_for(process: subprocess.Popen[str], words: str) -> None:
 
 @pytest.mark.slow
 def test_sigterm_saves_the_step_and_the_same_command_goes_on(
-    zygote: Zygote, tokens: str, tmp_path: Path
+    pretrain: Pretrain, tokens: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     options = {"train_iters": 100_000, "log_interval": 1, "eval_iters": 0, "save_interval": 50_000}
-    process = start(tokens, folder, **options)
+    process = start(*arguments(tokens, folder, **options))
     wait_for(process, " iteration        3/")
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
@@ -264,8 +248,7 @@ def test_sigterm_saves_the_step_and_the_same_command_goes_on(
     assert step >= 3
     assert f"saved step {step}" in output
     more = {**options, "exit_interval": step + 2}
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, folder, **more))
-    assert status == 143, log
+    log = pretrain(folder, **more, expect=143)
     assert f"resuming from step {step}" in log
     with open_checkpoint(str(folder)) as checkpoint:
         lines = parse_ledger((Path(checkpoint.url) / "ledger.jsonl").read_bytes())
@@ -277,15 +260,7 @@ def test_a_signal_to_the_whole_group_saves_with_loader_workers_too(
     tokens: str, tmp_path: Path
 ) -> None:
     options = {"train_iters": 100_000, "log_interval": 1, "eval_iters": 0, "num_workers": 2}
-    command = [sys.executable, "-m", "stages.pretrain"]
-    command += arguments(tokens, tmp_path / "run", **options)
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process = start(*arguments(tokens, tmp_path / "run", **options))
     wait_for(process, " iteration        3/")
     os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
@@ -299,21 +274,16 @@ def test_two_ranks_train_stop_and_continue_as_one_run(tokens: str, tmp_path: Pat
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     # Long enough that the signal comes before the end on any machine.
     options = {"nproc_per_node": 2, "log_interval": 1, "train_iters": 120, "save_interval": 50}
-    process = start(tokens, whole, **options)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
-    assert "ranks=2" in output
-    process = start(tokens, cut, **options)
+    words = arguments(tokens, cut, **options)
+    assert "ranks=2" in run_process("stages.pretrain", *arguments(tokens, whole, **options))
+    process = start(*words)
     wait_for(process, " iteration        9/")
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 143, output
     assert time.monotonic() - began < 30
-    process = start(tokens, cut, **options)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
-    assert "resuming from step" in output
+    assert "resuming from step" in run_process("stages.pretrain", *words)
     assert (cut / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
     assert manifest(cut).output_digest == manifest(whole).output_digest
 
@@ -325,22 +295,9 @@ def test_a_validation_of_two_ranks_is_cut_short_and_made_good_by_one(tmp_path: P
     data.mkdir()
     train, valid = write_pair(data / "t", [60] * 40), write_pair(data / "v", [60] * 2001)
     folder, options = tmp_path / "run", {"log_interval": 1, "full_validation": True}
-    options |= {"train_iters": 6, "split": None, "save_interval": 4}
-
-    def words(ranks: int) -> list[str]:
-        found = arguments("x", folder, **options, nproc_per_node=ranks)[2:]
-        at = found.index("--split")
-        del found[at : at + 2]
-        return ["--train-data-path", train, "--valid-data-path", valid, *found]
-
-    def begin(ranks: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "stages.pretrain", *words(ranks)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-
-    process = begin(2)
+    options |= {"train_iters": 6, "split": None, "save_interval": 4, "data_path": None}
+    options |= {"train_data_path": train, "valid_data_path": valid}
+    process = start(*arguments("", folder, **options, nproc_per_node=2))
     wait_for(process, " iteration        3/")
     time.sleep(0.5)  # into the validation behind step 4: thousands of batches
     process.send_signal(signal.SIGTERM)
@@ -348,10 +305,8 @@ def test_a_validation_of_two_ranks_is_cut_short_and_made_good_by_one(tmp_path: P
     assert process.returncode == 143, output
     assert "the next start validates step=4" in output
     assert "saved step 4 (asked to stop)" in output
-    process = begin(1)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
-    lines = parse_ledger((folder / "ledger.jsonl").read_bytes())
+    run_process("stages.pretrain", *arguments("", folder, **options))
+    lines = ledger(folder)
     assert [line["step"] for line in lines] == list(range(1, 7))
     assert [line["step"] for line in lines if "validation_loss" in line] == [4, 6]
     spans = [tuple(span) for span in spans_of_step(str(folder), 6)]

@@ -3,14 +3,14 @@ of the vocabulary."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.stages.pretrain_runs import arguments, ledger
+from tests.stages.pretrain_runs import Pretrain, ledger
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.checkpoint.steps import find_steps
-from trainyard.testing.kill import Zygote
 
 pytestmark = pytest.mark.slow
 
@@ -19,10 +19,9 @@ STOPPED = 143
 
 
 @pytest.fixture(scope="module")
-def whole(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(pretrain: Pretrain, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, folder, **QUICK))
-    assert status == 0, log
+    pretrain(folder, **QUICK)
     return folder
 
 
@@ -30,11 +29,10 @@ def whole(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_other_rates_than_the_checkpoints_are_refused_by_name(
-    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+    pretrain: Pretrain, whole: Path, tmp_path: Path
 ) -> None:
     options = {**QUICK, "load": str(whole / "iter_0000003"), "train_iters": 8, "lr": 0.02}
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "on", **options))
-    assert status == 2, log
+    log = pretrain(tmp_path / "on", **options, expect=2)
     assert "--lr is 0.02 here and 0.01 there" in log
     assert (
         "--lr-decay-iters (or -samples; the run unless given) is 32 samples here and 24 samples "
@@ -45,21 +43,15 @@ def test_other_rates_than_the_checkpoints_are_refused_by_name(
     assert find_steps(str(tmp_path / "on")) == []
 
 
-def test_an_option_says_which_rates_win(
-    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
-) -> None:
+def test_an_option_says_which_rates_win(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
     options = {**QUICK, "load": str(whole / "iter_0000003"), "lr": 0.02}
-    ours = arguments(tokens, tmp_path / "ours", **options, override_opt_param_scheduler=True)
-    status, _, log = zygote.run("stages.pretrain", ours)
-    assert status == 0, log
-    theirs = arguments(
-        tokens, tmp_path / "theirs", **options, use_checkpoint_opt_param_scheduler=True
+    pretrain(tmp_path / "ours", **options, override_opt_param_scheduler=True)
+    theirs = partial(
+        pretrain, tmp_path / "theirs", **options, use_checkpoint_opt_param_scheduler=True
     )
     # Stopped on the way: what goes on is still the schedule of the checkpoint.
-    status, _, log = zygote.run("stages.pretrain", [*theirs, "--exit-interval", "4"])
-    assert status == STOPPED, log
-    status, _, log = zygote.run("stages.pretrain", theirs)
-    assert status == 0, log
+    theirs(exit_interval=4, expect=STOPPED)
+    log = theirs()
     assert "resuming from step 4" in log
     before = [line["learning_rate"] for line in ledger(whole)][3:]
     assert [line["learning_rate"] for line in ledger(tmp_path / "theirs")] == before
@@ -71,18 +63,14 @@ def test_an_option_says_which_rates_win(
 
 
 def test_finetune_begins_anew_once_and_says_so_when_it_goes_on(
-    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+    pretrain: Pretrain, whole: Path, tmp_path: Path
 ) -> None:
     options = {**QUICK, "load": str(whole), "finetune": True, "lr": 1e-4}
-    straight = arguments(tokens, tmp_path / "straight", **options)
-    status, _, log = zygote.run("stages.pretrain", straight)
-    assert status == 0, log
+    log = pretrain(tmp_path / "straight", **options)
     assert f"from step 6 of {whole}" in log
-    cut = arguments(tokens, tmp_path / "cut", **options)
-    status, _, log = zygote.run("stages.pretrain", [*cut, "--exit-interval", "2"])
-    assert status == STOPPED, log
-    status, _, log = zygote.run("stages.pretrain", cut)
-    assert status == 0, log
+    cut = partial(pretrain, tmp_path / "cut", **options)
+    cut(exit_interval=2, expect=STOPPED)
+    log = cut()
     assert "--finetune applied when this run began; resuming from its own step 2" in log
     assert ledger(tmp_path / "cut") == ledger(tmp_path / "straight")
     assert [line["step"] for line in ledger(tmp_path / "cut")] == [1, 2, 3, 4, 5, 6]
@@ -92,12 +80,11 @@ def test_finetune_begins_anew_once_and_says_so_when_it_goes_on(
 
 
 def test_between_fp32_and_bf16_the_moments_go_on_and_no_weight_is_rounded(
-    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+    pretrain: Pretrain, whole: Path, tmp_path: Path
 ) -> None:
     there, back = tmp_path / "bf16", tmp_path / "fp32"
     options = {**QUICK, "load": str(whole / "iter_0000003"), "exit_interval": 4}
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, there, **options, bf16=True))
-    assert status == STOPPED, log
+    pretrain(there, **options, bf16=True, expect=STOPPED)
     with open_checkpoint(str(whole / "iter_0000003")) as before, open_checkpoint(str(there)) as now:
         for name in before.names("model."):
             main = now.read(f"optimizer.param.{name.removeprefix('model.')}")
@@ -106,10 +93,7 @@ def test_between_fp32_and_bf16_the_moments_go_on_and_no_weight_is_rounded(
             assert now.spec(name).dtype == "BF16"
             assert now.read(name).equal(main.bfloat16())
         assert now.state["num_updates"] == 4
-    status, _, log = zygote.run(
-        "stages.pretrain", arguments(tokens, back, **QUICK, load=str(there))
-    )
-    assert status == 0, log
+    pretrain(back, **QUICK, load=str(there))
     # As if it had been fp32 all along, but for one step in bf16.
     one, other = ledger(back)[-1], ledger(whole)[-1]
     assert one["lm_loss"] == pytest.approx(other["lm_loss"], rel=2e-3)
@@ -121,12 +105,11 @@ def test_between_fp32_and_bf16_the_moments_go_on_and_no_weight_is_rounded(
 
 @pytest.mark.parametrize("finetune", [False, True])
 def test_another_padding_of_the_vocabulary_goes_on(
-    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path, finetune: bool
+    pretrain: Pretrain, whole: Path, tmp_path: Path, finetune: bool
 ) -> None:
     options = {**QUICK, "load": str(whole / "iter_0000003"), "make_vocab_size_divisible_by": 768}
     options |= {"finetune": True} if finetune else {}
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "on", **options))
-    assert status == 0, log
+    log = pretrain(tmp_path / "on", **options)
     said = "padded vocabulary: 1536 rows, 1024 in the checkpoint"
     assert log.count(said) == 1
     assert "rows from 1024 on get initial weights and zero moments" in log
@@ -135,11 +118,10 @@ def test_another_padding_of_the_vocabulary_goes_on(
 
 
 def test_another_number_of_tokens_is_refused(
-    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+    pretrain: Pretrain, whole: Path, tmp_path: Path
 ) -> None:
     options = {**QUICK, "load": str(whole), "finetune": True, "vocab_size": 1400}
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "on", **options))
-    assert status == 2, log
+    log = pretrain(tmp_path / "on", **options, expect=2)
     assert "has a vocabulary of 1024 rows (1001 tokens, padded)" in log
     assert "use the tokenizer that it was trained with" in log
 
@@ -148,12 +130,11 @@ def test_another_number_of_tokens_is_refused(
 
 
 def test_a_group_of_micro_batches_that_does_not_fit_is_refused(
-    zygote: Zygote, tokens: str, tmp_path: Path
+    pretrain: Pretrain, tmp_path: Path
 ) -> None:
     options = {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2}
     options |= {"microbatch_group_size_per_virtual_pipeline_stage": 3, "nproc_per_node": 2}
     options |= {"num_layers": 4, "global_batch_size": 8}
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "run", **options))
-    assert status == 2, log
+    log = pretrain(tmp_path / "run", **options, expect=2)
     assert "--microbatch-group-size-per-virtual-pipeline-stage 3" in log
     assert "choose 2 or 4" in log

@@ -3,16 +3,13 @@ promise that is refused before any work."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.stages.pretrain_runs import arguments, manifest
-from trainyard.testing.kill import Zygote
+from tests.stages.directly import run_process
+from tests.stages.pretrain_runs import Pretrain, arguments, manifest
 
 OPTIONS: dict[str, Any] = {"deterministic_mode": True, "train_iters": 4, "save_interval": 2}
 """With dropout and clipping, as by default."""
@@ -29,11 +26,9 @@ def assert_same_bits(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_leave_the_same_bits(zygote: Zygote, tokens: str, tmp_path: Path) -> None:
+def test_two_runs_leave_the_same_bits(pretrain: Pretrain, tmp_path: Path) -> None:
     for name in ("one", "other"):
-        words = arguments(tokens, tmp_path / name, **OPTIONS)
-        status, _, log = zygote.run("stages.pretrain", words)
-        assert status == 0, log
+        pretrain(tmp_path / name, **OPTIONS)
     assert_same_bits(tmp_path / "one", tmp_path / "other")
 
 
@@ -56,29 +51,15 @@ def test_two_runs_over_several_ranks_leave_the_same_bits(
     cut: str, tokens: str, tmp_path: Path
 ) -> None:
     for name in ("one", "other"):
-        done = pretrain(arguments(tokens, tmp_path / name, **OPTIONS, **CUTS[cut]))
-        assert done.returncode == 0, done.stderr
+        run_process("stages.pretrain", *arguments(tokens, tmp_path / name, **OPTIONS, **CUTS[cut]))
     assert_same_bits(tmp_path / "one", tmp_path / "other")
 
 
-def pretrain(words: list[str]) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: the launcher starts ranks from it."""
-    return subprocess.run(
-        [sys.executable, "-m", "stages.pretrain", *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
 def test_sums_of_nccl_without_an_order_are_refused(
-    zygote: Zygote, tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pretrain: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring,NVLS")
-    words = arguments(tokens, tmp_path / "run", **OPTIONS)
-    status, _, log = zygote.run("stages.pretrain", words)
-    assert status == 2, log
+    log = pretrain(tmp_path / "run", **OPTIONS, expect=2)
     assert "--deterministic-mode with NCCL_ALGO=Ring,NVLS: sums may differ" in log
     assert "leave it unset for ^NVLS" in log
     assert not (tmp_path / "run" / "ledger.jsonl").exists()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,10 @@ from torch import Tensor
 from stages.pretrain.config import PretrainConfig
 from stages.pretrain.run import run
 from tests.stages.directly import run_directly
-from tests.trainyard.datasets.test_gpt import write_pair
-from trainyard.artifacts.manifest import read_manifest
+from tests.stages.pretrain_runs import ledger, manifest
 from trainyard.config import from_dict
 from trainyard.errors import DataError, HostMemoryError, StoppedByOption
 from trainyard.models.gpt.model import GPTModel
-from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.options.pretrain import PretrainConfig as LibraryConfig
 from trainyard.training.pretrain import pretrain
 
@@ -48,14 +45,6 @@ BASE: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
-    prefix = write_pair(tmp_path_factory.mktemp("tokens") / "t", [60] * 40)
-    for ending in (".bin", ".idx"):
-        os.utime(prefix + ending, (1e9, 1e9))
-    return prefix
-
-
 @pytest.fixture
 def train(tokens: str) -> Callable[..., dict[str, Any]]:
     def train(save: Path, **options: Any) -> dict[str, Any]:
@@ -63,10 +52,6 @@ def train(tokens: str) -> Callable[..., dict[str, Any]]:
         return run_directly(PretrainConfig, run, **{**BASE, **paths, **options})
 
     return train
-
-
-def ledger(save: Path) -> list[dict[str, Any]]:
-    return parse_ledger((save / "ledger.jsonl").read_bytes())
 
 
 def summary(save: Path) -> dict[str, Any]:
@@ -208,9 +193,7 @@ def test_a_call_of_the_library_leaves_the_same_and_nothing_over_a_finished_run(
     with pytest.raises(DataError, match="step 3"):
         call(lr=0.03, rerun_mode="disabled")
     assert (save / SPEED).read_bytes() == kept
-    manifest = read_manifest(str(save / "manifest.json"))
-    assert manifest is not None
-    assert SPEED in [file.path for file in manifest[0].files]
+    assert SPEED in [file.path for file in manifest(save).files]
 
 
 # --- other rhythms --------------------------------------------------------------------------------

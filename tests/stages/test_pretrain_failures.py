@@ -18,8 +18,9 @@ import pytest
 
 from flows.backends.outcome import JobEnd, Kind, Outcome, classify_exit, read_failure
 from stages.runtime.failure import RUN_DIR
+from tests.stages.directly import torchrun
+from tests.stages.pretrain_runs import write_documents
 from trainyard.artifacts.manifest import read_manifest
-from trainyard.corpus.indexed import IndexedWriter
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -32,29 +33,20 @@ SHAPE = """
 
 
 @pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    prefix = tmp_path_factory.mktemp("tokens") / "text"
-    generator = np.random.default_rng(0)
-    with (
-        prefix.with_suffix(".bin").open("wb") as data,
-        prefix.with_suffix(".idx").open("wb") as index,
-    ):
-        writer = IndexedWriter(data, np.uint16)
-        for _ in range(40):
-            writer.add_document([generator.integers(0, 31, 100).astype(np.uint16)])
-        writer.write_index(index)
-    return prefix
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    numbers = np.random.default_rng(0).integers(0, 31, (40, 100)).tolist()
+    return write_documents(tmp_path_factory.mktemp("tokens") / "text", numbers)
 
 
 @contextmanager
 def training(
-    tokens: Path, save: Path, *options: str, launcher: tuple[str, ...] = (sys.executable,)
+    tokens: str, save: Path, *options: str, launcher: tuple[str, ...] = (sys.executable,)
 ) -> Iterator[subprocess.Popen[str]]:
     command = [*launcher, "-m", "stages.pretrain", *SHAPE.split()]
     log = save.with_suffix(".log")
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*command, "--data-path", str(tokens), "--save", str(save), *options],
+            [*command, "--data-path", tokens, "--save", str(save), *options],
             env={**os.environ, RUN_DIR: str(save.with_suffix(".run"))},
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -99,7 +91,7 @@ def _environment(process: int) -> str:
 
 
 @pytest.mark.parametrize("axis", ["tensor", "pipeline"])
-def test_a_killed_rank_ends_all_within_a_minute(tokens: Path, tmp_path: Path, axis: str) -> None:
+def test_a_killed_rank_ends_all_within_a_minute(tokens: str, tmp_path: Path, axis: str) -> None:
     save = tmp_path / "run"
     options = (f"--{axis}-model-parallel-size", "2", "--train-iters", "100000")
     with training(tokens, save, *options) as process:
@@ -121,12 +113,13 @@ def test_a_killed_rank_ends_all_within_a_minute(tokens: Path, tmp_path: Path, ax
 
 
 def test_under_torchrun_a_killed_rank_is_told_by_those_that_lost_it(
-    tokens: Path, tmp_path: Path
+    tokens: str, tmp_path: Path
 ) -> None:
     save = tmp_path / "run"
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     options = ("--tensor-model-parallel-size", "2", "--train-iters", "100000")
-    with training(tokens, save, *options, launcher=torchrun) as process:
+    with training(
+        tokens, save, *options, launcher=torchrun("--standalone", "--nproc-per-node=2")
+    ) as process:
         wait_for(save, "iteration        3/")
         os.kill(rank_process(process.pid, 1), signal.SIGKILL)
         assert process.wait(60) == 1
@@ -138,7 +131,7 @@ def test_under_torchrun_a_killed_rank_is_told_by_those_that_lost_it(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_hangs_is_named_with_stacks(tokens: Path, tmp_path: Path, rank: int) -> None:
+def test_a_rank_that_hangs_is_named_with_stacks(tokens: str, tmp_path: Path, rank: int) -> None:
     save = tmp_path / "run"
     options = ("--train-iters", "100000", "--hang-timeout-minutes", "0.05")
     with training(tokens, save, *options) as process:
@@ -157,7 +150,7 @@ def test_a_rank_that_hangs_is_named_with_stacks(tokens: Path, tmp_path: Path, ra
     assert "training/loop/step.py" in (save / "logs" / f"stacks-rank{1 - rank:04d}.txt").read_text()
 
 
-def test_ranks_without_memory_say_what_they_held(tokens: Path, tmp_path: Path) -> None:
+def test_ranks_without_memory_say_what_they_held(tokens: str, tmp_path: Path) -> None:
     save = tmp_path / "run"
     # A process may have 8 GB of addresses; the table of positions alone is of 20 GB.
     bounded = ("bash", "-c", 'ulimit -v 8000000; exec "$@"', "bash", sys.executable)
@@ -171,7 +164,7 @@ def test_ranks_without_memory_say_what_they_held(tokens: Path, tmp_path: Path) -
     assert outcome.step is None  # none was finished
 
 
-def test_sigusr1_saves_and_the_same_command_goes_on(tokens: Path, tmp_path: Path) -> None:
+def test_sigusr1_saves_and_the_same_command_goes_on(tokens: str, tmp_path: Path) -> None:
     save = tmp_path / "run"
     # Long enough that the signal comes before the end on any machine.
     options = ("--tensor-model-parallel-size", "2", "--train-iters", "200")

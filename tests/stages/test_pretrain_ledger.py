@@ -8,26 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.stages.pretrain_runs import arguments, finished_run, ledger, manifest
+from tests.stages.pretrain_runs import Pretrain, ledger, manifest
 from tests.stages.test_certify import STOPPED, command, link_in
 from tests.trainyard.training.run.test_step_ledgers import DAMAGES, other_byte
-from trainyard.testing.kill import Zygote
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def whole(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints 3, 6 and 8."""
-    return finished_run(zygote, tokens, tmp_path_factory.mktemp("whole") / "run")
-
-
-@pytest.fixture(scope="module")
-def stopped(zygote: Zygote, tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped(pretrain: Pretrain, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoint 3, and 5 to go on from."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
-    flags = [*arguments(tokens, folder), "--exit-interval", "5"]
-    assert zygote.run("stages.pretrain", flags)[0] == STOPPED
+    pretrain(folder, exit_interval=5, expect=STOPPED)
     return folder
 
 
@@ -41,61 +33,56 @@ def run(stopped: Path, tmp_path: Path) -> Path:
     [("another digit", (3, "ledger")), ("another byte", (1, "steps")), ("gone", (1, "steps"))],
 )
 def test_a_damaged_ledger_of_an_old_step_costs_the_proof_and_nothing_else(
-    zygote: Zygote, tokens: str, whole: Path, run: Path, name: str, link: tuple[int, str]
+    pretrain: Pretrain, finished: Path, run: Path, name: str, link: tuple[int, str]
 ) -> None:
     damage, _ = DAMAGES[name]
     damage(run / "iter_0000003" / "ledger.jsonl")
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, run))
-    assert status == 0, log
+    log = pretrain(run)
     told = log.index("CANNOT BE PROVEN")
     assert told < log.index("training parameters="), "before the first step"
     assert f"{run}/iter_0000003/ledger.jsonl" in log[:told]
     assert "has a gap at steps 1 to 3" in log[told:]
     for step in ("iter_0000006", "iter_0000008"):
-        assert manifest(run / step).output_digest == manifest(whole / step).output_digest
+        assert manifest(run / step).output_digest == manifest(finished / step).output_digest
     assert [line["step"] for line in ledger(run)][-5:] == [4, 5, 6, 7, 8]
     found = link_in(run)
     assert (found.step, found.check) == link
     assert command(run).status == 1
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, run))
-    assert status == 0, log
+    log = pretrain(run)
     assert "nothing to do" in log
 
 
 def test_a_damaged_ledger_of_the_step_to_go_on_from_is_passed_over(
-    zygote: Zygote, tokens: str, whole: Path, run: Path
+    pretrain: Pretrain, finished: Path, run: Path
 ) -> None:
     other_byte(run / "iter_0000005" / "ledger.jsonl")
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, run))
-    assert status == 0, log
+    log = pretrain(run)
     assert "skipping step 5, which is damaged" in log
     assert "resuming from step 3" in log
-    assert manifest(run).output_digest == manifest(whole).output_digest
+    assert manifest(run).output_digest == manifest(finished).output_digest
 
 
 def test_the_only_step_is_gone_on_from_without_its_ledger(
-    zygote: Zygote, tokens: str, whole: Path, run: Path
+    pretrain: Pretrain, finished: Path, run: Path
 ) -> None:
     shutil.rmtree(run / "iter_0000003")
     other_byte(run / "iter_0000005" / "ledger.jsonl")
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, run))
-    assert status == 0, log
+    log = pretrain(run)
     assert "resuming from step 5 all the same" in log
     last = "iter_0000008"
     model = "model-00001-of-00001.safetensors"
-    assert (run / last / model).read_bytes() == (whole / last / model).read_bytes()
+    assert (run / last / model).read_bytes() == (finished / last / model).read_bytes()
     assert [line["step"] for line in ledger(run)] == [4, 6, 7, 8]
     assert link_in(run).check == "steps"
 
 
 def test_a_run_with_all_steps_taken_ends_though_the_papers_of_one_are_torn(
-    zygote: Zygote, tokens: str, whole: Path, tmp_path: Path
+    pretrain: Pretrain, finished: Path, tmp_path: Path
 ) -> None:
-    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
     (run / "manifest.json").unlink()
     (run / "iter_0000003" / "state.json").write_text("{")
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, run))
-    assert status == 0, log
+    log = pretrain(run)
     assert "skipping step 3, which is damaged" in log
     assert list(run.glob("superseded/*/iter_0000003/state.json"))
     assert [line["step"] for line in ledger(run)] == [4, 5, 6, 7, 8]

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainyard.corpus.indexed import IndexedWriter
+from tests.stages.directly import run_process, torchrun
+from tests.stages.pretrain_runs import flags, ledger, write_documents
 from trainyard.testing.kill import Zygote
 
 pytestmark = pytest.mark.slow
@@ -46,112 +47,77 @@ WAIT_SECONDS = 120.0
 """For what takes seconds on a machine that is not busy otherwise."""
 
 
-def pair(prefix: Path, documents: list[list[int]]) -> str:
-    with open(f"{prefix}.bin", "wb") as data, open(f"{prefix}.idx", "wb") as index:
-        writer = IndexedWriter(data, np.uint16)
-        for document in documents:
-            writer.add_document([document])
-        writer.write_index(index)
-    return str(prefix)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Token files: `good`, one with less than a sample, and one of a larger vocabulary."""
     folder = tmp_path_factory.mktemp("tokens")
     numbers = np.random.default_rng(0).integers(0, 31, (40, 100)).tolist()
-    pair(folder / "good", numbers)
-    pair(folder / "short", [[1, 2, 3, 4, 5]])
-    pair(folder / "foreign", [*numbers[:7], [*numbers[7][:99], 50256], *numbers[8:]])
+    write_documents(folder / "good", numbers)
+    write_documents(folder / "short", [[1, 2, 3, 4, 5]])
+    write_documents(folder / "foreign", [*numbers[:7], [*numbers[7][:99], 50256], *numbers[8:]])
     return folder
 
 
 def words(folder: Path, save: Path, tokens: str = "good", **others: Any) -> list[str]:
-    given = {**OPTIONS, "data_path": str(folder / tokens), "save": str(save), **others}
-    pairs = [("--" + name.replace("_", "-"), value) for name, value in given.items()]
-    flat: list[str] = []
-    for flag, value in pairs:
-        flat += [flag] if value is True else [flag, str(value)]
-    return flat
+    return flags({**OPTIONS, "data_path": folder / tokens, "save": save, **others})
 
 
 TP, PP = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
 
 
+CP, TWO = {"context_parallel_size": 2}, {"nproc_per_node": 2}
+ONE_GROUP = {"num_attention_heads": 4, "num_query_groups": 1, "group_query_attention": True}
+LARGE = {"num_layers": 3000, "hidden_size": 2**20, "nproc_per_node": 1}
+
+
 @pytest.mark.parametrize(
-    ("others", "status", "told"),
+    ("others", "told"),
     [
-        ({"nproc_per_node": 3, **TP}, 2, r"3 ranks cannot be shared out: .* start 2 or 4 ranks"),
-        (
-            {"nproc_per_node": 3},
-            2,
-            r"--global-batch-size \(4\) must be divisible .* near it: 3 or 6",
-        ),
+        ({"nproc_per_node": 3, **TP}, "3 ranks cannot be shared out: .* start 2 or 4 ranks"),
+        ({"nproc_per_node": 3}, r"--global-batch-size \(4\) must be divisible .* near it: 3 or 6"),
         (
             {"nproc_per_node": 3, "tensor_model_parallel_size": 3},
-            2,
             r"--num-attention-heads \(2\) must be divisible by --tensor-model-parallel-size \(3\)",
         ),
         (
-            {
-                **TP,
-                "num_attention_heads": 4,
-                "num_query_groups": 1,
-                "group_query_attention": True,
-                "nproc_per_node": 2,
-            },
-            2,
+            {**TP, **ONE_GROUP, **TWO},
             r"--num-query-groups \(1\) must be divisible by --tensor-model-parallel-size \(2\)",
         ),
+        ({**TP, "ffn_hidden_size": 33, **TWO}, r"--ffn-hidden-size \(33\) must be divisible"),
         (
-            {**TP, "ffn_hidden_size": 33, "nproc_per_node": 2},
-            2,
-            r"--ffn-hidden-size \(33\) must be divisible",
-        ),
-        (
-            {"context_parallel_size": 2, "seq_length": 18, "nproc_per_node": 2},
-            2,
+            {**CP, "seq_length": 18, **TWO},
             r"--seq-length \(18\) must be divisible by 2 x --context-parallel-size \(4\)",
         ),
         (
-            {**TP, "sequence_parallel": True, "seq_length": 17, "nproc_per_node": 2},
-            2,
+            {**TP, "sequence_parallel": True, "seq_length": 17, **TWO},
             r"--seq-length \(17\) must be divisible by --tensor-model-parallel-size",
         ),
         (
-            {"context_parallel_size": 2, "window_size": "8,0", "nproc_per_node": 2},
-            2,
-            r"p2p, the default, .* --window-size .* works with --cp-comm-type allgather or a2a",
+            {**CP, "window_size": "8,0", **TWO},
+            "p2p, the default, .* --window-size .* works with --cp-comm-type allgather or a2a",
         ),
-        ({**PP, "num_layers": 3, "nproc_per_node": 2}, 2, r"--num-layers"),
+        ({**PP, "num_layers": 3, **TWO}, "--num-layers"),
+        ({"tokens": "short"}, "5 tokens in 1 documents, less than one sample of --seq-length 16"),
         (
-            {"tokens": "short"},
-            2,
-            r"5 tokens in 1 documents, less than one sample of --seq-length 16",
-        ),
-        (
-            {"num_layers": 3000, "hidden_size": 2**20, "nproc_per_node": 1},
-            2,
+            LARGE,
             r"a model of 4\.0e\+16 parameters, and at most 1e\+15 are taken: .*--hidden-size 10485",
         ),
         (
             {"hidden_size": 2**20},
-            2,
             r"weights and gradients of 26,\d{3},\d{3},\d{3},\d{3} parameters .* take .* GiB, and ",
         ),
         (
             {"tokens": "foreign"},
-            1,
-            r"foreign: token 50256 in document 7 at place 99 is outside the vocabulary of 31 ",
+            "foreign: token 50256 in document 7 at place 99 is outside the vocabulary of 31 ",
         ),
     ],
 )
-def test_what_does_not_fit_is_told_before_any_work(
-    zygote: Zygote, folder: Path, tmp_path: Path, others: dict[str, Any], status: int, told: str
+def test_what_does_not_fit_is_refused_before_any_work(
+    zygote: Zygote, folder: Path, tmp_path: Path, others: dict[str, Any], told: str
 ) -> None:
     save = tmp_path / "run"
     found, _, log = zygote.run("stages.pretrain", words(folder, save, **others))
-    assert found == status, log
+    assert found == (1 if others.get("tokens") == "foreign" else 2), log
     assert re.search(told, log), log
     assert "Traceback" not in log
     assert not list(save.glob("iter_*"))
@@ -172,21 +138,20 @@ def free_port() -> int:
 
 @contextmanager
 def started(
-    command: list[str], log: Path, environment: dict[str, str] | None = None
+    command: Sequence[str], log: Path, **environment: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("w") as output:
         process = subprocess.Popen(
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **environment},
             start_new_session=True,
         )
         try:
             yield process
         finally:
-            if process.poll() is None:
-                process.kill()
+            process.kill()
             process.wait()
 
 
@@ -196,13 +161,10 @@ def a_rank(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def run_rank(
-    folder: Path, tmp_path: Path, environment: dict[str, str], **others: Any
-) -> tuple[int, str]:
-    log = tmp_path / "log"
-    command = [sys.executable, "-m", "stages.pretrain", *words(folder, tmp_path / "run", **others)]
-    with started(command, log, environment) as process:
-        status = process.wait(WAIT_SECONDS)
-    return status, log.read_text()
+    folder: Path, tmp_path: Path, environment: dict[str, str], expect: int, **others: Any
+) -> str:
+    given = words(folder, tmp_path / "run", **others)
+    return run_process("stages.pretrain", *given, expect=expect, **environment)
 
 
 @pytest.mark.parametrize(
@@ -236,26 +198,21 @@ def test_a_dry_run_for_a_launcher_that_is_not_there_yet_is_none_of_one_rank(
 
 
 def test_degrees_are_compared_with_the_ranks_of_a_launcher(folder: Path, tmp_path: Path) -> None:
-    environment = a_rank(1, 3, free_port())
-    status, log = run_rank(folder, tmp_path, environment, **TP)
-    assert status == 2, log
+    log = run_rank(folder, tmp_path, a_rank(1, 3, free_port()), expect=2, **TP)
     assert "3 ranks cannot be shared out" in log
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_port_in_use_is_named(folder: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        status, log = run_rank(folder, tmp_path, a_rank(0, 2, port))
-    assert status == 3, log
+        log = run_rank(folder, tmp_path, a_rank(0, 2, port), expect=3)
     assert f"MASTER_PORT {port} is in use on this machine" in log
     assert "Traceback" not in log
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("rank", "told"),
@@ -265,8 +222,7 @@ def test_too_few_ranks_are_told_after_the_timeout(
     folder: Path, tmp_path: Path, rank: int, told: str
 ) -> None:
     environment = a_rank(rank, 2, free_port())
-    status, log = run_rank(folder, tmp_path, environment, distributed_timeout_minutes=0.03)
-    assert status == 3, log
+    log = run_rank(folder, tmp_path, environment, expect=3, distributed_timeout_minutes=0.03)
     assert told in log
     assert "--distributed-timeout-minutes" in log
     assert "Traceback" not in log
@@ -295,7 +251,6 @@ def process_of_rank(rank: int, save: Path) -> int:
     raise AssertionError(f"no process of rank {rank}")
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("degrees", [{}, TP, PP], ids=["dp2", "tp2", "pp2"])
 def test_the_first_cause_is_told_first_when_a_rank_dies(
@@ -304,7 +259,7 @@ def test_the_first_cause_is_told_first_when_a_rank_dies(
     save, log, reports = tmp_path / "run", tmp_path / "log", tmp_path / "reports"
     others = {"train_iters": 100000, "nproc_per_node": 2, **degrees}
     command = [sys.executable, "-m", "stages.pretrain", *words(folder, save, **others)]
-    with started(command, log, {"TRAINYARD_RUN_DIR": str(reports)}) as process:
+    with started(command, log, TRAINYARD_RUN_DIR=str(reports)) as process:
         wait_for(log, "iteration        3/")
         os.kill(process_of_rank(1, save), signal.SIGKILL)
         began = time.monotonic()
@@ -318,12 +273,12 @@ def test_the_first_cause_is_told_first_when_a_rank_dies(
     assert not (save / "manifest.json").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 def test_under_torchrun_the_others_end_too(folder: Path, tmp_path: Path) -> None:
     save, log = tmp_path / "run", tmp_path / "log"
     arguments = words(folder, save, train_iters=100000, **TP)
-    command = [*torchrun("--standalone", "--nproc-per-node", "2"), *arguments]
+    launcher = torchrun("--standalone", "--nproc-per-node", "2")
+    command = [*launcher, "-m", "stages.pretrain", *arguments]
     with started(command, log) as process:
         wait_for(log, "iteration        3/")
         os.kill(process_of_rank(1, save), signal.SIGKILL)
@@ -336,35 +291,18 @@ def test_under_torchrun_the_others_end_too(folder: Path, tmp_path: Path) -> None
 # --- two hosts ----------------------------------------------------------------------------------
 
 
-def torchrun(*arguments: str) -> list[str]:
-    program = ["-m", "stages.pretrain"]
-    return [sys.executable, "-m", "torch.distributed.run", *arguments, *program]
-
-
-def ledger(save: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (save / "ledger.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("degrees", [{}, TP], ids=["dp2", "tp2"])
 def test_two_hosts_train_as_two_ranks_of_one(
     folder: Path, tmp_path: Path, degrees: dict[str, int]
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    command = [sys.executable, "-m", "stages.pretrain"]
-    done = subprocess.run(
-        [*command, *words(folder, one, nproc_per_node=2, **degrees)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    run_process("stages.pretrain", *words(folder, one, nproc_per_node=2, **degrees))
     where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     host = torchrun("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "run7", *where)
-    arguments = words(folder, two, **degrees)
+    command = [*host, "-m", "stages.pretrain", *words(folder, two, **degrees)]
     logs = [tmp_path / "a.log", tmp_path / "b.log"]
-    with started([*host, *arguments], logs[0]) as a, started([*host, *arguments], logs[1]) as b:
+    with started(command, logs[0]) as a, started(command, logs[1]) as b:
         for process, log in ((a, logs[0]), (b, logs[1])):
             assert process.wait(120) == 0, log.read_text()
     assert ledger(two) == ledger(one)

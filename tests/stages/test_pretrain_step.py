@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ import pytest
 from flows.backends.outcome import Kind, StageError, classify, read_failure
 from stages.pretrain.progress_file import ProgressFile
 from stages.runtime.failure import RUN_DIR, STEP_DIGITS, add_step, read_step
-from tests.stages.directly import Done, run_program
-from tests.stages.pretrain_runs import arguments
-from trainyard.testing.kill import Zygote
+from tests.stages.directly import run_program
+from tests.stages.pretrain_runs import Pretrain, arguments
 from trainyard.training.loop.state import TrainState
 
 DIVERGES = {"rerun_mode": "disabled", "eval_iters": 0, "clip_grad": 0}
@@ -26,8 +26,8 @@ def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def train(tokens: str, save: Path, **options: Any) -> Done:
-    return run_program("stages.pretrain", *arguments(tokens, save, **options))
+def train(tokens: str, save: Path, **options: Any) -> None:
+    run_program("stages.pretrain", *arguments(tokens, save, **options), expect=1)
 
 
 @pytest.mark.slow
@@ -35,14 +35,13 @@ def train(tokens: str, save: Path, **options: Any) -> Done:
 def test_a_diverged_training_tells_the_step_before_the_one_that_failed(
     tokens: str, tmp_path: Path, run_folder: Path, rate: float
 ) -> None:
-    done = train(tokens, tmp_path / "save", lr=rate, **DIVERGES)
-    assert done.status == 1, done.err
+    train(tokens, tmp_path / "save", lr=rate, **DIVERGES)
     failure = read_failure(str(run_folder))
     assert failure is not None
     failed = re.match(r"step (\d+): ", failure["message"])
     assert failed is not None
     assert failure["step"] == int(failed[1]) - 1
-    outcome = classify("pretrain", done.status, failure)
+    outcome = classify("pretrain", 1, failure)
     assert (outcome.kind, outcome.step) == (Kind.DATA, failure["step"])
     words = f"pretrain: fault in the data after step {failure['step']}: step {failed[1]}: "
     assert str(StageError(outcome)).startswith(words)
@@ -51,25 +50,22 @@ def test_a_diverged_training_tells_the_step_before_the_one_that_failed(
 def test_one_that_finished_no_step_tells_none(
     tokens: str, tmp_path: Path, run_folder: Path
 ) -> None:
-    done = train(tokens, tmp_path / "save", init_method_std=1e30, **DIVERGES)
-    assert done.status == 1, done.err
+    train(tokens, tmp_path / "save", init_method_std=1e30, **DIVERGES)
     failure = json.loads((run_folder / "failure.json").read_text())
     assert failure["message"].startswith("step 1: ")
     assert "step" not in failure
 
 
 def test_one_that_goes_on_tells_the_steps_of_all_attempts(
-    zygote: Zygote, tokens: str, tmp_path: Path, run_folder: Path
+    pretrain: Pretrain, tmp_path: Path, run_folder: Path
 ) -> None:
-    given = arguments(tokens, tmp_path / "save", exit_interval=3)
+    given = partial(pretrain, tmp_path / "save", exit_interval=3)
     for step in (3, 6):
-        status, _, log = zygote.run("stages.pretrain", given)
-        assert status == 143, log
+        given(expect=143)
         failure = read_failure(str(run_folder))
         assert failure is not None
         assert (failure["class"], failure["step"]) == ("StoppedByOption", step)
-    status, _, log = zygote.run("stages.pretrain", given)
-    assert status == 0, log
+    given()
     assert read_failure(str(run_folder)) is None
 
 

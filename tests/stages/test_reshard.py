@@ -16,7 +16,7 @@ from stages.reshard.config import ReshardConfig
 from stages.reshard.run import run
 from stages.runtime.context import StageRun
 from tests.stages.directly import run_directly
-from tests.stages.pretrain_runs import arguments, ledger
+from tests.stages.pretrain_runs import Pretrain, ledger
 from tests.trainyard.checkpoint.samples import random_gpt, save, save_gpt, some_tensors
 from tests.trainyard.conversion.huggingface.hf_models import make
 from trainyard.checkpoint.load import open_checkpoint
@@ -24,7 +24,6 @@ from trainyard.checkpoint.model import load_model
 from trainyard.checkpoint.steps import find_steps
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.testing.kill import Zygote
 
 GPT = GPTConfig(
     num_layers=2,
@@ -357,7 +356,7 @@ def test_what_lies_there_is_said_when_it_is_not_what_was_asked_for(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_converted_llama_trains_on(zygote: Zygote, tokens: str, tmp_path: Path) -> None:
+def test_a_converted_llama_trains_on(pretrain: Pretrain, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     make("llama for training", tmp_path / "hf")
     command = [
@@ -385,15 +384,13 @@ def test_a_converted_llama_trains_on(zygote: Zygote, tokens: str, tmp_path: Path
         "attention_dropout": 0,
     }
     begun = {**model, "load": str(tmp_path / "ours"), "finetune": True}
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "on", **begun))
-    assert status == 0, log
+    log = pretrain(tmp_path / "on", **begun)
     assert "step 0 of" in log
     losses = [line["lm_loss"] for line in ledger(tmp_path / "on")]
     assert losses[-1] < losses[0]
     # A step of next to nothing leaves its weights, which random ones would not be.
     still = {**begun, "lr": 1e-12, "weight_decay": 0, "train_iters": 1}
-    status, _, log = zygote.run("stages.pretrain", arguments(tokens, tmp_path / "still", **still))
-    assert status == 0, log
+    pretrain(tmp_path / "still", **still)
     begin, end = tensors(tmp_path / "ours"), tensors(tmp_path / "still")
     assert all(torch.allclose(begin[name], end[name], atol=1e-9) for name in begin)
     assert not torch.allclose(tensors(tmp_path / "on")[EMBEDDING], begin[EMBEDDING], atol=1e-3)

@@ -84,7 +84,6 @@ def test_a_folder_of_another_model_type_ends_with_status_2(tmp_path: Path) -> No
     path = tmp_path / "theirs" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "other"}))
     line = ["--load-dir", str(tmp_path / "theirs"), "--save-dir", str(tmp_path / "made")]
-    done = run_program("stages.reshard", *line)
-    assert done.status == 2, done.err
+    done = run_program("stages.reshard", *line, expect=2)
     assert "model_type is 'other'; this version reads LlamaForCausalLM (model_type " in done.err
     assert not (tmp_path / "made").exists()

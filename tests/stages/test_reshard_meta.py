@@ -80,21 +80,20 @@ def test_the_command_line_writes_the_files_of_meta(tmp_path: Path) -> None:
     untied = replace(GPT, untie_embeddings_and_output_weights=True)
     save_gpt(str(tmp_path / "run"), random_gpt(untied))
 
-    def command(source: str, ranks: int) -> Done:
+    def command(source: str, ranks: int, expect: int) -> Done:
         return run_program(
             *("stages.reshard", "--load-dir", str(tmp_path / source)),
             *("--save-dir", str(tmp_path / "meta"), "--saver", "llama_mistral"),
             *("--saver-checkpoint-type", "meta", "--target-tensor-parallel-size", str(ranks)),
+            expect=expect,
         )
 
     for ranks in (2, 1):  # into one folder, where nothing of the other stays
-        done = command("run", ranks)
-        assert done.status == 0, done.err
+        done = command("run", ranks, expect=0)
         assert "params.json does not tell the longest sequence, which is 16 here" in done.err
         files = {path.name for path in (tmp_path / "meta").glob("consolidated.*")}
         assert files == {f"consolidated.{rank:02d}.pth" for rank in range(ranks)}
     before = contents(tmp_path / "meta")
-    refused = command("tied", 2)
-    assert refused.status == 2, refused.err
+    refused = command("tied", 2, expect=2)
     assert "embedding and output layer of this model are one tensor" in refused.err
     assert contents(tmp_path / "meta") == before

@@ -129,8 +129,7 @@ def test_dry_run_prints_a_document_that_config_reads_back(toy: Toy, tmp_path: Pa
     assert not Path(toy.output).exists()
     path = tmp_path / "toy.toml"
     path.write_text(text)
-    done = run_program("tests.stages.toy", "--config", str(path), "--suffix", "!")
-    assert done.status == 0, done.err
+    run_program("tests.stages.toy", "--config", str(path), "--suffix", "!", expect=0)
     assert store.read_bytes(store.join(toy.output, "upper.txt")).startswith(b"ONE!")
 
 
@@ -238,8 +237,7 @@ def test_an_output_over_an_input_is_refused(tmp_path: Path, nested: str) -> None
     output = {"same": folder, "around": folder, "inside": folder / "out"}[nested]
     (tmp_path / "link").symlink_to(output.parent)
     into = str(tmp_path / "link" / output.name)
-    done = run_program("tests.stages.toy", "--input", str(source), "--output-dir", into)
-    assert done.status == 2, done.err
+    done = run_program("tests.stages.toy", "--input", str(source), "--output-dir", into, expect=2)
     assert "choose another place for the output" in done.err
     assert [path.name for path in folder.iterdir()] == ["in.txt"]
 

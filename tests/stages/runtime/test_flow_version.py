@@ -17,7 +17,7 @@ PLAN = (*MODEL, "--seq-length", "32", "--vocab-size", "300")
 
 def test_the_same_version_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_FLOW_VERSION", VERSION)
-    assert run_program("stages.plan", *PLAN).status == 0
+    run_program("stages.plan", *PLAN, expect=0)
 
 
 def test_another_version_is_refused_with_both(
@@ -25,8 +25,7 @@ def test_another_version_is_refused_with_both(
 ) -> None:
     monkeypatch.setenv("TRAINYARD_FLOW_VERSION", "0.0.9")
     monkeypatch.setenv("TRAINYARD_RUN_DIR", str(tmp_path))
-    refused = run_program("stages.plan", *PLAN, "--output-dir", str(tmp_path / "plan"))
-    assert refused.status == 2
+    run_program("stages.plan", *PLAN, "--output-dir", str(tmp_path / "plan"), expect=2)
     said = json.loads((tmp_path / "failure.json").read_text())["message"]
     assert f"this stage is of trainyard {VERSION}, the flow that started it of 0.0.9" in said
     assert not (tmp_path / "plan").exists()
@@ -42,7 +41,6 @@ def test_another_build_of_the_same_version_is_told_where_both_are_known(
     monkeypatch.setenv("TRAINYARD_FLOW_VERSION", VERSION)
     monkeypatch.setenv("TRAINYARD_REVISION", stage)
     monkeypatch.setenv("TRAINYARD_FLOW_REVISION", flow)
-    done = run_program("stages.plan", *PLAN)
-    assert done.status == 0
+    done = run_program("stages.plan", *PLAN, expect=0)
     words = "built from revision aaa, the flow that started it from bbb"
     assert (words in done.err) == is_told
