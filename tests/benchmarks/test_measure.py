@@ -29,7 +29,7 @@ subprocess.run([sys.executable, "-c", child])
     [(START_MANY, 1), (FORK, 1), (SPAWN, 2)],
     ids=["programs", "forks", "another that holds as much"],
 )
-def test_shared_memory_counts_once_and_what_a_child_holds_counts(
+def test_shared_memory_counts_once(
     monkeypatch: pytest.MonkeyPatch, script: str, times: int
 ) -> None:
     monkeypatch.setattr(measure, "SAMPLE_SECONDS", 0.001)

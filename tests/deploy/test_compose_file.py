@@ -57,9 +57,7 @@ def test_pages_link_to_the_service_that_shows_the_same_root(
     assert [(one["host_ip"], one["published"]) for one in shown["ports"]] == [("127.0.0.1", port)]
 
 
-def test_digests_of_raw_files_outlive_every_container(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_digest_cache_outlives_containers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = services(folder, YARD_HOME="/srv/yard")
     monkeypatch.setenv("YARD_HOME", "/srv/yard")
     profile = read_profile("compose")

@@ -24,7 +24,7 @@ def service() -> configparser.SectionProxy:
     return unit["Service"]
 
 
-def test_it_comes_back_and_its_stop_is_not_told_to_the_flows(
+def test_worker_restarts_and_its_stop_spares_the_flows(
     service: configparser.SectionProxy,
 ) -> None:
     assert service["Restart"] == "always"

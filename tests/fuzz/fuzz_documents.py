@@ -1,5 +1,4 @@
-"""Whatever a file holds: documents, bad lines or a DataError come out of it, and any cut of it
-gives what the whole gives."""
+"""Any file gives documents, bad lines or a DataError, and any cut of it gives the same."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Whatever the documents and headers of a Hugging Face folder say, or Meta's params.json: a model
-whose tensors can all be read comes out of it, or an error that names it."""
+"""Any Hugging Face folder or Meta params.json gives readable tensors or a named error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Whatever the bytes of an .idx and a .bin are: sequences or an ArtifactError come out of them, the
-same from every reader, and never a byte that is not in the .bin."""
+"""Any .idx and .bin give sequences, the same from every reader, or an ArtifactError."""
 
 from __future__ import annotations
 

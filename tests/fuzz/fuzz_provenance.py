@@ -1,5 +1,4 @@
-"""Whatever the bytes of a sidecar are: records or an ArtifactError come out of it, and what can be
-read whole can be joined."""
+"""Any sidecar gives records, which can be joined, or an ArtifactError."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Whatever a `.metadata` and the `.distcp` beside it hold: tensors come out of them that have no
-byte in common, or an ArtifactError."""
+"""Any `.metadata` and `.distcp` give tensors that share no byte, or an ArtifactError."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Whatever the bytes of a file of torch.save are, of either layout: tensors that lie in it come out
-of it, or an ArtifactError."""
+"""Any file of torch.save, of either layout, gives tensors within it or an ArtifactError."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The locks of the CUDA images, asked of the package index: nobody here builds these images, and so
-nothing else would notice a lock that cannot be installed."""
+"""The locks of the CUDA images, which no test builds, resolve on the package index."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ def hashes(text: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("lock", CUDA, ids=lambda lock: lock.name)
-def test_the_index_resolves_it_to_the_same_versions_and_knows_every_hash(
+def test_index_resolves_the_same_versions_and_knows_every_hash(
     lock: locking.Lock,
 ) -> None:
     """It may know more of them: a file that came to a version later."""
@@ -65,9 +64,7 @@ def test_the_index_resolves_it_to_the_same_versions_and_knows_every_hash(
 
 
 @pytest.mark.parametrize("lock", CUDA, ids=lambda lock: lock.name)
-def test_every_package_has_a_wheel_for_the_images_python(
-    lock: locking.Lock, tmp_path: Path
-) -> None:
+def test_every_package_has_a_wheel_for_the_image(lock: locking.Lock, tmp_path: Path) -> None:
     """The images have no compiler."""
     command = ["uv", "pip", "install", "--dry-run", "--no-build", "--no-deps", "--require-hashes"]
     command += [
@@ -82,9 +79,7 @@ def test_every_package_has_a_wheel_for_the_images_python(
     assert done.returncode == 0, done.stderr
 
 
-def test_a_hash_that_no_file_has_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hash_of_no_file_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """uv takes hashes over from a lock that it is shown, without a look at the index."""
     (lock,) = [lock for lock in CUDA if lock.name == "cuda/sbom"]
     path = tmp_path / f"{lock.name}.txt"

@@ -62,9 +62,7 @@ def test_a_module_that_must_not_be_there_is_named() -> None:
         smoke.check_absent(("no_such_module", "numpy"))
 
 
-def test_the_first_package_on_the_path_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_package_on_the_path_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shadow = tmp_path / "first" / "numpy-0.0.1.dist-info"
     shadow.mkdir(parents=True)
     (shadow / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 0.0.1\n")
@@ -139,9 +137,7 @@ def on_nvidias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Main:
     return main
 
 
-def test_a_cuda_image_is_tried_with_all_that_nvidia_brings(
-    on_nvidias: Main, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cuda_image_passes(on_nvidias: Main, capsys: pytest.CaptureFixture[str]) -> None:
     """It may hold more than its lock: here it does."""
     assert on_nvidias() == 0
     assert "packages as locked" in capsys.readouterr().out
@@ -154,9 +150,7 @@ def test_a_cuda_image_without_what_nvidia_brings_is_refused(on_nvidias: Main, mo
         on_nvidias(missing=module)
 
 
-def test_a_cuda_image_with_torch_for_cpus_is_refused(
-    on_nvidias: Main, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_image_with_cpu_torch_fails(on_nvidias: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr(torch.version, "cuda", None)
@@ -164,9 +158,7 @@ def test_a_cuda_image_with_torch_for_cpus_is_refused(
         on_nvidias()
 
 
-def test_a_cuda_image_with_prefect_is_refused(
-    on_nvidias: Main, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_image_with_prefect_fails(on_nvidias: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "prefect")
     with pytest.raises(smoke.Smoke, match=r"must not be in this image.*prefect"):
         on_nvidias()

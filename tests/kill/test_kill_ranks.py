@@ -1,5 +1,4 @@
-"""One rank of several is killed by the system while a step is saved: the others end, what was
-published stays, and the same command ends with the bits of a run that nobody disturbed."""
+"""A rank is killed during a save: the others end, and a rerun gives the bits of a whole run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What foreign pages and other users try on a Prefect server of ours, as tables: a new attack is a
-line."""
+"""Attacks on a Prefect server by foreign pages and other users, as tables."""
 
 from __future__ import annotations
 

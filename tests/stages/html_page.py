@@ -1,5 +1,4 @@
-"""An HTML page as its facts: sections, their text and their rows; and whether it is well-formed and
-needs no other file."""
+"""Reads an HTML page as sections with text and rows, and checks that it is self-contained."""
 
 from __future__ import annotations
 

@@ -63,9 +63,7 @@ def test_prompts_are_continued_and_timed(
     assert "output tokens / second" in printed
 
 
-def test_generations_do_not_depend_on_the_batch_or_the_repetition(
-    checkpoint: str, tmp_path: Path
-) -> None:
+def test_generations_do_not_depend_on_the_batch(checkpoint: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"prompts": list(TEXTS), "top_k": 0, "temperature": 0.9}
     benchmark(checkpoint, tmp_path / "a", **options)
     options |= {"inference_max_requests": 1, "inference_repeat_n": 2, "num_warmups": 1}
@@ -84,9 +82,7 @@ def test_random_prompts_hold_no_special_token(checkpoint: str, tmp_path: Path) -
     assert len({tuple(prompt) for prompt in prompts}) == 5
 
 
-def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_written(
-    checkpoint: str, tmp_path: Path
-) -> None:
+def test_too_long_a_prompt_is_refused_before_any_output(checkpoint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the model has 64 positions"):
         benchmark(checkpoint, tmp_path / "out", prompts=["x" * 60])
     assert not (tmp_path / "out").exists()

@@ -135,9 +135,7 @@ def test_ranks_share_a_step(tokens: str, capsys: pytest.CaptureFixture[str]) -> 
     assert {row["micro_batch"] for row in whole} == {0}
 
 
-def test_a_cyclic_run_is_followed_without_torch(
-    tokens: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cyclic_order_is_reproduced(tokens: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = {**RUN, "train_iters": 40, "data_path": [f"{tokens}/a"], "dataloader_type": "cyclic"}
     (first, *_) = ask(capsys, **options, step=30, micro_batch=1, row=0)["rows"]
     rows = ask(capsys, **options, sample=first["sample"])["rows"]
@@ -150,9 +148,7 @@ def test_a_cyclic_run_is_followed_without_torch(
         assert less == {**every, "rows": every["rows"][:most]}
 
 
-def test_the_table_has_sources_and_counts_the_rest(
-    trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_shows_sources_and_count(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     source = "a/part-1.jsonl"
     blame_of(load=str(trained), source=source, max_rows=2)
@@ -228,9 +224,7 @@ def test_a_sidecar_of_another_pair_is_refused(tmp_path: Path) -> None:
         blame_of(**RUN, data_path=[prefix], step=1)
 
 
-def test_a_sidecar_is_trusted_if_the_manifest_lists_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_listed_sidecar_is_trusted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prefix = write_pair(tmp_path / "t_text_document", [30] * 40)
     write_sidecar(prefix, 40)
     asked: dict[str, Any] = {**RUN, "data_path": [prefix], "sample": 1}

@@ -91,9 +91,7 @@ def test_an_unfinished_run_needs_data_path(stopped: Path, tokens: str) -> None:
     assert "--complete: not checked: samples (data not available" in done.err
 
 
-def test_shuffled_batches_that_grow_are_followed(
-    pretrain: Pretrain, tokens: str, tmp_path: Path
-) -> None:
+def test_growing_cyclic_batches_are_proven(pretrain: Pretrain, tokens: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     grow = {"train_iters": None, "train_samples": 70, "rampup_batch_size": [2, 2, 12]}
     grow |= {"global_batch_size": 8, "dataloader_type": "cyclic"}
@@ -105,9 +103,7 @@ def test_shuffled_batches_that_grow_are_followed(
     assert found_in(folder, check_every=3).is_proven
 
 
-def test_a_run_is_joined_to_the_one_it_resumed_from(
-    pretrain: Pretrain, whole: Path, tmp_path: Path
-) -> None:
+def test_proof_spans_the_loaded_run(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
     folder, before = tmp_path / "on", tmp_path / "before"
     shutil.copytree(whole, before)
     pretrain(folder, load=str(before / "iter_0000003"), lr_decay_iters=8)
@@ -132,9 +128,7 @@ def test_a_run_is_joined_to_the_one_it_resumed_from(
     assert found.begins_at == "weights of another run (--finetune)"
 
 
-def test_steps_saved_only_to_resume_from_repeat_lines_alone(
-    pretrain: Pretrain, tokens: str, tmp_path: Path
-) -> None:
+def test_retained_and_recent_steps_agree(pretrain: Pretrain, tokens: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     keep = {"save_interval": 1, "save_retain_interval": 4, "save_keep_last": 3}
     pretrain(folder, **keep, exit_interval=7, expect=STOPPED)
@@ -351,9 +345,7 @@ def test_the_run_card_shows_the_certificate(whole: Path, tmp_path: Path) -> None
     assert "certificate" not in summary
 
 
-def test_the_run_card_shows_a_broken_link_and_no_certificate_of_another_run(
-    copied: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_run_card_shows_a_broken_link(copied: Path, whole: Path, tmp_path: Path) -> None:
     rewrite(copied, "iter_0000006/ledger.jsonl", edit_line(1, samples="<b>00"))
     written = tmp_path / "certificate.json"
     command(copied, "--output", written, expect=1)

@@ -1,5 +1,4 @@
-"""Certify of a run in which a document is torn or gone: the first broken link, in our words, and
-never the error of a reader."""
+"""certify names the first broken link of a run with torn or missing documents."""
 
 from __future__ import annotations
 

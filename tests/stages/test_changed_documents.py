@@ -1,5 +1,4 @@
-"""What a stage reads of a published step is what the manifest lists: a document that was changed,
-cut short or grown since is refused by its name, and nothing is made of it."""
+"""Stages refuse a document of a checkpoint that differs from its manifest, and write nothing."""
 
 from __future__ import annotations
 
@@ -87,9 +86,7 @@ def check_refused(words: list[str], named: str, out: Path) -> None:
 
 @pytest.mark.parametrize("how", SPOILED)
 @pytest.mark.parametrize("reader", READERS)
-def test_a_config_that_is_not_the_published_one_is_refused(
-    sound: Path, tmp_path: Path, reader: str, how: str
-) -> None:
+def test_changed_config_is_refused(sound: Path, tmp_path: Path, reader: str, how: str) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     shutil.copytree(sound, run)
     spoil(run / "iter_0000050" / "config.json", how)
@@ -100,9 +97,7 @@ def test_a_config_that_is_not_the_published_one_is_refused(
 
 @pytest.mark.parametrize("name", HANDED_ON)
 @pytest.mark.parametrize("saver", ["trainyard", "hf"])
-def test_so_is_every_other_file_that_reshard_hands_on(
-    sound: Path, tmp_path: Path, name: str, saver: str
-) -> None:
+def test_changed_file_is_not_copied(sound: Path, tmp_path: Path, name: str, saver: str) -> None:
     if saver == "hf" and name in ("ledger.jsonl", "rng-00001-of-00001.safetensors"):
         pytest.skip("this format has no place for it")
     run, out = tmp_path / "run", tmp_path / "out"
@@ -116,9 +111,7 @@ def test_so_is_every_other_file_that_reshard_hands_on(
 
 
 @pytest.mark.parametrize("reader", ["reshard to hf", "evaluate", "benchmark"])
-def test_a_tokenizer_has_no_file_that_was_put_beside_it(
-    sound: Path, tmp_path: Path, reader: str
-) -> None:
+def test_unlisted_tokenizer_file_is_refused(sound: Path, tmp_path: Path, reader: str) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     shutil.copytree(sound, run)
     (run / "iter_0000050" / "tokenizer" / "chat_template.jinja").write_text("{{ messages }}")

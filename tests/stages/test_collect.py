@@ -36,7 +36,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 # --- on this machine --------------------------------------------------------------------------
 
 
-def test_a_corpus_is_documents_in_shards_and_a_part_held_out(
+def test_corpus_has_shards_and_a_held_out_part(
     corpus: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, metrics = corpus
@@ -57,9 +57,7 @@ def test_what_is_held_out_is_in_no_shard(corpus: tuple[Path, dict[str, Any]]) ->
     assert not any(document["text"] in heldout for document in rows(corpus[0]))
 
 
-def test_the_same_environment_gives_the_same_bytes(
-    corpus: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_same_environment_same_bytes(corpus: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     collect(tmp_path)
     for path in corpus[0].iterdir():
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
@@ -84,7 +82,7 @@ def test_packages_are_found_and_we_are_not_among_them() -> None:
 LONG = "word " * 40
 
 
-def test_sources_are_read_in_an_order_that_does_not_depend_on_where_they_lie(
+def test_order_of_sources_does_not_depend_on_their_folders(
     tmp_path: Path,
 ) -> None:
     def tree(root: Path) -> list[Entry]:

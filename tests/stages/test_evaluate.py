@@ -87,9 +87,7 @@ def _ids(text: str) -> list[int]:
     return ids
 
 
-def test_wikitext_is_detokenized_after_its_words_are_counted(
-    checkpoint: str, tmp_path: Path
-) -> None:
+def test_wikitext_is_detokenized_after_the_word_count(checkpoint: str, tmp_path: Path) -> None:
     data = tmp_path / "wiki.test.tokens"
     data.write_text(TEXT * 20)
     results = evaluate(checkpoint, str(data), str(tmp_path / "a"))
@@ -101,9 +99,7 @@ def test_wikitext_is_detokenized_after_its_words_are_counted(
 
 
 @pytest.mark.parametrize("end", ["\r\n", "\r"])
-def test_line_ends_of_any_system_give_the_same_results_twice(
-    checkpoint: str, tmp_path: Path, end: str
-) -> None:
+def test_any_line_end_gives_the_same_results(checkpoint: str, tmp_path: Path, end: str) -> None:
     for name, line_end in (("here", "\n"), ("there", end)):
         (tmp_path / name).mkdir()
         data = tmp_path / name / "wiki.test.tokens"

@@ -66,9 +66,7 @@ def train(pretrain: Pretrain, tokens: str) -> Callable[..., str]:
     return partial(pretrain, data_path=blend(tokens))
 
 
-def test_the_output_is_the_indices_and_nothing_of_where_they_came_from(
-    indices: Path, tokens: str
-) -> None:
+def test_output_is_indices_without_the_paths_of_tokens(indices: Path, tokens: str) -> None:
     listed = {file.path for file in manifest(indices).files}
     found = {str(p.relative_to(indices)) for p in indices.rglob("*") if p.is_file()}
     assert found == listed | {"manifest.json"}
@@ -78,7 +76,7 @@ def test_the_output_is_the_indices_and_nothing_of_where_they_came_from(
     assert manifest(indices).metrics["train_samples"] >= 32
 
 
-def test_training_with_indices_built_ahead_is_training_without(
+def test_prebuilt_indices_same_run(
     train: Callable[..., str], indices: Path, tmp_path: Path
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in indices.rglob("*")}
@@ -95,17 +93,13 @@ def test_training_with_indices_built_ahead_is_training_without(
     assert kept == {name: ahead[name] for name in ahead if name != "manifest.json"}
 
 
-def test_where_the_cache_lies_does_not_make_a_finished_run_another(
-    train: Callable[..., str], indices: Path, tmp_path: Path
-) -> None:
+def test_cache_path_is_no_change(train: Callable[..., str], indices: Path, tmp_path: Path) -> None:
     short = {"train_iters": 2, "eval_iters": 0}
     train(tmp_path / "run", **short)
     assert "nothing to do" in train(tmp_path / "run", data_cache_path=indices, **short)
 
 
-def test_a_cache_that_cannot_be_written_costs_a_warning(
-    train: Callable[..., str], tmp_path: Path
-) -> None:
+def test_unwritable_cache_is_a_warning(train: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     short = {"train_iters": 2, "eval_iters": 0}
     log = train(tmp_path / "run", data_cache_path=tmp_path / "file", **short)
@@ -117,9 +111,7 @@ def test_every_number_that_decides_is_asked_for_by_pretrains_name() -> None:
     assert shared | {"split"} <= set(SHARED)
 
 
-def test_run_again_it_has_nothing_to_do_and_other_numbers_are_other_indices(
-    zygote: Zygote, tokens: str, indices: Path, tmp_path: Path
-) -> None:
+def test_rerun_replaces_indices(zygote: Zygote, tokens: str, indices: Path, tmp_path: Path) -> None:
     assert "nothing to do" in index(zygote, tokens, indices)
     index(zygote, tokens, tmp_path / "other", seed=5)
     before = {path.name for path in entries(tmp_path / "other")}

@@ -100,9 +100,7 @@ def test_a_file_is_read_and_flags_go_over_it(command: Command, tmp_path: Path) -
         ("--no-such-flag 1", "--no-such-flag is not an option"),
     ],
 )
-def test_what_cannot_be_meant_ends_with_2(
-    command: Command, tmp_path: Path, line: str, words: str
-) -> None:
+def test_conflicts_end_with_2(command: Command, tmp_path: Path, line: str, words: str) -> None:
     files = {"path": FILE, "other": "num_layers: 2", "wrong": "num_layers: two"}
     files["twice"] = "a: {lr: 1}\nlr: 2"
     paths = {name: tmp_path / f"{name}.yaml" for name in files}
@@ -112,9 +110,7 @@ def test_what_cannot_be_meant_ends_with_2(
     assert words in command.said
 
 
-def test_what_has_no_effect_is_said_by_one_rank(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_0_reports_ignored_options(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     line = f"{GUIDE} --init-method tcp://host:29500"
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -99,7 +99,7 @@ def test_provenance_is_kept(store_url: str) -> None:
         assert (len(origins), origins[2].id) == (4, "id 2")
 
 
-def test_tokens_are_the_same_wherever_their_text_lay_and_a_merge_of_merges_knows_where(
+def test_merge_of_merges_keeps_provenance_outside_the_digest(
     tmp_path: Path,
 ) -> None:
     put(str(tmp_path / "parts" / "a"), FIRST)
@@ -177,9 +177,7 @@ def test_nothing_is_written_when_a_pair_is_wrong(fault: Any, message: str, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_an_output_among_the_inputs_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_among_inputs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for entries, output in (
         (["d/"], "d/whole"),
@@ -211,9 +209,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", [".bin", ".idx"])
 @pytest.mark.parametrize("given", ["{}", "{}.idx", "{}.bin"])
-def test_half_a_pair_that_is_a_link_to_itself_ends_with_status_1(
-    tmp_path: Path, ending: str, given: str
-) -> None:
+def test_file_that_links_to_itself_is_refused(tmp_path: Path, ending: str, given: str) -> None:
     put(str(tmp_path / "in/a"), FIRST)
     (tmp_path / f"in/a{ending}").unlink()
     (tmp_path / f"in/a{ending}").symlink_to(f"a{ending}")

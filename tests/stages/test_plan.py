@@ -105,9 +105,7 @@ def test_the_parts_of_memory_stand_apart_and_add_up() -> None:
 
 
 @pytest.mark.parametrize(("name", "model"), [("gpt_345m", GPT_345M), ("llama3_8b_gqa", LLAMA3_8B)])
-def test_weights_and_optimizer_are_the_upstream_figure(
-    golden: Path, name: str, model: dict[str, Any]
-) -> None:
+def test_memory_equals_megatrons_figures(golden: Path, name: str, model: dict[str, Any]) -> None:
     vectors = json.loads((golden / "megatron_vectors.json").read_text())["compute"][name]
     upstream = vectors["weight_and_optimizer_bytes"]
     memory = plan(configure(model))["memory_bytes"]

@@ -66,9 +66,7 @@ def test_a_step_carries_configuration_and_tokenizer_without_paths(whole: Path) -
 
 
 @pytest.mark.slow
-def test_a_run_stopped_and_continued_ends_as_the_whole_run(
-    pretrain: Pretrain, whole: Path, tmp_path: Path
-) -> None:
+def test_resumed_run_equals_the_whole_one(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     pretrain(folder, eval_at_start=True, exit_interval=5, expect=128 + signal.SIGTERM)
     assert not (folder / "manifest.json").exists()
@@ -80,9 +78,7 @@ def test_a_run_stopped_and_continued_ends_as_the_whole_run(
     assert manifest(folder).output_digest == manifest(whole).output_digest
 
 
-def test_execution_options_change_nothing_and_a_finished_run_is_not_run_again(
-    pretrain: Pretrain, whole: Path
-) -> None:
+def test_execution_options_do_not_rerun_a_finished_run(pretrain: Pretrain, whole: Path) -> None:
     log = pretrain(whole, eval_at_start=True, log_interval=1, log_throughput=True)
     assert "nothing to do" in log
 
@@ -101,9 +97,7 @@ def test_forced_it_is_trained_anew_to_the_same_result(pretrain: Pretrain, tmp_pa
 
 
 @pytest.mark.slow
-def test_steps_of_other_options_are_passed_over_and_set_aside_at_the_first_save(
-    pretrain: Pretrain, tmp_path: Path
-) -> None:
+def test_steps_of_other_options_are_set_aside(pretrain: Pretrain, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     stop = {"eval_iters": 0, "train_iters": 6, "exit_interval": 4}
     pretrain(folder, **stop, expect=143)
@@ -118,9 +112,7 @@ def test_steps_of_other_options_are_passed_over_and_set_aside_at_the_first_save(
 
 
 @pytest.mark.slow
-def test_load_that_names_save_does_not_begin_anew_over_other_options(
-    pretrain: Pretrain, tmp_path: Path
-) -> None:
+def test_load_of_save_with_other_options_is_refused(pretrain: Pretrain, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     short = {"eval_iters": 0, "train_iters": 3}
     pretrain(folder, **short)
@@ -130,9 +122,7 @@ def test_load_that_names_save_does_not_begin_anew_over_other_options(
 
 
 @pytest.mark.slow
-def test_load_goes_on_from_another_run_and_finetune_takes_the_weights_alone(
-    pretrain: Pretrain, whole: Path, tmp_path: Path
-) -> None:
+def test_load_resumes_and_finetune_starts(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
     load = {"load": str(whole / "iter_0000003"), "lr_decay_iters": 8}
     pretrain(tmp_path / "on", **load)
     lines = ledger(tmp_path / "on")
@@ -180,9 +170,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_published(
     assert not (tmp_path / "run/manifest.json").exists()
 
 
-def test_a_folder_with_checkpoints_of_another_program_is_left_alone(
-    pretrain: Pretrain, tmp_path: Path
-) -> None:
+def test_checkpoints_of_another_program_are_kept(pretrain: Pretrain, tmp_path: Path) -> None:
     theirs = tmp_path / "run/iter_0000100/mp_rank_00/model_optim_rng.pt"
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(b"months of work")
@@ -234,9 +222,7 @@ def wait_for(process: subprocess.Popen[str], words: str) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_saves_the_step_and_the_same_command_goes_on(
-    pretrain: Pretrain, tokens: str, tmp_path: Path
-) -> None:
+def test_run_resumes_after_sigterm(pretrain: Pretrain, tokens: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = {"train_iters": 100_000, "log_interval": 1, "eval_iters": 0, "save_interval": 50_000}
     process = start(*arguments(tokens, folder, **options))
@@ -256,9 +242,7 @@ def test_sigterm_saves_the_step_and_the_same_command_goes_on(
 
 
 @pytest.mark.slow
-def test_a_signal_to_the_whole_group_saves_with_loader_workers_too(
-    tokens: str, tmp_path: Path
-) -> None:
+def test_signal_to_the_process_group_saves_the_step(tokens: str, tmp_path: Path) -> None:
     options = {"train_iters": 100_000, "log_interval": 1, "eval_iters": 0, "num_workers": 2}
     process = start(*arguments(tokens, tmp_path / "run", **options))
     wait_for(process, " iteration        3/")

@@ -1,5 +1,4 @@
-"""Where a pretraining begins: rates that go on, weights alone, other number formats, other padding
-of the vocabulary."""
+"""Where a pretraining starts: learning rates, weights, number formats, vocabulary padding."""
 
 from __future__ import annotations
 
@@ -28,9 +27,7 @@ def whole(pretrain: Pretrain, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- rates --------------------------------------------------------------------------------------
 
 
-def test_other_rates_than_the_checkpoints_are_refused_by_name(
-    pretrain: Pretrain, whole: Path, tmp_path: Path
-) -> None:
+def test_changed_rates_are_refused_by_name(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
     options = {**QUICK, "load": str(whole / "iter_0000003"), "train_iters": 8, "lr": 0.02}
     log = pretrain(tmp_path / "on", **options, expect=2)
     assert "--lr is 0.02 here and 0.01 there" in log
@@ -62,9 +59,7 @@ def test_an_option_says_which_rates_win(pretrain: Pretrain, whole: Path, tmp_pat
 # --- weights alone ------------------------------------------------------------------------------
 
 
-def test_finetune_begins_anew_once_and_says_so_when_it_goes_on(
-    pretrain: Pretrain, whole: Path, tmp_path: Path
-) -> None:
+def test_finetune_applies_to_the_start(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
     options = {**QUICK, "load": str(whole), "finetune": True, "lr": 1e-4}
     log = pretrain(tmp_path / "straight", **options)
     assert f"from step 6 of {whole}" in log
@@ -79,9 +74,7 @@ def test_finetune_begins_anew_once_and_says_so_when_it_goes_on(
 # --- number formats -----------------------------------------------------------------------------
 
 
-def test_between_fp32_and_bf16_the_moments_go_on_and_no_weight_is_rounded(
-    pretrain: Pretrain, whole: Path, tmp_path: Path
-) -> None:
+def test_fp32_run_resumes_in_bf16_and_back(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
     there, back = tmp_path / "bf16", tmp_path / "fp32"
     options = {**QUICK, "load": str(whole / "iter_0000003"), "exit_interval": 4}
     pretrain(there, **options, bf16=True, expect=STOPPED)
@@ -117,9 +110,7 @@ def test_another_padding_of_the_vocabulary_goes_on(
         assert found.spec("model.embedding.word_embeddings.weight").shape[0] == 1536
 
 
-def test_another_number_of_tokens_is_refused(
-    pretrain: Pretrain, whole: Path, tmp_path: Path
-) -> None:
+def test_other_vocabulary_is_refused(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
     options = {**QUICK, "load": str(whole), "finetune": True, "vocab_size": 1400}
     log = pretrain(tmp_path / "on", **options, expect=2)
     assert "has a vocabulary of 1024 rows (1001 tokens, padded)" in log
@@ -129,9 +120,7 @@ def test_another_number_of_tokens_is_refused(
 # --- pipelines ----------------------------------------------------------------------------------
 
 
-def test_a_group_of_micro_batches_that_does_not_fit_is_refused(
-    pretrain: Pretrain, tmp_path: Path
-) -> None:
+def test_indivisible_micro_batch_group_is_refused(pretrain: Pretrain, tmp_path: Path) -> None:
     options = {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2}
     options |= {"microbatch_group_size_per_virtual_pipeline_stage": 3, "nproc_per_node": 2}
     options |= {"num_layers": 4, "global_batch_size": 8}

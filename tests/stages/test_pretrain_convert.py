@@ -1,5 +1,4 @@
-"""`pretrain --ckpt-convert-format`: a checkpoint becomes one of Megatron-LM's, and nothing is
-trained."""
+"""`pretrain --ckpt-convert-format` converts a checkpoint to Megatron-LM's and trains nothing."""
 
 from __future__ import annotations
 
@@ -94,9 +93,7 @@ EMBEDDING = "optimizer.exp_avg.embedding.word_embeddings.weight"
     ],
     ids=["layers", "stages", "layout"],
 )
-def test_virtual_stages_of_the_run_are_those_of_its_files(
-    trained: Path, said: dict[str, Any]
-) -> None:
+def test_virtual_stages_are_those_of_the_run(trained: Path, said: dict[str, Any]) -> None:
     convert(trained, ckpt_convert_format="torch", pipeline_model_parallel_size=2, **said)
     with open_checkpoint(str(trained / "run")) as run:
         for stage, layers in enumerate([(0, 2), (1, 3)]):
@@ -116,9 +113,7 @@ def test_virtual_stages_of_the_run_are_those_of_its_files(
     ],
     ids=["first", "layout"],
 )
-def test_stages_of_unlike_numbers_of_layers_are_those_of_the_files(
-    trained: Path, said: dict[str, Any], counts: list[int]
-) -> None:
+def test_uneven_stages_are_kept(trained: Path, said: dict[str, Any], counts: list[int]) -> None:
     said |= {"pipeline_model_parallel_size": len(counts)}
     said |= {"make_vocab_size_divisible_by": PADDED_VOCAB}
     convert(trained, ckpt_convert_format="torch", **said)
@@ -174,9 +169,7 @@ def test_the_optimizer_can_be_left_out(trained: Path) -> None:
         ({"ckpt_convert_format": "zarr"}, "zarr"),
     ],
 )
-def test_options_that_cannot_be_are_refused(
-    tmp_path: Path, more: dict[str, Any], words: str
-) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, more: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         from_dict(PretrainConfig, options(tmp_path, **more))
 
@@ -191,9 +184,7 @@ def test_options_that_cannot_be_are_refused(
         ({"vocab_size": 300}, "was trained with 257 tokens, and the tokenizer has 300"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_written(
-    trained: Path, more: dict[str, Any], words: str
-) -> None:
+def test_other_model_is_refused_early(trained: Path, more: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         convert(trained, **more)
     assert not (trained / "out").exists()

@@ -1,5 +1,4 @@
-"""What a run cut over tensor- and pipeline-parallel ranks leaves is like what one process leaves:
-tools read it, and the run goes on at other degrees."""
+"""A run sharded by TP and PP equals one of one process, is readable, and resumes elsewhere."""
 
 from __future__ import annotations
 

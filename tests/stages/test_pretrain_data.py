@@ -1,5 +1,4 @@
-"""What the options of the data do to a training: several validation sets, made-up data, packed
-documents."""
+"""Data options of a training: validation sets, mock data, packed documents, tokenizers."""
 
 from __future__ import annotations
 
@@ -36,9 +35,7 @@ def train(pretrain: Pretrain, save: Path, **options: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_each_validation_set_is_measured_whole_and_by_itself(
-    pretrain: Pretrain, tokens: str, tmp_path: Path
-) -> None:
+def test_each_validation_set_has_its_loss(pretrain: Pretrain, tokens: str, tmp_path: Path) -> None:
     paths = {"data_path": None, "train_data_path": f"{tokens}/t", "full_validation": True, **SHORT}
     valid = [f"{tokens}/u", f"{tokens}/v"]
     several = {"valid_data_path": valid, "multiple_validation_sets": True}
@@ -69,9 +66,7 @@ def test_indices_of_these_options_are_built_ahead_too(
 
 
 @pytest.mark.slow
-def test_a_last_batch_that_ends_behind_the_run_is_taken_and_proven(
-    pretrain: Pretrain, tokens: str, tmp_path: Path
-) -> None:
+def test_last_batch_may_exceed_the_run(pretrain: Pretrain, tokens: str, tmp_path: Path) -> None:
     table = f"0:2 {4 * 16}:4 {12 * 16 + 5}:8"  # 2 up to 4 samples, 4 up to 12
     options = {"train_samples": 21, "step_batch_size_schedule": table, "save_interval": 4}
     options |= {"train_iters": None, "global_batch_size": None}
@@ -92,9 +87,7 @@ def test_made_up_data_trains_without_files(pretrain: Pretrain, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_masks_and_positions_by_document_change_the_loss_and_nothing_of_the_samples(
-    pretrain: Pretrain, tokens: str, tmp_path: Path
-) -> None:
+def test_masks_by_document_keep_samples(pretrain: Pretrain, tokens: str, tmp_path: Path) -> None:
     """No token here is the end of a document, but a document of the file ends all 9 tokens."""
     data = {"data_path": f"{tokens}/s"}
     masks = {"reset_attention_mask": True, "reset_position_ids": True}
@@ -130,9 +123,7 @@ def test_a_pad_that_is_the_bos_too_masks_nothing(pretrain: Pretrain, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [True, False])
-def test_a_tokenizer_without_an_end_of_document_is_told_and_one_without_a_pad_trains(
-    pretrain: Pretrain, tmp_path: Path, end: bool
-) -> None:
+def test_eod_is_needed_and_a_pad_is_not(pretrain: Pretrain, tmp_path: Path, end: bool) -> None:
     model = tmp_path / "a.model"
     model.write_bytes(train_pieces(**({} if end else {"eos_id": -1})))
     options = {"tokenizer_type": "SentencePieceTokenizer", "tokenizer_model": str(model)}

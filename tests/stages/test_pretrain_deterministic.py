@@ -1,5 +1,4 @@
-"""--deterministic-mode: two runs of the same command leave the same bits, and what could not
-promise that is refused before any work."""
+"""--deterministic-mode: two runs are equal bit for bit; settings that prevent it are refused."""
 
 from __future__ import annotations
 
@@ -47,9 +46,7 @@ CUTS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("cut", CUTS)
-def test_two_runs_over_several_ranks_leave_the_same_bits(
-    cut: str, tokens: str, tmp_path: Path
-) -> None:
+def test_two_runs_of_several_ranks_are_equal(cut: str, tokens: str, tmp_path: Path) -> None:
     for name in ("one", "other"):
         run_process("stages.pretrain", *arguments(tokens, tmp_path / name, **OPTIONS, **CUTS[cut]))
     assert_same_bits(tmp_path / "one", tmp_path / "other")

@@ -1,5 +1,4 @@
-"""How a run ends before its last step, what it leaves of its speed and memory, and that the same
-command makes it whole."""
+"""Runs that end before their last step: saved step, performance summary, resumption."""
 
 from __future__ import annotations
 
@@ -199,9 +198,7 @@ def test_a_call_of_the_library_leaves_the_same_and_nothing_over_a_finished_run(
 # --- other rhythms --------------------------------------------------------------------------------
 
 
-def test_steps_to_skip_pass_their_samples_over_and_update_nothing(
-    train: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
+def test_skipped_steps_drop_samples(train: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     train(tmp_path / "all")
     train(tmp_path / "run", iterations_to_skip=[2, 5])
     plain, skipping = ledger(tmp_path / "all"), ledger(tmp_path / "run")

@@ -1,5 +1,4 @@
-"""A training of several ranks of which one dies, or hangs, or gets no memory, ends soon and says
-why: to people, and to whoever decides whether it is tried again."""
+"""A training whose rank dies, hangs or runs out of memory ends soon with the right outcome."""
 
 from __future__ import annotations
 
@@ -112,9 +111,7 @@ def test_a_killed_rank_ends_all_within_a_minute(tokens: str, tmp_path: Path, axi
     assert left.stdout == ""
 
 
-def test_under_torchrun_a_killed_rank_is_told_by_those_that_lost_it(
-    tokens: str, tmp_path: Path
-) -> None:
+def test_under_torchrun_survivors_report_a_killed_rank(tokens: str, tmp_path: Path) -> None:
     save = tmp_path / "run"
     options = ("--tensor-model-parallel-size", "2", "--train-iters", "100000")
     with training(

@@ -1,5 +1,4 @@
-"""A run whose old steps have damaged papers: it is trained to its end, says aloud what cannot be
-proven any more, and its certificate names the place."""
+"""A run with damaged old steps trains to its end, and its certificate names the gap."""
 
 from __future__ import annotations
 
@@ -52,9 +51,7 @@ def test_a_damaged_ledger_of_an_old_step_costs_the_proof_and_nothing_else(
     assert "nothing to do" in log
 
 
-def test_a_damaged_ledger_of_the_step_to_go_on_from_is_passed_over(
-    pretrain: Pretrain, finished: Path, run: Path
-) -> None:
+def test_damaged_newest_step_is_skipped(pretrain: Pretrain, finished: Path, run: Path) -> None:
     other_byte(run / "iter_0000005" / "ledger.jsonl")
     log = pretrain(run)
     assert "skipping step 5, which is damaged" in log
@@ -62,9 +59,7 @@ def test_a_damaged_ledger_of_the_step_to_go_on_from_is_passed_over(
     assert manifest(run).output_digest == manifest(finished).output_digest
 
 
-def test_the_only_step_is_gone_on_from_without_its_ledger(
-    pretrain: Pretrain, finished: Path, run: Path
-) -> None:
+def test_only_step_resumes_without_ledger(pretrain: Pretrain, finished: Path, run: Path) -> None:
     shutil.rmtree(run / "iter_0000003")
     other_byte(run / "iter_0000005" / "ledger.jsonl")
     log = pretrain(run)
@@ -76,9 +71,7 @@ def test_the_only_step_is_gone_on_from_without_its_ledger(
     assert link_in(run).check == "steps"
 
 
-def test_a_run_with_all_steps_taken_ends_though_the_papers_of_one_are_torn(
-    pretrain: Pretrain, finished: Path, tmp_path: Path
-) -> None:
+def test_torn_step_of_a_finished_run(pretrain: Pretrain, finished: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     (run / "manifest.json").unlink()
     (run / "iter_0000003" / "state.json").write_text("{")

@@ -1,5 +1,4 @@
-"""What a pretraining refuses before any work, and how ranks that do not meet, or die, are told of:
-in words, with the exit status that a scheduler goes by."""
+"""What pretraining refuses before any work, and the exit status when ranks fail to meet or die."""
 
 from __future__ import annotations
 
@@ -187,9 +186,7 @@ def test_a_dry_run_refuses_the_ranks_in_the_words_of_the_run(
     assert of_run == of_dry_run
 
 
-def test_a_dry_run_for_a_launcher_that_is_not_there_yet_is_none_of_one_rank(
-    zygote: Zygote, folder: Path, tmp_path: Path
-) -> None:
+def test_dry_run_does_not_assume_one_rank(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
     line = words(folder, tmp_path / "run", **TP)
     status, _, log = zygote.run("stages.pretrain", [*line, "--dry-run"])
     assert status == 0, log
@@ -218,9 +215,7 @@ def test_a_port_in_use_is_named(folder: Path, tmp_path: Path) -> None:
     ("rank", "told"),
     [(0, "not all of 2 ranks came to 127.0.0.1"), (1, "rank 1 of 2 did not find the others")],
 )
-def test_too_few_ranks_are_told_after_the_timeout(
-    folder: Path, tmp_path: Path, rank: int, told: str
-) -> None:
+def test_missing_ranks_end_the_run(folder: Path, tmp_path: Path, rank: int, told: str) -> None:
     environment = a_rank(rank, 2, free_port())
     log = run_rank(folder, tmp_path, environment, expect=3, distributed_timeout_minutes=0.03)
     assert told in log
@@ -253,9 +248,7 @@ def process_of_rank(rank: int, save: Path) -> int:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("degrees", [{}, TP, PP], ids=["dp2", "tp2", "pp2"])
-def test_the_first_cause_is_told_first_when_a_rank_dies(
-    folder: Path, tmp_path: Path, degrees: dict[str, int]
-) -> None:
+def test_killed_rank_is_named_first(folder: Path, tmp_path: Path, degrees: dict[str, int]) -> None:
     save, log, reports = tmp_path / "run", tmp_path / "log", tmp_path / "reports"
     others = {"train_iters": 100000, "nproc_per_node": 2, **degrees}
     command = [sys.executable, "-m", "stages.pretrain", *words(folder, save, **others)]
@@ -293,9 +286,7 @@ def test_under_torchrun_the_others_end_too(folder: Path, tmp_path: Path) -> None
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("degrees", [{}, TP], ids=["dp2", "tp2"])
-def test_two_hosts_train_as_two_ranks_of_one(
-    folder: Path, tmp_path: Path, degrees: dict[str, int]
-) -> None:
+def test_two_hosts_train_as_one(folder: Path, tmp_path: Path, degrees: dict[str, int]) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     run_process("stages.pretrain", *words(folder, one, nproc_per_node=2, **degrees))
     where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]

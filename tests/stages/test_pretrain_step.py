@@ -32,9 +32,7 @@ def train(tokens: str, save: Path, **options: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e20, 1e30])
-def test_a_diverged_training_tells_the_step_before_the_one_that_failed(
-    tokens: str, tmp_path: Path, run_folder: Path, rate: float
-) -> None:
+def test_divergence_has_a_step(tokens: str, tmp_path: Path, run_folder: Path, rate: float) -> None:
     train(tokens, tmp_path / "save", lr=rate, **DIVERGES)
     failure = read_failure(str(run_folder))
     assert failure is not None
@@ -47,18 +45,14 @@ def test_a_diverged_training_tells_the_step_before_the_one_that_failed(
     assert str(StageError(outcome)).startswith(words)
 
 
-def test_one_that_finished_no_step_tells_none(
-    tokens: str, tmp_path: Path, run_folder: Path
-) -> None:
+def test_run_without_a_step_has_none(tokens: str, tmp_path: Path, run_folder: Path) -> None:
     train(tokens, tmp_path / "save", init_method_std=1e30, **DIVERGES)
     failure = json.loads((run_folder / "failure.json").read_text())
     assert failure["message"].startswith("step 1: ")
     assert "step" not in failure
 
 
-def test_one_that_goes_on_tells_the_steps_of_all_attempts(
-    pretrain: Pretrain, tmp_path: Path, run_folder: Path
-) -> None:
+def test_steps_of_all_attempts_count(pretrain: Pretrain, tmp_path: Path, run_folder: Path) -> None:
     given = partial(pretrain, tmp_path / "save", exit_interval=3)
     for step in (3, 6):
         given(expect=143)

@@ -1,5 +1,4 @@
-"""What needs no torch is refused before torch is imported: seconds sooner, and by one process where
-many ranks would have said it. Here torch cannot be imported at all."""
+"""Errors that need no torch are reported before torch is imported: here its import fails."""
 
 from __future__ import annotations
 
@@ -263,9 +262,7 @@ def test_a_description_needs_no_torch(torchless: Zygote, folder: Path) -> None:
     assert "model.decoder.layers.0.mlp.linear_fc1.weight" in log
 
 
-def test_a_run_with_steps_of_its_own_does_not_look_at_another(
-    torchless: Zygote, folder: Path, tmp_path: Path
-) -> None:
+def test_own_steps_come_before_load(torchless: Zygote, folder: Path, tmp_path: Path) -> None:
     """Its own come first, so that what --load names may be gone bad since."""
     save = tmp_path / "save"
     shutil.copytree(folder / "run", save)
@@ -274,9 +271,7 @@ def test_a_run_with_steps_of_its_own_does_not_look_at_another(
     assert IMPORTED in torchless.run("stages.pretrain", words)[2]
 
 
-def test_what_is_sound_comes_as_far_as_torch(
-    torchless: Zygote, folder: Path, tmp_path: Path
-) -> None:
+def test_sound_input_reaches_torch(torchless: Zygote, folder: Path, tmp_path: Path) -> None:
     for name, data in tokenizer_files().items():
         (folder / "other" / name.split("/")[1]).write_bytes(data)
     for options in (

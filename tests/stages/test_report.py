@@ -1,5 +1,4 @@
-"""The report stage: a page that needs nothing else, says what the artifacts say, and stays standing
-when some of them are missing."""
+"""The report stage: a self-contained page of what the artifacts say, with or without them all."""
 
 from __future__ import annotations
 
@@ -177,9 +176,7 @@ def test_page_of_a_whole_run_shows_every_part(yard: dict[str, str], tmp_path: Pa
     assert facts["device"] == "CPU"
 
 
-def test_every_artifact_is_in_the_table_with_its_digest(
-    yard: dict[str, str], tmp_path: Path
-) -> None:
+def test_table_has_every_artifact_with_its_digest(yard: dict[str, str], tmp_path: Path) -> None:
     page, summary = report(tmp_path, **yard)
     rows = {row[0]: row[1:] for row in page.sections["Where it came from"].rows}
     assert rows["pretrain"][0] == summary["artifacts"]["checkpoint"]
@@ -187,9 +184,7 @@ def test_every_artifact_is_in_the_table_with_its_digest(
     assert rows["tokenize \u00d73"][2] == "3"
 
 
-def test_page_of_a_checkpoint_alone_leaves_the_rest_out(
-    yard: dict[str, str], tmp_path: Path
-) -> None:
+def test_page_of_a_checkpoint_alone_is_shorter(yard: dict[str, str], tmp_path: Path) -> None:
     page, summary = report(tmp_path, checkpoint=yard["checkpoint"])
     assert {"What it writes", "How good, how fast"}.isdisjoint(page.sections)
     assert "Planned" not in page.sections["What was run"].text
@@ -296,9 +291,7 @@ def test_summary_holds_what_the_run_came_to(yard: dict[str, str], tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.s3
-def test_a_run_in_an_object_store_has_the_same_lineage(
-    yard: dict[str, str], s3_url: str, tmp_path: Path
-) -> None:
+def test_lineage_is_the_same_on_s3(yard: dict[str, str], s3_url: str, tmp_path: Path) -> None:
     remote = make_run(s3_url)
     here = lineage_of(checkpoint=yard["checkpoint"], evaluation=yard["evaluation"])
     there = lineage_of(checkpoint=remote["checkpoint"], evaluation=remote["evaluation"])
@@ -376,17 +369,13 @@ def test_a_checkpoint_without_manifest_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokenizer", "benchmark", "tokens"])
-def test_what_no_training_made_is_not_a_checkpoint(
-    yard: dict[str, str], tmp_path: Path, name: str
-) -> None:
+def test_other_artifacts_are_refused(yard: dict[str, str], tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"--checkpoint .*: made by \w+, so there is no training"):
         report(tmp_path, checkpoint=yard[name])
     assert not (tmp_path / "card.html").exists()
 
 
-def test_a_reshard_or_a_folder_with_a_step_is_a_checkpoint(
-    yard: dict[str, str], tmp_path: Path
-) -> None:
+def test_reshard_or_folder_of_a_step_is_accepted(yard: dict[str, str], tmp_path: Path) -> None:
     report(tmp_path / "export", checkpoint=yard["export"])
     run_folder = Output.directory(str(tmp_path / "elsewhere"))
     make(run_folder, "finetune", {"iter_0000006/index.json": "{}"})

@@ -243,9 +243,7 @@ def test_through_a_distributed_checkpoint_and_back(tmp_path: Path) -> None:
         assert checkpoint.config["vocab_size"] == 257  # which theirs keeps, too
 
 
-def test_a_save_that_ends_early_leaves_nothing_that_looks_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partial_save_is_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a whole one of before: what says that it is whole goes first and comes last."""
     save_gpt(str(tmp_path / "run"), random_gpt(GPT))
     save_gpt(str(tmp_path / "other"), random_gpt(GPT, seed=2))
@@ -284,9 +282,7 @@ def test_from_one_format_of_others_into_another(tmp_path: Path) -> None:
     assert weights[0] == weights[1]
 
 
-def test_a_tokenizer_and_rows_are_given_to_what_has_none(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tokenizer_and_rows_are_added(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("transformers")
     make("llama", tmp_path / "hf")
     reshard(tmp_path / "hf", tmp_path / "core", saver="core")
@@ -321,9 +317,7 @@ def test_a_tokenizer_of_numbers_needs_no_file(tmp_path: Path) -> None:
         reshard(tmp_path / "core", tmp_path / "no", **{**numbers, "vocab_size": 2000})
 
 
-def test_target_sizes_choose_the_files_of_ours_in_words(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_target_sizes_choose_num_shards(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save_gpt(str(tmp_path / "run"), random_gpt(GPT))
     caplog.set_level(logging.INFO)
     sizes = {"target_tensor_parallel_size": 2, "target_pipeline_parallel_size": 2}
@@ -333,9 +327,7 @@ def test_target_sizes_choose_the_files_of_ours_in_words(
 
 
 @pytest.mark.parametrize(("saver", "word"), [("trainyard", "mp_rank_00"), ("core", "latest_check")])
-def test_files_of_another_program_are_not_overwritten(
-    saver: str, word: str, tmp_path: Path
-) -> None:
+def test_foreign_files_are_not_overwritten(saver: str, word: str, tmp_path: Path) -> None:
     save_gpt(str(tmp_path / "run"), random_gpt(GPT))
     reshard(tmp_path / "run", tmp_path / "theirs", saver="core")
     before = contents(tmp_path / "theirs")

@@ -1,5 +1,4 @@
-"""Files of others that are not what they say end a conversion with a named error, and nothing of it
-can be loaded."""
+"""A damaged or misleading foreign checkpoint fails with a named error and no loadable output."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`reshard` into files for Megatron-LM's interleaved schedule and for ranks of unlike numbers of
-layers, and what it refuses of them."""
+"""`reshard` to virtual pipeline stages and uneven pipeline ranks, and what it refuses."""
 
 from __future__ import annotations
 
@@ -132,9 +131,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({FIRST: 3, LAST: 2}, r"must leave none over \(.*; choose together 4$"),
     ],
 )
-def test_layers_that_cannot_be_shared_out_are_refused_before_anything_is_touched(
-    converted: Path, options: dict[str, Any], words: str
-) -> None:
+def test_indivisible_layers_fail(converted: Path, options: dict[str, Any], words: str) -> None:
     before = contents(converted / "theirs")
     with pytest.raises(ConfigError, match=words):
         reshard(converted / "run", converted / "theirs", saver="core", **{**TWO_BY_TWO, **options})

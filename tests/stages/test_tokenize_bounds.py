@@ -1,5 +1,4 @@
-"""Memory of the whole command and its workers is a constant and 8 times the largest document, or 40
-times what is beyond 1 MB of a document that cannot be cut."""
+"""Memory of tokenize: a constant plus 8 bytes, or 40 if it has no separator, a document byte."""
 
 from __future__ import annotations
 
@@ -76,9 +75,7 @@ def test_memory_does_not_grow_with_the_number_of_documents(shared: Path, tmp_pat
 
 @pytest.mark.full
 @pytest.mark.parametrize("count", [1, 3])
-def test_memory_is_bounded_by_the_largest_document(
-    shared: Path, tmp_path: Path, count: int
-) -> None:
+def test_memory_follows_the_largest_document(shared: Path, tmp_path: Path, count: int) -> None:
     size = 60_000_000
     run = tokenized(write_long(tmp_path / "long.jsonl", size, count), shared)
     assert run.peak_bytes < CONSTANT + 8 * size
@@ -145,9 +142,7 @@ def test_a_file_of_two_gigabytes(shared: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_line_of_gigabytes_in_a_small_file_is_refused_at_once(
-    tmp_path: Path, shared: Path
-) -> None:
+def test_line_of_gigabytes_in_a_small_file_is_refused(tmp_path: Path, shared: Path) -> None:
     source = tmp_path / "bomb.jsonl.gz"
     with gzip.open(source, "wb", 1) as out:
         for _ in range(1500):

@@ -46,9 +46,7 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("line", "words"), BAD)
-def test_a_bad_line_stops_the_run_with_nothing_published(
-    tmp_path: Path, line: bytes, words: str
-) -> None:
+def test_bad_line_fails_without_output(tmp_path: Path, line: bytes, words: str) -> None:
     path = write(tmp_path / "a.jsonl", *numbered(30))
     before = path.stat().st_size
     path.write_bytes(path.read_bytes() + line + path.read_bytes())
@@ -165,9 +163,7 @@ def test_a_folder_may_hold_what_writers_leave(tmp_path: Path) -> None:
     assert documents(tmp_path / "out")[3:] == documents(tmp_path / "out")[:3]
 
 
-def test_a_failure_with_worker_processes_leaves_no_temporary_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_leaves_no_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -201,9 +197,7 @@ def test_no_document_and_no_token_are_errors(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out_*"))
 
 
-def test_an_empty_file_among_many_is_a_counted_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_empty_file_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "in/a.jsonl", *numbered(3))
     (tmp_path / "in/b.jsonl").write_bytes(b"")
     assert tokenize(tmp_path / "in", tmp_path / "out")["empty_files"] == 1
@@ -213,9 +207,7 @@ def test_an_empty_file_among_many_is_a_counted_warning(
 # --- the reference ----------------------------------------------------------------------------
 
 
-def test_a_difference_from_the_reference_names_the_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_difference_from_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"text": f"{i} {i + 1}", "id": f"doc-{i}"} for i in range(50)]
     path = write(tmp_path / "a.jsonl", *rows)
     metrics = tokenize(path, tmp_path / "equal", validate_tokenizer=0.5)
@@ -265,9 +257,7 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
         tokenize("a.jsonl", "out", **options)
 
 
-def test_a_second_name_of_an_option_is_that_option(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_option_has_a_second_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.toml").write_text('json_key = ["title"]\n')
     document = ("--config", str(tmp_path / "a.toml"))
     for more, keys in (

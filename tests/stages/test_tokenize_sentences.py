@@ -129,9 +129,7 @@ def test_a_share_of_another_version_is_not_joined(
     assert f"{found} 3.10.4; run each" in capsys.readouterr().err
 
 
-def test_the_pinned_version_is_not_warned_of(
-    corpus: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pinned_version_has_no_warning(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         sentences.SentenceSplitter()
     assert caplog.records == []
@@ -161,9 +159,7 @@ def test_no_nltk_at_all_is_refused_before_the_input_is_read(
         ('"One is here." Two is.', ['"One is here."', "Two is."]),
     ],
 )
-def test_quotes_are_cut_as_by_the_nltk_that_megatrons_tool_ran_with(
-    corpus: Path, text: str, expected: list[str]
-) -> None:
+def test_quotes_split_as_in_nltk_3_8_1(corpus: Path, text: str, expected: list[str]) -> None:
     """What NLTK 3.8.1 made of these, with this model."""
     assert sentences.SentenceSplitter().split(text) == expected
 

@@ -103,9 +103,7 @@ def test_a_share_that_is_done_is_not_done_again(
     assert "nothing to do" in capsys.readouterr().err
 
 
-def test_a_fan_out_that_was_given_up_goes_with_a_run_of_the_whole(
-    corpus: Path, tmp_path: Path
-) -> None:
+def test_whole_run_removes_abandoned_shares(corpus: Path, tmp_path: Path) -> None:
     prefix = str(tmp_path / "out")
     assert run(corpus, prefix, "--rank", "1", "--world-size", "2") == 0
     assert Path(prefix + ".shares").exists()
@@ -176,9 +174,7 @@ def test_ranks_run_at_once(tmp_path: Path) -> None:
     assert metrics["documents"] == 600
 
 
-def test_files_of_other_keys_are_not_removed_in_silence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_other_keys_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "in.jsonl", {"text": "1 2", "title": "3"})
     prefix = str(tmp_path / "out")
     assert run(source, prefix) == 0

@@ -127,9 +127,7 @@ def write_pack(path: Path, docs: list[list[list[int]]]) -> Summary:
     return summary
 
 
-def test_a_pack_is_read_in_lots_of_any_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pack_is_read_in_any_lots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(2)
     docs = [[[draw.randrange(9)] * draw.randrange(1, 30)] * draw.randrange(3) for _ in range(50)]
     summary = write_pack(tmp_path / "pack", docs)

@@ -35,9 +35,7 @@ def run(root: str | Path, prefix: Path, *names: str, expect: int | None = None) 
 
 
 @pytest.mark.slow
-def test_a_corpus_on_a_web_server_makes_the_bytes_of_a_local_one(
-    corpus: Path, tmp_path: Path
-) -> None:
+def test_web_corpus_gives_the_bytes_of_a_local_one(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path / "local", expect=0)
     with web_server(corpus) as root:
         run(root, tmp_path / "web", expect=0)

@@ -56,9 +56,7 @@ def test_the_vocabulary_has_the_size_asked_for_and_every_byte(corpus: Path, tmp_
 
 
 @pytest.mark.slow
-def test_the_same_corpus_gives_the_same_bytes_in_another_process(
-    corpus: Path, tmp_path: Path
-) -> None:
+def test_same_corpus_gives_the_same_bytes_elsewhere(corpus: Path, tmp_path: Path) -> None:
     train(corpus, tmp_path / "here")
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": "4"}
     environment["PYTHONHASHSEED"] = "7"

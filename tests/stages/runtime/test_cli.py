@@ -166,9 +166,7 @@ def test_debug_shows_the_traceback(toy: Toy) -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_stops_promptly_and_keeps_finished_units(
-    toy: Toy, number: signal.Signals, status: int
-) -> None:
+def test_signal_stops_and_keeps_units(toy: Toy, number: signal.Signals, status: int) -> None:
     process = toy.start("--gate", "/never")
     _until(toy.has_finished_a_unit)
     sent = time.monotonic()

@@ -1,5 +1,4 @@
-"""A stage whose flow is of another version: refused in words, before anything is read. Of another
-build of the same version: told."""
+"""A flow of another version is refused; another build of the same version is a warning."""
 
 from __future__ import annotations
 
@@ -20,9 +19,7 @@ def test_the_same_version_is_let_through(monkeypatch: pytest.MonkeyPatch) -> Non
     run_program("stages.plan", *PLAN, expect=0)
 
 
-def test_another_version_is_refused_with_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusal_names_both_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_FLOW_VERSION", "0.0.9")
     monkeypatch.setenv("TRAINYARD_RUN_DIR", str(tmp_path))
     run_program("stages.plan", *PLAN, "--output-dir", str(tmp_path / "plan"), expect=2)

@@ -18,9 +18,7 @@ NOTHING: Any = None
 """What a heartbeat does not look at."""
 
 
-def test_it_is_renewed_by_steps_and_not_by_each_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_renew_it_at_most_so_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
     beat = Heartbeat(tmp_path / heartbeat.FILE)
@@ -34,9 +32,7 @@ def test_it_is_renewed_by_steps_and_not_by_each_of_them(
     assert (tmp_path / heartbeat.FILE).stat().st_mtime > 1
 
 
-def test_it_is_the_file_that_blocks_look_at_and_of_the_first_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_0_renews_the_backends_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert heartbeat.FILE == run_folder.HEARTBEAT
     monkeypatch.setenv(RUN_DIR, str(tmp_path))
     assert len(heartbeats(0)) == 1
@@ -45,9 +41,7 @@ def test_it_is_the_file_that_blocks_look_at_and_of_the_first_rank(
     assert heartbeats(0) == ()
 
 
-def test_a_folder_that_is_gone_is_told_and_ends_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_folder_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         Heartbeat(tmp_path / "gone" / heartbeat.FILE).begin(NOTHING)
     assert "cannot touch heartbeat" in caplog.text

@@ -44,9 +44,7 @@ def test_output_that_cannot_be_written_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize("world_size", ["1", None])
-def test_one_process_alone_ends_as_python_does(
-    world_size: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_single_process_is_not(world_size: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     from stages.runtime.process_exit import is_one_of_several
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)

@@ -1,5 +1,4 @@
-"""What a stage makes of signals that come twice, as they do under Slurm and torchrun, and of a
-person who presses Ctrl-C twice. Real processes, several of them where it is about ranks."""
+"""Repeated signals, as Slurm and torchrun send them, and a second Ctrl-C."""
 
 from __future__ import annotations
 
@@ -111,9 +110,7 @@ def tell_all(folder: Path, number: signal.Signals) -> None:
     [(), pytest.param(TORCHRUN, marks=pytest.mark.distributed)],
     ids=["ours", "torchrun"],
 )
-def test_every_rank_saves_whole_when_launcher_and_ranks_are_told(
-    tmp_path: Path, launcher: tuple[str, ...]
-) -> None:
+def test_every_rank_saves_if_all_are_signalled(tmp_path: Path, launcher: tuple[str, ...]) -> None:
     with toy(tmp_path, 2.0, *launcher, ranks=2) as process:
         work(tmp_path, 2)
         tell_all(tmp_path, TERM)
@@ -127,9 +124,7 @@ def test_every_rank_saves_whole_when_launcher_and_ranks_are_told(
 # --- a run that stops at once ---------------------------------------------------------------------
 
 
-def test_the_echo_of_a_signal_does_not_break_off_what_is_cleaned_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_signal_spares_cleanup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = StageRun("toy", {}, Output.directory(str(tmp_path)))
     for number in (TERM, INT):
         with pytest.raises(Stopped):

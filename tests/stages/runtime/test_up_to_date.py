@@ -56,9 +56,7 @@ def test_an_input_may_begin_like_the_output(tmp_path: Path, input: str, prefix: 
         ("a.bad_lines.jsonl", {"on_bad_line": "skip"}),
     ],
 )
-def test_an_output_over_its_input_is_refused(
-    tmp_path: Path, input: str, options: dict[str, object]
-) -> None:
+def test_output_over_input_fails(tmp_path: Path, input: str, options: dict[str, object]) -> None:
     with pytest.raises((ConfigError, ArtifactError), match=r"would lie over|not a manifest"):
         tokenize(tmp_path, input, "a", **options)
 
