@@ -48,6 +48,22 @@ def flags(options: dict[str, Any]) -> list[str]:
     return found
 
 
+SMALL: dict[str, Any] = {
+    "tokenizer_type": "NullTokenizer",
+    "vocab_size": 1000,
+    "num_layers": 1,
+    "hidden_size": 8,
+    "num_attention_heads": 1,
+    "seq_length": 8,
+    "micro_batch_size": 1,
+    "global_batch_size": 2,
+    "train_iters": 6,
+    "lr": 0.01,
+    "num_threads": 1,
+}
+"""Of trainings in this process."""
+
+
 def settled_pair(prefix: Path, lengths: list[int], first: int = 0) -> str:
     """Token files old enough that their digests are remembered."""
     found = write_pair(prefix, lengths, first)

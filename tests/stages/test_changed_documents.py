@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.stages.directly import run_program
 from tests.stages.pretrain_runs import arguments
+from tests.stages.test_reshard import UNTIED
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
-from trainyard.models.gpt.config import GPTConfig
 
 pytestmark = pytest.mark.slow
 
-LLAMA = GPTConfig(
-    num_layers=2,
-    hidden_size=32,
-    num_attention_heads=2,
-    seq_length=64,
-    position_embedding_type="rope",
-    normalization="RMSNorm",
-    swiglu=True,
-    disable_bias_linear=True,
-    untie_embeddings_and_output_weights=True,
-)
+LLAMA = replace(UNTIED, hidden_size=32, seq_length=64)
 DEEP = b"[" * 100_000 + b"]" * 100_000
 LAYERS = b'"num_layers": 2'
 

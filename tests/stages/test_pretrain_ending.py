@@ -16,7 +16,7 @@ from torch import Tensor
 from stages.pretrain.config import PretrainConfig
 from stages.pretrain.run import run
 from tests.stages.directly import run_directly
-from tests.stages.pretrain_runs import ledger, manifest
+from tests.stages.pretrain_runs import SMALL, ledger, manifest
 from trainyard.config import from_dict
 from trainyard.errors import DataError, HostMemoryError, StoppedByOption
 from trainyard.models.gpt.model import GPTModel
@@ -26,20 +26,10 @@ from trainyard.training.pretrain import pretrain
 SPEED = "performance.json"
 
 BASE: dict[str, Any] = {
+    **SMALL,
     "split": "90,10,0",
-    "tokenizer_type": "NullTokenizer",
-    "vocab_size": 1000,
-    "num_layers": 1,
-    "hidden_size": 8,
-    "num_attention_heads": 1,
-    "seq_length": 8,
-    "micro_batch_size": 1,
-    "global_batch_size": 2,
-    "train_iters": 6,
     "eval_iters": 1,
     "eval_interval": 4,
-    "lr": 0.01,
-    "num_threads": 1,
     "save_performance_summary": True,
 }
 

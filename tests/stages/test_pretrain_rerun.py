@@ -13,37 +13,17 @@ from torch import Tensor
 from stages.pretrain.config import PretrainConfig
 from stages.pretrain.run import run
 from tests.stages.directly import run_directly
-from tests.stages.pretrain_runs import ledger
+from tests.stages.pretrain_runs import SMALL, ledger
 from trainyard.errors import RerunElsewhere, ValidationFailed
 from trainyard.models.gpt.model import GPTModel
 
-MICROBATCHES = 2
+MICROBATCHES = SMALL["global_batch_size"]
 
 
 def train(tokens: str, save: Path, **options: Any) -> dict[str, Any]:
-    return run_directly(
-        PretrainConfig,
-        run,
-        **{
-            "data_path": [tokens],
-            "split": "100,0,0",
-            "tokenizer_type": "NullTokenizer",
-            "vocab_size": 1000,
-            "num_layers": 1,
-            "hidden_size": 8,
-            "num_attention_heads": 1,
-            "seq_length": 8,
-            "micro_batch_size": 1,
-            "global_batch_size": MICROBATCHES,
-            "train_iters": 6,
-            "eval_iters": 0,
-            "lr": 0.01,
-            "num_threads": 1,
-            "save": str(save),
-            "rerun_mode": "validate_results",
-            **options,
-        },
-    )
+    validating = {"split": "100,0,0", "eval_iters": 0, "rerun_mode": "validate_results"}
+    paths = {"data_path": [tokens], "save": str(save)}
+    return run_directly(PretrainConfig, run, **{**SMALL, **validating, **paths, **options})
 
 
 def break_step(monkeypatch: pytest.MonkeyPatch, step: int, times: int) -> None:

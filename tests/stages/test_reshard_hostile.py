@@ -5,29 +5,18 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stages.reshard.config import ReshardConfig
-from stages.reshard.run import run
-from tests.stages.directly import run_directly, run_program
-from tests.stages.test_reshard import GPT
+from tests.stages.directly import run_program
+from tests.stages.test_reshard import UNTIED, reshard
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.errors import ArtifactError, ConfigError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
-
-UNTIED = replace(GPT, untie_embeddings_and_output_weights=True)
-
-
-def reshard(load_dir: Path, save_dir: Path, **options: Any) -> dict[str, Any]:
-    return run_directly(
-        ReshardConfig, run, load_dir=str(load_dir), save_dir=str(save_dir), **options
-    )
 
 
 def flip_a_weight(folder: Path) -> None:

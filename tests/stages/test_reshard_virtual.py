@@ -8,19 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from stages.reshard.config import ReshardConfig
 from tests.stages.directly import run_program
 from tests.stages.test_reshard import assert_same, contents, reshard, tensors
+from tests.stages.test_reshard_options import FIRST, LAST, PER_STAGE, STAGES, TWO_BY_TWO
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.errors import ConfigError
 from trainyard.models.gpt.config import GPTConfig
 
 GPT = GPTConfig(num_layers=4, hidden_size=16, num_attention_heads=2, seq_length=16)
-PER_STAGE = "target_num_layers_per_virtual_pipeline_stage"
-STAGES = "target_num_virtual_stages_per_pipeline_rank"
-FIRST = "target_decoder_first_pipeline_num_layers"
-LAST = "target_decoder_last_pipeline_num_layers"
-TWO_BY_TWO = {"target_tensor_parallel_size": 2, "target_pipeline_parallel_size": 2}
 
 
 @pytest.mark.parametrize("saver", ["core", pytest.param("legacy", marks=pytest.mark.slow)])
@@ -37,32 +32,6 @@ def test_through_virtual_stages_and_back(saver: str, tmp_path: Path) -> None:
     reshard(tmp_path / "a", tmp_path / "c", saver="core", **other)
     reshard(tmp_path / "c", tmp_path / "back")
     assert_same(tensors(tmp_path / "run"), tensors(tmp_path / "back"))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({PER_STAGE: 0}, "--target-num-layers-per-virtual-pipeline-stage must be at least 1"),
-        ({STAGES: 0}, "--target-num-virtual-stages-per-pipeline-rank must be at least 1"),
-        ({PER_STAGE: 1, STAGES: 2}, "say the same; give one"),
-        (
-            {STAGES: 2, "target_pipeline_parallel_size": None},
-            "rank 2: virtual stages are of several.* give --target-pipeline-parallel-size 2 or",
-        ),
-        ({PER_STAGE: 1, "saver": "torch_dist"}, "--saver torch_dist writes what any number of sta"),
-        ({STAGES: 2, "saver": "trainyard"}, "--saver trainyard writes what any .* take --saver co"),
-        ({STAGES: 2, "saver": "hf"}, "--saver hf writes what any number of stages loads"),
-        ({FIRST: 0}, "--target-decoder-first-pipeline-num-layers must be at least 1"),
-        ({LAST: 1, "saver": "legacy"}, "last-pip.* 1 is of --saver core; --saver legacy: its mod"),
-        ({LAST: 1, "saver": "torch_dist"}, "--saver torch_dist: it writes what any split loads"),
-        ({LAST: 1, "target_pipeline_parallel_size": None}, "give --target-pipeline-parallel-size"),
-        ({FIRST: 1, PER_STAGE: 1}, "stages differ; give --target-num-virtual-stages-per-pipeline"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
-    values = {"load_dir": "run", "save_dir": "out", "saver": "core", **TWO_BY_TWO, **options}
-    with pytest.raises(ConfigError, match=words):
-        ReshardConfig(**values)
 
 
 SIX = GPTConfig(num_layers=6, hidden_size=16, num_attention_heads=2, seq_length=16)

@@ -6,15 +6,13 @@ import importlib.metadata
 import logging
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stages.runtime.cli import stage_main
 from stages.tokenize import unit
 from stages.tokenize.config import TokenizeConfig
-from tests.stages.tokenize_runs import command, documents, files, tokenize, write
-from trainyard.artifacts.manifest import read_manifest
+from tests.stages.tokenize_runs import command, documents, files, manifest, tokenize, write
 from trainyard.corpus import sentences
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,12 +62,6 @@ def run(source: Path, prefix: Path, *more: str) -> int:
     line = command(source, prefix, "--split-sentences", "--workers", "1", *more)[3:]
     line[line.index("NullTokenizer")] = "ByteLevelTokenizer"
     return stage_main("tokenize", TokenizeConfig, "stages.tokenize.run", argv=line)
-
-
-def manifest(prefix: Path) -> Any:
-    found = read_manifest(f"{prefix}.manifest.json")
-    assert found is not None
-    return found[0]
 
 
 # --- the version of NLTK ----------------------------------------------------------------------

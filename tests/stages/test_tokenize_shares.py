@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stages.runtime.cli import stage_main
 from stages.tokenize import plan
 from stages.tokenize.config import TokenizeConfig
-from tests.stages.tokenize_runs import command, files, numbered, write
+from tests.stages.tokenize_runs import command, files, manifest, numbered, write
 from trainyard.artifacts import store
-from trainyard.artifacts.manifest import read_manifest
 
 pytestmark = pytest.mark.slow
 
@@ -41,13 +39,6 @@ def run(source: Path | str, prefix: str, *more: str) -> int:
     return stage_main("tokenize", TokenizeConfig, "stages.tokenize.run", argv=arguments)
 
 
-def manifest(prefix: str) -> Any:
-    found = read_manifest(prefix + ".manifest.json")
-    assert found is not None
-    return found[0]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "unit_bytes"), [(1, 200), (3, 200), (4, 4000)])
 def test_joined_shares_are_the_bytes_of_one_run(
     corpus: Path, tmp_path: Path, world_size: int, unit_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -78,7 +69,6 @@ def test_joined_shares_are_the_bytes_of_one_run(
     assert manifest(joined).run == other.run
 
 
-@pytest.mark.slow
 def test_stores_are_alike(corpus: Path, store_url: str, tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         data = (corpus / name).read_bytes()
@@ -156,7 +146,6 @@ def test_a_file_listed_twice_is_not_fanned_out(corpus: Path, tmp_path: Path) -> 
     assert stage_main("tokenize", TokenizeConfig, "stages.tokenize.run", argv=line[5:] + twice) == 2
 
 
-@pytest.mark.slow
 def test_ranks_run_at_once(tmp_path: Path) -> None:
     rows = [{"text": "1 2 3 4 5 6 7 8 9 " * 400}] * 600
     path = write(tmp_path / "a.jsonl", *rows)

@@ -11,6 +11,7 @@ from stages.tokenize import run as tokenize_run
 from stages.tokenize.config import TokenizeConfig
 from tests.stages.directly import run_directly
 from trainyard.artifacts import store
+from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.corpus.provenance import Origin, Provenance
 
@@ -51,6 +52,13 @@ def origins(prefix: str | Path, stem: str = "_text_document") -> list[Origin]:
     """Where the documents came from."""
     found = Provenance(f"{prefix}{stem}.docs")
     return [found[k] for k in range(len(found))]
+
+
+def manifest(prefix: str | Path) -> Manifest:
+    """Of a finished run."""
+    found = read_manifest(f"{prefix}.manifest.json")
+    assert found is not None
+    return found[0]
 
 
 def numbered(count: int, first: int = 0) -> list[dict[str, Any]]:

@@ -1,0 +1,66 @@
+"""Options of reshard that exclude each other or are incomplete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stages.reshard.config import ReshardConfig
+from tests.stages.test_reshard import META
+from trainyard.errors import ConfigError
+
+PER_STAGE = "target_num_layers_per_virtual_pipeline_stage"
+STAGES = "target_num_virtual_stages_per_pipeline_rank"
+FIRST = "target_decoder_first_pipeline_num_layers"
+LAST = "target_decoder_last_pipeline_num_layers"
+TWO_BY_TWO = {"target_tensor_parallel_size": 2, "target_pipeline_parallel_size": 2}
+
+FILES: list[tuple[dict[str, Any], str]] = [
+    ({"num_shards": 0}, "--num-shards must be at least 1"),
+    ({"save_dir": "run"}, "lie in one another"),
+    ({"save_dir": "run/out"}, "lie in one another"),
+    ({"target_tensor_parallel_size": 0}, "--target-tensor-parallel-size must be at least 1"),
+    ({"target_expert_parallel_size": 2}, "--target-expert-parallel-size 2: there are no exp"),
+    ({"model_type": "BERT"}, "--model-type BERT: this version converts GPT"),
+    ({"loader": "mixtral_hf"}, "--loader mixtral_hf .*comes with mixtures of experts"),
+    ({"saver": "mixtral_hf"}, "--saver mixtral_hf .*comes with mixtures of experts"),
+    ({"saver": "core", "num_shards": 2}, "--num-shards 2: --saver core writes one file for"),
+    ({"vocab_file": "v"}, "--merge-file and --vocab-size need --tokenizer-type"),
+    ({"vocab_size": 9}, "--merge-file and --vocab-size need --tokenizer-type"),
+    ({"tokenizer_type": "Llama2Tokenizer"}, "Llama2Tokenizer needs --tokenizer-model"),
+    ({"tokenizer_type": "GPT2BPETokenizer", "vocab_file": "v"}, "needs --merge-file"),
+    ({"tokenizer_type": "NullTokenizer"}, "NullTokenizer needs --vocab-size"),
+    ({"saver_checkpoint_type": "meta"}, "--saver-checkpoint-type meta is of --saver llama_mis"),
+    ({**META, "num_shards": 2}, "--num-shards 2: Meta's layout has one file for each tensor"),
+    ({**META, "target_pipeline_parallel_size": 2}, "-size 2: Meta's layout has all layers in"),
+]
+PIPELINES: list[tuple[dict[str, Any], str]] = [
+    ({PER_STAGE: 0}, "--target-num-layers-per-virtual-pipeline-stage must be at least 1"),
+    ({STAGES: 0}, "--target-num-virtual-stages-per-pipeline-rank must be at least 1"),
+    ({PER_STAGE: 1, STAGES: 2}, "say the same; give one"),
+    (
+        {STAGES: 2, "target_pipeline_parallel_size": None},
+        "rank 2: virtual stages are of several.* give --target-pipeline-parallel-size 2 or",
+    ),
+    ({PER_STAGE: 1, "saver": "torch_dist"}, "--saver torch_dist writes what any number of sta"),
+    ({STAGES: 2, "saver": "trainyard"}, "--saver trainyard writes what any .* take --saver co"),
+    ({STAGES: 2, "saver": "hf"}, "--saver hf writes what any number of stages loads"),
+    ({FIRST: 0}, "--target-decoder-first-pipeline-num-layers must be at least 1"),
+    ({LAST: 1, "saver": "legacy"}, "last-pip.* 1 is of --saver core; --saver legacy: its mod"),
+    ({LAST: 1, "saver": "torch_dist"}, "--saver torch_dist: it writes what any split loads"),
+    ({LAST: 1, "target_pipeline_parallel_size": None}, "give --target-pipeline-parallel-size"),
+    ({FIRST: 1, PER_STAGE: 1}, "stages differ; give --target-num-virtual-stages-per-pipeline"),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *FILES,
+        *(({"saver": "core", **TWO_BY_TWO, **options}, words) for options, words in PIPELINES),
+    ],
+)
+def test_invalid_options_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ReshardConfig(**{"load_dir": "run", "save_dir": "out", **options})
