@@ -29,9 +29,7 @@ subprocess.run([sys.executable, "-c", child])
     [(START_MANY, 1), (FORK, 1), (SPAWN, 2)],
     ids=["programs", "forks", "another that holds as much"],
 )
-def test_shared_memory_counts_once(
-    monkeypatch: pytest.MonkeyPatch, script: str, times: int
-) -> None:
+def test_shared_pages_count_once(monkeypatch: pytest.MonkeyPatch, script: str, times: int) -> None:
     monkeypatch.setattr(measure, "SAMPLE_SECONDS", 0.001)
     ours = bytearray(b"1") * (3 * SIZE)  # is none of theirs
     run = measure.run_once([sys.executable, "-c", HOLD + script])

@@ -24,9 +24,7 @@ def service() -> configparser.SectionProxy:
     return unit["Service"]
 
 
-def test_worker_restarts_and_its_stop_spares_the_flows(
-    service: configparser.SectionProxy,
-) -> None:
+def test_worker_restarts_and_its_stop_spares_the_flows(service: configparser.SectionProxy) -> None:
     assert service["Restart"] == "always"
     assert (service["KillMode"], service["KillSignal"]) == ("process", "SIGKILL")
     assert int(service["LimitNOFILE"]) >= FILES_WARNED

@@ -4,16 +4,15 @@ python -m pytest -m gpu tests/gpu"""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from trainyard.corpus.indexed import IndexedWriter
+from tests.stages.directly import run_process
+from tests.stages.pretrain_runs import ledger, write_documents
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,64 +46,36 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    prefix = tmp_path_factory.mktemp("tokens") / "count"
-    random = np.random.default_rng(0)
-    with prefix.with_suffix(".bin").open("wb") as out, prefix.with_suffix(".idx").open("wb") as idx:
-        writer = IndexedWriter(out, np.uint16)
-        for start in random.integers(0, 1000, 2000):
-            document = (int(start) + 3 * np.arange(400)) % 990
-            writer.add_document([document.astype(np.uint16)])
-        writer.write_index(idx)
-    return prefix
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    starts = np.random.default_rng(0).integers(0, 1000, 2000)
+    documents = (((start + 3 * np.arange(400)) % 990).tolist() for start in starts)
+    return write_documents(tmp_path_factory.mktemp("tokens") / "count", documents)
 
 
-def train(tokens: Path, save: Path, ranks: int, *flags: str) -> list[dict[str, float]]:
-    words = [
-        sys.executable,
-        "-m",
-        "stages.pretrain",
-        "--nproc-per-node",
-        str(ranks),
-        *OPTIONS.split(),
-    ]
-    words += ["--data-path", str(tokens), "--save", str(save), *flags]
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert done.returncode == 0, done.stdout[-6000:]
-    return [json.loads(line) for line in (save / "ledger.jsonl").read_text().splitlines()]
+def train(tokens: str, save: Path, ranks: int, *words: str, expect: int = 0) -> str:
+    paths = ("--data-path", tokens, "--save", str(save), "--nproc-per-node", str(ranks))
+    return run_process("stages.pretrain", *OPTIONS.split(), "--bf16", *paths, *words, expect=expect)
 
 
 @pytest.fixture(scope="module")
-def alone(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
-    return train(tokens, tmp_path_factory.mktemp("alone") / "run", 1, "--bf16")
+def alone(tokens: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    save = tmp_path_factory.mktemp("alone") / "run"
+    train(tokens, save, 1)
+    return ledger(save)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_two_gpus_train_as_one(
-    layout: str, tokens: Path, alone: list[dict[str, float]], tmp_path: Path
+    layout: str, tokens: str, alone: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    found = train(tokens, tmp_path / "run", 2, "--bf16", *LAYOUTS[layout].split())
+    train(tokens, tmp_path / "run", 2, *LAYOUTS[layout].split())
     assert alone[-1]["lm_loss"] < 0.8 * alone[0]["lm_loss"], "nothing was learnt"
-    for ours, right in zip(found, alone, strict=True):
+    for ours, right in zip(ledger(tmp_path / "run"), alone, strict=True):
         assert ours["lm_loss"] == pytest.approx(right["lm_loss"], rel=5e-3), ours["step"]
         assert ours["grad_norm"] == pytest.approx(right["grad_norm"], rel=0.05), ours["step"]
 
 
-def test_a_run_goes_on_in_another_layout(tokens: Path, tmp_path: Path) -> None:
-    save = tmp_path / "run"
-    words = [
-        sys.executable,
-        "-m",
-        "stages.pretrain",
-        *OPTIONS.split(),
-        "--bf16",
-        "--save",
-        str(save),
-    ]
-    words += ["--data-path", str(tokens)]
-    first = subprocess.run([*words, "--exit-interval", "10"], capture_output=True, text=True)
-    assert first.returncode != 0, "it was to stop half-way"
-    words += ["--nproc-per-node", "2", "--tensor-model-parallel-size", "2"]
-    second = subprocess.run(words, capture_output=True, text=True)
-    assert second.returncode == 0, second.stderr[-4000:]
-    assert "resuming from step 10" in second.stderr
+def test_a_run_goes_on_in_another_layout(tokens: str, tmp_path: Path) -> None:
+    train(tokens, tmp_path / "run", 1, "--exit-interval", "10", expect=143)
+    log = train(tokens, tmp_path / "run", 2, "--tensor-model-parallel-size", "2")
+    assert "resuming from step 10" in log

@@ -5,14 +5,13 @@ python -m pytest -m gpu tests/gpu"""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.stages.directly import run_process
 from trainyard.checkpoint.layout import ShardedTensor
 from trainyard.checkpoint.snapshot import HostMemory
 
@@ -72,9 +71,7 @@ def test_memory_that_goes_can_be_locked_again() -> None:
 
 
 def train(save: Path, *flags: str) -> list[dict[str, float]]:
-    words = [sys.executable, "-m", "stages.pretrain", *OPTIONS.split(), "--save", str(save), *flags]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    run_process("stages.pretrain", *OPTIONS.split(), "--save", str(save), *flags)
     return [json.loads(line) for line in (save / "saves.jsonl").read_text().splitlines()]
 
 

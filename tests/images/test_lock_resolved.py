@@ -50,9 +50,7 @@ def hashes(text: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("lock", CUDA, ids=lambda lock: lock.name)
-def test_index_resolves_the_same_versions_and_knows_every_hash(
-    lock: locking.Lock,
-) -> None:
+def test_index_resolves_the_same_versions_and_knows_every_hash(lock: locking.Lock) -> None:
     """It may know more of them: a file that came to a version later."""
     here = Path(locking.LOCKS, f"{lock.name}.txt").read_text()
     there = locking.written(lock)

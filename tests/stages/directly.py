@@ -13,6 +13,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,24 @@ def run_process(
     )
     assert done.returncode == expect, done.stdout
     return done.stdout
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} seconds in vain"
+        time.sleep(0.02)
+
+
+def wait_for_line(process: subprocess.Popen[str], words: str, count: int = 1) -> None:
+    """Read what a process prints until so many lines have these words."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        count -= words in line
+        if count == 0:
+            return
+    raise AssertionError(f"it ended without {words!r}")
 
 
 def torchrun(*options: str) -> tuple[str, ...]:

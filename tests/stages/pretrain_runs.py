@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def settled_pair(prefix: Path, lengths: list[int], first: int = 0) -> str:
     return found
 
 
-def write_documents(prefix: Path, documents: list[list[int]]) -> str:
+def write_documents(prefix: Path, documents: Iterable[list[int]]) -> str:
     """Token files of documents of one sequence each."""
     with open(f"{prefix}.bin", "wb") as data, open(f"{prefix}.idx", "wb") as index:
         writer = IndexedWriter(data, np.uint16)

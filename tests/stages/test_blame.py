@@ -263,28 +263,19 @@ def test_an_unfinished_run_has_options_but_no_data_paths(
 # --- runs that resumed on another number of ranks -----------------------------------------------
 
 
-def edit_spans(run_folder: Path, spans: list[tuple[int, int, int]] | None) -> None:
-    """Let the steps tell (first step, last step, ranks)."""
-    for path in run_folder.glob("iter_*/manifest.json"):
-        document = json.loads(path.read_text())
-        step = json.loads((path.parent / "state.json").read_text())["step"]
-        names = ("first_step", "last_step", "data_parallel_size")
-        recorded_spans = [
-            {**dict(zip(names, span, strict=True)), "micro_batch_size": 2}
-            for span in spans or []
-            if span[1] <= step
-        ]
-        document["run"] = {} if spans is None else {"spans": recorded_spans}
-        path.write_text(json.dumps(document))
-
-
 @pytest.fixture
 def recorded(trained: Path, tmp_path: Path) -> Callable[..., str]:
-    """The run, with other recorded ranks."""
+    """The run with other recorded (first step, last step, ranks), or none."""
 
     def copy(*spans: tuple[int, int, int], unknown: bool = False) -> str:
         shutil.copytree(trained, tmp_path / "copy", dirs_exist_ok=True)
-        edit_spans(tmp_path / "copy", None if unknown else list(spans))
+        names = ("first_step", "last_step", "data_parallel_size", "micro_batch_size")
+        for path in tmp_path.glob("copy/iter_*/manifest.json"):
+            document = json.loads(path.read_text())
+            step = json.loads((path.parent / "state.json").read_text())["step"]
+            found = [dict(zip(names, (*span, 2), strict=True)) for span in spans if span[1] <= step]
+            document["run"] = {} if unknown else {"spans": found}
+            path.write_text(json.dumps(document))
         return str(tmp_path / "copy")
 
     return copy

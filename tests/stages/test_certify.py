@@ -13,12 +13,10 @@ import pytest
 
 from stages.certify.config import CertifyConfig
 from stages.certify.run import certify
-from stages.report.config import ReportConfig
-from stages.report.run import run as run_report
 from stages.runtime.context import StageRun
-from tests.stages.directly import Done, run_directly, run_program
-from tests.stages.html_page import Page, check_sound
+from tests.stages.directly import Done, run_program
 from tests.stages.pretrain_runs import Pretrain
+from tests.stages.test_report import report
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts.digest import digest_bytes, digest_files
 from trainyard.config import from_dict
@@ -321,13 +319,6 @@ def test_a_folder_without_a_run_is_refused(whole: Path, tmp_path: Path) -> None:
 
 
 # --- on the run card ----------------------------------------------------------------------------
-
-
-def report(folder: Path, **options: Any) -> tuple[Page, dict[str, Any]]:
-    prefix = str(folder / "card")
-    run_directly(ReportConfig, run_report, **options, output_prefix=prefix)
-    page = check_sound((folder / "card.html").read_text())
-    return page, json.loads((folder / "card.summary.json").read_text())
 
 
 def test_the_run_card_shows_the_certificate(whole: Path, tmp_path: Path) -> None:

@@ -36,9 +36,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 # --- on this machine --------------------------------------------------------------------------
 
 
-def test_corpus_has_shards_and_a_held_out_part(
-    corpus: tuple[Path, dict[str, Any]],
-) -> None:
+def test_corpus_has_shards_and_a_held_out_part(corpus: tuple[Path, dict[str, Any]]) -> None:
     folder, metrics = corpus
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["heldout.txt"] + [f"train-0000{i}.jsonl" for i in range(3)]
@@ -82,9 +80,7 @@ def test_packages_are_found_and_we_are_not_among_them() -> None:
 LONG = "word " * 40
 
 
-def test_order_of_sources_does_not_depend_on_their_folders(
-    tmp_path: Path,
-) -> None:
+def test_order_of_sources_does_not_depend_on_their_folders(tmp_path: Path) -> None:
     def tree(root: Path) -> list[Entry]:
         (root / "lib/pydoc_data").mkdir(parents=True)
         (root / "lib/pydoc_data/topics.py").write_text(f"topics = {{'t': '{LONG}t'}}")

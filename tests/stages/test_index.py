@@ -76,9 +76,7 @@ def test_output_is_indices_without_the_paths_of_tokens(indices: Path, tokens: st
     assert manifest(indices).metrics["train_samples"] >= 32
 
 
-def test_prebuilt_indices_same_run(
-    train: Callable[..., str], indices: Path, tmp_path: Path
-) -> None:
+def test_training_uses_indices(train: Callable[..., str], indices: Path, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in indices.rglob("*")}
     log = train(tmp_path / "with", data_cache_path=indices)
     assert "saved index" not in log

@@ -99,9 +99,7 @@ def test_provenance_is_kept(store_url: str) -> None:
         assert (len(origins), origins[2].id) == (4, "id 2")
 
 
-def test_merge_of_merges_keeps_provenance_outside_the_digest(
-    tmp_path: Path,
-) -> None:
+def test_merge_of_merges_keeps_provenance_outside_the_digest(tmp_path: Path) -> None:
     put(str(tmp_path / "parts" / "a"), FIRST)
     digests = set()
     for bucket in ("s3://b", "/data"):

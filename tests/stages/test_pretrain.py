@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stages.pretrain.config import PretrainConfig
-from tests.stages.directly import run_process
+from tests.stages.directly import run_process, wait_for_line
 from tests.stages.pretrain_runs import OPTIONS, Pretrain, arguments, ledger, manifest
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.checkpoint.load import open_checkpoint
@@ -213,20 +213,12 @@ def start(*words: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(process: subprocess.Popen[str], words: str) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if words in line:
-            return
-    raise AssertionError(f"it ended without saying {words!r}")
-
-
 @pytest.mark.slow
 def test_run_resumes_after_sigterm(pretrain: Pretrain, tokens: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = {"train_iters": 100_000, "log_interval": 1, "eval_iters": 0, "save_interval": 50_000}
     process = start(*arguments(tokens, folder, **options))
-    wait_for(process, " iteration        3/")
+    wait_for_line(process, " iteration        3/")
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 143, output
@@ -245,7 +237,7 @@ def test_run_resumes_after_sigterm(pretrain: Pretrain, tokens: str, tmp_path: Pa
 def test_signal_to_the_process_group_saves_the_step(tokens: str, tmp_path: Path) -> None:
     options = {"train_iters": 100_000, "log_interval": 1, "eval_iters": 0, "num_workers": 2}
     process = start(*arguments(tokens, tmp_path / "run", **options))
-    wait_for(process, " iteration        3/")
+    wait_for_line(process, " iteration        3/")
     os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 143, output
@@ -261,7 +253,7 @@ def test_two_ranks_train_stop_and_continue_as_one_run(tokens: str, tmp_path: Pat
     words = arguments(tokens, cut, **options)
     assert "ranks=2" in run_process("stages.pretrain", *arguments(tokens, whole, **options))
     process = start(*words)
-    wait_for(process, " iteration        9/")
+    wait_for_line(process, " iteration        9/")
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     output, _ = process.communicate(timeout=100)
@@ -282,7 +274,7 @@ def test_a_validation_of_two_ranks_is_cut_short_and_made_good_by_one(tmp_path: P
     options |= {"train_iters": 6, "split": None, "save_interval": 4, "data_path": None}
     options |= {"train_data_path": train, "valid_data_path": valid}
     process = start(*arguments("", folder, **options, nproc_per_node=2))
-    wait_for(process, " iteration        3/")
+    wait_for_line(process, " iteration        3/")
     time.sleep(0.5)  # into the validation behind step 4: thousands of batches
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=100)

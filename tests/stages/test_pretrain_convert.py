@@ -13,7 +13,7 @@ from stages.pretrain.run import run
 from stages.reshard.config import ReshardConfig
 from stages.reshard.run import run as reshard
 from tests.stages.directly import run_directly, run_program
-from tests.stages.pretrain_runs import OPTIONS
+from tests.stages.pretrain_runs import OPTIONS, flags
 from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt
 from tests.trainyard.conversion.megatron.test_read import states_of, weights_of
 from tests.trainyard.conversion.megatron.test_write import save_trained
@@ -209,15 +209,9 @@ def test_layouts_count_for_a_conversion_alone(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command_says_what_it_did_and_then_has_nothing_to_do(trained: Path) -> None:
     given = options(trained, train_iters=4)
-    words = [word for key, value in given.items() for word in _flag(key, value)]
-    words += ["--ckpt-convert-update-legacy-dist-opt-format", "--nproc-per-node", "8"]
+    words = [*flags(given), "--ckpt-convert-update-legacy-dist-opt-format", "--nproc-per-node", "8"]
     first, second = (run_program("stages.pretrain", *words) for _ in range(2))
     assert first.status == 0, first.err
     assert "converted checkpoint: trainyard -> torch_dist step=100" in first.err
     assert "--ckpt-convert-update-legacy-dist-opt-format: taken, without effect" in first.err
     assert (second.status, "nothing to do" in second.err) == (0, True), second.err
-
-
-def _flag(name: str, value: Any) -> list[str]:
-    flag = "--" + name.replace("_", "-")
-    return [flag] if value is True else [flag, str(value)]

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -228,15 +229,14 @@ def test_pretrain_refuses_data_and_files_that_cannot_be(
 ) -> None:
     spoil, options, status, told = PRETRAIN[case]
     spoil(folder)
-    given = {"data_path": "t", "nproc_per_node": ranks, **options}
+    given: dict[str, Any] = {"data_path": "t", "nproc_per_node": ranks, **options}
     if "tokenizer_type" in options:
         given["vocab_size"] = None
-    words = arguments("", tmp_path / "out", **given)[2:]  # without a path of data
-    kept: list[str] = []
-    for flag, value in zip(words[::2], words[1::2], strict=True):
-        here = value in ("t", "list") or value.startswith("other")
-        kept += [] if value == "None" else [flag, str(folder / value) if here else value]
-    check_refused(torchless, "pretrain", kept, status, told, tmp_path / "out")
+    for name, value in given.items():
+        if value in ("t", "list") or str(value).startswith("other"):
+            given[name] = folder / str(value)
+    words = arguments("", tmp_path / "out", **given)
+    check_refused(torchless, "pretrain", words, status, told, tmp_path / "out")
 
 
 @pytest.mark.parametrize("reader", LOADERS)
@@ -274,20 +274,17 @@ def test_own_steps_come_before_load(torchless: Zygote, folder: Path, tmp_path: P
 def test_sound_input_reaches_torch(torchless: Zygote, folder: Path, tmp_path: Path) -> None:
     for name, data in tokenizer_files().items():
         (folder / "other" / name.split("/")[1]).write_bytes(data)
-    for options in (
+    tokenizer = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": folder / "other"}
+    cases: list[dict[str, Any]] = [
         {},
         {"split": "1,0,0", "eval_iters": 0},
         {"split": "98,2,0"},
         {"load": folder / "run"},
-        {"mock_data": True},
-        {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": folder / "other"},
-    ):
+        {"mock_data": True, "data_path": None},
+        {**tokenizer, "vocab_size": None},
+    ]
+    for options in cases:
         words = arguments(str(folder / "t"), tmp_path / "out", **options)
-        if "mock_data" in options:
-            words = words[2:]
-        if "tokenizer_type" in options:
-            at = words.index("--vocab-size")
-            del words[at : at + 2]
         status, _, log = torchless.run("stages.pretrain", words)
         assert IMPORTED in log, log
         assert status != 0

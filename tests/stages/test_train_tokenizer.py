@@ -76,7 +76,7 @@ def test_transformers_loads_the_folder(corpus: Path, tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer("the yard").input_ids) == "the yard"
 
 
-def test_a_small_corpus_is_told(
+def test_small_corpus_is_a_warning(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics = train(corpus, tmp_path / "tok", vocab_size=5000)

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from stages.runtime.context import StageRun
-from tests.stages.directly import run_program
+from tests.stages.directly import run_program, until
 from tests.stages.toy import ToyConfig
 from trainyard.artifacts import claim, store
 from trainyard.artifacts.manifest import Manifest, read_manifest
@@ -168,7 +168,7 @@ def test_debug_shows_the_traceback(toy: Toy) -> None:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_stops_and_keeps_units(toy: Toy, number: signal.Signals, status: int) -> None:
     process = toy.start("--gate", "/never")
-    _until(toy.has_finished_a_unit)
+    until(toy.has_finished_a_unit)
     sent = time.monotonic()
     process.send_signal(number)
     assert process.wait(timeout=10) == status
@@ -184,7 +184,7 @@ def test_signal_stops_and_keeps_units(toy: Toy, number: signal.Signals, status: 
 def test_a_second_run_waits_for_the_first_and_finds_its_work(toy: Toy, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     first = toy.start("--gate", str(gate))
-    _until(toy.has_finished_a_unit)
+    until(toy.has_finished_a_unit)
     assert "another run is writing" in toy("--claim-wait-seconds", "0", expect=3)
     second = toy.start("--claim-wait-seconds", "60")
     assert second.stderr is not None
@@ -209,9 +209,9 @@ def test_a_stage_stops_when_whoever_started_it_dies(toy: Toy) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         child = int(starter.stdout.readline())
-        _until(toy.has_finished_a_unit)
+        until(toy.has_finished_a_unit)
         starter.kill()
-    _until(lambda: not _alive(child))
+    until(lambda: not _alive(child))
     assert not Path(toy.output, ".claim.json").exists()
 
 
@@ -299,14 +299,6 @@ def test_options_that_may_be_unset_load_no_checker_of_types() -> None:
     loaded = done.stdout.partition("loaded:")[2].split()
     assert "tyro" in loaded, done.stderr
     assert "typeguard" not in loaded
-
-
-def _until(condition: object) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited a minute in vain"
-        time.sleep(0.02)
 
 
 def _alive(pid: int) -> bool:

@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 
 from stages.runtime import context
 from stages.runtime.context import StageRun
+from tests.stages.directly import until, wait_for_line
 from trainyard.artifacts.output import Output
 from trainyard.errors import Stopped
 
@@ -42,26 +41,9 @@ def toy(
     )
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
-
-
 def work(folder: Path, count: int) -> None:
     """Until all ranks are at work."""
     until(lambda: len(list(folder.rglob("?.txt"))) == count)
-
-
-def hear(process: subprocess.Popen[str], words: str, count: int = 1) -> None:
-    """Until so many lines of it have said it."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        count -= words in line
-        if count == 0:
-            return
-    raise AssertionError(f"it ended without {words!r}")
 
 
 def saved(folder: Path) -> list[str]:
@@ -79,7 +61,7 @@ def test_what_is_being_saved_is_not_cut_short_by_a_signal_that_comes_again(
     with toy(tmp_path, 0.3) as process:
         work(tmp_path, 1)
         process.send_signal(first)
-        hear(process, "rank 0 saves")
+        wait_for_line(process, "rank 0 saves")
         for number in again:
             process.send_signal(number)
         assert process.wait(SECONDS) == 128 + first
@@ -90,8 +72,8 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     with toy(tmp_path, 600) as process:
         work(tmp_path, 1)
         process.send_signal(INT)
-        hear(process, "once more stops at once")
-        hear(process, "rank 0 saves")
+        wait_for_line(process, "once more stops at once")
+        wait_for_line(process, "rank 0 saves")
         process.send_signal(INT)
         assert process.wait(SECONDS) == 130
     assert saved(tmp_path) == []
@@ -114,7 +96,7 @@ def test_every_rank_saves_if_all_are_signalled(tmp_path: Path, launcher: tuple[s
     with toy(tmp_path, 2.0, *launcher, ranks=2) as process:
         work(tmp_path, 2)
         tell_all(tmp_path, TERM)
-        hear(process, " saves", count=2)
+        wait_for_line(process, " saves", count=2)
         tell_all(tmp_path, TERM)
         # torchrun waits for up to 30 s a rank where a signal meets it within a wait for its ranks.
         assert process.wait(2 * SECONDS) != 0
