@@ -6,30 +6,32 @@ value."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from trainyard.attention.masks import AttentionMask
 
 
+class Softmax(NamedTuple):
+    """The softmax over the scores of a layer."""
+
+    scale: float
+    """Factor of the scores."""
+    dropout_p: float = 0.0
+    sink: Tensor | None = None
+    """(n) score of one more key of each head, whose value is 0."""
+
+
 class AttentionBackend(Protocol):
     """Softmax attention by some kernel."""
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        *,
-        dropout_p: float,
-        scale: float,
-        sink: Tensor | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax
     ) -> Tensor:
         """q: (b, n, s, d); k: (b, g, t, d); v: (b, g, t, d_v), query head i reading group i g / n.
 
-        sink: (n) score of one more key of each head, whose value is 0. Returns (b, n, s, d_v)."""
+        Returns (b, n, s, d_v)."""
 
 
 @dataclass(frozen=True, slots=True)

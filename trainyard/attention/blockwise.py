@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trainyard.attention.base import Softmax
 from trainyard.attention.lse_kernels import BlockCall, Parts, Saved, block_backward, block_forward
 from trainyard.attention.merge_lse import (
     Merger,
@@ -71,20 +72,19 @@ def block_attention(
     k: Tensor,
     v: Tensor,
     blocks: Sequence[Block],
-    *,
     kernel: str,
-    scale: float,
-    dropout_p: float = 0.0,
-    sink: Tensor | None = None,
+    softmax: Softmax,
+    *,
     mask: Tensor | None = None,
     window: tuple[int, int] = (-1, -1),
 ) -> Tensor:
     """Softmax attention of each query over the keys of all its blocks.
 
-    q: (b, n, s, d); k, v: (b, g, t, d). sink: (n) scores that give no value. mask, window: of a
-    single block, as in `BlockCall`. Returns (b, n, s, d)."""
+    q: (b, n, s, d); k, v: (b, g, t, d). mask, window: of a single block, as in
+    `BlockCall`. Returns (b, n, s, d)."""
     assert len(blocks) == 1 or (mask is None and window == (-1, -1))
     plan = [int(number) for block in blocks for number in block]
+    scale, dropout_p, sink = softmax
     out: Tensor = _FORWARD(q, k, v, sink, mask, plan, kernel, scale, dropout_p, *window)[0]
     return out
 

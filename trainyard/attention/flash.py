@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from trainyard.attention.base import Softmax
 from trainyard.attention.masks import NO_BOUND, AttentionMask, packed_lengths
 from trainyard.attention.sdpa import SdpaBackend
 
@@ -28,21 +29,13 @@ class FlashBackend:
     deterministic: bool = False
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        *,
-        dropout_p: float,
-        scale: float,
-        sink: Tensor | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax
     ) -> Tensor:
         """See `AttentionBackend`."""
-        assert sink is None, "not chosen with a sink"
+        assert softmax.sink is None, "not chosen with a sink"
         if not mask.rules_only:
-            return DENSE.attend(q, k, v, mask, dropout_p=dropout_p, scale=scale)
-        options = self._options(mask, dropout_p, scale)
+            return DENSE.attend(q, k, v, mask, softmax)
+        options = self._options(mask, softmax)
         tensors = [x.transpose(1, 2) for x in (q, k, v)]  # (b, s, n, d)
         if mask.bounds is None:
             return _first(self._kernel(packed=False)(*tensors, **options)).transpose(1, 2)
@@ -79,19 +72,19 @@ class FlashBackend:
         kernel: Callable[..., Any] = flash_attn_varlen_func if packed else flash_attn_func
         return kernel
 
-    def _options(self, mask: AttentionMask, dropout_p: float, scale: float) -> dict[str, Any]:
+    def _options(self, mask: AttentionMask, softmax: Softmax) -> dict[str, Any]:
         window: tuple[int | None, int | None] = mask.window or (NO_BOUND, NO_BOUND)
         if mask.causal and mask.window is not None:
             window = (mask.window[0], 0)
-        options: dict[str, Any] = {"softmax_scale": scale, "causal": mask.causal}
+        options: dict[str, Any] = {"softmax_scale": softmax.scale, "causal": mask.causal}
         if self.version == 4:
             window = tuple(None if side == NO_BOUND else side for side in window)  # type: ignore[assignment]
         else:
             options["deterministic"] = self.deterministic
         if self.version == 2:
-            options["dropout_p"] = dropout_p
+            options["dropout_p"] = softmax.dropout_p
         else:
-            assert dropout_p == 0.0, "not chosen with dropout"
+            assert softmax.dropout_p == 0.0, "not chosen with dropout"
         return options | {"window_size": window}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trainyard.attention.base import Numerics
+from trainyard.attention.base import Numerics, Softmax
 from trainyard.attention.masks import AttentionMask, materialise
 
 
@@ -21,20 +21,12 @@ class LocalBackend:
     numerics: Numerics
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        *,
-        dropout_p: float,
-        scale: float,
-        sink: Tensor | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax
     ) -> Tensor:
         """See `AttentionBackend`."""
         g, coefficient = k.shape[1], self.numerics.layer_scaling
         grouped = q.unflatten(1, (g, -1))  # (b, g, n/g, s, d)
-        scores = grouped * (scale / coefficient) @ k.unsqueeze(2).transpose(-1, -2)
+        scores = grouped * (softmax.scale / coefficient) @ k.unsqueeze(2).transpose(-1, -2)
         if self.numerics.softmax_in_fp32 or coefficient != 1:
             scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if coefficient != 1:
@@ -43,8 +35,8 @@ class LocalBackend:
         if allowed is not None:
             lowest = torch.finfo(scores.dtype).min  # not -inf: a row of none would be NaN
             scores = scores.masked_fill(~allowed.unsqueeze(1), lowest)
-        weights = _softmax(scores, sink).to(q.dtype)
-        weights = functional.dropout(weights, dropout_p)
+        weights = _softmax(scores, softmax.sink).to(q.dtype)
+        weights = functional.dropout(weights, softmax.dropout_p)
         return (weights @ v.unsqueeze(2)).flatten(1, 2)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from trainyard.attention.base import Softmax
 from trainyard.attention.blockwise import Block, block_attention, causal_blocks
 from trainyard.attention.lse_kernels import laid_out, order_in_memory
 from trainyard.attention.masks import AttentionMask, materialise, packed_lengths
@@ -37,32 +38,26 @@ class SdpaBackend:
     strict: bool = False
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        *,
-        dropout_p: float,
-        scale: float,
-        sink: Tensor | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax
     ) -> Tensor:
         """See `AttentionBackend`."""
         s, t = q.shape[2], k.shape[2]
-        if self.kernel == "flash" and mask.rules_only and (sink is not None or not mask.plain):
-            return _flash(q, k, v, mask, dropout_p, scale, sink)
+        if (
+            self.kernel == "flash"
+            and mask.rules_only
+            and (softmax.sink is not None or not mask.plain)
+        ):
+            return _flash(q, k, v, mask, softmax)
         square = mask.plain and (s == t or not mask.causal)
-        if sink is not None:
-            return self._with_sink(q, k, v, mask, dropout_p, scale, sink)
+        if softmax.sink is not None:
+            return self._with_sink(q, k, v, mask, softmax)
         if square:
-            return self._sdpa(q, k, v, None, mask.causal, dropout_p, scale)
+            return self._sdpa(q, k, v, None, mask.causal, softmax)
         if mask.plain and self.kernel in ("cudnn", "flash"):
             blocks = causal_blocks(0, s, t - s)
-            return block_attention(
-                q, k, v, blocks, kernel=self.kernel, scale=scale, dropout_p=dropout_p
-            )
+            return block_attention(q, k, v, blocks, self.kernel, softmax)
         dense = materialise(mask, s, t, q.device)
-        return self._sdpa(q, k, v, dense, False, dropout_p, scale)
+        return self._sdpa(q, k, v, dense, False, softmax)
 
     def _sdpa(
         self,
@@ -71,9 +66,9 @@ class SdpaBackend:
         v: Tensor,
         dense: Tensor | None,
         causal: bool,
-        dropout_p: float,
-        scale: float,
+        softmax: Softmax,
     ) -> Tensor:
+        scale, dropout_p, _ = softmax
         grouped = q.shape[1] != k.shape[1]
         if self.kernel == "cpu":
             return functional.scaled_dot_product_attention(
@@ -92,14 +87,7 @@ class SdpaBackend:
         return even_gradient(out, q) if CUDNN in kernels and q.is_cuda else out
 
     def _with_sink(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        dropout_p: float,
-        scale: float,
-        sink: Tensor,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax
     ) -> Tensor:
         """Adds the sink through the log-sum-exp of a kernel."""
         s, t = q.shape[2], k.shape[2]
@@ -110,9 +98,7 @@ class SdpaBackend:
         elif not mask.plain:
             blocks, dense = [Block(0, s, 0, t)], materialise(mask, s, t, q.device)
             kernel = "math" if kernel == "cudnn" else kernel
-        return block_attention(
-            q, k, v, blocks, kernel=kernel, scale=scale, dropout_p=dropout_p, sink=sink, mask=dense
-        )
+        return block_attention(q, k, v, blocks, kernel, softmax, mask=dense)
 
 
 class _EvenGradient(torch.autograd.Function):
@@ -134,38 +120,12 @@ def even_gradient(out: Tensor, q: Tensor) -> Tensor:
     return even
 
 
-def _flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: AttentionMask,
-    dropout_p: float,
-    scale: float,
-    sink: Tensor | None,
-) -> Tensor:
+def _flash(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax) -> Tensor:
     """FlashAttention-2 with its own windows and documents; queries are the last of the keys."""
     s, t = q.shape[2], k.shape[2]
     window = mask.window or (-1, -1)
     if mask.bounds is not None:
-        return varlen_attention(
-            q,
-            k,
-            v,
-            *packed_lengths(mask, s, t),
-            causal=mask.causal,
-            window=window,
-            scale=scale,
-            dropout_p=dropout_p,
-            sink=sink,
-        )
-    return block_attention(
-        q,
-        k,
-        v,
-        [Block(0, s, 0, t, mask.causal)],
-        kernel="flash",
-        scale=scale,
-        dropout_p=dropout_p,
-        sink=sink,
-        window=window,
-    )
+        lengths = packed_lengths(mask, s, t)
+        return varlen_attention(q, k, v, *lengths, softmax, causal=mask.causal, window=window)
+    blocks = [Block(0, s, 0, t, mask.causal)]
+    return block_attention(q, k, v, blocks, "flash", softmax, window=window)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from trainyard.attention.base import Softmax
 from trainyard.attention.masks import AttentionMask, packed_lengths
 from trainyard.attention.sdpa import SdpaBackend
 
@@ -22,22 +23,16 @@ class TransformerEngineBackend:
     """`DotProductAttention`, one instance for each kind of layer."""
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        *,
-        dropout_p: float,
-        scale: float,
-        sink: Tensor | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax
     ) -> Tensor:
         """See `AttentionBackend`."""
-        assert sink is None, "not chosen with a sink"
+        assert softmax.sink is None, "not chosen with a sink"
         s, t = q.shape[2], k.shape[2]
         if not mask.rules_only or s != t:
-            return FALLBACK.attend(q, k, v, mask, dropout_p=dropout_p, scale=scale)
-        core = _core(q.shape[1], k.shape[1], (q.shape[3], v.shape[3]), dropout_p, scale)
+            return FALLBACK.attend(q, k, v, mask, softmax)
+        core = _core(
+            q.shape[1], k.shape[1], (q.shape[3], v.shape[3]), softmax.dropout_p, softmax.scale
+        )
         tensors = [x.transpose(1, 2) for x in (q, k, v)]  # (b, s, n, d)
         kind = "causal" if mask.causal else "no_mask"
         window = mask.window or (-1, -1)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainyard.attention.base import Softmax
 from trainyard.attention.lse_kernels import BlockCall, Parts, Saved, flash_rng, flash_window
 from trainyard.attention.operator_gradient import register_gradient
 
@@ -24,17 +25,16 @@ def varlen_attention(
     v: Tensor,
     query_lengths: Tensor,
     key_lengths: Tensor,
+    softmax: Softmax,
     *,
     causal: bool,
     window: tuple[int, int],
-    scale: float,
-    dropout_p: float = 0.0,
-    sink: Tensor | None = None,
 ) -> Tensor:
     """q: (b, n, s, d); k, v: (b, g, t, d). query_lengths, key_lengths: int32 `cu_seqlens` of the
     documents, rows behind one another; within a document, the queries are the last of the keys.
 
     Returns (b, n, s, d)."""
+    scale, dropout_p, sink = softmax
     out: Tensor = _FORWARD(
         q, k, v, sink, query_lengths, key_lengths, causal, *window, scale, dropout_p
     )[0]

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from trainyard.attention.base import Numerics
+from trainyard.attention.base import Numerics, Softmax
 from trainyard.attention.masks import CAUSAL, AttentionMask
 from trainyard.attention.select import Choice, Key, Needs, Request, Selected, backend_table
 from trainyard.errors import ConfigError
@@ -149,15 +149,9 @@ class CoreAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
         """q: (b, n, s, d); k, v: (b, g, t, d). Returns (b, n, s, d)."""
         backend = self.backends[q.device.type, q.dtype, mask.bounds is not None].get()
-        return backend.attend(
-            q,
-            k,
-            v,
-            mask.with_window(self.window),
-            dropout_p=self.dropout if self.training else 0.0,
-            scale=self.scale,
-            sink=self._sink(q),
-        )
+        dropout_p = self.dropout if self.training else 0.0
+        softmax = Softmax(self.scale, dropout_p, self._sink(q))
+        return backend.attend(q, k, v, mask.with_window(self.window), softmax)
 
     def _sink(self, q: Tensor) -> Tensor | None:
         """(n) score of an extra key of value 0; off by one, the score is 0 too."""

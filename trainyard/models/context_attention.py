@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainyard.attention.base import AttentionBackend
+from trainyard.attention.base import AttentionBackend, Softmax
 from trainyard.attention.blockwise import block_attention, causal_blocks
 from trainyard.attention.masks import AttentionMask
 from trainyard.attention.select import Selected
@@ -54,48 +54,25 @@ class ContextAttention:
         return ContextAttention(parallel.cp, parallel.cp_comm_type, selected.backend, kernel)
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        *,
-        dropout_p: float,
-        scale: float,
-        sink: Tensor | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax
     ) -> Tensor:
         """q: (b, n, s, d), k, v: (b, g, s, d), the local part. Returns (b, n, s, d)."""
         assert mask.rules_only, "a dense mask does not know its part of the sequence"
         if self.comm_type == "a2a":
-            return self._exchanged(q, k, v, mask, dropout_p, scale, sink)
+            return self._exchanged(q, k, v, mask, softmax)
         if self.comm_type == "allgather":
-            return self._gathered(q, k, v, mask, dropout_p, scale, sink)
+            return self._gathered(q, k, v, mask, softmax)
         if not mask.plain:
             raise ConfigError(
                 "--cp-comm-type p2p passes keys round and has no rule but causality; for packed "
                 f"documents or --window-size {ADVICE}"
             )
         return ring_attention(
-            q,
-            k,
-            v,
-            self.group,
-            kernel=self.kernel,
-            causal=mask.causal,
-            scale=scale,
-            dropout_p=dropout_p,
-            sink=sink,
+            q, k, v, self.group, kernel=self.kernel, causal=mask.causal, softmax=softmax
         )
 
     def _gathered(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        dropout_p: float,
-        scale: float,
-        sink: Tensor | None,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax
     ) -> Tensor:
         size, rank, s = group_size(self.group), group_rank(self.group), q.shape[2]
         k, v = gather_sequences((k, v), self.group)
@@ -103,48 +80,30 @@ class ContextAttention:
             if not mask.plain:
                 places = local_positions(k.shape[2], size, rank, q.device)
                 mask = replace(mask, positions=places.unsqueeze(0))
-            return self.backend.attend(q, k, v, mask, dropout_p=dropout_p, scale=scale, sink=sink)
+            return self.backend.attend(q, k, v, mask, softmax)
         half = s // 2
         early, late = piece_begins(half, size, rank)
         if mask.plain:
             blocks = causal_blocks(0, half, early) + causal_blocks(half, s, late)
-            return block_attention(
-                q, k, v, blocks, kernel=self.kernel, scale=scale, dropout_p=dropout_p, sink=sink
-            )
+            return block_attention(q, k, v, blocks, self.kernel, softmax)
         parts = []
         for rows, begin in ((slice(0, half), early), (slice(half, s), late)):
             end, first = begin + half, mask.first_key(begin)
-            parts.append(
-                self.backend.attend(
-                    q[:, :, rows],
-                    k[:, :, first:end],
-                    v[:, :, first:end],
-                    mask.part(first, end),
-                    dropout_p=dropout_p,
-                    scale=scale,
-                    sink=sink,
-                )
-            )
+            keys, values, part = k[:, :, first:end], v[:, :, first:end], mask.part(first, end)
+            parts.append(self.backend.attend(q[:, :, rows], keys, values, part, softmax))
         return torch.cat(parts, dim=2)
 
     def _exchanged(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        dropout_p: float,
-        scale: float,
-        sink: Tensor | None,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax
     ) -> Tensor:
         size, rank = group_size(self.group), group_rank(self.group)
         copies = copies_of_groups(k.shape[1], size)
         if copies > 1:
             k, v = (x.repeat_interleave(copies, dim=1) for x in (k, v))
         q, k, v = sequence_to_heads((q, k, v), self.group)
-        if sink is not None:
-            sink = sink.chunk(size)[rank]
-        out = self.backend.attend(q, k, v, mask, dropout_p=dropout_p, scale=scale, sink=sink)
+        if softmax.sink is not None:
+            softmax = softmax._replace(sink=softmax.sink.chunk(size)[rank])
+        out = self.backend.attend(q, k, v, mask, softmax)
         return heads_to_sequence(out, self.group)
 
 

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from trainyard.attention.base import AttentionBackend, Numerics
+from trainyard.attention.base import AttentionBackend, Numerics, Softmax
 from trainyard.attention.local import LocalBackend
 from trainyard.attention.masks import CAUSAL, FULL, AttentionMask
 
@@ -70,9 +70,7 @@ def attend(
     out = backend.attend(
         *given[:3],
         mask,
-        dropout_p=0.0,
-        scale=1.0 / math.sqrt(given[0].shape[3]),
-        sink=given[3] if with_sink else None,
+        Softmax(1.0 / math.sqrt(given[0].shape[3]), sink=given[3] if with_sink else None),
     )
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     grads = torch.autograd.grad(out, used, weights.to(out.device, out.dtype))

@@ -16,7 +16,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 from tests.trainyard.attention.cases import KINDS, LOCAL, attend, expected, inputs, masks
 from trainyard.attention import lse_kernels, varlen
-from trainyard.attention.base import Numerics
+from trainyard.attention.base import Numerics, Softmax
 from trainyard.attention.flash import FlashBackend
 from trainyard.attention.local import LocalBackend
 from trainyard.attention.lse_kernels import BlockCall, Saved, block_backward, block_forward
@@ -59,10 +59,10 @@ def test_queries_are_the_last_of_the_keys(backend: Any, kind: str, with_sink: bo
 def test_heads_do_not_see_each_other(backend: Any, kind: str) -> None:
     q, k, v, sink = (x.detach() for x in inputs(S))
     order, mask = torch.tensor([2, 0, 3, 1]), masks(S)[kind]
-    options: dict[str, Any] = {"dropout_p": 0.0, "scale": 0.25}
-    out = backend.attend(q, k, v, mask, sink=sink, **options)
+    softmax = Softmax(0.25)
+    out = backend.attend(q, k, v, mask, softmax._replace(sink=sink))
     moved = [x[:, order] for x in (q, k, v)]
-    permuted = backend.attend(*moved, mask, sink=sink[order], **options)
+    permuted = backend.attend(*moved, mask, softmax._replace(sink=sink[order]))
     torch.testing.assert_close(permuted, out[:, order], **FP32_SUM_ORDER)
 
 
@@ -74,9 +74,7 @@ def test_a_compiler_takes_backends_whole(backend: Any, with_sink: bool) -> None:
     torch._dynamo.reset()
 
     def doubled(q: Tensor, k: Tensor, v: Tensor, sink: Tensor, mask: AttentionMask) -> Tensor:
-        out: Tensor = backend.attend(
-            q, k, v, mask, dropout_p=0.0, scale=0.25, sink=sink if with_sink else None
-        )
+        out: Tensor = backend.attend(q, k, v, mask, Softmax(0.25, sink=sink if with_sink else None))
         return 2 * out
 
     compiled = torch.compile(doubled, fullgraph=True, backend="aot_eager", dynamic=False)
@@ -94,29 +92,29 @@ def test_a_compiler_takes_backends_whole(backend: Any, with_sink: bool) -> None:
 
 def test_scaling_by_the_layer_changes_rounding_alone() -> None:
     given = [x.detach() for x in inputs(S)]
-    options: dict[str, Any] = {"dropout_p": 0.0, "scale": 0.25}
-    scaled = LocalBackend(Numerics(layer_scaling=7)).attend(*given[:3], CAUSAL, **options)
-    plain = LOCAL.attend(*given[:3], CAUSAL, **options)
+    softmax = Softmax(0.25)
+    scaled = LocalBackend(Numerics(layer_scaling=7)).attend(*given[:3], CAUSAL, softmax)
+    plain = LOCAL.attend(*given[:3], CAUSAL, softmax)
     torch.testing.assert_close(scaled, plain, **FP32_SUM_ORDER)
 
 
 def test_scaling_by_the_layer_keeps_fp16_scores_finite() -> None:
     q = torch.full((1, 1, 2, 8), 100.0, dtype=torch.float16)
-    options: dict[str, Any] = {"dropout_p": 0.0, "scale": 1.0}
-    assert not LOCAL.attend(q, q, q, CAUSAL, **options).isfinite().all()
+    softmax = Softmax(1.0)
+    assert not LOCAL.attend(q, q, q, CAUSAL, softmax).isfinite().all()
     scaled = LocalBackend(Numerics(layer_scaling=8))
-    assert scaled.attend(q, q, q, CAUSAL, **options).isfinite().all()
+    assert scaled.attend(q, q, q, CAUSAL, softmax).isfinite().all()
 
 
 def test_softmax_in_fp32_is_nearer_to_the_truth() -> None:
     q, k, v, _ = inputs(S, dtype=torch.bfloat16)
     given = [x.detach() * 4 for x in (q, k, v)]
-    options: dict[str, Any] = {"dropout_p": 0.0, "scale": 0.25}
-    right = LOCAL.attend(*(x.double() for x in given), CAUSAL, **options)
-    wide = LocalBackend(Numerics(softmax_in_fp32=True)).attend(*given, CAUSAL, **options)
+    softmax = Softmax(0.25)
+    right = LOCAL.attend(*(x.double() for x in given), CAUSAL, softmax)
+    wide = LocalBackend(Numerics(softmax_in_fp32=True)).attend(*given, CAUSAL, softmax)
     assert wide.dtype == torch.bfloat16
     assert (wide - right).abs().mean() <= (
-        LOCAL.attend(*given, CAUSAL, **options) - right
+        LOCAL.attend(*given, CAUSAL, softmax) - right
     ).abs().mean()
 
 
@@ -125,9 +123,9 @@ def test_softmax_in_fp32_is_nearer_to_the_truth() -> None:
 def test_dropout_keeps_the_mean(backend: Any) -> None:
     q, k, v, _ = (x.detach() for x in inputs(8))
     torch.manual_seed(0)
-    options: dict[str, Any] = {"dropout_p": 0.25, "scale": 0.25}
-    mean = sum(backend.attend(q, k, v, CAUSAL, **options) for _ in range(2000)) / 2000
-    right = LOCAL.attend(q, k, v, CAUSAL, dropout_p=0.0, scale=0.25)
+    softmax = Softmax(0.25, 0.25)
+    mean = sum(backend.attend(q, k, v, CAUSAL, softmax) for _ in range(2000)) / 2000
+    right = LOCAL.attend(q, k, v, CAUSAL, Softmax(0.25))
     torch.testing.assert_close(mean, right, rtol=0, atol=0.1)
 
 
@@ -267,7 +265,7 @@ def test_the_flash_package_is_called_right(
         monkeypatch.setitem(sys.modules, name, module)
     mask, given = masks(S)[kind], inputs(s, S, groups=2)
     out = FlashBackend(version).attend(
-        *given[:3], mask, dropout_p=0.0, scale=1.0 / math.sqrt(given[0].shape[3])
+        *given[:3], mask, Softmax(1.0 / math.sqrt(given[0].shape[3]))
     )
     right = expected(given, mask, False)[0]
     torch.testing.assert_close(out, right.float(), **FP32_SUM_ORDER)

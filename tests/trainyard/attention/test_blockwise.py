@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from trainyard.attention.base import Softmax
 from trainyard.attention.blockwise import Block, block_attention, causal_blocks
 from trainyard.attention.lse_kernels import BlockCall, Saved, block_backward, block_forward
 from trainyard.testing.tolerances import FP32_SUM_ORDER
@@ -43,9 +43,7 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Tensor:
 def test_blocks_make_up_attention(kernel: str, blocks: list[Block], with_sink: bool) -> None:
     q, k, v, sink = inputs()
     given = [q, k, v, sink] if with_sink else [q, k, v]
-    out = block_attention(
-        q, k, v, blocks, kernel=kernel, scale=SCALE, sink=sink if with_sink else None
-    )
+    out = block_attention(q, k, v, blocks, kernel, Softmax(SCALE, sink=sink if with_sink else None))
     expected = written_out(q, k, v, sink if with_sink else None)
     torch.testing.assert_close(out, expected, **FP32_SUM_ORDER)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
@@ -60,10 +58,8 @@ def test_blocks_make_up_attention(kernel: str, blocks: list[Block], with_sink: b
 def test_a_sink_of_minus_infinity_is_none() -> None:
     q, k, v, _ = inputs()
     nowhere = torch.full((4,), -math.inf)
-    with_sink = block_attention(q, k, v, WHOLE, kernel="cpu", scale=SCALE, sink=nowhere)
-    torch.testing.assert_close(
-        with_sink, block_attention(q, k, v, WHOLE, kernel="cpu", scale=SCALE)
-    )
+    with_sink = block_attention(q, k, v, WHOLE, "cpu", Softmax(SCALE, sink=nowhere))
+    torch.testing.assert_close(with_sink, block_attention(q, k, v, WHOLE, "cpu", Softmax(SCALE)))
 
 
 @pytest.mark.slow
@@ -77,8 +73,7 @@ def test_dropout_is_the_same_backward(blocks: list[Block]) -> None:
 
     def dropped(*tensors: Tensor) -> Tensor:
         torch.manual_seed(3)
-        options: dict[str, Any] = {"kernel": "cpu", "scale": SCALE, "dropout_p": 0.4}
-        return block_attention(*tensors[:3], blocks, sink=tensors[3], **options)
+        return block_attention(*tensors[:3], blocks, "cpu", Softmax(SCALE, 0.4, tensors[3]))
 
     assert not torch.equal(dropped(q, k, v, sink), written_out(q, k, v, sink))
     assert torch.autograd.gradcheck(dropped, (q, k, v, sink))
@@ -88,8 +83,8 @@ def test_dropout_is_the_same_backward(blocks: list[Block]) -> None:
 def test_dropout_keeps_the_mean() -> None:
     q, k, v, _ = (x.detach() for x in inputs())
     torch.manual_seed(0)
-    options: dict[str, Any] = {"kernel": "math", "scale": SCALE, "dropout_p": 0.3}
-    mean = sum(block_attention(q, k, v, PIECES, **options) for _ in range(2000)) / 2000
+    softmax = Softmax(SCALE, 0.3)
+    mean = sum(block_attention(q, k, v, PIECES, "math", softmax) for _ in range(2000)) / 2000
     torch.testing.assert_close(mean, written_out(q, k, v, None), rtol=0, atol=0.1)
 
 

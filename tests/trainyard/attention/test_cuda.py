@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.trainyard.attention.cases import KINDS, attend, expected, inputs, masks, to
-from trainyard.attention.base import Numerics
+from trainyard.attention.base import Numerics, Softmax
 from trainyard.attention.blockwise import block_attention, causal_blocks
 from trainyard.attention.lse_kernels import BlockCall, Saved, block_backward, block_forward
 from trainyard.attention.masks import CAUSAL
@@ -87,9 +87,9 @@ def test_fp32_kernels(kind: str, with_sink: bool) -> None:
 @each_sink
 def test_blocks_make_up_attention(kernel: str, groups: int, with_sink: bool) -> None:
     class Pieces:
-        def attend(self, q: Any, k: Any, v: Any, mask: Any, *, sink: Any, **options: Any) -> Tensor:
+        def attend(self, q: Any, k: Any, v: Any, mask: Any, softmax: Softmax) -> Tensor:
             blocks = causal_blocks(0, 64, 0) + causal_blocks(64, S, 64)
-            return block_attention(q, k, v, blocks, kernel=kernel, sink=sink, **options)
+            return block_attention(q, k, v, blocks, kernel, softmax)
 
     compare(Pieces(), S, groups, torch.bfloat16, "causal", with_sink)
 
@@ -119,7 +119,7 @@ def test_dropout_of_blocks_is_the_same_backward(kernel: str) -> None:
     q, k, _, _ = inputs(S, d=D, dtype=torch.bfloat16, device="cuda")
     v = torch.ones_like(k).requires_grad_()
     blocks = causal_blocks(0, 64, 0) + causal_blocks(64, S, 64)
-    out = block_attention(q, k, v, blocks, kernel=kernel, scale=0.125, dropout_p=0.3)
+    out = block_attention(q, k, v, blocks, kernel, Softmax(0.125, 0.3))
     (dv,) = torch.autograd.grad(out, v, torch.ones_like(out))
     assert out.float().std() > 0.01
     assert float(dv.float().sum()) == pytest.approx(float(out.float().sum()), rel=1e-2)
@@ -133,8 +133,8 @@ def test_a_compiler_takes_backends_whole(kind: str, with_sink: bool) -> None:
     mask = to(masks(S)[kind], "cuda")
 
     def doubled(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
-        options: dict[str, Any] = {"dropout_p": 0.0, "scale": 0.125}
-        return 2 * backend.attend(q, k, v, mask, sink=sink if with_sink else None, **options)
+        softmax = Softmax(0.125)
+        return 2 * backend.attend(q, k, v, mask, softmax._replace(sink=sink if with_sink else None))
 
     torch._dynamo.reset()
     compiled = torch.compile(doubled, fullgraph=True)

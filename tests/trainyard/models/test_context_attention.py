@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.trainyard.attention.cases import LOCAL, attend, inputs, masks
+from trainyard.attention.base import Softmax
 from trainyard.attention.masks import CAUSAL, AttentionMask
 from trainyard.attention.sdpa import SdpaBackend
 from trainyard.errors import ConfigError
@@ -49,9 +50,7 @@ def compare(backend: ContextAttention, mask: AttentionMask, groups: int, with_si
     given = inputs(S, groups=groups)
     right, wanted = attend(LOCAL, given, mask, with_sink)
     local = [*(cut(x) for x in given[:3]), given[3]]
-    out = backend.attend(
-        *local[:3], mask, dropout_p=0.0, scale=0.25, sink=given[3] if with_sink else None
-    )
+    out = backend.attend(*local[:3], mask, Softmax(0.25, sink=given[3] if with_sink else None))
     torch.testing.assert_close(whole(out), right, **FP32_SUM_ORDER)
     weights = cut(torch.randn(right.shape, generator=torch.Generator().manual_seed(1)))
     grads = torch.autograd.grad(out, local if with_sink else local[:3], weights)
@@ -86,9 +85,9 @@ def check_causality(comm_type: str) -> None:
     changed, at = [x.clone() for x in (q, k, v)], 13
     for x in changed:
         x[:, :, at:] += 1.0
-    options: dict[str, Any] = {"dropout_p": 0.0, "scale": 0.25}
+    softmax = Softmax(0.25)
     before, after = (
-        whole(over_all_ranks(comm_type).attend(*(cut(x) for x in given), CAUSAL, **options))
+        whole(over_all_ranks(comm_type).attend(*(cut(x) for x in given), CAUSAL, softmax))
         for given in ((q, k, v), changed)
     )
     assert torch.equal(before[:, :, :at], after[:, :, :at])
@@ -100,7 +99,7 @@ def check_compiled(comm_type: str) -> None:
     given = [cut(x) for x in inputs(S, groups=2)[:3]]
 
     def doubled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return 2 * backend.attend(q, k, v, CAUSAL, dropout_p=0.0, scale=0.25)
+        return 2 * backend.attend(q, k, v, CAUSAL, Softmax(0.25))
 
     torch._dynamo.reset()
     compiled = torch.compile(doubled, fullgraph=True, backend="aot_eager")
@@ -118,9 +117,9 @@ def check_dropout(comm_type: str) -> None:
     torch.manual_seed(dist.get_rank())
     mean = torch.zeros_like(local[0])
     for _ in range(300):
-        out = over_all_ranks(comm_type).attend(*local, CAUSAL, dropout_p=0.2, scale=0.25)
+        out = over_all_ranks(comm_type).attend(*local, CAUSAL, Softmax(0.25, 0.2))
         mean += out / 300
-    right = LOCAL.attend(q, k, v, CAUSAL, dropout_p=0.0, scale=0.25)
+    right = LOCAL.attend(q, k, v, CAUSAL, Softmax(0.25))
     assert (mean - cut(right)).abs().mean() < 0.05
     assert not torch.equal(out, cut(right))
 
@@ -131,7 +130,7 @@ def check_bf16(comm_type: str) -> None:
     wide = [x.double().requires_grad_() for x in [*halves, given[3]]]
     right, _ = attend(LOCAL, wide, CAUSAL, False)
     local = [cut(x) for x in halves]
-    out = over_all_ranks(comm_type).attend(*local, CAUSAL, dropout_p=0.0, scale=0.25)
+    out = over_all_ranks(comm_type).attend(*local, CAUSAL, Softmax(0.25))
     out.float().sum().backward()
     assert out.dtype == local[1].grad.dtype == torch.bfloat16  # type: ignore[union-attr]
     torch.testing.assert_close(whole(out).double(), right, rtol=2e-2, atol=2e-2)
@@ -153,7 +152,7 @@ def test_each_exchange_is_causal_compiles_and_keeps_mean_and_dtype(
 
 def check_refusal(kind: str) -> None:
     q, k, v = (cut(x) for x in inputs(S)[:3])
-    over_all_ranks("p2p").attend(q, k, v, masks(S)[kind], dropout_p=0.0, scale=0.25)
+    over_all_ranks("p2p").attend(q, k, v, masks(S)[kind], Softmax(0.25))
 
 
 @pytest.mark.distributed

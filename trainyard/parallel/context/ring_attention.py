@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
+from trainyard.attention.base import Softmax
 from trainyard.attention.blockwise import Block, GradientSum
 from trainyard.attention.lse_kernels import BlockCall, Parts, Saved
 from trainyard.attention.merge_lse import (
@@ -38,15 +39,13 @@ def ring_attention(
     *,
     kernel: str,
     causal: bool,
-    scale: float,
-    dropout_p: float = 0.0,
-    sink: Tensor | None = None,
+    softmax: Softmax,
 ) -> Tensor:
     """Attention of the local queries over the keys of all ranks.
 
     q: (b, n, s, d); k, v: (b, g, s, d); pieces `rank` and `2 size - 1 - rank` of the sequence, in
-    this order. sink: (n). Returns (b, n, s, d)."""
-    name = group.group_name
+    this order. Returns (b, n, s, d)."""
+    name, (scale, dropout_p, sink) = group.group_name, softmax
     out: Tensor = _FORWARD(q, k, v, sink, name, kernel, causal, scale, dropout_p)[0]
     return out
 
