@@ -8,7 +8,7 @@ import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -90,27 +90,12 @@ def report_optimizer(
 # --- kernels of other libraries ----------------------------------------------------------------
 
 
-class AdamUpdate(Protocol):
-    """One AdamW step in place; tensors: gradients, parameters, first and second moments."""
-
-    def __call__(
-        self,
-        tensors: Sequence[list[Tensor]],
-        learning_rate: float,
-        betas: tuple[float, float],
-        eps: float,
-        num_updates: int,
-        weight_decay: float,
-    ) -> None:
-        """Update."""
-
-
-def adam_kernel(backend: OptimizerBackend) -> AdamUpdate | None:
+def adam_kernel(backend: OptimizerBackend) -> MultiTensorAdam | None:
     """The kernel of a library; None for torch's own. ConfigError when it cannot be loaded."""
     if backend in ("auto", "torch"):
         return None
     try:
-        return _MultiTensor(_apex() if backend == "apex" else _transformer_engine())
+        return MultiTensorAdam(_apex() if backend == "apex" else _transformer_engine())
     except ImportError as error:
         raise ConfigError(
             f"--optimizer-backend {backend}: {error}; install it, or use --optimizer-backend "
@@ -133,8 +118,8 @@ def _transformer_engine() -> Any:
     return multi_tensor_adam
 
 
-class _MultiTensor:
-    """Both libraries' kernel has apex's signature."""
+class MultiTensorAdam:
+    """AdamW by the kernel of a library; both have apex's signature."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -149,6 +134,7 @@ class _MultiTensor:
         num_updates: int,
         weight_decay: float,
     ) -> None:
+        """One step in place; tensors: gradients, parameters, first and second moments."""
         if self._no_overflow is None:  # one that says "skip": whether to is decided elsewhere
             self._no_overflow = torch.zeros(1, dtype=torch.int32, device=tensors[0][0].device)
         self._kernel(

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 from trainyard.optim.clip import clip_factor, count_zeros, global_norm, sum_of_squares
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.owned_params import TraitsOf, Unit, WholeParameters, build_units
-from trainyard.optim.rules import UpdateRule
+from trainyard.optim.rules import UpdateRule, UpdateTerms
 from trainyard.optim.scaler import LossScaler
 from trainyard.optim.schedule import Rates
 from trainyard.optim.state import StateBox
@@ -198,15 +198,8 @@ class ModelOptimizer:
             grad_scale = 1.0
         for group in unit.groups:
             rate, decay = group.multipliers.rates_of(rates)
-            self._rule.update(
-                group.mains,
-                grads[group.members],
-                group.moments,
-                learning_rate=rate,
-                weight_decay=decay,
-                num_updates=self.num_updates,
-                grad_scale=grad_scale,
-            )
+            terms = UpdateTerms(rate, decay, self.num_updates, grad_scale)
+            self._rule.update(group.mains, grads[group.members], group.moments, terms)
 
     # --- norms --------------------------------------------------------------------------------
 

@@ -5,13 +5,24 @@ A rule takes flat or shaped tensors, many at once, and is stateless."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from trainyard.optim.config import OptimizerConfig
-from trainyard.optim.kernels import AdamUpdate, adam_kernel
+from trainyard.optim.kernels import adam_kernel
+
+
+class UpdateTerms(NamedTuple):
+    """What an update depends on besides its tensors."""
+
+    learning_rate: float
+    weight_decay: float
+    num_updates: int
+    """From 1, this one included."""
+    grad_scale: float = 1.0
+    """What the gradients are to be divided by; their memory may be used for that."""
 
 
 class UpdateRule(Protocol):
@@ -26,16 +37,9 @@ class UpdateRule(Protocol):
         params: list[Tensor],
         grads: list[Tensor],
         moments: Sequence[list[Tensor]],
-        *,
-        learning_rate: float,
-        weight_decay: float,
-        num_updates: int,
-        grad_scale: float = 1.0,
+        terms: UpdateTerms,
     ) -> None:
-        """Change parameters and moments in place.
-
-        num_updates: from 1, this one included. grad_scale: what the gradients are to be divided by;
-        their memory may be used for that."""
+        """Change parameters and moments in place."""
 
 
 class AdamW:
@@ -45,21 +49,18 @@ class AdamW:
 
     def __init__(self, config: OptimizerConfig) -> None:
         self._config = config
-        self._kernel: AdamUpdate | None = adam_kernel(config.optimizer_backend)
+        self._kernel = adam_kernel(config.optimizer_backend)
 
     def update(
         self,
         params: list[Tensor],
         grads: list[Tensor],
         moments: Sequence[list[Tensor]],
-        *,
-        learning_rate: float,
-        weight_decay: float,
-        num_updates: int,
-        grad_scale: float = 1.0,
+        terms: UpdateTerms,
     ) -> None:
         """One step for all of them."""
         config = self._config
+        learning_rate, weight_decay, num_updates, grad_scale = terms
         if self._kernel is not None:
             unscale(grads, grad_scale)
             betas = (config.adam_beta1, config.adam_beta2)
@@ -104,20 +105,16 @@ class SGD:
         params: list[Tensor],
         grads: list[Tensor],
         moments: Sequence[list[Tensor]],
-        *,
-        learning_rate: float,
-        weight_decay: float,
-        num_updates: int,
-        grad_scale: float = 1.0,
+        terms: UpdateTerms,
     ) -> None:
         """One step for all of them."""
         (velocities,) = moments
-        unscale(grads, grad_scale)
-        if weight_decay:
-            torch._foreach_add_(grads, params, alpha=weight_decay)
+        unscale(grads, terms.grad_scale)
+        if terms.weight_decay:
+            torch._foreach_add_(grads, params, alpha=terms.weight_decay)
         torch._foreach_mul_(velocities, self._momentum)
         torch._foreach_add_(velocities, grads)
-        torch._foreach_add_(params, velocities, alpha=-learning_rate)
+        torch._foreach_add_(params, velocities, alpha=-terms.learning_rate)
 
 
 def unscale(grads: list[Tensor], grad_scale: float) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trainyard.errors import ConfigError
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.kernels import choose_optimizer, is_installed, report_optimizer
-from trainyard.optim.rules import SGD, AdamW, UpdateRule
+from trainyard.optim.rules import SGD, AdamW, UpdateRule, UpdateTerms
 from trainyard.testing.tolerances import FP32_UPDATE
 
 SHAPES = [(5, 7), (7,), (3, 2, 2), ()]
@@ -33,15 +33,7 @@ def ours(
     moments = [[torch.zeros_like(p) for p in params] for _ in rule.moments]
     for step in range(1, 6):
         grads = [grad * grad_scale for grad in tensors(step, dtype, device)]
-        rule.update(
-            params,
-            grads,
-            moments,
-            learning_rate=0.1 / step,
-            weight_decay=0.3,
-            num_updates=step,
-            grad_scale=grad_scale,
-        )
+        rule.update(params, grads, moments, UpdateTerms(0.1 / step, 0.3, step, grad_scale))
     return params
 
 
