@@ -15,7 +15,7 @@ from prefect import flow, get_run_logger
 
 from flows.recipes.stage_job import read_job, stage_job
 from flows.runner.flow_errors import report_errors
-from flows.runner.memory_check import UNKNOWN, is_unknown, plan_before, unknown_gpu_memory_of_stage
+from flows.runner.memory_check import plan_before, unchecked_layout
 from flows.runner.stage_runner import StageRunner
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
@@ -50,9 +50,7 @@ async def run_stage(
     where = config or f"options of {stage}"
     job = stage_job(stage, {**written, **(options or {})}, where)
     plan = plan_before(job, place.training_resources(), where)
-    if is_unknown(job, place.training_resources()):
-        get_run_logger().warning("%s: %s", where, UNKNOWN)
-    if remark := unknown_gpu_memory_of_stage(job, place):
+    if remark := unchecked_layout(job, place, where):
         get_run_logger().warning("%s", remark)
     jobs, root = [one for one in (plan, job) if one is not None], place.yard_root(yard)
     async with StageRunner("run-stage", root, profile=place, alone=False) as runner:

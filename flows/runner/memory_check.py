@@ -6,12 +6,6 @@ from flows.recipes.pretrain import to_be_planned
 from flows.recipes.stage_job import StageJob, stage_job
 from flows.yard.profile import Profile, TrainingResources
 
-UNKNOWN = (
-    "the layout is not checked against the memory of a GPU, because the options have no "
-    "vocab_size, the number of the tokenizer's tokens"
-)
-"""The warning for a training that cannot be planned."""
-
 
 def plan_before(job: StageJob, means: TrainingResources, where: str) -> StageJob | None:
     """The job that plans a training on the resources of the yard; it fails if the layout does not
@@ -24,12 +18,6 @@ def plan_before(job: StageJob, means: TrainingResources, where: str) -> StageJob
     where = f"{where}, on the yard's resources for a training"
     plan = stage_job("plan", to_be_planned(job.document, means), where)
     return None if means.gpu_memory_gib is None else plan
-
-
-def is_unknown(job: StageJob, means: TrainingResources) -> bool:
-    """Whether a training would be planned if it had a vocab_size."""
-    asked = _trains(job) and means.gpu_memory_gib is not None
-    return asked and job.document.get("vocab_size") is None
 
 
 def unknown_gpu_memory(profile: Profile, plan: StageJob | None = None) -> str | None:
@@ -48,9 +36,16 @@ def unknown_gpu_memory(profile: Profile, plan: StageJob | None = None) -> str | 
     )
 
 
-def unknown_gpu_memory_of_stage(job: StageJob, profile: Profile) -> str | None:
-    """The same for a stage that runs alone; None unless it is a training."""
-    return unknown_gpu_memory(profile) if _trains(job) else None
+def unchecked_layout(job: StageJob, profile: Profile, where: str) -> str | None:
+    """The warning for a training that runs alone and cannot be planned; None for other stages."""
+    if not _trains(job):
+        return None
+    if profile.gpu_memory_gib is not None and job.document.get("vocab_size") is None:
+        return (
+            f"{where}: the layout is not checked against the memory of a GPU, because the options "
+            f"have no vocab_size, the number of the tokenizer's tokens"
+        )
+    return unknown_gpu_memory(profile)
 
 
 def _trains(job: StageJob) -> bool:

@@ -11,10 +11,9 @@ import pytest
 
 from flows.recipes.stage_job import StageJob, stage_job
 from flows.runner.memory_check import (
-    is_unknown,
     plan_before,
+    unchecked_layout,
     unknown_gpu_memory,
-    unknown_gpu_memory_of_stage,
 )
 from flows.yard.profile import Profile, TrainingResources
 from flows.yard.read_profile import YARDS, parse_profile
@@ -72,12 +71,6 @@ def test_no_plan_without_resources(job: StageJob, means: TrainingResources) -> N
     assert plan_before(job, means, "a.toml") is None
 
 
-def test_a_person_is_told_what_keeps_a_training_from_being_planned() -> None:
-    assert is_unknown(training(**LEARNT), GPUS)
-    assert not is_unknown(training(**LEARNT), TrainingResources(world_size=8))
-    assert not is_unknown(training(), GPUS)
-
-
 @pytest.mark.parametrize("means", [GPUS, TrainingResources(world_size=8)])
 def test_degrees_that_the_ranks_cannot_have_are_refused_at_once(means: TrainingResources) -> None:
     wrong = training(num_layers=3, pipeline_model_parallel_size=3)
@@ -99,7 +92,15 @@ def yard(**document: Any) -> Profile:
 @pytest.mark.parametrize("profile", [yard(), yard(**GPU, **MEMORY, **CONTAINER)])
 def test_nothing_is_said_of_a_yard_without_gpus_or_with_their_memory(profile: Profile) -> None:
     assert unknown_gpu_memory(profile) is None
-    assert unknown_gpu_memory_of_stage(training(), profile) is None
+    assert unchecked_layout(training(), profile, "a.toml") is None
+
+
+def test_a_person_is_told_what_keeps_a_training_from_being_planned() -> None:
+    told = unchecked_layout(training(**LEARNT), yard(**GPU, **MEMORY, **CONTAINER), "a.toml")
+    assert told is not None
+    assert told.startswith("a.toml: the layout is not checked")
+    assert "vocab_size" in told
+    assert unchecked_layout(training(**LEARNT), yard(), "a.toml") is None
 
 
 def test_a_person_is_told_of_gpus_whose_memory_nobody_says() -> None:
@@ -108,11 +109,9 @@ def test_a_person_is_told_of_gpus_whose_memory_nobody_says() -> None:
     assert told is not None
     assert told.startswith("yard site: a training gets GPUs")
     assert "Write gpu_memory_gib" in told
-    assert unknown_gpu_memory_of_stage(training(), profile) == told
-    assert (
-        unknown_gpu_memory_of_stage(StageJob(stage="merge", document={}, output=None), profile)
-        is None
-    )
+    assert unchecked_layout(training(), profile, "a.toml") == told
+    merge = StageJob(stage="merge", document={}, output=None)
+    assert unchecked_layout(merge, profile, "a.toml") is None
 
 
 def test_a_plan_that_says_the_memory_itself_is_enough() -> None:
