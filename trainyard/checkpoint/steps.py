@@ -59,17 +59,12 @@ def find_steps(root_url: str, lineage: str | None = None) -> list[int]:
     return found
 
 
-def latest_step(root_url: str, lineage: str | None = None) -> int | None:
-    """The highest step that exists in a run folder, or None."""
-    found = _latest(root_url, lineage)
-    return None if found is None else found[0]
-
-
-def _latest(root_url: str, lineage: str | None = None) -> tuple[int, Manifest] | None:
-    """The same, with its manifest, read once: the step may be removed at any time."""
+def _latest(root_url: str) -> tuple[int, Manifest] | None:
+    """The highest step that exists in a run folder, with its manifest, read once: the step may be
+    removed at any time."""
     for step in reversed(published_steps(root_url)):
         manifest = manifest_of(join(root_url, step_folder(step)))
-        if manifest is not None and lineage in (None, manifest.lineage):
+        if manifest is not None:
             return step, manifest
     return None
 

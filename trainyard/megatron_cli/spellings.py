@@ -64,19 +64,14 @@ def _tables(rows: Iterable[tuple[str, str]], kind: Literal["accepted", "absent"]
             if name.endswith("*"):
                 _PREFIXES[name[:-1]] = Meaning(kind, reason=reason)
             else:
-                assert name not in _EXACT, f"{name} is in two rows"
-                _EXACT[name] = Meaning(kind, reason=reason)
+                assert name not in EXACT, f"{name} is in two rows"
+                EXACT[name] = Meaning(kind, reason=reason)
 
 
-_EXACT: dict[str, Meaning] = {}
+EXACT: dict[str, Meaning] = {}
 _PREFIXES: dict[str, Meaning] = {}
 _tables(ACCEPTED, "accepted")
 _tables(ABSENT, "absent")
-
-
-def named_in_tables() -> set[str]:
-    """Every name that the tables answer by itself."""
-    return set(_EXACT)
 
 
 class Vocabulary:
@@ -100,7 +95,7 @@ class Vocabulary:
             return self.meaning(renamed)
         if name in RULES:
             return Meaning("rule")
-        found = _EXACT.get(name) or _EXACT.get(name.lower())
+        found = EXACT.get(name) or EXACT.get(name.lower())
         if found is not None:
             return found
         prefixes = [prefix for prefix in _PREFIXES if name.startswith(prefix)]
@@ -125,7 +120,7 @@ class Vocabulary:
             *("no-" + s for s in self.switches),
             *RENAMED,
             *RULES,
-            *_EXACT,
+            *EXACT,
         ]
         # An abbreviation, as argparse takes them, else a slip of the pen.
         begins = sorted((k for k in known if k.startswith(name)), key=self._rank)[:3]

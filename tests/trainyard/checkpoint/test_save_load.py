@@ -17,7 +17,7 @@ from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint import save as save_module
 from trainyard.checkpoint.layout import ShardedTensor
 from trainyard.checkpoint.load import open_checkpoint, restore
-from trainyard.checkpoint.steps import find_steps, latest_step
+from trainyard.checkpoint.steps import find_steps
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 
@@ -111,8 +111,7 @@ def test_only_a_step_with_a_manifest_exists(tmp_path: Path) -> None:
     (tmp_path / "iter_0000150" / "manifest.json").unlink()
     assert find_steps(str(tmp_path)) == [50, 100]
     assert find_steps(str(tmp_path), lineage="old") == [50]
-    assert latest_step(str(tmp_path)) == 100
-    assert latest_step(str(tmp_path / "nowhere")) is None
+    assert find_steps(str(tmp_path / "nowhere")) == []
     assert open_checkpoint(str(tmp_path)).step == 100
     assert open_checkpoint(f"{tmp_path}/iter_0000050/").step == 50
 

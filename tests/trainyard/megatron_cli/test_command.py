@@ -13,7 +13,7 @@ from tests.trainyard.megatron_cli.flags import TRAINING
 from trainyard.errors import ConfigError
 from trainyard.megatron_cli.absent import HARMLESS
 from trainyard.megatron_cli.command import understand
-from trainyard.megatron_cli.spellings import RENAMED, RULES, named_in_tables, vocabulary
+from trainyard.megatron_cli.spellings import EXACT, RENAMED, RULES, vocabulary
 
 MORE = ("yaml-cfg", "config", "log-level", "help", "world-size", "init-method")
 VOCABULARY = vocabulary(PretrainConfig, MORE)
@@ -51,10 +51,10 @@ def _check(name: str) -> str:
 
 
 def test_the_tables_name_nothing_that_is_an_option() -> None:
-    others = {*named_in_tables(), *RENAMED} - {"batch-size", "train-steps"}
+    others = {*EXACT, *RENAMED} - {"batch-size", "train-steps"}
     assert [name for name in others if VOCABULARY._ours(name) is not None] == []
     assert [new for new in RENAMED.values() if VOCABULARY.meaning(new).kind == "unknown"] == []
-    assert not set(RULES) & {*named_in_tables(), *RENAMED}
+    assert not set(RULES) & {*EXACT, *RENAMED}
     assert [name for name in HARMLESS if VOCABULARY.meaning(name).kind != "absent"] == []
 
 
