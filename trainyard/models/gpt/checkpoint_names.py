@@ -50,6 +50,15 @@ LEGACY_READ = LEGACY | {
 }
 """All spellings of the legacy class."""
 
+_FROM_QKV = (
+    "self_attention.linear_qkv.",
+    "self_attention.q_layernorm.",
+    "self_attention.k_layernorm.",
+    "pre_mlp_layernorm.",
+    "mlp.linear_fc1.",
+    "mlp.linear_fc2.",
+)
+
 REGISTRATION_ORDER: dict[str, tuple[str, ...]] = {
     "legacy": (
         "input_layernorm.",
@@ -63,23 +72,13 @@ REGISTRATION_ORDER: dict[str, tuple[str, ...]] = {
         "input_layernorm.",
         "self_attention.core_attention.",
         "self_attention.linear_proj.",
-        "self_attention.linear_qkv.",
-        "self_attention.q_layernorm.",
-        "self_attention.k_layernorm.",
-        "pre_mlp_layernorm.",
-        "mlp.linear_fc1.",
-        "mlp.linear_fc2.",
+        *_FROM_QKV,
     ),
     "transformer_engine": (
         "self_attention.core_attention.",
         "self_attention.linear_proj.",
         "input_layernorm.",
-        "self_attention.linear_qkv.",
-        "self_attention.q_layernorm.",
-        "self_attention.k_layernorm.",
-        "pre_mlp_layernorm.",
-        "mlp.linear_fc1.",
-        "mlp.linear_fc2.",
+        *_FROM_QKV,
     ),
 }
 """Parameters of a layer in the order in which Megatron's modules register them: the order of the
