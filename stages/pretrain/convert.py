@@ -10,8 +10,7 @@ import logging
 from typing import Any
 
 from stages.pretrain.config import PretrainConfig
-from stages.runtime.context import StageRun
-from stages.runtime.replacing import Replacing, replacing
+from stages.runtime.context import Replacing, StageRun, replacing
 from trainyard.conversion.detect import loader_for
 from trainyard.conversion.loaders import open_source
 from trainyard.conversion.megatron.folder import marks_of

@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager
 from stages.reshard.config import ReshardConfig
 from stages.reshard.split import target_split
 from stages.reshard.steps import OF_MEGATRON, refuse_strangers, save_files
-from stages.runtime.context import StageRun
-from stages.runtime.replacing import Replacing, replacing
+from stages.runtime.context import Replacing, StageRun, replacing
 from trainyard.checkpoint.reshard import OpenFile
 from trainyard.conversion.huggingface.config import LLAMA, MISTRAL, architecture
 from trainyard.conversion.huggingface.folder import write_hf_folder
