@@ -6,6 +6,7 @@ import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,13 @@ def artifact(folder: str, names: tuple[str, ...]) -> Manifest:
     return manifest
 
 
+def prefix_artifact(prefix: str) -> Manifest:
+    record = store.write_bytes(prefix + "_text.bin", b"1", "_text.bin")
+    manifest = Manifest(stage="tokenize", files=(record,))
+    publish(prefix + ".manifest.json", manifest, None)
+    return manifest
+
+
 def test_a_folder_with_a_manifest_counts_by_it_and_is_not_read(
     store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,9 +48,7 @@ def test_a_folder_with_a_manifest_counts_by_it_and_is_not_read(
 
 def test_a_prefix_with_a_manifest_counts_by_it(store_url: str) -> None:
     prefix = store.join(store_url, "corpus")
-    record = store.write_bytes(prefix + "_text.bin", b"1", "_text.bin")
-    manifest = Manifest(stage="tokenize", files=(record,))
-    publish(prefix + ".manifest.json", manifest, None)
+    manifest = prefix_artifact(prefix)
     found = resolve("data", [prefix])
     assert (found.files, found.digest) == ((prefix + "_text.bin",), manifest.output_digest)
 
@@ -126,11 +132,10 @@ def test_digests_are_remembered_by_many_at_once_in_one_folder(
 
 def test_a_folder_of_artifacts_counts_by_their_files_alone(store_url: str) -> None:
     prefix = store.join(store_url, "parts", "shard")
-    record = store.write_bytes(prefix + "_text.bin", b"1", "_text.bin")
-    publish(prefix + ".manifest.json", Manifest(stage="tokenize", files=(record,)), None)
+    manifest = prefix_artifact(prefix)
     before = resolve("input", [store.join(store_url, "parts")])
     assert before.files == (prefix + "_text.bin",)
-    again = Manifest(stage="tokenize", files=(record,), run={"seconds": 9})
+    again = replace(manifest, run={"seconds": 9})
     store.write_bytes(prefix + ".manifest.json", json.dumps(again.to_document()).encode())
     store.write_bytes(prefix + ".work/unit.json", b"1")
     store.write_bytes(prefix + ".claim.json", b"1")
@@ -153,8 +158,7 @@ def test_nothing_of_an_artifact_that_is_being_replaced_is_an_input(store_url: st
     folder = store.join(store_url, "corpus")
     artifact(folder, ("a.jsonl",))
     prefix = store.join(store_url, "parts", "shard")
-    record = store.write_bytes(prefix + "_text.bin", b"1", "_text.bin")
-    publish(prefix + ".manifest.json", Manifest(stage="tokenize", files=(record,)), None)
+    prefix_artifact(prefix)
     for manifest_url in (store.join(folder, "manifest.json"), prefix + ".manifest.json"):
         slot = read_slot(manifest_url)
         assert slot is not None

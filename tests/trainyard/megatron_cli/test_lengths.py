@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from tests.trainyard.conversion.megatron import megatron_package
 from tests.trainyard.megatron_cli import core_program
@@ -128,12 +127,11 @@ def test_splits_serve_megatrons_samples(golden: dict[str, Any], folder: Path, na
     built = build_datasets(data_config(folder, options), FORM, options["sizes"])
     sets = {"train": [built.train], "valid": [s for _, s in built.valid]}
     sets["test"] = [dataset for _, dataset in built.test]
-    served = {split: [CORE.served(rows(one)) for one in found] for split, found in sets.items()}
+    served = {
+        split: [CORE.served(list(one.__getitems__(range(len(one)))["tokens"])) for one in found]
+        for split, found in sets.items()
+    }
     assert served == golden["datasets"][name]
-
-
-def rows(dataset: Any) -> list[NDArray[np.int64]]:
-    return list(dataset.__getitems__(range(len(dataset)))["tokens"])
 
 
 # --- the real one -------------------------------------------------------------------------------

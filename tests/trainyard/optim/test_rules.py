@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,15 +51,11 @@ def torchs(
     return [p.detach() for p in params]
 
 
-def adamw(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3, foreach=False)
+ADAMW = partial(torch.optim.AdamW, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3, foreach=False)
+TORCH_SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.7, weight_decay=0.3)
 
 
-def sgd(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr=0.1, momentum=0.7, weight_decay=0.3)
-
-
-@pytest.mark.parametrize(("rule", "reference"), [(AdamW, adamw), (SGD, sgd)])
+@pytest.mark.parametrize(("rule", "reference"), [(AdamW, ADAMW), (SGD, TORCH_SGD)])
 @pytest.mark.parametrize("grad_scale", [1.0, 64.0, 3.0])
 def test_rules_equal_torchs(
     rule: Callable[[OptimizerConfig], UpdateRule],
@@ -148,6 +145,6 @@ def test_kernels_of_packages_update_as_torchs(backend: Any, grad_scale: float) -
         choose_optimizer(config, "cuda")
     except ConfigError as refusal:
         pytest.skip(str(refusal))
-    expected = torchs(adamw, torch.float32)
+    expected = torchs(ADAMW, torch.float32)
     for a, b in zip(ours(AdamW(config), torch.float32, grad_scale, "cuda"), expected, strict=True):
         torch.testing.assert_close(a.cpu(), b, **FP32_UPDATE)

@@ -103,15 +103,10 @@ def check(root: Path, config: GPTConfig, layout: Layout, **given: Any) -> None:
 @pytest.mark.parametrize(
     ("config", "layout"),
     [
-        (GPT, Layout()),
         (GPT, Layout(tp=2, pp=2)),
-        (GPT, Layout(spelling="engine", tp=2)),
         (LLAMA, Layout(spelling="engine", tp=2, pp=2)),
-        (LLAMA, Layout(pp=2, vpp=2)),
         (QWEN, Layout(tp=2)),
         (GPT, Layout(spelling="legacy", tp=2, pp=2)),
-        (LLAMA, Layout(spelling="legacy", pp=2, vpp=2)),
-        (GPT, Layout(spelling="legacy-engine", tp=2)),
         (GPT, Layout(spelling="legacy", version=2.0, tp=2)),
         (GPT, Layout(spelling="oldest", version=1.0, tp=2)),
         (GPT, Layout(spelling="oldest", version=0.0, tp=2, new_zip=False)),

@@ -36,12 +36,10 @@ class Distance:
 
 
 def tolerance_of(cut: Cut) -> RunTolerance:
-    """By precision."""
     return BF16_LAYOUT if cut.bf16 else FP32_LAYOUT
 
 
 def distance(found: Run, expected: Run) -> Distance:
-    """Between two runs of the same model."""
     gradient, worst_gradient = _worst(found.gradients, expected.gradients)
     state, worst_state = _worst(found.tensors, expected.tensors)
     return Distance(
