@@ -76,8 +76,8 @@ def continue_schedule(
         return stored
     raise ConfigError(
         f"the rates of the checkpoint are not those of the options: {listed}; give "
-        "--override-opt-param-scheduler to go on with the options, or "
-        "--use-checkpoint-opt-param-scheduler to go on with the checkpoint's"
+        "--override-opt-param-scheduler to use the options, or "
+        "--use-checkpoint-opt-param-scheduler to use the checkpoint's"
     )
 
 

@@ -191,7 +191,7 @@ def test_a_second_run_waits_for_the_first_and_finds_its_work(toy: Toy, tmp_path:
     while "waiting for" not in second.stderr.readline():
         pass
     gate.touch()
-    assert "another run finished it" in second.communicate(timeout=60)[1]
+    assert "another run finished this output in the meantime" in second.communicate(timeout=60)[1]
     assert first.wait(timeout=60) == 0
     first.communicate()
 

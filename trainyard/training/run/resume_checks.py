@@ -98,7 +98,7 @@ def repadding_of(
     raise ConfigError(
         f"{checkpoint.url} has a vocabulary of {theirs} rows ({tokens} tokens, padded), and this "
         f"run one of {padded} ({vocab_size} tokens, padded to a multiple of "
-        f"--make-vocab-size-divisible-by ({unit}) x {TP} ({tp})); go on with {', or '.join(ways)}"
+        f"--make-vocab-size-divisible-by ({unit}) x {TP} ({tp})); use {', or '.join(ways)}"
     )
 
 

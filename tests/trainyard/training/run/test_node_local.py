@@ -174,11 +174,15 @@ def test_a_ledger_that_does_not_join_is_not_gone_on_with(
 
 @pytest.fixture
 def slow_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store to which copies are slow."""
+    """A store to which the copy of a step lasts until step 5 is saved there."""
+    is_saved = threading.Event()
 
     def wait(operation: str, url: str) -> None:
+        if "/run/iter_0000005/manifest.json" in url:
+            is_saved.set()
         is_copy = threading.current_thread().name == "lazy upload"
         if is_copy and operation == "open" and "/run/iter_" in url:
+            is_saved.wait(20)
             time.sleep(0.3)
 
     monkeypatch.setattr(store, "observers", [wait])

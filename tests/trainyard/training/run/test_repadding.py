@@ -191,5 +191,5 @@ def test_only_the_padding_may_differ() -> None:
     assert (found.theirs, found.ours) == (1024, 1536)
     with pytest.raises(ConfigError, match=r"1024 rows \(1001 tokens, padded\), .* 1408 \(1400 tok"):
         decide(1400, 1408)
-    with pytest.raises(ConfigError, match="--make-vocab-size-divisible-by 512 in a run of its own"):
+    with pytest.raises(ConfigError, match="--make-vocab-size-divisible-by 512 in another run"):
         decide(900, 1280, tp=2)
