@@ -60,10 +60,10 @@ async def collect_garbage(
         keep_runs=keep_runs,
         run_days=run_days,
     )
-    place = await yard_profile(profile)
-    root = place.yard_root(yard)
-    homes, is_named = homes_of(place, root), bool(yard)
-    engines = engines_of(place)
+    site = await yard_profile(profile)
+    root = site.yard_root(yard)
+    homes, is_named = homes_of(site, root), bool(yard)
+    engines = engines_of(site)
     swept = await asyncio.to_thread(sweep, root, homes, policy, dry_run, is_named, engines)
     log = get_run_logger()
     for line in lines(swept, dry_run):

@@ -58,10 +58,10 @@ async def corpus_refresh(
         profile: Where stages run: a file of deploy/yards, by its name or path.
         tokenize: Options that override the recipe's [tokenize].
         merge: Options that override the recipe's [merge]."""
-    place = await yard_profile(profile)
+    site = await yard_profile(profile)
     tables = {"tokenize": tokenize, "merge": merge}
-    written = read_recipe(recipe, place.yard_root(yard)).with_options(non_empty(tables))
-    async with StageRunner("corpus-refresh", written.root, profile=place) as runner:
+    written = read_recipe(recipe, site.yard_root(yard)).with_options(non_empty(tables))
+    async with StageRunner("corpus-refresh", written.root, profile=site) as runner:
         work = await asyncio.to_thread(plan_refresh, written)
         await runner.expect(work.all())
         version, read = work.version, work.read
@@ -74,7 +74,7 @@ async def corpus_refresh(
             note += "; not announced, because PREFECT_API_URL names no server"
         headline(get_run_logger(), "corpus", "done", note=note)
         if is_new and _has_server() and read is not None:
-            await _announce(written, version, place.name)
+            await _announce(written, version, site.name)
             await asyncio.to_thread(mark_announced, written, version, read)
     return {
         "news": work.is_news,

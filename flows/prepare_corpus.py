@@ -48,16 +48,16 @@ async def prepare_corpus(
         train_tokenizer: Options that override the recipe's [train_tokenizer].
         tokenize: Options that override the recipe's [tokenize].
         merge: Options that override the recipe's [merge]."""
-    place = await yard_profile(profile)
+    site = await yard_profile(profile)
     tables = {
         "collect": collect,
         "train_tokenizer": train_tokenizer,
         "tokenize": tokenize,
         "merge": merge,
     }
-    written = read_recipe(recipe, place.yard_root(yard)).with_options(non_empty(tables))
+    written = read_recipe(recipe, site.yard_root(yard)).with_options(non_empty(tables))
     await asyncio.to_thread(corpus_jobs, written)  # a wrong recipe fails before any waiting
-    async with StageRunner("prepare-corpus", written.root, profile=place) as runner:
+    async with StageRunner("prepare-corpus", written.root, profile=site) as runner:
         # Again: there may be new files since another run had the lock.
         jobs = await asyncio.to_thread(corpus_jobs, written)
         await runner.expect(jobs.all())

@@ -71,7 +71,7 @@ async def pretrain_gpt(
         reshard: Options that override the recipe's [reshard].
         evaluate: Options that override the recipe's [evaluate].
         benchmark: Options that override the recipe's [benchmark]."""
-    place = await yard_profile(profile)
+    site = await yard_profile(profile)
     tables = {
         "collect": collect,
         "train_tokenizer": train_tokenizer,
@@ -83,15 +83,15 @@ async def pretrain_gpt(
         "evaluate": evaluate,
         "benchmark": benchmark,
     }
-    written = read_recipe(recipe, place.yard_root(yard)).with_options(non_empty(tables))
+    written = read_recipe(recipe, site.yard_root(yard)).with_options(non_empty(tables))
     # A wrong recipe fails before any waiting.
-    checked = await asyncio.to_thread(pretrain_jobs, written, place.training_resources())
-    if remark := unknown_gpu_memory(place, checked.plan):
+    checked = await asyncio.to_thread(pretrain_jobs, written, site.training_resources())
+    if remark := unknown_gpu_memory(site, checked.plan):
         get_run_logger().warning("%s", remark)
     card = written.at("card.html")
-    async with StageRunner("pretrain-gpt", written.root, card, profile=place) as runner:
+    async with StageRunner("pretrain-gpt", written.root, card, profile=site) as runner:
         # Again: there may be new files or a new corpus version since another run had the lock.
-        jobs = await asyncio.to_thread(pretrain_jobs, written, place.training_resources())
+        jobs = await asyncio.to_thread(pretrain_jobs, written, site.training_resources())
         await runner.expect(jobs.all())
         await runner.run(jobs.plan, jobs.collect)  # a layout that does not fit fails here
         await runner.run(jobs.train_tokenizer)

@@ -49,14 +49,14 @@ async def release(
         reshard: Options that override the recipe's [reshard].
         evaluate: Options that override the recipe's [evaluate].
         benchmark: Options that override the recipe's [benchmark]."""
-    place = await yard_profile(profile)
+    site = await yard_profile(profile)
     tables = {"reshard": reshard, "evaluate": evaluate, "benchmark": benchmark}
-    written = read_recipe(recipe, place.yard_root(yard)).with_options(non_empty(tables))
+    written = read_recipe(recipe, site.yard_root(yard)).with_options(non_empty(tables))
     jobs = release_jobs(written, checkpoint)
-    async with StageRunner("release", written.root, profile=place) as runner:
+    async with StageRunner("release", written.root, profile=site) as runner:
         await runner.expect(jobs.all())
         # Only now: a training of this recipe that had the lock may have written it.
-        await asyncio.to_thread(check_checkpoint, written, checkpoint, place.block)
+        await asyncio.to_thread(check_checkpoint, written, checkpoint, site.block)
         await runner.run(jobs.reshard, jobs.export)
         await runner.run(jobs.evaluate)
         await runner.run(jobs.benchmark)  # alone: it measures times

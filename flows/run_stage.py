@@ -45,15 +45,15 @@ async def run_stage(
         options: Its options, by their flags with underscores; they override those of `config`."""
     if config is None and not options:
         raise ConfigError("run-stage needs config, a document of options, or options")
-    place = await yard_profile(profile)
+    site = await yard_profile(profile)
     written = read_job(stage, config).document if config is not None else {}
     where = config or f"options of {stage}"
     job = stage_job(stage, {**written, **(options or {})}, where)
-    plan = plan_before(job, place.training_resources(), where)
-    if remark := unchecked_layout(job, place, where):
+    plan = plan_before(job, site.training_resources(), where)
+    if remark := unchecked_layout(job, site, where):
         get_run_logger().warning("%s", remark)
-    jobs, root = [one for one in (plan, job) if one is not None], place.yard_root(yard)
-    async with StageRunner("run-stage", root, profile=place, alone=False) as runner:
+    jobs, root = [one for one in (plan, job) if one is not None], site.yard_root(yard)
+    async with StageRunner("run-stage", root, profile=site, alone=False) as runner:
         await runner.expect(jobs)
         await runner.run(plan)
         await runner.run(job)

@@ -27,12 +27,12 @@ KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+) sec", re.MULTILINE)
 
 def jobs(yard: YardContext) -> Answer:
     """The backend answers."""
-    return JOBS[yard.place.block](yard)
+    return JOBS[yard.site.block](yard)
 
 
 def image(yard: YardContext) -> Answer:
     """The image or interpreter of stages exists, is of our version, and a stage starts in it."""
-    return IMAGES[yard.place.block](yard)
+    return IMAGES[yard.site.block](yard)
 
 
 def run(command: Sequence[str], seconds: float) -> tuple[int, str]:
@@ -51,7 +51,7 @@ def _process_jobs(yard: YardContext) -> Answer:
 
 
 def _process_image(yard: YardContext) -> Answer:
-    python = yard.place.python
+    python = yard.site.python
     command = (python, "-c", "import trainyard.version as v; print(v.VERSION)")
     status, said = run(command, SMOKE_SECONDS)
     if status != 0:
@@ -95,7 +95,7 @@ def _kill_wait(yard: YardContext) -> Answer:
     found = KILL_WAIT.search(said)
     if status != 0 or found is None:
         return warn("KillWait is not known", "scontrol show config should print it")
-    seconds, grace = int(found[1]), yard.place.watch_of("pretrain").grace_seconds
+    seconds, grace = int(found[1]), yard.site.watch_of("pretrain").grace_seconds
     message = f"KillWait {seconds} s"
     if seconds < grace:
         todo = "raise KillWait in slurm.conf, or cancel in Prefect's pages and not by scancel"
@@ -110,7 +110,7 @@ def _partitions(yard: YardContext) -> dict[str | None, list[str]]:
     """The stages of each partition; None is the default partition of the cluster."""
     found: dict[str | None, list[str]] = {}
     for stage in CONFIGS:
-        found.setdefault(yard.place.options_of(stage).partition, []).append(stage)
+        found.setdefault(yard.site.options_of(stage).partition, []).append(stage)
     return found
 
 
@@ -127,7 +127,7 @@ def _partition(yard: YardContext, partition: str | None, stages: list[str]) -> A
     message = f"{usable} of {total} nodes of {where} run jobs"
     if usable == 0:
         return fail(InfrastructureError, message, "sinfo -R says why; scontrol update state=resume")
-    asking = [stage for stage in stages if yard.place.resources_of(stage).gpus_per_node]
+    asking = [stage for stage in stages if yard.site.resources_of(stage).gpus_per_node]
     if asking and not any("gpu" in row[3] for row in rows):
         todo = f"choose another partition for {', '.join(asking)}, or lower gpus_per_node"
         return fail(ConfigError, f"{message}, and none has a GPU", todo)
@@ -135,10 +135,10 @@ def _partition(yard: YardContext, partition: str | None, stages: list[str]) -> A
 
 
 def _slurm_image(yard: YardContext) -> Answer:
-    place = yard.place
-    if place.options_of("pretrain").containers == "none":
-        return skipped(f"jobs use {place.python} of the nodes; --submit tries it")
-    name = place.image_of("pretrain") or ""
+    site = yard.site
+    if site.options_of("pretrain").containers == "none":
+        return skipped(f"jobs use {site.python} of the nodes; --submit tries it")
+    name = site.image_of("pretrain") or ""
     if name.startswith("/") and not os.path.exists(name):
         todo = "enroot import or apptainer build it there, or correct image in the yard"
         return fail(ConfigError, f"image {name} does not exist", todo)

@@ -28,7 +28,7 @@ LISTED = ("Job", "Pod", "Event")
 
 def cluster_jobs(yard: YardContext) -> Answer:
     """The API server answers, accepts our credentials, and would accept a job."""
-    options = yard.place.options_of("pretrain")
+    options = yard.site.options_of("pretrain")
     kind = asyncio.run(_bounded(yard, lambda client: _try_all(client, yard)))
     return ok(f"the API server answers; namespace {options.namespace} accepts a {kind}")
 
@@ -36,7 +36,7 @@ def cluster_jobs(yard: YardContext) -> Answer:
 async def _try_all(client: KubernetesClient, yard: YardContext) -> str:
     """Try to create a job as a dry run; returns its kind. Listing alone proves nothing: a namespace
     that does not exist lists as empty."""
-    options, job = yard.place.options_of("pretrain"), probe_job(yard)
+    options, job = yard.site.options_of("pretrain"), probe_job(yard)
     variant = await variant_to_make(client, options, job.resources.nodes)
     for kind in (*LISTED, "JobSet") if variant == "jobset" else LISTED:
         await client.find(kind, "doctor")
@@ -50,17 +50,17 @@ async def _try_all(client: KubernetesClient, yard: YardContext) -> str:
 
 def cluster_image(yard: YardContext) -> Answer:
     """The profile names an image. Only the nodes know whether they can fetch it."""
-    if yard.place.image is None and not yard.place.images_by_stage:
+    if yard.site.image is None and not yard.site.images_by_stage:
         todo = 'image = "REGISTRY/trainyard/pretrain:VERSION" in the yard\'s profile'
         return fail(ConfigError, "the profile names no image", todo)
-    return skipped(f"the nodes fetch {yard.place.image}; --submit tries it")
+    return skipped(f"the nodes fetch {yard.site.image}; --submit tries it")
 
 
 async def _bounded(yard: YardContext, question: Callable[[KubernetesClient], Awaitable[T]]) -> T:
     """Ask the cluster, within `SECONDS`."""
     for name in CLIENT:  # on a busy machine this takes longer than SECONDS
         importlib.import_module(name)
-    options = yard.place.options_of("pretrain")
+    options = yard.site.options_of("pretrain")
     client = KubernetesClient(
         options.namespace, options.kubeconfig, options.context, patience_seconds=PATIENCE_SECONDS
     )

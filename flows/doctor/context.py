@@ -26,7 +26,7 @@ class YardContext:
     """The machine of the stages, as ranks found it; None if they did not run."""
 
     @cached_property
-    def place(self) -> StageEnvironment:
+    def site(self) -> StageEnvironment:
         """Where stages run."""
         return self.profile.stage_environment(join(self.root, FOLDER))
 
@@ -38,7 +38,7 @@ class YardContext:
     @property
     def runs_here(self) -> bool:
         """Whether stages are processes of this machine."""
-        return self.place.block == "process"
+        return self.site.block == "process"
 
     @property
     def has_local_store(self) -> bool:
@@ -48,5 +48,5 @@ class YardContext:
     @property
     def num_gpus(self) -> int:
         """The most GPUs that a stage requests on one node."""
-        wanted = (self.place.resources, *self.place.resources_by_stage.values())
+        wanted = (self.site.resources, *self.site.resources_by_stage.values())
         return max(resources.gpus_per_node for resources in wanted)

@@ -53,7 +53,7 @@ def engine_image(yard: YardContext) -> Answer:
     """Every image of a stage is on the engine and of our version, and the stage starts in it."""
     stages: dict[str, str] = {}
     for stage in CONFIGS:
-        name = yard.place.image_of(stage)
+        name = yard.site.image_of(stage)
         if name is not None:
             stages.setdefault(name, stage)
     if not stages:
@@ -79,10 +79,10 @@ def engine_image(yard: YardContext) -> Answer:
 
 def _smokes(yard: YardContext, stages: dict[str, str]) -> Iterable[tuple[str, str, str]]:
     """Image, stage, and why the stage does not start in it, or an empty text."""
-    python = yard.place.python
+    python = yard.site.python
 
     def smoke(name: str, stage: str) -> tuple[str, str, str]:
-        options = yard.place.options_of(stage)
+        options = yard.site.options_of(stage)
         fault = _ask(
             yard, lambda client: _smoke(client, name, stage, python, options), BUSY_SECONDS
         )
@@ -95,7 +95,7 @@ def _smokes(yard: YardContext, stages: dict[str, str]) -> Iterable[tuple[str, st
 def _missing(yard: YardContext, names: list[str]) -> Answer:
     message = f"not on the engine at {_address(yard)}: {', '.join(names)}"
     todo = "make images, or docker pull; image in the yard's profile names them"
-    if yard.place.container.pull == "missing":
+    if yard.site.container.pull == "missing":
         return warn(f"{message}; the first job has to pull it", todo)
     return fail(ConfigError, message, todo)
 
@@ -145,7 +145,7 @@ def _end_of(container: Any, what: str) -> int:
 
 
 def _address(yard: YardContext) -> str:
-    return yard.place.container.engine or os.environ.get("DOCKER_HOST") or SOCKET
+    return yard.site.container.engine or os.environ.get("DOCKER_HOST") or SOCKET
 
 
 def _ask(yard: YardContext, question: Any, seconds: int = SECONDS) -> Any:

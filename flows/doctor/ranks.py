@@ -41,7 +41,7 @@ QUEUED_SECONDS = 600.0
 
 def ranks(yard: YardContext) -> Answer:
     """Two ranks connect where stages run, and all-reduce."""
-    block = yard.place.block
+    block = yard.site.block
     waits = block in ("slurm", "kubernetes")
     if waits and not yard.submits:
         return skipped("needs a job of the scheduler: --submit starts one with two ranks")
@@ -57,7 +57,7 @@ def ranks(yard: YardContext) -> Answer:
         kind = ConfigError if is_wrong else InfrastructureError
         return fail(kind, message, "NCCL_DEBUG=INFO in the profile's [environment] logs more")
     yard.there = Machine.from_document(said["machine"])
-    _remove(Path(job.run_directory), Path(yard.place.run_folder))
+    _remove(Path(job.run_directory), Path(yard.site.run_folder))
     if lacking := without_gpus(said, job.resources):
         return fail(ConfigError, lacking, TAKE_CUDA.format(image=job.image or "what is installed"))
     return ok(f"{described(said)}, in {time.monotonic() - began:.0f} s")
@@ -111,11 +111,11 @@ def _describe_end(outcome: Outcome | None, log: Path) -> str:
 
 def probe_job(yard: YardContext) -> LaunchSpec:
     """The job: two nodes if training has several, else two processes on one."""
-    place = yard.place
-    wanted = place.resources_of("pretrain")
-    folder = Path(place.run_folder, "doctor", f"{time.strftime('%Y%m%d-%H%M%S')}-{_short()}")
+    site = yard.site
+    wanted = site.resources_of("pretrain")
+    folder = Path(site.run_folder, "doctor", f"{time.strftime('%Y%m%d-%H%M%S')}-{_short()}")
     is_spread = wanted.nodes > 1
-    command = (place.python, "-m", PROBE, "--ranks", "2", "--seconds", f"{RANKS_SECONDS - 10:.0f}")
+    command = (site.python, "-m", PROBE, "--ranks", "2", "--seconds", f"{RANKS_SECONDS - 10:.0f}")
     resources = Resources(
         nodes=2 if is_spread else 1,
         gpus_per_node=min(wanted.gpus_per_node, 1 if is_spread else 2),
@@ -126,12 +126,12 @@ def probe_job(yard: YardContext) -> LaunchSpec:
         name="doctor",
         command=command,
         run_directory=str(folder),
-        environment=place.environment,
+        environment=site.environment,
         resources=resources,
-        image=place.image_of("pretrain"),
-        mounts=place.mounts,
+        image=site.image_of("pretrain"),
+        mounts=site.mounts,
         key=job_key(_short(), "doctor", 1),
-        rank_launcher=(place.python, "-m", "torch.distributed.run"),
+        rank_launcher=(site.python, "-m", "torch.distributed.run"),
     )
 
 
@@ -146,7 +146,7 @@ async def _run(
     Path(spec.run_directory).mkdir(parents=True, exist_ok=True)
     outcome = None
     with _logging_off():
-        run = await BLOCKS[yard.place.block](yard.place, spec, "pretrain").trigger()
+        run = await BLOCKS[yard.site.block](yard.site, spec, "pretrain").trigger()
         try:
             await asyncio.wait_for(run.wait_for_completion(), limit_seconds)
             outcome = await run.fetch_result()

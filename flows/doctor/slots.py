@@ -50,8 +50,8 @@ def slots(yard: YardContext) -> Answer:
 async def _slots(yard: YardContext) -> Answer:
     found, lost = [], []
     async with get_client() as client:
-        for stage in yard.place.limited:
-            limit = await read_slots(client, limit_tag(yard.place.yard, stage))
+        for stage in yard.site.limited:
+            limit = await read_slots(client, limit_tag(yard.site.yard, stage))
             if limit is not None:
                 found.append(limit)
                 if limit.unleased:

@@ -50,12 +50,12 @@ def check_rendering(profile: Profile, sources: Path) -> None:
     sources: the working directory of workers, to which relative folders refer."""
     _check_grace(profile)
     _check_images(profile)
-    place = profile.stage_environment(join(profile.yard_root(), "rehearsal"))
+    site = profile.stage_environment(join(profile.yard_root(), "rehearsal"))
     refused: dict[str, ConfigError] = {}
     for stage in CONFIGS:
-        for job in _jobs(stage, place):
+        for job in _jobs(stage, site):
             try:
-                _render(job, place, sources)
+                _render(job, site, sources)
             except ConfigError as error:
                 refused.setdefault(stage, error)
     for stage, fault in refused.items():
@@ -65,19 +65,19 @@ def check_rendering(profile: Profile, sources: Path) -> None:
         ) from fault
 
 
-def _jobs(stage: str, place: StageEnvironment) -> Iterator[StageJob]:
+def _jobs(stage: str, site: StageEnvironment) -> Iterator[StageJob]:
     yield StageJob(stage=stage, document={}, output=None)
-    if (count := place.shares_of(stage)) > 1:
+    if (count := site.shares_of(stage)) > 1:
         yield StageJob(stage=stage, document={}, output=None, num_shares=count)
 
 
-def _render(job: StageJob, place: StageEnvironment, sources: Path) -> None:
+def _render(job: StageJob, site: StageEnvironment, sources: Path) -> None:
     shares = None
     if job.num_shares:
-        shares = Shares(count=job.num_shares, at_once=place.shares_at_once)
-    folder = Path(sources, place.run_folder, "job", KEY)
-    spec = stage_spec(job, place, folder, KEY, shares)
-    RENDERERS[place.block](spec, place.options_of(job.stage))
+        shares = Shares(count=job.num_shares, at_once=site.shares_at_once)
+    folder = Path(sources, site.run_folder, "job", KEY)
+    spec = stage_spec(job, site, folder, KEY, shares)
+    RENDERERS[site.block](spec, site.options_of(job.stage))
 
 
 def _check_grace(profile: Profile) -> None:

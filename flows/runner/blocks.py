@@ -17,24 +17,24 @@ from flows.yard.profile import StageEnvironment, Watch
 StageBlock = ProcessJob | ContainerJob | SlurmJob | KubernetesJob
 
 
-def _process(place: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
+def _process(site: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
     return ProcessJob(spec=spec)
 
 
-def _container(place: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
-    watch = _watch_options(place.watch_of(stage))
-    return ContainerJob(spec=spec, options=place.options_of(stage), **watch)
+def _container(site: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
+    watch = _watch_options(site.watch_of(stage))
+    return ContainerJob(spec=spec, options=site.options_of(stage), **watch)
 
 
-def _slurm(place: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
+def _slurm(site: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
     return SlurmJob(
-        spec=spec, options=place.options_of(stage), **_watch_options(place.watch_of(stage))
+        spec=spec, options=site.options_of(stage), **_watch_options(site.watch_of(stage))
     )
 
 
-def _kubernetes(place: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
-    hang_seconds = place.watch_of(stage).hang_seconds
-    return KubernetesJob(spec=spec, options=place.options_of(stage), hang_seconds=hang_seconds)
+def _kubernetes(site: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
+    hang_seconds = site.watch_of(stage).hang_seconds
+    return KubernetesJob(spec=spec, options=site.options_of(stage), hang_seconds=hang_seconds)
 
 
 def _watch_options(watch: Watch) -> dict[str, Any]:

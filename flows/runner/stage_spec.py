@@ -18,7 +18,7 @@ DOCUMENT = "config.toml"
 
 def stage_spec(
     job: StageJob,
-    place: StageEnvironment,
+    site: StageEnvironment,
     folder: Path,
     key: str = "",
     shares: Shares | None = None,
@@ -28,26 +28,26 @@ def stage_spec(
     versions = {FLOW_VERSION: VERSION, FLOW_REVISION: build_revision()}
     return LaunchSpec(
         name=job.name,
-        command=(place.python, "-m", f"stages.{job.stage}", "--config", str(folder / DOCUMENT)),
+        command=(site.python, "-m", f"stages.{job.stage}", "--config", str(folder / DOCUMENT)),
         run_directory=str(folder),
-        environment={**place.environment, **{k: v for k, v in versions.items() if v}},
-        grace_seconds=place.watch_of(job.stage).grace_seconds,
-        resources=place.resources_of(job.stage),
-        image=place.image_of(job.stage),
-        mounts=place.mounts,
+        environment={**site.environment, **{k: v for k, v in versions.items() if v}},
+        grace_seconds=site.watch_of(job.stage).grace_seconds,
+        resources=site.resources_of(job.stage),
+        image=site.image_of(job.stage),
+        mounts=site.mounts,
         key=key,
-        rank_launcher=(place.python, "-m", "torch.distributed.run"),
+        rank_launcher=(site.python, "-m", "torch.distributed.run"),
         shares=shares,
     )
 
 
-def stage_document(job: StageJob, place: StageEnvironment) -> dict[str, Any]:
+def stage_document(job: StageJob, site: StageEnvironment) -> dict[str, Any]:
     """The options that are written to the document of a job.
 
     A stage with GPUs gets `device = "cuda"` unless the document names a device. Without CUDA in the
     image or on the node it then fails, instead of training on CPUs for a month."""
     given = {name: value for name, value in job.document.items() if value is not None}
     takes_device = any(name == "device" for name, _, _ in leaves(CONFIGS[job.stage]))
-    if takes_device and place.resources_of(job.stage).gpus_per_node:
+    if takes_device and site.resources_of(job.stage).gpus_per_node:
         given.setdefault("device", "cuda")
     return given

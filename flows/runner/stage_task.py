@@ -69,7 +69,7 @@ async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> b
     retry_condition_fn=worth_retrying,
     persist_result=False,
 )
-async def run_stage_task(job: StageJob, place: StageEnvironment) -> Summary:
+async def run_stage_task(job: StageJob, site: StageEnvironment) -> Summary:
     """Run one stage to its end, in as many attempts as are worth it; raises StageError."""
     await take_slot()
     task_run = str(runtime.task_run.id or "")
@@ -81,7 +81,7 @@ async def run_stage_task(job: StageJob, place: StageEnvironment) -> Summary:
         headline(get_run_logger(), job.name, "waits", note=f"retries in {seconds:.0f} s")
         await asyncio.sleep(seconds)
     try:
-        return await _attempt(job, place)
+        return await _attempt(job, site)
     except StageError as error:
         if not error.outcome.may_succeed_later:
             raise
@@ -89,25 +89,25 @@ async def run_stage_task(job: StageJob, place: StageEnvironment) -> Summary:
             failed.record_claim_held()
             raise
         failed.record(await asyncio.to_thread(reached_step, job, error.outcome))
-        if failed.fruitless < place.fruitless_attempts:
+        if failed.fruitless < site.fruitless_attempts:
             raise
         reason = given_up(failed)
         get_run_logger().error("%s: %s", job.name, reason)
         raise StageError(error.outcome, error.log, reason) from error
 
 
-async def _attempt(job: StageJob, place: StageEnvironment) -> Summary:
+async def _attempt(job: StageJob, site: StageEnvironment) -> Summary:
     log = get_run_logger()
     headline(log, job.name, "runs")
     began = time.monotonic()
     spec: LaunchSpec | None = None
     try:
-        spec = _prepare(job, place)
+        spec = _prepare(job, site)
         was_cancelled = is_being_cancelled(spec)
-        outcome = await follow(job.stage, place, spec)
+        outcome = await follow(job.stage, site, spec)
         if was_cancelled and outcome.kind is Kind.STOPPED:
-            spec = _prepare(job, place)
-            outcome = await follow(job.stage, place, spec)
+            spec = _prepare(job, site)
+            outcome = await follow(job.stage, site, spec)
         seconds = time.monotonic() - began
         if outcome.kind is not Kind.DONE:
             raise await _failed(log, job, outcome, spec, seconds)
@@ -142,10 +142,10 @@ async def _failed(
     return error
 
 
-def _prepare(job: StageJob, place: StageEnvironment) -> LaunchSpec:
+def _prepare(job: StageJob, site: StageEnvironment) -> LaunchSpec:
     """Create the run folder of a new attempt with its config document, or find that of a submission
     that is not settled. Raises InfrastructureError if its disk is full or unavailable."""
-    attempts = Path(place.run_folder, job.name).absolute()
+    attempts = Path(site.run_folder, job.name).absolute()
     with run_folder_io(attempts, NOT_BEGUN):
         try:
             attempts.mkdir(parents=True, exist_ok=True)
@@ -155,20 +155,20 @@ def _prepare(job: StageJob, place: StageEnvironment) -> LaunchSpec:
                 f"the profile"
             ) from error
         key = ""
-        if place.block in SCHEDULED:
+        if site.block in SCHEDULED:
             key = next_key(attempts, runtime.flow_run.id or uuid.uuid4().hex)
         folder = attempts / (key or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
         document = folder / DOCUMENT
         if not document.exists():
             folder.mkdir(exist_ok=True)
             being_written = folder / "config.tmp"
-            being_written.write_bytes(tomli_w.dumps(stage_document(job, place)).encode())
+            being_written.write_bytes(tomli_w.dumps(stage_document(job, site)).encode())
             being_written.replace(document)
-        shares = _shares(job, place, attempts, key)
-    return stage_spec(job, place, folder, key, shares)
+        shares = _shares(job, site, attempts, key)
+    return stage_spec(job, site, folder, key, shares)
 
 
-def _shares(job: StageJob, place: StageEnvironment, attempts: Path, key: str) -> Shares | None:
+def _shares(job: StageJob, site: StageEnvironment, attempts: Path, key: str) -> Shares | None:
     """All shares of a job in shares; in a retry, those that failed."""
     if job.num_shares == 0:
         return None
@@ -177,7 +177,7 @@ def _shares(job: StageJob, place: StageEnvironment, attempts: Path, key: str) ->
     if submission > 1:
         last = attempts / f"{key.rpartition('-')[0]}-{submission - 1}" / SETTLED
         failed = json.loads(last.read_text()).get("shares", [])
-    return Shares(count=count, only=tuple(failed), at_once=place.shares_at_once)
+    return Shares(count=count, only=tuple(failed), at_once=site.shares_at_once)
 
 
 def next_key(attempts: Path, flow_run: str) -> str:

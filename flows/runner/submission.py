@@ -56,9 +56,9 @@ LOOK_SECONDS = 1.0
 """Between two looks whether the backend answers again."""
 
 
-async def follow(stage: str, place: StageEnvironment, spec: LaunchSpec) -> Outcome:
+async def follow(stage: str, site: StageEnvironment, spec: LaunchSpec) -> Outcome:
     """Start the job of a run folder, or find it, and wait for its end. Cancelling stops the job."""
-    submission = Submission(stage, place, spec)
+    submission = Submission(stage, site, spec)
     try:
         async with progress_shown(spec):
             run = await submission.wait()
@@ -66,25 +66,25 @@ async def follow(stage: str, place: StageEnvironment, spec: LaunchSpec) -> Outco
         # The job is stopped. A run that starts again submits another one.
         if not submission.may_run_on:
             try:
-                settle(place, spec, Kind.STOPPED)
+                settle(site, spec, Kind.STOPPED)
             except OSError as error:  # such as a full disk; the job is stopped all the same
                 get_run_logger().warning("%s: its end was not recorded: %s", spec.name, error)
         raise
     outcome = await run.fetch_result()
     with run_folder_io(Path(spec.run_directory)):
-        settle(place, spec, outcome.kind, outcome.message, outcome.failed_shares)
+        settle(site, spec, outcome.kind, outcome.message, outcome.failed_shares)
     return outcome
 
 
 def settle(
-    place: StageEnvironment,
+    site: StageEnvironment,
     spec: LaunchSpec,
     kind: Kind,
     message: str = "",
     shares: tuple[int, ...] = (),
 ) -> None:
     """Record how the job of a scheduler ended, so that it is no longer followed."""
-    if place.block in SCHEDULED:
+    if site.block in SCHEDULED:
         document = {"kind": kind, "message": message, "shares": shares}
         write_record(Path(spec.run_directory, SETTLED), document)
 
@@ -92,8 +92,8 @@ def settle(
 class Submission:
     """A job that is followed, also while its backend is unavailable."""
 
-    def __init__(self, stage: str, place: StageEnvironment, spec: LaunchSpec) -> None:
-        self._stage, self._place, self._spec = stage, place, spec
+    def __init__(self, stage: str, site: StageEnvironment, spec: LaunchSpec) -> None:
+        self._stage, self._site, self._spec = stage, site, spec
         self._log = get_run_logger()
         self._looks = 0
         """In a row that found the backend unavailable."""
@@ -129,7 +129,7 @@ class Submission:
         return run
 
     async def _trigger(self) -> StageJobRun:
-        return await BLOCKS[self._place.block](self._place, self._spec, self._stage).trigger()
+        return await BLOCKS[self._site.block](self._site, self._spec, self._stage).trigger()
 
     # --- the backend is unavailable -----------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Submission:
         job = self._recorded_job()
         by_hand = ""
         if job is not None:
-            _, command = ENDED_BY_HAND[self._place.block]
+            _, command = ENDED_BY_HAND[self._site.block]
             by_hand = f": end it there ({command.format_map(job)})"
         self._log.error(
             "%s: cancelled, and its job could not be stopped: %s. It may run on%s; Retry stops it "
@@ -224,9 +224,9 @@ class Submission:
 
     def _recorded_job(self) -> dict[str, Any] | None:
         """The job as its block recorded it when it submitted it; None if no job is known."""
-        if self._place.block not in ENDED_BY_HAND:
+        if self._site.block not in ENDED_BY_HAND:
             return None
-        file, _ = ENDED_BY_HAND[self._place.block]
+        file, _ = ENDED_BY_HAND[self._site.block]
         folder = Path(self._spec.run_directory)
         with run_folder_io(folder):
             return read_record(folder / file)

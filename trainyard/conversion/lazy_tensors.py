@@ -22,7 +22,7 @@ Make = Callable[[Sequence[Tensor]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TensorRecipe:
     """How one of our tensors is made from theirs."""
 
     sources: tuple[str, ...]
@@ -69,7 +69,9 @@ class AssembledSource(Closing):
     consumed_train_samples = 0
     num_updates = 0
 
-    def __init__(self, about: About, recipes: Mapping[str, Recipe], tensors: TheirTensors) -> None:
+    def __init__(
+        self, about: About, recipes: Mapping[str, TensorRecipe], tensors: TheirTensors
+    ) -> None:
         """The tensors must match the recipes; `close` closes them."""
         self.url, self.generation = about.url, about.generation
         self.padded_vocab_size = about.padded_vocab_size
@@ -89,7 +91,7 @@ class AssembledSource(Closing):
             for name, recipe in self._recipes.items()
         }
 
-    def _spec(self, parts: Sequence[TensorSpec], recipe: Recipe) -> TensorSpec:
+    def _spec(self, parts: Sequence[TensorSpec], recipe: TensorRecipe) -> TensorSpec:
         """Type and shape, without reading the values."""
         dtypes = sorted({part.dtype for part in parts})
         if len(dtypes) > 1:

@@ -74,12 +74,12 @@ def jobs_of(profile: Profile, text: str = "") -> PretrainJobs:
 def submission(nodes: int = NODES, text: str = "") -> Submission:
     """The training's, as the stage task makes it."""
     profile = profile_of(nodes)
-    place = profile.stage_environment("/shared/yard/gpt3_175b")
+    site = profile.stage_environment("/shared/yard/gpt3_175b")
     job = jobs_of(profile, text).pretrain
-    folder = Path(place.run_folder, job.name, KEY)
-    spec = stage_spec.stage_spec(job, place, folder, KEY)
-    document = tomli_w.dumps(stage_spec.stage_document(job, place))
-    return Submission(render_slurm(spec, place.options_of(job.stage)), document)
+    folder = Path(site.run_folder, job.name, KEY)
+    spec = stage_spec.stage_spec(job, site, folder, KEY)
+    document = tomli_w.dumps(stage_spec.stage_document(job, site))
+    return Submission(render_slurm(spec, site.options_of(job.stage)), document)
 
 
 def test_the_script_and_the_stages_document_are_what_they_were() -> None:

@@ -34,7 +34,7 @@ class Stages:
     def __init__(self) -> None:
         self.ran: list[StageJob] = []
 
-    async def __call__(self, job: StageJob, place: StageEnvironment) -> Summary:
+    async def __call__(self, job: StageJob, site: StageEnvironment) -> Summary:
         self.ran.append(job)
         return Summary(job=job.name, stage=job.stage, reused=False, reason="", seconds=0.0)
 

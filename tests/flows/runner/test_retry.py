@@ -176,7 +176,7 @@ class Attempts:
         self.outcome = failed()
         self.job = training(folder)
 
-    async def __call__(self, job: StageJob, place: StageEnvironment) -> Summary:
+    async def __call__(self, job: StageJob, site: StageEnvironment) -> Summary:
         self.made += 1
         if not self.steps:
             return Summary(job="pretrain", stage="pretrain", reused=False, reason="", seconds=0)
@@ -193,12 +193,12 @@ def try_all(attempts: Attempts, limit: int, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(stage_task.runtime.task_run, "id", "run-1", raising=False)
     monkeypatch.setattr(stage_task, "_failed_attempts", {})
     monkeypatch.setattr(retry, "PAUSES_SECONDS", (0.0,))
-    place = StageEnvironment(run_folder="unused", fruitless_attempts=limit)
+    site = StageEnvironment(run_folder="unused", fruitless_attempts=limit)
 
     async def whole() -> StageError | None:
         while True:
             try:
-                await run_stage_task.fn(attempts.job, place)
+                await run_stage_task.fn(attempts.job, site)
             except StageError as error:
                 state: State[object] = Failed(data=error)
                 if not await worth_retrying(None, None, state):  # type: ignore[arg-type]

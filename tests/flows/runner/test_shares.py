@@ -24,7 +24,7 @@ FLOW_RUN = "0193e1f6-6f0c-7d4b-b0a5-1f2e3d4c5b6a"
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StageEnvironment:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StageEnvironment:
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", FLOW_RUN)
     shares = {"tokenize": 4}
     return StageEnvironment(
@@ -40,28 +40,28 @@ def test_a_job_in_shares_and_the_one_that_joins_them() -> None:
     assert shared.document == whole.document == {**DOCUMENT, "world_size": 4}
 
 
-def test_only_a_block_with_a_scheduler_makes_shares(place: StageEnvironment) -> None:
-    assert place.shares_of("tokenize") == 4
-    assert place.shares_of("merge") == 1
+def test_only_a_block_with_a_scheduler_makes_shares(site: StageEnvironment) -> None:
+    assert site.shares_of("tokenize") == 4
+    assert site.shares_of("merge") == 1
     here = StageEnvironment(run_folder="x", shares_by_stage={"tokenize": 4})
     assert here.shares_of("tokenize") == 1
 
 
-def test_only_failed_shares_are_run_again(place: StageEnvironment) -> None:
+def test_only_failed_shares_are_run_again(site: StageEnvironment) -> None:
     job = in_shares(stage_job("tokenize", DOCUMENT, "test"), 4)
-    first = stage_task._prepare(job, place)
+    first = stage_task._prepare(job, site)
     assert first.shares == Shares(count=4, at_once=2)
     settled = {"kind": "node failure", "message": "", "shares": [1, 3]}
     Path(first.run_directory, SETTLED).write_text(json.dumps(settled))
-    second = stage_task._prepare(job, place)
+    second = stage_task._prepare(job, site)
     assert second.run_directory != first.run_directory
     assert second.shares == Shares(count=4, only=(1, 3), at_once=2)
 
 
-def test_a_job_of_its_own_has_none(place: StageEnvironment) -> None:
-    assert stage_task._prepare(stage_job("tokenize", DOCUMENT, "test"), place).shares is None
+def test_a_job_of_its_own_has_none(site: StageEnvironment) -> None:
+    assert stage_task._prepare(stage_job("tokenize", DOCUMENT, "test"), site).shares is None
 
 
-def test_a_stage_is_told_the_version_of_its_flow(place: StageEnvironment) -> None:
-    spec = stage_task._prepare(stage_job("tokenize", DOCUMENT, "test"), place)
+def test_a_stage_is_told_the_version_of_its_flow(site: StageEnvironment) -> None:
+    spec = stage_task._prepare(stage_job("tokenize", DOCUMENT, "test"), site)
     assert spec.environment == {"TRAINYARD_FLOW_VERSION": VERSION}

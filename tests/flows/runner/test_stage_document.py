@@ -27,7 +27,7 @@ def merge() -> StageJob:
 
 
 @pytest.mark.parametrize(
-    ("place", "written", "device"),
+    ("site", "written", "device"),
     [
         (GPU, {}, "cuda"),
         (GPU, {"device": "cpu"}, "cpu"),
@@ -38,9 +38,9 @@ def merge() -> StageJob:
     ],
 )
 def test_a_stage_with_gpus_computes_on_them_unless_it_says_where(
-    place: StageEnvironment, written: dict[str, Any], device: str | None
+    site: StageEnvironment, written: dict[str, Any], device: str | None
 ) -> None:
-    assert stage_document(benchmark(**written), place).get("device") == device
+    assert stage_document(benchmark(**written), site).get("device") == device
 
 
 def test_a_stage_that_knows_no_device_is_told_none() -> None:

@@ -29,7 +29,7 @@ MODEL = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "seq_leng
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StageEnvironment:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StageEnvironment:
     monkeypatch.chdir(ROOT)  # a checkout need not be installed
     return StageEnvironment(run_folder=str(tmp_path / "runs"))
 
@@ -39,49 +39,49 @@ def plan(folder: Path, **options: Any) -> StageJob:
     return stage_job("plan", {**document, **options}, "test")
 
 
-def run(job: StageJob, place: StageEnvironment) -> Summary:
+def run(job: StageJob, site: StageEnvironment) -> Summary:
     with disable_run_logger():
-        return asyncio.run(run_stage_task.fn(job, place))
+        return asyncio.run(run_stage_task.fn(job, site))
 
 
-def attempts(place: StageEnvironment, job: str) -> list[Path]:
-    return sorted(Path(place.run_folder, job).iterdir())
+def attempts(site: StageEnvironment, job: str) -> list[Path]:
+    return sorted(Path(site.run_folder, job).iterdir())
 
 
 @pytest.mark.slow
-def test_a_stage_runs_is_reused_and_names_reasons(tmp_path: Path, place: StageEnvironment) -> None:
-    first = run(plan(tmp_path / "plan"), place)
+def test_a_stage_runs_is_reused_and_names_reasons(tmp_path: Path, site: StageEnvironment) -> None:
+    first = run(plan(tmp_path / "plan"), site)
     assert (first.reused, first.reason) == (False, "there is no manifest yet")
     assert first.metrics["num_parameters"] > 0
 
-    second = run(plan(tmp_path / "plan"), place)
+    second = run(plan(tmp_path / "plan"), site)
     assert (second.reused, second.output_digest) == (True, first.output_digest)
 
-    third = run(plan(tmp_path / "plan", vocab_size=400), place)
+    third = run(plan(tmp_path / "plan", vocab_size=400), site)
     assert not third.reused
     assert "--vocab-size changed (300 -> 400)" in third.reason
 
 
-def test_an_attempt_has_a_folder(tmp_path: Path, place: StageEnvironment) -> None:
-    summary = run(plan(tmp_path / "plan"), place)
-    (folder,) = attempts(place, "plan")
+def test_an_attempt_has_a_folder(tmp_path: Path, site: StageEnvironment) -> None:
+    summary = run(plan(tmp_path / "plan"), site)
+    (folder,) = attempts(site, "plan")
     document = tomllib.loads((folder / "config.toml").read_text())
     assert document == {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path / "plan")}
     assert Path(summary.log) == folder / "log.txt"
     assert "plan" in (folder / "log.txt").read_text()
 
 
-def test_each_submission_keeps_its_document(tmp_path: Path, place: StageEnvironment) -> None:
-    scheduled = replace(place, block="slurm")
+def test_each_submission_keeps_its_document(tmp_path: Path, site: StageEnvironment) -> None:
+    scheduled = replace(site, block="slurm")
     specs = [stage_task._prepare(plan(tmp_path / "plan"), scheduled) for _ in range(12)]
     assert len({spec.run_directory for spec in specs}) == 12
     assert all(Path(spec.run_directory, "config.toml").is_file() for spec in specs)
 
 
 def test_the_mark_of_a_job_that_has_ended_is_whole_or_not_there(
-    tmp_path: Path, place: StageEnvironment, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, site: StageEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled = replace(place, block="slurm")
+    scheduled = replace(site, block="slurm")
     spec = stage_task._prepare(plan(tmp_path / "plan"), scheduled)
     folder = Path(spec.run_directory)
 
@@ -101,10 +101,10 @@ def test_the_mark_of_a_job_that_has_ended_is_whole_or_not_there(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "num_files"), [("64k", 1000), ("8m", 4)])
-def test_full_folder(tmp_path: Path, place: StageEnvironment, size: str, num_files: int) -> None:
+def test_full_folder(tmp_path: Path, site: StageEnvironment, size: str, num_files: int) -> None:
     with small_disk(tmp_path / "disk", size, num_files) as disk:
         fill_with_files(disk)
-        full = replace(place, run_folder=str(disk / "runs"))
+        full = replace(site, run_folder=str(disk / "runs"))
         with pytest.raises(StageError, match="No space left on device") as caught:
             run(plan(tmp_path / "plan"), full)
         outcome = caught.value.outcome
@@ -116,22 +116,22 @@ def test_full_folder(tmp_path: Path, place: StageEnvironment, size: str, num_fil
         assert not run(plan(tmp_path / "plan"), full).reused
 
 
-def test_impossible_run_folder_is_a_config_error(tmp_path: Path, place: StageEnvironment) -> None:
+def test_impossible_run_folder_is_a_config_error(tmp_path: Path, site: StageEnvironment) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StageError, match="name another run_folder in the profile") as caught:
-        run(plan(tmp_path / "plan"), replace(place, run_folder=str(tmp_path / "file" / "runs")))
+        run(plan(tmp_path / "plan"), replace(site, run_folder=str(tmp_path / "file" / "runs")))
     assert caught.value.outcome.kind is Kind.CONFIG
 
 
-def test_a_job_is_cancelled_on_a_full_disk(tmp_path: Path, place: StageEnvironment) -> None:
+def test_a_job_is_cancelled_on_a_full_disk(tmp_path: Path, site: StageEnvironment) -> None:
     never_ends = tmp_path / "python"
     never_ends.write_text("#!/bin/sh\nexec sleep 600\n")
     never_ends.chmod(0o755)
     job = plan(tmp_path / "plan")
 
-    async def cancelled(place: StageEnvironment) -> None:
-        going_on = asyncio.create_task(run_stage_task.fn(job, place))
-        while not list(Path(place.run_folder).glob("plan/*/events.jsonl")):
+    async def cancelled(site: StageEnvironment) -> None:
+        going_on = asyncio.create_task(run_stage_task.fn(job, site))
+        while not list(Path(site.run_folder).glob("plan/*/events.jsonl")):
             await asyncio.sleep(0.01)
         with nothing_written():
             going_on.cancel()
@@ -139,27 +139,27 @@ def test_a_job_is_cancelled_on_a_full_disk(tmp_path: Path, place: StageEnvironme
                 await going_on
 
     with disable_run_logger():
-        asyncio.run(cancelled(replace(place, python=str(never_ends))))
-    (events,) = Path(place.run_folder).glob("plan/*/events.jsonl")
+        asyncio.run(cancelled(replace(site, python=str(never_ends))))
+    (events,) = Path(site.run_folder).glob("plan/*/events.jsonl")
     assert "ended" not in events.read_text()
 
 
-def test_a_failure_carries_class_words_and_log(tmp_path: Path, place: StageEnvironment) -> None:
+def test_a_failure_carries_class_words_and_log(tmp_path: Path, site: StageEnvironment) -> None:
     document = {"input": [str(tmp_path / "nothing")], "output_prefix": str(tmp_path / "out")}
     with pytest.raises(StageError, match="nothing") as caught:
-        run(stage_job("merge", document, "test", "merge-again"), place)
+        run(stage_job("merge", document, "test", "merge-again"), site)
     assert caught.value.exit_status in (1, 2)
     assert caught.value.outcome.name == "merge-again"
     assert "nothing" in Path(caught.value.log).read_text()
 
 
-def test_success_without_manifest_is_a_defect(tmp_path: Path, place: StageEnvironment) -> None:
+def test_success_without_manifest_is_a_defect(tmp_path: Path, site: StageEnvironment) -> None:
     job = StageJob(stage="plan", document={}, output=Output.directory(str(tmp_path / "plan")))
     always_well = Path(tmp_path, "python")
     always_well.write_text("#!/bin/sh\nexit 0\n")
     always_well.chmod(0o755)
     with pytest.raises(StageError, match="does not exist") as caught:
-        run(job, StageEnvironment(run_folder=place.run_folder, python=str(always_well)))
+        run(job, StageEnvironment(run_folder=site.run_folder, python=str(always_well)))
     assert caught.value.outcome.kind is Kind.DEFECT
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainyard.conversion.huggingface.to_hf import names
-from trainyard.conversion.lazy_tensors import Make, Recipe, as_is
+from trainyard.conversion.huggingface.names import tensor_names
+from trainyard.conversion.lazy_tensors import Make, TensorRecipe, as_is
 from trainyard.models.gpt.checkpoint_names import Part
 from trainyard.models.gpt.config import GPTConfig
 
@@ -29,14 +29,17 @@ def join_qkv(parts: Sequence[Tensor], config: GPTConfig) -> Tensor:
     return torch.cat(grouped, dim=1).reshape(-1, *rest)
 
 
-def recipes(config: GPTConfig, name: str) -> dict[str, Recipe]:
+def recipes(config: GPTConfig, name: str) -> dict[str, TensorRecipe]:
     """Every tensor of our model, by its name, from those of the class `name`."""
     sources: dict[str, list[str]] = {}
     parts: dict[str, Part] = {}
-    for theirs, ours, part in names(config, name):
+    for theirs, ours, part in tensor_names(config, name):
         sources.setdefault(ours, []).append(theirs)
         parts[ours] = part
-    return {ours: Recipe(tuple(sources[ours]), _make(part, config)) for ours, part in parts.items()}
+    return {
+        ours: TensorRecipe(tuple(sources[ours]), _make(part, config))
+        for ours, part in parts.items()
+    }
 
 
 def _make(part: Part, config: GPTConfig) -> Make:

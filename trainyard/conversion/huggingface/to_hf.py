@@ -1,21 +1,21 @@
 """Our GPT's weights as those of the Hugging Face class that computes the same (config.py).
 
 Weights are moved and transposed, never computed with: the numbers stay the same. The padded rows
-of the vocabulary stay. Names are in `models/gpt/checkpoint_names.py`.
+of the vocabulary stay. Names are in names.py.
 
 n query heads, g key and value heads, d head channels, h hidden."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trainyard.conversion.huggingface.config import GPT2, architecture
-from trainyard.models.gpt import checkpoint_names
-from trainyard.models.gpt.checkpoint_names import OUTPUT, Part
+from trainyard.conversion.huggingface.config import architecture
+from trainyard.conversion.huggingface.names import tensor_names
+from trainyard.models.gpt.checkpoint_names import Part
 from trainyard.models.gpt.config import GPTConfig
 
 
@@ -52,23 +52,6 @@ def part_of(tensor: Tensor, part: Part, config: GPTConfig) -> Tensor:
     return tensor.t().contiguous() if part.endswith("transposed") else tensor
 
 
-def names(config: GPTConfig, name: str) -> Iterator[tuple[str, str, Part]]:
-    """(their name, ours, part) of every tensor of the class `name`, in its order."""
-    llama = (checkpoint_names.LLAMA, checkpoint_names.LLAMA_LAYER, "model.layers.")
-    gpt2 = (checkpoint_names.GPT2, checkpoint_names.GPT2_LAYER, "transformer.h.")
-    whole, of_layer, prefix = gpt2 if name == GPT2 else llama
-    lacking = {
-        *([] if config.untie_embeddings_and_output_weights else [OUTPUT]),
-        *([] if config.qkv_bias else ["self_attention.linear_qkv.bias"]),
-        *([] if config.qk_layernorm else [f"self_attention.{x}_layernorm.weight" for x in "qk"]),
-    }
-    yield from (row for row in whole if row[1] not in lacking)
-    for layer in range(config.num_layers):
-        for theirs, ours, part in of_layer:
-            if ours not in lacking:
-                yield f"{prefix}{layer}.{theirs}", f"decoder.layers.{layer}.{ours}", part
-
-
 def targets(config: GPTConfig, name: str | None = None) -> list[Target]:
     """Every tensor of the Hugging Face model, in its order; the parts of one of our tensors follow
     each other. name: its class; unset: the one that fits."""
@@ -77,4 +60,6 @@ def targets(config: GPTConfig, name: str | None = None) -> list[Target]:
         return lambda tensor: part_of(tensor, part, config)
 
     found = architecture(config) if name is None else name
-    return [Target(theirs, ours, convert(part)) for theirs, ours, part in names(config, found)]
+    return [
+        Target(theirs, ours, convert(part)) for theirs, ours, part in tensor_names(config, found)
+    ]

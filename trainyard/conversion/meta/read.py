@@ -34,7 +34,7 @@ from trainyard.conversion.lazy_tensors import (
     About,
     AssembledSource,
     Make,
-    Recipe,
+    TensorRecipe,
     as_is,
 )
 from trainyard.conversion.meta.params import EMBEDDING, OUTPUT, read_params
@@ -192,14 +192,14 @@ def _last_part(name: str) -> str:
 # --- their tensors as ours ----------------------------------------------------------------------
 
 
-def recipes(config: GPTConfig) -> dict[str, Recipe]:
+def recipes(config: GPTConfig) -> dict[str, TensorRecipe]:
     """Every tensor of our model, by its name, from Meta's."""
     found = {
-        "embedding.word_embeddings.weight": Recipe((EMBEDDING,), as_is),
-        "decoder.final_layernorm.weight": Recipe(("norm.weight",), as_is),
+        "embedding.word_embeddings.weight": TensorRecipe((EMBEDDING,), as_is),
+        "decoder.final_layernorm.weight": TensorRecipe(("norm.weight",), as_is),
     }
     if config.untie_embeddings_and_output_weights:
-        found["output_layer.weight"] = Recipe((OUTPUT,), as_is)
+        found["output_layer.weight"] = TensorRecipe((OUTPUT,), as_is)
     sources: dict[str, list[str]] = {}
     for theirs, ours, _ in META_LAYER:
         sources.setdefault(ours, []).append(theirs)
@@ -207,7 +207,7 @@ def recipes(config: GPTConfig) -> dict[str, Recipe]:
     for layer in range(config.num_layers):
         for ours, names in sources.items():
             parts = tuple(f"layers.{layer}.{name}" for name in names)
-            found[f"decoder.layers.{layer}.{ours}"] = Recipe(parts, makes[len(parts)])
+            found[f"decoder.layers.{layer}.{ours}"] = TensorRecipe(parts, makes[len(parts)])
     return found
 
 

@@ -28,7 +28,9 @@ from trainyard.training.options.training import TrainingConfig
 
 log = logging.getLogger(__name__)
 
-Outcome = Literal["finished", "stopped", "paused"]
+Interruption = Literal["stopped", "paused"]
+"""Ends a run before its last step: by a signal, or by --exit-interval."""
+Outcome = Literal["finished"] | Interruption
 
 
 def _never() -> bool:
@@ -84,37 +86,37 @@ class TrainLoop:
         return outcome
 
     def _run(self) -> Outcome:
-        outcome = self._first_validation()
-        if outcome != "finished":
-            return outcome
+        if (interruption := self._first_validation()) is not None:
+            return interruption
         consumed = self.state.consumed_train_samples
         batches = self._data.train_batches(consumed)
         watched, samples = self._wait.watch(batches), self._data.step_samples(consumed)
         try:
             for step in range(self.state.step + 1, self._length.steps + 1):
-                outcome = self._step(step, watched, samples)
-                if outcome != "finished":
-                    return outcome
+                if (interruption := self._step(step, watched, samples)) is not None:
+                    return interruption
         finally:
             end_loading(batches)
         return "finished"
 
-    def _first_validation(self) -> Outcome:
+    def _first_validation(self) -> Interruption | None:
         """The validation before the first step, or the one that a stop of the run cut short."""
         if self.state.unmeasured:
             record = StepRecord(**self.state.unmeasured)
         elif self.state.step == 0 and self._config.eval_at_start:
             record = StepRecord(0, 0, 0)
         else:
-            return "finished"
+            return None
         if not self._validate(record):  # nothing is lost: the next start validates again
             return "stopped"
         self.state.unmeasured = {}
-        outcome = self._outcome(record.step, stop=False) if record.step else "finished"
-        self._close_step(record, None, is_stopping=outcome != "finished")
-        return outcome
+        interruption = self._interruption(record.step, stop=False) if record.step else None
+        self._close_step(record, None, is_stopping=interruption is not None)
+        return interruption
 
-    def _step(self, step: int, batches: Iterator[Batch], samples: NextSamples | None) -> Outcome:
+    def _step(
+        self, step: int, batches: Iterator[Batch], samples: NextSamples | None
+    ) -> Interruption | None:
         """Train one step, validate if it is due, enter the step in the ledger, call callbacks."""
         state, config, optimizer = self.state, self._config, self._train_module.optimizer
         self._wait.take()  # the wait of a validation is not this step's
@@ -168,9 +170,9 @@ class TrainLoop:
             state.unmeasured = record.document()  # the next start validates
             self._call_callbacks(record, timing, is_stopping=True)
             return "stopped"
-        outcome = self._outcome(step, stop)
-        self._close_step(record, timing, is_stopping=outcome != "finished")
-        return outcome
+        interruption = self._interruption(step, stop)
+        self._close_step(record, timing, is_stopping=interruption is not None)
+        return interruption
 
     def _save_before_fault(self) -> None:
         """Save the state before the step, as on a request to stop: nothing was updated."""
@@ -205,14 +207,14 @@ class TrainLoop:
         record.num_zeros, record.params_norm = result.num_zeros, result.params_norm
         return record
 
-    def _outcome(self, step: int, stop: bool) -> Outcome:
-        """Whether the run ends after this step. A stop at the last step finishes the run."""
+    def _interruption(self, step: int, stop: bool) -> Interruption | None:
+        """Whether the run ends early after this step. A stop at the last step finishes the run."""
         if step == self._length.steps:
-            return "finished"
+            return None
         if stop:
             return "stopped"
         interval = self._config.exit_interval
-        return "paused" if interval is not None and step % interval == 0 else "finished"
+        return "paused" if interval is not None and step % interval == 0 else None
 
     def _validate(self, record: StepRecord) -> bool:
         """Enter the loss of each validation set, and after the last step of each test set.

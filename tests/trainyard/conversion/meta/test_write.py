@@ -17,7 +17,7 @@ from tests.trainyard.conversion.meta.meta_program import files_of, meta_logits
 from tests.trainyard.conversion.meta.test_read import PUBLISHED, write_meta
 from trainyard.artifacts import store
 from trainyard.checkpoint.safetensors.file import spec_of
-from trainyard.conversion.lazy_tensors import About, AssembledSource, Recipe, as_is
+from trainyard.conversion.lazy_tensors import About, AssembledSource, TensorRecipe, as_is
 from trainyard.conversion.meta.params import ffn_fields, params_document, rounded_up
 from trainyard.conversion.meta.read import open_meta
 from trainyard.conversion.meta.write import write_meta_folder
@@ -70,7 +70,7 @@ def model_of(config: GPTConfig, seed: int = 3) -> GPTModel:
 
 def source_of(model: GPTModel, files: dict[str, bytes] | None = None, **about: Any) -> Source:
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    recipes = {name: Recipe((name,), as_is) for name in tensors}
+    recipes = {name: TensorRecipe((name,), as_is) for name in tensors}
     told = About("there", model.config, ROWS, Carried(files or {}, about.get("tokens")))
     return AssembledSource(told, recipes, Memory(tensors))
 
