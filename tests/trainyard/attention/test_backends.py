@@ -197,9 +197,7 @@ class PackedKernels:
 @each_sink
 @pytest.mark.parametrize("s", [S, 5])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "matrix"])
-def test_flash_kernels_of_torch_are_called_right(
-    monkeypatch: pytest.MonkeyPatch, kind: str, s: int, with_sink: bool
-) -> None:
+def test_torch_flash(monkeypatch: pytest.MonkeyPatch, kind: str, s: int, with_sink: bool) -> None:
     monkeypatch.setattr(varlen, "_ATEN", PackedKernels())
     monkeypatch.setitem(lse_kernels.FORWARD, "flash", lse_kernels.FORWARD["math"])
     monkeypatch.setitem(lse_kernels.BACKWARD, "flash", lse_kernels.BACKWARD["math"])
@@ -255,9 +253,7 @@ def fake_flash(version: int) -> SimpleNamespace:
 @pytest.mark.parametrize("version", [2, 3, 4])
 @pytest.mark.parametrize("s", [S, 5])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "matrix"])
-def test_the_flash_package_is_called_right(
-    monkeypatch: pytest.MonkeyPatch, version: int, kind: str, s: int
-) -> None:
+def test_flash_package(monkeypatch: pytest.MonkeyPatch, version: int, kind: str, s: int) -> None:
     names = {2: ["flash_attn"], 3: ["flash_attn_interface"], 4: ["flash_attn", "flash_attn.cute"]}
     for name in names[version]:
         module = ModuleType(name)
@@ -302,9 +298,7 @@ def test_a_gradient_comes_back_laid_out_like_the_output(order: tuple[int, ...]) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("follows", "copies"), [((2, 0, 1, 3), 0), ((0, 1, 2, 3), 1)])
-def test_compiled_a_gradient_is_copied_only_where_its_layout_is_another(
-    follows: tuple[int, ...], copies: int
-) -> None:
+def test_compiled_gradients_are_copied_if_needed(follows: tuple[int, ...], copies: int) -> None:
     """Heads lie between batch and channels, as attention leaves them in (s, b, n, d)."""
     torch.compiler.reset()  # what other tests compiled of the same function
     seen: list[str] = []

@@ -45,9 +45,7 @@ def chosen(request: Any, device: Device, **needs: Any) -> tuple[str, str]:
         (Device("mps"), {}, ("sdpa", "math")),
     ],
 )
-def test_auto_takes_the_fastest_that_fits(
-    device: Device, needs: dict[str, Any], expected: tuple[str, str]
-) -> None:
+def test_auto_is_fastest(device: Device, needs: dict[str, Any], expected: tuple[str, str]) -> None:
     assert chosen("auto", device, **needs) == expected
 
 
@@ -91,9 +89,7 @@ def test_unfused_and_local_always_work(request_: str, kernel: str, device: Devic
         ),
     ],
 )
-def test_what_a_backend_cannot_do_is_refused_in_words(
-    request_: str, device: Device, needs: dict[str, Any], words: str
-) -> None:
+def test_what_is_refused(request_: str, device: Device, needs: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as refusal:
         chosen(request_, device, **needs)
     assert str(refusal.value).startswith(f"--attention-backend {request_} cannot be had here")

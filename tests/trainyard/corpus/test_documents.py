@@ -135,9 +135,7 @@ def test_documents_come_from_any_store(store_url: str) -> None:
     assert texts(url, 64) == [str(i) for i in range(100)]
 
 
-def test_a_line_much_longer_than_its_ranges_is_one_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_very_long_line_is_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = json.dumps({"text": "long " * 1_000_000}).encode()
     url = write(tmp_path / "a.jsonl", GOOD + long + b"\n" + GOOD + long)
     whole = read(url)
@@ -287,9 +285,7 @@ def test_the_first_bad_line_is_named_first(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("on_bad_line", ["stop", "skip"])
-def test_one_document_over_many_lines_is_refused(
-    tmp_path: Path, data: str, on_bad_line: str
-) -> None:
+def test_a_document_of_many_lines_is_refused(tmp_path: Path, data: str, on_bad_line: str) -> None:
     url = write(tmp_path / "a.json", data.encode())
     with pytest.raises(DataError, match=r"a\.json: line [13] .*objects, one a line; `jq -c"):
         read(url, on_bad_line=on_bad_line)
@@ -308,9 +304,7 @@ LONG = r"line 2 \(byte 17\): the line has more than \d+ bytes, the bound of --ma
 @pytest.mark.parametrize("end", [b"", b"\n", b"\n" + GOOD])
 @pytest.mark.parametrize("size", [100, 1 << 20, 1 << 22])
 @pytest.mark.parametrize("ending", ["", ".gz"])
-def test_a_line_that_is_too_long_is_a_bad_one(
-    tmp_path: Path, end: bytes, size: int, ending: str
-) -> None:
+def test_a_line_too_long_is_a_bad_one(tmp_path: Path, end: bytes, size: int, ending: str) -> None:
     data = GOOD + b'{"text": "' + b"x" * size + b'"}' + end
     data = gzip.compress(data) if ending else data
     url = write(tmp_path / f"a.jsonl{ending}", data)
@@ -337,9 +331,7 @@ def test_a_line_that_is_too_long_is_refused_before_its_end_is_looked_for(tmp_pat
     cuts=st.lists(st.integers(0, 500), max_size=4),
     piece=st.sampled_from([3, 16, 1 << 20]),
 )
-def test_long_lines_are_the_same_for_any_cut_of_a_file(
-    sizes: list[int], cuts: list[int], piece: int
-) -> None:
+def test_long_lines_are_the_same_for_any_cut(sizes: list[int], cuts: list[int], piece: int) -> None:
     lines = [b'{"text": "%s"}' % (b"x" * size) for size in sizes]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainyard.corpus.compression.PIECE_BYTES", piece)

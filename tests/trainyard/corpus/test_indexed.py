@@ -116,9 +116,7 @@ def test_what_was_written_is_read(docs: Documents, dtype: Any) -> None:
     cuts=st.lists(st.integers(0, 9), max_size=3).map(sorted),
     limit=st.sampled_from([1, 20, 1 << 20]),
 )
-def test_lots_and_documents_give_the_same_bytes_spilled_or_not(
-    docs: Documents, cuts: list[int], limit: int
-) -> None:
+def test_lots_give_the_bytes_of_documents(docs: Documents, cuts: list[int], limit: int) -> None:
     bin_file, idx_file = io.BytesIO(), io.BytesIO()
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(disk_array, "LIMIT_BYTES", limit)
@@ -265,9 +263,7 @@ FIELDS = {"length": (34, 4, "<i"), "offset": (46, 8, "<q")}
     ("what", "value"),
     [("offset", 10**9), ("offset", 3), ("offset", -(2**63)), ("length", 2_000_000), ("length", -7)],
 )
-def test_no_dataset_opens_on_a_damaged_index(
-    tmp_path: Path, sequence: int, what: str, value: int
-) -> None:
+def test_no_damaged_index_is_opened(tmp_path: Path, sequence: int, what: str, value: int) -> None:
     prefix = write_pair(tmp_path / "p", [[[1, 2, 3]], [[4], [5, 6, 7]]])
     start, size, kind = FIELDS[what]
     idx = Path(prefix + ".idx")

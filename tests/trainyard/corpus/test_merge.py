@@ -75,9 +75,7 @@ def test_merging_the_parts_gives_the_whole(
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(pieces=st.lists(DOCUMENTS, min_size=3, max_size=3))
-def test_merging_is_associative(
-    pieces: list[Documents], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_is_associative(pieces: list[Documents], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("parts")
     a, b, c = (put(str(folder / name), pair(docs)) for name, docs in zip("abc", pieces))  # noqa: B905
     left = put(str(folder / "ab"), merged([a, b], folder))

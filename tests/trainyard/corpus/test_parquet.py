@@ -229,9 +229,7 @@ def test_a_row_group_outside_the_file_is_not_passed_over(tmp_path: Path) -> None
             parquet._row_groups(file, last)
 
 
-def test_rows_that_the_footer_promised_are_missed_aloud(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_rows_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrow ends without an error where pages hold fewer rows than the footer says."""
     url = write(tmp_path / "a.parquet", {"text": ["a", "b", "c"]}, 3)
     group = row_groups(url)[0]
@@ -249,9 +247,7 @@ def test_a_row_is_located(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows_a_group", [1, 2, 10])
 @pytest.mark.parametrize("kind", ["text", "list", "bytes"])
-def test_a_row_that_is_too_large_is_a_bad_line(
-    tmp_path: Path, rows_a_group: int, kind: str
-) -> None:
+def test_a_row_too_large_is_a_bad_line(tmp_path: Path, rows_a_group: int, kind: str) -> None:
     plain = ["a", "x" * (3 << 20), "b", "y" * 1001, "z" * 1000]
     texts: list[Any] = {
         "text": plain,
@@ -269,9 +265,7 @@ def test_a_row_that_is_too_large_is_a_bad_line(
     assert len(read(url)[0]) == 5
 
 
-def test_a_row_that_is_far_too_large_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_huge_row_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = write(tmp_path / "a.parquet", {"text": ["x" * (3 << 20)]})
     monkeypatch.setattr("trainyard.corpus.parquet._batches", None)
     with pytest.raises(DataError, match="the row has more than 1000 bytes"):

@@ -57,9 +57,7 @@ def write(path: Path, data: bytes) -> str:
 
 @settings(max_examples=60, deadline=None)
 @given(origins=ORIGINS)
-def test_what_is_written_is_read(
-    origins: list[Origin], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_round_trip(origins: list[Origin], tmp_path_factory: pytest.TempPathFactory) -> None:
     provenance = Provenance(write(tmp_path_factory.mktemp("p") / "a.docs", sidecar(origins)))
     provenance.verify()
     assert [provenance[k] for k in range(len(provenance))] == origins

@@ -55,9 +55,7 @@ def test_all_readers_give_the_same_tokens(
 
 
 @pytest.mark.parametrize("reader", ["auto", "ranged", "fetch"])
-def test_remote_tokens_are_read_by_threads_processes_and_after_pickling(
-    reader: Reader, s3_url: str, tmp_path: Path
-) -> None:
+def test_threads_forks_and_pickles_can_read(reader: Reader, s3_url: str, tmp_path: Path) -> None:
     docs = [[list(range(n, n + 50))] for n in range(40)]
     prefix = store.join(s3_url, "tokens")
     for ending, data in zip((".bin", ".idx"), written(docs), strict=True):

@@ -116,9 +116,7 @@ def test_a_block_that_was_damaged_or_removed_is_fetched_again(tmp_path: Path) ->
     assert paths[1].stat().st_size == 256
 
 
-def test_readers_in_order_are_read_ahead_and_others_are_not(
-    tmp_path: Path, reads: list[tuple[int, int]]
-) -> None:
+def test_only_readers_in_order_are_read_ahead(tmp_path: Path, reads: list[tuple[int, int]]) -> None:
     url = str(tmp_path / "a.bin")
     store.write_bytes(url, DATA)
     file = RangedFile(url, options(tmp_path / "cache", blocks_ahead=2))
@@ -155,9 +153,7 @@ def test_threads_share_one_request_of_a_block(tmp_path: Path, reads: list[tuple[
     assert len(reads) <= 20  # two threads may just miss each other; not eight
 
 
-def test_a_fault_ahead_is_told_when_the_block_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_ahead_is_raised_on_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = str(tmp_path / "a.bin")
     store.write_bytes(url, DATA)
     file = RangedFile(url, options(tmp_path / "cache"))
@@ -274,9 +270,7 @@ def test_a_bound_below_a_block_is_refused(tmp_path: Path) -> None:
         CacheOptions(tmp_path, max_bytes=10, block_bytes=20)
 
 
-def test_whole_files_are_copied_once_and_within_the_bound(
-    s3_url: str, tmp_path: Path, reads: list[tuple[int, int]]
-) -> None:
+def test_whole_files_copied_once(s3_url: str, tmp_path: Path, reads: list[tuple[int, int]]) -> None:
     url = store.join(s3_url, "a.idx")
     store.write_bytes(url, DATA)
     for _ in range(2):
@@ -288,9 +282,7 @@ def test_whole_files_are_copied_once_and_within_the_bound(
         fetch_whole(url, options(tmp_path, max_bytes=5000), map_file)
 
 
-def test_a_process_forked_while_the_folder_is_locked_does_not_keep_it_locked(
-    tmp_path: Path,
-) -> None:
+def test_a_fork_under_the_lock_does_not_keep_the_lock(tmp_path: Path) -> None:
     folder = BlockFolder(tmp_path, 1000)
     put(folder, "k", "0", 10)
     with folder._locked():

@@ -79,9 +79,7 @@ def test_sentences_are_those_of_nltk(
 
 @pytest.mark.parametrize("keep_newlines", [False, True])
 @pytest.mark.parametrize("name", CORPORA)
-def test_sentences_are_those_of_the_nltk_that_megatrons_tool_ran_with(
-    name: str, keep_newlines: bool, shared: Path, nltk_data: Path
-) -> None:
+def test_digests_of_nltk_381(name: str, keep_newlines: bool, shared: Path, nltk_data: Path) -> None:
     """For any installed version: digests of what NLTK 3.8.1 made, with the pickle that Megatron's
     tool loads and its pattern for --keep-newlines."""
     ours = SentenceSplitter("english", keep_newlines)
@@ -92,9 +90,7 @@ def test_sentences_are_those_of_the_nltk_that_megatrons_tool_ran_with(
 
 
 @pytest.mark.parametrize("keep_newlines", [False, True])
-def test_sentences_of_any_text_are_those_of_nltk(
-    keep_newlines: bool, shared: Path, nltk_data: Path
-) -> None:
+def test_any_text_is_split_as_by_nltk(keep_newlines: bool, shared: Path, nltk_data: Path) -> None:
     theirs = nltk_punkt(nltk_data, keep_newlines)
     ours = SentenceSplitter("english", keep_newlines)
     words = [
@@ -170,9 +166,7 @@ def test_nothing_gives_no_sentence(nltk_data: Path, keep_newlines: bool) -> None
 
 @pytest.mark.parametrize("keep_newlines", [False, True])
 @pytest.mark.parametrize("piece", ["a", ".", "!", "a.", "\u4e2d", " ", ".\u00a0", "...x", ".)"])
-def test_unbroken_text_takes_time_in_proportion(
-    nltk_data: Path, keep_newlines: bool, piece: str
-) -> None:
+def test_unbroken_text_takes_linear_time(nltk_data: Path, keep_newlines: bool, piece: str) -> None:
     splitter = SentenceSplitter(keep_newlines=keep_newlines)
     times = []
     for letters in (10_000, 40_000):
@@ -182,9 +176,7 @@ def test_unbroken_text_takes_time_in_proportion(
     assert times[1] < 10 * times[0] + 0.2  # the square would be 16 times, and seconds
 
 
-def test_a_newer_nltk_does_not_watch_the_clock(
-    nltk_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newer_nltk_has_no_timeout(nltk_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From 3.10.3 on there is a module with a limit of five seconds for each look at a text."""
     import nltk
 

@@ -151,9 +151,7 @@ def test_crews() -> None:
 # --- cores ------------------------------------------------------------------------------------
 
 
-def test_the_least_of_affinity_and_quotas_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_least_quota_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     groups, member = tmp_path / "cgroup", tmp_path / "member"
     inner = groups / "pods/one"

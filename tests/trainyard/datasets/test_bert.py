@@ -51,9 +51,7 @@ def parts(item: dict[str, np.ndarray]) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("seq_length", [24, 64, 512])
-def test_the_tokens_of_both_parts_are_those_of_neighbouring_sentences(
-    sentences: IndexedDataset, seq_length: int
-) -> None:
+def test_both_parts_are_neighbouring_sentences(sentences: IndexedDataset, seq_length: int) -> None:
     dataset = BERTDataset(sentences, range(200), None, sample_format(seq_length))
     truncated = 0
     for index in range(len(dataset)):
@@ -106,9 +104,7 @@ def test_an_item_is_the_same_in_any_order_of_access(sentences: IndexedDataset) -
         assert all(np.array_equal(item[key], shuffled[index][key]) for key in item)
 
 
-def test_a_kept_mapping_is_that_of_its_documents_and_rule(
-    sentences: IndexedDataset, tmp_path: Path
-) -> None:
+def test_a_cached_mapping_is_the_right_one(sentences: IndexedDataset, tmp_path: Path) -> None:
     cache = IndexCache(str(tmp_path / "cache"))
     for documents, form_ in (
         (range(200), sample_format()),

@@ -79,9 +79,7 @@ def test_a_blend_is_as_long_as_its_shares_rounded_up(tmp_path: Path) -> None:
         assert [source.indexed.prefix for source in train.datasets] == prefixes
 
 
-def test_a_surplus_too_small_for_the_blend_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_surplus_too_small_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = ("1", write_pair(tmp_path / "a", [400]), "1", write_pair(tmp_path / "b", [400]))
     data = DataConfig(data_path=paths, split="1", mid_level_dataset_surplus=0.0)
     monkeypatch.setattr(GPTDataset, "__len__", lambda self: 3)
@@ -132,9 +130,7 @@ def test_names_of_sets_tell_them_apart() -> None:
 
 
 @pytest.mark.parametrize("drop", [True, False])
-def test_full_validation_is_one_epoch_with_what_remains_if_asked(
-    tmp_path: Path, drop: bool
-) -> None:
+def test_full_validation_is_one_epoch(tmp_path: Path, drop: bool) -> None:
     sets = (write_pair(tmp_path / "a", [100]), write_pair(tmp_path / "b", [40], 500))
     data = DataConfig(
         train_data_path=sets,
@@ -154,9 +150,7 @@ def test_full_validation_is_one_epoch_with_what_remains_if_asked(
     assert len(built.train) == 1
 
 
-def test_a_validation_set_shorter_than_a_sample_is_served_if_nothing_is_dropped(
-    tmp_path: Path,
-) -> None:
+def test_a_short_validation_set_is_served_if_nothing_is_dropped(tmp_path: Path) -> None:
     prefix = write_pair(tmp_path / "t", [9])
     data = DataConfig(
         train_data_path=(write_pair(tmp_path / "u", [90]),),
@@ -190,9 +184,7 @@ def test_mock_data_needs_no_files_and_gives_each_split_a_third() -> None:
 # --- test data --------------------------------------------------------------------------------
 
 
-def test_test_data_that_split_leaves_too_little_for_cost_the_measurement_alone(
-    tmp_path: Path,
-) -> None:
+def test_too_little_test_data_costs_the_measurement_alone(tmp_path: Path) -> None:
     prefix = write_pair(tmp_path / "t", [100] * 9 + [10])
     for split, words in (
         ("7,3,0.001", "the test split .* holds none of the 10 documents"),

@@ -52,9 +52,7 @@ def test_what_the_files_list_is_built(tmp_path: Path) -> None:
         (None, "there is no such file"),
     ],
 )
-def test_a_list_that_cannot_be_read_is_told_by_its_option(
-    tmp_path: Path, text: bytes | None, message: str
-) -> None:
+def test_a_broken_list_is_refused(tmp_path: Path, text: bytes | None, message: str) -> None:
     listed = tmp_path / "list"
     if text is not None:
         listed.write_bytes(text)
@@ -75,9 +73,7 @@ def test_a_list_that_cannot_be_read_is_told_by_its_option(
         ({"train": [1, "a", "b"]}, "give every prefix a weight"),
     ],
 )
-def test_lists_by_split_that_cannot_be_read_are_told_by_their_option(
-    tmp_path: Path, document: Any, message: str
-) -> None:
+def test_broken_lists_by_split_are_refused(tmp_path: Path, document: Any, message: str) -> None:
     listed = tmp_path / "list.json"
     listed.write_text(document if isinstance(document, str) else json.dumps(document))
     with pytest.raises(ConfigError, match=f"--per-split-data-args-path {listed}.*{message}"):

@@ -97,9 +97,7 @@ def test_tokens_that_are_no_whole_numbers_are_refused(tmp_path: Path, dtype: typ
         GPTDataset(indexed, np.arange(1, dtype=np.int32), None, FORM)
 
 
-def test_a_piece_shorter_than_asked_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_piece_too_short_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     indexed = IndexedDataset(write_pair(tmp_path / "t", [40, 3, 90]))
     dataset = GPTDataset(indexed, np.arange(3, dtype=np.int32), None, FORM)
     assert indexed.tokens is not None
@@ -162,7 +160,7 @@ document_lengths = st.lists(st.integers(0, 12), min_size=2, max_size=12).filter(
 
 @settings(deadline=None)
 @given(document_lengths, st.integers(1, 8), st.booleans(), st.integers(1, 40) | st.none())
-def test_every_token_of_an_epoch_is_served_in_the_order_of_its_documents(
+def test_serves_all_tokens(
     lengths: list[int], s: int, extra: bool, num_samples: int | None
 ) -> None:
     source = Numbers(lengths)
@@ -209,9 +207,7 @@ def test_a_batch_is_its_samples_stacked(
 
 @settings(deadline=None)
 @given(document_lengths, st.integers(1, 8), st.booleans())
-def test_bounds_by_file_are_where_its_documents_begin(
-    lengths: list[int], s: int, extra: bool
-) -> None:
+def test_bounds_by_file_are_its_documents(lengths: list[int], s: int, extra: bool) -> None:
     source = Numbers(lengths)
     sample_format = SampleFormat(s, 7, 1000, EOD, inter_document_masking=True, extra_token=extra)
     dataset = over(source, sample_format, drop=False)

@@ -101,9 +101,7 @@ def test_a_second_run_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_it_is_found_in_an_object_store_and_fetched_once(
-    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetched_once(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = make(IndexCache(s3_url))
     monkeypatch.setattr(cache_module, "build_sample_indices", no_build)
     assert same(make(IndexCache(s3_url)), built)
@@ -117,9 +115,7 @@ def test_it_is_found_in_an_object_store_and_fetched_once(
     assert same(make(IndexCache(s3_url)), built)
 
 
-def test_copies_on_a_machine_are_bounded_and_what_is_mapped_stays(
-    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_are_bounded(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [make(IndexCache(s3_url), seed=seed) for seed in range(3)]
     monkeypatch.setattr(cache_module, "build_sample_indices", no_build)
     first = make(IndexCache(s3_url), seed=0)
@@ -154,9 +150,7 @@ def test_copies_on_a_machine_are_bounded_and_what_is_mapped_stays(
         make(IndexCache(s3_url), seed=0)
 
 
-def test_using_a_copy_does_not_make_it_read_again(
-    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_is_read_once(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(IndexCache(s3_url))
     built = make(IndexCache(s3_url))
     for path in (tmp_path / "machine/indices").rglob("*.npy"):
@@ -233,9 +227,7 @@ def test_every_byte_of_the_document_counts_or_changes_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("after", range(1, 16))
-def test_a_build_that_is_killed_leaves_nothing_that_counts(
-    tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_build(tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed between any two operations, as far as another process can tell."""
     root = tmp_path / "c"
     count = 0
@@ -254,9 +246,7 @@ def test_a_build_that_is_killed_leaves_nothing_that_counts(
     assert same(make(IndexCache(str(root))), make(IN_MEMORY))
 
 
-def test_a_place_that_cannot_be_written_is_read_and_the_rest_is_made(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unwritable_cache_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = tmp_path / "c"
     kept = make(IndexCache(str(root)))
     (tmp_path / "file").write_text("in the way")

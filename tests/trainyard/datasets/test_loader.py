@@ -97,9 +97,7 @@ def blocks_of(dataset: GPTDataset, indices: list[int]) -> set[int]:
     return found
 
 
-def test_the_blocks_of_a_batch_are_fetched_once_and_side_by_side(
-    tokens: str, tmp_path: Path, requests: Requests
-) -> None:
+def test_blocks_are_fetched_in_parallel(tokens: str, tmp_path: Path, requests: Requests) -> None:
     dataset = samples(opened(tokens, tmp_path / "cache"))
     (batch,) = load(dataset, DataConfig(data_path=("x",), num_workers=0), [[3, 7, 11, 15]])
     assert sorted(requests.made) == sorted(blocks_of(dataset, [3, 7, 11, 15]))
@@ -109,9 +107,7 @@ def test_the_blocks_of_a_batch_are_fetched_once_and_side_by_side(
     assert all(torch.equal(batch[name], expected[name]) for name in expected)
 
 
-def test_the_batch_behind_is_on_its_way_while_a_step_is_computed(
-    tokens: str, tmp_path: Path, requests: Requests
-) -> None:
+def test_the_next_batch_is_prefetched(tokens: str, tmp_path: Path, requests: Requests) -> None:
     dataset = samples(opened(tokens, tmp_path / "cache"))
     data = DataConfig(data_path=("x",), num_workers=0)
     batches = build_loader(dataset, data, SamplerShape(len(dataset), 4, 1), 0, 0)
@@ -121,9 +117,7 @@ def test_the_batch_behind_is_on_its_way_while_a_step_is_computed(
         assert sorted(requests.settled()) == sorted(expected), k
 
 
-def test_worker_processes_fetch_the_batches_that_they_load(
-    tokens: str, tmp_path: Path, requests: Requests
-) -> None:
+def test_workers_fetch_their_own_batches(tokens: str, tmp_path: Path, requests: Requests) -> None:
     dataset = samples(opened(tokens, tmp_path / "cache"))
     groups = [[0, 1, 2, 3], [4, 5, 6, 7]]
     batches = list(load(dataset, DataConfig(data_path=("x",), num_workers=1), groups))
@@ -146,9 +140,7 @@ def kinds_of(tokens: str, sentences: str, folder: Path, reader: Reader) -> dict[
 
 
 @pytest.mark.parametrize("kind", ["blend", "fim", "bert"])
-def test_every_kind_of_dataset_is_told(
-    tokens: str, tmp_path: Path, requests: Requests, kind: str
-) -> None:
+def test_each_kind_prefetches(tokens: str, tmp_path: Path, requests: Requests, kind: str) -> None:
     sentences = write_sentences(tmp_path / "sentences", 40).prefix
     dataset = kinds_of(tokens, sentences, tmp_path / "cache", "ranged")[kind]
     dataset.prefetch([2, 5])

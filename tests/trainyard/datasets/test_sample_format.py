@@ -72,9 +72,7 @@ def slow(text: list[int], sample_format: SampleFormat) -> dict[str, Any]:
 
 
 @given(forms, st.data())
-def test_samples_equal_a_walk_over_their_tokens(
-    sample_format: SampleFormat, data: st.DataObject
-) -> None:
+def test_samples_equal_a_slow_walk(sample_format: SampleFormat, data: st.DataObject) -> None:
     length = sample_format.text_length
     rows = data.draw(
         st.lists(

@@ -75,9 +75,7 @@ def test_every_sample_is_served_once() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 64])
 @pytest.mark.parametrize("extra", [True, False])
-def test_how_documents_are_cut_into_chunks_does_not_matter(
-    chunk: int, extra: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_do_not_matter(chunk: int, extra: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(chunk)
     lengths = random.integers(0, 30, 50).astype(np.int32)
     documents = np.arange(50, dtype=np.int32)

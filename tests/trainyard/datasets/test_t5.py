@@ -53,9 +53,7 @@ def restored(item: dict[str, np.ndarray]) -> list[int]:
 
 
 @pytest.mark.parametrize("lengths", [(128, 64), (64, 8), (512, 128)])
-def test_encoder_and_labels_together_are_the_text(
-    sentences: IndexedDataset, lengths: tuple[int, int]
-) -> None:
+def test_both_sides_give_the_text(sentences: IndexedDataset, lengths: tuple[int, int]) -> None:
     dataset = T5Dataset(sentences, range(200), None, sample_format(*lengths))
     for index in range(len(dataset)):
         item, target = dataset[index], dataset.samples.target_length(index)

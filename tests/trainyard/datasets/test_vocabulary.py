@@ -62,9 +62,7 @@ def test_a_file_is_refused_when_it_is_opened(tmp_path: Path, way: str, token: in
     assert "--tokenizer-model" in text
 
 
-def test_a_large_file_is_looked_at_all_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 3 * NUM_BLOCKS * BLOCK_TOKENS
     monkeypatch.setattr(vocabulary, "WHOLE_TOKENS", size - 1)
     at_ends = dict.fromkeys(range(9999, size, 10000), 5000)  # ends of documents, as eod is
@@ -83,9 +81,7 @@ def test_what_is_right_or_cannot_be_wrong_passes(tmp_path: Path) -> None:
     check_tokens(IndexedDataset(pair(tmp_path / "v", 1000, {5: 9999})), 0)  # not known
 
 
-def test_the_rest_is_found_when_it_is_gathered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rest_is_found_in_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocabulary, "BLOCK_TOKENS", 10)
     monkeypatch.setattr(vocabulary, "WHOLE_TOKENS", 1000)
     prefix = pair(tmp_path / "t", 10_000, {4321: 2000})
@@ -107,9 +103,7 @@ def test_one_wrong_id_anywhere_in_a_file_that_is_looked_at_whole_is_found(tmp_pa
 
 
 @pytest.mark.parametrize("token", [2000, -1])
-def test_what_was_looked_for_ahead_finds_the_only_wrong_id_of_a_large_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: int
-) -> None:
+def test_a_scan_ahead_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: int) -> None:
     monkeypatch.setattr(vocabulary, "BLOCK_TOKENS", 10)
     monkeypatch.setattr(vocabulary, "WHOLE_TOKENS", 1000)
     monkeypatch.setattr(vocabulary, "KEY_TOKENS", 10)

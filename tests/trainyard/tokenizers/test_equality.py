@@ -30,7 +30,7 @@ from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.fast import seams
 
 pytestmark = pytest.mark.slow
-
+Built = dict[str, Tokenizer]
 KINDS = sorted(OPTIONS)
 SOME_KINDS = [kind for kind in KINDS if kind != "bert-chinese"]
 LARGEST = "corpus_en.jsonl"
@@ -41,7 +41,7 @@ UNBROKEN = (
 
 
 @pytest.fixture(scope="module")
-def built(shared: Path) -> dict[str, Tokenizer]:
+def built(shared: Path) -> Built:
     return {kind: build(shared, kind) for kind in KINDS}
 
 
@@ -49,9 +49,7 @@ def built(shared: Path) -> dict[str, Tokenizer]:
 
 
 @pytest.mark.parametrize("kind", SOME_KINDS)
-def test_hostile_text_has_the_ids_of_the_reference(
-    built: dict[str, Tokenizer], shared: Path, kind: str
-) -> None:
+def test_hostile_text(built: Built, shared: Path, kind: str) -> None:
     texts = [*HOSTILE, *every_block(step=5)[::5], *random_texts(80)]
     assert_equal(built[kind], reference(shared, kind), texts)
     texts = texts[::17]
@@ -60,16 +58,12 @@ def test_hostile_text_has_the_ids_of_the_reference(
 
 
 @pytest.mark.parametrize("kind", SOME_KINDS)
-def test_a_slice_of_the_corpora_has_the_ids_of_the_reference(
-    built: dict[str, Tokenizer], shared: Path, kind: str
-) -> None:
+def test_a_slice_of_the_corpora(built: Built, shared: Path, kind: str) -> None:
     assert_equal(built[kind], reference(shared, kind), corpora_slice(shared))
 
 
 @pytest.mark.parametrize("kind", SOME_KINDS)
-def test_long_texts_with_and_without_seams_have_the_ids_of_the_reference(
-    built: dict[str, Tokenizer], shared: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_texts(built: Built, shared: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seams, "PART_LETTERS", 300)
     rng = random.Random(0)
     rows = ["".join(rng.choices(letters, k=1500)) for letters in UNBROKEN]
@@ -77,7 +71,7 @@ def test_long_texts_with_and_without_seams_have_the_ids_of_the_reference(
     assert_equal(built[kind], reference(shared, kind), texts)
 
 
-def test_gigatoken_encodes_where_it_can(built: dict[str, Tokenizer], shared: Path) -> None:
+def test_gigatoken_encodes_where_it_can(built: Built, shared: Path) -> None:
     for kind, tokenizer in built.items():
         assert tokenizer.engine.split()[0] == ("gigatoken" if kind in FAST else "tokenizers")
         assert tokenizer.releases_gil
@@ -87,7 +81,7 @@ def test_gigatoken_encodes_where_it_can(built: dict[str, Tokenizer], shared: Pat
 
 
 @pytest.mark.parametrize("letter", ["a", "1", " ", "\u4f60", "<|endoftext|>", "ab "])
-def test_a_line_of_a_megabyte(built: dict[str, Tokenizer], letter: str) -> None:
+def test_a_line_of_a_megabyte(built: Built, letter: str) -> None:
     line = letter * ((1 << 20) // len(letter.encode()))
     ids, bounds = built["gpt2"].encode_flat([line, "x"])
     assert bounds.tolist() == [0, len(ids) - 1, len(ids)]
@@ -96,7 +90,7 @@ def test_a_line_of_a_megabyte(built: dict[str, Tokenizer], letter: str) -> None:
         assert ids[:-1].tolist() == built["gpt2"].encode_reference(line)
 
 
-def test_wordpiece_is_transformers_bert(built: dict[str, Tokenizer], tmp_path: Path) -> None:
+def test_wordpiece_is_transformers_bert(built: Built, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     texts = [*HOSTILE, *random_texts(100, seed=2)]
     for kind in ("bert-uncased", "bert-cased"):
@@ -109,7 +103,7 @@ def test_wordpiece_is_transformers_bert(built: dict[str, Tokenizer], tmp_path: P
 
 @settings(max_examples=60, deadline=None)
 @given(texts=st.lists(st.text(), max_size=8))
-def test_what_bytes_say_is_what_was_said(built: dict[str, Tokenizer], texts: list[str]) -> None:
+def test_what_bytes_say_is_what_was_said(built: Built, texts: list[str]) -> None:
     bytelevel = ByteLevelTokenizer(TokenizerConfig(tokenizer_type="ByteLevelTokenizer"))
     for tokenizer in (built["gpt2"], bytelevel):
         ids, bounds = tokenizer.encode_flat(texts)
@@ -127,9 +121,7 @@ STEPS = {"gpt2": 10, "neox": 10, "llama": 50, "bert-uncased": 20, "bert-cased": 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SOME_KINDS)
-def test_every_block_and_the_small_corpora(
-    built: dict[str, Tokenizer], shared: Path, kind: str
-) -> None:
+def test_blocks_and_small_corpora(built: Built, shared: Path, kind: str) -> None:
     assert_equal(built[kind], reference(shared, kind), every_block() + random_texts(1000, seed=4))
     for texts in small_corpora(shared, STEPS[kind], 4 if kind == "llama" else 1):
         assert_equal(built[kind], reference(shared, kind), texts)
@@ -137,13 +129,13 @@ def test_every_block_and_the_small_corpora(
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_whole_corpora(built: dict[str, Tokenizer], shared: Path, kind: str) -> None:
+def test_the_whole_corpora(built: Built, shared: Path, kind: str) -> None:
     for texts in whole_corpora(shared):
         assert_equal(built[kind], reference(shared, kind), texts)
 
 
 @pytest.mark.full
-def test_the_whole_of_transformers_gpt2(built: dict[str, Tokenizer], shared: Path) -> None:
+def test_the_whole_of_transformers_gpt2(built: Built, shared: Path) -> None:
     transformers = pytest.importorskip("transformers")
     files = options(shared, "gpt2")
     theirs = transformers.GPT2TokenizerFast(

@@ -35,6 +35,7 @@ from trainyard.tokenizers.sentencepiece import SentencePieceTokenizer
 
 pytestmark = pytest.mark.slow
 
+Built = dict[str, SentencePieceTokenizer]
 TEXTS = (
     *("<s>", "</s>", "a<s>b</s> <unk>", "<0x41><0x0A>", "<|ctrl|>x", "\x00", "a\x00\x00b"),
     *("\u2581", "a\u2581b", " \u2581 ", "  a  b  ", "\t\n \r\n", "\x01\x1f\x7f", "\u00a0\u3000"),
@@ -67,7 +68,7 @@ def legacy(url: str, **more: Any) -> SentencePieceTokenizer:
 
 
 @pytest.fixture(scope="module")
-def built(folder: Path, shared: Path) -> dict[str, SentencePieceTokenizer]:
+def built(folder: Path, shared: Path) -> Built:
     """Every model, ALBERT's with an added end of document, since it has none."""
     urls = {name: locate(folder, shared, name) for name in (*MODELS, *TRAINED)}
     return {
@@ -88,9 +89,7 @@ def library(folder: Path, shared: Path) -> dict[str, sentencepiece.SentencePiece
 
 
 @pytest.mark.parametrize("name", [*MODELS, *TRAINED])
-def test_hostile_text_has_the_ids_of_the_library(
-    built: dict[str, SentencePieceTokenizer], library: dict[str, Any], name: str
-) -> None:
+def test_hostile_text(built: Built, library: dict[str, Any], name: str) -> None:
     texts = [*TEXTS, *HOSTILE, *every_block(step=31), *random_texts(80)]
     assert_equal(built[name], library[name].encode, texts)
     some = texts[::5]
@@ -99,8 +98,8 @@ def test_hostile_text_has_the_ids_of_the_library(
 
 
 @pytest.mark.parametrize("name", ["llama2", "albert", "spm"])
-def test_a_slice_of_the_corpora_has_the_ids_of_the_library(
-    built: dict[str, SentencePieceTokenizer], library: dict[str, Any], shared: Path, name: str
+def test_a_slice_of_the_corpora(
+    built: Built, library: dict[str, Any], shared: Path, name: str
 ) -> None:
     assert_equal(built[name], library[name].encode, corpora_slice(shared))
 
@@ -115,24 +114,20 @@ RUNS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(text=RUNS)
 @pytest.mark.parametrize("name", FAST)
-def test_runs_and_borders_merge_as_the_library_merges_them(
-    built: dict[str, SentencePieceTokenizer], library: dict[str, Any], name: str, text: str
-) -> None:
+def test_runs_and_borders(built: Built, library: dict[str, Any], name: str, text: str) -> None:
     assert built[name].encode(text) == library[name].encode(text)
 
 
 @settings(max_examples=40, deadline=None)
 @given(texts=st.lists(st.text(), max_size=6))
 @pytest.mark.parametrize("name", ["llama2", "plain"])
-def test_what_is_encoded_is_decoded(
-    built: dict[str, SentencePieceTokenizer], name: str, texts: list[str]
-) -> None:
+def test_decoding(built: Built, name: str, texts: list[str]) -> None:
     rows = as_lists(built[name].encode_flat(texts))
     # The mark of a space is a space to the library.
     assert [built[name].decode(row) for row in rows] == [t.replace("\u2581", " ") for t in texts]
 
 
-def test_two_threads_make_the_same_ids(built: dict[str, SentencePieceTokenizer]) -> None:
+def test_two_threads_make_the_same_ids(built: Built) -> None:
     texts = random_texts(200, seed=9)
     for name in ("llama2", "spm"):
         expected = built[name].encode_batch(texts)
@@ -142,9 +137,7 @@ def test_two_threads_make_the_same_ids(built: dict[str, SentencePieceTokenizer])
 
 
 @pytest.mark.parametrize("letter", ["a", " ", "<s>"])
-def test_a_line_of_half_a_megabyte(
-    built: dict[str, SentencePieceTokenizer], library: dict[str, Any], letter: str
-) -> None:
+def test_a_line_of_half_a_megabyte(built: Built, library: dict[str, Any], letter: str) -> None:
     line = letter * ((1 << 19) // len(letter))
     assert built["llama2"].encode(line) == library["llama2"].encode(line)
 
@@ -175,7 +168,7 @@ def watch(tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch) ->
     return lengths
 
 
-def test_half_a_surrogate_pair_is_no_text(built: dict[str, SentencePieceTokenizer]) -> None:
+def test_half_a_surrogate_pair_is_no_text(built: Built) -> None:
     for name in ("plain", "unigram"):
         with pytest.raises(UnicodeEncodeError):
             built[name].encode_flat(["a", "\ud800"])
@@ -186,7 +179,7 @@ def test_half_a_surrogate_pair_is_no_text(built: dict[str, SentencePieceTokenize
     "corpora", [small_corpora, pytest.param(whole_corpora, marks=pytest.mark.full)]
 )
 def test_the_corpora(
-    built: dict[str, SentencePieceTokenizer],
+    built: Built,
     library: dict[str, Any],
     shared: Path,
     name: str,
@@ -199,9 +192,7 @@ def test_the_corpora(
 # --- which library encodes --------------------------------------------------------------------
 
 
-def test_gigatoken_encodes_where_it_can(
-    built: dict[str, SentencePieceTokenizer], folder: Path
-) -> None:
+def test_gigatoken_encodes_where_it_can(built: Built, folder: Path) -> None:
     for name, tokenizer in built.items():
         engine = "gigatoken" if name in FAST else "sentencepiece"
         assert tokenizer.engine.startswith(f"{engine} "), name
@@ -263,7 +254,7 @@ def test_a_tokenizer_comes_back_from_the_files_it_carries(folder: Path, tmp_path
         assert (again.vocab_size, again.eod) == (tokenizer.vocab_size, tokenizer.eod)
 
 
-def test_pieces_that_begin_words_do(built: dict[str, SentencePieceTokenizer]) -> None:
+def test_pieces_that_begin_words_do(built: Built) -> None:
     llama = built["llama2"]
     begins = llama.begins_word
     assert len(begins) == llama.vocab_size
@@ -316,9 +307,7 @@ def test_legacy_without_a_list_is_the_same_without_sentinels(folder: Path) -> No
     assert tokenizer.encode("a<MASK>") == five.encode("a<MASK>")
 
 
-def test_tokens_of_a_list_lose_the_space_behind_them_but_not_the_last(
-    folder: Path, library: dict[str, Any]
-) -> None:
+def test_tokens_of_a_list_lose_the_space_behind(folder: Path, library: dict[str, Any]) -> None:
     processor = library["plain"]
     size, space = processor.get_piece_size(), processor.piece_to_id("\u2581")
     tokenizer = legacy(str(folder / "plain.model"), tokenizer_special_tokens=("[A]", "</s>"))

@@ -31,9 +31,7 @@ def legacy(shared: Path, **more: Any) -> Tokenizer:
 
 
 @pytest.mark.parametrize("drops", [True, False])
-def test_how_long_parts_are_encoded_changes_no_id(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, drops: bool
-) -> None:
+def test_long_parts(shared: Path, monkeypatch: pytest.MonkeyPatch, drops: bool) -> None:
     tokenizer = legacy(shared, tokenizer_sentencepiece_ignore_extra_whitespaces=drops)
     texts = [*HOSTILE, "<MASK> a  b<EOD>c <MASK><MASK> ", *random_texts(20)]
     expected = [tokenizer.encode_reference(text) for text in texts]

@@ -38,6 +38,7 @@ V2 = (
     r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 PATTERNS = {"v1": V1, "v2": V2}
+Built = dict[str, TikTokenizer]
 Expect = Callable[[list[str]], list[list[int]]]
 NAMED = ["<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>"]
 TEXTS = (
@@ -79,7 +80,7 @@ def gpt2(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(gpt2: Path) -> dict[str, TikTokenizer]:
+def built(gpt2: Path) -> Built:
     return {name: build(gpt2, tiktoken_pattern=name) for name in PATTERNS}
 
 
@@ -112,9 +113,7 @@ def entry(rank: int, token: bytes) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PATTERNS)
-def test_hostile_text_has_the_ids_of_the_library(
-    built: dict[str, TikTokenizer], reference: dict[str, Any], name: str
-) -> None:
+def test_hostile_text(built: Built, reference: dict[str, Any], name: str) -> None:
     texts = [*TEXTS, *HOSTILE, *every_block(step=61), *random_texts(60)]
     assert_equal(built[name], reference[name], texts)
     some = texts[::5]
@@ -123,8 +122,8 @@ def test_hostile_text_has_the_ids_of_the_library(
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_a_slice_of_the_corpora_has_the_ids_of_the_library(
-    built: dict[str, TikTokenizer], reference: dict[str, Any], shared: Path, name: str
+def test_a_slice_of_the_corpora(
+    built: Built, reference: dict[str, Any], shared: Path, name: str
 ) -> None:
     assert_equal(built[name], reference[name], corpora_slice(shared))
 
@@ -134,7 +133,7 @@ def test_a_slice_of_the_corpora_has_the_ids_of_the_library(
     "corpora", [small_corpora, pytest.param(whole_corpora, marks=pytest.mark.full)]
 )
 def test_the_corpora(
-    built: dict[str, TikTokenizer],
+    built: Built,
     reference: dict[str, Any],
     shared: Path,
     name: str,
@@ -147,14 +146,12 @@ def test_the_corpora(
 @settings(max_examples=60, deadline=None)
 @given(texts=st.lists(st.text() | st.sampled_from(TEXTS), max_size=8))
 @pytest.mark.parametrize("name", PATTERNS)
-def test_what_is_encoded_is_decoded(
-    built: dict[str, TikTokenizer], name: str, texts: list[str]
-) -> None:
+def test_decoding(built: Built, name: str, texts: list[str]) -> None:
     rows = as_lists(built[name].encode_flat(texts))
     assert [built[name].decode(row) for row in rows] == texts
 
 
-def test_gigatoken_encodes_where_it_can(built: dict[str, TikTokenizer], gpt2: Path) -> None:
+def test_gigatoken_encodes_where_it_can(built: Built, gpt2: Path) -> None:
     assert built["v2"].engine.startswith("gigatoken ")
     assert built["v1"].engine.startswith("tiktoken ")
     assert build(gpt2, use_gigatoken=False).engine.startswith("tiktoken ")
@@ -162,7 +159,7 @@ def test_gigatoken_encodes_where_it_can(built: dict[str, TikTokenizer], gpt2: Pa
     assert build(gpt2, tokenizer_special_tokens=mixed).engine.startswith("tiktoken ")
 
 
-def test_a_text_that_is_too_much_for_the_library(built: dict[str, TikTokenizer]) -> None:
+def test_a_text_that_is_too_much_for_the_library(built: Built) -> None:
     spaces = " " * (1 << 20)
     assert built["v2"].decode(built["v2"].encode(spaces)) == spaces
     with pytest.raises(DataError, match="1048576 characters is more than the tiktoken library"):
@@ -172,7 +169,7 @@ def test_a_text_that_is_too_much_for_the_library(built: dict[str, TikTokenizer])
 # --- vocabularies -----------------------------------------------------------------------------
 
 
-def test_special_tokens_come_first(gpt2: Path, built: dict[str, TikTokenizer]) -> None:
+def test_special_tokens_come_first(gpt2: Path, built: Built) -> None:
     tokenizer = built["v2"]
     assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.pad) == (51256, 2, 4)
     assert (tokenizer.unk, tokenizer.bos, tokenizer.eos) == (0, 1, 2)
@@ -206,9 +203,7 @@ def test_a_vocabulary_is_cut_to_its_size(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_tokenizer_comes_back_from_the_files_it_carries(
-    tiny: Path, gpt2: Path, tmp_path: Path, pattern: str
-) -> None:
+def test_round_trip_of_files(tiny: Path, gpt2: Path, tmp_path: Path, pattern: str) -> None:
     for k, (path, size) in enumerate([(tiny, 300), (gpt2, 5000)]):
         tokenizer = build(
             path,

@@ -111,9 +111,7 @@ def move_id(folder: Path, to: Path, old_id: int, new_id: int) -> None:
 
 
 @pytest.mark.parametrize(("new_id", "dtype"), [(9000, "uint16"), (70000, "int32")])
-def test_holes_in_the_ids_count_in_the_vocabulary(
-    folder: Path, tmp_path: Path, new_id: int, dtype: str
-) -> None:
+def test_holes_in_the_ids_count(folder: Path, tmp_path: Path, new_id: int, dtype: str) -> None:
     old_id = huggingface(folder).encode("q")[0]
     move_id(folder, tmp_path, old_id, new_id)
     tokenizer = huggingface(tmp_path)
@@ -229,9 +227,7 @@ def build_gpt2_from(folder: Path, vocab: dict[str, int] | None, merges: str | No
         (b'{"<|endoftext|>": 0}', b"a b c\n", "--merge-file .*line 1 is not two tokens"),
     ],
 )
-def test_gpt2_files_that_are_not_what_they_should_be(
-    tmp_path: Path, vocab: bytes, merges: bytes, message: str
-) -> None:
+def test_broken_gpt2_files(tmp_path: Path, vocab: bytes, merges: bytes, message: str) -> None:
     (tmp_path / "vocab.json").write_bytes(vocab)
     (tmp_path / "merges.txt").write_bytes(merges)
     with pytest.raises(ArtifactError, match=message):

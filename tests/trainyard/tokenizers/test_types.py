@@ -39,9 +39,7 @@ def wordpiece(
 
 
 @pytest.mark.parametrize("kind", ["BertWordPieceLowerCase", "BertWordPieceCase"])
-def test_a_word_that_is_unknown_whatever_its_middle_is_one_unknown(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_unknown_word(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Words far over a hundred letters lose their middle; the library makes the same ids of the
     whole words, in any surroundings."""
     monkeypatch.setattr(wordpiece_module, "is_long", lambda text: True)

@@ -50,8 +50,9 @@ TEMPLATES = {
 {%- endfor %}{% if add_generation_prompt %}{{ 'Assistant\\n' }}{% endif %}""",
 }
 OWN = {"llama3": LLAMA3, "chatml": CHATML}
-PREFIX = {"mistral": 0, "llama3": 4, "nemotron5": 3, "nemotron5-aligned": 2, "chatml": 3}
 
+Find = Callable[[str], str]
+Built = dict[str, MultimodalTokenizer]
 CHAT = [
     {"role": "system", "content": "Answer."},
     {"role": "user", "content": "<image>\nWhat is <image>?"},
@@ -62,7 +63,7 @@ CHAT = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Find:
     root = tmp_path_factory.mktemp("multimodal")
     made: dict[str, str] = {}
 
@@ -90,12 +91,12 @@ def build(folder: str, name: str, **more: Any) -> MultimodalTokenizer:
 
 
 @pytest.fixture(scope="module")
-def built(folder: Callable[[str], str]) -> dict[str, MultimodalTokenizer]:
+def built(folder: Find) -> Built:
     return {name: build(folder(name), name) for name in MULTIMODAL_FORMATS}
 
 
 @pytest.fixture(scope="module")
-def theirs(folder: Callable[[str], str]) -> Any:
+def theirs(folder: Find) -> Any:
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder("none"))
     assert tokenizer.add_tokens(["<image>"], special_tokens=True) == 1
@@ -116,9 +117,7 @@ def render(theirs: Any, chat: list[dict[str, str]], name: str, invite: bool = Fa
 
 
 @pytest.mark.parametrize("name", MULTIMODAL_FORMATS)
-def test_conversations_are_laid_out_as_transformers_does(
-    built: dict[str, MultimodalTokenizer], theirs: Any, name: str
-) -> None:
+def test_layout_is_that_of_transformers(built: Built, theirs: Any, name: str) -> None:
     for chat in (CHAT, CHAT[1:3], [{"role": "user", "content": "  a \n"}]):
         for invite in (False, True):
             found = built[name].tokenize_conversation(chat, False, invite)
@@ -127,9 +126,7 @@ def test_conversations_are_laid_out_as_transformers_does(
 
 
 @pytest.mark.parametrize("name", MULTIMODAL_FORMATS)
-def test_only_answers_are_learnt_without_what_comes_before_them(
-    built: dict[str, MultimodalTokenizer], theirs: Any, name: str
-) -> None:
+def test_only_answers_are_learnt(built: Built, theirs: Any, name: str) -> None:
     tokens, targets = built[name].tokenize_conversation(CHAT)
     chat = CHAT[1:] if name == "mistral" else CHAT
     expected: list[int] = []
@@ -145,7 +142,7 @@ def test_only_answers_are_learnt_without_what_comes_before_them(
     assert ((targets == tokens) | (targets == IGNORED)).all()
 
 
-def test_what_is_masked_by_hand(built: dict[str, MultimodalTokenizer]) -> None:
+def test_what_is_masked_by_hand(built: Built) -> None:
     learnt = {
         "mistral": [" system</s>"],
         "llama3p1": ["system<|eot_id|>"],
@@ -164,7 +161,7 @@ def test_what_is_masked_by_hand(built: dict[str, MultimodalTokenizer]) -> None:
         assert name == "llama3p1" or text == expected[0]
 
 
-def test_the_forced_system_message(folder: Callable[[str], str], theirs: Any) -> None:
+def test_the_forced_system_message(folder: Find, theirs: Any) -> None:
     tokenizer = build(folder("qwen2p5"), "qwen2p5", force_system_message=True)
     forced = [{"role": "system", "content": QWEN_SYSTEM}, *CHAT[1:]]
     for chat in (CHAT, CHAT[1:]):
@@ -185,21 +182,17 @@ def test_the_forced_system_message(folder: Callable[[str], str], theirs: Any) ->
         ([CHAT[0]][:0], "a conversation without turns"),
     ],
 )
-def test_turns_that_nothing_can_be_learnt_from(
-    built: dict[str, MultimodalTokenizer], chat: list[dict[str, str]], message: str
-) -> None:
+def test_refused_turns(built: Built, chat: list[dict[str, str]], message: str) -> None:
     with pytest.raises(DataError, match=message):
         built["qwen2p5"].tokenize_conversation(chat)
 
 
-def test_targets_do_not_go_with_an_invitation(built: dict[str, MultimodalTokenizer]) -> None:
+def test_targets_do_not_go_with_an_invitation(built: Built) -> None:
     with pytest.raises(DataError, match="the turns of a conversation give 12 tokens alone and 15"):
         built["qwen2p5"].tokenize_conversation(pair("user", "user"), True, True)
 
 
-def test_a_system_turn_alone_leaves_nothing_for_a_format_without(
-    built: dict[str, MultimodalTokenizer],
-) -> None:
+def test_a_system_turn_alone_is_refused_by_mistral(built: Built) -> None:
     with pytest.raises(DataError, match="a conversation without turns"):
         built["mistral"].tokenize_conversation(CHAT[:1])
 
@@ -211,9 +204,7 @@ def test_a_system_turn_alone_leaves_nothing_for_a_format_without(
     ("kind", "written"),
     [("", "<image>"), ("nvlm", "<Image><image></Image>"), ("internvl", "<img><image></img>")],
 )
-def test_tags_are_put_around_images(
-    folder: Callable[[str], str], theirs: Any, kind: str, written: str
-) -> None:
+def test_image_tags(folder: Find, theirs: Any, kind: str, written: str) -> None:
     tokenizer = build(folder("qwen2p5"), "qwen2p5", image_tag_type=kind)
     chat = [turn | {"content": turn["content"].replace("<image>", written)} for turn in CHAT]
     found = tokenizer.tokenize_conversation(CHAT, False)
@@ -225,7 +216,7 @@ def test_tags_are_put_around_images(
     assert tokenizer.encode_flat([text])[0].tolist() == expected
 
 
-def test_the_model_knows_images_by_another_id(built: dict[str, MultimodalTokenizer]) -> None:
+def test_the_model_knows_images_by_another_id(built: Built) -> None:
     tokenizer = built["qwen2p5"]
     ids = tokenizer.encode("a<image>b<image>")
     assert tokenizer.image_id in ids
@@ -236,7 +227,7 @@ def test_the_model_knows_images_by_another_id(built: dict[str, MultimodalTokeniz
     assert found[found >= 0].tolist() == [i for i in ids if i != tokenizer.image_id]
 
 
-def test_special_tokens_can_be_others(folder: Callable[[str], str]) -> None:
+def test_special_tokens_can_be_others(folder: Find) -> None:
     tokens = ("<image>", "<img>", "</img>", "<pad>")
     tokenizer = build(
         folder("chatml"), "chatml", tokenizer_special_tokens=tokens, image_tag_type="internvl"
@@ -267,7 +258,7 @@ def test_tile_tags() -> None:
             tile_tags("mistral", count)
 
 
-def test_tile_tags_as_ids(built: dict[str, MultimodalTokenizer], theirs: Any) -> None:
+def test_tile_tags_as_ids(built: Built, theirs: Any) -> None:
     found = built["nemotron5"].tile_tag_ids(2)
     tags = ["<tile_01>", "<tile_02>", "<tile_global_thumbnail>"]
     assert found == [theirs(tag, add_special_tokens=False).input_ids for tag in tags]
@@ -317,9 +308,7 @@ def test_images_find_their_places(
         ([], 1, False, "has 0 <image> in turns of the user for 1"),
     ],
 )
-def test_images_that_find_no_place(
-    contents: list[str], num_images: int, video: bool, message: str
-) -> None:
+def test_misplaced_images(contents: list[str], num_images: int, video: bool, message: str) -> None:
     with pytest.raises(DataError, match=message):
         place_images(user(*contents), num_images, video=video)
 
@@ -327,7 +316,7 @@ def test_images_that_find_no_place(
 # --- the rest ---------------------------------------------------------------------------------
 
 
-def test_pads_are_those_of_the_format(built: dict[str, MultimodalTokenizer]) -> None:
+def test_pads_are_those_of_the_format(built: Built) -> None:
     names = dict.fromkeys(MULTIMODAL_FORMATS, "<pad>") | {"mistral": "<unk>"}
     names |= {"llama3": "<|end_of_text|>", "nemotron5": "<SPECIAL_233>"}
     names |= dict.fromkeys(("llama3p1", "llama3p2"), "<|finetune_right_pad_id|>")
@@ -338,9 +327,7 @@ def test_pads_are_those_of_the_format(built: dict[str, MultimodalTokenizer]) -> 
 
 
 @pytest.mark.parametrize("name", ["mistral", "chatml"])
-def test_a_tokenizer_comes_back_from_the_files_it_carries(
-    folder: Callable[[str], str], tmp_path: Path, name: str
-) -> None:
+def test_round_trip_of_files(folder: Find, tmp_path: Path, name: str) -> None:
     tokenizer = build(
         folder(name), name, tokenizer_special_tokens=("<image>", "<x>"), image_tag_type="nvlm"
     )
@@ -358,7 +345,7 @@ def test_a_tokenizer_comes_back_from_the_files_it_carries(
         assert ours.tolist() == theirs.tolist()
 
 
-def test_options_that_do_not_go(folder: Callable[[str], str], tmp_path: Path) -> None:
+def test_options_that_do_not_go(folder: Find, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--tokenizer-prompt-format x: known are mistral"):
         build(folder("mistral"), "x")
     with pytest.raises(ConfigError, match="--image-tag-type x: known are ''"):
@@ -372,9 +359,7 @@ def test_options_that_do_not_go(folder: Callable[[str], str], tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_real_conversations_run_through_every_format(
-    built: dict[str, MultimodalTokenizer], theirs: Any, shared: Path
-) -> None:
+def test_real_conversations(built: Built, theirs: Any, shared: Path) -> None:
     for path in sorted((shared / "data/sft").glob("*.jsonl")):
         for chat in read_chats(path)[::60]:
             turns = [turn for turn in chat if turn["role"] in ("user", "assistant")]

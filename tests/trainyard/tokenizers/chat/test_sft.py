@@ -53,6 +53,7 @@ OWN = """{{ bos_token }}{% for turn in messages %}
 {% if add_generation_prompt %}ASSISTANT:{% endif %}
 """
 
+Built = dict[str, SFTTokenizer]
 CHAT = [
     {"role": "system", "content": " Be kind. /no_think "},
     {"role": "user", "content": "What is /think caf\u00e9?\n"},
@@ -86,7 +87,7 @@ def build(folder: str | Path, name: str = "nemotron-h-aligned", **more: Any) -> 
 
 
 @pytest.fixture(scope="module")
-def built(folder: str) -> dict[str, SFTTokenizer]:
+def built(folder: str) -> Built:
     return {name: build(folder, name) for name in SFT_FORMATS}
 
 
@@ -118,9 +119,7 @@ def spans(tokenizer: SFTTokenizer, targets: np.ndarray) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SFT_FORMATS)
-def test_conversations_are_laid_out_as_transformers_does(
-    built: dict[str, SFTTokenizer], theirs: Any, name: str
-) -> None:
+def test_layout_is_that_of_transformers(built: Built, theirs: Any, name: str) -> None:
     for chat in CHATS:
         for invite in (False, True):
             found = built[name].tokenize_conversation(chat, False, invite)
@@ -143,9 +142,7 @@ TURNS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(chat=TURNS)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_any_turns_are_laid_out_as_transformers_does(
-    built: dict[str, SFTTokenizer], theirs: Any, name: str, chat: list[dict[str, str]]
-) -> None:
+def test_any_layout(built: Built, theirs: Any, name: str, chat: list[dict[str, str]]) -> None:
     assert built[name].tokenize_conversation(chat, False).tolist() == render(theirs, chat, name)
 
 
@@ -162,7 +159,7 @@ def test_text_alone_is_that_of_the_tokenizer(folder: str, theirs: Any) -> None:
 # --- targets ----------------------------------------------------------------------------------
 
 
-def test_only_answers_are_learnt(built: dict[str, SFTTokenizer]) -> None:
+def test_only_answers_are_learnt(built: Built) -> None:
     learnt = {
         "nemotron-h-aligned": ["A place </s> to drink.\n", "Hello <SPECIAL_11>!\n"],
         # The prefix is three tokens: the mark, "Assistant" and the line break.
@@ -182,7 +179,7 @@ def test_only_answers_are_learnt(built: dict[str, SFTTokenizer]) -> None:
     assert (tokens == targets).all()
 
 
-def test_a_small_conversation_token_by_token(built: dict[str, SFTTokenizer]) -> None:
+def test_a_small_conversation_token_by_token(built: Built) -> None:
     tokenizer = built["nemotron-nano-v2"]
     tokens, targets = tokenizer.tokenize_conversation(pair("user", "system"))
     texts = [tokenizer.decode([i]) for i in tokens.tolist()]
@@ -200,7 +197,7 @@ def test_a_small_conversation_token_by_token(built: dict[str, SFTTokenizer]) -> 
     assert targets.tolist() == [IGNORED] * 8 + tokens[8:].tolist()
 
 
-def test_turns_of_a_tool_are_not_learnt(built: dict[str, SFTTokenizer]) -> None:
+def test_turns_of_a_tool_are_not_learnt(built: Built) -> None:
     chat = [
         *pair("a", "b"),
         {"role": "tool", "content": "c"},
@@ -226,14 +223,12 @@ def test_turns_of_a_tool_are_not_learnt(built: dict[str, SFTTokenizer]) -> None:
         ([{"role": "critic", "content": "a"}], "turn 0 has the role 'critic'; known are system"),
     ],
 )
-def test_turns_that_nothing_can_be_learnt_from(
-    built: dict[str, SFTTokenizer], chat: Any, message: str
-) -> None:
+def test_refused_turns(built: Built, chat: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         built["nemotron-h-aligned"].tokenize_conversation(chat)
 
 
-def test_a_turn_whose_tokens_reach_into_the_next_is_named(built: dict[str, SFTTokenizer]) -> None:
+def test_a_turn_whose_tokens_reach_into_the_next_is_named(built: Built) -> None:
     with pytest.raises(DataError, match=r"turn 0 \(user\) gives other tokens alone"):
         built["identity"].tokenize_conversation(pair("wea", "ther"))
 
@@ -361,9 +356,7 @@ def test_an_unknown_format_is_refused(folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_real_conversations_run_through_every_format(
-    built: dict[str, SFTTokenizer], theirs: Any, shared: Path
-) -> None:
+def test_real_conversations(built: Built, theirs: Any, shared: Path) -> None:
     for path in sorted((shared / "data/sft").glob("*.jsonl")):
         for chat in read_chats(path)[::40]:
             turns = [turn | {"role": turn["role"].replace("tool_call", "user")} for turn in chat]

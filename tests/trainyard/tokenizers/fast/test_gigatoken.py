@@ -135,9 +135,7 @@ def test_what_gigatoken_encodes_is_what_the_library_encodes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_gigatoken_reads_otherwise_is_left_to_the_library(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_left_to_the_library(name: str, caplog: pytest.LogCaptureFixture) -> None:
     parts, reason = REFUSED[name]
     with caplog.at_level(logging.WARNING):
         assert gigatoken_for(library(**parts)) is None
@@ -145,9 +143,7 @@ def test_what_gigatoken_reads_otherwise_is_left_to_the_library(
     assert reason in caplog.text
 
 
-def test_without_gigatoken_there_is_the_library(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_gigatoken(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "gigatoken", None)
     with caplog.at_level(logging.WARNING):
         assert gigatoken_for(library()) is None
@@ -286,9 +282,7 @@ def test_long_texts_are_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("name", ["gpt2", "cl100k", "nfc", "prefix"])
-def test_only_suspect_parts_of_a_long_text_are_left_to_the_library(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_suspect_parts_are_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "DOUBTFUL_LETTERS", 100)
     reference = library(**TAKEN[name])
     engine = gigatoken_for(reference)

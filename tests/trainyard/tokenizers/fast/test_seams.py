@@ -184,9 +184,7 @@ def test_every_follower_of_a_letter_is_a_seam() -> None:
 
 
 @pytest.mark.slow
-def test_what_stands_around_a_text_is_put_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_surroundings_are_put_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start, end = ({"SpecialToken": {"id": t, "type_id": 0}} for t in ("<|endoftext|>", "</s>"))
     text = {"Sequence": {"id": "A", "type_id": 0}}
     names = {"<|endoftext|>": [0], "</s>": [1]}
