@@ -17,29 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.trainyard.corpus.token_files import Documents, token_bytes, write_tokens
 from tests.vectors import GOLDEN
 from trainyard.artifacts import store
 from trainyard.corpus import disk_array, layout
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter, optimal_dtype
 from trainyard.corpus.layout import parse_index, verify_index
 from trainyard.errors import ArtifactError, DataError
-
-Documents = list[list[list[int]]]
-
-
-def written(docs: Documents, dtype: Any = np.uint16, modes: Any = None) -> tuple[bytes, bytes]:
-    bin_file, idx_file = io.BytesIO(), io.BytesIO()
-    writer = IndexedWriter(bin_file, dtype, multimodal=modes is not None)
-    for i, doc in enumerate(docs):
-        writer.add_document(doc, None if modes is None else modes[i])
-    writer.write_index(idx_file)
-    return bin_file.getvalue(), idx_file.getvalue()
-
-
-def write_pair(prefix: Path, docs: Documents, dtype: Any = np.uint16, modes: Any = None) -> str:
-    for ending, data in zip((".bin", ".idx"), written(docs, dtype, modes), strict=True):
-        Path(f"{prefix}{ending}").write_bytes(data)
-    return str(prefix)
 
 
 def golden() -> dict[str, Any]:
@@ -52,14 +36,14 @@ def golden() -> dict[str, Any]:
 
 def test_layout_is_megatrons() -> None:
     case = golden()["layout"]
-    bin_data, idx_data = written(case["docs"], case["dtype"])
+    bin_data, idx_data = token_bytes(case["docs"], case["dtype"])
     assert bin_data.hex() == case["bin_hex"]
     assert idx_data.hex() == case["idx_hex"]
 
 
 def test_multimodal_layout_is_megatrons() -> None:
     case = golden()["layout_multimodal"]
-    bin_data, idx_data = written([[[1, 2], [3, 4]]], np.int32, modes=[[0, 1]])
+    bin_data, idx_data = token_bytes([[[1, 2], [3, 4]]], np.int32, modes=[[0, 1]])
     assert bin_data.hex() == case["bin_hex"]
     assert idx_data.hex() == case["idx_hex"]
     index = parse_index(np.frombuffer(idx_data, np.uint8), "golden")
@@ -94,7 +78,7 @@ def test_optimal_dtype_is_megatrons() -> None:
     dtype=st.sampled_from([np.uint16, np.int32, np.int64]),
 )
 def test_what_was_written_is_read(docs: Documents, dtype: Any) -> None:
-    bin_data, idx_data = written(docs, dtype)
+    bin_data, idx_data = token_bytes(docs, dtype)
     index = parse_index(np.frombuffer(idx_data, np.uint8), "test")
     verify_index(index, "test")
     tokens = np.frombuffer(bin_data, dtype)
@@ -130,7 +114,7 @@ def test_lots_give_the_bytes_of_documents(docs: Documents, cuts: list[int], limi
             writer.add_flat(ids, list(map(len, sequences)), counts, [1] * len(sequences))
         writer.write_index(idx_file)
     modes = [[1] * len(doc) for doc in docs]
-    assert (bin_file.getvalue(), idx_file.getvalue()) == written(docs, np.int32, modes)
+    assert (bin_file.getvalue(), idx_file.getvalue()) == token_bytes(docs, np.int32, modes)
     assert writer.num_tokens == sum(len(s) for doc in docs for s in doc)
 
 
@@ -154,10 +138,7 @@ def test_writing_takes_no_memory_by_the_document(monkeypatch: pytest.MonkeyPatch
 
 def test_dataset_reads_any_part_of_any_sequence(store_url: str) -> None:
     docs = [[[1, 2, 3]], [], [[4], [5, 6, 7, 8]]]
-    prefix = store.join(store_url, "tokens")
-    for ending, data in zip((".bin", ".idx"), written(docs), strict=True):
-        store.write_bytes(prefix + ending, data)
-    dataset = IndexedDataset(prefix)
+    dataset = IndexedDataset(write_tokens(store.join(store_url, "tokens"), docs))
     assert len(dataset) == 3
     assert dataset.num_documents == 3
     assert dataset.dtype == np.uint16
@@ -170,15 +151,15 @@ def test_dataset_reads_any_part_of_any_sequence(store_url: str) -> None:
 
 
 def test_dataset_pickles_as_its_prefix(tmp_path: Path) -> None:
-    dataset = IndexedDataset(write_pair(tmp_path / "p", [[list(range(5000))]]))
+    dataset = IndexedDataset(write_tokens(tmp_path / "p", [[list(range(5000))]]))
     pickled = pickle.dumps(dataset)
     assert len(pickled) < 500
     assert pickle.loads(pickled).get(0).tolist() == list(range(5000))
 
 
 def test_no_documents_and_empty_documents_are_files_too(tmp_path: Path) -> None:
-    assert IndexedDataset(write_pair(tmp_path / "none", [])).num_documents == 0
-    empty = IndexedDataset(write_pair(tmp_path / "empty", [[], []]))
+    assert IndexedDataset(write_tokens(tmp_path / "none", [])).num_documents == 0
+    empty = IndexedDataset(write_tokens(tmp_path / "empty", [[], []]))
     assert (empty.num_documents, len(empty)) == (2, 0)
 
 
@@ -248,7 +229,7 @@ def damage(data: bytes, offset: int, field: bytes) -> bytes:
     ],
 )
 def test_a_damaged_index_is_refused_in_words(offset: int, field: bytes, message: str) -> None:
-    _, idx_data = written([[[1, 2, 3]], [[4], [5, 6, 7]]])
+    _, idx_data = token_bytes([[[1, 2, 3]], [[4], [5, 6, 7]]])
     broken = damage(idx_data, offset, field)
     with pytest.raises(ArtifactError, match=message):
         verify_index(parse_index(np.frombuffer(broken, np.uint8), "p.idx"), "p.idx")
@@ -264,7 +245,7 @@ FIELDS = {"length": (34, 4, "<i"), "offset": (46, 8, "<q")}
     [("offset", 10**9), ("offset", 3), ("offset", -(2**63)), ("length", 2_000_000), ("length", -7)],
 )
 def test_no_damaged_index_is_opened(tmp_path: Path, sequence: int, what: str, value: int) -> None:
-    prefix = write_pair(tmp_path / "p", [[[1, 2, 3]], [[4], [5, 6, 7]]])
+    prefix = write_tokens(tmp_path / "p", [[[1, 2, 3]], [[4], [5, 6, 7]]])
     start, size, kind = FIELDS[what]
     idx = Path(prefix + ".idx")
     field = struct.pack(kind, value)
@@ -274,7 +255,7 @@ def test_no_damaged_index_is_opened(tmp_path: Path, sequence: int, what: str, va
 
 
 def test_bounds_far_apart_are_seen_to_descend() -> None:
-    _, idx_data = written([[[1, 2, 3]], [[4]], [[5, 6, 7]]])
+    _, idx_data = token_bytes([[[1, 2, 3]], [[4]], [[5, 6, 7]]])
     far = damage(idx_data, 34 + 3 * 12 + 8, struct.pack("<2q", 2**63 - 1, -2))
     with pytest.raises(ArtifactError, match="document 1 ends before it begins"):
         verify_index(parse_index(np.frombuffer(far, np.uint8), "p.idx"), "p.idx")
@@ -295,7 +276,7 @@ def test_checking_an_index_takes_milliseconds_per_million_sequences() -> None:
 
 @pytest.mark.parametrize("keep", [0, 20, 40, -1])
 def test_a_cut_index_is_refused(tmp_path: Path, keep: int) -> None:
-    prefix = write_pair(tmp_path / "p", [[[1, 2, 3]], [[4]]])
+    prefix = write_tokens(tmp_path / "p", [[[1, 2, 3]], [[4]]])
     whole = Path(prefix + ".idx").read_bytes()
     Path(prefix + ".idx").write_bytes(whole[:keep])
     with pytest.raises(ArtifactError, match=r"p\.idx is \d+ bytes"):
@@ -304,7 +285,7 @@ def test_a_cut_index_is_refused(tmp_path: Path, keep: int) -> None:
 
 @pytest.mark.parametrize("change", [b"", b"\0" * 2])
 def test_a_bin_of_the_wrong_size_is_refused(tmp_path: Path, change: bytes) -> None:
-    prefix = write_pair(tmp_path / "p", [[[1, 2, 3]]])
+    prefix = write_tokens(tmp_path / "p", [[[1, 2, 3]]])
     whole = Path(prefix + ".bin").read_bytes()
     Path(prefix + ".bin").write_bytes(whole + change if change else whole[:-1])
     with pytest.raises(ArtifactError, match=r"p\.bin is \d bytes, but .*p\.idx tells of 6"):
@@ -312,7 +293,7 @@ def test_a_bin_of_the_wrong_size_is_refused(tmp_path: Path, change: bytes) -> No
 
 
 def test_a_missing_half_is_refused(tmp_path: Path) -> None:
-    prefix = write_pair(tmp_path / "p", [[[1]]])
+    prefix = write_tokens(tmp_path / "p", [[[1]]])
     Path(prefix + ".bin").unlink()
     with pytest.raises(ArtifactError, match=r"p\.bin"):
         IndexedDataset(prefix)

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.trainyard.corpus.token_files import Documents, put_tokens, token_bytes
 from trainyard.artifacts import store
 from trainyard.corpus import layout
-from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+from trainyard.corpus.indexed import IndexedDataset
 from trainyard.corpus.merge import (
     have_provenance,
     merge_index,
@@ -28,24 +29,12 @@ from trainyard.corpus.merge import (
 from trainyard.corpus.provenance import Provenance, ProvenanceWriter
 from trainyard.errors import ArtifactError, ConfigError
 
-Documents = list[list[list[int]]]
-
 DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 999), max_size=3), max_size=3), max_size=9)
 
 
 def pair(docs: Documents, dtype: str = "uint16", multimodal: bool = False) -> tuple[bytes, bytes]:
-    bin_file, idx_file = io.BytesIO(), io.BytesIO()
-    writer = IndexedWriter(bin_file, dtype, multimodal)
-    for doc in docs:
-        writer.add_document(doc, [len(sequence) % 2 for sequence in doc] if multimodal else None)
-    writer.write_index(idx_file)
-    return bin_file.getvalue(), idx_file.getvalue()
-
-
-def put(prefix: str, data: tuple[bytes, bytes]) -> str:
-    store.write_bytes(prefix + ".bin", data[0])
-    store.write_bytes(prefix + ".idx", data[1])
-    return prefix
+    modes = [[len(sequence) % 2 for sequence in doc] for doc in docs] if multimodal else None
+    return token_bytes(docs, dtype, modes)
 
 
 def merged(prefixes: list[str], cache: Path) -> tuple[bytes, bytes]:
@@ -66,7 +55,7 @@ def test_merging_the_parts_gives_the_whole(
     folder = tmp_path_factory.mktemp("parts")
     pieces = [docs[a:b] for a, b in itertools.pairwise([0, *cuts, len(docs)])]
     prefixes = [
-        put(str(folder / f"{i:02d}"), pair(piece, multimodal=modes))
+        put_tokens(str(folder / f"{i:02d}"), pair(piece, multimodal=modes))
         for i, piece in enumerate(pieces)
     ]
     assert merged(prefixes, folder) == pair(docs, multimodal=modes)
@@ -77,24 +66,24 @@ def test_merging_the_parts_gives_the_whole(
 @given(pieces=st.lists(DOCUMENTS, min_size=3, max_size=3))
 def test_is_associative(pieces: list[Documents], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("parts")
-    a, b, c = (put(str(folder / name), pair(docs)) for name, docs in zip("abc", pieces))  # noqa: B905
-    left = put(str(folder / "ab"), merged([a, b], folder))
-    right = put(str(folder / "bc"), merged([b, c], folder))
+    a, b, c = (put_tokens(str(folder / name), pair(docs)) for name, docs in zip("abc", pieces))  # noqa: B905
+    left = put_tokens(str(folder / "ab"), merged([a, b], folder))
+    right = put_tokens(str(folder / "bc"), merged([b, c], folder))
     assert merged([left, c], folder) == merged([a, right], folder) == merged([a, b, c], folder)
 
 
 def test_pairs_of_any_store_merge(store_url: str, tmp_path: Path) -> None:
     first, second = [[[1, 2]], []], [[[3], [4, 5]]]
     prefixes = [
-        put(store.join(store_url, "a"), pair(first)),
-        put(store.join(store_url, "b"), pair(second)),
+        put_tokens(store.join(store_url, "a"), pair(first)),
+        put_tokens(store.join(store_url, "b"), pair(second)),
     ]
     assert merged(prefixes, tmp_path / "cache") == pair(first + second)
 
 
 def test_more_pairs_merge_than_a_process_may_have_files_open(tmp_path: Path) -> None:
     docs = [[[i]] for i in range(80)]
-    prefixes = [put(str(tmp_path / f"{i:04d}"), pair([doc])) for i, doc in enumerate(docs)]
+    prefixes = [put_tokens(str(tmp_path / f"{i:04d}"), pair([doc])) for i, doc in enumerate(docs)]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_now = len(os.listdir("/dev/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 30, hard))
@@ -172,10 +161,10 @@ def test_memory_does_not_grow_with_the_index(tmp_path: Path) -> None:
 
 
 def test_types_do_not_mix(tmp_path: Path) -> None:
-    small = put(str(tmp_path / "a"), pair([[[1]]]))
-    large = put(str(tmp_path / "b"), pair([[[1]]], "int32"))
-    image = put(str(tmp_path / "c"), pair([[[1]]], multimodal=True))
-    nothing = put(str(tmp_path / "d"), pair([[], []], multimodal=True))
+    small = put_tokens(str(tmp_path / "a"), pair([[[1]]]))
+    large = put_tokens(str(tmp_path / "b"), pair([[[1]]], "int32"))
+    image = put_tokens(str(tmp_path / "c"), pair([[[1]]], multimodal=True))
+    nothing = put_tokens(str(tmp_path / "d"), pair([[], []], multimodal=True))
     with pytest.raises(ArtifactError, match=r"b stores int32, .*a stores uint16"):
         survey([small, large], tmp_path)
     with pytest.raises(ArtifactError, match=r"a is text alone, .*c is multimodal"):
@@ -192,7 +181,7 @@ def test_types_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_a_damaged_part_is_named_before_anything_is_written(store_url: str, tmp_path: Path) -> None:
-    good = put(store.join(store_url, "a"), pair([[[1]]]))
+    good = put_tokens(store.join(store_url, "a"), pair([[[1]]]))
     whole = pair([[[1, 2, 3]], [[4]]])
     damaged = bytearray(whole[1])
     damaged[34:38] = np.int32(2).tobytes()
@@ -204,15 +193,15 @@ def test_a_damaged_part_is_named_before_anything_is_written(store_url: str, tmp_
         r"b\.idx is 0 bytes, less than": (whole[0], b""),
     }
     for message, data in cases.items():
-        bad = put(store.join(store_url, "b"), data)
+        bad = put_tokens(store.join(store_url, "b"), data)
         with pytest.raises(ArtifactError, match=message):
             survey([good, bad, good], tmp_path)
 
 
 def test_an_index_that_changes_meanwhile_is_named(store_url: str, tmp_path: Path) -> None:
-    prefix = put(store.join(store_url, "a"), pair([[[1, 2]]]))
+    prefix = put_tokens(store.join(store_url, "a"), pair([[[1, 2]]]))
     parts = survey([prefix], tmp_path / "one")
-    put(prefix, pair([[[1], [2]]]))
+    put_tokens(prefix, pair([[[1], [2]]]))
     with pytest.raises(ArtifactError, match=r"a\.idx: (changed|ends)"):
         merge_index(parts, tmp_path / "another", io.BytesIO())
 
@@ -229,7 +218,7 @@ def put_docs(prefix: str, source: str, count: int) -> None:
 
 
 def test_provenance_is_carried_along_when_every_part_has_it(store_url: str, tmp_path: Path) -> None:
-    prefixes = [put(store.join(store_url, n), pair([[[1]], [[2]]])) for n in "ab"]
+    prefixes = [put_tokens(store.join(store_url, n), pair([[[1]], [[2]]])) for n in "ab"]
     parts = survey(prefixes, tmp_path)
     assert not have_provenance(parts, [])
     names = [prefix + ".docs" for prefix in prefixes]

@@ -7,25 +7,18 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from tests.trainyard.corpus.token_files import write_tokens
 from trainyard.artifacts import store
-from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+from trainyard.corpus.indexed import IndexedDataset
 from trainyard.corpus.outline import outline
 from trainyard.errors import ArtifactError
 
 LENGTHS = (3, 0, 5, 1, 2)
-
-
-def write(prefix: str, lengths: tuple[int, ...] = LENGTHS) -> None:
-    with store.open_output(prefix + ".bin") as tokens, store.open_output(prefix + ".idx") as index:
-        writer = IndexedWriter(tokens, np.uint16)
-        for length in lengths:
-            writer.add_document([np.arange(length)])
-        writer.write_index(index)
+DOCUMENTS = [[np.arange(length)] for length in LENGTHS]
 
 
 def test_it_counts_as_the_whole_does(store_url: str) -> None:
-    prefix = store.join(store_url, "t")
-    write(prefix)
+    prefix = write_tokens(store.join(store_url, "t"), DOCUMENTS)
     found, whole = outline(prefix), IndexedDataset(prefix)
     assert found.is_whole
     assert found.index.dtype == whole.dtype
@@ -35,14 +28,11 @@ def test_it_counts_as_the_whole_does(store_url: str) -> None:
 
 
 def test_a_pair_of_nothing_is_whole(store_url: str) -> None:
-    prefix = store.join(store_url, "t")
-    write(prefix, ())
-    assert outline(prefix).is_whole
+    assert outline(write_tokens(store.join(store_url, "t"), [])).is_whole
 
 
 def test_what_is_cut_or_gone_is_seen(store_url: str) -> None:
-    prefix = store.join(store_url, "t")
-    write(prefix)
+    prefix = write_tokens(store.join(store_url, "t"), DOCUMENTS)
     whole = store.read_bytes(prefix + ".bin")
     store.write_bytes(prefix + ".bin", whole[:-1])
     assert not outline(prefix).is_whole

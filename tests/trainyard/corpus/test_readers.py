@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainyard.corpus.test_indexed import Documents, write_pair, written
+from tests.trainyard.corpus.token_files import Documents, write_tokens
 from trainyard.artifacts import store
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset, Reader
 from trainyard.errors import ArtifactError, ConfigError
@@ -36,7 +36,7 @@ def test_all_readers_give_the_same_tokens(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("readers")
-    prefix = write_pair(folder / "p", docs, np.int32)
+    prefix = write_tokens(folder / "p", docs, np.int32)
     cache = CacheOptions(folder / "cache", max_bytes=200, block_bytes=block_bytes)
     sequences = [sequence for doc in docs for sequence in doc]
     for reader in READERS:
@@ -57,9 +57,7 @@ def test_all_readers_give_the_same_tokens(
 @pytest.mark.parametrize("reader", ["auto", "ranged", "fetch"])
 def test_threads_forks_and_pickles_can_read(reader: Reader, s3_url: str, tmp_path: Path) -> None:
     docs = [[list(range(n, n + 50))] for n in range(40)]
-    prefix = store.join(s3_url, "tokens")
-    for ending, data in zip((".bin", ".idx"), written(docs), strict=True):
-        store.write_bytes(prefix + ending, data)
+    prefix = write_tokens(store.join(s3_url, "tokens"), docs)
     dataset = IndexedDataset(prefix, reader, CacheOptions(tmp_path, 4096, 512))
 
     def check(seed: int, dataset: IndexedDataset = dataset) -> None:
@@ -79,18 +77,16 @@ def test_threads_forks_and_pickles_can_read(reader: Reader, s3_url: str, tmp_pat
 
 
 def test_a_reader_for_local_files_is_refused_for_remote_ones(s3_url: str) -> None:
-    prefix = store.join(s3_url, "tokens")
-    for ending, data in zip((".bin", ".idx"), written([[[1]]]), strict=True):
-        store.write_bytes(prefix + ending, data)
+    prefix = write_tokens(store.join(s3_url, "tokens"), [[[1]]])
     with pytest.raises(ConfigError, match=r"tokens\.bin: the reader 'file' is for local files"):
         IndexedDataset(prefix, "file")
 
 
 def test_a_file_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
-    prefix = write_pair(tmp_path / "p", [[list(range(100))]])
+    prefix = write_tokens(tmp_path / "p", [[list(range(100))]])
     for reader in ("file", "ranged"):
         dataset = IndexedDataset(prefix, reader, CacheOptions(tmp_path / "c"))
         os.truncate(prefix + ".bin", 150)
         with pytest.raises(ArtifactError, match=r"p\.bin"):
             dataset.get(0)
-        write_pair(tmp_path / "p", [[list(range(100))]])
+        write_tokens(tmp_path / "p", [[list(range(100))]])

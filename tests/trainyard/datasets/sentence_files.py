@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+from tests.trainyard.corpus.token_files import write_tokens
+from trainyard.corpus.indexed import IndexedDataset
 
 VOCABULARY = 1000
 SPECIAL = 10
@@ -18,10 +19,8 @@ def write_sentences(
 ) -> IndexedDataset:
     """Documents of 0 to 11 sentences of 1 to 39 tokens."""
     random = np.random.RandomState(seed)
-    with open(f"{prefix}.bin", "wb") as bin_file, open(f"{prefix}.idx", "wb") as idx_file:
-        writer = IndexedWriter(bin_file, np.dtype(dtype))
-        for _ in range(documents):
-            lengths = random.randint(1, 40, random.randint(0, 12))
-            writer.add_document([random.randint(SPECIAL, VOCABULARY, n) for n in lengths])
-        writer.write_index(idx_file)
-    return IndexedDataset(str(prefix))
+    docs = []
+    for _ in range(documents):
+        lengths = random.randint(1, 40, random.randint(0, 12))
+        docs.append([random.randint(SPECIAL, VOCABULARY, n) for n in lengths])
+    return IndexedDataset(write_tokens(prefix, docs, dtype))

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.trainyard.corpus.token_files import write_tokens
 from tests.vectors import GOLDEN
-from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+from trainyard.corpus.indexed import IndexedDataset
 from trainyard.corpus.readers import MappedReader
 from trainyard.datasets.blend import blend
 from trainyard.datasets.gpt import (
@@ -22,8 +23,6 @@ from trainyard.datasets.gpt import (
     GPTDataset,
     Sample,
     SampleFormat,
-    build_sample,
-    positions_in_documents,
 )
 from trainyard.datasets.mock import MockTokens
 from trainyard.errors import DataError
@@ -35,18 +34,8 @@ FORM = SampleFormat(seq_length=16, seed=1234, vocab_size=1000, eod=EOD)
 def write_pair(prefix: Path, lengths: list[int], first: int = 0) -> str:
     """Token k of the concatenation is (first + k) % 1000."""
     tokens = (first + np.arange(sum(lengths))) % 1000
-    with open(f"{prefix}.bin", "wb") as bin_file, open(f"{prefix}.idx", "wb") as idx_file:
-        writer = IndexedWriter(bin_file, np.uint16)
-        for document in np.split(tokens, np.cumsum(lengths)[:-1]):
-            writer.add_document([document])
-        writer.write_index(idx_file)
-    return str(prefix)
-
-
-def sample_of(text: list[int], sample_format: SampleFormat) -> dict[str, list[float]]:
-    sample_format = replace(sample_format, seq_length=len(text) - 1)
-    sample = build_sample(np.array(text), sample_format)
-    return {key: values.tolist() for key, values in sample.items()}
+    documents = np.split(tokens, np.cumsum(lengths)[:-1])
+    return write_tokens(prefix, [[document] for document in documents])
 
 
 def test_first_samples_equal_megatrons(tmp_path: Path) -> None:
@@ -60,13 +49,6 @@ def test_first_samples_equal_megatrons(tmp_path: Path) -> None:
         assert dataset[0]["labels"].tolist() == case["first_sample_labels"]
 
 
-def test_the_samples_of_an_epoch_serve_every_token_once(tmp_path: Path) -> None:
-    indexed = IndexedDataset(write_pair(tmp_path / "t", [40, 3, 90, 1, 27]))
-    dataset = GPTDataset(indexed, np.arange(5, dtype=np.int32), None, FORM)
-    served = np.concatenate([dataset[i]["tokens"] for i in range(len(dataset))])
-    assert len(np.unique(served)) == len(served) == 160  # of 161, the last is a label only
-
-
 def test_a_last_partial_sample_is_padded_and_masked(tmp_path: Path) -> None:
     indexed = IndexedDataset(write_pair(tmp_path / "t", [20]))
     dataset = GPTDataset(indexed, np.arange(1, dtype=np.int32), None, FORM, drop_last_partial=False)
@@ -78,21 +60,9 @@ def test_a_last_partial_sample_is_padded_and_masked(tmp_path: Path) -> None:
     assert not partial["labels"][3:].any()
 
 
-def test_padding_does_not_count_and_becomes_zero() -> None:
-    sample = sample_of([5, 6, 7, 7], SampleFormat(3, 1, 1000, EOD, pad=7))
-    assert sample["tokens"] == [5, 6, 0]
-    assert sample["labels"] == [6, 0, 0]
-    assert sample["loss_mask"] == [1.0, 0.0, 0.0]
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_tokens_that_are_no_whole_numbers_are_refused(tmp_path: Path, dtype: type) -> None:
-    prefix = tmp_path / "t"
-    with open(f"{prefix}.bin", "wb") as bin_file, open(f"{prefix}.idx", "wb") as idx_file:
-        writer = IndexedWriter(bin_file, dtype)
-        writer.add_document([np.arange(40.0)])
-        writer.write_index(idx_file)
-    indexed = IndexedDataset(str(prefix))
+    indexed = IndexedDataset(write_tokens(tmp_path / "t", [[np.arange(40.0)]], dtype))
     with pytest.raises(DataError, match=r"t\.idx: the tokens are stored as float"):
         GPTDataset(indexed, np.arange(1, dtype=np.int32), None, FORM)
 
@@ -104,18 +74,6 @@ def test_a_piece_too_short_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(indexed, "_reader", MappedReader(indexed.tokens[:60]))
     with pytest.raises(DataError, match=r"t\.bin: sequence 2 gave \d+ of \d+ tokens"):
         [dataset[index] for index in range(len(dataset))]
-
-
-def test_end_of_document_resets_positions_and_loss_if_asked() -> None:
-    text = [1, EOD, 2, 3, EOD, EOD, 4]
-    plain = sample_of(text, FORM)
-    assert plain["loss_mask"] == [1.0] * 6
-    assert plain["position_ids"] == [0, 1, 2, 3, 4, 5]
-    sample_format = SampleFormat(6, 1, 1000, EOD, reset_position_ids=True, eod_mask_loss=True)
-    reset = sample_of(text, sample_format)
-    assert reset["loss_mask"] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
-    assert reset["position_ids"] == [0, 1, 0, 1, 2, 0]
-    assert positions_in_documents(np.array([EOD, 1, 2]), EOD).tolist() == [0, 0, 1]
 
 
 # --- whole batches ----------------------------------------------------------------------------

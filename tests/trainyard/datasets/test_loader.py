@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainyard.corpus.test_indexed import write_pair
+from tests.trainyard.corpus.token_files import write_tokens
 from tests.trainyard.datasets.sentence_files import VOCABULARY, write_sentences
 from trainyard.artifacts import store
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset, Reader
@@ -75,7 +75,7 @@ def requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Requests:
 @pytest.fixture
 def tokens(tmp_path: Path) -> str:
     documents = [[list(range(n, n + 50))] for n in range(60)]
-    return write_pair(tmp_path / "tokens", documents, np.uint16)
+    return write_tokens(tmp_path / "tokens", documents)
 
 
 def opened(prefix: str, folder: Path, reader: Reader = "ranged") -> IndexedDataset:

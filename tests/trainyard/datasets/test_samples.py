@@ -40,22 +40,6 @@ def test_indices_equal_megatrons_in_all_cases(golden: dict[str, Any]) -> None:
             assert getattr(indices, name).tolist() == case[name], (case["num_samples"], name)
 
 
-@pytest.mark.parametrize("extra", [0, 1])
-@pytest.mark.parametrize("seed", range(5))
-def test_bounds_equal_a_walk_over_the_tokens(extra: int, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    lengths = random.integers(0, 9, 60).astype(np.int32)
-    documents = random.permutation(60).astype(np.int32)
-    s = 7
-    index = locate_samples(lengths, documents, s, extra, drop_last_partial=True)
-    owner = np.repeat(np.arange(60), lengths[documents])
-    offset = np.concatenate([np.arange(n) for n in lengths[documents]])
-    assert len(index) == (len(owner) - extra) // s + 1
-    for k in range(1, len(index)):
-        last = k * s + extra - 1
-        assert tuple(index[k]) == (owner[last], offset[last] + 1 - extra)
-
-
 def test_types_are_those_of_megatron() -> None:
     indices = build_sample_indices(
         np.full(10, 50, np.int32), np.arange(10, dtype=np.int32), seq_length=16, seed=1
@@ -63,14 +47,6 @@ def test_types_are_those_of_megatron() -> None:
     assert indices.document_index.dtype == np.int32
     assert indices.sample_index.dtype == np.int32
     assert indices.shuffle_index.dtype == np.uint32
-
-
-def test_every_sample_is_served_once() -> None:
-    indices = build_sample_indices(
-        np.full(10, 50, np.int32), np.arange(10, dtype=np.int32), 16, seed=3, num_samples=70
-    )
-    assert sorted(indices.shuffle_index) == list(range(len(indices.sample_index) - 1))
-    assert len(indices.shuffle_index) >= 70
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 64])
@@ -90,16 +66,19 @@ def test_chunks_do_not_matter(chunk: int, extra: bool, monkeypatch: pytest.Monke
 
 
 @given(
-    st.lists(st.integers(0, 9), min_size=1, max_size=20),
+    st.lists(st.integers(0, 9), min_size=1, max_size=60),
     st.integers(1, 12),
     st.integers(0, 1),
     st.booleans(),
+    st.integers(0, 99),
 )
-def test_samples_are_cut_as_by_a_walk(lengths: list[int], s: int, extra: int, drop: bool) -> None:
+def test_samples_are_cut_by_a_walk(
+    lengths: list[int], s: int, extra: int, drop: bool, seed: int
+) -> None:
     stored = np.array(lengths, np.int32)
-    order = np.arange(len(lengths), dtype=np.int32)
+    order = np.random.RandomState(seed).permutation(len(lengths)).astype(np.int32)
     index = locate_samples(stored, order, s, extra, drop)
-    flat = [(d, i) for d, n in enumerate(lengths) for i in range(n)]
+    flat = [(k, i) for k, d in enumerate(order) for i in range(lengths[d])]
     begins = range(0, max(len(flat) - extra, 0), s)
     full = [b for b in begins if b + s + extra <= len(flat)]
     assert len(index) - 1 == len(full if drop else begins)

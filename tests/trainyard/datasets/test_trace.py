@@ -1,5 +1,4 @@
-"""From samples to documents and back: each the inverse of the other, and both true of the
-tokens."""
+"""From samples to documents and back."""
 
 from __future__ import annotations
 
@@ -11,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+from tests.trainyard.corpus.token_files import write_tokens
+from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.blend import blend
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset, SampleFormat
 from trainyard.datasets.trace import DocumentPiece, Occurrences, pieces
@@ -20,17 +20,12 @@ from trainyard.errors import ConfigError
 
 def write_documents(prefix: Path, documents: list[list[int]], first: int = 0) -> IndexedDataset:
     """documents: lengths of the sequences of each; every token of the file is another one."""
-    token = first
-    with open(f"{prefix}.bin", "wb") as bin_file, open(f"{prefix}.idx", "wb") as idx_file:
-        writer = IndexedWriter(bin_file, np.int32)
-        for lengths in documents:
-            ends = token + np.cumsum(lengths, dtype=np.int64)
-            writer.add_document(
-                [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)]
-            )
-            token = int(ends[-1]) if lengths else token
-        writer.write_index(idx_file)
-    return IndexedDataset(str(prefix))
+    token, docs = first, []
+    for lengths in documents:
+        ends = token + np.cumsum(lengths, dtype=np.int64)
+        docs.append([np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)])
+        token = int(ends[-1]) if lengths else token
+    return IndexedDataset(write_tokens(prefix, docs, np.int32))
 
 
 def tokens_of(indexed: IndexedDataset, piece: DocumentPiece) -> list[int]:

@@ -1,5 +1,4 @@
-"""Ids outside the vocabulary are found: in a part of a file when it is opened, in every sample
-when it is gathered, and named by file, document, place and sample."""
+"""Ids outside the vocabulary are found in a file and in a sample, and named by their place."""
 
 from __future__ import annotations
 
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+from tests.trainyard.corpus.token_files import write_tokens
+from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets import vocabulary
 from trainyard.datasets.build import build_datasets
 from trainyard.datasets.config import DataConfig
@@ -40,14 +40,9 @@ def pair(
     tokens = np.arange(num_tokens) % VOCABULARY
     for place, token in wrong.items():
         tokens[place] = token
-    with open(f"{prefix}.bin", "wb") as data, open(f"{prefix}.idx", "wb") as index:
-        writer = IndexedWriter(data, dtype)
-        half = per_document // 2
-        for begin in range(0, num_tokens, per_document):
-            document = tokens[begin : begin + per_document].astype(dtype)
-            writer.add_document([document[:half], document[half:]])
-        writer.write_index(index)
-    return str(prefix)
+    tokens, half = tokens.astype(dtype), per_document // 2
+    documents = [tokens[i : i + per_document] for i in range(0, num_tokens, per_document)]
+    return write_tokens(prefix, [[one[:half], one[half:]] for one in documents], dtype)
 
 
 @pytest.mark.parametrize("way", ["auto", "file"])
