@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trainyard.corpus.token_files import write_tokens
 from tests.trainyard.datasets.sentence_files import SPECIAL, VOCABULARY, write_sentences
-from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+from tests.trainyard.tokenizers.kinds import build
+from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.bert import BERTDataset, BertFormat, trim
 from trainyard.datasets.index_cache import IndexCache
 from trainyard.datasets.masking import MaskedConfig
 from trainyard.errors import ConfigError, DataError
-from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.registry import build_tokenizer
 
 CLS, SEP, MASK, PAD = 1, 2, 3, 5
 BEGINS = np.arange(VOCABULARY) % 4 > 0
@@ -178,21 +178,13 @@ def test_a_tokenizer_without_marks_is_refused(tmp_path: Path) -> None:
         BERTDataset(empty, range(0), None, sample_format())
 
 
-@pytest.mark.parametrize("kind", ["LowerCase", "Case"])
+@pytest.mark.parametrize("kind", ["uncased", "cased"])
 def test_words_of_real_text_are_hidden_whole(shared: Path, tmp_path: Path, kind: str) -> None:
-    cased = {"LowerCase": "uncased", "Case": "cased"}[kind]
-    vocab_file = shared / "data" / "vocab" / "bert" / f"bert-base-{cased}-vocab.txt"
-    tokenizer: Any = build_tokenizer(
-        TokenizerConfig(tokenizer_type=f"BertWordPiece{kind}", vocab_file=str(vocab_file))  # type: ignore[arg-type]
-    )
+    tokenizer: Any = build(shared, f"bert-{kind}")
     with open(shared / "data" / "corpora" / "multilingual_mix.jsonl", encoding="utf-8") as lines:
         texts = [json.loads(next(lines))["text"][:2000].split("\n") for _ in range(40)]
-    with open(tmp_path / "s.bin", "wb") as bin_file, open(tmp_path / "s.idx", "wb") as idx_file:
-        writer = IndexedWriter(bin_file, np.uint16)
-        for text in texts:
-            writer.add_document([tokenizer.encode(line) for line in text if line.strip()])
-        writer.write_index(idx_file)
-    indexed = IndexedDataset(str(tmp_path / "s"))
+    docs = [[tokenizer.encode(line) for line in text if line.strip()] for text in texts]
+    indexed = IndexedDataset(write_tokens(tmp_path / "s", docs))
     dataset = BERTDataset(indexed, range(40), 60, BertFormat.of(tokenizer, MaskedConfig(), 128, 1))
     for index in range(60):
         item = dataset[index]

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+from tests.trainyard.corpus.token_files import write_tokens
+from tests.trainyard.tokenizers.kinds import build
+from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.fim import (
     MIN_TOKENS,
     FimConfig,
@@ -24,8 +26,6 @@ from trainyard.datasets.fim import (
 )
 from trainyard.datasets.gpt import GPTDataset, SampleFormat
 from trainyard.errors import ConfigError
-from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.registry import build_tokenizer
 
 SPECIAL = ["<eod>", "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>", "<file>", "<bos>"]
 EOD, PREFIX, MIDDLE, SUFFIX, PAD, FILE, BOS = range(7)
@@ -149,16 +149,12 @@ def test_splitting_and_joining_are_the_reverse_of_each_other() -> None:
 
 def texts(folder: Path, seq_length: int = 40, **options: bool) -> GPTDataset:
     tokenizer, random = ByteTokenizer(), np.random.RandomState(0)
-    with open(folder / "t.bin", "wb") as bin_file, open(folder / "t.idx", "wb") as idx_file:
-        writer = IndexedWriter(bin_file, np.uint16)
-        for _ in range(60):
-            words = " ".join(
-                "w\u00f6rd"[: random.randint(1, 5)] for _ in range(random.randint(1, 15))
-            )
-            writer.add_document([tokenizer.encode(words + "<eod>")])
-        writer.write_index(idx_file)
+    docs = []
+    for _ in range(60):
+        words = ["w\u00f6rd"[: random.randint(1, 5)] for _ in range(random.randint(1, 15))]
+        docs.append([tokenizer.encode(" ".join(words) + "<eod>")])
     sample_format = SampleFormat(seq_length, seed=1234, vocab_size=263, eod=EOD, **options)
-    indexed = IndexedDataset(str(folder / "t"))
+    indexed = IndexedDataset(write_tokens(folder / "t", docs))
     return GPTDataset(indexed, np.arange(60, dtype=np.int32), 150, sample_format)
 
 
@@ -208,14 +204,7 @@ def test_tokens_that_are_not_there_and_rates_that_are_none_are_refused() -> None
 
 @pytest.mark.slow
 def test_real_text_of_many_languages_survives_gpt2(shared: Path) -> None:
-    vocabulary = shared / "data" / "vocab" / "gpt2"
-    tokenizer = build_tokenizer(
-        TokenizerConfig(
-            tokenizer_type="GPT2BPETokenizer",
-            vocab_file=str(vocabulary / "vocab.json"),
-            merge_file=str(vocabulary / "merges.txt"),
-        )
-    )
+    tokenizer = build(shared, "gpt2")
     config = FimConfig(  # four tokens that no text has
         fim_rate=1.0,
         fim_prefix_token=" SolidGoldMagikarp",

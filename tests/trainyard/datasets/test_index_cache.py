@@ -1,5 +1,4 @@
-"""Index caches: found by content, equal to what is built, never used when damaged or of other
-data."""
+"""Index caches: found by content, equal to what is built, never used when damaged."""
 
 from __future__ import annotations
 

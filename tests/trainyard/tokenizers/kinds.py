@@ -56,6 +56,14 @@ def build(shared: Path, kind: str, **more: Any) -> Tokenizer:
     return build_tokenizer(TokenizerConfig(**options(shared, kind), **more))
 
 
+def huggingface(model: Path | str, **more: Any) -> Tokenizer:
+    """A tokenizer.json or its folder, built."""
+    config = TokenizerConfig(
+        tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(model), **more
+    )
+    return build_tokenizer(config)
+
+
 def carried(tokenizer: Tokenizer, folder: Path | str) -> Tokenizer:
     """The tokenizer that its own files make."""
     for name, data in tokenizer.files().items():

@@ -119,7 +119,6 @@ STEPS = {"gpt2": 10, "neox": 10, "llama": 50, "bert-uncased": 20, "bert-cased": 
 """One document of so many: the references take 20 s for 56 MB, that of llama minutes."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", SOME_KINDS)
 def test_blocks_and_small_corpora(built: Built, shared: Path, kind: str) -> None:
     assert_equal(built[kind], reference(shared, kind), every_block() + random_texts(1000, seed=4))

@@ -24,13 +24,13 @@ from tests.trainyard.tokenizers.hostile import (
     small_corpora,
     whole_corpora,
 )
+from tests.trainyard.tokenizers.kinds import carried
 from tests.trainyard.tokenizers.models import FAST, MODELS, TRAINED, train
-from trainyard.artifacts import store
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.base import as_lists
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.fast.sentencepiece_model import parse_pieces, refusal_of_pieces
-from trainyard.tokenizers.registry import build_tokenizer, load_tokenizer
+from trainyard.tokenizers.registry import build_tokenizer
 from trainyard.tokenizers.sentencepiece import SentencePieceTokenizer
 
 pytestmark = pytest.mark.slow
@@ -226,7 +226,6 @@ def test_pieces_of_one_score_are_left_to_the_library(folder: Path) -> None:
 # --- what the types are -----------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_gpt_and_llama_end_documents_with_their_end_of_sentence(shared: Path) -> None:
     for kind in ("Llama2Tokenizer", "GPTSentencePieceTokenizer", "SentencePieceTokenizer"):
         tokenizer = build(str(shared / MODELS["llama2"]), kind, use_gigatoken=False)
@@ -245,10 +244,7 @@ def test_a_tokenizer_comes_back_from_the_files_it_carries(folder: Path, tmp_path
             legacy(str(folder / "unigram.model"), tokenizer_special_tokens=("<x>", "the")),
         )
     ):
-        url = store.join(str(tmp_path), str(k))
-        for name, data in tokenizer.files().items():
-            store.write_bytes(store.join(url, name), data)
-        again = load_tokenizer(url)
+        again = carried(tokenizer, tmp_path / str(k))
         assert again.files() == tokenizer.files()
         assert again.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
         assert (again.vocab_size, again.eod) == (tokenizer.vocab_size, tokenizer.eod)

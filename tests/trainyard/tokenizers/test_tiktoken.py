@@ -22,11 +22,11 @@ from tests.trainyard.tokenizers.hostile import (
     small_corpora,
     whole_corpora,
 )
-from trainyard.artifacts import store
+from tests.trainyard.tokenizers.kinds import carried
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.tokenizers.base import as_lists
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.registry import build_tokenizer, load_tokenizer
+from trainyard.tokenizers.registry import build_tokenizer
 from trainyard.tokenizers.tiktoken import TikTokenizer, parse_json, parse_lines
 
 pytestmark = pytest.mark.slow
@@ -111,7 +111,6 @@ def entry(rank: int, token: bytes) -> dict[str, Any]:
 # --- equal to the library ---------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PATTERNS)
 def test_hostile_text(built: Built, reference: dict[str, Any], name: str) -> None:
     texts = [*TEXTS, *HOSTILE, *every_block(step=61), *random_texts(60)]
@@ -212,10 +211,7 @@ def test_round_trip_of_files(tiny: Path, gpt2: Path, tmp_path: Path, pattern: st
             vocab_size=size,
             tokenizer_special_tokens=("<unk>", "<s>", "</s>", "<x>"),
         )
-        url = str(tmp_path / str(k))
-        for name, data in tokenizer.files().items():
-            store.write_bytes(store.join(url, name), data)
-        again = load_tokenizer(url)
+        again = carried(tokenizer, tmp_path / str(k))
         assert again.files() == tokenizer.files()
         assert again.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
         assert (again.vocab_size, again.eod) == (size, 2)

@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from tests.trainyard.tokenizers.hostile import HOSTILE
-from tests.trainyard.tokenizers.kinds import build, carried
+from tests.trainyard.tokenizers.kinds import build, carried, huggingface
 from trainyard.corpus.layout import optimal_dtype
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.base import DESCRIPTION, Tokenizer
@@ -41,13 +41,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = {"eos_token": end, "pad_token": "<pad>"}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
     return path
-
-
-def huggingface(model: Path | str, **more: Any) -> Tokenizer:
-    config = TokenizerConfig(
-        tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(model), **more
-    )
-    return build_tokenizer(config)
 
 
 # --- equal to the reference -------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,14 @@ def write_folder(folder: Path, named: dict[str, str] = NAMED, **settings: Any) -
     document = {"tokenizer_class": "PreTrainedTokenizerFast", **named, **settings}
     (folder / "tokenizer_config.json").write_text(json.dumps(document))
     return str(folder)
+
+
+def render(theirs: Any, chat: Sequence[Any], template: str, invite: bool = False) -> list[int]:
+    """The ids that transformers makes of a conversation."""
+    ids: list[int] = theirs.apply_chat_template(
+        list(chat), chat_template=template, add_generation_prompt=invite, return_dict=False
+    )
+    return ids
 
 
 def read_chats(path: Path) -> list[list[dict[str, str]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainyard.tokenizers.chat.chats import MARKS, pair, read_chats, write_folder
+from tests.trainyard.tokenizers.chat.chats import MARKS, pair, read_chats, render, write_folder
 from tests.trainyard.tokenizers.hostile import HOSTILE
+from tests.trainyard.tokenizers.kinds import carried
 from trainyard.errors import ConfigError, DataError
 from trainyard.tokenizers.chat.prompt_formats import SFT_FORMATS
 from trainyard.tokenizers.chat.sft import IGNORED, SFTTokenizer
 from trainyard.tokenizers.chat.templates import ChatTemplate
 from trainyard.tokenizers.config import TokenizerConfig
-from trainyard.tokenizers.registry import build_tokenizer, load_tokenizer
+from trainyard.tokenizers.registry import build_tokenizer
 
 TEMPLATES = {
     "nemotron-h-aligned": """
@@ -53,6 +53,7 @@ OWN = """{{ bos_token }}{% for turn in messages %}
 {% if add_generation_prompt %}ASSISTANT:{% endif %}
 """
 
+FORMATS = TEMPLATES | {"default": OWN}
 Built = dict[str, SFTTokenizer]
 CHAT = [
     {"role": "system", "content": " Be kind. /no_think "},
@@ -97,18 +98,6 @@ def theirs(folder: str) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def render(
-    theirs: Any, chat: Sequence[dict[str, Any]], name: str, invite: bool = False
-) -> list[int]:
-    ids: list[int] = theirs.apply_chat_template(
-        list(chat),
-        chat_template=TEMPLATES.get(name, OWN),
-        add_generation_prompt=invite,
-        return_dict=False,
-    )
-    return ids
-
-
 def spans(tokenizer: SFTTokenizer, targets: np.ndarray) -> list[str]:
     """The texts that are learnt."""
     learnt = np.split(targets, np.flatnonzero(np.diff(targets == IGNORED)) + 1)
@@ -124,7 +113,7 @@ def test_layout_is_that_of_transformers(built: Built, theirs: Any, name: str) ->
         for invite in (False, True):
             found = built[name].tokenize_conversation(chat, False, invite)
             assert found.dtype == np.int64
-            assert found.tolist() == render(theirs, chat, name, invite)
+            assert found.tolist() == render(theirs, chat, FORMATS[name], invite)
 
 
 TURNS = st.lists(
@@ -143,7 +132,8 @@ TURNS = st.lists(
 @given(chat=TURNS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_any_layout(built: Built, theirs: Any, name: str, chat: list[dict[str, str]]) -> None:
-    assert built[name].tokenize_conversation(chat, False).tolist() == render(theirs, chat, name)
+    found = built[name].tokenize_conversation(chat, False)
+    assert found.tolist() == render(theirs, chat, TEMPLATES[name])
 
 
 def test_text_alone_is_that_of_the_tokenizer(folder: str, theirs: Any) -> None:
@@ -251,9 +241,8 @@ def test_a_template_is_rendered_as_transformers_does(folder: str, theirs: Any) -
     for invite in (False, True):
         text = theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=invite)
         assert ours.render(chat, invite=invite) == text
-        assert ours.tokenize_conversation(chat, False, invite).tolist() == render(
-            theirs, chat, "default", invite
-        )
+        found = ours.tokenize_conversation(chat, False, invite)
+        assert found.tolist() == render(theirs, chat, OWN, invite)
     with pytest.raises(DataError, match="a tool begins: x"):
         ours.tokenize_conversation([{"role": "tool", "content": "x"}])
 
@@ -337,17 +326,11 @@ def test_a_tokenizer_comes_back_from_the_files_it_carries(folder: str, tmp_path:
     file.write_text("{{ messages[0].content }}{{ eos_token }}")
     for name, template in (("nemotron-nano-v2", None), ("default", None), ("default", str(file))):
         tokenizer = build(folder, name, chat_template=template)
-        carried = tmp_path / f"{name}-{template is None}"
-        carried.mkdir()
-        for file_name, data in tokenizer.files().items():
-            (carried / file_name).write_bytes(data)
-        again = load_tokenizer(str(carried))
+        again = carried(tokenizer, tmp_path / f"{name}-{template is None}")
         assert isinstance(again, SFTTokenizer)
         assert again.files() == tokenizer.files()
-        for ours, theirs in zip(
-            again.tokenize_conversation(CHAT), tokenizer.tokenize_conversation(CHAT), strict=True
-        ):
-            assert ours.tolist() == theirs.tolist()
+        found, expected = (one.tokenize_conversation(CHAT) for one in (again, tokenizer))
+        assert np.array_equal(found, expected)
 
 
 def test_an_unknown_format_is_refused(folder: str) -> None:
@@ -362,7 +345,7 @@ def test_real_conversations(built: Built, theirs: Any, shared: Path) -> None:
             turns = [turn | {"role": turn["role"].replace("tool_call", "user")} for turn in chat]
             for name, tokenizer in built.items():
                 tokens = tokenizer.tokenize_conversation(turns, False)
-                assert tokens.tolist() == render(theirs, turns, name)
+                assert tokens.tolist() == render(theirs, turns, FORMATS[name])
             if all(turn["content"].strip() for turn in turns) and turns[-1]["role"] == "assistant":
                 tokens, targets = built["nemotron-nano-v2"].tokenize_conversation(turns)
                 answers = [t["content"].strip() for t in turns if t["role"] == "assistant"]

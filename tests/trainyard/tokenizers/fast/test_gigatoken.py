@@ -21,15 +21,14 @@ from tokenizers import Tokenizer as Library
 from tokenizers.pre_tokenizers import ByteLevel
 
 from tests.trainyard.tokenizers.hostile import HOSTILE, random_texts
+from tests.trainyard.tokenizers.kinds import huggingface
 from trainyard.tokenizers.base import as_lists, flatten, replace_rows
-from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.fast import gigatoken as engine_module
 from trainyard.tokenizers.fast import seams
 from trainyard.tokenizers.fast.gigatoken import Gigatoken, gigatoken_for
 from trainyard.tokenizers.fast.probe import overlap
 from trainyard.tokenizers.fast.unicode_mismatch import Suspects, unassigned
 from trainyard.tokenizers.hf_tokenizers import surround, tokens_around
-from trainyard.tokenizers.registry import build_tokenizer
 
 CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -237,13 +236,7 @@ def test_a_worker_that_has_grown_is_thrown_away(monkeypatch: pytest.MonkeyPatch)
 def test_half_a_pair_of_surrogates_is_an_error(tmp_path: Path) -> None:
     for fast in (True, False):
         (tmp_path / "tokenizer.json").write_text(library().to_str())
-        tokenizer = build_tokenizer(
-            TokenizerConfig(
-                tokenizer_type="HuggingFaceTokenizer",
-                tokenizer_model=str(tmp_path),
-                use_gigatoken=fast,
-            )
-        )
+        tokenizer = huggingface(tmp_path, use_gigatoken=fast)
         for encode in (tokenizer.encode_batch, lambda texts, t=tokenizer: t.encode(texts[0])):
             with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
                 encode(["\ud800"])

@@ -24,7 +24,6 @@ from tests.trainyard.tokenizers.fast.test_gigatoken import (
     split,
 )
 from tests.trainyard.tokenizers.hostile import HOSTILE, corpus, random_texts
-from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.fast import seams
 from trainyard.tokenizers.fast.seams import (
     AFTER_LETTERS,
@@ -39,7 +38,6 @@ from trainyard.tokenizers.fast.seams import (
     parts,
     word_seam,
 )
-from trainyard.tokenizers.registry import build_tokenizer
 from trainyard.tokenizers.tiktoken import PATTERNS
 from trainyard.tokenizers.wordpiece import SPECIAL, wordpiece_library
 
@@ -198,13 +196,7 @@ def test_surroundings_are_put_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     texts = mixtures(5)
     for fast in (True, False):
-        built = build_tokenizer(
-            TokenizerConfig(
-                tokenizer_type="HuggingFaceTokenizer",
-                tokenizer_model=str(tmp_path),
-                use_gigatoken=fast,
-            )
-        )
+        built = kinds.huggingface(tmp_path, use_gigatoken=fast)
         whole = [built.encode_reference(text) for text in texts]
         assert whole[0][0] == 0
         assert whole[0][-1] == 1
