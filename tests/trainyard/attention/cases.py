@@ -1,5 +1,4 @@
-"""What attention is asked in the tests of its backends: shapes, masks, and the answer written out
-in fp64."""
+"""Inputs and masks for the tests of backends, and the answer written out in fp64."""
 
 from __future__ import annotations
 

@@ -82,12 +82,8 @@ def test_a_compiler_takes_backends_whole(backend: Any, with_sink: bool) -> None:
         mask = masks(8)[kind]
         plain, other = doubled(*given, mask), compiled(*given, mask)
         torch.testing.assert_close(other, plain)
-        for got, right in zip(
-            torch.autograd.grad(other.sum(), given[:3]),
-            torch.autograd.grad(plain.sum(), given[:3]),
-            strict=True,
-        ):
-            torch.testing.assert_close(got, right)
+        found, right = (torch.autograd.grad(x.sum(), given[:3]) for x in (other, plain))
+        torch.testing.assert_close(found, right)
 
 
 def test_scaling_by_the_layer_changes_rounding_alone() -> None:
@@ -166,21 +162,10 @@ class PackedKernels:
             out[rows], lse[:, rows] = made[0][0].transpose(0, 1), made[1][0]
         return out, lse, torch.zeros(2, dtype=torch.uint64), None, None
 
-    def _flash_attention_backward(
-        self,
-        dout: Any,
-        q: Any,
-        k: Any,
-        v: Any,
-        out: Any,
-        lse: Any,
-        cu_q: Any,
-        cu_k: Any,
-        *args: Any,
-        **kw: Any,
-    ) -> Any:
+    def _flash_attention_backward(self, dout: Any, *args: Any, **kw: Any) -> Any:
+        q, k, v, out, lse, cu_q, cu_k, *rest = args
         grads = [torch.zeros_like(x) for x in (q, k, v)]
-        for rows, keys, call in self._documents(cu_q, cu_k, args[3], kw):
+        for rows, keys, call in self._documents(cu_q, cu_k, rest[3], kw):
             saved = Saved(
                 *(one(q, rows), one(k, keys), one(v, keys), one(out, rows)),
                 *(lse[:, rows].unsqueeze(0), torch.zeros(2)),
@@ -224,18 +209,10 @@ def fake_flash(version: int) -> SimpleNamespace:
             parts.append(made[0][0].transpose(0, 1))
         return torch.cat(parts)
 
-    def flash_attn_varlen_func(
-        q: Any,
-        k: Any,
-        v: Any,
-        *,
-        cu_seqlens_q: Any,
-        cu_seqlens_k: Any,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        **options: Any,
-    ) -> Any:
-        out = packed(q, k, v, (cu_seqlens_q, cu_seqlens_k), options)
+    def flash_attn_varlen_func(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        lengths = [options.pop(f"cu_seqlens_{x}") for x in "qk"]
+        assert all(options.pop(f"max_seqlen_{x}") > 0 for x in "qk")
+        out = packed(q, k, v, lengths, options)
         return out if version == 2 else (out, None)
 
     def flash_attn_func(q: Any, k: Any, v: Any, **options: Any) -> Any:

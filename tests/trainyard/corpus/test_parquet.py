@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.trainyard.corpus.test_documents import read as read_lines
 from trainyard.artifacts import store
 from trainyard.corpus import parquet
 from trainyard.corpus.documents import (
@@ -34,19 +35,9 @@ def write(path: Path, columns: dict[str, Any], rows_a_group: int = 1000, **optio
 
 
 def read(
-    url: str,
-    unit_bytes: int = 1,
-    keys: tuple[str, ...] = ("text",),
-    skip: bool = False,
-    **options: Any,
+    url: str, unit_bytes: int = 1, skip: bool = False, **options: Any
 ) -> tuple[list[Document], list[BadLine], int]:
-    documents, bad, lines = [], [], 0
-    for source in split_ranges(url, store.info(url).size_bytes, unit_bytes):
-        reader = DocumentReader(source, keys, on_bad_line="skip" if skip else "stop", **options)
-        documents += [doc._replace(line=doc.line + lines) for doc in reader]
-        bad += [one._replace(line=one.line + lines) for one in reader.bad]
-        lines += reader.lines
-    return documents, bad, lines
+    return read_lines(url, unit_bytes, on_bad_line="skip" if skip else "stop", **options)
 
 
 VALUES = st.one_of(
@@ -114,12 +105,6 @@ def test_every_kind_of_text_is_read(tmp_path: Path, kind: pa.DataType, codec: st
     assert [doc.id for doc in documents] == ["1", None, "3"]
 
 
-def test_a_row_without_text_begins_with_null(tmp_path: Path) -> None:
-    url = write(tmp_path / "a.parquet", {"text": ["a", None]})
-    with pytest.raises(DataError, match=r"row 2 .* holds a JSON null.*; it begins 'null'"):
-        read(url)
-
-
 def test_long_row_groups_are_read_in_lots(tmp_path: Path) -> None:
     texts = [f"{i} " * 100 for i in range(20_000)]
     url = write(tmp_path / "a.parquet", {"text": texts, "other": texts}, 20_000)
@@ -141,7 +126,8 @@ def test_rows_come_from_any_store(store_url: str, tmp_path: Path) -> None:
 
 def test_a_null_is_named(tmp_path: Path) -> None:
     url = write(tmp_path / "a.parquet", {"text": ["a", "b", "c", None]}, 3)
-    with pytest.raises(DataError, match=r"a\.parquet: row 4 of the row group at byte \d+: key"):
+    message = r"a\.parquet: row 4 of the row group at byte \d+: key .* holds a JSON null"
+    with pytest.raises(DataError, match=message + ".*; it begins 'null'"):
         read(url)
     assert [bad.line for bad in read(url, skip=True)[1]] == [4]
 

@@ -32,6 +32,12 @@ def options(folder: Path, **changes: Any) -> CacheOptions:
     )
 
 
+def ranged(folder: Path, **changes: Any) -> RangedFile:
+    """A file of DATA, opened with a cache."""
+    store.write_bytes(str(folder / "a.bin"), DATA)
+    return RangedFile(str(folder / "a.bin"), options(folder / "cache", **changes))
+
+
 def held(folder: Path) -> int:
     """Bytes of all blocks of a folder."""
     total = 0
@@ -103,9 +109,7 @@ def test_a_file_that_changed_is_never_mixed(store_url: str, tmp_path: Path) -> N
 
 
 def test_a_block_that_was_damaged_or_removed_is_fetched_again(tmp_path: Path) -> None:
-    url = str(tmp_path / "a.bin")
-    store.write_bytes(url, DATA)
-    file = RangedFile(url, options(tmp_path / "cache"))
+    file = ranged(tmp_path)
     file.read(0, 1024)
     settle(file)  # who reads a block on its way has its bytes and keeps nothing
     paths = sorted(p for p in (tmp_path / "cache").rglob("?") if p.is_file())
@@ -117,9 +121,7 @@ def test_a_block_that_was_damaged_or_removed_is_fetched_again(tmp_path: Path) ->
 
 
 def test_only_readers_in_order_are_read_ahead(tmp_path: Path, reads: list[tuple[int, int]]) -> None:
-    url = str(tmp_path / "a.bin")
-    store.write_bytes(url, DATA)
-    file = RangedFile(url, options(tmp_path / "cache", blocks_ahead=2))
+    file = ranged(tmp_path, blocks_ahead=2)
     file.read(0, 10)
     settle(file)
     assert sorted(reads) == [(0, 256), (256, 512), (512, 768)]
@@ -134,9 +136,7 @@ def test_only_readers_in_order_are_read_ahead(tmp_path: Path, reads: list[tuple[
 
 
 def test_threads_share_one_request_of_a_block(tmp_path: Path, reads: list[tuple[int, int]]) -> None:
-    url = str(tmp_path / "a.bin")
-    store.write_bytes(url, DATA)
-    file = RangedFile(url, options(tmp_path / "cache"))
+    file = ranged(tmp_path)
     begin = threading.Barrier(8)
     found: list[bytes] = []
 
@@ -154,10 +154,8 @@ def test_threads_share_one_request_of_a_block(tmp_path: Path, reads: list[tuple[
 
 
 def test_a_fault_ahead_is_raised_on_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = str(tmp_path / "a.bin")
-    store.write_bytes(url, DATA)
-    file = RangedFile(url, options(tmp_path / "cache"))
-    os.unlink(url)
+    file = ranged(tmp_path)
+    os.unlink(tmp_path / "a.bin")
     file.prefetch([(0, 10)])
     settle(file)
     with pytest.raises(ArtifactError, match=r"a\.bin"):
@@ -258,9 +256,7 @@ def test_a_folder_that_cannot_be_written_to_is_said_once(
 
     monkeypatch.setattr(BlockFolder, "put", full)
     remote._said.clear()
-    url = str(tmp_path / "a.bin")
-    store.write_bytes(url, DATA)
-    file = RangedFile(url, options(tmp_path / "cache"))
+    file = ranged(tmp_path)
     assert file.read(0, 5000) == DATA[:5000]
     assert caplog.text.count("No space left") == 1
 

@@ -67,7 +67,7 @@ def corpus(shared: Path, name: str, step: int) -> list[str]:
 
 @pytest.mark.parametrize("keep_newlines", [False, True])
 @pytest.mark.parametrize("name", CORPORA)
-@pytest.mark.parametrize("step", [401, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [401, 5])
 def test_sentences_are_those_of_nltk(
     step: int, name: str, keep_newlines: bool, shared: Path, nltk_data: Path
 ) -> None:
@@ -147,7 +147,6 @@ def test_newlines_are_kept_at_the_end_of_a_sentence(nltk_data: Path) -> None:
     assert "".join(kept) == text.rstrip()
 
 
-@pytest.mark.slow
 def test_a_long_text_is_not_cut_inside_a_sentence(nltk_data: Path) -> None:
     sentence = "This sentence has some words and an end."
     text = " ".join([sentence] * 30_000)  # more than a million letters
