@@ -118,9 +118,7 @@ document_lengths = st.lists(st.integers(0, 12), min_size=2, max_size=12).filter(
 
 @settings(deadline=None)
 @given(document_lengths, st.integers(1, 8), st.booleans(), st.integers(1, 40) | st.none())
-def test_serves_all_tokens(
-    lengths: list[int], s: int, extra: bool, num_samples: int | None
-) -> None:
+def test_serves_in_order(lengths: list[int], s: int, extra: bool, num_samples: int | None) -> None:
     source = Numbers(lengths)
     sample_format = SampleFormat(s, 7, 1000, EOD, extra_token=extra)
     dataset = over(source, sample_format, num_samples, drop=False)

@@ -72,9 +72,7 @@ def test_chunks_do_not_matter(chunk: int, extra: bool, monkeypatch: pytest.Monke
     st.booleans(),
     st.integers(0, 99),
 )
-def test_samples_are_cut_by_a_walk(
-    lengths: list[int], s: int, extra: int, drop: bool, seed: int
-) -> None:
+def test_cut_as_by_a_walk(lengths: list[int], s: int, extra: int, drop: bool, seed: int) -> None:
     stored = np.array(lengths, np.int32)
     order = np.random.RandomState(seed).permutation(len(lengths)).astype(np.int32)
     index = locate_samples(stored, order, s, extra, drop)

@@ -58,7 +58,7 @@ def test_hostile_text(built: Built, shared: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SOME_KINDS)
-def test_a_slice_of_the_corpora(built: Built, shared: Path, kind: str) -> None:
+def test_corpora_slice(built: Built, shared: Path, kind: str) -> None:
     assert_equal(built[kind], reference(shared, kind), corpora_slice(shared))
 
 

@@ -98,9 +98,7 @@ def test_hostile_text(built: Built, library: dict[str, Any], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama2", "albert", "spm"])
-def test_a_slice_of_the_corpora(
-    built: Built, library: dict[str, Any], shared: Path, name: str
-) -> None:
+def test_corpora_slice(built: Built, library: dict[str, Any], shared: Path, name: str) -> None:
     assert_equal(built[name], library[name].encode, corpora_slice(shared))
 
 

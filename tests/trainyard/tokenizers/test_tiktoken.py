@@ -121,9 +121,7 @@ def test_hostile_text(built: Built, reference: dict[str, Any], name: str) -> Non
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_a_slice_of_the_corpora(
-    built: Built, reference: dict[str, Any], shared: Path, name: str
-) -> None:
+def test_corpora_slice(built: Built, reference: dict[str, Any], shared: Path, name: str) -> None:
     assert_equal(built[name], reference[name], corpora_slice(shared))
 
 

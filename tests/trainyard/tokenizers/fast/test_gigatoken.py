@@ -86,6 +86,12 @@ def ids_of(reference: Library, texts: Sequence[str]) -> list[list[int]]:
     return [e.ids for e in reference.encode_batch(list(texts), add_special_tokens=False)]
 
 
+def engine_for(reference: Library) -> Gigatoken:
+    engine = gigatoken_for(reference)
+    assert engine is not None
+    return engine
+
+
 # --- equal or not used ------------------------------------------------------------------------
 
 END = added("<|endoftext|>", len(NOSY["model"]["vocab"]))
@@ -127,8 +133,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_gigatoken_encodes_is_what_the_library_encodes(name: str) -> None:
     reference = library(**TAKEN[name])
-    engine = gigatoken_for(reference)
-    assert engine is not None
+    engine = engine_for(reference)
     texts = [*HOSTILE, *random_texts(150), "a<mask> <s> <mask>", "     "]
     assert engine.encode_batch(texts) == ids_of(reference, texts)
 
@@ -162,8 +167,7 @@ def test_overlap(a: str, b: str, expected: bool) -> None:
 
 def test_new_characters_are_cut_as_the_library_cuts_them() -> None:
     reference = library()
-    engine = gigatoken_for(reference)
-    assert engine is not None
+    engine = engine_for(reference)
     empty = [chr(c) for c in np.flatnonzero(unassigned())[::4000].tolist()]
     texts = [f"x{c}a {c}1 {c}! {c}{c}a" for c in [*empty, "\u088f", "\U00010940", "\U000323b0"]]
     assert engine.encode_batch(texts) == ids_of(reference, texts)
@@ -174,8 +178,7 @@ def test_new_characters_are_cut_as_the_library_cuts_them() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "cl100k", "nfc"])
 def test_every_character_is_cut_as_the_library_cuts_it(name: str) -> None:
     reference = library(**TAKEN[name])
-    engine = gigatoken_for(reference)
-    assert engine is not None
+    engine = engine_for(reference)
     for start in range(0, 0x110000, 4096):
         points = [c for c in range(start, start + 4096) if not 0xD800 <= c < 0xE000]
         texts = [f"a{c}a 1{c}1 !{c}!{c}\n{c} {c}a\u0316\u0301{c}" for c in map(chr, points)]
@@ -187,8 +190,7 @@ def test_pythons_tables_are_no_newer_than_those_of_the_libraries() -> None:
     """unicode_mismatch.py relies on this; the newest letter that Python knows is one."""
     letters = [c for c in range(0x30000, 0x33480) if unicodedata.category(chr(c)) == "Lo"]
     texts = [f"{chr(c)}a" for c in letters[-50:]]
-    engine = gigatoken_for(library())
-    assert engine is not None
+    engine = engine_for(library())
     suspects = Suspects({i: bytes([i]) for i in range(256)}, nfc=False)
     assert not any(map(suspects.is_suspect, texts))
     assert engine.encode_batch(texts) == ids_of(library(), texts)
@@ -200,8 +202,7 @@ def test_pythons_tables_are_no_newer_than_those_of_the_libraries() -> None:
 @pytest.mark.slow
 def test_threads_share_an_engine() -> None:
     reference = library()
-    engine = gigatoken_for(reference)
-    assert engine is not None
+    engine = engine_for(reference)
     texts = random_texts(200)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda k: engine.encode_batch(texts[k:]), range(24)))
@@ -245,8 +246,7 @@ def test_half_a_pair_of_surrogates_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_memory_stays_within_bounds_over_endless_new_words() -> None:
-    engine = gigatoken_for(library())
-    assert engine is not None
+    engine = engine_for(library())
     rng = np.random.default_rng(0)
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8)
     start = engine_module.resident_bytes()
@@ -265,8 +265,7 @@ def test_long_texts_are_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     words = " some words of plain text ".join([*HOSTILE, *random_texts(30), "\u0378"])
     document = json.loads(library(added_tokens=[END, added("<a b>", WORD)]).to_str())
     for parts_of in ({}, TAKEN["nfc"], TAKEN["cl100k"], {"added_tokens": document["added_tokens"]}):
-        engine = gigatoken_for(library(**parts_of))
-        assert engine is not None
+        engine = engine_for(library(**parts_of))
         expected = engine.encode_batch([words, "", "x\u0378"])
         with monkeypatch.context() as patch:
             patch.setattr(seams, "PART_LETTERS", 60)
@@ -278,8 +277,7 @@ def test_long_texts_are_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
 def test_only_suspect_parts_are_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "DOUBTFUL_LETTERS", 100)
     reference = library(**TAKEN[name])
-    engine = gigatoken_for(reference)
-    assert engine is not None
+    engine = engine_for(reference)
     given: list[str] = []
     whole = engine._reference
 
