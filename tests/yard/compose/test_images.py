@@ -117,7 +117,7 @@ def test_sigterm_stops_a_stage_and_a_rerun_resumes(project: Compose, tmp_path: P
     assert [path.name for path in out.iterdir()] == ["corpus.work"]  # and no claim on it
 
     again = docker("run", "--rm", *command).stderr
-    assert re.search(r"going on: units_done=[1-9]", again)
+    assert re.search(r"resuming: units_done=[1-9]", again)
     verify = [sys.executable, "-m", "stages.verify", str(out)]
     verified = subprocess.run(verify, cwd=ROOT, capture_output=True, text=True)
     assert "in 1 artifacts: all as published" in verified.stdout, verified.stderr
