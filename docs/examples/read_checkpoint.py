@@ -1,5 +1,4 @@
-"""Prints the tensors of a checkpoint, with safetensors and json alone."""
-
+# Prints the tensors of a checkpoint, with safetensors and json alone.
 import json
 import sys
 from pathlib import Path

@@ -54,7 +54,9 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def train(tokens: str, save: Path, ranks: int, *words: str, expect: int = 0) -> str:
     paths = ("--data-path", tokens, "--save", str(save), "--nproc-per-node", str(ranks))
-    return run_process("stages.pretrain", *OPTIONS.split(), "--bf16", *paths, *words, expect=expect)
+    return run_process(
+        "stages.pretrain", *OPTIONS.split(), "--bf16", *paths, *words, expect=expect, seconds=250
+    )
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,9 @@ def test_a_gpu_that_is_full_is_not_the_hosts_memory(tmp_path: Path) -> None:
     positions = torch.cuda.get_device_properties(0).total_memory // 2 // (16 * 4)
     words = ["--data-path", prefix, "--save", str(tmp_path / "save")]
     words += ["--max-position-embeddings", str(positions)]
-    run_process("stages.pretrain", *OPTIONS.split(), *words, expect=3, **{RUN_DIR: str(run)})
+    run_process(
+        "stages.pretrain", *OPTIONS.split(), *words, expect=3, seconds=250, **{RUN_DIR: str(run)}
+    )
     outcome = classify_exit("pretrain", JobEnd(failure=read_failure(str(run)), exit_code=3))
     assert (outcome.kind, outcome.error) == (Kind.GPU_MEMORY, "DeviceMemoryError"), outcome.message
     assert outcome.message.startswith("rank 0 ran out of memory on cuda:0: ")

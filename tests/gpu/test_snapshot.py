@@ -71,7 +71,7 @@ def test_memory_that_goes_can_be_locked_again() -> None:
 
 
 def train(save: Path, *flags: str) -> list[dict[str, float]]:
-    run_process("stages.pretrain", *OPTIONS.split(), "--save", str(save), *flags)
+    run_process("stages.pretrain", *OPTIONS.split(), "--save", str(save), *flags, seconds=250)
     return [json.loads(line) for line in (save / "saves.jsonl").read_text().splitlines()]
 
 

@@ -76,6 +76,7 @@ def run_process(
     *words: str,
     expect: int = 0,
     launcher: Sequence[str] = (sys.executable,),
+    seconds: float = 120,
     **environment: str,
 ) -> str:
     """What `LAUNCHER -m MODULE WORDS...` prints as a process of its own that ends so."""
@@ -85,7 +86,7 @@ def run_process(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=250,
+        timeout=seconds,
     )
     assert done.returncode == expect, done.stdout
     return done.stdout

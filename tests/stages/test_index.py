@@ -148,7 +148,7 @@ def test_a_split_without_documents_is_named(tokens: str, tmp_path: Path) -> None
 def test_of_two_ranks_one_builds_and_the_other_finds(tokens: str, tmp_path: Path) -> None:
     options = {"data_path": blend(tokens), "data_cache_path": tmp_path / "cache"}
     words = arguments("", tmp_path / "run", **options, nproc_per_node=2, train_iters=2)
-    assert run_process("stages.pretrain", *words).count("saved index") == 6
+    assert run_process("stages.pretrain", *words, seconds=200).count("saved index") == 6
     assert len(entries(tmp_path / "cache")) == 6
 
 

@@ -251,7 +251,9 @@ def test_two_ranks_train_stop_and_continue_as_one_run(tokens: str, tmp_path: Pat
     # Long enough that the signal comes before the end on any machine.
     options = {"nproc_per_node": 2, "log_interval": 1, "train_iters": 120, "save_interval": 50}
     words = arguments(tokens, cut, **options)
-    assert "ranks=2" in run_process("stages.pretrain", *arguments(tokens, whole, **options))
+    assert "ranks=2" in run_process(
+        "stages.pretrain", *arguments(tokens, whole, **options), seconds=200
+    )
     process = start(*words)
     wait_for_line(process, " iteration        9/")
     process.send_signal(signal.SIGTERM)
@@ -259,7 +261,7 @@ def test_two_ranks_train_stop_and_continue_as_one_run(tokens: str, tmp_path: Pat
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 143, output
     assert time.monotonic() - began < 30
-    assert "resuming from step" in run_process("stages.pretrain", *words)
+    assert "resuming from step" in run_process("stages.pretrain", *words, seconds=200)
     assert (cut / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
     assert manifest(cut).output_digest == manifest(whole).output_digest
 
@@ -281,7 +283,7 @@ def test_a_validation_of_two_ranks_is_cut_short_and_made_good_by_one(tmp_path: P
     assert process.returncode == 143, output
     assert "the next start validates step=4" in output
     assert "saved step 4 (asked to stop)" in output
-    run_process("stages.pretrain", *arguments("", folder, **options))
+    run_process("stages.pretrain", *arguments("", folder, **options), seconds=200)
     lines = ledger(folder)
     assert [line["step"] for line in lines] == list(range(1, 7))
     assert [line["step"] for line in lines if "validation_loss" in line] == [4, 6]

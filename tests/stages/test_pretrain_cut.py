@@ -40,7 +40,9 @@ CUT = {
 
 
 def pretrain(tokens: str, save: Path, expect: int = 0, **options: Any) -> str:
-    return run_process("stages.pretrain", *arguments(tokens, save, **options), expect=expect)
+    return run_process(
+        "stages.pretrain", *arguments(tokens, save, **options), expect=expect, seconds=250
+    )
 
 
 @pytest.fixture(scope="module")

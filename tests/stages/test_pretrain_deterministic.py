@@ -48,7 +48,11 @@ CUTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("cut", CUTS)
 def test_two_runs_of_several_ranks_are_equal(cut: str, tokens: str, tmp_path: Path) -> None:
     for name in ("one", "other"):
-        run_process("stages.pretrain", *arguments(tokens, tmp_path / name, **OPTIONS, **CUTS[cut]))
+        run_process(
+            "stages.pretrain",
+            *arguments(tokens, tmp_path / name, **OPTIONS, **CUTS[cut]),
+            seconds=240,
+        )
     assert_same_bits(tmp_path / "one", tmp_path / "other")
 
 

@@ -46,7 +46,7 @@ def test_a_clock_that_differs_is_told(
 ) -> None:
     with gateway(s3_server, Faults(seconds_ahead=ahead)) as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        assert seconds_ahead(s3_url, 5) == pytest.approx(ahead, abs=10)
+        assert seconds_ahead(s3_url, 5) == pytest.approx(ahead, abs=2)
 
 
 def test_the_clock_of_this_file_system_is_ours(tmp_path: object) -> None:

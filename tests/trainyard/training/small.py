@@ -50,14 +50,15 @@ TRAINING = TrainingConfig(
 class Counting:
     """Samples that count upwards from a number of their own; some labels do not count."""
 
-    def __init__(self, length: int = LENGTH, vocab_size: int = VOCAB) -> None:
-        self.length, self.vocab_size = length, vocab_size
+    def __init__(self, length: int = LENGTH, vocab_size: int = VOCAB, num_strides: int = 1) -> None:
+        self.length, self.vocab_size, self.num_strides = length, vocab_size, num_strides
 
     def __len__(self) -> int:
         return 512
 
     def __getitem__(self, index: int) -> Sample:
-        text = (index * 7 + np.arange(self.length + 1)) % self.vocab_size
+        stride = 1 + index % self.num_strides
+        text = (index * 7 + stride * np.arange(self.length + 1)) % self.vocab_size
         mask = np.ones(self.length, np.float32)
         mask[: index % 5] = 0.0
         positions = np.arange(self.length)

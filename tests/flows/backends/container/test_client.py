@@ -155,7 +155,7 @@ ASKED: dict[str, Callable[[ContainerClient], object]] = {
 @pytest.mark.parametrize("asked", ASKED)
 def test_errors_are_ours(engine: Engine, client: ContainerClient, asked: str, status: int) -> None:
     engine.otherwise = (status, {"message": "layer store: permission denied"})
-    if asked in ("look", "ours", "output") and status >= 500:
+    if asked in ("look", "own", "output") and status >= 500:
         with pytest.raises(InfrastructureError, match="layer store"):
             ASKED[asked](client)
         return

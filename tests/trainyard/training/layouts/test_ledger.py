@@ -48,8 +48,8 @@ def ledger_of(cut: Cut) -> list[dict[str, Any]]:
     length = length_of(TRAINING, cut.dp, SEQ_LENGTH)
     data = RunData(
         DataConfig(data_path=("none",)),
-        Counting(SEQ_LENGTH, VOCAB),
-        (("valid", Counting(SEQ_LENGTH, VOCAB)),),
+        Counting(SEQ_LENGTH, VOCAB, num_strides=3),
+        (("valid", Counting(SEQ_LENGTH, VOCAB, num_strides=3)),),
         length.schedule.final,
         train_module.groups.dp_rank,
     )
