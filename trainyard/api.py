@@ -35,7 +35,7 @@ MODULES = {
     "VocabParallelEmbedding": "parallel.tensor.vocab",
     "build_gpt_datasets": "datasets.build",
     "build_loader": "datasets.loader",
-    "build_schedule": "optim.schedule",
+    "build_optimizer_schedule": "optim.schedule",
     "build_tokenizer": "tokenizers.registry",
     "build_train_module": "training.loop.build",
     "built_in_provider": "training.loop.build",

@@ -20,7 +20,7 @@ from trainyard.api import (
     TrainState,
     build_gpt_datasets,
     build_loader,
-    build_schedule,
+    build_optimizer_schedule,
     build_tokenizer,
     build_train_module,
     built_in_provider,
@@ -72,7 +72,7 @@ gpt = GPTConfig(
 )
 vocab_size = gpt.padded_vocab_size(tokenizer.vocab_size)
 rates = OptimizerConfig(lr=5e-3, min_lr=5e-4, lr_decay_style="cosine", lr_warmup_iters=20)
-schedule = build_schedule(rates, STEPS, SIZE.global_batch_size)
+optimizer_schedule = build_optimizer_schedule(rates, STEPS, SIZE.global_batch_size)
 
 
 def build():
@@ -96,7 +96,7 @@ train_module.optimizer.adopt_model_parameters()
 
 consumed = 0  # schedules count samples, as Megatron-LM's do
 for step in range(1, STEPS + 1):
-    result = train_module.step(step, SIZE, batches, schedule.at(consumed))
+    result = train_module.step(step, SIZE, batches, optimizer_schedule.at(consumed))
     consumed += SIZE.global_batch_size
     if step == 1 or step % 20 == 0:
         print(f"step {step:3d}  loss {result.lm_loss:.4f}  grad norm {result.grad_norm:.3f}")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from flows.cli.options import add_yard, read_yard
 from flows.cli.run_flow import fail
-from flows.doctor import backends, machine, ranks, schedules, server, slots, store
+from flows.doctor import backends, flow_schedules, machine, ranks, server, slots, store
 from flows.doctor.check import Check, Finding, State, examine_yard, worst
 from flows.doctor.context import YardContext
 from trainyard.errors import TrainyardError
@@ -27,7 +27,7 @@ CHECKS: tuple[Check[YardContext], ...] = (
     *store.CHECKS,
     *server.CHECKS,
     *slots.CHECKS,
-    *schedules.CHECKS,
+    *flow_schedules.CHECKS,
     *backends.CHECKS,
     *ranks.CHECKS,
     *machine.CHECKS,

@@ -17,7 +17,7 @@ from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import ValidationError as NotValid
 
 from flows.register.desired_state import ROOT, DesiredState
-from flows.yard.profile import Schedule
+from flows.yard.profile import FlowSchedule
 from trainyard.config import check_known
 from trainyard.errors import ConfigError
 
@@ -35,13 +35,13 @@ def load_flows(desired: DesiredState) -> Flows:
         check_parameters(one.parameters, form, f"prefect.yaml: deployment {one.entrypoint}")
         if one.schedule is not None:
             where = f"yard {one.name} [schedules.{flow.name}]"
-            check_schedule(one.schedule, where)
+            check_flow_schedule(one.schedule, where)
             own = f"{where[:-1]}.parameters]"
             check_parameters({**one.parameters, **one.schedule.parameters}, form, own)
     return flows
 
 
-def check_schedule(schedule: Schedule, where: str) -> None:
+def check_flow_schedule(schedule: FlowSchedule, where: str) -> None:
     """ConfigError for a schedule that Prefect does not accept or that never fires: the server's
     scheduler would fail on it every minute."""
     try:

@@ -15,7 +15,7 @@ import yaml
 
 from flows.cli.run_flow import PATIENCE
 from flows.register.render_check import check_rendering
-from flows.yard.profile import Profile, Schedule, limit_tag
+from flows.yard.profile import FlowSchedule, Profile, limit_tag
 from trainyard.config import check_known
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
@@ -62,7 +62,7 @@ class DesiredDeployment:
     directory: str
     """Folder of the sources, in which workers load the flow."""
     concurrency_limit: int | None = None
-    schedule: Schedule | None = None
+    schedule: FlowSchedule | None = None
     version: str = VERSION
     environment: Mapping[str, str] = field(default_factory=dict)
 

@@ -26,8 +26,14 @@ from prefect.workers.utilities import get_default_base_job_template_for_infrastr
 
 from flows.register.deployments import Flows
 from flows.register.desired_state import DesiredDeployment, DesiredState
+from flows.register.flow_schedules import (
+    active_before,
+    is_as_desired,
+    switched,
+    to_create,
+    to_update,
+)
 from flows.register.report import Report, differing
-from flows.register.schedules import active_before, is_as_desired, switched, to_create, to_update
 from flows.runner.blocks import BLOCK_TYPES
 from flows.yard.profile import limit_tag
 from flows.yard.registered_profile import YardProfile, block_name, check_yard

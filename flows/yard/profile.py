@@ -188,7 +188,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class FlowSchedule:
     """When a deployment runs automatically."""
 
     cron: str
@@ -264,7 +264,7 @@ class Profile:
     pool: Pool
     deployments: tuple[str, ...] = ()
     """Flows to deploy; empty: all of prefect.yaml."""
-    schedules: Mapping[str, Schedule] = field(default_factory=dict)
+    schedules: Mapping[str, FlowSchedule] = field(default_factory=dict)
     """By flow."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """By stage: most concurrent jobs, over all flows of the yard."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from flows.backends.spec import Mount, Resources
 from flows.stage_configs import CONFIGS
-from flows.yard.profile import BLOCK_OPTIONS, Automations, Pool, Profile, Schedule, Watch
+from flows.yard.profile import BLOCK_OPTIONS, Automations, FlowSchedule, Pool, Profile, Watch
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import basename
 from trainyard.config import check_known, convert, from_table, parse_document, suggest
@@ -109,7 +109,7 @@ def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
         **dict.fromkeys(("environment", "images"), Mapping[str, str]),
         **dict.fromkeys(("shares", "limits"), Mapping[str, int]),
         **{"mounts": tuple[Mount, ...], "automations": Automations},
-        "schedules": Mapping[str, Schedule],
+        "schedules": Mapping[str, FlowSchedule],
     }
     values = {key: convert(value, hints[key], f"{where}: {key}") for key, value in table.items()}
     try:

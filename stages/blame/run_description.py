@@ -23,7 +23,7 @@ from trainyard.checkpoint.steps import (
 from trainyard.config import differing, digest_relevant, from_dict, to_dict
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.training.loop.batch_size import BatchSchedule
+from trainyard.training.loop.batch_size import BatchSizeSchedule
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.loop.length import RunLength, length_of
@@ -70,10 +70,10 @@ class RunDescription:
         """Steps of the whole run."""
         return self.length.steps
 
-    def schedule(self, ranks: int, micro_batch_size: int) -> BatchSchedule:
+    def batch_size_schedule(self, ranks: int, micro_batch_size: int) -> BatchSizeSchedule:
         """The batch sizes of steps on `ranks` data-parallel ranks."""
         training = replace(self.training, micro_batch_size=micro_batch_size)
-        return length_of(training, ranks, self.seq_length).schedule
+        return length_of(training, ranks, self.seq_length).batch_size_schedule
 
 
 def describe(config: BlameConfig) -> RunDescription:

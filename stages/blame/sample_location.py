@@ -16,7 +16,7 @@ from stages.blame.run_description import RunDescription
 from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.serving_order import Place, Serving
 from trainyard.errors import ConfigError
-from trainyard.training.loop.batch_size import BatchSchedule
+from trainyard.training.loop.batch_size import BatchSizeSchedule
 from trainyard.training.run.dp_history import DpSpan
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class SampleLocations:
             micro = run.training.micro_batch_size if span is None else span.micro_batch_size
             shape = SamplerShape(self._num_samples, micro, ranks or 1)
             for begin, end, size in _equal_batches(
-                run.schedule(shape.dp, micro), consumed, first, last
+                run.batch_size_schedule(shape.dp, micro), consumed, first, last
             ):
                 serving = Serving(
                     shape, size, run.data.dataloader_type, run.data.data_sharding, begin, consumed
@@ -153,13 +153,13 @@ def _with_gaps(spans: Sequence[DpSpan], last_step: int) -> Iterator[tuple[int, i
 
 
 def _equal_batches(
-    schedule: BatchSchedule, consumed: int, first: int, last: int
+    batch_size_schedule: BatchSizeSchedule, consumed: int, first: int, last: int
 ) -> Iterator[tuple[int, int, int]]:
     """(first step, last step, samples of each) of consecutive steps with one batch size. The first
     step starts at `consumed` samples."""
     while first <= last:
-        size = schedule.at(consumed).global_batch_size
-        change = next((s.begin for s in schedule.stages if s.begin > consumed), None)
+        size = batch_size_schedule.at(consumed).global_batch_size
+        change = next((s.begin for s in batch_size_schedule.stages if s.begin > consumed), None)
         count = last - first + 1
         if change is not None:
             count = min(count, -(-(change - consumed) // size))

@@ -16,7 +16,7 @@ from trainyard.checkpoint.steps import CONFIG, STATE, locate_step, step_folder, 
 from trainyard.config import from_dict, leaves
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.optim.precision import PrecisionConfig
-from trainyard.optim.schedule_resume import stored_schedule
+from trainyard.optim.schedule_resume import stored_optimizer_schedule
 from trainyard.progress import Progress
 from trainyard.training.certify.certificate import Check, listed
 from trainyard.training.loop.ledger import FILE as LEDGER
@@ -192,7 +192,7 @@ class RunFolder:
                 lineage=self.lineage,
                 training=from_dict(TrainingConfig, training, "the options of the run"),
                 seq_length=int(self.options["seq_length"]),
-                schedule=stored_schedule(state["schedule"]),
+                optimizer_schedule=stored_optimizer_schedule(state["schedule"]),
                 precision=from_dict(
                     PrecisionConfig, self.options_of(PrecisionConfig), "the options of the run"
                 ),

@@ -15,7 +15,7 @@ from stages.plan.fit import (
     memory_bytes,
     optimizer_bytes,
 )
-from stages.plan.schedule import pipeline_document, pipeline_lines, pipeline_picture
+from stages.plan.pipeline_schedule import pipeline_document, pipeline_lines, pipeline_picture
 from stages.runtime.context import StageRun
 from trainyard.models.gpt.flops import flops_per_iteration, flops_per_token
 from trainyard.models.gpt.memory import (

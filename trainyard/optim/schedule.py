@@ -82,7 +82,7 @@ class WeightDecaySchedule:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What one step is taken with."""
+    """Learning rate and weight decay of one step."""
 
     learning_rate: float
     weight_decay: float
@@ -91,8 +91,8 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """All rates over a run."""
+class OptimizerSchedule:
+    """Learning rate and weight decay over a run."""
 
     learning_rate: LearningRateSchedule
     weight_decay: WeightDecaySchedule
@@ -136,12 +136,12 @@ class _Lengths:
             )
 
 
-def build_schedule(
+def build_optimizer_schedule(
     config: OptimizerConfig,
     train_iters: int | None,
     global_batch_size: int,
     train_samples: int | None = None,
-) -> Schedule:
+) -> OptimizerSchedule:
     """The schedules of a run that is measured in iterations or, with None for these, in samples.
 
     Numbers of iterations become numbers of samples of the given (the final) batch size."""
@@ -169,7 +169,7 @@ def build_schedule(
         steps=lengths.run,
         style=config.weight_decay_incr_style,
     )
-    return Schedule(rate, decay, _decoupled(config, rate))
+    return OptimizerSchedule(rate, decay, _decoupled(config, rate))
 
 
 def _decoupled(config: OptimizerConfig, rate: LearningRateSchedule) -> LearningRateSchedule | None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from trainyard.errors import ConfigError
 from trainyard.optim.config import OptimizerConfig
-from trainyard.optim.schedule import LearningRateSchedule, Schedule, WeightDecaySchedule
+from trainyard.optim.schedule import LearningRateSchedule, OptimizerSchedule, WeightDecaySchedule
 
 log = logging.getLogger(__name__)
 
@@ -33,29 +33,29 @@ OPTIONS = {
 P = TypeVar("P", LearningRateSchedule, WeightDecaySchedule)
 
 
-def schedule_document(schedule: Schedule) -> dict[str, Any]:
+def optimizer_schedule_document(schedule: OptimizerSchedule) -> dict[str, Any]:
     """The schedule as a checkpoint keeps it; JSON-able."""
     parts = {part: getattr(schedule, part) for part in PARTS}
     return {name: asdict(part) for name, part in parts.items() if part is not None}
 
 
-def stored_schedule(document: Mapping[str, Any]) -> Schedule:
-    """The schedule of a `schedule_document`; TypeError or KeyError for any other."""
+def stored_optimizer_schedule(document: Mapping[str, Any]) -> OptimizerSchedule:
+    """The schedule of an `optimizer_schedule_document`; TypeError or KeyError for any other."""
     decoupled = document.get("decoupled")
-    return Schedule(
+    return OptimizerSchedule(
         LearningRateSchedule(**document["learning_rate"]),
         WeightDecaySchedule(**document["weight_decay"]),
         None if decoupled is None else LearningRateSchedule(**decoupled),
     )
 
 
-def continue_schedule(
-    schedule: Schedule, document: Mapping[str, Any], config: OptimizerConfig
-) -> Schedule:
-    """The schedule for resuming from a checkpoint with this `schedule_document`.
+def resume_optimizer_schedule(
+    schedule: OptimizerSchedule, document: Mapping[str, Any], config: OptimizerConfig
+) -> OptimizerSchedule:
+    """The schedule for resuming from a checkpoint with this `optimizer_schedule_document`.
 
     Raises ConfigError that names every difference when no option says which side wins."""
-    stored = Schedule(
+    stored = OptimizerSchedule(
         _parse(LearningRateSchedule, document["learning_rate"], schedule.learning_rate),
         _parse(WeightDecaySchedule, document["weight_decay"], schedule.weight_decay),
         _parse(LearningRateSchedule, document["decoupled"], schedule.learning_rate)
@@ -87,7 +87,7 @@ def _parse(kind: type[P], document: Mapping[str, Any], ours: P) -> P:
     return kind(**values)
 
 
-def _differences(ours: Schedule, stored: Schedule) -> list[str]:
+def _differences(ours: OptimizerSchedule, stored: OptimizerSchedule) -> list[str]:
     found = []
     for part in PARTS:
         here, there = getattr(ours, part), getattr(stored, part)

@@ -181,7 +181,7 @@ class RunCallbacks:
     def plan(self) -> tuple[MemoryPlan | None, Layout]:
         """The memory that a rank should need and the layout behind it; None for a user's model."""
         config, dims = self._config, self._groups.dims
-        micro, count = config.training.micro_batch_size, self._length.schedule.final
+        micro, count = config.training.micro_batch_size, self._length.batch_size_schedule.final
         layout = layout_of(config.model, config.parallel, dims, micro, count.num_microbatches)
         if not self._is_built_in:
             return None, layout

@@ -96,7 +96,7 @@ def provided_data(
         tuple((name, as_dataset(one, f"{name} data", check)) for name, one in sets.items())
         for sets in (named, tests)
     )
-    final = length.schedule.final
+    final = length.batch_size_schedule.final
     if isinstance(train, ExternalData):
         return RunData(config.data, train, measured, final, dp_rank, tested)
     least = wanted if config.data.dataloader_type == "single" else final.global_batch_size

@@ -16,7 +16,7 @@ from trainyard.datasets.sample_format import sample_format
 from trainyard.models.families import family_of
 from trainyard.models.init import init_module, init_parameters
 from trainyard.models.pipeline_stage import ModelStage
-from trainyard.optim.schedule import Schedule, build_schedule
+from trainyard.optim.schedule import OptimizerSchedule, build_optimizer_schedule
 from trainyard.parallel.groups import ProcessGroups, broadcast_object
 from trainyard.parallel.layout_checks import check_group_size
 from trainyard.parallel.model import ModelParallel
@@ -89,8 +89,8 @@ class Trainer:
         self.overrides = overrides or Overrides()
         training = config.training
         self.length = length_of(training, groups.dims.dp, config.model.seq_length)
-        check_group_size(config.parallel, self.length.schedule.final.num_microbatches)
-        self.schedule: Schedule = build_schedule(
+        check_group_size(config.parallel, self.length.batch_size_schedule.final.num_microbatches)
+        self.optimizer_schedule: OptimizerSchedule = build_optimizer_schedule(
             config.optimizer,
             training.train_iters,
             self.length.global_batch_size,
@@ -148,7 +148,7 @@ class Trainer:
         ours = self.callbacks.build(train_module, timings, saving)
         loop = TrainLoop(
             train_module,
-            self.schedule,
+            self.optimizer_schedule,
             self.data,
             training,
             self.length,
@@ -265,7 +265,7 @@ class Trainer:
         loader = StartLoader(
             config=self.config,
             found=self.found,
-            schedule=self.schedule,
+            optimizer_schedule=self.optimizer_schedule,
             length=self.length,
             num_samples=len(self.data.train),
             tokenizer=self.tokenizer,
@@ -277,7 +277,7 @@ class Trainer:
         start = loader.load(train_module)
         if start.state.step > 0 or self.config.load is not None:
             self._attempt.restored(time.monotonic() - began)
-        self.schedule = start.schedule
+        self.optimizer_schedule = start.optimizer_schedule
         self._log_start(train_module, start.origin)
         return start
 
@@ -354,7 +354,7 @@ class Trainer:
             keep_last=self.config.training.save_keep_last,
             micro_batch_size=self.config.training.micro_batch_size,
             save_optimizer=self.config.training.save_optim,
-            facts=state_facts(self.config, self.length.global_batch_size, self.schedule),
+            facts=state_facts(self.config, self.length.global_batch_size, self.optimizer_schedule),
             staying=self.found.staying,
             passing=self.found.passing,
             spans=self._spans(),

@@ -139,11 +139,11 @@ class SlurmJobRun(StageJobRun):
     # --- waiting ------------------------------------------------------------------------------
 
     async def _wait_until_ended(self) -> None:
-        schedule = PollSchedule(self._block.poll_seconds, len(self._indices))
+        poll_schedule = PollSchedule(self._block.poll_seconds, len(self._indices))
         while not self._ended:
             self._check_stopping()
             await asyncio.to_thread(self._read_logs)
-            if schedule.is_due(len(self._exits()), time.monotonic()):
+            if poll_schedule.is_due(len(self._exits()), time.monotonic()):
                 await asyncio.to_thread(self._ask)
                 if self._stopping is None:
                     self._check_start()

@@ -18,7 +18,7 @@ from trainyard.datasets.config import DataConfig, parse_split
 from trainyard.datasets.gpt import SampleFormat
 from trainyard.datasets.splits import split_documents
 from trainyard.errors import ConfigError
-from trainyard.training.loop.batch_size import BatchSchedule, build_batch_schedule
+from trainyard.training.loop.batch_size import BatchSizeSchedule, build_batch_size_schedule
 
 CORE = core_program
 FORM = SampleFormat(CORE.SEQ_LENGTH, CORE.SEED, CORE.VOCAB_SIZE, CORE.EOD)
@@ -52,7 +52,7 @@ def test_fractional_splits_cut_at_megatrons_documents(golden: dict[str, Any]) ->
 def test_a_ramp_has_megatrons_steps(golden: dict[str, Any]) -> None:
     found = []
     for start, increment, samples, final, total in CORE.ramps():
-        ramp = build_batch_schedule(
+        ramp = build_batch_size_schedule(
             global_batch_size=final,
             micro_batch_size=1,
             dp=1,
@@ -62,8 +62,8 @@ def test_a_ramp_has_megatrons_steps(golden: dict[str, Any]) -> None:
     assert found == golden["ramps"]
 
 
-def table(text: str, seq_length: int) -> BatchSchedule:
-    return build_batch_schedule(
+def table(text: str, seq_length: int) -> BatchSizeSchedule:
+    return build_batch_size_schedule(
         global_batch_size=None,
         micro_batch_size=1,
         dp=1,

@@ -9,7 +9,11 @@ import pytest
 from tests.vectors import GOLDEN
 from trainyard.errors import ConfigError
 from trainyard.optim.config import OptimizerConfig
-from trainyard.optim.schedule import LearningRateSchedule, WeightDecaySchedule, build_schedule
+from trainyard.optim.schedule import (
+    LearningRateSchedule,
+    WeightDecaySchedule,
+    build_optimizer_schedule,
+)
 
 
 def test_both_rates_equal_megatrons() -> None:
@@ -40,7 +44,7 @@ def test_both_rates_equal_megatrons() -> None:
 
 def test_iterations_become_samples() -> None:
     config = OptimizerConfig(lr=1.0, lr_warmup_iters=10, lr_decay_iters=50)
-    schedule = build_schedule(config, train_iters=100, global_batch_size=8)
+    schedule = build_optimizer_schedule(config, train_iters=100, global_batch_size=8)
     assert schedule.learning_rate.at(5 * 8) == 0.5
     assert schedule.learning_rate.at(50 * 8) == 0.0
     assert schedule.weight_decay.at(0) == 0.01
@@ -58,29 +62,29 @@ def test_samples_are_taken_as_they_are() -> None:
         end_weight_decay=1.0,
         weight_decay_incr_style="linear",
     )
-    schedule = build_schedule(config, None, 8, train_samples=100)
+    schedule = build_optimizer_schedule(config, None, 8, train_samples=100)
     rates = {n: schedule.at(n) for n in (5, 30, 40, 50, 100)}
     assert [rate.learning_rate for rate in rates.values()] == [0.5, 1.0, 0.5, 0.0, 0.0]
     assert [rate.weight_decay for rate in rates.values()] == [0.05, 0.3, 0.4, 0.5, 1.0]
     fraction = OptimizerConfig(lr=1.0, lr_warmup_fraction=0.1)
-    assert build_schedule(fraction, None, 8, train_samples=100).at(5).learning_rate == 0.5
+    assert build_optimizer_schedule(fraction, None, 8, train_samples=100).at(5).learning_rate == 0.5
 
 
 def test_the_decoupled_rate_follows_its_own_bounds() -> None:
     options = {"lr": 1.0, "min_lr": 0.2, "lr_warmup_iters": 10, "lr_decay_iters": 20}
     config = OptimizerConfig(**options, decoupled_lr=4.0)  # type: ignore[arg-type]
-    schedule = build_schedule(config, 20, 1)
+    schedule = build_optimizer_schedule(config, 20, 1)
     assert [schedule.at(n).decoupled_learning_rate for n in (5, 10, 15, 20)] == [2, 4, 2.1, 0.2]
     assert schedule.at(15).learning_rate == pytest.approx(0.6)
     config = OptimizerConfig(**options, decoupled_lr=4.0, decoupled_min_lr=2.0)  # type: ignore[arg-type]
-    assert build_schedule(config, 20, 1).at(15).decoupled_learning_rate == 3.0
+    assert build_optimizer_schedule(config, 20, 1).at(15).decoupled_learning_rate == 3.0
     config = OptimizerConfig(**options)  # type: ignore[arg-type]
-    rates = build_schedule(config, 20, 1).at(7)
+    rates = build_optimizer_schedule(config, 20, 1).at(7)
     assert rates.decoupled_learning_rate == rates.learning_rate
 
 
 def test_decay_takes_the_whole_run_unless_said() -> None:
-    schedule = build_schedule(OptimizerConfig(lr=1.0, min_lr=0.5), 100, 4)
+    schedule = build_optimizer_schedule(OptimizerConfig(lr=1.0, min_lr=0.5), 100, 4)
     assert schedule.learning_rate.at(200) == 0.75
 
 
@@ -109,16 +113,18 @@ def test_rates_that_mean_nothing_are_refused(options: dict[str, object], words: 
 
 def test_a_warmup_as_long_as_the_run_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--lr-warmup-iters 10: .* 40 samples"):
-        build_schedule(OptimizerConfig(lr=1.0, lr_warmup_iters=10), 10, 4)
+        build_optimizer_schedule(OptimizerConfig(lr=1.0, lr_warmup_iters=10), 10, 4)
     config = OptimizerConfig(lr=1.0, lr_decay_style="WSD", lr_wsd_decay_iters=11)
     with pytest.raises(ConfigError, match=r"--lr-wsd-decay-iters 11"):
-        build_schedule(config, 10, 4)
+        build_optimizer_schedule(config, 10, 4)
 
 
 def test_samples_and_iterations_do_not_mix() -> None:
     with pytest.raises(
         ConfigError, match=r"--lr-decay-samples goes with --train-samples; .*-iters"
     ):
-        build_schedule(OptimizerConfig(lr=1.0, lr_decay_samples=10), 10, 4)
+        build_optimizer_schedule(OptimizerConfig(lr=1.0, lr_decay_samples=10), 10, 4)
     with pytest.raises(ConfigError, match=r"--lr-warmup-iters goes with --train-iters; .*-samples"):
-        build_schedule(OptimizerConfig(lr=1.0, lr_warmup_iters=2), None, 4, train_samples=100)
+        build_optimizer_schedule(
+            OptimizerConfig(lr=1.0, lr_warmup_iters=2), None, 4, train_samples=100
+        )

@@ -10,8 +10,8 @@ from typing import Any
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.optim.scaler import build_scaler
-from trainyard.optim.schedule import build_schedule
-from trainyard.optim.schedule_resume import schedule_document
+from trainyard.optim.schedule import build_optimizer_schedule
+from trainyard.optim.schedule_resume import optimizer_schedule_document
 from trainyard.training.certify.certificate import Certificate, Check
 from trainyard.training.certify.proof import Prover, SampleDigest
 from trainyard.training.loop.ledger import Ledger, StepRecord
@@ -58,7 +58,7 @@ class MadeRun:
             lineage="11ae",
             training=self.training,
             seq_length=SEQ_LENGTH,
-            schedule=build_schedule(
+            optimizer_schedule=build_optimizer_schedule(
                 self.optimizer,
                 self.training.train_iters,
                 self._final,
@@ -83,7 +83,7 @@ class MadeRun:
             ledger.add(StepRecord(0, 0, 0, validation_loss=9.0))
         for step in range(state.step + 1, max((*staying, *passing)) + 1):
             consumed = state.consumed_train_samples
-            size = length.schedule.at(consumed).global_batch_size
+            size = length.batch_size_schedule.at(consumed).global_batch_size
             span = facts.span(step)
             micro = self.training.micro_batch_size if span is None else span.micro_batch_size
             record = StepRecord(
@@ -97,7 +97,7 @@ class MadeRun:
             if step in self.training.iterations_to_skip:
                 record.passed_over = True
             else:
-                rates = facts.schedule.at(state.scheduled_samples)
+                rates = facts.optimizer_schedule.at(state.scheduled_samples)
                 record.lm_loss, record.grad_norm = 9.0 / step, 1.0
                 record.learning_rate, record.weight_decay = (
                     rates.learning_rate,
@@ -124,7 +124,7 @@ class MadeRun:
         facts = {
             "seed": self.training.seed,
             "seq_length": SEQ_LENGTH,
-            "schedule": schedule_document(self.facts.schedule),
+            "schedule": optimizer_schedule_document(self.facts.optimizer_schedule),
         }
         document = json.loads(json.dumps({**facts, **state.state_dict()}))
         where = f"iter_{state.step:07d}"

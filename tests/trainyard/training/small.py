@@ -16,7 +16,7 @@ from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
-from trainyard.optim.schedule import Rates, build_schedule
+from trainyard.optim.schedule import Rates, build_optimizer_schedule
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.groups import ALONE, ProcessGroups
 from trainyard.training.loop.batch_size import BatchSize
@@ -134,7 +134,7 @@ def model_of(train_module: TrainModule) -> GPTModel:
 
 def size_of(training: TrainingConfig, groups: ProcessGroups = ALONE) -> BatchSize:
     """The batch of every step."""
-    return length_of(training, groups.dims.dp, LENGTH).schedule.final
+    return length_of(training, groups.dims.dp, LENGTH).batch_size_schedule.final
 
 
 def rates(learning_rate: float, weight_decay: float) -> Rates:
@@ -175,12 +175,12 @@ def build_loop(
     **options: Any,
 ) -> TrainLoop:
     length = length_of(training, train_module.groups.dims.dp, LENGTH)
-    schedule = build_schedule(
+    optimizer_schedule = build_optimizer_schedule(
         OptimizerConfig(lr=0.01), training.train_iters, length.global_batch_size
     )
     return TrainLoop(
         train_module,
-        schedule,
+        optimizer_schedule,
         data or run_data(train_module, training, [("valid", Counting())]),
         training,
         length,

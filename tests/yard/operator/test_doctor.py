@@ -136,7 +136,7 @@ def test_a_server_that_is_closed_lets_in_who_may(practice: Practice) -> None:
 
 
 HASTY = (
-    "import datetime, sys, flows.doctor.schedules as schedules;"
+    "import datetime, sys, flows.doctor.flow_schedules as schedules;"
     "schedules.NEW = datetime.timedelta(0);"
     "from flows.doctor.command import main; sys.exit(main())"
 )

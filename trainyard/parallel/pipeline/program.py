@@ -13,7 +13,7 @@ from functools import lru_cache
 from trainyard.parallel.pipeline.schedule import (
     Action,
     Message,
-    build_schedule,
+    build_pipeline_schedule,
     choose_group_size,
     fits_group_size,
     input_of,
@@ -53,7 +53,9 @@ def programs(
     if chunks > 1:
         fits = group_size and fits_group_size(pp, num_microbatches, group_size)
         group_size = choose_group_size(pp, num_microbatches, group_size if fits else None)
-    schedule = build_schedule(pp, chunks, num_microbatches, group_size, forward_only=forward_only)
+    schedule = build_pipeline_schedule(
+        pp, chunks, num_microbatches, group_size, forward_only=forward_only
+    )
     ideal = simulate(schedule, chunks)
     return tuple(_program(ideal, rank, chunks) for rank in range(pp))
 

@@ -26,7 +26,7 @@ class Action(NamedTuple):
         return f"{self.kind}{self.microbatch}.{self.chunk}"
 
 
-Schedule = tuple[tuple[Action, ...], ...]
+PipelineSchedule = tuple[tuple[Action, ...], ...]
 """The actions of each rank in order."""
 
 
@@ -58,14 +58,14 @@ class Message(NamedTuple):
 # --- orders -----------------------------------------------------------------------------------
 
 
-def build_schedule(
+def build_pipeline_schedule(
     pp: int,
     chunks: int,
     num_microbatches: int,
     group_size: int | None = None,
     *,
     forward_only: bool = False,
-) -> Schedule:
+) -> PipelineSchedule:
     """The actions of all ranks for a step. group_size: micro-batches that pass a chunk in a row;
     unset: the smallest that fits."""
     assert pp > 0

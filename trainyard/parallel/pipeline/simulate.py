@@ -12,7 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from trainyard.parallel.pipeline.schedule import Action, Message, Schedule, input_of, output_of
+from trainyard.parallel.pipeline.schedule import (
+    Action,
+    Message,
+    PipelineSchedule,
+    input_of,
+    output_of,
+)
 
 Cost = Callable[[int, Action], float]
 """Duration of an action of a rank."""
@@ -30,7 +36,7 @@ def unit_cost(rank: int, action: Action) -> float:
 class Simulation:
     """When everything happens; time begins at 0."""
 
-    schedule: Schedule
+    schedule: PipelineSchedule
     starts: Times
     ends: Times
 
@@ -55,7 +61,7 @@ class DeadlockError(Exception):
     """Ranks wait for each other for ever."""
 
 
-def simulate(schedule: Schedule, chunks: int, cost: Cost = unit_cost) -> Simulation:
+def simulate(schedule: PipelineSchedule, chunks: int, cost: Cost = unit_cost) -> Simulation:
     """Messages are buffered; an action starts when its rank is free and its input has arrived."""
     arrivals: dict[Message, float] = {}
     return _play(
@@ -64,7 +70,7 @@ def simulate(schedule: Schedule, chunks: int, cost: Cost = unit_cost) -> Simulat
 
 
 def simulate_rendezvous(
-    schedule: Schedule,
+    schedule: PipelineSchedule,
     chunks: int,
     receives: Sequence[Sequence[Sequence[Message]]],
     cost: Cost = unit_cost,
@@ -88,7 +94,7 @@ _Rank = Generator[str, None, None]
 
 
 def _buffered(
-    schedule: Schedule,
+    schedule: PipelineSchedule,
     rank: int,
     chunks: int,
     cost: Cost,
@@ -132,7 +138,7 @@ class _Wire:
 
 
 def _meeting(
-    schedule: Schedule,
+    schedule: PipelineSchedule,
     rank: int,
     chunks: int,
     slots: Sequence[Sequence[Message]],
@@ -181,7 +187,7 @@ def _passing(wire: _Wire, number: int, now: float, why: str) -> Generator[str, N
 # --- all ranks --------------------------------------------------------------------------------
 
 
-def _play(schedule: Schedule, start: Callable[[int, _Times], _Rank]) -> Simulation:
+def _play(schedule: PipelineSchedule, start: Callable[[int, _Times], _Rank]) -> Simulation:
     """Let ranks go on in turn until all are done, or none can."""
     times: list[_Times] = [([], []) for _ in schedule]
     running = {rank: start(rank, times[rank]) for rank in range(len(schedule))}

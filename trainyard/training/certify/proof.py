@@ -13,7 +13,7 @@ from typing import Any
 from trainyard.artifacts.digest import digest_bytes, hasher
 from trainyard.optim.scaler import LossScaler, build_scaler
 from trainyard.training.certify.certificate import CHECKS, Certificate, Check
-from trainyard.training.loop.batch_size import BatchSchedule
+from trainyard.training.loop.batch_size import BatchSizeSchedule
 from trainyard.training.loop.length import length_of
 from trainyard.training.loop.seeds import step_digest
 from trainyard.training.run.run_record import (
@@ -54,7 +54,7 @@ class Prover:
             self._scaler.load_state_dict(start.loss_scaler)
         self._samples, self._every = samples, every
         self._evaluations = set(self._length.evaluation_steps)
-        self._schedules: dict[tuple[int, int], BatchSchedule] = {}
+        self._batch_size_schedules: dict[tuple[int, int], BatchSizeSchedule] = {}
         self._recent: dict[int, str] = {}
         self._text = hasher()
         self._is_lost = False
@@ -162,10 +162,10 @@ class Prover:
         span, training = self._run.span(step), self._run.training
         dp = span.data_parallel_size if span else 1
         micro = span.micro_batch_size if span else training.micro_batch_size
-        if (dp, micro) not in self._schedules:
+        if (dp, micro) not in self._batch_size_schedules:
             length = length_of(replace(training, micro_batch_size=micro), dp, self._run.seq_length)
-            self._schedules[dp, micro] = length.schedule
-        return self._schedules[dp, micro].at(consumed).global_batch_size
+            self._batch_size_schedules[dp, micro] = length.batch_size_schedule
+        return self._batch_size_schedules[dp, micro].at(consumed).global_batch_size
 
     def _check_draws(
         self, step: int, record: Mapping[str, Any], before: int, size: int, where: str
@@ -186,7 +186,7 @@ class Prover:
             self.checks["samples"].compare(step, digest, record.get("samples"), where)
 
     def _check_rates(self, step: int, record: Mapping[str, Any], where: str) -> None:
-        rates = self._run.schedule.at(self._at.scheduled_samples)
+        rates = self._run.optimizer_schedule.at(self._at.scheduled_samples)
         expected = (rates.learning_rate, rates.weight_decay)
         found = (record.get("learning_rate"), record.get("weight_decay"))
         holds = all(
@@ -220,7 +220,9 @@ class Prover:
             **asdict(at),
             "seed": self._run.training.seed,
             "seq_length": self._run.seq_length,
-            "schedule": {name: part for name, part in asdict(self._run.schedule).items() if part},
+            "schedule": {
+                name: part for name, part in asdict(self._run.optimizer_schedule).items() if part
+            },
         }
         found = {name: state.get(name) for name in expected}
         scale = state.get("loss_scaler") or {}

@@ -39,7 +39,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSchedule:
+class BatchSizeSchedule:
     """The batch of every step of a run."""
 
     stages: tuple[Stage, ...]
@@ -110,7 +110,7 @@ class BatchSchedule:
 # --- from options -----------------------------------------------------------------------------
 
 
-def build_batch_schedule(
+def build_batch_size_schedule(
     *,
     global_batch_size: int | None,
     micro_batch_size: int,
@@ -119,7 +119,7 @@ def build_batch_schedule(
     rampup_batch_size: Sequence[int] = (),
     step_batch_size_schedule: str | None = None,
     decrease_if_needed: bool = False,
-) -> BatchSchedule:
+) -> BatchSizeSchedule:
     """The schedule of the options; ConfigError if micro-batches do not fill a batch.
 
     rampup_batch_size: start, increment, samples. step_batch_size_schedule: `tokens:size ...`.
@@ -142,7 +142,7 @@ def build_batch_schedule(
         Stage(s.begin, _fit(s.global_batch_size, micro_batch_size, dp, option, decrease_if_needed))
         for s in stages
     ]
-    return BatchSchedule(
+    return BatchSizeSchedule(
         tuple(_joined(fitted)),
         micro_batch_size,
         dp,
@@ -152,15 +152,17 @@ def build_batch_schedule(
 
 
 def run_length(
-    schedule: BatchSchedule, train_iters: int | None, train_samples: int | None
+    batch_size_schedule: BatchSizeSchedule, train_iters: int | None, train_samples: int | None
 ) -> tuple[int, int]:
     """(steps, samples) of a run whose length is given in one of them."""
     if (train_iters is None) == (train_samples is None):
         raise ConfigError("give --train-iters or --train-samples, one of them")
     if train_iters is not None:
-        samples = schedule.samples_after(train_iters)
-        if not schedule.is_constant:
-            samples -= schedule.iterations_to(samples) > train_iters  # a ramp's additional step
+        samples = batch_size_schedule.samples_after(train_iters)
+        if not batch_size_schedule.is_constant:
+            samples -= (
+                batch_size_schedule.iterations_to(samples) > train_iters
+            )  # a ramp's additional step
             raise ConfigError(
                 f"a batch size that changes needs --train-samples, as iterations differ: "
                 f"--train-iters {train_iters} would be --train-samples {samples} (the lengths of "
@@ -168,11 +170,11 @@ def run_length(
             )
         return train_iters, samples
     assert train_samples is not None
-    steps = schedule.iterations_to(train_samples)
+    steps = batch_size_schedule.iterations_to(train_samples)
     if not steps:
         raise ConfigError(
             f"--train-samples ({train_samples}) is less than the first batch "
-            f"({schedule.at(0).global_batch_size})"
+            f"({batch_size_schedule.at(0).global_batch_size})"
         )
     return steps, train_samples
 

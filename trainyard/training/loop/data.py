@@ -117,5 +117,5 @@ def build_run_data(
     indexer = IN_MEMORY if data.data_cache_path is None else IndexCache(data.data_cache_path)
     built = build_datasets(data, sample_format, sizes, indexer, length.consumed)
     assert built.train is not None
-    final = length.schedule.final
+    final = length.batch_size_schedule.final
     return RunData(data, built.train, built.valid, final, dp_rank, built.test, built.untested)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainyard.training.loop.batch_size import BatchSchedule, build_batch_schedule, run_length
+from trainyard.training.loop.batch_size import (
+    BatchSizeSchedule,
+    build_batch_size_schedule,
+    run_length,
+)
 from trainyard.training.options.training import TrainingConfig
 
 
@@ -16,24 +20,24 @@ class RunLength:
     """Optimizer steps of the whole run."""
     samples: int
     """Training samples of the options."""
-    schedule: BatchSchedule
+    batch_size_schedule: BatchSizeSchedule
     evaluation_steps: tuple[int, ...]
     """Steps after which validation runs; the last step is one of them, if any is."""
 
     @property
     def consumed(self) -> int:
         """Samples that the steps consume; the last batch may exceed `samples`."""
-        return self.schedule.samples_after(self.steps)
+        return self.batch_size_schedule.samples_after(self.steps)
 
     @property
     def global_batch_size(self) -> int:
         """The final size, in which validation runs and iterations are counted."""
-        return self.schedule.final.global_batch_size
+        return self.batch_size_schedule.final.global_batch_size
 
 
 def length_of(training: TrainingConfig, dp: int, seq_length: int) -> RunLength:
     """The length of a run on `dp` data-parallel ranks; ConfigError if the numbers do not fit."""
-    schedule = build_batch_schedule(
+    batch_size_schedule = build_batch_size_schedule(
         global_batch_size=training.global_batch_size,
         micro_batch_size=training.micro_batch_size,
         dp=dp,
@@ -42,8 +46,8 @@ def length_of(training: TrainingConfig, dp: int, seq_length: int) -> RunLength:
         step_batch_size_schedule=training.step_batch_size_schedule,
         decrease_if_needed=training.decrease_batch_size_if_needed,
     )
-    steps, samples = run_length(schedule, training.train_iters, training.train_samples)
-    return RunLength(steps, samples, schedule, tuple(training.evaluation_steps(steps)))
+    steps, samples = run_length(batch_size_schedule, training.train_iters, training.train_samples)
+    return RunLength(steps, samples, batch_size_schedule, tuple(training.evaluation_steps(steps)))
 
 
 def num_samples(training: TrainingConfig, length: RunLength) -> tuple[int, int, int]:

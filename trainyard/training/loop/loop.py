@@ -14,7 +14,7 @@ from typing import Literal
 
 from trainyard.datasets.loader import Batch, end_loading
 from trainyard.errors import RerunElsewhere, ValidationFailed
-from trainyard.optim.schedule import Rates, Schedule
+from trainyard.optim.schedule import OptimizerSchedule, Rates
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.data import Measurement, RunData
 from trainyard.training.loop.events import Callback, NextStep, StepEvent
@@ -43,7 +43,7 @@ class TrainLoop:
     def __init__(
         self,
         train_module: TrainModule,
-        schedule: Schedule,
+        optimizer_schedule: OptimizerSchedule,
         data: RunData,
         config: TrainingConfig,
         length: RunLength,
@@ -59,7 +59,7 @@ class TrainLoop:
         self.state = state or TrainState()
         self.ledger = ledger or Ledger(self.state.ledger_digest)
         self._train_module = train_module
-        self._schedule = schedule
+        self._optimizer_schedule = optimizer_schedule
         self._data = data
         self._config = config
         self._workload = workload
@@ -123,8 +123,8 @@ class TrainLoop:
         began = time.perf_counter()
 
         # The schedules of batch size, learning rate and weight decay.
-        size = self._length.schedule.at(state.consumed_train_samples)
-        rates = self._schedule.at(state.scheduled_samples)
+        size = self._length.batch_size_schedule.at(state.consumed_train_samples)
+        rates = self._optimizer_schedule.at(state.scheduled_samples)
         sample_check = SampleCheck(step, size, config.seed, self._train_module.groups, samples)
 
         result = None
@@ -237,7 +237,7 @@ class TrainLoop:
     def _evaluate(self, sets: Iterator[Measurement]) -> dict[str, float] | None:
         """The loss of each set by name; None when a request to stop came first."""
         losses: dict[str, float] = {}
-        at_once = self._length.schedule.final.num_microbatches
+        at_once = self._length.batch_size_schedule.final.num_microbatches
         for name, batches, count in sets:
             watched = self._wait.watch(batches)
             loss = self._train_module.evaluate(watched, count, self._stop_requested, at_once)
@@ -254,10 +254,10 @@ class TrainLoop:
     def _call_callbacks(
         self, record: StepRecord, timing: StepTiming | None, is_stopping: bool
     ) -> None:
-        rates = self._schedule.at(self.state.scheduled_samples)
+        rates = self._optimizer_schedule.at(self.state.scheduled_samples)
         next_step = NextStep(
             rates.learning_rate,
-            None if self._schedule.decoupled is None else rates.decoupled_learning_rate,
+            None if self._optimizer_schedule.decoupled is None else rates.decoupled_learning_rate,
             self._train_module.optimizer.loss_scale,
         )
         event = StepEvent(

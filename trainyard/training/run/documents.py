@@ -19,8 +19,8 @@ from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.background import SaveReport
 from trainyard.config import digest_relevant
-from trainyard.optim.schedule import Schedule
-from trainyard.optim.schedule_resume import schedule_document
+from trainyard.optim.schedule import OptimizerSchedule
+from trainyard.optim.schedule_resume import optimizer_schedule_document
 from trainyard.training.options.pretrain import PretrainConfig
 
 
@@ -47,14 +47,14 @@ def config_document(
 
 
 def state_facts(
-    config: PretrainConfig, global_batch_size: int, schedule: Schedule
+    config: PretrainConfig, global_batch_size: int, optimizer_schedule: OptimizerSchedule
 ) -> dict[str, Any]:
     """The entries of `state.json` besides the position of the run."""
     return {
         "seed": config.training.seed,
         "global_batch_size": global_batch_size,
         "seq_length": config.model.seq_length,
-        "schedule": schedule_document(schedule),
+        "schedule": optimizer_schedule_document(optimizer_schedule),
         "rng": {"kind": "seeded for every micro-batch from seed, step and its place in the batch"},
     }
 

@@ -133,8 +133,8 @@ def check_samples_left(
 def samples_at_end(state: TrainState, length: RunLength) -> int:
     """Samples consumed after the remaining steps."""
     consumed = state.consumed_train_samples
-    if length.schedule.is_constant:
+    if length.batch_size_schedule.is_constant:
         return consumed + (length.steps - state.step) * length.global_batch_size
     for _ in range(state.step, length.steps):
-        consumed += length.schedule.at(consumed).global_batch_size
+        consumed += length.batch_size_schedule.at(consumed).global_batch_size
     return consumed

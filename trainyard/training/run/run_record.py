@@ -14,7 +14,7 @@ from trainyard.artifacts.manifest import Manifest
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.optim.precision import PrecisionConfig
-from trainyard.optim.schedule import Schedule
+from trainyard.optim.schedule import OptimizerSchedule
 from trainyard.training.loop.length import RunLength, length_of
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.run.dp_history import DpSpan
@@ -27,7 +27,7 @@ class RunRecord:
     lineage: str
     training: TrainingConfig
     seq_length: int
-    schedule: Schedule
+    optimizer_schedule: OptimizerSchedule
     precision: PrecisionConfig
     spans: tuple[DpSpan, ...] = ()
     """The number of data-parallel ranks of its steps, from the last checkpoint."""

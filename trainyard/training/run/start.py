@@ -11,8 +11,8 @@ from trainyard.checkpoint.node_local.read import open_scattered
 from trainyard.checkpoint.steps import step_folder
 from trainyard.errors import ConfigError
 from trainyard.optim.build import params_dtype
-from trainyard.optim.schedule import Schedule
-from trainyard.optim.schedule_resume import continue_schedule
+from trainyard.optim.schedule import OptimizerSchedule
+from trainyard.optim.schedule_resume import resume_optimizer_schedule
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.loop.ledger import Ledger
 from trainyard.training.loop.length import RunLength
@@ -41,7 +41,7 @@ class StartPoint:
 
     state: TrainState
     ledger: Ledger
-    schedule: Schedule
+    optimizer_schedule: OptimizerSchedule
     origin: str
     """For the log."""
 
@@ -52,7 +52,7 @@ class StartLoader:
 
     config: PretrainConfig
     found: FoundSteps
-    schedule: Schedule
+    optimizer_schedule: OptimizerSchedule
     """From the options."""
     length: RunLength
     num_samples: int
@@ -76,7 +76,9 @@ class StartLoader:
                 return self._other(checkpoint, load, train_module)
         self._initialize_all(train_module)
         train_module.optimizer.adopt_model_parameters()
-        return StartPoint(TrainState(), Ledger(), self.schedule, "initial weights from --seed")
+        return StartPoint(
+            TrainState(), Ledger(), self.optimizer_schedule, "initial weights from --seed"
+        )
 
     def _initialize_all(self, train_module: TrainModule) -> None:
         for chunk in train_module.chunks:
@@ -90,7 +92,7 @@ class StartLoader:
                     "--finetune applied when this run began; resuming from its own step %d",
                     checkpoint.step,
                 )
-            schedule = self._continued(checkpoint)
+            optimizer_schedule = self._resumed_schedule(checkpoint)
             state, ledger = resume(
                 checkpoint,
                 train_module,
@@ -101,7 +103,7 @@ class StartLoader:
         origin = f"step {state.step} of this run"
         if self.non_persistent_step is not None:
             origin += f", in {self.non_persistent_step.root_url}"
-        return StartPoint(state, ledger, schedule, origin)
+        return StartPoint(state, ledger, optimizer_schedule, origin)
 
     def _opened(self, train_module: TrainModule) -> Checkpoint:
         verify, groups = self.config.verify_checkpoint, train_module.groups
@@ -118,7 +120,7 @@ class StartLoader:
 
     def _other(self, checkpoint: Checkpoint, load: str, train_module: TrainModule) -> StartPoint:
         """The step of --load: its weights with --finetune, otherwise its whole state."""
-        config, state, schedule = self.config, TrainState(), self.schedule
+        config, state, optimizer_schedule = self.config, TrainState(), self.optimizer_schedule
         check_tokenizer(checkpoint, self.tokenizer, config.finetune)
         repadding = self._repadding(checkpoint, train_module)
         if config.finetune:
@@ -137,10 +139,10 @@ class StartLoader:
                 "--finetune"
             )
         if not config.finetune:
-            schedule = self._continued(checkpoint)
+            optimizer_schedule = self._resumed_schedule(checkpoint)
         check_samples_left(config, state, self.length, self.num_samples)
         origin = f"step {checkpoint.step} of {checkpoint.url}"
-        return StartPoint(state, Ledger(state.ledger_digest), schedule, origin)
+        return StartPoint(state, Ledger(state.ledger_digest), optimizer_schedule, origin)
 
     def _repadding(self, checkpoint: Checkpoint, train_module: TrainModule) -> Repadding | None:
         found = repadding_of(
@@ -154,9 +156,9 @@ class StartLoader:
             log_repadding(found)
         return found
 
-    def _continued(self, checkpoint: Checkpoint) -> Schedule:
+    def _resumed_schedule(self, checkpoint: Checkpoint) -> OptimizerSchedule:
         document = checkpoint.state.get("schedule")
         if document is None:  # a converted checkpoint may lack it
             log.info("the checkpoint has no learning rate schedule; using the one of the options")
-            return self.schedule
-        return continue_schedule(self.schedule, document, self.config.optimizer)
+            return self.optimizer_schedule
+        return resume_optimizer_schedule(self.optimizer_schedule, document, self.config.optimizer)

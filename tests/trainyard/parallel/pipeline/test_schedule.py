@@ -8,7 +8,7 @@ from trainyard.errors import ConfigError
 from trainyard.parallel.pipeline.schedule import (
     Action,
     Message,
-    build_schedule,
+    build_pipeline_schedule,
     choose_group_size,
     fits_group_size,
     input_of,
@@ -24,13 +24,13 @@ def words(actions: tuple[Action, ...]) -> str:
 
 
 def test_one_process_goes_forward_and_back_with_each_microbatch() -> None:
-    (actions,) = build_schedule(1, 1, 3)
+    (actions,) = build_pipeline_schedule(1, 1, 3)
     assert words(actions) == "F0 B0 F1 B1 F2 B2"
 
 
 def test_1f1b_of_the_paper() -> None:
     # arXiv:2104.04473, figure 4: 4 ranks, 8 micro-batches
-    assert [words(actions) for actions in build_schedule(4, 1, 8)] == [
+    assert [words(actions) for actions in build_pipeline_schedule(4, 1, 8)] == [
         "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7",
         "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 B6 B7",
         "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7",
@@ -39,7 +39,7 @@ def test_1f1b_of_the_paper() -> None:
 
 
 def test_few_microbatches_leave_no_steady_state() -> None:
-    assert words(build_schedule(4, 1, 2)[0]) == "F0 F1 B0 B1"
+    assert words(build_pipeline_schedule(4, 1, 2)[0]) == "F0 F1 B0 B1"
 
 
 def test_the_table_of_groups_is_the_one_upstream_documents() -> None:
@@ -51,19 +51,19 @@ def test_the_table_of_groups_is_the_one_upstream_documents() -> None:
 
 def test_interleaved_1f1b_of_the_paper() -> None:
     # arXiv:2104.04473, figure 4: 4 ranks, 2 chunks, 8 micro-batches; what the last rank does
-    last = build_schedule(4, 2, 8)[3]
+    last = build_pipeline_schedule(4, 2, 8)[3]
     assert [str(action) for action in last[:12]] == [
         "F0.0", "F1.0", "F2.0", "F3.0", "F0.1", "B0.1", "F1.1", "B1.1", "F2.1", "B2.1", "F3.1",
         "B3.1",
     ]  # fmt: skip
-    first = build_schedule(4, 2, 8)[0]
+    first = build_pipeline_schedule(4, 2, 8)[0]
     assert [a.kind for a in first].index("B") == num_warmup(4, 0, 2, 4) + 1 == 11
     assert [str(action) for action in first[11:15]] == ["B0.1", "F7.0", "B1.1", "F4.1"]
 
 
 def test_forward_only_is_the_forward_half() -> None:
-    for actions in build_schedule(3, 2, 6, forward_only=True):
-        forwards = [action for action in build_schedule(3, 2, 6)[0] if action.kind == "F"]
+    for actions in build_pipeline_schedule(3, 2, 6, forward_only=True):
+        forwards = [action for action in build_pipeline_schedule(3, 2, 6)[0] if action.kind == "F"]
         assert list(actions) == forwards
 
 
@@ -74,7 +74,7 @@ def test_work_is_conserved_and_the_activations_held_are_those_of_the_formula(
 ) -> None:
     for chunks in (1, 2, 3) if pp > 1 else (1,):
         group = 0 if chunks == 1 else choose_group_size(pp, count)
-        for rank, actions in enumerate(build_schedule(pp, chunks, count)):
+        for rank, actions in enumerate(build_pipeline_schedule(pp, chunks, count)):
             everything = {(m, c) for m in range(count) for c in range(chunks)}
             for kind in "FB":
                 done = [(a.microbatch, a.chunk) for a in actions if a.kind == kind]

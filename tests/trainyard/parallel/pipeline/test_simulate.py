@@ -7,7 +7,7 @@ import pytest
 from trainyard.parallel.pipeline.program import programs
 from trainyard.parallel.pipeline.schedule import (
     Action,
-    build_schedule,
+    build_pipeline_schedule,
     choose_group_size,
     fits_group_size,
     input_of,
@@ -76,7 +76,7 @@ def test_no_schedule_of_any_group_size_deadlocks(pp: int) -> None:
 def test_stages_run_in_order_and_each_message_is_taken_once(
     pp: int, chunks: int, count: int
 ) -> None:
-    played = simulate(build_schedule(pp, chunks, count), chunks)
+    played = simulate(build_pipeline_schedule(pp, chunks, count), chunks)
     times = {
         (action.kind, action.microbatch, action.chunk * pp + rank): (start, end)
         for rank, actions in enumerate(played.schedule)
@@ -117,7 +117,7 @@ def test_what_comes_early_in_large_groups_is_received_early() -> None:
         [tuple(m for m in (message,) if m) for message in (*program.inputs, None)]
         for program in programs(2, 2, 16, 8)
     ]
-    schedule = build_schedule(2, 2, 16, 8)
+    schedule = build_pipeline_schedule(2, 2, 16, 8)
     with pytest.raises(DeadlockError, match=r"rank 0: .*; rank 1: "):
         simulate_rendezvous(schedule, 2, late)
 
@@ -132,7 +132,7 @@ def test_groups_smaller_than_the_pipeline_would_deadlock(monkeypatch: pytest.Mon
     where = "trainyard.parallel.pipeline.schedule.choose_group_size"
     monkeypatch.setattr(where, lambda pp, count, wanted: wanted)
     with pytest.raises(DeadlockError):
-        simulate(build_schedule(8, 2, 32, 4), 2)
+        simulate(build_pipeline_schedule(8, 2, 32, 4), 2)
 
 
 # --- programs ---------------------------------------------------------------------------------

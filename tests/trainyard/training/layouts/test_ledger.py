@@ -12,7 +12,7 @@ from tests.trainyard.training.layouts.runs import SEED, train_module_of
 from tests.trainyard.training.small import Counting
 from trainyard.datasets.config import DataConfig
 from trainyard.optim.config import OptimizerConfig
-from trainyard.optim.schedule import build_schedule
+from trainyard.optim.schedule import build_optimizer_schedule
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_LAYOUT
 from trainyard.training.loop.data import RunData
@@ -50,12 +50,19 @@ def ledger_of(cut: Cut) -> list[dict[str, Any]]:
         DataConfig(data_path=("none",)),
         Counting(SEQ_LENGTH, VOCAB, num_strides=3),
         (("valid", Counting(SEQ_LENGTH, VOCAB, num_strides=3)),),
-        length.schedule.final,
+        length.batch_size_schedule.final,
         train_module.groups.dp_rank,
     )
-    schedule = build_schedule(OPTIMIZER, None, length.global_batch_size, TRAINING.train_samples)
+    optimizer_schedule = build_optimizer_schedule(
+        OPTIMIZER, None, length.global_batch_size, TRAINING.train_samples
+    )
     loop = TrainLoop(
-        train_module, schedule, data, TRAINING, length, Workload(SEQ_LENGTH, 1e6, cut.world_size)
+        train_module,
+        optimizer_schedule,
+        data,
+        TRAINING,
+        length,
+        Workload(SEQ_LENGTH, 1e6, cut.world_size),
     )
     assert loop.run() == "finished"
     return parse_ledger(loop.ledger.text())

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tests.trainyard.megatron_cli.core_program import ramp_steps
 from trainyard.errors import ConfigError
 from trainyard.training.loop.batch_size import (
-    BatchSchedule,
-    build_batch_schedule,
+    BatchSizeSchedule,
+    build_batch_size_schedule,
     run_length,
 )
 
 
-def schedule(**options: Any) -> BatchSchedule:
-    return build_batch_schedule(
+def batch_sizes(**options: Any) -> BatchSizeSchedule:
+    return build_batch_size_schedule(
         **{"global_batch_size": 64, "micro_batch_size": 2, "dp": 2, **options}
     )
 
@@ -31,7 +31,7 @@ def megatrons(consumed: int, start: int, increment: int, samples: int, final: in
     return start + int(consumed / per_increment) * increment
 
 
-def walked(batches: BatchSchedule, steps: int) -> list[int]:
+def walked(batches: BatchSizeSchedule, steps: int) -> list[int]:
     """Consumed samples before each step of a run and behind its last, step by step."""
     found = [0]
     for _ in range(steps):
@@ -45,7 +45,7 @@ def test_the_ramp_is_megatrons_at_every_sample(
     start: int, increment: int, num_steps: int, samples: int
 ) -> None:
     final = start + increment * num_steps
-    batches = schedule(
+    batches = batch_sizes(
         global_batch_size=final,
         micro_batch_size=1,
         dp=1,
@@ -64,7 +64,9 @@ def test_steps_and_samples_of_a_run_are_those_of_walking_it(
     assume(increment or num_steps == 1)
     rampup = (start, increment, samples) if increment else ()
     final = start + increment * num_steps
-    batches = schedule(global_batch_size=final, micro_batch_size=1, dp=1, rampup_batch_size=rampup)
+    batches = batch_sizes(
+        global_batch_size=final, micro_batch_size=1, dp=1, rampup_batch_size=rampup
+    )
     total = data.draw(st.integers(0, 2 * samples + 50))
     steps = batches.iterations_to(total)
     if rampup:
@@ -77,8 +79,8 @@ def test_steps_and_samples_of_a_run_are_those_of_walking_it(
 
 def test_a_last_batch_that_the_run_has_no_room_for() -> None:
     ramp, table = (
-        schedule(rampup_batch_size=(16, 16, 100)),
-        schedule(step_batch_size_schedule="0:16 32:48 150:64", seq_length=1),
+        batch_sizes(rampup_batch_size=(16, 16, 100)),
+        batch_sizes(step_batch_size_schedule="0:16 32:48 150:64", seq_length=1),
     )
     assert [ramp.iterations_to(n) for n in (31, 32, 99, 100, 101, 191, 192, 256)] == [
         *(2, 3, 5, 5, 5, 5, 6, 7)
@@ -86,12 +88,12 @@ def test_a_last_batch_that_the_run_has_no_room_for() -> None:
     assert [table.iterations_to(n) for n in (16, 17, 32, 33, 80, 81, 176, 177)] == [
         *(1, 2, 2, 3, 3, 4, 5, 6)
     ]
-    assert schedule().iterations_to(127) == 1
-    assert schedule(step_batch_size_schedule="0:64").iterations_to(65) == 2
+    assert batch_sizes().iterations_to(127) == 1
+    assert batch_sizes(step_batch_size_schedule="0:64").iterations_to(65) == 2
 
 
 def test_the_ramp_of_the_largest_gpt3() -> None:
-    batches = schedule(
+    batches = batch_sizes(
         global_batch_size=1536, micro_batch_size=1, dp=8, rampup_batch_size=(16, 16, 5859375)
     )
     assert batches.at(0).global_batch_size == 16
@@ -106,13 +108,13 @@ def test_the_ramp_of_the_largest_gpt3() -> None:
 
 
 def test_the_golden_sequence_of_a_small_ramp() -> None:
-    batches = schedule(rampup_batch_size=(16, 16, 100))
+    batches = batch_sizes(rampup_batch_size=(16, 16, 100))
     sizes = [batches.at(consumed).global_batch_size for consumed in walked(batches, 9)[:-1]]
     assert sizes == [16, 16, 16, 32, 48, 64, 64, 64, 64]
 
 
 def test_a_table_over_tokens() -> None:
-    batches = schedule(
+    batches = batch_sizes(
         global_batch_size=None,
         micro_batch_size=4,
         dp=8,
@@ -128,21 +130,21 @@ def test_a_table_over_tokens() -> None:
 
 
 def test_a_batch_that_ranks_do_not_fill_may_be_lowered() -> None:
-    assert schedule(global_batch_size=63, decrease_if_needed=True).final.global_batch_size == 60
-    ramp = schedule(rampup_batch_size=(8, 14, 100), decrease_if_needed=True)
+    assert batch_sizes(global_batch_size=63, decrease_if_needed=True).final.global_batch_size == 60
+    ramp = batch_sizes(rampup_batch_size=(8, 14, 100), decrease_if_needed=True)
     assert [stage.global_batch_size for stage in ramp.stages] == [8, 20, 36, 48, 64]
     with pytest.raises(ConfigError, match=r"near it: 4$"):
-        schedule(global_batch_size=3, decrease_if_needed=True)
+        batch_sizes(global_batch_size=3, decrease_if_needed=True)
 
 
 def test_a_constant_batch() -> None:
     for size, count in ((None, 1), (24, 3)):
-        built = build_batch_schedule(global_batch_size=size, micro_batch_size=4, dp=2)
+        built = build_batch_size_schedule(global_batch_size=size, micro_batch_size=4, dp=2)
         assert built.final.num_microbatches == count
     with pytest.raises(ConfigError, match=r"--global-batch-size \(20\).*= 8; near it: 16 or 24"):
-        build_batch_schedule(global_batch_size=20, micro_batch_size=4, dp=2)
-    assert run_length(schedule(), 10, None) == (10, 640)
-    assert run_length(schedule(), None, 650) == (10, 650)
+        build_batch_size_schedule(global_batch_size=20, micro_batch_size=4, dp=2)
+    assert run_length(batch_sizes(), 10, None) == (10, 640)
+    assert run_length(batch_sizes(), None, 650) == (10, 650)
 
 
 @pytest.mark.parametrize(
@@ -171,17 +173,17 @@ def test_a_constant_batch() -> None:
 )
 def test_sizes_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        schedule(**options)
+        batch_sizes(**options)
 
 
 def test_runs_whose_length_is_not_said_are_refused() -> None:
     for lengths in ((None, None), (1, 1)):
         with pytest.raises(ConfigError, match="--train-iters or --train-samples"):
-            run_length(schedule(), *lengths)
+            run_length(batch_sizes(), *lengths)
     with pytest.raises(ConfigError, match="--train-iters 8 would be --train-samples 320"):
-        run_length(schedule(rampup_batch_size=(16, 16, 100)), 8, None)
+        run_length(batch_sizes(rampup_batch_size=(16, 16, 100)), 8, None)
     with pytest.raises(ConfigError, match="--train-iters 3 would be --train-samples 47 "):
-        run_length(schedule(rampup_batch_size=(16, 16, 100)), 3, None)
-    assert schedule(rampup_batch_size=(16, 16, 100)).iterations_to(47) == 3
+        run_length(batch_sizes(rampup_batch_size=(16, 16, 100)), 3, None)
+    assert batch_sizes(rampup_batch_size=(16, 16, 100)).iterations_to(47) == 3
     with pytest.raises(ConfigError, match="less than the first batch"):
-        run_length(schedule(), None, 63)
+        run_length(batch_sizes(), None, 63)

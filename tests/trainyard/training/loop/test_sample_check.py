@@ -33,7 +33,7 @@ from trainyard.errors import DataError
 from trainyard.parallel.dims import ParallelDims
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.training.loop import step as step_module
-from trainyard.training.loop.batch_size import BatchSchedule, build_batch_schedule
+from trainyard.training.loop.batch_size import BatchSizeSchedule, build_batch_size_schedule
 from trainyard.training.loop.data import RunData
 from trainyard.training.loop.ledger import digest_samples
 from trainyard.training.loop.loop import TrainLoop
@@ -251,8 +251,8 @@ class Run:
     leg_begins: int
 
     @property
-    def schedule(self) -> BatchSchedule:
-        return build_batch_schedule(
+    def batch_size_schedule(self) -> BatchSizeSchedule:
+        return build_batch_size_schedule(
             global_batch_size=24,
             micro_batch_size=self.micro_batch_size,
             dp=self.dp,
@@ -284,15 +284,21 @@ RUNS = st.builds(
 def test_what_is_served_is_what_the_ledger_tells_at_any_cut(run: Run) -> None:
     """From any step on, on all ranks together; and it is what a proof works out by itself, in more
     than one epoch where the order has several."""
-    schedule, shape = run.schedule, SamplerShape(96, run.micro_batch_size, run.dp)
+    batch_size_schedule, shape = (
+        run.batch_size_schedule,
+        SamplerShape(96, run.micro_batch_size, run.dp),
+    )
     serving = Serving(shape, shape.per_step, run.kind, run.sharding)
-    consumed = schedule.samples_after(run.leg_begins)
-    ranks = [RunData(run.data, Numbers(), (), schedule.final, dp_rank) for dp_rank in range(run.dp)]
+    consumed = batch_size_schedule.samples_after(run.leg_begins)
+    ranks = [
+        RunData(run.data, Numbers(), (), batch_size_schedule.final, dp_rank)
+        for dp_rank in range(run.dp)
+    ]
     streams = [data.train_batches(consumed) for data in ranks]
     orders = [data.step_samples(consumed) for data in ranks]
     dims = ParallelDims(dp=run.dp)
     for step in range(run.leg_begins + 1, run.leg_begins + 4 + 5 * (run.kind == "cyclic")):
-        size = schedule.at(consumed)
+        size = batch_size_schedule.at(consumed)
         if run.kind == "single" and consumed + size.global_batch_size > 96:
             break
         indices, carried = [], []
@@ -319,12 +325,14 @@ def test_what_is_served_is_what_the_ledger_tells_at_any_cut(run: Run) -> None:
 def test_no_rank_takes_what_is_anothers(kind: str, fault: str) -> None:
     run = Run(2, 1, kind, sharding=False, rampup=False, leg_begins=0)
     for dp_rank in range(2):
-        data = RunData(run.data, Numbers(), (), run.schedule.final, dp_rank)
+        data = RunData(run.data, Numbers(), (), run.batch_size_schedule.final, dp_rank)
         groups = ProcessGroups(ParallelDims(dp=2), dp_rank)
         for served in (data, replace(data, dp_rank=1 - dp_rank)):
             batches = served.train_batches(0)
             taken = ConsumedSamples(1, 12)
-            evidence = SampleCheck(1, run.schedule.final, 7, groups, data.step_samples(0))
+            evidence = SampleCheck(
+                1, run.batch_size_schedule.final, 7, groups, data.step_samples(0)
+            )
             stream = batches if served is data else FAULTS[fault](batches)
             _ = [*itertools.islice(taken.watch(stream), 12)]
             if served is data:

@@ -8,8 +8,8 @@ import pytest
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.schedules import CronSchedule
 
-from flows.register.schedules import active_before, is_as_desired, switched
-from flows.yard.profile import Schedule
+from flows.register.flow_schedules import active_before, is_as_desired, switched
+from flows.yard.profile import FlowSchedule
 
 NIGHT, NOON = "0 3 * * *", "0 12 * * *"
 
@@ -27,27 +27,27 @@ def there(cron: str, active: bool) -> DeploymentSchedule:
 @pytest.mark.parametrize("profile", [True, False])
 @pytest.mark.parametrize("person", [True, False])
 def test_the_person_decides_unless_the_profile_changed(profile: bool, person: bool) -> None:
-    wanted = Schedule(cron=NIGHT, active=profile)
+    wanted = FlowSchedule(cron=NIGHT, active=profile)
     for before in (profile, None):
         found = switched(wanted, [there(NIGHT, person)], before)
-        assert found == Schedule(cron=NIGHT, active=person)
+        assert found == FlowSchedule(cron=NIGHT, active=person)
     assert switched(wanted, [there(NIGHT, person)], not profile) == wanted
 
 
 def test_another_hour_does_not_wake_a_paused_schedule() -> None:
-    found = switched(Schedule(cron=NOON), [there(NIGHT, False)], True)
-    assert found == Schedule(cron=NOON, active=False)
+    found = switched(FlowSchedule(cron=NOON), [there(NIGHT, False)], True)
+    assert found == FlowSchedule(cron=NOON, active=False)
 
 
 def test_one_that_a_person_added_is_not_taken_for_ours() -> None:
-    wanted, ours = Schedule(cron=NIGHT), there(NIGHT, True)
+    wanted, ours = FlowSchedule(cron=NIGHT), there(NIGHT, True)
     assert switched(wanted, [there(NOON, False), ours], True) == wanted
     assert not is_as_desired(wanted, [there(NOON, False), ours])
     assert is_as_desired(wanted, [ours])
 
 
 def test_none_there_or_none_wanted() -> None:
-    wanted = Schedule(cron=NIGHT, active=False)
+    wanted = FlowSchedule(cron=NIGHT, active=False)
     assert switched(wanted, [], None) == wanted
     assert switched(None, [there(NIGHT, False)], True) is None
     assert is_as_desired(None, [])

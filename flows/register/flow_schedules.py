@@ -13,12 +13,12 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentS
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.schedules import CronSchedule
 
-from flows.yard.profile import Schedule
+from flows.yard.profile import FlowSchedule
 
 
 def switched(
-    desired: Schedule | None, there: Sequence[DeploymentSchedule], before: bool | None
-) -> Schedule | None:
+    desired: FlowSchedule | None, there: Sequence[DeploymentSchedule], before: bool | None
+) -> FlowSchedule | None:
     """The schedule to write, active or not as a person left it.
 
     there: on the server. before: `active` in the profile that was registered last; None if none
@@ -35,7 +35,7 @@ def active_before(document: Mapping[str, Any], flow: str) -> bool | None:
     return None if table is None else bool(table.get("active", True))
 
 
-def to_create(desired: Schedule | None) -> list[DeploymentScheduleCreate]:
+def to_create(desired: FlowSchedule | None) -> list[DeploymentScheduleCreate]:
     """For a new deployment."""
     if desired is None:
         return []
@@ -47,7 +47,7 @@ def to_create(desired: Schedule | None) -> list[DeploymentScheduleCreate]:
     ]
 
 
-def to_update(desired: Schedule | None) -> list[DeploymentScheduleUpdate]:
+def to_update(desired: FlowSchedule | None) -> list[DeploymentScheduleUpdate]:
     """For an existing deployment: replaces all its schedules."""
     return [
         DeploymentScheduleUpdate(
@@ -57,11 +57,11 @@ def to_update(desired: Schedule | None) -> list[DeploymentScheduleUpdate]:
     ]
 
 
-def is_as_desired(desired: Schedule | None, there: Sequence[DeploymentSchedule]) -> bool:
+def is_as_desired(desired: FlowSchedule | None, there: Sequence[DeploymentSchedule]) -> bool:
     """Whether the server has this schedule and no other."""
     found = [(one.schedule, one.active, one.parameters) for one in there]
     return found == [(one.schedule, one.active, one.parameters) for one in to_create(desired)]
 
 
-def _cron(desired: Schedule) -> CronSchedule:
+def _cron(desired: FlowSchedule) -> CronSchedule:
     return CronSchedule(cron=desired.cron, timezone=desired.timezone)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flows.doctor.check import State
-from flows.doctor.schedules import LATE, NEW, PAGE, POLLED, Queue, Timetable, judge
+from flows.doctor.flow_schedules import LATE, NEW, PAGE, POLLED, Queue, Timetable, judge
 from trainyard.errors import InfrastructureError
 
 NOW = datetime(2026, 11, 23, 3, 0, tzinfo=UTC)

@@ -9,7 +9,7 @@ from typing import Any
 from stages.plan.config import PlanConfig
 from trainyard.models.gpt.flops import matmul_weights_per_token
 from trainyard.parallel.pipeline.partition import StageLayers
-from trainyard.parallel.pipeline.schedule import Action, build_schedule, choose_group_size
+from trainyard.parallel.pipeline.schedule import Action, build_pipeline_schedule, choose_group_size
 from trainyard.parallel.pipeline.simulate import Simulation, peak_in_flight, simulate
 from trainyard.parallel.pipeline.timeline import WIDTH, legend, svg_timeline, text_timeline
 
@@ -108,7 +108,9 @@ def bubble_of_even_stages(config: PlanConfig) -> float:
 def _simulation(config: PlanConfig) -> Simulation:
     """The schedule simulated, with the matrix products of each stage as its cost."""
     pp, chunks = config.pipeline_model_parallel_size, config.num_chunks
-    schedule = build_schedule(pp, chunks, config.num_microbatches, group_size(config))
+    pipeline_schedule = build_pipeline_schedule(
+        pp, chunks, config.num_microbatches, group_size(config)
+    )
     layer, output = _costs(config)
     forward = [
         [len(stage.layers) * layer + stage.has_output * output for stage in stages]
@@ -120,7 +122,7 @@ def _simulation(config: PlanConfig) -> Simulation:
         duration = forward[rank][action.chunk] / layer
         return duration if action.kind == "F" else duration * backward
 
-    return simulate(schedule, chunks, cost)
+    return simulate(pipeline_schedule, chunks, cost)
 
 
 def _costs(config: PlanConfig) -> tuple[float, float]:
