@@ -47,24 +47,24 @@ class Layer(nn.Module):
 class ByteModel(nn.Module):
     """The part of the model that a pipeline stage holds; layers keep their global numbers."""
 
-    def __init__(self, parallel, stage):
+    def __init__(self, parallel, pipeline_stage):
         super().__init__()
-        self.parallel, self.stage = parallel, stage
-        held = {str(n): Layer(n, parallel) for n in stage.layer_numbers(LAYERS)}
+        self.parallel, self.pipeline_stage = parallel, pipeline_stage
+        held = {str(n): Layer(n, parallel) for n in pipeline_stage.layer_numbers(LAYERS)}
         self.layers = nn.ModuleDict(held)
-        if stage.has_embedding:
+        if pipeline_stage.has_embedding:
             self.embedding = VocabParallelEmbedding(VOCAB, WIDTH, parallel=parallel)
-        if stage.has_output:
+        if pipeline_stage.has_output:
             self.output_layer = ColumnParallelLinear(WIDTH, VOCAB, bias=False, parallel=parallel)
 
-    def forward_stage(self, hidden, batch):
-        """hidden: (s, b, h) of the stage before, None on the first. Returns what the next stage
-        takes, or on the last one the loss of every token, (b, s)."""
+    def forward_step(self, hidden, batch):
+        """hidden: (s, b, h) of the stage before, None on the first. Returns those for the
+        next stage, or on the last one the loss of every token, (b, s)."""
         if hidden is None:
             hidden = self.embedding(batch["tokens"].t())
         for layer in self.layers.values():
             hidden = layer(hidden)
-        if not self.stage.has_output:
+        if not self.pipeline_stage.has_output:
             return hidden
         logits = self.output_layer(hidden)  # (s, b, V / tp)
         return vocab_parallel_cross_entropy(logits, batch["labels"].t(), self.parallel).t()

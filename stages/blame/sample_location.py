@@ -159,7 +159,7 @@ def _equal_batches(
     step starts at `consumed` samples."""
     while first <= last:
         size = batch_size_schedule.at(consumed).global_batch_size
-        change = next((s.begin for s in batch_size_schedule.stages if s.begin > consumed), None)
+        change = next((s.begin for s in batch_size_schedule.phases if s.begin > consumed), None)
         count = last - first + 1
         if change is not None:
             count = min(count, -(-(change - consumed) // size))

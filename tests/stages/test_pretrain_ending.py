@@ -51,7 +51,7 @@ def summary(save: Path) -> dict[str, Any]:
 
 def losing(step: int, error: BaseException | None = None) -> Callable[..., Tensor]:
     """A model whose loss of a step is NaN, or whose step fails so."""
-    forward, calls = GPTModel.forward_stage, [0]
+    forward, calls = GPTModel.forward_step, [0]
 
     def broken(self: GPTModel, hidden: Tensor | None, batch: Any) -> Tensor:
         calls[0] += 1
@@ -112,7 +112,7 @@ def test_a_last_step_is_no_stop(train: Callable[..., dict[str, Any]], tmp_path: 
 def test_a_diverged_run_leaves_its_figures_and_its_own_error(
     train: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GPTModel, "forward_stage", losing(3))
+    monkeypatch.setattr(GPTModel, "forward_step", losing(3))
     with pytest.raises(DataError, match="step 3: loss nan") as error:
         train(tmp_path, rerun_mode="disabled")
     told = summary(tmp_path)
@@ -132,7 +132,7 @@ def test_a_run_out_of_memory_tells_what_it_held_from_the_first_step_on(
     step: int,
 ) -> None:
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    monkeypatch.setattr(GPTModel, "forward_stage", losing(step, full))
+    monkeypatch.setattr(GPTModel, "forward_step", losing(step, full))
     with pytest.raises(HostMemoryError, match="rank 0 ran out of memory"):
         train(tmp_path)
     told = summary(tmp_path)
@@ -148,7 +148,7 @@ def test_what_cannot_be_written_does_not_hide_the_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / SPEED).mkdir()  # in the way
-    monkeypatch.setattr(GPTModel, "forward_stage", losing(3))
+    monkeypatch.setattr(GPTModel, "forward_step", losing(3))
     with pytest.raises(DataError, match="step 3: loss nan"):
         train(tmp_path, rerun_mode="disabled")
     assert f"cannot write {SPEED} of the failed run" in caplog.text
@@ -157,7 +157,7 @@ def test_what_cannot_be_written_does_not_hide_the_error(
 def test_unasked_nothing_is_written(
     train: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GPTModel, "forward_stage", losing(3))
+    monkeypatch.setattr(GPTModel, "forward_step", losing(3))
     with pytest.raises(DataError):
         train(tmp_path, rerun_mode="disabled", save_performance_summary=False)
     assert not (tmp_path / SPEED).exists()
@@ -178,7 +178,7 @@ def test_a_call_of_the_library_leaves_the_same_and_nothing_over_a_finished_run(
     assert not (save / SPEED).exists()  # it would say that the run is not finished
     assert call(lr=0.02) == "finished"
     kept = (save / SPEED).read_bytes()
-    monkeypatch.setattr(GPTModel, "forward_stage", losing(3))
+    monkeypatch.setattr(GPTModel, "forward_step", losing(3))
     with pytest.raises(DataError, match="step 3"):
         call(lr=0.03, rerun_mode="disabled")
     assert (save / SPEED).read_bytes() == kept
@@ -216,13 +216,13 @@ def test_garbage_is_collected_at_its_own_steps_and_changes_nothing(
         if phase == "start":
             collected.append(info["generation"])
 
-    forward, enabled = GPTModel.forward_stage, set()
+    forward, enabled = GPTModel.forward_step, set()
 
     def looking(self: GPTModel, hidden: Tensor | None, batch: Any) -> Tensor:
         enabled.add(gc.isenabled())
         return forward(self, hidden, batch)
 
-    monkeypatch.setattr(GPTModel, "forward_stage", looking)
+    monkeypatch.setattr(GPTModel, "forward_step", looking)
     gc.callbacks.append(heard)
     try:
         train(tmp_path / "run", manual_gc=True, manual_gc_interval=2)

@@ -28,7 +28,7 @@ def train(tokens: str, save: Path, **options: Any) -> dict[str, Any]:
 
 def break_step(monkeypatch: pytest.MonkeyPatch, step: int, times: int) -> None:
     """Make the first micro-batch of a step come to nothing, the first `times` that it is run."""
-    calls, forward = [0], GPTModel.forward_stage
+    calls, forward = [0], GPTModel.forward_step
 
     def broken(self: GPTModel, hidden: Tensor | None, batch: Any) -> Tensor:
         output = forward(self, hidden, batch)
@@ -37,7 +37,7 @@ def break_step(monkeypatch: pytest.MonkeyPatch, step: int, times: int) -> None:
         calls[0] += 1
         return output * math.nan if place == 0 and 0 <= run_number < times else output
 
-    monkeypatch.setattr(GPTModel, "forward_stage", broken)
+    monkeypatch.setattr(GPTModel, "forward_step", broken)
 
 
 def test_a_machine_that_is_always_wrong_is_found_by_another(

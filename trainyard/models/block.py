@@ -15,7 +15,7 @@ from trainyard.models.layer_inputs import DropoutPlaces, LayerInputs
 from trainyard.models.mlp import MLP
 from trainyard.models.norm import build_norm
 from trainyard.models.offload import ActivationOffload
-from trainyard.models.pipeline_stage import WHOLE, ModelStage
+from trainyard.models.pipeline_stage import WHOLE, PipelineStage
 from trainyard.models.recompute import layer_groups, recomputed, recomputed_norm
 from trainyard.parallel.invariant_dropout import DropoutPlace, cut_free_dropout
 from trainyard.parallel.model import ALONE, ModelParallel
@@ -84,15 +84,18 @@ class TransformerBlock(nn.Module):
     last stage."""
 
     def __init__(
-        self, config: TransformerConfig, parallel: ModelParallel = ALONE, stage: ModelStage = WHOLE
+        self,
+        config: TransformerConfig,
+        parallel: ModelParallel = ALONE,
+        pipeline_stage: PipelineStage = WHOLE,
     ) -> None:
         super().__init__()
         self.config = config
-        self.numbers = stage.layer_numbers(config.num_layers)
+        self.numbers = pipeline_stage.layer_numbers(config.num_layers)
         self.layers = nn.ModuleDict(
             {str(number): TransformerLayer(config, number, parallel) for number in self.numbers}
         )
-        self.final_layernorm = build_norm(config, parallel) if stage.has_output else None
+        self.final_layernorm = build_norm(config, parallel) if pipeline_stage.has_output else None
 
     def forward(
         self, x: Tensor, inputs: LayerInputs, places: DropoutPlaces | None = None

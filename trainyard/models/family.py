@@ -36,8 +36,8 @@ class ModelFamily:
     module: str
     """MODULE:CLASS; a string, since options and plans are read without torch.
 
-    The class takes (config, padded_vocab_size, ModelParallel, ModelStage, vocab_size) and is an
-    nn.Module with `forward_stage`, `config` and `stage`; its parameters are unfilled."""
+    The class takes (config, padded_vocab_size, ModelParallel, PipelineStage, vocab_size) and is an
+    nn.Module with `forward_step`, `config` and `pipeline_stage`; its parameters are unfilled."""
     flops_per_iteration: Callable[[Any, int, int], float]
     """Operations of a step of so many samples, forward and backward."""
     flop_convention: FlopConvention

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class ModelStage:
+class PipelineStage:
     """Consecutive layers, and whether the ends of the model belong to the stage."""
 
     layers: range | None
@@ -22,4 +22,4 @@ class ModelStage:
         return numbers
 
 
-WHOLE = ModelStage(None)
+WHOLE = PipelineStage(None)

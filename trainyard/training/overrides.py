@@ -34,7 +34,7 @@ Validation and test data are one dataset, several by name, or None. Every rank c
 get the same samples."""
 
 ForwardStep = Callable[[nn.Module, Tensor | None, Batch], Tensor]
-"""(module, hidden states of the stage before, batch) -> the output of `forward_stage`."""
+"""(module, hidden states of the stage before, batch) -> the output of `forward_step`."""
 
 Initialize = Callable[[nn.Module, int], None]
 """Fills the parameters of one module in place, given the seed."""
@@ -49,7 +49,7 @@ class Overrides:
     """Unset: normal numbers drawn by name, the same under every parallel layout."""
     dataset_provider: DatasetProvider | None = None
     forward_step: ForwardStep | None = None
-    """Unset: the module's `forward_stage`."""
+    """Unset: the module's `forward_step`."""
     flops_per_token: float | None = None
     """Forward and backward, for TFLOP/s and MFU; unset: 6 per parameter."""
     callbacks: Sequence[Callback] = ()

@@ -15,7 +15,7 @@ from trainyard.checkpoint.background import SaveReport
 from trainyard.datasets.sample_format import sample_format
 from trainyard.models.families import family_of
 from trainyard.models.init import init_module, init_parameters
-from trainyard.models.pipeline_stage import ModelStage
+from trainyard.models.pipeline_stage import PipelineStage
 from trainyard.optim.schedule import OptimizerSchedule, build_optimizer_schedule
 from trainyard.parallel.groups import ProcessGroups, broadcast_object
 from trainyard.parallel.layout_checks import check_group_size
@@ -40,7 +40,7 @@ from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.loop.length import length_of
 from trainyard.training.loop.loop import Outcome, TrainLoop
 from trainyard.training.loop.state import TrainState
-from trainyard.training.loop.step import StepOptions, TrainModule, forward_stage
+from trainyard.training.loop.step import StepOptions, TrainModule, default_forward_step
 from trainyard.training.loop.throughput import Workload, summary
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.overrides import Initialize, Overrides, provided_data
@@ -240,7 +240,7 @@ class Trainer:
                 check_finite=config.watch.check_for_nan_in_loss_and_grad,
                 timed=self.callbacks.timers,
                 judge=self.callbacks.judge,
-                forward=self.overrides.forward_step or forward_stage,
+                forward=self.overrides.forward_step or default_forward_step,
             ),
             own_positions=data.reset_position_ids
             or data.dataloader_inter_document_masking
@@ -391,9 +391,11 @@ class Trainer:
         return why
 
 
-def _placed(provide: ModelProvider, parallel: ModelParallel, stage: ModelStage) -> nn.Module:
+def _placed(
+    provide: ModelProvider, parallel: ModelParallel, pipeline_stage: PipelineStage
+) -> nn.Module:
     """The module, with its pipeline stage as an attribute, as built-in models have it."""
-    module = provide(parallel, stage)
-    if getattr(module, "stage", None) is None:
-        module.stage = stage  # type: ignore[assignment]
+    module = provide(parallel, pipeline_stage)
+    if getattr(module, "pipeline_stage", None) is None:
+        module.pipeline_stage = pipeline_stage  # type: ignore[assignment]
     return module

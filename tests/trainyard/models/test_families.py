@@ -26,7 +26,7 @@ def test_a_family_is_found_by_its_options_and_builds_their_model(name: str) -> N
         model = family.load_class()(config, ROWS)
     assert isinstance(model, nn.Module)
     assert model.config is config
-    assert callable(model.forward_stage)
+    assert callable(model.forward_step)
     assert sum(p.numel() for p in model.parameters()) == config.num_params(ROWS)
 
 

@@ -12,7 +12,7 @@ from trainyard.models import init
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import draw_parameter, init_parameters
-from trainyard.models.pipeline_stage import ModelStage
+from trainyard.models.pipeline_stage import PipelineStage
 from trainyard.models.tied import EMBEDDING, is_copy, shared_embedding
 from trainyard.parallel.sharding import even_shard, mark_shard
 
@@ -70,13 +70,13 @@ def test_stages_are_parts_of_the_whole_model() -> None:
     whole = GPTModel(config(), 64)
     init_parameters(whole, 4)
     stages = [
-        ModelStage(range(0, 1), has_embedding=True, has_output=False),
-        ModelStage(range(1, 3), has_embedding=False, has_output=False),
-        ModelStage(range(3, 4), has_embedding=False, has_output=True),
+        PipelineStage(range(0, 1), has_embedding=True, has_output=False),
+        PipelineStage(range(1, 3), has_embedding=False, has_output=False),
+        PipelineStage(range(3, 4), has_embedding=False, has_output=True),
     ]
     seen: set[str] = set()
     for stage in stages:
-        model = GPTModel(config(), 64, stage=stage)
+        model = GPTModel(config(), 64, pipeline_stage=stage)
         init_parameters(model, 4)
         for name, parameter in model.named_parameters():
             original = EMBEDDING if is_copy(parameter) else name

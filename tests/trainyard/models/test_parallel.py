@@ -15,7 +15,7 @@ from tests.trainyard.models.small_gpt import VOCAB, model_parallel
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
-from trainyard.models.pipeline_stage import WHOLE, ModelStage
+from trainyard.models.pipeline_stage import WHOLE, PipelineStage
 from trainyard.models.tied import EMBEDDING, is_copy
 from trainyard.parallel.context.split import cut_sequence
 from trainyard.parallel.model import ALONE, ModelParallel
@@ -56,9 +56,12 @@ def some_batch(parallel: ModelParallel = ALONE) -> dict[str, Tensor]:
 
 
 def build(
-    kind: str, parallel: ModelParallel = ALONE, stage: ModelStage = WHOLE, **changes: Any
+    kind: str,
+    parallel: ModelParallel = ALONE,
+    pipeline_stage: PipelineStage = WHOLE,
+    **changes: Any,
 ) -> GPTModel:
-    model = GPTModel(GPTConfig(**(SMALL | KINDS[kind] | changes)), VOCAB, parallel, stage)
+    model = GPTModel(GPTConfig(**(SMALL | KINDS[kind] | changes)), VOCAB, parallel, pipeline_stage)
     init_parameters(model, 5)
     return model
 
@@ -67,7 +70,7 @@ def losses_of(stages: list[GPTModel], batch: dict[str, Tensor]) -> Tensor:
     """Forward through a chain of stages."""
     out: Tensor | None = None
     for model in stages:
-        out = model.forward_stage(out, batch)
+        out = model.forward_step(out, batch)
     assert out is not None
     return out
 
@@ -111,11 +114,11 @@ def check_cut_model(kind: str, tp: int, cp: int, sp: bool, boundaries: list[int]
         torch.testing.assert_close(gradient, mine, **FP32_SUM_ORDER, msg=lambda m, n=name: n + m)
 
 
-def stages_of(boundaries: list[int]) -> list[ModelStage]:
+def stages_of(boundaries: list[int]) -> list[PipelineStage]:
     """[0, 1, 3] is two stages of one and two layers."""
     last = len(boundaries) - 2
     return [
-        ModelStage(range(a, b), has_embedding=i == 0, has_output=i == last)
+        PipelineStage(range(a, b), has_embedding=i == 0, has_output=i == last)
         for i, (a, b) in enumerate(pairwise(boundaries))
     ]
 
@@ -145,7 +148,7 @@ def test_stages_of_cut_models_equal_one_process(ranks: RankPool, kind: str, sp: 
 @every_kind
 @pytest.mark.parametrize("boundaries", [[0, 1, 3], [0, 0, 1, 2, 3, 3]])
 def test_chained_stages_are_the_whole_bit_by_bit(kind: str, boundaries: list[int]) -> None:
-    whole, stages = build(kind), [build(kind, stage=s) for s in stages_of(boundaries)]
+    whole, stages = build(kind), [build(kind, pipeline_stage=s) for s in stages_of(boundaries)]
     expected, measured = losses_of([whole], some_batch()), losses_of(stages, some_batch())
     assert torch.equal(measured, expected)
     expected.mean().backward()

@@ -66,7 +66,7 @@ def packed_batch(prefix: Path, by_file: bool) -> Batch:
 
 def losses_of(model: GPTModel, batch: Batch, own_positions: bool = False) -> torch.Tensor:
     ready = Preparation(ALONE, torch.device("cpu"), own_positions).ready(batch)
-    return model.forward_stage(None, ready)
+    return model.forward_step(None, ready)
 
 
 @pytest.mark.parametrize("by_file", [False, True], ids=["by EOD", "by file"])

@@ -30,7 +30,7 @@ from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.user_datasets import ProvidedData
 from trainyard.errors import ArtifactError, ClaimHeldError, ConfigError, DataError
 from trainyard.models.gpt.model import GPTModel
-from trainyard.models.pipeline_stage import ModelStage
+from trainyard.models.pipeline_stage import PipelineStage
 from trainyard.optim.config import OptimizerConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.model import ModelParallel
@@ -205,9 +205,9 @@ class Bag(nn.Module):
 def test_model_loss_and_first_weights_are_the_callers(tmp_path: Path) -> None:
     seen: list[str] = []
 
-    def model(parallel: ModelParallel, stage: ModelStage) -> nn.Module:
-        assert stage.has_embedding
-        assert stage.has_output
+    def model(parallel: ModelParallel, pipeline_stage: PipelineStage) -> nn.Module:
+        assert pipeline_stage.has_embedding
+        assert pipeline_stage.has_output
         return Bag()
 
     def forward(module: nn.Module, hidden: Tensor | None, batch: Batch) -> Tensor:

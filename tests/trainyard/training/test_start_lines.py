@@ -83,7 +83,7 @@ def test_what_cannot_be_had_ends_the_run_before_any_work(
 
 
 def test_the_convention_is_that_of_whoever_counts() -> None:
-    def model(parallel: Any, stage: Any) -> nn.Module:
+    def model(parallel: Any, pipeline_stage: Any) -> nn.Module:
         raise AssertionError
 
     assert Overrides().flop_convention(MODEL) is MODEL_FLOPS

@@ -17,7 +17,7 @@ from trainyard.models.block import TransformerBlock
 from trainyard.models.embedding import Embedding
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.layer_inputs import DROPOUT_SEED, DropoutPlaces, LayerInputs
-from trainyard.models.pipeline_stage import WHOLE, ModelStage
+from trainyard.models.pipeline_stage import WHOLE, PipelineStage
 from trainyard.models.rope import Rotary, build_rotary
 from trainyard.models.tied import mark_copy, mark_shared
 from trainyard.parallel.context.split import local_positions
@@ -42,23 +42,25 @@ class GPTModel(nn.Module):
         config: GPTConfig,
         vocab_size: int,
         parallel: ModelParallel = ALONE,
-        stage: ModelStage = WHOLE,
+        pipeline_stage: PipelineStage = WHOLE,
         true_vocab_size: int | None = None,
     ) -> None:
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
         self.true_vocab_size = vocab_size if true_vocab_size is None else true_vocab_size
         assert self.true_vocab_size <= vocab_size, (true_vocab_size, vocab_size)
-        self.parallel, self.stage = parallel, stage
-        self.embedding = Embedding(config, vocab_size, parallel) if stage.has_embedding else None
-        self.decoder = TransformerBlock(config, parallel, stage)
+        self.parallel, self.pipeline_stage = parallel, pipeline_stage
+        self.embedding = (
+            Embedding(config, vocab_size, parallel) if pipeline_stage.has_embedding else None
+        )
+        self.decoder = TransformerBlock(config, parallel, pipeline_stage)
         self.output_layer: ColumnParallelLinear | None = None
         tied = not config.untie_embeddings_and_output_weights
-        if stage.has_output and not (tied and stage.has_embedding):
+        if pipeline_stage.has_output and not (tied and pipeline_stage.has_embedding):
             self.output_layer = ColumnParallelLinear(
                 config.hidden_size, vocab_size, bias=False, parallel=parallel
             )
-        if tied and stage.has_embedding != stage.has_output:
+        if tied and pipeline_stage.has_embedding != pipeline_stage.has_output:
             self._mark_tied()
 
     def _mark_tied(self) -> None:
@@ -118,7 +120,7 @@ class GPTModel(nn.Module):
 
     # --- a part of it ---------------------------------------------------------------------
 
-    def forward_stage(self, hidden: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor:
+    def forward_step(self, hidden: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor:
         """Output of this stage for a micro-batch: (s, b, h) for the next stage, or per-token losses
         (b, s) fp32 on the last.
 
@@ -129,13 +131,13 @@ class GPTModel(nn.Module):
         mask = CAUSAL if bounds is None else AttentionMask(bounds=bounds)
         out = self._run(
             hidden,
-            batch["tokens"] if self.stage.has_embedding else None,
+            batch["tokens"] if self.pipeline_stage.has_embedding else None,
             batch.get("position_ids"),
             mask,
             None,
             batch.get(DROPOUT_SEED),
         )
-        return self.losses(out, batch["labels"]) if self.stage.has_output else out
+        return self.losses(out, batch["labels"]) if self.pipeline_stage.has_output else out
 
     @property
     def dtype(self) -> torch.dtype:

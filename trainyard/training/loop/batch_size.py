@@ -31,7 +31,7 @@ class BatchSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class BatchSizePhase:
     """A batch size from `begin` consumed samples on."""
 
     begin: int
@@ -42,7 +42,7 @@ class Stage:
 class BatchSizeSchedule:
     """The batch of every step of a run."""
 
-    stages: tuple[Stage, ...]
+    phases: tuple[BatchSizePhase, ...]
     """Ascending; the first begins at 0."""
     micro_batch_size: int
     dp: int
@@ -54,16 +54,16 @@ class BatchSizeSchedule:
     @property
     def is_constant(self) -> bool:
         """Whether all steps have the same size."""
-        return len(self.stages) == 1
+        return len(self.phases) == 1
 
     @property
     def final(self) -> BatchSize:
         """The last size, in which validation runs and iterations are counted."""
-        return self._size(self.stages[-1])
+        return self._size(self.phases[-1])
 
     def at(self, consumed: int) -> BatchSize:
         """The batch of the step after so many samples."""
-        return self._size(self._stage(consumed))
+        return self._size(self._phase(consumed))
 
     def iterations_to(self, samples: int) -> int:
         """Steps of a run of so many samples, by Megatron-LM's count: a last batch that is not full
@@ -84,11 +84,11 @@ class BatchSizeSchedule:
 
     def _walk(self, below: int | None = None, iterations: int | None = None) -> tuple[int, int]:
         """(steps, samples) once `below` samples or `iterations` steps are done; computed per
-        stage."""
+        phase."""
         done = consumed = 0
-        ends: Sequence[int | None] = [stage.begin for stage in self.stages[1:]] + [None]
-        for stage, end in zip(self.stages, ends, strict=True):
-            size = stage.global_batch_size
+        ends: Sequence[int | None] = [phase.begin for phase in self.phases[1:]] + [None]
+        for phase, end in zip(self.phases, ends, strict=True):
+            size = phase.global_batch_size
             bounds = [] if end is None else [max(0, -(-(end - consumed) // size))]
             if below is not None:
                 bounds.append(max(0, -(-(below - consumed) // size)))
@@ -100,11 +100,11 @@ class BatchSizeSchedule:
                 break
         return done, consumed
 
-    def _stage(self, consumed: int) -> Stage:
-        return self.stages[bisect_right([stage.begin for stage in self.stages], consumed) - 1]
+    def _phase(self, consumed: int) -> BatchSizePhase:
+        return self.phases[bisect_right([phase.begin for phase in self.phases], consumed) - 1]
 
-    def _size(self, stage: Stage) -> BatchSize:
-        return BatchSize(stage.global_batch_size, self.micro_batch_size, self.dp)
+    def _size(self, phase: BatchSizePhase) -> BatchSize:
+        return BatchSize(phase.global_batch_size, self.micro_batch_size, self.dp)
 
 
 # --- from options -----------------------------------------------------------------------------
@@ -129,18 +129,20 @@ def build_batch_size_schedule(
     at_once = micro_batch_size * dp
     if step_batch_size_schedule is not None:
         option = "--step-batch-size-schedule"
-        stages = _table(step_batch_size_schedule, seq_length, global_batch_size)
+        phases = _table(step_batch_size_schedule, seq_length, global_batch_size)
     elif rampup_batch_size:
         option = "--rampup-batch-size"
-        stages = _ramp(
+        phases = _ramp(
             rampup_batch_size, at_once if global_batch_size is None else global_batch_size
         )
     else:
         option = "--global-batch-size"
-        stages = [Stage(0, at_once if global_batch_size is None else global_batch_size)]
+        phases = [BatchSizePhase(0, at_once if global_batch_size is None else global_batch_size)]
     fitted = [
-        Stage(s.begin, _fit(s.global_batch_size, micro_batch_size, dp, option, decrease_if_needed))
-        for s in stages
+        BatchSizePhase(
+            s.begin, _fit(s.global_batch_size, micro_batch_size, dp, option, decrease_if_needed)
+        )
+        for s in phases
     ]
     return BatchSizeSchedule(
         tuple(_joined(fitted)),
@@ -196,13 +198,13 @@ def _fit(size: int, micro_batch_size: int, dp: int, option: str, decrease_if_nee
     )
 
 
-def _joined(stages: Sequence[Stage]) -> list[Stage]:
-    """The stages without those that change nothing."""
-    changes = [b for a, b in pairwise(stages) if a.global_batch_size != b.global_batch_size]
-    return [stages[0], *changes]
+def _joined(phases: Sequence[BatchSizePhase]) -> list[BatchSizePhase]:
+    """The phases without those that change nothing."""
+    changes = [b for a, b in pairwise(phases) if a.global_batch_size != b.global_batch_size]
+    return [phases[0], *changes]
 
 
-def _ramp(rampup: Sequence[int], global_batch_size: int) -> list[Stage]:
+def _ramp(rampup: Sequence[int], global_batch_size: int) -> list[BatchSizePhase]:
     """Megatron-LM's rule: size = start + int(consumed / (samples / steps)) x increment until
     consumed > samples, in its floating-point arithmetic."""
     option = "--rampup-batch-size"
@@ -220,13 +222,13 @@ def _ramp(rampup: Sequence[int], global_batch_size: int) -> list[Stage]:
             f"({global_batch_size})"
         )
     num_steps = difference // increment
-    stages = [Stage(0, start)]
+    phases = [BatchSizePhase(0, start)]
     for step in range(1, num_steps + 1):
         begin = _first_of_step(step, samples / num_steps, samples)
-        stages.append(Stage(begin, start + step * increment))
+        phases.append(BatchSizePhase(begin, start + step * increment))
     # Several increments at one sample: the last one counts.
-    last = {stage.begin: stage for stage in stages}
-    return sorted(last.values(), key=lambda stage: stage.begin)
+    last = {phase.begin: phase for phase in phases}
+    return sorted(last.values(), key=lambda phase: phase.begin)
 
 
 def _first_of_step(step: int, samples_per_step: float, samples: int) -> int:
@@ -239,11 +241,11 @@ def _first_of_step(step: int, samples_per_step: float, samples: int) -> int:
     return guess
 
 
-def _table(text: str, seq_length: int, global_batch_size: int | None) -> list[Stage]:
+def _table(text: str, seq_length: int, global_batch_size: int | None) -> list[BatchSizePhase]:
     """`0:768 250B:1536`: batch sizes by consumed tokens. In Megatron-LM's arithmetic: numbers of
     tokens are floats, and samples are rounded down."""
     option = "--step-batch-size-schedule"
-    stages = []
+    phases = []
     for entry in text.replace(",", " ").split():
         tokens, _, size = entry.partition(":")
         begin, batch = _count(tokens), _count(size)
@@ -251,24 +253,24 @@ def _table(text: str, seq_length: int, global_batch_size: int | None) -> list[St
             raise ConfigError(
                 f"{option}: {entry!r} is not TOKENS:SIZE, as in 0:768 250B:1536 (K, M, B, T)"
             )
-        stages.append(Stage(begin // seq_length, batch))
-    stages.sort(key=lambda stage: stage.begin)
-    if not stages or stages[0].begin != 0:
+        phases.append(BatchSizePhase(begin // seq_length, batch))
+    phases.sort(key=lambda phase: phase.begin)
+    if not phases or phases[0].begin != 0:
         raise ConfigError(f"{option} {text!r} must begin at 0 tokens, as in 0:768 250B:1536")
-    for before, stage in pairwise(stages):
-        if before.begin == stage.begin:
+    for before, phase in pairwise(phases):
+        if before.begin == phase.begin:
             raise ConfigError(
                 f"{option} {text!r}: batches of {before.global_batch_size} and "
-                f"{stage.global_batch_size} begin at the same sample ({stage.begin}); put them at "
+                f"{phase.global_batch_size} begin at the same sample ({phase.begin}); put them at "
                 f"least --seq-length ({seq_length}) tokens apart"
             )
-    last = stages[-1].global_batch_size
+    last = phases[-1].global_batch_size
     if global_batch_size is not None and global_batch_size != last:
         raise ConfigError(
             f"{option} ends at a batch of {last}, and --global-batch-size is {global_batch_size}; "
             "leave it out or give the same"
         )
-    return stages
+    return phases
 
 
 def _count(text: str) -> int | None:

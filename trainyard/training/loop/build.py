@@ -18,7 +18,7 @@ from trainyard.models.attention import choose_attention
 from trainyard.models.config import TransformerConfig
 from trainyard.models.families import family_of
 from trainyard.models.norms.select import report_norm
-from trainyard.models.pipeline_stage import ModelStage
+from trainyard.models.pipeline_stage import PipelineStage
 from trainyard.models.tied import EMBEDDING, copy_of, shared_embedding
 from trainyard.optim.build import build_optimizer, grads_dtype, params_dtype
 from trainyard.optim.config import OptimizerConfig
@@ -37,8 +37,8 @@ from trainyard.training.loop.microbatch import Preparation
 from trainyard.training.loop.step import StepOptions, TrainModule
 from trainyard.training.options.pretrain import PretrainConfig
 
-ModelProvider = Callable[[ModelParallel, ModelStage], nn.Module]
-"""Builds the part of a model on one stage: a module with `forward_stage`, whose sharded parameters
+ModelProvider = Callable[[ModelParallel, PipelineStage], nn.Module]
+"""Builds the part of a model on one stage: a module with `forward_step`, whose sharded parameters
 are marked by `mark_shard`. Weights may be uninitialised."""
 
 
@@ -61,8 +61,10 @@ def built_in_provider(
     on are padding; unset: none."""
     model_class = family_of(config).load_class()
 
-    def provide(parallel: ModelParallel, stage: ModelStage) -> nn.Module:
-        model: nn.Module = model_class(config, padded_vocab_size, parallel, stage, true_vocab_size)
+    def provide(parallel: ModelParallel, pipeline_stage: PipelineStage) -> nn.Module:
+        model: nn.Module = model_class(
+            config, padded_vocab_size, parallel, pipeline_stage, true_vocab_size
+        )
         return model
 
     return provide
@@ -157,7 +159,9 @@ def build_chunks(
     held = partition(parallel, layout.num_layers)[groups.pp_rank]
     with device, _default_dtype(params_dtype(precision)):
         return [
-            provider(model_parallel, ModelStage(part.layers, part.has_embedding, part.has_output))
+            provider(
+                model_parallel, PipelineStage(part.layers, part.has_embedding, part.has_output)
+            )
             for part in held
         ]
 

@@ -33,10 +33,10 @@ BOUNDS = "cu_seqlens"
 """Key of the positions where documents start, (b, s + 1), if attention stops at them."""
 
 
-class StageModule(Protocol):
+class PipelineStageModule(Protocol):
     """What training asks of a model, or of the part on a pipeline stage."""
 
-    def forward_stage(self, hidden: Tensor | None, batch: Batch) -> Tensor:
+    def forward_step(self, hidden: Tensor | None, batch: Batch) -> Tensor:
         """hidden: (s, b, h) of the stage before, None on the first. Returns the hidden states for
         the next stage; on the last stage the loss of each token, (b, s_local) fp32, not masked."""
 
@@ -100,9 +100,9 @@ class Totals:
 
 
 def is_last_chunk(module: nn.Module) -> bool:
-    """Whether a chunk has the output layer; a module without `stage` is the whole model."""
-    stage = getattr(module, "stage", None)
-    return stage is None or bool(stage.has_output)
+    """Whether a chunk has the output layer. A module without `pipeline_stage` is a whole model."""
+    pipeline_stage = getattr(module, "pipeline_stage", None)
+    return pipeline_stage is None or bool(pipeline_stage.has_output)
 
 
 def seed_generators(batch: Batch, tp_rank: int, cp_rank: int, chunk: int) -> None:

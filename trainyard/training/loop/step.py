@@ -57,9 +57,9 @@ class StepResult:
     params_norm: float | None = None
 
 
-def forward_stage(module: nn.Module, hidden: Tensor | None, batch: Batch) -> Tensor:
-    """The default forward step: calls the module's own `forward_stage` (microbatch.StageModule)."""
-    output: Tensor = module.forward_stage(hidden, batch)  # type: ignore[operator]
+def default_forward_step(module: nn.Module, hidden: Tensor | None, batch: Batch) -> Tensor:
+    """Calls the module's own `forward_step` (microbatch.PipelineStageModule)."""
+    output: Tensor = module.forward_step(hidden, batch)  # type: ignore[operator]
     return output
 
 
@@ -82,7 +82,7 @@ class StepOptions:
     """Times the parts of a step."""
     judge: StepJudge | None = None
     """Decides whether a step runs again before the update."""
-    forward: Callable[[nn.Module, Tensor | None, Batch], Tensor] = forward_stage
+    forward: Callable[[nn.Module, Tensor | None, Batch], Tensor] = default_forward_step
 
 
 class TrainModule:
@@ -98,8 +98,8 @@ class TrainModule:
         options: StepOptions,
         make_runner: Callable[[TrainModule], PipelineRunner[Batch]],
     ) -> None:
-        """chunks: modules with `forward_stage` (microbatch.StageModule), one unless stages are
-        virtual. make_runner: builds the pipeline that calls `forward_step`."""
+        """chunks: modules with `forward_step` (microbatch.PipelineStageModule); one, unless stages
+        are virtual. make_runner: builds the pipeline that calls `forward_step`."""
         self.chunks = list(chunks)
         self.optimizer = optimizer
         self.groups = groups

@@ -240,7 +240,7 @@ def test_a_packed_batch_has_documents_that_are_strangers() -> None:
     places = torch.cat((torch.arange(9), torch.arange(15))).unsqueeze(0)
     batch = {"tokens": tokens, "labels": tokens, "position_ids": places}
     bounds = torch.tensor([[0, 9, 24, 24]], dtype=torch.int32)
-    losses = model.forward_stage(None, batch | {"cu_seqlens": bounds})
+    losses = model.forward_step(None, batch | {"cu_seqlens": bounds})
     alone = [model.loss(part, part) for part in (tokens[:, :9], tokens[:, 9:])]
     torch.testing.assert_close(losses, torch.cat(alone, dim=1), **ROUNDING)
 

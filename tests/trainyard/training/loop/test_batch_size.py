@@ -102,7 +102,7 @@ def test_the_ramp_of_the_largest_gpt3() -> None:
     assert batches.at(61678).global_batch_size == 32
     assert batches.at(5859374).global_batch_size == 1520
     assert batches.at(5859375).global_batch_size == 1536
-    assert len(batches.stages) == 96
+    assert len(batches.phases) == 96
     steps, _ = run_length(batches, None, 146_484_375)  # 300 billion tokens of 2,048
     assert steps == pytest.approx((146_484_375 - 5_859_375) / 1536 + 19_600, rel=0.01)
 
@@ -132,7 +132,7 @@ def test_a_table_over_tokens() -> None:
 def test_a_batch_that_ranks_do_not_fill_may_be_lowered() -> None:
     assert batch_sizes(global_batch_size=63, decrease_if_needed=True).final.global_batch_size == 60
     ramp = batch_sizes(rampup_batch_size=(8, 14, 100), decrease_if_needed=True)
-    assert [stage.global_batch_size for stage in ramp.stages] == [8, 20, 36, 48, 64]
+    assert [phase.global_batch_size for phase in ramp.phases] == [8, 20, 36, 48, 64]
     with pytest.raises(ConfigError, match=r"near it: 4$"):
         batch_sizes(global_batch_size=3, decrease_if_needed=True)
 

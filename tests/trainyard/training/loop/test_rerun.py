@@ -134,13 +134,13 @@ def with_judge(judge: StepJudge) -> TrainModule:
 def spoil(train_module: TrainModule, should: Callable[[int], bool]) -> None:
     """Multiply the losses of some calls of the model with NaN."""
     model, calls = train_module.chunks[0], iter(range(10**6))
-    forward = model.forward_stage
+    forward = model.forward_step
 
     def spoiled(*arguments: object) -> Tensor:
         output: Tensor = forward(*arguments)  # type: ignore[operator]
         return output * NAN if should(next(calls)) else output
 
-    model.forward_stage = spoiled  # type: ignore[assignment]
+    model.forward_step = spoiled  # type: ignore[assignment]
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_watching_for_faults_costs_no_computing_and_no_waiting() -> None:
     plain, watched = Collector([]), Collector([])
     build_loop(build_train_module(dropout=0.1), callbacks=[plain]).run()
     train_module = with_judge(StepJudge(RerunMachine(HERE)))
-    forward, measure = train_module.chunks[0].forward_stage, train_module.optimizer.measure
+    forward, measure = train_module.chunks[0].forward_step, train_module.optimizer.measure
 
     def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: (order.append(name), call(*given))[1]
@@ -170,7 +170,7 @@ def test_watching_for_faults_costs_no_computing_and_no_waiting() -> None:
             order.append("sample")
             return super().__getitem__(index)
 
-    train_module.chunks[0].forward_stage = noted("forward", forward)  # type: ignore[assignment]
+    train_module.chunks[0].forward_step = noted("forward", forward)  # type: ignore[assignment]
     train_module.optimizer.measure = noted("norm", measure)  # type: ignore[method-assign]
     data = replace(run_data(train_module, TRAINING, [("valid", Counting())]), train=Watched())
     build_loop(train_module, callbacks=[watched], data=data).run()
