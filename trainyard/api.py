@@ -41,7 +41,7 @@ MODULES = {
     "built_in_provider": "training.loop.build",
     "generate": "inference.static",
     "init_parameters": "models.init",
-    "layout_of_model": "training.loop.build",
+    "model_sizes": "training.loop.build",
     "load_model": "checkpoint.model",
     "model_tensors": "training.run.tensors",
     "open_checkpoint": "checkpoint.load",

@@ -26,8 +26,8 @@ from trainyard.api import (
     built_in_provider,
     generate,
     init_parameters,
-    layout_of_model,
     load_model,
+    model_sizes,
     model_tensors,
     open_checkpoint,
     open_output,
@@ -79,7 +79,7 @@ def build():
     """The model in training, without weights yet."""
     return build_train_module(
         built_in_provider(gpt, vocab_size),
-        layout_of_model(gpt, SIZE.micro_batch_size),
+        model_sizes(gpt, SIZE.micro_batch_size),
         ParallelConfig(),
         rates,
         PrecisionConfig(),

@@ -12,7 +12,7 @@ from trainyard.errors import ConfigError
 from trainyard.models.config import MAX_SIZE
 from trainyard.models.gpt.config import GPTConfig, MoEConfig
 from trainyard.models.gpt.memory import check_layout
-from trainyard.models.layout import Layout
+from trainyard.models.parallel_layout import ParallelLayout
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.layout_checks import check_model
 from trainyard.parallel.pipeline.partition import Partition, partition
@@ -213,10 +213,10 @@ class PlanConfig:
             account_for_loss_in_pipeline_split=self.account_for_loss_in_pipeline_split,
         )
 
-    def layout(self) -> Layout:
+    def layout(self) -> ParallelLayout:
         """The layout as the memory formulas need it."""
         ranks = [sum(len(stage.layers) for stage in rank) for rank in self.partition()]
-        return Layout(
+        return ParallelLayout(
             micro_batch_size=self.micro_batch_size,
             num_microbatches=self.num_microbatches,
             tp=self.tensor_model_parallel_size,

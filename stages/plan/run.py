@@ -24,7 +24,7 @@ from trainyard.models.gpt.memory import (
     count_parameters,
     full_recompute_bytes,
 )
-from trainyard.models.layout import GRADIENT_BYTES, PARAMETER_BYTES
+from trainyard.models.parallel_layout import GRADIENT_BYTES, PARAMETER_BYTES
 
 FORMAT_VERSION = 1
 MEGABYTE = 2**20

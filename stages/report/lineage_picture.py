@@ -49,7 +49,7 @@ def detail(artifact: Artifact) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GraphLayout:
     """Where nodes and edges go."""
 
     layer: dict[str, int]
@@ -71,7 +71,7 @@ def topological(nodes: Sequence[str], edges: Sequence[Edge]) -> list[str]:
     return order
 
 
-def place(nodes: Sequence[str], edges: Sequence[Edge], destination: str) -> Layout:
+def place(nodes: Sequence[str], edges: Sequence[Edge], destination: str) -> GraphLayout:
     """A layer and a row for each node; `destination` ends the main line."""
     layer: dict[str, int] = {}
     for node in topological(nodes, edges):
@@ -113,7 +113,9 @@ def place(nodes: Sequence[str], edges: Sequence[Edge], destination: str) -> Layo
         height = NODE_HEIGHT if has_nodes else 0.0
         middle[row] = top + height / 2
         top += height + GAP
-    return Layout(layer, main_line, {item: middle[row] for item, row in rows.items()}, top - GAP)
+    return GraphLayout(
+        layer, main_line, {item: middle[row] for item, row in rows.items()}, top - GAP
+    )
 
 
 # --- drawing ----------------------------------------------------------------------------------
@@ -153,7 +155,7 @@ def wide(lineage: Lineage, style: str = "", xmlns: str | None = None) -> Markup:
     )
 
 
-def _rail(edge: Edge, layout: Layout, pitch: float) -> Markup:
+def _rail(edge: Edge, layout: GraphLayout, pitch: float) -> Markup:
     """A curve in each gap between layers, and a straight line past the nodes between."""
     source, target = edge
     y, end = layout.y[source], layout.y[target]
@@ -176,7 +178,7 @@ def _css(artifact: Artifact, lineage: Lineage) -> str:
     return family(artifact) + (" destination" if artifact.key == lineage.destination else "")
 
 
-def _node(artifact: Artifact, lineage: Lineage, layout: Layout, pitch: float) -> Markup:
+def _node(artifact: Artifact, lineage: Lineage, layout: GraphLayout, pitch: float) -> Markup:
     x = pitch * layout.layer[artifact.key]
     y = layout.y[artifact.key] - NODE_HEIGHT / 2
     about = (artifact.long_label, artifact.digest, detail(artifact), artifact.key)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.models.config import TransformerConfig
-from trainyard.models.layout import Layout
+from trainyard.models.parallel_layout import ParallelLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class ModelFamily:
     flops_per_iteration: Callable[[Any, int, int], float]
     """Operations of a step of so many samples, forward and backward."""
     flop_convention: FlopConvention
-    shard_params: Callable[[Any, int, Layout], float]
+    shard_params: Callable[[Any, int, ParallelLayout], float]
     """Parameters of the most loaded rank."""
-    activation_bytes: Callable[[Any, int, Layout], float]
+    activation_bytes: Callable[[Any, int, ParallelLayout], float]
     """Activations of the most loaded rank in 16 bits, recomputation considered."""
 
     def load_class(self) -> Any:

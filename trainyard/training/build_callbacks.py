@@ -15,7 +15,7 @@ import torch.distributed as dist
 from trainyard.artifacts import store
 from trainyard.config import to_dict
 from trainyard.models.family import FlopConvention
-from trainyard.models.layout import Layout
+from trainyard.models.parallel_layout import ParallelLayout
 from trainyard.parallel.device import check_memory, device_name
 from trainyard.parallel.groups import ProcessGroups, broadcast_object, gather_objects
 from trainyard.training.logging.loggers import Guarded, build_sinks
@@ -37,8 +37,8 @@ from trainyard.training.watch.garbage_collection import GarbageCollection
 from trainyard.training.watch.hang import HangWatch, open_mailbox
 from trainyard.training.watch.memory import (
     MemoryPlan,
-    layout_of,
     out_of_memory_explained,
+    parallel_layout_of,
     plan_memory,
 )
 from trainyard.training.watch.memory_monitor import MemoryMonitor
@@ -178,11 +178,13 @@ class RunCallbacks:
 
     # --- memory -------------------------------------------------------------------------------
 
-    def plan(self) -> tuple[MemoryPlan | None, Layout]:
+    def plan(self) -> tuple[MemoryPlan | None, ParallelLayout]:
         """The memory that a rank should need and the layout behind it; None for a user's model."""
         config, dims = self._config, self._groups.dims
         micro, count = config.training.micro_batch_size, self._length.batch_size_schedule.final
-        layout = layout_of(config.model, config.parallel, dims, micro, count.num_microbatches)
+        layout = parallel_layout_of(
+            config.model, config.parallel, dims, micro, count.num_microbatches
+        )
         if not self._is_built_in:
             return None, layout
         return plan_memory(config.model, self._vocab_size, layout, config.precision), layout

@@ -45,7 +45,7 @@ def pretrain(
     nn.Module with `forward_step(hidden, batch)`. None: a GPT of `config.model`.
     dataset_provider: (training samples, validation samples) -> (training data, validation data).
     None: the token files of `config.data`.
-    forward_step: (module, hidden, batch) -> output; called instead of the module's own `forward_step`.
+    forward_step: (module, hidden, batch) -> output; replaces the module's own `forward_step`.
     initialize: fills the parameters of a module from a seed. Unset: by name, as for a GPT.
     flops_per_token: for TFLOP/s and MFU; unset: 6 per parameter if the model is not a GPT.
     callbacks: called on every rank after the loggers of `config.logging`.

@@ -29,7 +29,7 @@ from trainyard.training.loop.build import (
     ModelProvider,
     build_train_module,
     built_in_provider,
-    layout_of_model,
+    model_sizes,
     parameter_count,
     report_kernels,
     should_compile,
@@ -226,7 +226,7 @@ class Trainer:
         )
         return build_train_module(
             self._model_provider(),
-            layout_of_model(config.model, training.micro_batch_size),
+            model_sizes(config.model, training.micro_batch_size),
             config.parallel,
             config.optimizer,
             config.precision,

@@ -9,7 +9,7 @@ from torch import nn
 from trainyard.config import to_dict
 from trainyard.errors import ConfigError
 from trainyard.models.families import FAMILIES, family_of, read_model_config
-from trainyard.models.layout import Layout
+from trainyard.models.parallel_layout import ParallelLayout
 
 SIZES = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "seq_length": 8}
 ROWS = 128
@@ -37,10 +37,10 @@ def test_a_family_knows_its_costs(name: str) -> None:
     assert family.flops_per_iteration(config, ROWS, 2) == 2 * family.flops_per_iteration(
         config, ROWS, 1
     )
-    whole, halves = (family.shard_params(config, ROWS, Layout(tp=tp)) for tp in (1, 2))
+    whole, halves = (family.shard_params(config, ROWS, ParallelLayout(tp=tp)) for tp in (1, 2))
     assert halves < whole
-    full = family.activation_bytes(config, ROWS, Layout(recompute="full"))
-    assert 0 < full < family.activation_bytes(config, ROWS, Layout())
+    full = family.activation_bytes(config, ROWS, ParallelLayout(recompute="full"))
+    assert 0 < full < family.activation_bytes(config, ROWS, ParallelLayout())
 
 
 def test_a_checkpoints_model_table_is_read_as_its_family() -> None:

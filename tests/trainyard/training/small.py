@@ -21,7 +21,7 @@ from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.groups import ALONE, ProcessGroups
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.build import build_train_module as build
-from trainyard.training.loop.build import built_in_provider, layout_of_model
+from trainyard.training.loop.build import built_in_provider, model_sizes
 from trainyard.training.loop.data import RunData
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.ledger import Ledger
@@ -112,7 +112,7 @@ def build_train_module(
     model = replace(MODEL, hidden_dropout=dropout, attention_dropout=dropout)
     train_module = build(
         built_in_provider(model, VOCAB),
-        layout_of_model(model, training.micro_batch_size),
+        model_sizes(model, training.micro_batch_size),
         ParallelConfig(),
         OptimizerConfig(lr=0.01),
         PrecisionConfig(),

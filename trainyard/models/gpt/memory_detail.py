@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.models.layout import Layout
+from trainyard.models.parallel_layout import ParallelLayout
 
 MLP_TENSORS = {
     **{"gelu": 2, "gelu_tanh": 2, "quick_gelu": 3, "squared_relu": 2},
@@ -45,14 +45,16 @@ class DetailedMemory:
         return model + self.activations + self.logits
 
 
-def detailed_memory(config: GPTConfig, padded_vocab_size: int, layout: Layout) -> DetailedMemory:
+def detailed_memory(
+    config: GPTConfig, padded_vocab_size: int, layout: ParallelLayout
+) -> DetailedMemory:
     """Memory of the stage that needs most."""
     names = ["only"] if layout.pp == 1 else ["first", "last"]
     stages = [_stage(config, padded_vocab_size, layout, name) for name in names]
     return max(stages, key=lambda stage: stage.total)
 
 
-def _stage(config: GPTConfig, vocab: int, layout: Layout, name: str) -> DetailedMemory:
+def _stage(config: GPTConfig, vocab: int, layout: ParallelLayout, name: str) -> DetailedMemory:
     layers = -(-config.num_layers // layout.pp)
     weights = parameters_here(
         config, vocab, layout, layers, has_embedding=name != "last", has_output=name != "first"
@@ -75,7 +77,7 @@ def _stage(config: GPTConfig, vocab: int, layout: Layout, name: str) -> Detailed
 def parameters_here(
     config: GPTConfig,
     padded_vocab_size: int,
-    layout: Layout,
+    layout: ParallelLayout,
     layers: int,
     *,
     has_embedding: bool,
@@ -126,7 +128,7 @@ class _LayerBytes:
         return 2 * (self.residual + self.normalised) + self.attention + self.softmax + self.mlp
 
 
-def _layer_bytes(config: GPTConfig, layout: Layout) -> _LayerBytes:
+def _layer_bytes(config: GPTConfig, layout: ParallelLayout) -> _LayerBytes:
     h, tp, width = config.hidden_size, layout.tp, 4 if layout.fp32 else 2
     between = tp if layout.sequence_parallel else 1
     heads = config.query_size + config.kv_size
@@ -144,7 +146,7 @@ def _layer_bytes(config: GPTConfig, layout: Layout) -> _LayerBytes:
     )
 
 
-def layer_activation_bytes(config: GPTConfig, layout: Layout) -> float:
+def layer_activation_bytes(config: GPTConfig, layout: ParallelLayout) -> float:
     """Kept by one layer for one token, after selective recomputation."""
     kept = _layer_bytes(config, layout)
     total = kept.all
@@ -157,7 +159,7 @@ def layer_activation_bytes(config: GPTConfig, layout: Layout) -> float:
     return total
 
 
-def _stage_activations(config: GPTConfig, layout: Layout, layers: int, name: str) -> float:
+def _stage_activations(config: GPTConfig, layout: ParallelLayout, layers: int, name: str) -> float:
     """Of all layers of a stage and all micro-batches in flight, for one token of each."""
     kept, transient = _kept_by_layers(config, layout, layers)
     growth, in_flight = layout.activation_growth(config)
@@ -168,7 +170,7 @@ def _stage_activations(config: GPTConfig, layout: Layout, layers: int, name: str
     return kept * in_flight + transient
 
 
-def _kept_by_layers(config: GPTConfig, layout: Layout, layers: int) -> tuple[float, float]:
+def _kept_by_layers(config: GPTConfig, layout: ParallelLayout, layers: int) -> tuple[float, float]:
     """(kept by the layers of a stage, needed transiently in the backward pass)."""
     whole = layer_activation_bytes(config, layout)
     entry = _layer_bytes(config, layout).residual
@@ -182,7 +184,7 @@ def _kept_by_layers(config: GPTConfig, layout: Layout, layers: int) -> tuple[flo
     return (layers - offloaded) * whole, 2 * whole if offloaded else 0.0
 
 
-def _logits(config: GPTConfig, vocab: int, layout: Layout) -> float:
+def _logits(config: GPTConfig, vocab: int, layout: ParallelLayout) -> float:
     """Final norm's input and output, and logits, which their gradient overwrites."""
     kept, width = _layer_bytes(config, layout), 4 if layout.fp32 else 2
     copies = 3 if layout.fp32 else 1  # torch's own cross entropy in fp32

@@ -13,7 +13,7 @@ from trainyard.errors import ConfigError
 Turn = tuple[str, str]
 """Role and content."""
 
-Layout = Callable[[str, str, str], str]
+PromptLayout = Callable[[str, str, str], str]
 """(role, content, end-of-sentence token) to the text of a turn."""
 
 QWEN_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
@@ -23,7 +23,7 @@ QWEN_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assista
 class PromptFormat:
     """One of `--sft-tokenizer-prompt-format` or `--tokenizer-prompt-format`."""
 
-    layout: Layout | None
+    layout: PromptLayout | None
     """None: the tokenizer's own chat template."""
     invitation: str = ""
     """What asks the model for its turn."""

@@ -43,7 +43,7 @@ are marked by `mark_shard`. Weights may be uninitialised."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ModelSizes:
     """The sizes of a model that decide how it is sharded."""
 
     num_layers: int
@@ -70,9 +70,9 @@ def built_in_provider(
     return provide
 
 
-def layout_of_model(config: TransformerConfig, micro_batch_size: int) -> Layout:
+def model_sizes(config: TransformerConfig, micro_batch_size: int) -> ModelSizes:
     """The sizes that decide how a model is sharded."""
-    return Layout(
+    return ModelSizes(
         config.num_layers,
         config.hidden_size,
         config.seq_length,
@@ -83,7 +83,7 @@ def layout_of_model(config: TransformerConfig, micro_batch_size: int) -> Layout:
 
 def build_train_module(
     provider: ModelProvider,
-    layout: Layout,
+    sizes: ModelSizes,
     parallel: ParallelConfig,
     optimizer_config: OptimizerConfig,
     precision: PrecisionConfig,
@@ -98,7 +98,7 @@ def build_train_module(
     """This rank's part of a model in training; the caller fills its weights.
 
     no_decay: selects parameters without weight decay by global name; unset: vectors."""
-    chunks = build_chunks(provider, layout, parallel, precision, groups, device)
+    chunks = build_chunks(provider, sizes, parallel, precision, groups, device)
     copies = {
         name: original
         for chunk in chunks
@@ -130,7 +130,7 @@ def build_train_module(
         units = compile_chunk(chunk) if compile_layers else None
         if gradient.gather is not None:
             gradient.gather.install(chunk, units)
-    links = _links(layout, parallel, precision, groups, device, len(chunks))
+    links = _links(sizes, parallel, precision, groups, device, len(chunks))
 
     def make_runner(train_module: TrainModule) -> PipelineRunner[Batch]:
         return PipelineRunner(
@@ -148,7 +148,7 @@ def build_train_module(
 
 def build_chunks(
     provider: ModelProvider,
-    layout: Layout,
+    sizes: ModelSizes,
     parallel: ParallelConfig,
     precision: PrecisionConfig,
     groups: ProcessGroups,
@@ -156,7 +156,7 @@ def build_chunks(
 ) -> list[nn.Module]:
     """The modules of this rank, on its device and in the dtype of the run."""
     model_parallel = groups.model_parallel(parallel)
-    held = partition(parallel, layout.num_layers)[groups.pp_rank]
+    held = partition(parallel, sizes.num_layers)[groups.pp_rank]
     with device, _default_dtype(params_dtype(precision)):
         return [
             provider(
@@ -177,7 +177,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _links(
-    layout: Layout,
+    sizes: ModelSizes,
     parallel: ParallelConfig,
     precision: PrecisionConfig,
     groups: ProcessGroups,
@@ -186,12 +186,12 @@ def _links(
 ) -> PipelineLinks | None:
     if groups.pp is None:
         return None
-    tokens = layout.seq_length // groups.dims.cp
+    tokens = sizes.seq_length // groups.dims.cp
     if parallel.sequence_parallel:
         tokens //= groups.dims.tp
     hidden = HiddenSpec(
-        (tokens, layout.micro_batch_size, layout.hidden_size),
-        torch.float32 if layout.fp32_between_stages else params_dtype(precision),
+        (tokens, sizes.micro_batch_size, sizes.hidden_size),
+        torch.float32 if sizes.fp32_between_stages else params_dtype(precision),
         device,
     )
     timeout = timedelta(minutes=parallel.distributed_timeout_minutes)

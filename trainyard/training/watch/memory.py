@@ -14,7 +14,7 @@ import torch
 from trainyard.errors import DeviceMemoryError, HostMemoryError, lack_of_memory
 from trainyard.models.config import TransformerConfig
 from trainyard.models.families import family_of
-from trainyard.models.layout import GRADIENT_BYTES, PARAMETER_BYTES, Layout
+from trainyard.models.parallel_layout import GRADIENT_BYTES, PARAMETER_BYTES, ParallelLayout
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import ParallelDims
@@ -59,18 +59,18 @@ def gigabytes(num_bytes: float) -> str:
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
 
 
-def layout_of(
+def parallel_layout_of(
     config: TransformerConfig,
     parallel: ParallelConfig,
     dims: ParallelDims,
     micro_batch_size: int,
     num_microbatches: int,
-) -> Layout:
+) -> ParallelLayout:
     """The layout of a run, for the formulas."""
     held = partition(parallel, config.num_layers)
     layers = [sum(len(stage.layers) for stage in rank) for rank in held]
     chunks = len(held[0])
-    return Layout(
+    return ParallelLayout(
         micro_batch_size=micro_batch_size,
         num_microbatches=num_microbatches,
         tp=dims.tp,
@@ -86,7 +86,10 @@ def layout_of(
 
 
 def plan_memory(
-    config: TransformerConfig, padded_vocab_size: int, layout: Layout, precision: PrecisionConfig
+    config: TransformerConfig,
+    padded_vocab_size: int,
+    layout: ParallelLayout,
+    precision: PrecisionConfig,
 ) -> MemoryPlan:
     """The bytes of a rank. In fp32 the weights are their own main copy, and activations are twice
     as large."""
@@ -130,7 +133,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return ours or lack_of_memory(error) is not None
 
 
-def helpful_flags(layout: Layout, plan: MemoryPlan | None, world_size: int) -> list[str]:
+def helpful_flags(layout: ParallelLayout, plan: MemoryPlan | None, world_size: int) -> list[str]:
     """Options that lower memory and are not in use yet; first those for the larger part."""
     heavy_state = (
         plan is not None and plan.optimizer + plan.gradients + plan.parameters >= plan.activations
@@ -196,7 +199,7 @@ def out_of_memory_explained(
     rank: int,
     world_size: int,
     device: torch.device,
-    plan: Callable[[], tuple[MemoryPlan | None, Layout]],
+    plan: Callable[[], tuple[MemoryPlan | None, ParallelLayout]],
 ) -> Iterator[None]:
     """Turns out-of-memory errors in this context into a HostMemoryError or DeviceMemoryError with
     this message. plan: the planned memory, if the model has formulas for it, and the layout."""

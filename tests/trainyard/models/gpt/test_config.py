@@ -10,7 +10,7 @@ from trainyard.errors import ConfigError
 from trainyard.models.gpt.config import GPTConfig, MoEConfig
 from trainyard.models.gpt.flops import flops_per_token
 from trainyard.models.gpt.memory_detail import detailed_memory
-from trainyard.models.layout import Layout
+from trainyard.models.parallel_layout import ParallelLayout
 
 SMALL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32}
 
@@ -195,4 +195,4 @@ def test_questions_are_answered_before_anything_is_built() -> None:
     assert flops_per_token(config, 128) == 6 * (
         2 * (4 * 64 * 64 + 2 * 64 * 256) + 2 * 32 * 64 + 64 * 128
     )
-    assert detailed_memory(config, 128, Layout()).parameters == 2 * config.num_params(128)
+    assert detailed_memory(config, 128, ParallelLayout()).parameters == 2 * config.num_params(128)

@@ -23,7 +23,7 @@ from trainyard.models.gpt.memory import (
 from trainyard.models.gpt.memory_detail import detailed_memory, layer_activation_bytes
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
-from trainyard.models.layout import GRADIENT_BYTES, PARAMETER_BYTES, Layout
+from trainyard.models.parallel_layout import GRADIENT_BYTES, PARAMETER_BYTES, ParallelLayout
 
 GPT_345M = {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "seq_length": 2048}
 UPSTREAM_NAMES = {
@@ -35,7 +35,7 @@ UPSTREAM_NAMES = {
     "distributed_optimizer": "use_distributed_optimizer",
     "micro_batch_size": "micro_batch_size",
 }
-"""What `Layout` calls the arguments of the upstream programs."""
+"""What `ParallelLayout` calls the arguments of the upstream programs."""
 
 every_model = pytest.mark.parametrize(
     "name",
@@ -63,7 +63,9 @@ class Case:
             disable_bias_linear=not arguments["add_bias_linear"],
         )
         self.vocab: int = arguments["padded_vocab_size"]
-        self.layout = Layout(**{ours: arguments[key] for ours, key in UPSTREAM_NAMES.items()})
+        self.layout = ParallelLayout(
+            **{ours: arguments[key] for ours, key in UPSTREAM_NAMES.items()}
+        )
         routed = {field.name for field in dataclasses.fields(MoEConfig)}
         self.moe = MoEConfig(**{key: arguments[key] for key in routed})
 
@@ -102,8 +104,8 @@ def test_activations_equal_the_upstream_numbers(golden: Path, name: str) -> None
 
 def test_interleaved_schedule_costs_its_penalty() -> None:
     config = GPTConfig(**GPT_345M)
-    plain = activation_memory(config, 50304, Layout(pp=4))
-    interleaved = activation_memory(config, 50304, Layout(pp=4, layers_per_virtual_stage=3))
+    plain = activation_memory(config, 50304, ParallelLayout(pp=4))
+    interleaved = activation_memory(config, 50304, ParallelLayout(pp=4, layers_per_virtual_stage=3))
     assert interleaved.interleaved_penalty == pytest.approx(1 + 3 / (4 * 2))
     assert interleaved.in_flight_microbatches == 6
     assert interleaved.total == pytest.approx(plain.total * (1 + 3 / 8))
@@ -111,16 +113,16 @@ def test_interleaved_schedule_costs_its_penalty() -> None:
 
 def test_few_microbatches_do_not_fill_the_pipeline() -> None:
     config = GPTConfig(**GPT_345M)
-    full = activation_memory(config, 50304, Layout(pp=4, num_microbatches=16))
-    half = activation_memory(config, 50304, Layout(pp=4, num_microbatches=2))
+    full = activation_memory(config, 50304, ParallelLayout(pp=4, num_microbatches=16))
+    half = activation_memory(config, 50304, ParallelLayout(pp=4, num_microbatches=2))
     assert half.total == pytest.approx(full.total / 2)
     assert half.in_flight_microbatches == 2
 
 
 def test_experts_are_cut_by_expert_parallelism_only(golden: Path) -> None:
     case = Case(golden, "mixtral_8x7b")
-    whole = count_parameters(case.config, case.vocab, Layout(), case.moe)
-    cut = count_parameters(case.config, case.vocab, Layout(ep=8), case.moe)
+    whole = count_parameters(case.config, case.vocab, ParallelLayout(), case.moe)
+    cut = count_parameters(case.config, case.vocab, ParallelLayout(ep=8), case.moe)
     experts = 32 * 8 * 3 * 4096 * 14336
     assert whole.most_loaded_shard - cut.most_loaded_shard == experts * 7 / 8
     assert whole.transformer_block - whole.active_transformer_block == experts * 6 / 8
@@ -128,7 +130,7 @@ def test_experts_are_cut_by_expert_parallelism_only(golden: Path) -> None:
 
 def test_full_recompute_keeps_less_than_none() -> None:
     config = GPTConfig(**GPT_345M)
-    layout = Layout(micro_batch_size=4)
+    layout = ParallelLayout(micro_batch_size=4)
     kept = full_recompute_bytes(config, 50304, layout)
     assert kept < activation_memory(config, 50304, layout).total / 3
 
@@ -136,14 +138,17 @@ def test_full_recompute_keeps_less_than_none() -> None:
 @pytest.mark.parametrize(
     ("layout", "named"),
     [
-        (Layout(pp=5), "num-layers .24. must be divisible by --pipeline-model-parallel-size .5."),
-        (Layout(tp=3), "num-attention-heads"),
-        (Layout(layers_per_virtual_stage=2), "needs --pipeline-model-parallel-size"),
-        (Layout(pp=2, layers_per_virtual_stage=5), "num-layers-per-virtual-pipeline-stage"),
-        (Layout(tp=0), "must be above 0"),
+        (
+            ParallelLayout(pp=5),
+            "num-layers .24. must be divisible by --pipeline-model-parallel-size .5.",
+        ),
+        (ParallelLayout(tp=3), "num-attention-heads"),
+        (ParallelLayout(layers_per_virtual_stage=2), "needs --pipeline-model-parallel-size"),
+        (ParallelLayout(pp=2, layers_per_virtual_stage=5), "num-layers-per-virtual-pipeline-stage"),
+        (ParallelLayout(tp=0), "must be above 0"),
     ],
 )
-def test_a_layout_that_does_not_divide_is_refused(layout: Layout, named: str) -> None:
+def test_a_layout_that_does_not_divide_is_refused(layout: ParallelLayout, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         check_layout(layout, GPTConfig(**GPT_345M))
 
@@ -207,14 +212,14 @@ def test_activations_of_a_layer_are_those_that_autograd_keeps(
     kind: dict[str, Any], dtype: torch.dtype
 ) -> None:
     config = GPTConfig(**(TINY | kind))
-    counted = layer_activation_bytes(config, Layout(fp32=dtype == torch.float32))
+    counted = layer_activation_bytes(config, ParallelLayout(fp32=dtype == torch.float32))
     assert counted == pytest.approx(kept_by_a_layer(kind, dtype), rel=0.01)
 
 
 def test_every_way_to_save_memory_saves_some() -> None:
-    def activations(layout: Layout | None = None, **changes: Any) -> float:
+    def activations(layout: ParallelLayout | None = None, **changes: Any) -> float:
         config = GPTConfig(**(LLAMA_8B | changes))
-        return detailed_memory(config, 128256, layout or Layout()).activations
+        return detailed_memory(config, 128256, layout or ParallelLayout()).activations
 
     plain = activations()
     norms = {"recompute_granularity": "selective", "recompute_modules": ("layernorm",)}
@@ -228,26 +233,28 @@ def test_every_way_to_save_memory_saves_some() -> None:
     )
     assert plain > activations(recompute_granularity="full", **halves)
     assert plain > activations(cpu_offloading_num_layers=16)
-    assert activations(Layout(cp=2)) == plain / 2
-    assert activations(Layout(tp=2, sequence_parallel=True)) == plain / 2
-    assert plain / 2 < activations(Layout(tp=2)) < plain
+    assert activations(ParallelLayout(cp=2)) == plain / 2
+    assert activations(ParallelLayout(tp=2, sequence_parallel=True)) == plain / 2
+    assert plain / 2 < activations(ParallelLayout(tp=2)) < plain
 
 
 def test_parameters_of_all_ranks_are_those_of_the_model() -> None:
     config = GPTConfig(**LLAMA_8B)
     whole = config.num_params(128256)
-    assert detailed_memory(config, 128256, Layout()).parameters == 2 * whole
+    assert detailed_memory(config, 128256, ParallelLayout()).parameters == 2 * whole
     norms = 65 * 4096  # whole on every rank
     for tp in (2, 4):
-        share = detailed_memory(config, 128256, Layout(tp=tp)).parameters / 2
+        share = detailed_memory(config, 128256, ParallelLayout(tp=tp)).parameters / 2
         assert tp * (share - norms) + norms == whole
-    zero = detailed_memory(config, 128256, Layout(dp=8, distributed_optimizer=True))
+    zero = detailed_memory(config, 128256, ParallelLayout(dp=8, distributed_optimizer=True))
     assert zero.optimizer == 12 * whole / 8
     assert zero.gradients == 4 * whole
 
 
 def test_the_last_stage_carries_the_logits() -> None:
     config = GPTConfig(**(LLAMA_8B | {"seq_length": 1024}))
-    memory = detailed_memory(config, 128256, Layout(pp=4, micro_batch_size=16, num_microbatches=1))
+    memory = detailed_memory(
+        config, 128256, ParallelLayout(pp=4, micro_batch_size=16, num_microbatches=1)
+    )
     assert memory.stage == "last"
     assert memory.logits > 2 * 16 * 1024 * 128256

@@ -26,7 +26,7 @@ from trainyard.parallel.dims import dims_of
 from trainyard.parallel.groups import ProcessGroups, build_groups
 from trainyard.testing.pool import RankPool
 from trainyard.training.loop.batch_size import BatchSize
-from trainyard.training.loop.build import build_train_module, built_in_provider, layout_of_model
+from trainyard.training.loop.build import build_train_module, built_in_provider, model_sizes
 from trainyard.training.loop.step import StepOptions, TrainModule
 from trainyard.training.run.tensors import model_tensors, optimizer_tensors
 
@@ -111,7 +111,7 @@ def train_module_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModu
     rows = padded_vocab_size or cut.padded_vocab_size
     train_module = build_train_module(
         built_in_provider(cut.model, rows, min(rows, cut.vocab_size)),
-        layout_of_model(cut.model, MICRO_BATCH_SIZE),
+        model_sizes(cut.model, MICRO_BATCH_SIZE),
         cut.parallel,
         cut.optimizer,
         cut.precision,

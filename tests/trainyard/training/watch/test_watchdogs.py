@@ -12,7 +12,7 @@ import torch
 
 from tests.trainyard.training.small import MODEL, VOCAB, Collector, build_loop, build_train_module
 from trainyard.errors import ConfigError, HangError, HostMemoryError, InfrastructureError
-from trainyard.models.layout import Layout
+from trainyard.models.parallel_layout import ParallelLayout
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import ParallelDims
@@ -24,8 +24,8 @@ from trainyard.training.watch.memory import (
     MemoryPlan,
     helpful_flags,
     is_out_of_memory,
-    layout_of,
     out_of_memory_explained,
+    parallel_layout_of,
     peak_lines,
     plan_memory,
 )
@@ -204,13 +204,15 @@ BF16 = PrecisionConfig(bf16=True)
 
 
 def test_the_plan_is_that_of_the_formulas() -> None:
-    whole = plan_memory(MODEL, VOCAB, Layout(), BF16)
+    whole = plan_memory(MODEL, VOCAB, ParallelLayout(), BF16)
     assert whole.gradients == 2 * whole.parameters
     assert whole.optimizer == 6 * whole.parameters
-    sharded = plan_memory(MODEL, VOCAB, Layout(dp=4, distributed_optimizer=True), BF16)
+    sharded = plan_memory(MODEL, VOCAB, ParallelLayout(dp=4, distributed_optimizer=True), BF16)
     assert sharded.optimizer == whole.optimizer / 4
-    assert plan_memory(MODEL, VOCAB, Layout(cp=2), BF16).activations == whole.activations / 2
-    single = plan_memory(MODEL, VOCAB, Layout(), PrecisionConfig())
+    assert (
+        plan_memory(MODEL, VOCAB, ParallelLayout(cp=2), BF16).activations == whole.activations / 2
+    )
+    single = plan_memory(MODEL, VOCAB, ParallelLayout(), PrecisionConfig())
     assert single.parameters + single.gradients + single.optimizer == 16 / 18 * (
         whole.parameters + whole.gradients + whole.optimizer
     )
@@ -222,7 +224,7 @@ def test_the_layout_follows_from_the_options() -> None:
     parallel = ParallelConfig(
         tensor_model_parallel_size=2, pipeline_model_parallel_size=2, sequence_parallel=True
     )
-    layout = layout_of(MODEL, parallel, ParallelDims(dp=3, tp=2, pp=2), 4, 6)
+    layout = parallel_layout_of(MODEL, parallel, ParallelDims(dp=3, tp=2, pp=2), 4, 6)
     assert (layout.tp, layout.pp, layout.dp, layout.micro_batch_size) == (2, 2, 3, 4)
     assert layout.sequence_parallel
 
@@ -235,7 +237,7 @@ def ask_for(num_bytes: int) -> RuntimeError:
 
 
 def explained(
-    error: Exception, plan: MemoryPlan | None, layout: Layout, device: torch.device = CPU
+    error: Exception, plan: MemoryPlan | None, layout: ParallelLayout, device: torch.device = CPU
 ) -> str:
     """The message of an error on rank 1 of 2."""
     with (
@@ -256,7 +258,7 @@ def explained(
     ],
 )
 def test_running_out_of_memory_says_what_was_held_planned_and_would_help(error: Exception) -> None:
-    layout = Layout(micro_batch_size=4, dp=2)
+    layout = ParallelLayout(micro_batch_size=4, dp=2)
     assert is_out_of_memory(error)
     text = explained(error, plan_memory(MODEL, VOCAB, layout, BF16), layout)
     assert "rank 1 ran out of memory on the host" in text
@@ -272,14 +274,14 @@ def test_running_out_of_memory_says_what_was_held_planned_and_would_help(error: 
 
 
 def test_of_a_model_without_formulas_no_plan_is_told() -> None:
-    text = explained(MemoryError(), None, Layout(micro_batch_size=4, dp=2))
+    text = explained(MemoryError(), None, ParallelLayout(micro_batch_size=4, dp=2))
     assert "the plan" not in text
     assert "--use-distributed-optimizer;" in text
     assert text.index("--micro-batch-size 2") < text.index("--use-distributed-optimizer")
 
 
 def test_beside_a_gpu_the_hosts_memory_is_told_as_its_own() -> None:
-    layout = Layout(micro_batch_size=4, dp=2)
+    layout = ParallelLayout(micro_batch_size=4, dp=2)
     plan = plan_memory(MODEL, VOCAB, layout, BF16)
     text = explained(ask_for(10**16), plan, layout, torch.device("cuda", 0))
     assert "rank 1 ran out of memory on the host" in text
@@ -289,7 +291,7 @@ def test_beside_a_gpu_the_hosts_memory_is_told_as_its_own() -> None:
 
 
 def test_what_is_done_already_is_not_suggested() -> None:
-    layout = Layout(
+    layout = ParallelLayout(
         dp=2, tp=2, sequence_parallel=True, recompute="full", distributed_optimizer=True
     )
     plan = plan_memory(MODEL, VOCAB, layout, BF16)

@@ -14,7 +14,7 @@ OPTIMIZER_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ParallelLayout:
     """Degrees of parallelism, micro-batches and what saves memory."""
 
     micro_batch_size: int = 1
