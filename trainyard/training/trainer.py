@@ -391,11 +391,9 @@ class Trainer:
         return why
 
 
-def _placed(
-    provide: ModelProvider, parallel: ModelParallel, pipeline_stage: PipelineStage
-) -> nn.Module:
+def _placed(provide: ModelProvider, parallel: ModelParallel, stage: PipelineStage) -> nn.Module:
     """The module, with its pipeline stage as an attribute, as built-in models have it."""
-    module = provide(parallel, pipeline_stage)
+    module = provide(parallel, stage)
     if getattr(module, "pipeline_stage", None) is None:
-        module.pipeline_stage = pipeline_stage  # type: ignore[assignment]
+        module.pipeline_stage = stage  # type: ignore[assignment]
     return module
