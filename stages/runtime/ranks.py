@@ -311,7 +311,7 @@ class Leader:
 
     def __init__(self, config: Any) -> None:
         several = _has_ranks(config) and int(os.environ.get("WORLD_SIZE", "1")) > 1
-        self._store = _decision_store(config, is_master=True) if several else None
+        self._store = _decision_store(config) if several else None
 
     def announce(self, run: StageRun | None) -> None:
         """What the followers are to run; None for nothing."""
@@ -337,7 +337,7 @@ def leading(config: Any) -> Iterator[Leader]:
 def follow(name: str, config: Any, run_module: str) -> int:
     """Wait for rank 0's decision and do this rank's share of it."""
     with _first_cause_first(num_ranks(config)):
-        decision = json.loads(_heard(_decision_store(config, is_master=False)))
+        decision = json.loads(_heard(_decision_store(config)))
     if decision.get("failed"):
         time.sleep(CAUSE_SECONDS)  # it says meanwhile what the cause was
         raise InfrastructureError("rank 0 failed before any work was begun; its message says why")
@@ -360,34 +360,19 @@ def _heard(store: Any) -> bytes:
     return said
 
 
-def _decision_store(config: Any, is_master: bool) -> Any:
+def _decision_store(config: Any) -> Any:
     """Where rank 0 leaves its decision; all ranks are there when this returns on it.
 
     Raises CommunicationError when they do not find each other."""
     from datetime import timedelta
 
-    import torch.distributed
+    from trainyard.parallel.rendezvous import join_failure, open_store
 
-    from trainyard.parallel.rendezvous import check_address, join_failure
-
-    dist: Any = torch.distributed  # its stubs hide the stores
-
-    # torchrun's agent serves this address itself; elsewhere rank 0 does.
-    agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     minutes = float(getattr(config, "distributed_timeout_minutes", JOIN_MINUTES))
-    check_address()
     try:
-        server = dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            world_size,
-            is_master and not agent_serves,
-            timedelta(minutes=minutes),
-            multi_tenant=True,
-        )
+        store = open_store(rank, world_size, timedelta(minutes=minutes))
     except (RuntimeError, ValueError) as error:
         raise join_failure(error, rank, world_size) from error
-    server.set_timeout(timedelta(seconds=DECISION_SECONDS))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"trainyard/{attempt}", server)
+    store.set_timeout(timedelta(seconds=DECISION_SECONDS))
+    return store

@@ -1,24 +1,34 @@
 """Rendezvous of ranks: the launcher's environment, the store, and the failures.
 
+Ranks that meet at a loopback address listen on loopback only, torch's store as well as gloo and
+NCCL. Nothing of these asks for a password, so the network of other ranks must be a trusted one.
+
 Each failure has its own message: no address, a port in use, an unreachable first rank, ranks
 started with different options."""
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import time
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
+import torch.distributed
 
 from trainyard.errors import CommunicationError, ConfigError
 from trainyard.parallel.config import ParallelConfig
 
+dist: Any = torch.distributed  # its stubs hide the stores
+
 OPTIONS, AGREED, DISAGREED = (f"trainyard/{name}" for name in ("options", "agreed", "disagreed"))
 """Keys of the store under which ranks compare options."""
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that name the network interface on which gloo and NCCL listen."""
 
 
 def rank_of_environment() -> tuple[int, int, int, int]:
@@ -50,10 +60,8 @@ def join_ranks(
     """Create torch's default group once all ranks have joined and their options agree."""
     rank, world_size, _, _ = rank_of_environment()
     backend = backend_of(config, device)
-    check_address()
     try:
-        # The address and the ranks are in the environment; torchrun's own store is used under it.
-        store, _, _ = next(iter(rendezvous("env://", timeout=timeout)))
+        store = open_store(rank, world_size, timeout)
         options = f"--distributed-backend {backend}, degrees {degrees}"
         _agree(store, rank, world_size, options, timeout)
         dist.init_process_group(
@@ -61,6 +69,64 @@ def join_ranks(
         )
     except (RuntimeError, ValueError) as error:
         raise join_failure(error, rank, world_size, f"over {backend} ") from error
+
+
+def open_store(rank: int, world_size: int, timeout: timedelta) -> Any:
+    """The store at MASTER_ADDR, which rank 0 serves; torchrun's agent does so itself.
+
+    Keys have the prefix of `store_prefix`. Raises what `join_failure` explains: RuntimeError or
+    ValueError of torch."""
+    check_address()
+    agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    serves = rank == 0 and not agent_serves
+    listener: dict[str, int] = {}
+    if _is_loopback(address):
+        for name in INTERFACES:
+            os.environ.setdefault(name, _loopback_interface())
+        if serves and (listening := _loopback_socket(address, port)) is not None:
+            listener = {"master_listen_fd": listening.detach()}
+    # multi_tenant: the server of an earlier store of this process may still be there.
+    store = dist.TCPStore(address, port, world_size, serves, timeout, multi_tenant=True, **listener)
+    return dist.PrefixStore(store_prefix(), store)
+
+
+def store_prefix() -> str:
+    """Prefix of all keys: the id that torchrun was given, and its attempt.
+
+    Our scripts give it a random one, so that who knows a job's number does not know its keys."""
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return f"trainyard/{run}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _is_loopback(address: str) -> bool:
+    """Only by its number or as `localhost`: /etc/hosts may give a node's own name a number of
+    loopback, where other nodes do not reach it."""
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _loopback_interface() -> str:
+    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+
+
+def _loopback_socket(address: str, port: int) -> socket.socket | None:
+    """A socket for the store's server, which otherwise listens on every interface; None if the
+    port is in use, perhaps by this process."""
+    number = "127.0.0.1" if address == "localhost" else address
+    family = socket.AF_INET6 if ":" in number else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((number, port))
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise RuntimeError(str(error)) from error
+    return listening
 
 
 def check_address() -> None:

@@ -6,6 +6,7 @@ a flow that was killed and started again follows the existing job instead of cre
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -116,7 +117,9 @@ class KubernetesJob(JobBlock[Outcome]):
             ours = [document for document in listed if document["metadata"]["name"] == name]
             if ours and found is None:
                 variant, found = one, ours[0]
-        documents = render_kubernetes(self.spec, replace(self.options, variant=variant))
+        documents = render_kubernetes(
+            self.spec, replace(self.options, variant=variant), secrets.token_hex(16)
+        )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MANIFESTS).write_text(yaml.safe_dump_all(documents, sort_keys=False))
         *services, workload = documents

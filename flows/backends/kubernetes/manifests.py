@@ -10,6 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,6 +26,8 @@ INDEX = "YARD_INDEX"
 """Variable with the completion index of the pod."""
 SHARES = "YARD_SHARES"
 """Variable with the shares to make, if these are not all: the N-th is that of index N."""
+RENDEZVOUS_ID = "PET_RDZV_ID"
+"""Variable that torchrun reads as --rdzv-id."""
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 MIB = 2**20
 
@@ -76,9 +79,16 @@ MANIFESTS = "job.yaml"
 """File of a run folder with what was submitted; `kubectl create -f` runs it by hand."""
 
 
-def render_kubernetes(spec: LaunchSpec, options: KubernetesOptions) -> list[Document]:
-    """The manifests in order of creation; ConfigError for a job that cannot run on Kubernetes."""
+def render_kubernetes(
+    spec: LaunchSpec, options: KubernetesOptions, rendezvous_id: str = ""
+) -> list[Document]:
+    """The manifests in order of creation; ConfigError for a job that cannot run on Kubernetes.
+
+    rendezvous_id: under which the ranks of several nodes meet; random where they shall run."""
     _check(spec, options)
+    if rendezvous_id and spec.has_ranks and spec.resources.nodes > 1:
+        meeting = {**spec.environment, RENDEZVOUS_ID: rendezvous_id}
+        spec = replace(spec, environment=meeting)
     if options.variant == "jobset" and spec.shares is None:
         return [_jobset(spec, options)]
     job = _job(spec, options)

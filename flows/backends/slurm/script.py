@@ -70,6 +70,12 @@ LAUNCHER_SIGNALS = "PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT"
 """Signals that torchrun handles: not SIGTERM, which stays ignored. Versions of torch without this
 variable pass SIGTERM on."""
 
+RENDEZVOUS_ID = r"""
+# The id under which ranks meet, not to be guessed: as a variable, since all users see arguments.
+PET_RDZV_ID="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}-$(od -An -N16 -tx8 /dev/urandom | tr -d ' \n')"
+export PET_RDZV_ID
+""".strip()
+
 ENDING = f"""[ "$status" != 0 ] || status=$stopped
 
 # Whole or not there: it tells the end also when Slurm has forgotten the job.
@@ -221,10 +227,11 @@ def _command(spec: LaunchSpec, options: SlurmOptions) -> Iterator[str]:
     if spec.has_ranks:
         yield 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
         yield "port=$((20000 + SLURM_JOB_ID % 10000))"
+        yield from RENDEZVOUS_ID.splitlines()
         yield "rendezvous=("
         yield f"  --nnodes={wanted.nodes} --nproc-per-node={wanted.processes_per_node}"
         yield '  --rdzv-backend=c10d --rdzv-endpoint="$head:$port"'
-        yield '  --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" --max-restarts=0 --no-python'
+        yield "  --max-restarts=0 --no-python"
         yield ")"
         yield from _array_of("launcher", spec.rank_launcher)
     yield from _array_of("command", spec.command)

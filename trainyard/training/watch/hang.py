@@ -27,7 +27,7 @@ from trainyard.errors import HangError, InfrastructureError
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
 
-PREFIX = "trainyard/watch"
+PREFIX = "watch"
 TIMEOUT = timedelta(seconds=10)
 
 
@@ -81,6 +81,8 @@ def open_mailbox(world_size: int) -> RankMailbox:
         return LocalMailbox()
     import torch.distributed
 
+    from trainyard.parallel.rendezvous import store_prefix
+
     dist: Any = torch.distributed  # its stubs hide the stores
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
@@ -89,8 +91,7 @@ def open_mailbox(world_size: int) -> RankMailbox:
         wait_for_workers=False,
         timeout=TIMEOUT,
     )
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return StoreMailbox(dist.PrefixStore(f"{PREFIX}/{attempt}", store))
+    return StoreMailbox(dist.PrefixStore(f"{store_prefix()}/{PREFIX}", store))
 
 
 log = logging.getLogger(__name__)
