@@ -55,8 +55,7 @@ SHARED_EXTRAS = ("documents", "tokenizers", "faiss", "faiss-gpu")
 """Extras that those of stages are made of."""
 
 ELSEWHERE = [
-    ("stages.runtime.ranks", "torch"),  # only when a stage that needs torch runs as several ranks
-    ("stages.runtime.ranks", "trainyard.parallel.rendezvous"),  # likewise
+    ("stages.runtime.ranks", "trainyard.parallel.rendezvous"),  # only as one of several ranks
     ("trainyard.artifacts.backends.s3_client", "botocore"),  # the extra `s3`
 ]
 """Imports inside functions that a stage reaches only with another extra installed."""
