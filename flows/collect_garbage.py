@@ -26,7 +26,7 @@ KEY = "garbage"
 async def collect_garbage(
     profile: str = DEFAULT,
     yard: str | None = None,
-    dry_run: bool = False,
+    remove: bool = False,
     keep_corpus_versions: int = STANDARD.keep_corpus_versions,
     corpus_days: float = STANDARD.corpus_days,
     claim_hours: float = STANDARD.claim_hours,
@@ -35,7 +35,7 @@ async def collect_garbage(
     keep_runs: int = STANDARD.keep_runs,
     run_days: float = STANDARD.run_days,
 ) -> dict[str, Any]:
-    """Remove superseded corpus versions, stale claims, abandoned uploads and attempts.
+    """List or remove superseded corpus versions, stale claims, abandoned uploads and attempts.
 
     What a manifest in use was made from always stays.
 
@@ -43,7 +43,7 @@ async def collect_garbage(
         profile: The yard: a file of deploy/yards, by its name or path.
         yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
             `yard`.
-        dry_run: List what would be removed, and remove nothing.
+        remove: Remove what is listed; unset: only list it.
         keep_corpus_versions: Number of newest versions of each corpus that always stay.
         corpus_days: Days that a superseded version stays.
         claim_hours: Hours after which a claim that is not renewed has no holder.
@@ -64,11 +64,11 @@ async def collect_garbage(
     root = site.yard_root(yard)
     homes, is_named = homes_of(site, root), bool(yard)
     engines = engines_of(site)
-    swept = await asyncio.to_thread(sweep, root, homes, policy, dry_run, is_named, engines)
+    swept = await asyncio.to_thread(sweep, root, homes, policy, remove, is_named, engines)
     log = get_run_logger()
-    for line in lines(swept, dry_run):
+    for line in lines(swept, not remove):
         log.info("%s", line)
-    await _show(swept, dry_run)
+    await _show(swept, not remove)
     if swept.failed:
         first, error = swept.failed[0]
         raise InfrastructureError(
@@ -84,5 +84,5 @@ async def _show(swept: Swept, is_dry: bool) -> None:
     found = size(swept.plan.size_bytes) if swept.plan.garbage else "nothing"
     description = f"{found} to remove under {swept.plan.root}"
     if is_dry and swept.plan.garbage:
-        description += "; a dry run: nothing was removed. The log of this run has the names"
+        description += "; `remove` is off, so it is all still there. The log has the names"
     await acreate_table_artifact(key=KEY, table=rows(swept), description=description)

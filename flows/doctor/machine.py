@@ -49,7 +49,7 @@ def disk(yard: YardContext) -> Answer:
         elif free < DISK_WARNED:
             states.append(State.WARN)
     message = "; ".join(found)
-    todo = "free some: `python -m flows.gc --dry-run` lists what is no longer needed"
+    todo = "free some: `python -m flows.gc` lists what is no longer needed, `--remove` removes it"
     if State.FAIL in states:
         return fail(InfrastructureError, message, todo)
     return warn(message, todo) if State.WARN in states else ok(message)

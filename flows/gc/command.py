@@ -1,6 +1,8 @@
 """The command line.
 
-    python -m flows.gc [--profile NAME] [--root URL] [--dry-run] [--json] [--corpus-days 7 ...]
+    python -m flows.gc [--profile NAME] [--root URL] [--remove] [--json] [--corpus-days 7 ...]
+
+Without --remove it lists what would be removed, and removes nothing.
 
 Exit status 0; 3 if something could not be removed or checked."""
 
@@ -34,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         profile, root = read_yard(given)
         homes = homes_of(profile, root)
         is_named, engines = given.root is not None, engines_of(profile)
-        swept = sweep(root, homes, policy, given.dry_run, is_named, engines)
+        swept = sweep(root, homes, policy, given.remove, is_named, engines)
     except TrainyardError as error:
         return fail(error)
     if given.json:
         print(json.dumps(swept.to_document(), indent=1))
     else:
-        print("\n".join(lines(swept, given.dry_run)))
+        print("\n".join(lines(swept, not given.remove)))
     if swept.failed:
         print(f"error: {len(swept.failed)} could not be removed", file=sys.stderr)
         return InfrastructureError.exit_status
@@ -64,10 +66,13 @@ def engines_of(profile: Profile) -> tuple[str | None, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m flows.gc", description="Remove what a yard no longer needs."
+        prog="python -m flows.gc",
+        description="List what a yard no longer needs; with --remove, remove it.",
     )
     add_yard(parser)
-    parser.add_argument("--dry-run", action="store_true", help="list what would be removed")
+    does = parser.add_mutually_exclusive_group()
+    does.add_argument("--remove", action="store_true", help="remove what is listed")
+    does.add_argument("--dry-run", action="store_true", help="only list it: the default")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     for field in fields(Policy):
         default: Any = field.default

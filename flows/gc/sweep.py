@@ -1,4 +1,4 @@
-"""One sweep of a yard: list, decide, and remove unless it is a dry run."""
+"""One sweep of a yard: list, decide, and remove if asked to."""
 
 from __future__ import annotations
 
@@ -136,14 +136,14 @@ def sweep(
     root: str,
     homes: Iterable[Path],
     policy: Policy,
-    dry_run: bool = False,
+    remove: bool = False,
     is_named: bool = False,
     engines: Sequence[str | None] = (),
 ) -> Swept:
-    """Decide what to remove, and remove it. A failed removal does not stop the others. What a run
-    started to work on in the meantime is left for the next sweep."""
+    """Decide what can be removed, and remove it only with `remove`. A failed removal does not stop
+    the others. What a run started to work on in the meantime is left for the next sweep."""
     todo = plan(root, homes, policy, is_named, engines)
-    if dry_run:
+    if not remove:
         return Swept(todo, ())
     removed, left, failed = [], [], []
     for one in todo.garbage:

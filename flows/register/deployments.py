@@ -32,12 +32,13 @@ def load_flows(desired: DesiredState) -> Flows:
         flow: Flow[..., Any] = load_flow_from_entrypoint(str(ROOT / one.entrypoint))
         flows[one.entrypoint] = flow
         form = parameter_schema(flow).model_dump_for_openapi()
-        check_parameters(one.parameters, form, f"prefect.yaml: deployment {one.entrypoint}")
         if one.schedule is not None:
             where = f"yard {one.name} [schedules.{flow.name}]"
             check_flow_schedule(one.schedule, where)
             own = f"{where[:-1]}.parameters]"
-            check_parameters({**one.parameters, **one.schedule.parameters}, form, own)
+            check_no_dry_run(one.schedule.parameters, form, own)
+            check_parameters(one.schedule.parameters, form, own)
+        check_parameters(one.parameters, form, f"prefect.yaml: deployment {one.entrypoint}")
     return flows
 
 
@@ -61,6 +62,15 @@ def check_flow_schedule(schedule: FlowSchedule, where: str) -> None:
         raise ConfigError(
             f"{where}: cron {schedule.cron!r} never fires, as no such day exists ({error})"
         ) from error
+
+
+def check_no_dry_run(given: Mapping[str, Any], form: dict[str, Any], where: str) -> None:
+    """ConfigError for the parameter that kept older sweeps from removing anything."""
+    if "dry_run" in given and "remove" in form["properties"]:
+        raise ConfigError(
+            f"{where}: dry_run ({given['dry_run']}) has become `remove`, which is off by default: "
+            f"leave dry_run out for a report, or write remove = true to let it remove"
+        )
 
 
 def check_parameters(given: Mapping[str, Any], form: dict[str, Any], where: str) -> None:

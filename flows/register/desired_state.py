@@ -63,6 +63,7 @@ class DesiredDeployment:
     """Folder of the sources, in which workers load the flow."""
     concurrency_limit: int | None = None
     schedule: FlowSchedule | None = None
+    """Its parameters are among those of the deployment."""
     version: str = VERSION
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -188,15 +189,17 @@ def _flow_of(entrypoint: str) -> str:
 def _deployment(
     entry: Mapping[str, Any], flow: str, profile: Profile, tags: tuple[str, ...]
 ) -> DesiredDeployment:
+    schedule = profile.schedules.get(flow)
+    of_schedule = {} if schedule is None else schedule.parameters
     return DesiredDeployment(
         entrypoint=entry["entrypoint"],
         name=profile.name,
         pool=profile.pool.name,
         description=str(entry.get("description", "")),
-        parameters={**entry.get("parameters", {}), "profile": profile.name},
+        parameters={**entry.get("parameters", {}), "profile": profile.name, **of_schedule},
         tags=tuple(dict.fromkeys((*entry.get("tags", ()), *tags))),
         directory=profile.pool.code or str(ROOT),
         concurrency_limit=entry.get("concurrency_limit"),
-        schedule=profile.schedules.get(flow),
+        schedule=schedule,
         environment={HEARTBEAT: str(HEARTBEAT_SECONDS), **PATIENCE},
     )

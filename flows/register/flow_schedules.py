@@ -1,5 +1,7 @@
 """The schedule of a deployment: from the profile, paused or active as a person left it.
 
+Its parameters are the deployment's: Prefect empties those of a schedule when somebody pauses it.
+
 A person pauses and resumes schedules in Prefect's pages, and registration keeps that. If `active`
 changed in the profile, the profile wins."""
 
@@ -39,12 +41,7 @@ def to_create(desired: FlowSchedule | None) -> list[DeploymentScheduleCreate]:
     """For a new deployment."""
     if desired is None:
         return []
-    parameters = dict(desired.parameters)
-    return [
-        DeploymentScheduleCreate(
-            schedule=_cron(desired), active=desired.active, parameters=parameters
-        )
-    ]
+    return [DeploymentScheduleCreate(schedule=_cron(desired), active=desired.active)]
 
 
 def to_update(desired: FlowSchedule | None) -> list[DeploymentScheduleUpdate]:

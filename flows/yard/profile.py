@@ -195,7 +195,7 @@ class FlowSchedule:
     timezone: str = "UTC"
     active: bool = True
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """Of these runs; they override those of prefect.yaml."""
+    """Of the deployment, by hand too; they override those of prefect.yaml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from flows.gc.policy import STANDARD, Policy
 from flows.yard.profile import Profile
 from flows.yard.read_profile import parse_profile
 
-OTHERS = {"profile", "yard", "dry_run"}
+OTHERS = {"profile", "yard", "remove"}
 
 
 def test_its_parameters_are_the_policy_with_the_same_defaults() -> None:
@@ -38,12 +38,12 @@ def test_what_is_given_is_what_it_sweeps_by(monkeypatch: pytest.MonkeyPatch) -> 
     async def profile(name: str) -> Profile:
         return parse_profile({}, name)
 
-    def sweep(root: str, homes: object, policy: Policy, dry_run: bool, *more: object) -> None:
-        raise SeenError(policy, dry_run)
+    def sweep(root: str, homes: object, policy: Policy, remove: bool, *more: object) -> None:
+        raise SeenError(policy, remove)
 
     monkeypatch.setattr(module, "yard_profile", profile)
     monkeypatch.setattr(module, "sweep", sweep)
     given = {field.name: 40 + place for place, field in enumerate(fields(Policy))}
     with pytest.raises(SeenError) as seen:
-        asyncio.run(collect_garbage.fn(dry_run=True, **given))
+        asyncio.run(collect_garbage.fn(remove=True, **given))
     assert seen.value.args == (Policy(**given), True)

@@ -38,8 +38,8 @@ from trainyard.errors import ArtifactError, ClaimHeldError, ConfigError
 pytestmark = pytest.mark.slow
 
 
-def swept(root: str, policy: Policy = AT_ONCE, *, dry_run: bool = False) -> Swept:
-    return sweep(root, [], policy, dry_run)
+def swept(root: str, policy: Policy = AT_ONCE, *, remove: bool = True) -> Swept:
+    return sweep(root, [], policy, remove)
 
 
 def kinds(found: Swept) -> dict[str, int]:
@@ -70,7 +70,7 @@ def test_after_a_sweep_what_is_kept_verifies_and_a_second_one_finds_nothing(stor
     claim(join(store_url, "gpt", "out.claim.json"), GONE)
     store.write_bytes(join(store_url, "gpt", "out.work", "abc", "1.unit.json"), b"{}")
     before = set(store.list_files(store_url))
-    first = swept(store_url, dry_run=True)
+    first = swept(store_url, remove=False)
     assert set(store.list_files(store_url)) == before
     assert kinds(first) == {
         "corpus version": 1,
@@ -173,10 +173,10 @@ def test_a_job_that_has_begun_keeps_what_its_options_name(tmp_path: Path) -> Non
     (run / "config.toml").write_text(f'data_path = ["0.5", "{used}"]\n')
     make_older(run, 2 * DAY)  # in a queue
     policy = Policy(keep_corpus_versions=1, corpus_days=0, run_days=0)
-    found = sweep(str(tmp_path), [tmp_path / "gpt" / ".runs"], policy)
+    found = sweep(str(tmp_path), [tmp_path / "gpt" / ".runs"], policy, remove=True)
     assert found.plan.kept["web/versions/0001-abc"] == f"run {run}"
     (run / "outcome.json").write_text("{}")
-    assert kinds(sweep(str(tmp_path), [tmp_path / "gpt" / ".runs"], policy)) == {
+    assert kinds(sweep(str(tmp_path), [tmp_path / "gpt" / ".runs"], policy, remove=True)) == {
         "corpus version": 1,
         "corpus part": 1,
     }
@@ -280,7 +280,7 @@ def test_an_output_that_was_finished_meanwhile_stays(store_url: str) -> None:
     output = Output.directory(join(store_url, "begun"))
     store.write_bytes(join(output.work_url, "final-abc.json"), b'["a.bin"]')
     store.write_bytes(output.file_url("a.bin"), b"1")
-    (found,) = [one for one in swept(store_url, dry_run=True).plan.garbage if "begun" in one.url]
+    (found,) = [one for one in swept(store_url, remove=False).plan.garbage if "begun" in one.url]
     make(output, {"a.bin": b"123"})
     with pytest.raises(ClaimHeldError, match="published in the meantime"):
         found.remove()
@@ -332,9 +332,9 @@ def test_an_upload_that_nobody_completes_is_aborted(s3_url: str) -> None:
 
 def test_a_root_of_a_store_that_holds_nothing_is_refused(s3_url: str) -> None:
     with pytest.raises(ConfigError, match="nothing is there"):
-        sweep(join(s3_url, "yrad"), [], AT_ONCE, is_named=True)
+        sweep(join(s3_url, "yrad"), [], AT_ONCE, remove=True, is_named=True)
     store.write_bytes(join(s3_url, "yard", "a"), b"1")
-    assert kinds(sweep(join(s3_url, "yard"), [], AT_ONCE, is_named=True)) == {}
+    assert kinds(sweep(join(s3_url, "yard"), [], AT_ONCE, remove=True, is_named=True)) == {}
 
 
 # --- words --------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def test_a_root_of_a_store_that_holds_nothing_is_refused(s3_url: str) -> None:
 def test_a_dry_run_says_what_and_how_much_and_why(tmp_path: Path) -> None:
     claim(str(tmp_path / "out.claim.json"), GONE)
     said = [
-        line for line in lines(swept(str(tmp_path), dry_run=True), True) if "scratch" not in line
+        line for line in lines(swept(str(tmp_path), remove=False), True) if "scratch" not in line
     ]
     assert said[0].startswith(f"stale claim: {tmp_path}/out.claim.json, ")
     assert "not renewed for" in said[0]

@@ -8,9 +8,11 @@ import pytest
 
 from flows.backends.events import Name, record_event
 from flows.backends.run_folder import job_key
+from flows.gc import command
 from flows.gc.command import homes_of, main
 from flows.gc.machine import has_ended, old_runs, run_homes, runs
 from flows.gc.policy import DAY, Policy
+from flows.gc.sweep import Plan, Swept
 from flows.recipes.stage_job import stage_job
 from flows.runner.stage_task import _prepare, next_key
 from flows.yard.profile import StageEnvironment
@@ -137,3 +139,20 @@ def test_a_named_root_must_exist(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"{typo}: there is no such folder" in capsys.readouterr().err
     (tmp_path / "yard").mkdir()
     assert main(["--root", str(tmp_path / "yard"), "--dry-run"]) == 0
+
+
+def test_a_sweep_removes_nothing_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def sweep(root: str, homes: object, policy: Policy, remove: bool, *more: object) -> Swept:
+        asked.append(remove)
+        return Swept(Plan(root, (), {}), ())
+
+    monkeypatch.setattr(command, "sweep", sweep)
+    for flags in ([], ["--dry-run"], ["--remove"]):
+        assert main(["--root", str(tmp_path), *flags]) == 0
+    assert asked == [False, False, True]
+    with pytest.raises(SystemExit):
+        main(["--root", str(tmp_path), "--remove", "--dry-run"])

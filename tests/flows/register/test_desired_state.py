@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from flows.register.desired_state import ROOT, DesiredState, desired_state, read_deployments
+from flows.register.flow_schedules import to_create
 from flows.register.report import Report, differing
 from flows.yard.read_profile import parse_profile
 from trainyard.errors import ConfigError
@@ -51,6 +52,13 @@ def test_a_profile_may_offer_some_flows_at_times() -> None:
     assert refresh.schedule is not None
     assert (refresh.schedule.cron, refresh.schedule.timezone) == ("0 3 * * *", "Europe/Berlin")
     assert run_stage.schedule is None
+
+
+def test_parameters_of_a_schedule_are_those_of_the_deployment() -> None:
+    text = 'deployments = ["release"]\n[schedules.release]\ncron = "0 3 * * *"\n'
+    (made,) = want(text + 'parameters = { recipe = "mine.toml" }\n').deployments
+    assert made.parameters == {"recipe": "mine.toml", "profile": "site"}
+    assert [one.parameters for one in to_create(made.schedule)] == [{}]
 
 
 def test_limits_are_of_the_yard() -> None:

@@ -173,7 +173,7 @@ def test_inputs_are_kept(tmp_path: Path, stages: Stages, slot: list[Waiting], pr
     def weeks() -> None:
         for text in "bcd":
             corpus.publish(text)
-        done = sweep(str(tmp_path), [], AT_ONCE)
+        done = sweep(str(tmp_path), [], AT_ONCE, remove=True)
         assert "0002-abc" in str(done.removed)
         assert set(done.plan.kept) == {"web/versions/0001-abc"}
         assert f"{tmp_path}/gpt" in done.plan.kept["web/versions/0001-abc"]
@@ -183,7 +183,7 @@ def test_inputs_are_kept(tmp_path: Path, stages: Stages, slot: list[Waiting], pr
     assert stages.of("pretrain", "data_path") == [[used]]
     assert read_manifest(f"{used}.manifest.json") is not None
     assert not (tmp_path / "gpt" / JOBS).exists()
-    sweep(str(tmp_path), [], AT_ONCE)
+    sweep(str(tmp_path), [], AT_ONCE, remove=True)
     assert read_manifest(f"{used}.manifest.json") is None
 
 
@@ -194,5 +194,5 @@ def test_what_a_killed_run_was_going_to_read_is_no_reason_to_keep_it(tmp_path: P
     (tmp_path / "gpt").mkdir()
     (tmp_path / "gpt" / JOBS).write_text(json.dumps([{"data_path": [used]}]))
     assert not (tmp_path / "gpt" / TURN).exists()
-    sweep(str(tmp_path), [], AT_ONCE)
+    sweep(str(tmp_path), [], AT_ONCE, remove=True)
     assert read_manifest(f"{used}.manifest.json") is None

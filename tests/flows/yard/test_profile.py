@@ -43,10 +43,10 @@ def test_there_is_a_profile_for_each_kind_of_place() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in YARDS.glob("*.toml")))
-def test_weekly_sweep_is_a_dry_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weekly_sweep_removes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("YARD_HOME", "/srv/yard")
     swept = read_profile(name).schedules["collect-garbage"]
-    assert (swept.active, dict(swept.parameters)) == (True, {"dry_run": True})
+    assert (swept.active, dict(swept.parameters)) == (True, {})
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in YARDS.glob("*.toml")))

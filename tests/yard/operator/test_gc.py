@@ -19,7 +19,9 @@ AT_ONCE = ("--keep-corpus-versions", "1", "--corpus-days", "0")
 FLOW = """
 import asyncio, json, sys
 from flows.collect_garbage import collect_garbage
-found = asyncio.run(collect_garbage(yard=sys.argv[1], keep_corpus_versions=1, corpus_days=0))
+policy = dict(keep_corpus_versions=1, corpus_days=0)
+remove = len(sys.argv) > 2
+found = asyncio.run(collect_garbage(yard=sys.argv[1], remove=remove, **policy))
 print(json.dumps(found))
 """
 
@@ -31,7 +33,7 @@ def test_a_dry_run_then_the_flow_then_nothing(tmp_path: Path, prefect_api: dict[
     used, _, _ = (corpus.publish(text) for text in "abc")
     train(f"{root}/gpt", used)
 
-    dry = yard.run("-m", "flows.gc", "--dry-run", *AT_ONCE)
+    dry = yard.run("-m", "flows.gc", *AT_ONCE)
     assert dry.status == 0, dry.err
     assert "kept: web/versions/0001-abc: in use by gpt/" in dry.out
     assert "corpus version: " in dry.out
@@ -39,14 +41,19 @@ def test_a_dry_run_then_the_flow_then_nothing(tmp_path: Path, prefect_api: dict[
 
     (tmp_path / "gc.py").write_text(FLOW)
     refreshing = acquire(f"{root}/web/{TURN}", 0)
-    busy = yard.run(str(tmp_path / "gc.py"), root)
+    busy = yard.run(str(tmp_path / "gc.py"), root, "remove")
     refreshing.release()
     assert busy.status == 0, busy.err
     waits = json.loads(busy.out.splitlines()[-1])
     assert {one["kind"] for one in waits["left"]} == {"corpus version", "corpus part"}
     assert waits["failed"] == []
 
-    done = yard.run(str(tmp_path / "gc.py"), root)
+    listed = yard.run(str(tmp_path / "gc.py"), root)
+    assert listed.status == 0, listed.err
+    assert json.loads(listed.out.splitlines()[-1])["removed"] == 0
+    assert "would be removed" in listed.err
+
+    done = yard.run(str(tmp_path / "gc.py"), root, "remove")
     assert done.status == 0, done.err
     found = json.loads(done.out.splitlines()[-1])
     kinds = {one["kind"] for one in found["garbage"]} - {"scratch"}

@@ -21,6 +21,7 @@ from tests.yard.yard import ROOT, Yard
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(400)]
 
 PASSWORD = "yard:geheim"
+PREFECT_SCHEDULE = ("prefect", "deployment", "schedule")
 FLOWS = ("prepare-corpus", "pretrain-gpt", "release", "corpus-refresh", "run-stage")
 
 PROFILE = """
@@ -259,6 +260,75 @@ def test_what_prefect_would_refuse_leaves_no_half_of_a_yard(server: Server, tmp_
     assert f"{profile}: yard wrong [schedules.corpus-refresh]: cron '0 3 * *'" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert {kind: server.ask(f"{kind}/filter", {}) for kind in before} == before
+
+
+SCHEDULED = """
+deployments = ["corpus-refresh", "collect-garbage"]
+
+[schedules.corpus-refresh]
+cron = "0 3 * * *"
+parameters = { recipe = "recipes/mine.toml" }
+
+[schedules.collect-garbage]
+cron = "30 4 * * 0"
+parameters = { run_days = 90 }
+"""
+
+
+def planned(server: Server, deployment: str) -> dict[str, Any]:
+    """The parameters of the next run that the server plans by itself."""
+    found: dict[str, Any] = server.ask(f"deployments/name/{deployment}")
+    server.ask(f"deployments/{found['id']}/schedule", {})  # not waiting for the scheduler's minute
+    runs = server.ask(
+        "flow_runs/filter",
+        {
+            "deployments": {"id": {"any_": [found["id"]]}},
+            "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
+        },
+    )
+    parameters = [run["parameters"] for run in runs]
+    assert all(one == parameters[0] for one in parameters)
+    return dict(parameters[0])
+
+
+def test_paused_and_resumed_schedules_keep_their_parameters(server: Server, tmp_path: Path) -> None:
+    """By Prefect's command line, and by the shortest request that its API takes."""
+    profile = tmp_path / "kept.toml"
+    profile.write_text(SCHEDULED)
+    assert verbs(server.register("--yard", str(profile))) <= {"created", "unchanged"}
+    variables = {**server.environment, "PREFECT_API_AUTH_STRING": PASSWORD}
+    wanted = {
+        "corpus-refresh/kept": {"recipe": "recipes/mine.toml", "profile": "kept"},
+        "collect-garbage/kept": {"run_days": 90, "profile": "kept"},
+    }
+    for name, parameters in wanted.items():
+        assert planned(server, name) == parameters
+        deployment = server.ask(f"deployments/name/{name}")
+        (schedule,) = deployment["schedules"]
+        one = f"deployments/{deployment['id']}/schedules/{schedule['id']}"
+        server.ask(one, {"active": False}, "PATCH")
+        server.ask(one, {"active": True}, "PATCH")
+        assert planned(server, name) == parameters
+    for verb in ("pause", "resume"):
+        done = subprocess.run(
+            [sys.executable, "-m", *PREFECT_SCHEDULE, verb, name, schedule["id"]],
+            env={k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")} | variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert planned(server, name) == parameters
+    assert "unchanged" in verbs(server.register("--yard", str(profile)))
+
+
+def test_a_parameter_that_is_gone_says_what_replaced_it(server: Server, tmp_path: Path) -> None:
+    profile = tmp_path / "old.toml"
+    profile.write_text(SCHEDULED.replace("run_days = 90", "dry_run = true"))
+    refused = server.register("--yard", str(profile))
+    assert refused.returncode == 2
+    assert "dry_run (True) has become `remove`, which is off by default" in refused.stderr
 
 
 @pytest.mark.full
