@@ -56,7 +56,7 @@ async def release(
     async with StageRunner("release", written.root, profile=site) as runner:
         await runner.expect(jobs.all())
         # Only now: a training of this recipe that had the lock may have written it.
-        await asyncio.to_thread(check_checkpoint, written, checkpoint, site.block)
+        await asyncio.to_thread(check_checkpoint, written, checkpoint, site.backend)
         await runner.run(jobs.reshard, jobs.export)
         await runner.run(jobs.evaluate)
         await runner.run(jobs.benchmark)  # alone: it measures times

@@ -1,6 +1,8 @@
-"""The run of a job, in whichever backend: waiting, output, hang detection, stopping, its end.
+"""Follows one job in any backend: waiting, output, hang detection, stopping, outcome.
 
-Stopping is begun once and carried to its end, if need be by the program that follows this one."""
+A job *ends* by itself or because this program *stops* it. Stopping begins once and is always
+finished, if need be by the next program that follows the job. The package's docstring defines the
+terms."""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from flows.backends.errors import BackendUnavailableError
 from flows.backends.events import Name, record_event
 from flows.backends.live_jobs import wait_uncancelled
 from flows.backends.outcome import Kind, Outcome
-from flows.backends.run_folder import Ending, read_ending, run_folder_io, write_ending
+from flows.backends.run_folder import StopRecord, read_stop_record, run_folder_io, write_stop_record
 from flows.backends.spec import LaunchSpec
 from flows.logs.console import JOB, Log
 from flows.logs.lines import parse_line
@@ -24,7 +26,7 @@ from trainyard.errors import TrainyardError
 
 
 class StageJobRun(JobRun[Outcome]):
-    """A job that was found or started, until its end is known.
+    """Follows a job that was found or started, until its outcome is known.
 
     A subclass adds itself to `live` at the end of its __init__."""
 
@@ -34,47 +36,49 @@ class StageJobRun(JobRun[Outcome]):
         self._job = job
         self._folder = Path(spec.run_directory)
         self._log: Log = self.logger if log is None else log
-        # Of a program before this one that was killed.
-        self._begun_ending = begun = read_ending(self._folder)
-        self._ended_by_us: Kind | None = None if begun is None else begun.kind
+        # Of an earlier program that was killed while it stopped the job.
+        self._earlier_stop = begun = read_stop_record(self._folder)
+        self._stop_reason: Kind | None = None if begun is None else begun.kind
+        """Why we stop the job; None: we do not."""
         self._stopping: asyncio.Task[None] | None = None
-        self.was_answered = False
+        self.backend_answered = False
         """The backend has reported its state to this run."""
 
     # --- of each backend ----------------------------------------------------------------------
 
     @abstractmethod
     async def _wait_until_ended(self) -> None:
-        """Wait until nothing of it runs any more."""
+        """Wait until no process of the job runs."""
 
     @abstractmethod
     async def _drain(self) -> None:
-        """Take in the last output of an ended job, and clean up; may be called twice."""
+        """Read the last output of an ended job, and clean up; may be called twice."""
 
     @abstractmethod
     def _has_ended(self) -> bool:
-        """True once nothing of it runs any more, as far as this process knows."""
+        """Whether no process of the job runs, as far as this program knows."""
 
     @abstractmethod
-    async def _stop(self) -> None:
-        """Let it save within its grace, then end it; until the backend confirms the end."""
+    async def _stop_job(self) -> None:
+        """Stop the job: let it save within its grace, then kill it. Returns once the backend
+        confirms the end."""
 
     @abstractmethod
     def _outcome(self) -> Outcome:
-        """How it ended, once it has."""
+        """How an ended job ended."""
 
     def _end_time(self) -> float | None:
-        """When it released its resources, if the backend reports that; None: now."""
+        """When the job released its resources, if the backend reports that; None: now."""
         return None
 
     # --- waiting ------------------------------------------------------------------------------
 
     async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
-        """Wait until the job has ended. Being cancelled stops it. Any other error, such as an
-        unavailable scheduler (InfrastructureError), leaves it running, to be followed again. An
-        ending that a program before this one had begun is finished."""
+        """Wait until the job has ended. Cancelling this call stops the job; any other error, such
+        as an unavailable scheduler (InfrastructureError), leaves it running, to be followed again.
+        If an earlier program began to stop the job, this finishes that."""
         with run_folder_io(self._folder):
-            if self._begun_ending is not None:
+            if self._earlier_stop is not None:
                 self.begin_stopping()
             try:
                 await self._wait_until_ended()
@@ -86,82 +90,82 @@ class StageJobRun(JobRun[Outcome]):
             await self._drain()
 
     def _relay(self, line: str, label: str = "") -> None:
-        """Log a line of its output at the level that the stage gave it."""
+        """Log a line of the job's output at the level that the stage gave it."""
         level, text = parse_line(line)
         self._log.log(level, "%s", label + text, extra={JOB: self.spec.name})
 
     # --- stopping -----------------------------------------------------------------------------
 
     @property
-    def is_being_stopped(self) -> bool:
-        """True once stopping has begun, or it has ended."""
+    def is_stopping_or_ended(self) -> bool:
+        """Whether we began to stop the job, or it has ended."""
         return self._stopping is not None or self._has_ended()
 
     @property
     def is_over(self) -> bool:
-        """True once it has ended, or stopping it has, as far as this process knows."""
+        """Whether nothing is left to wait for: the job has ended, or our attempt to stop it has."""
         return self._has_ended() or (self._stopping is not None and self._stopping.done())
 
-    def begin_stopping(self) -> asyncio.Task[None]:
-        """Begin to stop it, once; the task ends when it has stopped."""
+    def begin_stopping(self, reason: Kind | None = None) -> asyncio.Task[None]:
+        """Begin to stop the job, once; the task ends when it has stopped.
+
+        reason: becomes the outcome; None: that of an earlier program, or STOPPED."""
+        if reason is not None:
+            self._stop_reason = reason
         if self._stopping is None:
-            self._stopping = asyncio.create_task(self._stop())
+            self._stopping = asyncio.create_task(self._stop_job())
         return self._stopping
 
     async def stop(self) -> None:
-        """Stop it and wait until it has, however often this is cancelled."""
+        """Stop the job and wait until it has stopped, however often this call is cancelled."""
         await wait_uncancelled(self.begin_stopping())
-
-    def _end(self, kind: Kind) -> None:
-        """Begin to stop it for a reason of ours, which becomes its outcome."""
-        self._ended_by_us = kind
-        self.begin_stopping()
 
     @property
     def _was_signalled(self) -> bool:
-        """True if a program before this one has sent it the signal to save and exit."""
-        return self._begun_ending is not None and self._begun_ending.was_signalled
+        """Whether an earlier program sent the job the signal to save and exit."""
+        return self._earlier_stop is not None and self._earlier_stop.was_signalled
 
-    def _record_ending(self, *, was_signalled: bool = False) -> None:
-        """Record why it is being ended, in case this program is killed; STOPPED unless `_end` gave
-        another reason. was_signalled: the signal to save and exit was just sent."""
-        self._ended_by_us = self._ended_by_us or Kind.STOPPED
+    def _record_stop(self, *, was_signalled: bool = False) -> None:
+        """Record why we stop the job, so that another program can finish if this one is killed.
+
+        was_signalled: the signal to save and exit was just sent."""
+        self._stop_reason = self._stop_reason or Kind.STOPPED
         signalled = was_signalled or self._was_signalled
         try:
-            ending = Ending(kind=self._ended_by_us, was_signalled=signalled)
-            write_ending(self._folder, ending)
-        except OSError as error:  # such as a full disk: it is ended all the same
-            self._log.warning("%s: could not record its ending: %s", self.spec.name, error)
+            stop = StopRecord(kind=self._stop_reason, was_signalled=signalled)
+            write_stop_record(self._folder, stop)
+        except OSError as error:  # such as a full disk: stop the job all the same
+            self._log.warning("%s: could not record that it stops: %s", self.spec.name, error)
 
-    def _end_if_silent(self, silent_seconds: float, limit: float | None) -> None:
+    def _stop_if_silent(self, silent_seconds: float, limit: float | None) -> None:
         if limit is not None and silent_seconds > limit:
             name = self.spec.name
-            self._log.error("%s: no output for %.0f s; ending it", name, silent_seconds)
-            self._end(Kind.HANG)
+            self._log.error("%s: no output for %.0f s; stopping it", name, silent_seconds)
+            self.begin_stopping(Kind.HANG)
 
-    def _check_stopping(self) -> None:
-        """Raise the error with which stopping failed: it is not begun again."""
+    def _raise_stop_failure(self) -> None:
+        """Raise the error with which stopping failed, since it does not begin again."""
         if self._stopping is not None and self._stopping.done():
             self._stopping.result()
 
     # --- the end ------------------------------------------------------------------------------
 
     async def fetch_result(self) -> Outcome:
-        """How it ended; ValueError while it runs."""
+        """How the job ended; ValueError while it runs."""
         if not self._has_ended():
             raise ValueError(
                 f"{self.spec.name} is still running: call wait_for_completion before fetch_result"
             )
         with run_folder_io(self._folder):
             outcome = self._outcome()
-            self._record_end(outcome.kind)
+            self._record_ended(outcome.kind)
         return outcome
 
-    def _record_end(self, kind: Kind) -> None:
+    def _record_ended(self, kind: Kind) -> None:
         self._try_record_event("ended", at=self._end_time(), kind=str(kind))
 
     def _try_record_event(self, event: Name, **facts: Any) -> None:
-        """Record an event of the job; one that cannot be recorded changes nothing else."""
+        """Record an event of the job; if that fails, log a warning."""
         try:
             record_event(self._folder, event, job=self._job, **facts)
         except OSError as error:  # such as a full disk
@@ -172,8 +176,8 @@ AnyRun = TypeVar("AnyRun", bound=StageJobRun)
 
 
 async def find_or_start(spec: LaunchSpec, finding: Coroutine[Any, Any, AnyRun]) -> AnyRun:
-    """The run that a backend finds or starts. If this is cancelled, the job is stopped as soon as
-    it exists: nothing else knows of it."""
+    """The job that a backend finds or starts. If this call is cancelled, the job is stopped as soon
+    as it exists, since nothing else knows of it."""
 
     async def find() -> AnyRun:
         with run_folder_io(Path(spec.run_directory)):

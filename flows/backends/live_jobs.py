@@ -8,29 +8,29 @@ from typing import Protocol
 
 
 class Stoppable(Protocol):
-    """A started job."""
+    """A run: it follows a started job (base.StageJobRun)."""
 
     @property
-    def is_being_stopped(self) -> bool:
-        """True once stopping has begun, or it has ended."""
+    def is_stopping_or_ended(self) -> bool:
+        """Whether we began to stop the job, or it has ended."""
 
     @property
     def is_over(self) -> bool:
-        """True once it has ended, or stopping it has, as far as this process knows."""
+        """Whether nothing is left to wait for: the job has ended, or our attempt to stop it has."""
 
     def begin_stopping(self) -> asyncio.Task[None]:
-        """Begin to stop it, once; the task ends when it has stopped."""
+        """Begin to stop the job, once; the task ends when it has stopped."""
 
 
 live: weakref.WeakSet[Stoppable] = weakref.WeakSet()
-"""The jobs of this process that may still run."""
+"""The runs of this process whose jobs may still run."""
 
 
 def stop_all() -> None:
     """Begin to stop every job that is not being stopped yet."""
-    for job in list(live):
-        if not job.is_being_stopped:
-            job.begin_stopping()
+    for run in list(live):
+        if not run.is_stopping_or_ended:
+            run.begin_stopping()
 
 
 async def wait_uncancelled(stopping: asyncio.Task[None]) -> None:

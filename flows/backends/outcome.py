@@ -243,8 +243,8 @@ class JobEnd:
     """Of the job's script, negative for a signal; None if unknown."""
     is_of_launcher: bool = False
     """The exit code passed through a launcher of ranks, which returns 1 for any failed rank."""
-    ended_by_us: Kind | None = None
-    """Why we ended it, such as STOPPED or HANG."""
+    stop_reason: Kind | None = None
+    """Why we stopped the job, such as STOPPED or HANG; None: we did not."""
     was_requeued: bool = False
     """The scheduler ended it before, for a node or for other jobs, and started it again."""
     log_tail: str = ""
@@ -262,7 +262,7 @@ def classify_exit(name: str, end: JobEnd) -> Outcome:
         report = reported(name, end.failure, status)
     if report is not None and _is_cause(report, end):
         return report
-    known = end.ended_by_us or end.verdict
+    known = end.stop_reason or end.verdict
     if known in MESSAGES:
         message = f"{MESSAGES[known]} ({end.message})".removesuffix(" ()")
         return of_kind(name, known, message, None if report is None else report.step)

@@ -115,7 +115,7 @@ class ProcessJobRun(StageJobRun):
         assert code is not None, "it has ended"
         return classify(self.spec.name, code, read_failure(self.spec.run_directory))
 
-    async def _stop(self) -> None:
+    async def _stop_job(self) -> None:
         """Send SIGTERM to all of its processes, once; SIGKILL to what is left after the grace."""
         try:
             if self._signal(signal.SIGTERM):
@@ -128,7 +128,7 @@ class ProcessJobRun(StageJobRun):
                 self._lifeline = None
         await self._wait_until_ended()
         await self._drain()
-        self._record_end(self._outcome().kind)
+        self._record_ended(self._outcome().kind)
 
     def _signal(self, number: int) -> bool:
         """Signal the job's process group; False if no process of it is alive."""

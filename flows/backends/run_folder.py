@@ -27,8 +27,8 @@ HEARTBEAT = "heartbeat"
 SUBMITTED = "submitted.json"
 """What was submitted from this folder."""
 
-ENDING = "ending.json"
-"""Why we end the job of this folder. If we are killed first, the next program finishes that."""
+STOP_RECORD = "ending.json"
+"""Why we stop the job of this folder. If we are killed first, the next program finishes that."""
 
 DIGITS = 16
 """Of the SHA-256 in a key: enough that no two submissions of a yard collide."""
@@ -87,8 +87,8 @@ def write_record(path: Path, document: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """That a program of ours ends a job."""
+class StopRecord:
+    """That a program of ours stops a job."""
 
     kind: Kind
     """Why."""
@@ -96,24 +96,24 @@ class Ending:
     """The job was sent its signal to save and exit."""
 
 
-def read_ending(folder: Path) -> Ending | None:
-    """Why a program of ours ends, or ended, the job of a run folder; None if none does."""
-    document = read_record(folder / ENDING)
+def read_stop_record(folder: Path) -> StopRecord | None:
+    """Why a program of ours stops, or stopped, the job of a run folder; None if none does."""
+    document = read_record(folder / STOP_RECORD)
     if document is None:
         return None
-    return Ending(kind=Kind(document["kind"]), was_signalled=document["is_told"])
+    return StopRecord(kind=Kind(document["kind"]), was_signalled=document["is_told"])
 
 
-def write_ending(folder: Path, ending: Ending) -> None:
-    """Record an ending, before anything is done to the job."""
-    write_record(folder / ENDING, {"kind": ending.kind, "is_told": ending.was_signalled})
+def write_stop_record(folder: Path, stop: StopRecord) -> None:
+    """Record why we stop a job, before we do anything to it."""
+    write_record(folder / STOP_RECORD, {"kind": stop.kind, "is_told": stop.was_signalled})
 
 
 def is_being_cancelled(spec: LaunchSpec) -> bool:
-    """True if a program that was killed since had begun to cancel the job of a run folder."""
+    """Whether a program, killed since, began to cancel the job of a run folder."""
     with run_folder_io(Path(spec.run_directory)):
-        ending = read_ending(Path(spec.run_directory))
-    return ending is not None and ending.kind is Kind.STOPPED
+        stop = read_stop_record(Path(spec.run_directory))
+    return stop is not None and stop.kind is Kind.STOPPED
 
 
 @contextmanager

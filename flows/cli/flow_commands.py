@@ -43,7 +43,7 @@ class RecipeFlow:
 def _check_release(recipe: Recipe, profile: Profile, given: Given) -> None:
     # A flow that is at work on this recipe may still write the checkpoint; the flow itself looks.
     if given.checkpoint or not store.exists(recipe.at(TURN)):
-        check_checkpoint(recipe, given.checkpoint, profile.block)
+        check_checkpoint(recipe, given.checkpoint, profile.backend)
 
 
 RECIPE_FLOWS = {

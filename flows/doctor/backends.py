@@ -27,12 +27,12 @@ KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+) sec", re.MULTILINE)
 
 def jobs(yard: YardContext) -> Answer:
     """The backend answers."""
-    return JOBS[yard.site.block](yard)
+    return JOBS[yard.site.backend](yard)
 
 
 def image(yard: YardContext) -> Answer:
     """The image or interpreter of stages exists, is of our version, and a stage starts in it."""
-    return IMAGES[yard.site.block](yard)
+    return IMAGES[yard.site.backend](yard)
 
 
 def run(command: Sequence[str], seconds: float) -> tuple[int, str]:

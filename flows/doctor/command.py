@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     yard = YardContext(profile, root, given.submit)
     chosen = [check for check in CHECKS if not given.only or check.name in given.only]
     if not given.json:
-        print(f"yard {profile.name}: {yard.site.block} jobs, all output under {yard.root}\n")
+        print(f"yard {profile.name}: {yard.site.backend} jobs, all output under {yard.root}\n")
     findings = []
     for finding in examine_yard(chosen, yard):
         findings.append(finding)

@@ -38,7 +38,7 @@ class YardContext:
     @property
     def runs_here(self) -> bool:
         """Whether stages are processes of this machine."""
-        return self.site.block == "process"
+        return self.site.backend == "process"
 
     @property
     def has_local_store(self) -> bool:

@@ -65,7 +65,7 @@ def folders(yard: YardContext) -> list[tuple[str, Path]]:
     root = local_path(yard.root) if yard.has_local_store else None
     wanted = {} if root is None else {"yard": root}
     wanted["runs"] = Path(yard.site.run_folder)
-    if not (yard.site.block in CONTAINED and is_contained()):
+    if not (yard.site.backend in CONTAINED and is_contained()):
         wanted |= {"scratch": Path(tempfile.gettempdir()), "cache": cache_folder()}
     return _by_file_system(wanted)
 
@@ -96,7 +96,7 @@ def room(folder: Path) -> tuple[int, int, str]:
 
 def shared_memory(yard: YardContext) -> Answer:
     """/dev/shm as a stage sees it."""
-    if yard.site.block in CONTAINED and yard.there is None:
+    if yard.site.backend in CONTAINED and yard.there is None:
         size_told = yard.site.options_of("pretrain").shared_memory
         return skipped(f"{size_told} in a container of training; {who_reports(yard)}")
     machine, where = seen(yard)
@@ -105,8 +105,8 @@ def shared_memory(yard: YardContext) -> Answer:
         return warn(f"no /dev/shm{where}", "mount a tmpfs there; NCCL needs it")
     message = f"{size(free)} free in /dev/shm{where}"
     todo = (
-        f"raise shared_memory in the yard's [{yard.site.block}]"
-        if yard.site.block in CONTAINED
+        f"raise shared_memory in the yard's [{yard.site.backend}]"
+        if yard.site.backend in CONTAINED
         else "mount -o remount,size=16g /dev/shm; in a container --shm-size=16g"
     )
     if free < SHARED_REFUSED:
@@ -178,7 +178,7 @@ def gpus(yard: YardContext) -> Answer:
 
 def who_reports(yard: YardContext) -> str:
     """Who reports the machine of the stages, which is not this one."""
-    is_tried = yard.site.block == "container"
+    is_tried = yard.site.backend == "container"
     return "the check of ranks reports it" if is_tried else "--submit runs a job that reports it"
 
 

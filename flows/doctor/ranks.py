@@ -20,7 +20,7 @@ from flows.backends.run_folder import LOG, job_key
 from flows.backends.spec import LaunchSpec, Resources
 from flows.doctor.check import Answer, Check, fail, ok, skipped
 from flows.doctor.context import FOLDER, YardContext
-from flows.runner.blocks import BLOCKS
+from flows.runner.job_blocks import JOB_BLOCKS
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.machine import Machine
 
@@ -41,8 +41,8 @@ QUEUED_SECONDS = 600.0
 
 def ranks(yard: YardContext) -> Answer:
     """Two ranks connect where stages run, and all-reduce."""
-    block = yard.site.block
-    waits = block in ("slurm", "kubernetes")
+    backend = yard.site.backend
+    waits = backend in ("slurm", "kubernetes")
     if waits and not yard.submits:
         return skipped("needs a job of the scheduler: --submit starts one with two ranks")
     began = time.monotonic()
@@ -146,7 +146,7 @@ async def _run(
     Path(spec.run_directory).mkdir(parents=True, exist_ok=True)
     outcome = None
     with _logging_off():
-        run = await BLOCKS[yard.site.block](yard.site, spec, "pretrain").trigger()
+        run = await JOB_BLOCKS[yard.site.backend](yard.site, spec, "pretrain").trigger()
         try:
             await asyncio.wait_for(run.wait_for_completion(), limit_seconds)
             outcome = await run.fetch_result()

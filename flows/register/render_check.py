@@ -77,7 +77,7 @@ def _render(job: StageJob, site: StageEnvironment, sources: Path) -> None:
         shares = Shares(count=job.num_shares, at_once=site.shares_at_once)
     folder = Path(sources, site.run_folder, "job", KEY)
     spec = stage_spec(job, site, folder, KEY, shares)
-    RENDERERS[site.block](spec, site.options_of(job.stage))
+    RENDERERS[site.backend](spec, site.options_of(job.stage))
 
 
 def _check_grace(profile: Profile) -> None:
@@ -93,12 +93,12 @@ def _check_grace(profile: Profile) -> None:
 
 
 def _check_images(profile: Profile) -> None:
-    if profile.block not in CONTAINED or profile.image is not None:
+    if profile.backend not in CONTAINED or profile.image is not None:
         return
     without = [stage for stage in CONFIGS if stage not in profile.images]
     if without:
         raise ConfigError(
-            f"yard {profile.name}: block {profile.block!r} runs images, and none is named for "
+            f"yard {profile.name}: block {profile.backend!r} runs images, and none is named for "
             f'{", ".join(without)}: write image = "trainyard/{{stage}}:{{version}}", or name '
             f"one for each stage in [images]"
         )

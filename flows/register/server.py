@@ -34,7 +34,7 @@ from flows.register.flow_schedules import (
     to_update,
 )
 from flows.register.report import Report, differing
-from flows.runner.blocks import BLOCK_TYPES
+from flows.runner.job_blocks import JOB_BLOCK_TYPES
 from flows.yard.profile import limit_tag
 from flows.yard.registered_profile import YardProfile, block_name, check_yard
 from trainyard.errors import ConfigError
@@ -114,7 +114,7 @@ class Registration:
 
     async def _block_types(self) -> None:
         """Write the block types that the server's pages show."""
-        for block in BLOCK_TYPES:
+        for block in JOB_BLOCK_TYPES:
             slug = block.get_block_type_slug()
             try:
                 there = await self.client.read_block_type_by_slug(slug)

@@ -52,7 +52,7 @@ class StageRunner:
         self._place = profile.stage_environment(root)
         shown = browsed(profile.yard_root(), profile.browse)
         self._pages = RunPages(flow, card, root, self._place.run_folder, shown)
-        self._slots = asyncio.Semaphore(AT_ONCE.get(self._place.block, AT_ONCE_SCHEDULED))
+        self._slots = asyncio.Semaphore(AT_ONCE.get(self._place.backend, AT_ONCE_SCHEDULED))
         self._limits: dict[str, StageLimit] = {}
         self._alone = alone
         self._lock = contextlib.AsyncExitStack()

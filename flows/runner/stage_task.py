@@ -155,7 +155,7 @@ def _prepare(job: StageJob, site: StageEnvironment) -> LaunchSpec:
                 f"the profile"
             ) from error
         key = ""
-        if site.block in SCHEDULED:
+        if site.backend in SCHEDULED:
             key = next_key(attempts, runtime.flow_run.id or uuid.uuid4().hex)
         folder = attempts / (key or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
         document = folder / DOCUMENT

@@ -24,18 +24,18 @@ from flows.backends.errors import BackendUnavailableError
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.run_folder import (
     SUBMITTED,
-    Ending,
-    read_ending,
+    StopRecord,
     read_record,
+    read_stop_record,
     run_folder_io,
-    write_ending,
     write_record,
+    write_stop_record,
 )
 from flows.backends.spec import LaunchSpec
 from flows.logs.console import headline
 from flows.pages.progress import progress_shown
 from flows.pages.stage_pages import show_submitted, show_waiting
-from flows.runner.blocks import BLOCKS
+from flows.runner.job_blocks import JOB_BLOCKS
 from flows.runner.retry import pause_seconds, with_jitter
 from flows.yard.profile import SCHEDULED, StageEnvironment
 from trainyard.errors import TrainyardError
@@ -43,7 +43,7 @@ from trainyard.errors import TrainyardError
 SETTLED = "settled.json"
 """File in the run folder of a scheduler's job whose end is known; a retry submits another job."""
 
-ENDED_BY_HAND = {
+STOP_COMMANDS = {
     "container": (RECORD, "docker rm --force {name}"),
     "slurm": (SUBMITTED, "scancel {job_id}"),
     "kubernetes": (SUBMITTED, "kubectl --namespace {namespace} delete {kind} {name}"),
@@ -84,7 +84,7 @@ def settle(
     shares: tuple[int, ...] = (),
 ) -> None:
     """Record how the job of a scheduler ended, so that it is no longer followed."""
-    if site.block in SCHEDULED:
+    if site.backend in SCHEDULED:
         document = {"kind": kind, "message": message, "shares": shares}
         write_record(Path(spec.run_directory, SETTLED), document)
 
@@ -129,7 +129,7 @@ class Submission:
         return run
 
     async def _trigger(self) -> StageJobRun:
-        return await BLOCKS[self._site.block](self._site, self._spec, self._stage).trigger()
+        return await JOB_BLOCKS[self._site.backend](self._site, self._spec, self._stage).trigger()
 
     # --- the backend is unavailable -----------------------------------------------------------
 
@@ -142,7 +142,7 @@ class Submission:
             await self._report_unavailable(reason)
             await asyncio.sleep(with_jitter(pause_seconds(self._looks)))
         except asyncio.CancelledError:
-            await self._stop_unseen()
+            await self._try_to_stop()
             raise
 
     async def _report_unavailable(self, reason: str) -> None:
@@ -170,7 +170,7 @@ class Submission:
             await asyncio.wait([reporting])
 
     async def _report_return(self, run: StageJobRun) -> None:
-        while not run.was_answered:
+        while not run.backend_answered:
             await asyncio.sleep(LOOK_SECONDS)
         self._looks = 0
         state = f"its job is seen again, after {time.time() - self._since:.0f} s"
@@ -182,7 +182,7 @@ class Submission:
 
     # --- cancelled ----------------------------------------------------------------------------
 
-    async def _stop_unseen(self) -> None:
+    async def _try_to_stop(self) -> None:
         """Try once to stop a job whose backend is unavailable."""
         self.may_run_on = True
         self._record_cancelled()  # this program may be killed before the backend answers
@@ -203,7 +203,7 @@ class Submission:
         job = self._recorded_job()
         by_hand = ""
         if job is not None:
-            _, command = ENDED_BY_HAND[self._site.block]
+            _, command = STOP_COMMANDS[self._site.backend]
             by_hand = f": end it there ({command.format_map(job)})"
         self._log.error(
             "%s: cancelled, and its job could not be stopped: %s. It may run on%s; Retry stops it "
@@ -217,16 +217,16 @@ class Submission:
         """So that a program which starts this run again stops the job before it submits another."""
         folder = Path(self._spec.run_directory)
         try:
-            if read_ending(folder) is None:
-                write_ending(folder, Ending(kind=Kind.STOPPED, was_signalled=False))
+            if read_stop_record(folder) is None:
+                write_stop_record(folder, StopRecord(kind=Kind.STOPPED, was_signalled=False))
         except OSError as error:
             self._log.warning("%s: its end was not recorded: %s", self._spec.name, error)
 
     def _recorded_job(self) -> dict[str, Any] | None:
         """The job as its block recorded it when it submitted it; None if no job is known."""
-        if self._site.block not in ENDED_BY_HAND:
+        if self._site.backend not in STOP_COMMANDS:
             return None
-        file, _ = ENDED_BY_HAND[self._site.block]
+        file, _ = STOP_COMMANDS[self._site.backend]
         folder = Path(self._spec.run_directory)
         with run_folder_io(folder):
             return read_record(folder / file)

@@ -22,7 +22,7 @@ from trainyard.config import check_known
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
 
-BLOCK_OPTIONS: dict[str, type | None] = {
+BACKEND_OPTIONS: dict[str, type | None] = {
     "process": None,
     "container": ContainerOptions,
     "slurm": SlurmOptions,
@@ -99,7 +99,7 @@ class StageEnvironment:
 
     run_folder: str
     """Local folder: DIR/JOB/ATTEMPT/ holds config.toml, log.txt, outcome.json or failure.json."""
-    block: str = "process"
+    backend: str = "process"
     environment: dict[str, str] = field(default_factory=dict)
     resources: Resources = field(default_factory=Resources)
     resources_by_stage: Mapping[str, Resources] = field(default_factory=dict)
@@ -134,8 +134,8 @@ class StageEnvironment:
             raise ConfigError(
                 f"fruitless_attempts must be at least 1, got {self.fruitless_attempts}"
             )
-        if self.block not in BLOCK_OPTIONS:
-            raise ConfigError(f"block {self.block!r} is none of {', '.join(BLOCK_OPTIONS)}")
+        if self.backend not in BACKEND_OPTIONS:
+            raise ConfigError(f"block {self.backend!r} is none of {', '.join(BACKEND_OPTIONS)}")
 
     def resources_of(self, stage: str) -> Resources:
         """The resources that a stage asks for."""
@@ -147,9 +147,9 @@ class StageEnvironment:
 
     def options_of(self, stage: str) -> Any:
         """The backend's options for a stage, such as SlurmOptions; None for a process."""
-        if BLOCK_OPTIONS[self.block] is None:
+        if BACKEND_OPTIONS[self.backend] is None:
             return None
-        return self.options_by_stage.get(stage, getattr(self, self.block))
+        return self.options_by_stage.get(stage, getattr(self, self.backend))
 
     def image_of(self, stage: str) -> str | None:
         """The image that a stage runs in."""
@@ -160,7 +160,7 @@ class StageEnvironment:
 
     def shares_of(self, stage: str) -> int:
         """Number of jobs that make an output of this stage; 1: no shares."""
-        return self.shares_by_stage.get(stage, 1) if self.block in SHARING else 1
+        return self.shares_by_stage.get(stage, 1) if self.backend in SHARING else 1
 
 
 # --- the profile --------------------------------------------------------------------------------
@@ -229,8 +229,8 @@ class Profile:
     """The profile of a yard, as written."""
 
     name: str
-    block: str = "process"
-    """The backend: a key of BLOCK_OPTIONS."""
+    backend: str = "process"
+    """A key of BACKEND_OPTIONS; `block` in the file."""
     store: str | None = None
     """Root of all artifacts; None: `yard` in the working directory of the flow."""
     browse: str | None = None
@@ -295,10 +295,10 @@ class Profile:
             path = local_path(root) if is_local(root) else Path("yard", basename(root))
             assert path is not None
             run_folder = str(path.absolute() / ".runs")
-        options = {} if self.options is None else {self.block: self.options}
+        options = {} if self.options is None else {self.backend: self.options}
         return StageEnvironment(
             run_folder=run_folder,
-            block=self.block,
+            backend=self.backend,
             environment=dict(self.environment),
             resources=self.resources,
             resources_by_stage=self.resources_by_stage,
@@ -333,10 +333,10 @@ def _check_tables(profile: Profile) -> None:
             if count < 1:
                 raise ConfigError(f"[{name}] {stage} must be at least 1, got {count}")
     _check_watch(profile)
-    if profile.shares and profile.block not in SHARING:
+    if profile.shares and profile.backend not in SHARING:
         raise ConfigError(
             f"[shares] are for a block with a scheduler, {' or '.join(SHARING)}; block "
-            f"{profile.block!r} has none, and `workers` of the stage use the cores of one machine"
+            f"{profile.backend!r} has none, and `workers` of the stage use the cores of one machine"
         )
     if profile.shares_at_once is not None and profile.shares_at_once < 1:
         raise ConfigError(
@@ -344,7 +344,7 @@ def _check_tables(profile: Profile) -> None:
         )
     _check_memory(profile)
     check_browse(profile.browse)
-    if profile.block == "process":
+    if profile.backend == "process":
         _check_process(profile)
     if profile.fruitless_attempts < 1:
         raise ConfigError(
@@ -375,7 +375,7 @@ def _check_memory(profile: Profile) -> None:
     if memory <= 0:
         raise ConfigError(f"gpu_memory_gib must be positive, got {memory}")
     # A process uses the GPUs of its machine without asking for them.
-    if profile.block != "process" and not profile.resources_of("pretrain").gpus_per_node:
+    if profile.backend != "process" and not profile.resources_of("pretrain").gpus_per_node:
         raise ConfigError(
             f"gpu_memory_gib ({memory:g}) is the memory of a training GPU, and here a training "
             f"gets none: set gpus_per_node in [resources.pretrain], or leave gpu_memory_gib out"
@@ -383,10 +383,12 @@ def _check_memory(profile: Profile) -> None:
 
 
 def _check_watch(profile: Profile) -> None:
-    for name, blocks in (("hang_seconds", SCHEDULED), ("poll_seconds", POLLING)):
+    for name, backends in (("hang_seconds", SCHEDULED), ("poll_seconds", POLLING)):
         wanted = (profile.watch, *profile.watch_by_stage.values())
-        if profile.block not in blocks and any(getattr(one, name) is not None for one in wanted):
+        if profile.backend not in backends and any(
+            getattr(one, name) is not None for one in wanted
+        ):
             raise ConfigError(
-                f"[watch] {name} is for block {', '.join(blocks)}; block {profile.block!r} does "
-                f"not use it: leave it out"
+                f"[watch] {name} is for block {', '.join(backends)}; block {profile.backend!r} "
+                f"does not use it: leave it out"
             )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from flows.backends.spec import Mount, Resources
 from flows.stage_configs import CONFIGS
-from flows.yard.profile import BLOCK_OPTIONS, Automations, FlowSchedule, Pool, Profile, Watch
+from flows.yard.profile import BACKEND_OPTIONS, Automations, FlowSchedule, Pool, Profile, Watch
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import basename
 from trainyard.config import check_known, convert, from_table, parse_document, suggest
@@ -91,17 +91,17 @@ def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
     Raises ConfigError that names the table and the key at fault."""
     where = f"yard {name}"
     document = filled_in(document, os.environ, where)
-    block = document.get("block", "process")
-    if block not in BLOCK_OPTIONS:
-        raise ConfigError(f"{where}: block {block!r} is none of {', '.join(BLOCK_OPTIONS)}")
-    own = () if BLOCK_OPTIONS[block] is None else (block,)
+    backend = document.get("block", "process")
+    if backend not in BACKEND_OPTIONS:
+        raise ConfigError(f"{where}: block {backend!r} is none of {', '.join(BACKEND_OPTIONS)}")
+    own = () if BACKEND_OPTIONS[backend] is None else (backend,)
     known = ("block", *PLAIN, *TABLES, "resources", "watch", "deployments", "pool", *own)
     check_known(document, known, where)
     table = {key: value for key, value in document.items() if key in (*PLAIN, *TABLES)}
     table["deployments"] = document.get("deployments", [])
     resources, resources_by_stage = _by_stage(Resources, document, "resources", where)
     watch, watch_by_stage = _by_stage(Watch, document, "watch", where)
-    options, options_by_stage = _options(document, block, where)
+    options, options_by_stage = _options(document, backend, where)
     hints = {
         **dict.fromkeys(("store", "browse", "run_folder", "image", "python"), str),
         **{"gpu_memory_gib": float, "deployments": tuple[str, ...]},
@@ -115,7 +115,7 @@ def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
     try:
         return Profile(
             name=name,
-            block=block,
+            backend=backend,
             resources=resources,
             resources_by_stage=resources_by_stage,
             watch=watch,
@@ -130,9 +130,9 @@ def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
         raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from error
 
 
-def _options(document: Mapping[str, Any], block: str, where: str) -> tuple[Any, dict[str, Any]]:
-    kind = BLOCK_OPTIONS[block]
-    return (None, {}) if kind is None else _by_stage(kind, document, block, where)
+def _options(document: Mapping[str, Any], backend: str, where: str) -> tuple[Any, dict[str, Any]]:
+    kind = BACKEND_OPTIONS[backend]
+    return (None, {}) if kind is None else _by_stage(kind, document, backend, where)
 
 
 def _by_stage(

@@ -102,7 +102,7 @@ class ContainerJobRun(StageJobRun):
     async def _wait_until_ended(self) -> None:
         looked = time.monotonic()
         while not self._has_ended():
-            self._check_stopping()
+            self._raise_stop_failure()
             await asyncio.sleep(TICK_SECONDS)
             since = time.monotonic() - looked
             if since >= (self._block.poll_seconds if self._is_read() else 2 * TICK_SECONDS):
@@ -123,7 +123,7 @@ class ContainerJobRun(StageJobRun):
                 self._log.warning("%s; asking again", error)
                 time.sleep(min(1.0, self._block.poll_seconds))
                 return
-            self._last_answer, self.was_answered = time.monotonic(), True
+            self._last_answer, self.backend_answered = time.monotonic(), True
             # Another flow that follows it too may have removed it already.
             self._seen = seen or recorded_end(read_record(self._folder / RECORD, self.name))
             if not self._has_ended() and not self._is_read():
@@ -146,10 +146,10 @@ class ContainerJobRun(StageJobRun):
             return
         limit = self.spec.resources.time_limit_seconds
         if limit is not None and time.time() - self._seen.began > limit:
-            self._log.error("%s: time limit of %d s is over; ending it", self.spec.name, limit)
-            self._end(Kind.TIME_LIMIT)
+            self._log.error("%s: time limit of %d s is over; stopping it", self.spec.name, limit)
+            self.begin_stopping(Kind.TIME_LIMIT)
             return
-        self._end_if_silent(self._liveness.silent_seconds(), self._block.hang_seconds)
+        self._stop_if_silent(self._liveness.silent_seconds(), self._block.hang_seconds)
 
     async def _drain(self) -> None:
         """Read the last lines, record the end, remove the container; once."""
@@ -171,21 +171,21 @@ class ContainerJobRun(StageJobRun):
 
     # --- stopping -----------------------------------------------------------------------------
 
-    async def _stop(self) -> None:
+    async def _stop_job(self) -> None:
         """Send SIGTERM (SIGUSR1 at the time limit), so that training saves; after the grace
         SIGKILL. Returns when the engine confirms the end."""
         if self._client is None or self._has_ended():
             await self._drain()
             return
-        self._record_ending()
+        self._record_stop()
         early = self._seen.began + DEAF_SECONDS - time.time() if self._seen is not None else 0.0
         await asyncio.sleep(min(max(0.0, early), DEAF_SECONDS))
         # torchrun dies of SIGUSR1, and passes SIGTERM on to its ranks.
-        is_late = self._ended_by_us is Kind.TIME_LIMIT and not self.spec.has_ranks
+        is_late = self._stop_reason is Kind.TIME_LIMIT and not self.spec.has_ranks
         number = "SIGUSR1" if is_late else "SIGTERM"
         if not self._was_signalled:
             await asyncio.to_thread(self._client.signal, self.name, number)
-            self._record_ending(was_signalled=True)
+            self._record_stop(was_signalled=True)
         await self._wait_until_gone(self.spec.grace_seconds)
         if not self._has_ended():
             await asyncio.to_thread(self._client.signal, self.name, "SIGKILL")
@@ -210,11 +210,11 @@ class ContainerJobRun(StageJobRun):
         return None if self._seen is None else self._seen.ended
 
     def _outcome(self) -> Outcome:
-        return classify_container(self.spec, self.name, self._seen, self._ended_by_us)
+        return classify_container(self.spec, self.name, self._seen, self._stop_reason)
 
 
 def classify_container(
-    spec: LaunchSpec, name: str, state: ContainerState | None, ended_by_us: Kind | None
+    spec: LaunchSpec, name: str, state: ContainerState | None, stop_reason: Kind | None
 ) -> Outcome:
     """The outcome of a container; state: None if the engine no longer knows it."""
     failure = read_failure(spec.run_directory)
@@ -242,7 +242,7 @@ def classify_container(
             message=", ".join(filter(None, (f"container {name}", status, message))),
             exit_code=code,
             is_of_launcher=spec.has_ranks,
-            ended_by_us=ended_by_us,
+            stop_reason=stop_reason,
             log_tail=read_tail(Path(spec.run_directory, LOG)),
         ),
     )

@@ -88,14 +88,14 @@ def _cause(pods: Sequence[PodRecord], job: WorkloadRecord | None) -> PodRecord |
 
 
 def classify_end(
-    spec: LaunchSpec, share: int | None, end: End, ended_by_us: Kind | None
+    spec: LaunchSpec, share: int | None, end: End, stop_reason: Kind | None
 ) -> Outcome:
     """How a job, or one of its shares, ended."""
     folder = str(Path(spec.run_directory, share_folder(share)))
     code, failure = end.exit_code, read_failure(folder)
     if end.verdict in (Kind.CONFIG, Kind.INFRASTRUCTURE):
         # Of a pod that never ran, the report is by one before it that was preempted.
-        never_ran = ended_by_us is end.verdict or end.verdict is Kind.CONFIG
+        never_ran = stop_reason is end.verdict or end.verdict is Kind.CONFIG
         if failure is None or never_ran or failure.get("class") == Stopped.__name__:
             return of_kind(spec.name, end.verdict, end.words)
     if code is None and end.verdict is None and read_outcome(folder) is not None:
@@ -108,16 +108,16 @@ def classify_end(
             message=end.words,
             exit_code=code,
             is_of_launcher=spec.has_ranks,
-            ended_by_us=ended_by_us,
+            stop_reason=stop_reason,
             log_tail=read_tail(Path(spec.run_directory, log_name(share))),
         ),
     )
 
 
-def write_ends(folder: Path, ends: dict[int | None, End], ended_by_us: Kind | None) -> None:
+def write_ends(folder: Path, ends: dict[int | None, End], stop_reason: Kind | None) -> None:
     """Record what the cluster knew of the end, for a program that follows after this one."""
     shown = {"" if share is None else str(share): asdict(end) for share, end in ends.items()}
-    write_record(folder / END, {"ends": shown, "ended_by_us": ended_by_us})
+    write_record(folder / END, {"ends": shown, "ended_by_us": stop_reason})
 
 
 def read_ends(folder: Path) -> tuple[dict[int | None, End], Kind | None] | None:

@@ -192,7 +192,7 @@ class KubernetesJobRun(StageJobRun):
         self._state = ""
         self._start = StartWatch(client, block.options, name, self._log)
         self._liveness = Liveness(self._folder / share_folder(i) / HEARTBEAT for i in self._shares)
-        self._ended_for: Obstacle | None = None
+        self._obstacle: Obstacle | None = None
         self._evaluating = asyncio.Lock()
         self._changed = asyncio.Event()
         self._workloads = ObjectWatch(client, kind, self.spec.key, self._changed)
@@ -201,7 +201,7 @@ class KubernetesJobRun(StageJobRun):
         self._watching: dict[ObjectWatch, asyncio.Task[None]] = {}
         self._is_closed = False
         if (known := read_ends(self._folder)) is not None:
-            self._ends, self._ended_by_us = known
+            self._ends, self._stop_reason = known
         else:
             self._watch()
         live.add(self)
@@ -271,7 +271,7 @@ class KubernetesJobRun(StageJobRun):
             if self._is_closed or self._has_ended():
                 return
             if self._workloads.is_listed and self._pods.is_listed:
-                self.was_answered = True
+                self.backend_answered = True
                 await self._evaluate()
 
     async def _evaluate(self) -> None:
@@ -290,7 +290,7 @@ class KubernetesJobRun(StageJobRun):
         record_event(self._folder, "started" if is_running else "queued", job=self.name)
         has_ended = any(job.has_ended for job in jobs) and self._stopping is None
         if self.name not in self._workloads.objects or has_ended:
-            await self._keep_end()
+            await self._record_ends()
 
     def _log_state(self, jobs: Sequence[WorkloadRecord], present: Sequence[PodRecord]) -> None:
         parts = []
@@ -304,7 +304,7 @@ class KubernetesJobRun(StageJobRun):
             self._state = state
             self._log.info("job %s: %s", self.name, state)
 
-    async def _keep_end(self) -> None:
+    async def _record_ends(self) -> None:
         """Record how it ended, when all of its log is there; delete a successful job."""
         self._ended_time = time.time()
         deadline = time.monotonic() + LATE_SECONDS
@@ -325,9 +325,9 @@ class KubernetesJobRun(StageJobRun):
             share: end_of(None if share is None else index, jobs, pods, nodes)
             for index, share in enumerate(self._shares)
         }
-        if (why := self._ended_for) is not None:
+        if (why := self._obstacle) is not None:
             ends = dict.fromkeys(self._shares, End(verdict=why.kind, words=why.message))
-        write_ends(self._folder, ends, self._ended_by_us)
+        write_ends(self._folder, ends, self._stop_reason)
         self._ends = ends
         is_done = all(end.verdict is Kind.DONE for end in ends.values())
         if is_done and self._options.delete_after_success:
@@ -344,28 +344,28 @@ class KubernetesJobRun(StageJobRun):
 
     async def _check_health(self) -> None:
         """End a job that does not start or that is silent for too long."""
-        if self.is_being_stopped or not self._pods.is_listed:
+        if self.is_stopping_or_ended or not self._pods.is_listed:
             return
         pods = [read_pod(document) for document in self._pods.objects.values()]
         wanted = 1 if self.spec.shares is not None else self.spec.resources.nodes
         if len(pods) >= wanted and all(pod.has_started or pod.has_ended for pod in pods):
             self._start.forget()
             silent = self._liveness.silent_seconds(self._logs.last_line)
-            self._end_if_silent(silent, self._hang_seconds)
+            self._stop_if_silent(silent, self._hang_seconds)
             return
         self._liveness.renew()
         job = self.name if self._kind == "Job" else f"{self.name}-{REPLICATED}-0"
-        self._ended_for = await self._start.check(pods, [job], time.monotonic())
-        if self._ended_for is not None:
-            self._end(self._ended_for.kind)
+        self._obstacle = await self._start.check(pods, [job], time.monotonic())
+        if self._obstacle is not None:
+            self.begin_stopping(self._obstacle.kind)
 
     # --- the end ------------------------------------------------------------------------------
 
-    async def _stop(self) -> None:
+    async def _stop_job(self) -> None:
         """Delete the job: its pods save within the grace; until the cluster confirms the end."""
         if self._has_ended():
             return
-        self._record_ending()
+        self._record_stop()
         await self._client.delete(self._kind, self.name)
         deadline = time.monotonic() + self.spec.grace_seconds + KILL_SECONDS
         while not self._has_ended():
@@ -386,5 +386,5 @@ class KubernetesJobRun(StageJobRun):
 
     def _outcome(self) -> Outcome:
         ends = self._ends.items()
-        outcomes = {i: classify_end(self.spec, i, end, self._ended_by_us) for i, end in ends}
+        outcomes = {i: classify_end(self.spec, i, end, self._stop_reason) for i, end in ends}
         return join_shares(self.spec.name, outcomes)

@@ -266,6 +266,6 @@ class StartWatch:
         for one, since in self._since.values():
             limit = self._options.room_seconds if one.is_room else self._options.broken_seconds
             if limit is not None and now - since > limit:
-                self._log.error("job %s did not start in %d s; ending it", self._name, limit)
+                self._log.error("job %s did not start in %d s; stopping it", self._name, limit)
                 return one
         return None

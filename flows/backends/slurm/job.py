@@ -141,7 +141,7 @@ class SlurmJobRun(StageJobRun):
     async def _wait_until_ended(self) -> None:
         poll_schedule = PollSchedule(self._block.poll_seconds, len(self._indices))
         while not self._ended:
-            self._check_stopping()
+            self._raise_stop_failure()
             await asyncio.to_thread(self._read_logs)
             if poll_schedule.is_due(len(self._exits()), time.monotonic()):
                 await asyncio.to_thread(self._ask)
@@ -155,7 +155,7 @@ class SlurmJobRun(StageJobRun):
         """Poll Slurm, and check whether the job has ended."""
         with self._asking:  # all of it, or an older answer might overtake a newer one
             found = self._client.records(self.job_id, self._tracker.unsettled)
-            self.was_answered = True
+            self.backend_answered = True
             if self._tracker.add(found, time.monotonic()):
                 self._log_state(self._tracker.records)
             exits = self._exits()
@@ -187,8 +187,8 @@ class SlurmJobRun(StageJobRun):
         """Cancel a job that a broken node sent back and Slurm holds: another submission may run.
         Cancel one that can never start, after broken_seconds."""
         if any(record.was_not_started for record in self._tracker.records):
-            self._log.error("Slurm job %s could not be started; ending it", self.job_id)
-            self._end(Kind.NODE_FAILURE)
+            self._log.error("Slurm job %s could not be started; stopping it", self.job_id)
+            self.begin_stopping(Kind.NODE_FAILURE)
             return
         why = next(filter(None, (record.never_starts for record in self._tracker.records)), "")
         if not why or self._is_running():
@@ -199,15 +199,15 @@ class SlurmJobRun(StageJobRun):
         self._never = why
         limit = self._block.options.broken_seconds
         if time.monotonic() - self._never_since > limit:
-            self._log.error("Slurm job %s did not start in %d s; ending it", self.job_id, limit)
-            self._end(Kind.CONFIG)
+            self._log.error("Slurm job %s did not start in %d s; stopping it", self.job_id, limit)
+            self.begin_stopping(Kind.CONFIG)
 
     def _check_health(self) -> None:
         """Cancel a running job that is silent for too long."""
         if not self._is_running():
             self._liveness.renew()
             return
-        self._end_if_silent(self._liveness.silent_seconds(), self._block.hang_seconds)
+        self._stop_if_silent(self._liveness.silent_seconds(), self._block.hang_seconds)
 
     def _files(self) -> Iterator[Path]:
         """Logs and heartbeats."""
@@ -256,19 +256,19 @@ class SlurmJobRun(StageJobRun):
 
     # --- stopping -----------------------------------------------------------------------------
 
-    async def _stop(self) -> None:
+    async def _stop_job(self) -> None:
         """Send SIGUSR1, so that training saves; after the grace SIGKILL and scancel, until Slurm
         confirms the end. scancel alone would take KillWait (30 s) more and outlast this flow."""
         # First: the controller may be slow, and this flow may be killed while it waits.
-        self._record_ending()
+        self._record_stop()
         await asyncio.to_thread(self._ask)
         if self._has_ended():
             return
-        if self._is_running() and self._ended_by_us is Kind.STOPPED:
+        if self._is_running() and self._stop_reason is Kind.STOPPED:
             if not self._was_signalled:
                 # Not SIGTERM: it would reach each rank twice, once through torchrun.
                 await asyncio.to_thread(self._client.signal_steps, self.job_id, "USR1")
-                self._record_ending(was_signalled=True)
+                self._record_stop(was_signalled=True)
             grace = min(self.spec.grace_seconds, MOST_GRACE_SECONDS)
             self._log.info("Slurm job %s has %.0f s to save until SIGKILL", self.job_id, grace)
             await self._wait_until_gone(grace)
@@ -281,7 +281,7 @@ class SlurmJobRun(StageJobRun):
                 f"Slurm job {self.job_id} still exists {KILL_SECONDS:.0f} s after scancel; look at "
                 f"its nodes (scontrol show job {self.job_id})"
             )
-        self._record_end(self._ended_by_us or Kind.STOPPED)
+        self._record_ended(self._stop_reason or Kind.STOPPED)
         self._log.info("Slurm job %s was stopped", self.job_id)
 
     async def _kill_steps(self) -> None:
@@ -308,7 +308,7 @@ class SlurmJobRun(StageJobRun):
         return join_shares(self.spec.name, outcomes)
 
     def _classify(self, index: int | None) -> Outcome:
-        if self._ended_by_us is Kind.CONFIG:
+        if self._stop_reason is Kind.CONFIG:
             # If another program of ours cancelled it, that one knew why.
             why = self._never or "it waited for resources that it can never get"
             message = (
@@ -317,7 +317,7 @@ class SlurmJobRun(StageJobRun):
             )
             return of_kind(self.spec.name, Kind.CONFIG, message)
         record = self._tracker.record(index)
-        end = job_end(self.spec, index, self.job_id, record, self._ended_by_us)
+        end = job_end(self.spec, index, self.job_id, record, self._stop_reason)
         return classify_exit(self.spec.name, end)
 
 
@@ -330,7 +330,7 @@ def job_end(
     index: int | None,
     job_id: str,
     record: JobRecord | None,
-    ended_by_us: Kind | None,
+    stop_reason: Kind | None,
 ) -> JobEnd:
     """What is known of the end of a job, or of one of its shares.
 
@@ -358,7 +358,7 @@ def job_end(
         message=message,
         exit_code=code,
         is_of_launcher=spec.has_ranks,
-        ended_by_us=ended_by_us,
+        stop_reason=stop_reason,
         was_requeued=record is not None and record.restarts > 0,
         log_tail=log_tail,
     )

@@ -229,7 +229,7 @@ OOM_KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."
         # --- SIGTERM for an earlier run of a job that was requeued, and of others
         ({"failure": STOPPED, "was_requeued": True}, Kind.NODE_FAILURE),
         ({"failure": STOPPED, "was_requeued": True, "verdict": Kind.STOPPED}, Kind.STOPPED),
-        ({"failure": STOPPED, "was_requeued": True, "ended_by_us": Kind.STOPPED}, Kind.STOPPED),
+        ({"failure": STOPPED, "was_requeued": True, "stop_reason": Kind.STOPPED}, Kind.STOPPED),
         ({"failure": BY_OPTION, "was_requeued": True}, Kind.STOPPED),
         ({"failure": SAVED, "exit_code": 138, "was_requeued": True}, Kind.TIME_LIMIT),
         ({"exit_code": 143, "was_requeued": True}, Kind.NODE_FAILURE),
@@ -246,11 +246,11 @@ OOM_KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0."
             Kind.OUT_OF_MEMORY,
         ),
         # --- ended by ourselves
-        ({"ended_by_us": Kind.STOPPED, "verdict": Kind.STOPPED}, Kind.STOPPED),
-        ({"ended_by_us": Kind.STOPPED, "failure": SAVED, "exit_code": 138}, Kind.STOPPED),
-        ({"ended_by_us": Kind.HANG, "verdict": Kind.STOPPED}, Kind.HANG),
-        ({"ended_by_us": Kind.HANG, "failure": DATA}, Kind.DATA),
-        ({"ended_by_us": Kind.STOPPED, "exit_code": 0}, Kind.DONE),
+        ({"stop_reason": Kind.STOPPED, "verdict": Kind.STOPPED}, Kind.STOPPED),
+        ({"stop_reason": Kind.STOPPED, "failure": SAVED, "exit_code": 138}, Kind.STOPPED),
+        ({"stop_reason": Kind.HANG, "verdict": Kind.STOPPED}, Kind.HANG),
+        ({"stop_reason": Kind.HANG, "failure": DATA}, Kind.DATA),
+        ({"stop_reason": Kind.STOPPED, "exit_code": 0}, Kind.DONE),
         # --- srun ends with 0 when it gives up waiting for a step that was cancelled
         ({"exit_code": 0, "verdict": Kind.STOPPED}, Kind.STOPPED),
         ({"exit_code": 0, "verdict": Kind.TIME_LIMIT, "failure": SAVED}, Kind.TIME_LIMIT),

@@ -277,7 +277,7 @@ def test_stop_all_stops_jobs_whose_cancellation_was_lost(tmp_path: Path) -> None
         started = await job(tmp_path, SLEEP).trigger()
         asyncio.get_running_loop().call_later(0.3, stop_all)
         await started.wait_for_completion()
-        assert started.is_being_stopped
+        assert started.is_stopping_or_ended
         return await started.fetch_result()
 
     began = time.monotonic()

@@ -8,14 +8,14 @@ import pytest
 
 from flows.backends.outcome import Kind
 from flows.backends.run_folder import (
-    Ending,
+    StopRecord,
     is_being_cancelled,
     job_key,
-    read_ending,
     read_record,
+    read_stop_record,
     submission_of,
-    write_ending,
     write_record,
+    write_stop_record,
 )
 from flows.backends.spec import KEY, LaunchSpec
 from trainyard.errors import ConfigError
@@ -40,11 +40,11 @@ def test_a_folder_of_another_job_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.HANG, Kind.TIME_LIMIT])
 def test_ending_is_read_as_written(tmp_path: Path, kind: Kind, is_told: bool) -> None:
     spec = LaunchSpec(name="merge", command=("true",), run_directory=str(tmp_path))
-    assert read_ending(tmp_path) is None
+    assert read_stop_record(tmp_path) is None
     assert not is_being_cancelled(spec)
-    ending = Ending(kind=kind, was_signalled=is_told)
-    write_ending(tmp_path, ending)
-    assert read_ending(tmp_path) == ending
+    ending = StopRecord(kind=kind, was_signalled=is_told)
+    write_stop_record(tmp_path, ending)
+    assert read_stop_record(tmp_path) == ending
     assert is_being_cancelled(spec) is (kind is Kind.STOPPED)
 
 

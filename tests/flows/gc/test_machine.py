@@ -124,7 +124,7 @@ def test_run_folders_are_found_where_a_profile_says_whatever_that_is_called(tmp_
 @pytest.mark.parametrize("block", ["process", "slurm"])
 def test_only_folders_that_a_flow_has_named_are_run_folders(tmp_path: Path, block: str) -> None:
     own = tmp_path / "shared"
-    site = StageEnvironment(run_folder=str(own / "tiny"), block=block)
+    site = StageEnvironment(run_folder=str(own / "tiny"), backend=block)
     spec = _prepare(stage_job("verify", {"url": ["x"]}, "test"), site)
     begin(own, "tiny/notes/mine")
     assert [str(run.folder) for run in runs(run_homes(tmp_path, own))] == [spec.run_directory]

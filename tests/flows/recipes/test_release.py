@@ -51,14 +51,16 @@ def test_a_checkpoint_that_is_not_there_is_named_with_what_is(recipe: Recipe) ->
         check_checkpoint(recipe, recipe.at("elsewhere"), "kubernetes")
 
 
-@pytest.mark.parametrize("block", ["process", "slurm", "container", "kubernetes"])
-def test_a_folder_in_containers_is_not_checked(recipe: Recipe, block: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["process", "slurm", "container", "kubernetes"])
+def test_a_folder_in_containers_is_not_checked(
+    recipe: Recipe, backend: str, tmp_path: Path
+) -> None:
     elsewhere = str(tmp_path / "volume" / "of" / "pods")
-    if block in CONTAINED:
-        check_checkpoint(recipe, elsewhere, block)
+    if backend in CONTAINED:
+        check_checkpoint(recipe, elsewhere, backend)
         return
     with pytest.raises(ConfigError, match="no checkpoint there"):
-        check_checkpoint(recipe, elsewhere, block)
+        check_checkpoint(recipe, elsewhere, backend)
 
 
 def test_release_waits_for_a_running_flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from flows.register.command import main
 from flows.register.deployments import load_flows
 from flows.register.desired_state import desired_state
 from flows.register.render_check import RENDERERS
-from flows.yard.profile import BLOCK_OPTIONS
+from flows.yard.profile import BACKEND_OPTIONS
 from flows.yard.read_profile import YARDS, parse_profile, read_document, read_profile
 
 NOBODY = "http://127.0.0.1:9/api"
@@ -177,7 +177,7 @@ def test_a_profile_that_comes_with_trainyard_can_be_registered(name: str) -> Non
 
 
 def test_every_block_is_rehearsed() -> None:
-    assert set(RENDERERS) == set(BLOCK_OPTIONS)
+    assert set(RENDERERS) == set(BACKEND_OPTIONS)
 
 
 def test_a_stage_may_have_what_others_lack() -> None:

@@ -28,7 +28,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StageEnvironment:
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", FLOW_RUN)
     shares = {"tokenize": 4}
     return StageEnvironment(
-        run_folder=str(tmp_path), block="slurm", shares_by_stage=shares, shares_at_once=2
+        run_folder=str(tmp_path), backend="slurm", shares_by_stage=shares, shares_at_once=2
     )
 
 

@@ -72,7 +72,7 @@ def test_an_attempt_has_a_folder(tmp_path: Path, site: StageEnvironment) -> None
 
 
 def test_each_submission_keeps_its_document(tmp_path: Path, site: StageEnvironment) -> None:
-    scheduled = replace(site, block="slurm")
+    scheduled = replace(site, backend="slurm")
     specs = [stage_task._prepare(plan(tmp_path / "plan"), scheduled) for _ in range(12)]
     assert len({spec.run_directory for spec in specs}) == 12
     assert all(Path(spec.run_directory, "config.toml").is_file() for spec in specs)
@@ -81,7 +81,7 @@ def test_each_submission_keeps_its_document(tmp_path: Path, site: StageEnvironme
 def test_the_mark_of_a_job_that_has_ended_is_whole_or_not_there(
     tmp_path: Path, site: StageEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled = replace(site, block="slurm")
+    scheduled = replace(site, backend="slurm")
     spec = stage_task._prepare(plan(tmp_path / "plan"), scheduled)
     folder = Path(spec.run_directory)
 

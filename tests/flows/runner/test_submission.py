@@ -14,7 +14,7 @@ from prefect.logging import disable_run_logger
 from prefect.states import Failed
 
 from flows.backends.outcome import Kind, StageError
-from flows.backends.run_folder import read_ending
+from flows.backends.run_folder import read_stop_record
 from flows.backends.slurm.client import CommandResult
 from flows.backends.slurm.script import EXIT
 from flows.backends.spec import LaunchSpec
@@ -85,7 +85,7 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
     def block(place: StageEnvironment, spec: LaunchSpec, stage: str) -> PlayedJob:
         return PlayedJob(spec=spec, played=controller, poll_seconds=0, patience_seconds=0)
 
-    monkeypatch.setitem(following.BLOCKS, "slurm", block)
+    monkeypatch.setitem(following.JOB_BLOCKS, "slurm", block)
     monkeypatch.setattr(following, "LOOK_SECONDS", 0.001)
     monkeypatch.setattr(retry, "PAUSES_SECONDS", (0.0,))
     shorten_waits(monkeypatch)
@@ -110,7 +110,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> StageEnvironment:
-    return StageEnvironment(run_folder=str(tmp_path / "runs"), block="slurm")
+    return StageEnvironment(run_folder=str(tmp_path / "runs"), backend="slurm")
 
 
 async def stage(place: StageEnvironment) -> Summary:
@@ -200,7 +200,7 @@ def test_cancelled_while_its_place_is_away_a_stage_ends_and_says_what_is_left(
     assert "cancelled, and its job could not be stopped" in caplog.text
     assert "It may run on: end it there (scancel 1)" in caplog.text
     assert controller.states == {"1": "RUNNING"}
-    ending = read_ending(folder(place))
+    ending = read_stop_record(folder(place))
     assert ending is not None
     assert ending.kind is Kind.STOPPED
     assert not (folder(place) / SETTLED).exists()

@@ -14,10 +14,10 @@ from flows.backends.container.options import ContainerOptions
 from flows.backends.kubernetes.options import Claim, KubernetesOptions
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.spec import LaunchSpec, Mount, Resources
-from flows.runner.blocks import BLOCKS
+from flows.runner.job_blocks import JOB_BLOCKS
 from flows.stage_configs import CONFIGS
 from flows.yard import read_profile as read_profile_module
-from flows.yard.profile import BLOCK_OPTIONS, Profile, Watch
+from flows.yard.profile import BACKEND_OPTIONS, Profile, Watch
 from flows.yard.read_profile import YARDS, parse_profile, read_profile
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
@@ -38,8 +38,8 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_is_a_profile_for_each_kind_of_place() -> None:
-    blocks = {read_profile(file.stem).block for file in YARDS.glob("*.toml")}
-    assert blocks == set(BLOCK_OPTIONS)
+    backends = {read_profile(file.stem).backend for file in YARDS.glob("*.toml")}
+    assert backends == set(BACKEND_OPTIONS)
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in YARDS.glob("*.toml")))
@@ -53,7 +53,7 @@ def test_weekly_sweep_removes_nothing(name: str, monkeypatch: pytest.MonkeyPatch
 def test_a_profile_that_comes_with_trainyard_makes_a_place(name: str) -> None:
     profile = read_profile(name)
     place = profile.stage_environment("s3://bucket/yard/tiny")
-    assert (place.yard, place.block, profile.pool.name) == (name, profile.block, name)
+    assert (place.yard, place.backend, profile.pool.name) == (name, profile.backend, name)
     assert Path(place.run_folder).is_absolute()
     assert place.run_folder.endswith(("/.runs/tiny", "tiny/.runs"))
 
@@ -127,7 +127,7 @@ def test_options_of_a_stage_go_key_by_key_over_those_of_all(
     place = parse(f'block = "{block}"\n[{block}]\n{text}').stage_environment("yard/tiny")
     assert (place.options_of("merge"), place.options_of("pretrain")) == (merge, pretrain)
     spec = LaunchSpec(name="x", command=("true",), run_directory=str(tmp_path))
-    told = [BLOCKS[block](place, spec, stage).model_dump()["options"] for stage in STAGES]
+    told = [JOB_BLOCKS[block](place, spec, stage).model_dump()["options"] for stage in STAGES]
     assert told == [vars_of(pretrain), vars_of(merge)]
 
 
@@ -137,7 +137,7 @@ def vars_of(options: Any) -> dict[str, Any]:
 
 def test_no_stage_is_called_like_an_option() -> None:
     """Else `[kubernetes.NAME]` could mean both."""
-    kinds = [kind for kind in BLOCK_OPTIONS.values() if kind is not None]
+    kinds = [kind for kind in BACKEND_OPTIONS.values() if kind is not None]
     for kind in (*kinds, Resources, Watch):
         assert not {field.name for field in dataclasses.fields(kind)} & set(CONFIGS)
 
@@ -152,7 +152,7 @@ def test_how_a_job_is_watched_reaches_its_block(tmp_path: Path, block: str) -> N
     text += "[watch.pretrain]\nhang_seconds = 1800\n"
     place = parse(text).stage_environment("yard/tiny")
     spec = LaunchSpec(name="x", command=("true",), run_directory=str(tmp_path))
-    found = {stage: BLOCKS[block](place, spec, stage) for stage in STAGES}
+    found = {stage: JOB_BLOCKS[block](place, spec, stage) for stage in STAGES}
     hangs = {stage: one.model_dump()["hang_seconds"] for stage, one in found.items()}
     assert hangs == {"pretrain": 1800.0, "merge": None}
     assert place.watch_of("pretrain").grace_seconds == place.watch_of("merge").grace_seconds == 60
@@ -164,7 +164,7 @@ def test_poll_seconds_come_from_the_yard_or_the_block(tmp_path: Path, block: str
 
     def seconds(text: str) -> float:
         place = parse(f'block = "{block}"\n{text}').stage_environment("yard/tiny")
-        return float(BLOCKS[block](place, spec, "merge").model_dump()["poll_seconds"])
+        return float(JOB_BLOCKS[block](place, spec, "merge").model_dump()["poll_seconds"])
 
     assert seconds("[watch]\npoll_seconds = 30") == 30
     assert seconds("") > 0

@@ -194,7 +194,7 @@ def test_a_stage_makes_the_same_in_a_container_as_beside_it(tmp_path: Path, imag
     here = {"PYTHONPATH": str(ROOT)}
     inside = made(
         "inside",
-        block="container",
+        backend="container",
         image=image,
         mounts=mounts,
         container=options,

@@ -17,7 +17,7 @@ from flows.backends.kubernetes.client import KubernetesClient
 from flows.backends.kubernetes.job import KubernetesJob
 from flows.backends.outcome import Kind
 from flows.runner import retry, submission
-from flows.runner.blocks import StageBlock
+from flows.runner.job_blocks import StageJobBlock
 from flows.yard.profile import StageEnvironment
 from tests.yard.container import containers as engines
 from tests.yard.container.containers import counting, steps_of, text_of
@@ -57,11 +57,11 @@ def looks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 
 
 def follow(
-    name: str, block: StageBlock, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[], None]
+    name: str, block: StageJobBlock, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[], None]
 ) -> Kind:
     """As the task of a stage does; the trouble happens meanwhile."""
-    monkeypatch.setitem(submission.BLOCKS, name, lambda place, spec, stage: block)
-    place = StageEnvironment(run_folder=str(Path(block.spec.run_directory).parent), block=name)
+    monkeypatch.setitem(submission.JOB_BLOCKS, name, lambda place, spec, stage: block)
+    place = StageEnvironment(run_folder=str(Path(block.spec.run_directory).parent), backend=name)
     happening = threading.Thread(target=trouble)
     happening.start()
     outcome = asyncio.run(submission.follow("pretrain", place, block.spec))

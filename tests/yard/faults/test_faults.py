@@ -187,7 +187,7 @@ job = stage_job("plan", {**model, "vocab_size": 300, "output_dir": folder + "/pl
 
 @flow
 async def once():
-    place = StageEnvironment(run_folder=folder + "/runs", block="container", image=image)
+    place = StageEnvironment(run_folder=folder + "/runs", backend="container", image=image)
     await run_stage_task(job, place)
 
 try:

@@ -196,7 +196,7 @@ async def in_a_container(document: str, folder: str, image: str, mounted: list[s
     mounts = [Mount(source=path, target=path) for path in mounted]
     place = StageEnvironment(
         run_folder=folder + "/runs",
-        block="container",
+        backend="container",
         image=image,
         mounts=(*mounts, Mount(source=folder, target=folder, read_only=False)),
         container=ContainerOptions(pull="never"),

@@ -129,7 +129,7 @@ def test_name_is_taken_until_deletion(person: Person, fake: FakeKube, tmp_path: 
     place = StageEnvironment(
         run_folder=str(tmp_path / "runs"),
         image="yard/cpu:1",
-        block="kubernetes",
+        backend="kubernetes",
         kubernetes=options,
     )
     first = run("plan", document, place)

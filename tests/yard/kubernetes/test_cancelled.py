@@ -94,7 +94,7 @@ def test_cancelled_on_page(fake: FakeKube, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("flows.runner.submission.show_submitted", show_for_long)
     place = StageEnvironment(
         run_folder=str(tmp_path / "runs"),
-        block="kubernetes",
+        backend="kubernetes",
         image="yard/cpu:1",
         kubernetes=site(fake, tmp_path),
     )
@@ -125,7 +125,7 @@ def test_retry_has_new_job(fake: FakeKube, tmp_path: Path, monkeypatch: pytest.M
     runs = tmp_path / "runs"
     place = StageEnvironment(
         run_folder=str(runs),
-        block="kubernetes",
+        backend="kubernetes",
         image="yard/cpu:1",
         kubernetes=site(fake, tmp_path),
     )

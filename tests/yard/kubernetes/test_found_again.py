@@ -14,7 +14,7 @@ import pytest
 from flows.backends.kubernetes.ends import END
 from flows.backends.kubernetes.job import KubernetesJob
 from flows.backends.outcome import Kind
-from flows.backends.run_folder import SUBMITTED, Ending, write_ending
+from flows.backends.run_folder import SUBMITTED, StopRecord, write_stop_record
 from flows.backends.spec import Resources
 from tests.yard.kubernetes.fake_kube import FakeKube
 from tests.yard.kubernetes.kube import follow, job, log_of, says, site, training, wait_until
@@ -69,7 +69,9 @@ def test_a_killed_flow_finds_its_job_again(fake: FakeKube, tmp_path: Path, is_no
 def test_an_end_that_a_killed_flow_began_is_finished(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "hung-1", training())
     Path(block.spec.run_directory).mkdir()
-    write_ending(Path(block.spec.run_directory), Ending(kind=Kind.HANG, was_signalled=False))
+    write_stop_record(
+        Path(block.spec.run_directory), StopRecord(kind=Kind.HANG, was_signalled=False)
+    )
     assert follow(block).kind is Kind.HANG
     assert not [one for one in fake.all("jobs") if "hung-1" in one["metadata"]["name"]]
 

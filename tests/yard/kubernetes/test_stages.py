@@ -41,7 +41,7 @@ def kube(fake: FakeKube, folder: Path, **values: Any) -> StageEnvironment:
     given = {"run_folder": str(folder / "runs"), "image": "yard/cpu:1", "environment": NETWORK}
     return StageEnvironment(
         **{**given, **values},
-        block="kubernetes",
+        backend="kubernetes",
         kubernetes=site(fake, folder),
         resources_by_stage={"pretrain": two},
     )
@@ -105,7 +105,7 @@ given = json.loads(sys.argv[1])
 claims = (Claim(name="yard", target=given["folder"]),)
 place = StageEnvironment(
     run_folder=given["folder"] + "/runs",
-    block="kubernetes",
+    backend="kubernetes",
     image="yard/cpu:1",
     environment=given["network"],
     resources_by_stage={"pretrain": Resources(nodes=2)},

@@ -80,7 +80,10 @@ def made_by_a_flow(folder: Path, stage: str, document: dict[str, Any], output: P
     """Run a stage through the block; on two nodes, where it trains."""
     two = {"pretrain": Resources(nodes=2, processes_per_node=1, cpus_per_node=1)}
     place = StageEnvironment(
-        run_folder=str(folder / "runs"), block="slurm", environment=NETWORK, resources_by_stage=two
+        run_folder=str(folder / "runs"),
+        backend="slurm",
+        environment=NETWORK,
+        resources_by_stage=two,
     )
     with disable_run_logger():
         summary: Summary = asyncio.run(run_stage_task.fn(stage_job(stage, document, "test"), place))

@@ -18,7 +18,7 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from flows.backends.outcome import Kind, StageError
-from flows.backends.run_folder import ENDING, LOG, SUBMITTED, job_key
+from flows.backends.run_folder import LOG, STOP_RECORD, SUBMITTED, job_key
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.slurm.script import EXIT, SCRIPT, job_name
 from flows.backends.spec import LaunchSpec
@@ -45,7 +45,7 @@ def plan(folder: Path, block: str, **options: Any) -> Summary:
     job = stage_job("plan", document, "test")
     with disable_run_logger():
         return asyncio.run(
-            run_stage_task.fn(job, StageEnvironment(run_folder=str(folder), block=block))
+            run_stage_task.fn(job, StageEnvironment(run_folder=str(folder), backend=block))
         )
 
 
@@ -80,7 +80,7 @@ def test_a_wrong_option_comes_back_as_the_stage_said_it(tmp_path: Path) -> None:
     wrong = replace(passed, document={**document, "hidden_size": 31})  # past the first validation
     with disable_run_logger(), pytest.raises(StageError, match="hidden-size") as caught:
         asyncio.run(
-            run_stage_task.fn(wrong, StageEnvironment(run_folder=str(tmp_path), block="slurm"))
+            run_stage_task.fn(wrong, StageEnvironment(run_folder=str(tmp_path), backend="slurm"))
         )
     assert caught.value.outcome.kind is Kind.CONFIG
 
@@ -88,7 +88,7 @@ def test_a_wrong_option_comes_back_as_the_stage_said_it(tmp_path: Path) -> None:
 def test_what_slurm_refuses_is_a_wrong_option_too(tmp_path: Path) -> None:
     job = stage_job("plan", {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path)}, "test")
     nowhere = SlurmOptions(partition="nowhere")
-    place = StageEnvironment(run_folder=str(tmp_path), block="slurm", slurm=nowhere)
+    place = StageEnvironment(run_folder=str(tmp_path), backend="slurm", slurm=nowhere)
     with disable_run_logger(), pytest.raises(StageError, match="Invalid partition") as caught:
         asyncio.run(run_stage_task.fn(job, place))
     assert caught.value.exit_status == 2
@@ -105,7 +105,7 @@ given = json.loads(sys.argv[1])
 options = SlurmOptions(extra=("--hold",))
 with disable_run_logger():
     job = stage_job("plan", given["document"], "test")
-    place = StageEnvironment(run_folder=given["folder"], block="slurm", slurm=options)
+    place = StageEnvironment(run_folder=given["folder"], backend="slurm", slurm=options)
     asyncio.run(run_stage_task.fn(job, place))
 """
 
@@ -139,11 +139,11 @@ def test_a_flow_killed_in_cancelling_restarts(tmp_path: Path, slow_scancel: dict
     with killed(subprocess.Popen(command, cwd=ROOT, env=slow_scancel)) as flow:
         wait_until((runs / first / SUBMITTED).exists)
         flow.send_signal(signal.SIGINT)
-        wait_until((runs / first / ENDING).exists)
+        wait_until((runs / first / STOP_RECORD).exists)
     assert not (runs / first / SETTLED).exists()
     with disable_run_logger():
         job = stage_job("plan", document, "test")
-        place = StageEnvironment(run_folder=str(tmp_path), block="slurm")
+        place = StageEnvironment(run_folder=str(tmp_path), backend="slurm")
         assert asyncio.run(run_stage_task.fn(job, place)).output_digest
     kinds = [json.loads((runs / key / SETTLED).read_text())["kind"] for key in (first, second)]
     assert kinds == [Kind.STOPPED, Kind.DONE]
@@ -164,7 +164,7 @@ given = json.loads(sys.argv[1])
 two = {"pretrain": Resources(nodes=2, processes_per_node=1, cpus_per_node=1)}
 network = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
 place = StageEnvironment(
-    run_folder=given["runs"], block="slurm", resources_by_stage=two, environment=network
+    run_folder=given["runs"], backend="slurm", resources_by_stage=two, environment=network
 )
 with disable_run_logger():
     job = stage_job("pretrain", given["document"], "test")

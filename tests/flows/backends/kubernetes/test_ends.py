@@ -118,7 +118,7 @@ SILENT = "no output for longer than allowed, so it was ended"
 
 
 @pytest.mark.parametrize(
-    ("report", "nodes", "end", "ended_by_us", "kind", "message"),
+    ("report", "nodes", "end", "stop_reason", "kind", "message"),
     [
         # the stage's own report where it is the cause; a lost node goes before it
         ((2, "E"), 2, End(exit_code=1, words="Job failed"), None, Kind.CONFIG, "it said so"),
@@ -141,13 +141,13 @@ def test_outcome_of_an_end(
     report: tuple[int, str] | None,
     nodes: int,
     end: End,
-    ended_by_us: Kind | None,
+    stop_reason: Kind | None,
     kind: Kind,
     message: str,
 ) -> None:
     if report is not None:
         fail(tmp_path, *report)
-    outcome = classify_end(spec(tmp_path, nodes), None, end, ended_by_us)
+    outcome = classify_end(spec(tmp_path, nodes), None, end, stop_reason)
     assert (outcome.kind, outcome.message) == (kind, message)
     if nodes == 2:
         assert outcome.step == 7

@@ -16,13 +16,13 @@ import pytest
 
 from flows.backends.outcome import Kind
 from flows.backends.run_folder import (
-    ENDING,
     HEARTBEAT,
     LOG,
+    STOP_RECORD,
     SUBMITTED,
-    Ending,
-    read_ending,
-    write_ending,
+    StopRecord,
+    read_stop_record,
+    write_stop_record,
 )
 from flows.backends.slurm import job as slurm
 from flows.backends.slurm.client import CommandResult
@@ -192,7 +192,7 @@ def test_a_cancellation_is_recorded_before_slurm_is_asked_anything(tmp_path: Pat
         played.is_slow = True
         await asyncio.to_thread(played.asked_slow.wait, 10)
         waiting.cancel()
-        while not (tmp_path / ENDING).exists():
+        while not (tmp_path / STOP_RECORD).exists():
             await asyncio.sleep(0)
         assert "scancel" not in played.asked
         played.answer.set()
@@ -268,23 +268,23 @@ def test_ending_is_resumed(tmp_path: Path, kind: Kind, was_signalled: bool, sign
     played = Played([state("RUNNING")], heeds_scancel=True)
     killed = block(tmp_path, played, grace_seconds=0.01)
     asyncio.run(killed.trigger())
-    write_ending(tmp_path, Ending(kind=kind, was_signalled=was_signalled))
+    write_stop_record(tmp_path, StopRecord(kind=kind, was_signalled=was_signalled))
     assert follow(killed).kind is kind
     assert played.asked.count("sbatch") == 1
     assert len(played.signalled) == signals
     assert "CANCELLED" in played.scontrol[0].out
-    assert read_ending(tmp_path) == Ending(kind=kind, was_signalled=kind is Kind.STOPPED)
+    assert read_stop_record(tmp_path) == StopRecord(kind=kind, was_signalled=kind is Kind.STOPPED)
 
 
 def test_a_job_that_ended_well_before_it_could_be_cancelled_is_done(tmp_path: Path) -> None:
-    write_ending(tmp_path, Ending(kind=Kind.STOPPED, was_signalled=True))
+    write_stop_record(tmp_path, StopRecord(kind=Kind.STOPPED, was_signalled=True))
     played = Played([state("COMPLETED", ExitCode="0:0")])
     assert follow(block(tmp_path, played)).kind is Kind.DONE
     assert "scancel" not in played.asked
 
 
 def test_a_folder_that_takes_no_note_keeps_no_job_from_being_ended(tmp_path: Path) -> None:
-    (tmp_path / f"{ENDING}.tmp").mkdir()
+    (tmp_path / f"{STOP_RECORD}.tmp").mkdir()
     silent = block(tmp_path, played := Played([state("RUNNING")], heeds_scancel=True))
     silent.hang_seconds = 0.01
     assert follow(silent).kind is Kind.HANG
@@ -294,7 +294,7 @@ def test_a_folder_that_takes_no_note_keeps_no_job_from_being_ended(tmp_path: Pat
 # --- a file system that is away -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [LOG, HEARTBEAT, SUBMITTED, ENDING])
+@pytest.mark.parametrize("name", [LOG, HEARTBEAT, SUBMITTED, STOP_RECORD])
 def test_an_unreadable_run_folder_ends_the_wait_but_not_the_job(tmp_path: Path, name: str) -> None:
     played = Played([state("RUNNING")], squeue="17")
     asyncio.run(block(tmp_path, played).trigger())

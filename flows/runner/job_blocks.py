@@ -1,4 +1,4 @@
-"""The job blocks, by the name that a profile gives them."""
+"""The job blocks, by the name of their backend in a profile."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from flows.backends.slurm.job import SlurmJob
 from flows.backends.spec import LaunchSpec
 from flows.yard.profile import StageEnvironment, Watch
 
-StageBlock = ProcessJob | ContainerJob | SlurmJob | KubernetesJob
+StageJobBlock = ProcessJob | ContainerJob | SlurmJob | KubernetesJob
 
 
-def _process(site: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
+def _process(site: StageEnvironment, spec: LaunchSpec, stage: str) -> StageJobBlock:
     return ProcessJob(spec=spec)
 
 
-def _container(site: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
+def _container(site: StageEnvironment, spec: LaunchSpec, stage: str) -> StageJobBlock:
     watch = _watch_options(site.watch_of(stage))
     return ContainerJob(spec=spec, options=site.options_of(stage), **watch)
 
 
-def _slurm(site: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
+def _slurm(site: StageEnvironment, spec: LaunchSpec, stage: str) -> StageJobBlock:
     return SlurmJob(
         spec=spec, options=site.options_of(stage), **_watch_options(site.watch_of(stage))
     )
 
 
-def _kubernetes(site: StageEnvironment, spec: LaunchSpec, stage: str) -> StageBlock:
+def _kubernetes(site: StageEnvironment, spec: LaunchSpec, stage: str) -> StageJobBlock:
     hang_seconds = site.watch_of(stage).hang_seconds
     return KubernetesJob(spec=spec, options=site.options_of(stage), hang_seconds=hang_seconds)
 
@@ -43,7 +43,7 @@ def _watch_options(watch: Watch) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-BLOCKS: dict[str, Callable[[StageEnvironment, LaunchSpec, str], StageBlock]] = {
+JOB_BLOCKS: dict[str, Callable[[StageEnvironment, LaunchSpec, str], StageJobBlock]] = {
     "process": _process,
     "container": _container,
     "slurm": _slurm,
@@ -51,5 +51,5 @@ BLOCKS: dict[str, Callable[[StageEnvironment, LaunchSpec, str], StageBlock]] = {
 }
 """Makes the block of a job from the environment, the job, and the name of its stage."""
 
-BLOCK_TYPES: tuple[type[Block], ...] = (ProcessJob, ContainerJob, SlurmJob, KubernetesJob)
+JOB_BLOCK_TYPES: tuple[type[Block], ...] = (ProcessJob, ContainerJob, SlurmJob, KubernetesJob)
 """The block types that are registered at a server, for its pages."""
