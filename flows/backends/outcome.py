@@ -54,7 +54,7 @@ class Kind(StrEnum):
     """It ended without a report, a state or an exit status."""
 
 
-RETRIED = frozenset(
+RETRYABLE = frozenset(
     {
         Kind.INFRASTRUCTURE,
         Kind.PREEMPTED,
@@ -66,7 +66,7 @@ RETRIED = frozenset(
         Kind.HANG,
     }
 )
-"""The job itself is not at fault: the same command may succeed, resuming where it left off."""
+"""Kinds in which the job is not at fault: the same command may succeed if it runs again."""
 
 EXIT_STATUS = {
     Kind.DONE: 0,
@@ -74,7 +74,7 @@ EXIT_STATUS = {
     Kind.CONFIG: ConfigError.exit_status,
     Kind.DEFECT: EXIT_DEFECT,
     Kind.STOPPED: 128 + signal.SIGTERM,
-    **dict.fromkeys((*RETRIED, Kind.UNKNOWN), InfrastructureError.exit_status),
+    **dict.fromkeys((*RETRYABLE, Kind.UNKNOWN), InfrastructureError.exit_status),
 }
 """Exit status of a program that reports how its job ended."""
 
@@ -125,9 +125,9 @@ class Outcome:
     """Of a job made in shares, those to make again."""
 
     @property
-    def may_succeed_later(self) -> bool:
-        """True if the same command is worth a retry."""
-        return self.kind in RETRIED
+    def is_retryable(self) -> bool:
+        """Whether the same command may succeed if it runs again."""
+        return self.kind in RETRYABLE
 
     @property
     def how(self) -> str:
@@ -314,7 +314,7 @@ def join_shares(name: str, outcomes: Mapping[int | None, Outcome]) -> Outcome:
     failed = {i: one for i, one in outcomes.items() if i is not None and one.kind is not Kind.DONE}
     if not failed:
         return Outcome(name=name, kind=Kind.DONE, exit_status=0)
-    index = min(failed, key=lambda at: (failed[at].kind in RETRIED, at))
+    index = min(failed, key=lambda at: (failed[at].kind in RETRYABLE, at))
     worst = failed[index]
     count = f"{len(failed)} of {len(outcomes)} shares failed ({_listed(sorted(failed))})"
     return Outcome(
@@ -366,12 +366,15 @@ def read_tail(path: Path) -> str:
 class StageError(Exception):
     """A failed stage: its outcome and the path of its log."""
 
-    def __init__(self, outcome: Outcome, log: str = "", given_up: str = "") -> None:
-        """given_up: why it is not retried, if its kind alone does not imply that."""
-        super().__init__(outcome, log, given_up)
-        self.outcome = outcome
-        self.log = log
-        self.given_up = given_up
+    def __init__(self, outcome: Outcome, log: str = "", no_retry_reason: str = "") -> None:
+        """no_retry_reason: why a retryable outcome is not retried; empty if it may be."""
+        super().__init__(outcome, log, no_retry_reason)
+        self.outcome, self.log, self.no_retry_reason = outcome, log, no_retry_reason
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether the outcome is retryable and the attempts are not used up."""
+        return self.outcome.is_retryable and not self.no_retry_reason
 
     @property
     def exit_status(self) -> int:
@@ -386,9 +389,8 @@ class StageError(Exception):
         return self._with(brief(self.outcome.message))
 
     def _with(self, message: str) -> str:
-        text = f"{self.outcome.name}: {self.outcome.how}"
-        text += f": {message}" if message else ""
-        return f"{text} ({self.given_up})" if self.given_up else text
+        text = f"{self.outcome.name}: {self.outcome.how}" + (f": {message}" if message else "")
+        return f"{text} ({self.no_retry_reason})" if self.no_retry_reason else text
 
 
 def brief(text: str, most: int = BRIEF_CHARS) -> str:

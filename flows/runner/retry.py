@@ -1,9 +1,10 @@
-"""Whether a failed stage is retried, and after how long.
+"""Counts the failed attempts at a stage, and computes the pause before the next one.
 
-Only failures of the infrastructure are retried; the stage resumes from its last verified
-checkpoint. A failure that repeats at the same step is not bad luck, so a number of attempts in a
-row without progress ends the retries. Attempts with progress are not limited: a training of a month
-is preempted more often than any fixed number."""
+stage_task.py decides whether there is a next one: after failures of the infrastructure, until
+`fruitless_attempts` of the profile fail in a row without progress. A failure that repeats at the
+same step is not bad luck. Attempts with progress are not limited: a training of a month is
+preempted more often than any fixed number. Each attempt resumes from the last verified
+checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ again, so a job that is preempted daily does not wait longer each day.
 Prefect's delays count retries from the beginning of the task. So Prefect retries at once, and the
 task begins with the pause."""
 JITTER = 0.2
-"""Share by which a pause may be longer, so that jobs that fail together return one by one."""
+"""Most by which a pause is longer, as a share of it: jobs that fail together return one by one."""
 MOST_RETRIES = 100_000
 """Prefect requires a limit; this one is never reached. A stage that waits for the claim of another
 run uses one retry per pause, so it lasts for a year."""
@@ -39,9 +40,9 @@ class FailedAttempts:
     """The failed attempts at one job."""
 
     fruitless: int = 0
-    """In a row without progress, up to the last one."""
+    """The last ones, in a row, without progress."""
     furthest: int | None = None
-    """Step that any of them reached."""
+    """The highest step that an attempt reached."""
     pause_seconds: float = 0.0
     """Before the next attempt."""
     _failed: int = 0
@@ -50,7 +51,7 @@ class FailedAttempts:
     """In a row that found the output claimed by another run."""
 
     def record(self, step: int | None) -> None:
-        """An attempt failed; `step` is how far the job is now, None for a job without steps."""
+        """Record a failed attempt; step: how far the job is now, None for a job without steps."""
         if step is not None and (self.furthest is None or step > self.furthest):
             self.furthest, self.fruitless, self._failed = step, 0, 0
         else:
@@ -59,7 +60,7 @@ class FailedAttempts:
         self.pause_seconds = pause_seconds(self._failed)
 
     def record_claim_held(self) -> None:
-        """Another run is writing the output, so this was no attempt."""
+        """Record that another run is writing the output, so this was no attempt."""
         self._held += 1
         self.pause_seconds = pause_seconds(self._held)
 
@@ -75,8 +76,8 @@ def with_jitter(seconds: float) -> float:
 
 
 def reached_step(job: StageJob, outcome: Outcome) -> int | None:
-    """How far a job is: its last published step, since all later steps are lost. If its run folder
-    cannot be listed from here, the step that the failed stage reported."""
+    """How far a job is: its last published step, as later ones are lost. If its output cannot be
+    listed from here, the step that the failed stage reported."""
     if job.output is not None and not job.output.is_prefix:
         try:
             names = store.list_files(job.output.url)
@@ -89,8 +90,8 @@ def reached_step(job: StageJob, outcome: Outcome) -> int | None:
     return outcome.step
 
 
-def given_up(attempts: FailedAttempts) -> str:
-    """Why there is no further attempt."""
+def no_retry_reason(attempts: FailedAttempts) -> str:
+    """Why there is no further attempt, for the error and the log."""
     reached = "" if attempts.furthest is None else f" and none got beyond step {attempts.furthest}"
     failed = f"{attempts.fruitless} attempts in a row" if attempts.fruitless > 1 else "an attempt"
     return f"{failed} failed{reached}: not retried"

@@ -40,7 +40,7 @@ from flows.runner.retry import (
     CLAIM_HELD,
     MOST_RETRIES,
     FailedAttempts,
-    given_up,
+    no_retry_reason,
     reached_step,
     with_jitter,
 )
@@ -54,23 +54,24 @@ _failed_attempts: dict[str, FailedAttempts] = {}
 """By task run, for this program only: a flow that a person starts again is tried again."""
 
 
-async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> bool:
-    """Whether the infrastructure failed and attempts make progress (flows/runner/retry.py)."""
+async def should_retry(_task: Any, _task_run: TaskRun, state: State[Any]) -> bool:
+    """Whether Prefect runs the failed task again: the infrastructure failed, and the attempts are
+    not used up."""
     error = await state.aresult(raise_on_failure=False)
-    if not isinstance(error, StageError) or error.given_up:
-        return False
-    return error.outcome.may_succeed_later
+    return isinstance(error, StageError) and error.is_retryable
 
 
 @task(
     task_run_name="{job.name}",
     retries=MOST_RETRIES,
     retry_delay_seconds=0,  # the pause is ours
-    retry_condition_fn=worth_retrying,
+    retry_condition_fn=should_retry,
     persist_result=False,
 )
 async def run_stage_task(job: StageJob, site: StageEnvironment) -> Summary:
-    """Run one stage to its end, in as many attempts as are worth it; raises StageError."""
+    """One attempt at a stage; raises StageError, after which `should_retry` decides.
+
+    Begins with the pause that the failed attempts before it call for."""
     await take_slot()
     task_run = str(runtime.task_run.id or "")
     failed = FailedAttempts()
@@ -83,7 +84,7 @@ async def run_stage_task(job: StageJob, site: StageEnvironment) -> Summary:
     try:
         return await _attempt(job, site)
     except StageError as error:
-        if not error.outcome.may_succeed_later:
+        if not error.outcome.is_retryable:
             raise
         if error.outcome.error == CLAIM_HELD:
             failed.record_claim_held()
@@ -91,7 +92,7 @@ async def run_stage_task(job: StageJob, site: StageEnvironment) -> Summary:
         failed.record(await asyncio.to_thread(reached_step, job, error.outcome))
         if failed.fruitless < site.fruitless_attempts:
             raise
-        reason = given_up(failed)
+        reason = no_retry_reason(failed)
         get_run_logger().error("%s: %s", job.name, reason)
         raise StageError(error.outcome, error.log, reason) from error
 

@@ -3,7 +3,7 @@
 A backend may be unavailable for longer than its block retries, such as during a weekend of
 maintenance. The stage has not failed then, and its job may run on. So the submission looks for the
 job again for as long as it takes, within one attempt. A backend that is unavailable before there is
-a job may not exist at all, so that fails the attempt (flows/runner/retry.py)."""
+a job may not exist at all, so that fails the attempt (flows/runner/stage_task.py)."""
 
 from __future__ import annotations
 

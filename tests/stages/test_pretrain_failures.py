@@ -122,7 +122,7 @@ def test_under_torchrun_survivors_report_a_killed_rank(tokens: str, tmp_path: Pa
         assert process.wait(60) == 1
     outcome = judged(save, 1)
     assert (outcome.kind, outcome.error) == (Kind.COMMUNICATION, "CommunicationError")
-    assert outcome.may_succeed_later
+    assert outcome.is_retryable
     assert (outcome.exit_status, "rank 0 of 2 lost its connection" in outcome.message) == (3, True)
     assert outcome.step == last_step(save)
 
@@ -137,7 +137,7 @@ def test_a_rank_that_hangs_is_named_with_stacks(tokens: str, tmp_path: Path, ran
         assert process.wait(60) == 3
     outcome = judged(save, 3)
     assert (outcome.kind, outcome.error) == (Kind.HANG, "HangError")
-    assert (outcome.may_succeed_later, outcome.exit_status) == (True, 3)
+    assert (outcome.is_retryable, outcome.exit_status) == (True, 3)
     assert outcome.message.startswith("no rank has made progress for")
     assert outcome.step is not None
     assert last_step(save) <= outcome.step <= last_step(save) + 1
@@ -156,7 +156,7 @@ def test_ranks_without_memory_say_what_they_held(tokens: str, tmp_path: Path) ->
         assert process.wait(60) == 3
     outcome = judged(save, 3)
     assert (outcome.kind, outcome.error) == (Kind.OUT_OF_MEMORY, "HostMemoryError")
-    assert (outcome.may_succeed_later, outcome.exit_status) == (True, 3)
+    assert (outcome.is_retryable, outcome.exit_status) == (True, 3)
     assert re.match(r"rank [01] ran out of memory on the host: .* GB resident", outcome.message)
     assert outcome.step is None  # none was finished
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from flows.backends.outcome import (
     EXIT_STATUS,
-    RETRIED,
+    RETRYABLE,
     JobEnd,
     Kind,
     Outcome,
@@ -65,7 +65,7 @@ def test_an_exit_code_alone(code: int, kind: Kind, status: int) -> None:
     outcome = classify("job", code, None)
     assert (outcome.kind, outcome.exit_status) == (kind, status)
     assert bool(outcome.message) == (code != 0)
-    assert outcome.may_succeed_later == (status == 3)
+    assert outcome.is_retryable == (status == 3)
 
 
 def test_failure_json_is_believed_before_the_code_that_a_launcher_left() -> None:
@@ -314,8 +314,8 @@ def test_a_scheduler_adds_the_step_that_the_stage_reported_and_its_own_words() -
 
 def test_every_kind_has_an_exit_status_and_only_infrastructure_is_retried() -> None:
     assert set(EXIT_STATUS) == set(Kind)
-    assert {EXIT_STATUS[kind] for kind in RETRIED} == {3}
-    assert set(Kind) - RETRIED == {
+    assert {EXIT_STATUS[kind] for kind in RETRYABLE} == {3}
+    assert set(Kind) - RETRYABLE == {
         Kind.DONE,
         Kind.DATA,
         Kind.CONFIG,

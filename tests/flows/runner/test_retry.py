@@ -15,19 +15,19 @@ from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 from prefect.states import Failed
 
-from flows.backends.outcome import RETRIED, Kind, Outcome, StageError
+from flows.backends.outcome import RETRYABLE, Kind, Outcome, StageError
 from flows.recipes.stage_job import StageJob
 from flows.recipes.summary import Summary
 from flows.runner import retry, stage_task
 from flows.runner.retry import (
     PAUSES_SECONDS,
     FailedAttempts,
-    given_up,
+    no_retry_reason,
     pause_seconds,
     reached_step,
     with_jitter,
 )
-from flows.runner.stage_task import StageEnvironment, run_stage_task, worth_retrying
+from flows.runner.stage_task import StageEnvironment, run_stage_task, should_retry
 from trainyard.artifacts.output import Output
 from trainyard.errors import ConfigError, InfrastructureError
 
@@ -150,20 +150,20 @@ def test_waiting_for_a_claim_has_pauses_of_its_own() -> None:
 
 
 def test_why_it_is_given_up_is_told() -> None:
-    error = StageError(failed(), "log.txt", given_up(count([40, 40, 40])))
+    error = StageError(failed(), "log.txt", no_retry_reason(count([40, 40, 40])))
     assert str(error).endswith(
         "(2 attempts in a row failed and none got beyond step 40: not retried)"
     )
-    assert given_up(count([None])) == "an attempt failed: not retried"
+    assert no_retry_reason(count([None])) == "an attempt failed: not retried"
 
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_what_is_tried_again(kind: Kind) -> None:
     def judged(error: StageError) -> bool:
         state: State[object] = Failed(data=error)
-        return asyncio.run(worth_retrying(None, None, state))  # type: ignore[arg-type]
+        return asyncio.run(should_retry(None, None, state))  # type: ignore[arg-type]
 
-    assert judged(StageError(failed(kind))) is (kind in RETRIED)
+    assert judged(StageError(failed(kind))) is (kind in RETRYABLE)
     assert not judged(StageError(failed(kind), "", "no further"))
 
 
@@ -201,7 +201,7 @@ def try_all(attempts: Attempts, limit: int, monkeypatch: pytest.MonkeyPatch) -> 
                 await run_stage_task.fn(attempts.job, site)
             except StageError as error:
                 state: State[object] = Failed(data=error)
-                if not await worth_retrying(None, None, state):  # type: ignore[arg-type]
+                if not await should_retry(None, None, state):  # type: ignore[arg-type]
                     return error
             else:
                 return None
@@ -221,7 +221,7 @@ def test_no_progress_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, li
     attempts = Attempts(tmp_path / "run", [10, 20] + [20] * 9)
     error = try_all(attempts, limit, monkeypatch)
     assert error is not None
-    assert error.given_up.endswith("none got beyond step 20: not retried")
+    assert error.no_retry_reason.endswith("none got beyond step 20: not retried")
     assert attempts.made == 2 + limit
 
 

@@ -19,7 +19,7 @@ from flows.backends.outcome import Kind, StageError
 from flows.recipes.stage_job import StageJob, stage_job
 from flows.recipes.summary import Summary
 from flows.runner import stage_task
-from flows.runner.stage_task import StageEnvironment, run_stage_task, worth_retrying
+from flows.runner.stage_task import StageEnvironment, run_stage_task, should_retry
 from flows.runner.submission import SETTLED, settle
 from tests.flows.disks import fill_with_files, give_room, nothing_written, small_disk
 from tests.flows.processes import ROOT
@@ -111,7 +111,7 @@ def test_full_folder(tmp_path: Path, site: StageEnvironment, size: str, num_file
         assert (outcome.kind, caught.value.exit_status) == (Kind.INFRASTRUCTURE, 3)
         assert "no job was started" in outcome.message
         assert caught.value.log == ""
-        assert asyncio.run(worth_retrying(None, None, Failed(data=caught.value)))  # type: ignore[arg-type]
+        assert asyncio.run(should_retry(None, None, Failed(data=caught.value)))  # type: ignore[arg-type]
         give_room(disk)
         assert not run(plan(tmp_path / "plan"), full).reused
 
@@ -164,8 +164,8 @@ def test_success_without_manifest_is_a_defect(tmp_path: Path, site: StageEnviron
 
 
 def test_our_own_errors_are_not_tried_again() -> None:
-    assert not asyncio.run(worth_retrying(None, None, Failed(data=KeyError("x"))))  # type: ignore[arg-type]
-    assert not asyncio.run(worth_retrying(None, None, Completed(data=1)))  # type: ignore[arg-type]
+    assert not asyncio.run(should_retry(None, None, Failed(data=KeyError("x"))))  # type: ignore[arg-type]
+    assert not asyncio.run(should_retry(None, None, Completed(data=1)))  # type: ignore[arg-type]
 
 
 def test_the_task_is_named_as_the_job_and_stores_nothing() -> None:

@@ -22,7 +22,7 @@ from flows.recipes.stage_job import StageJob
 from flows.recipes.summary import Summary
 from flows.runner import retry, stage_task
 from flows.runner import submission as following
-from flows.runner.stage_task import run_stage_task, worth_retrying
+from flows.runner.stage_task import run_stage_task, should_retry
 from flows.runner.submission import SETTLED
 from flows.yard.profile import StageEnvironment
 from tests.flows.backends.slurm.slurm_played import AWAY, NO_ACCOUNTING, PlayedJob, shorten_waits
@@ -120,7 +120,7 @@ async def stage(place: StageEnvironment) -> Summary:
             return await run_stage_task.fn(JOB, place)
         except StageError as error:
             state: State[object] = Failed(data=error)
-            if not await worth_retrying(None, None, state):  # type: ignore[arg-type]
+            if not await should_retry(None, None, state):  # type: ignore[arg-type]
                 raise
 
 

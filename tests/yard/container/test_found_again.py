@@ -143,7 +143,7 @@ def test_what_somebody_removed_is_not_started_again(tmp_path: Path, key: str, im
     asyncio.run(left_alone())
     docker("rm", "--force", *containers(key))
     outcome = follow(block)[1]
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.UNKNOWN, False)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.UNKNOWN, False)
     assert "it was removed" in outcome.message
     assert text_of(block, "starts") == "start\n"
 

@@ -292,7 +292,7 @@ def test_foreign_container_is_left_alone(tmp_path: Path, key: str, image: str) -
 def test_a_stage_over_its_memory_limit(tmp_path: Path, key: str, image: str) -> None:
     small = Resources(memory_bytes_per_node=64 << 20)
     outcome = follow(job(tmp_path, key, image, "x = bytearray(2**30)", resources=small))[1]
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.OUT_OF_MEMORY, True)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.OUT_OF_MEMORY, True)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_finished_job_is_not_run_again(fake: FakeKube, tmp_path: Path) -> None
     (tmp_path / "finished-1" / END).unlink()
     wait_until(lambda: not [j for j in fake.all("jobs") if "finished-1" in j["metadata"]["name"]])
     forgotten = follow(block)
-    assert (forgotten.kind, forgotten.may_succeed_later) == (Kind.UNKNOWN, False)
+    assert (forgotten.kind, forgotten.is_retryable) == (Kind.UNKNOWN, False)
     assert log_of(block).read_text() == "once\n"
 
 

@@ -145,7 +145,7 @@ def test_a_preempted_jobset_is_told_so(fake: FakeKube, tmp_path: Path) -> None:
     fake.has_jobsets = True
     block = job(fake, tmp_path, "set-3", training(), **TWO_NODES)
     outcome = follow(block, when(says(block, "step 3", 2), lambda: fake.preempt(1)))
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.PREEMPTED, True)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.PREEMPTED, True)
     assert saves(block) == 2
 
 
@@ -173,7 +173,7 @@ def test_cancelled_jobset_lets_every_rank_save(fake: FakeKube, tmp_path: Path) -
 def test_a_preempted_node_ends_the_job(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "preempt-1", training(), **TWO_NODES)
     outcome = follow(block, when(says(block, "step 3", 2), lambda: fake.preempt(1)))
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.PREEMPTED, True)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.PREEMPTED, True)
     assert "PreemptionByScheduler" in outcome.message
     assert saves(block) == 2
 
@@ -232,14 +232,14 @@ def test_a_job_out_of_time_is_told_so(fake: FakeKube, tmp_path: Path) -> None:
 def test_a_job_that_somebody_deletes_is_no_failure_to_retry(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "deleted-1", training())
     outcome = follow(block, when(says(block, "step 2"), fake.delete_job))
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.STOPPED, False)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.STOPPED, False)
 
 
 def test_a_job_that_falls_silent_is_ended(fake: FakeKube, tmp_path: Path) -> None:
     code = "import time; print('last words', flush=True); time.sleep(600)"
     block = job(fake, tmp_path, "hang-1", code, hang_seconds=2.0, grace_seconds=1.0)
     outcome = follow(block)
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.HANG, True)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.HANG, True)
     assert not [one for one in fake.all("jobs") if "hang-1" in one["metadata"]["name"]]
 
 

@@ -50,7 +50,7 @@ def test_an_early_failure_of_a_share_is_remembered(cluster: Cluster, tmp_path: P
 
     with cluster.forgetting(seconds=2):
         outcome = follow(job(tmp_path, "forgotten-1", code, shares=Shares(count=3)), meanwhile)[1]
-    assert (outcome.may_succeed_later, outcome.failed_shares) == (True, (0,)), outcome
+    assert (outcome.is_retryable, outcome.failed_shares) == (True, (0,)), outcome
     assert time.monotonic() - went[0] < FORGOTTEN_SECONDS / 2
 
 

@@ -145,7 +145,7 @@ def test_scancel_by_a_person_is_no_failure_to_retry(folder: Path) -> None:
         await asyncio.to_thread(ask, "scancel", run.job_id)
 
     outcome = follow(block, meanwhile)[1]
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.STOPPED, False)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.STOPPED, False)
 
 
 @pytest.mark.full
@@ -163,7 +163,7 @@ def test_scancel_of_ranks_on_two_nodes_is_no_good_end_although_srun_says_so(fold
 def test_a_job_that_falls_silent_is_ended(folder: Path) -> None:
     code = "import time; print('last words', flush=True); time.sleep(600)"
     _, outcome = follow(job(folder, "hang-1", code, hang_seconds=3.0))
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.HANG, True)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.HANG, True)
 
 
 @dataclass

@@ -43,7 +43,7 @@ def test_a_heartbeat_that_stops_is_none(folder: Path) -> None:
     code = BEATING + "time.sleep(600)"
     began = time.monotonic()
     outcome = follow(job(folder, "beats-2", code, hang_seconds=HANG_SECONDS))[1]
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.HANG, True)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.HANG, True)
     assert time.monotonic() - began > BEATS_SECONDS + HANG_SECONDS
 
 
@@ -55,5 +55,5 @@ def test_scancel_by_a_person_of_a_job_that_waits_is_no_failure_to_retry(folder: 
         await asyncio.to_thread(ask, "scancel", run.job_id)
 
     outcome = follow(block, meanwhile)[1]
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.STOPPED, False)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.STOPPED, False)
     assert not Path(block.spec.run_directory, "log.txt").exists()

@@ -36,7 +36,7 @@ def test_job_moves_to_a_new_node(cluster: Cluster, tmp_path: Path, mount: tuple[
         block = job(tmp_path, "unseen-1", "print('here')", options=on_node1)
         run, outcome = follow(block)
         assert "ExitCode=0:53" in ask("scontrol", "show", "job", run.job_id)
-        assert (outcome.kind, outcome.may_succeed_later) == (Kind.NODE_FAILURE, True)
+        assert (outcome.kind, outcome.is_retryable) == (Kind.NODE_FAILURE, True)
         log = Path(block.spec.run_directory, "log.txt")
         assert f"could not open the job's log, {log}: does node1 see" in outcome.message
         elsewhere = SlurmOptions(exclude="node1")

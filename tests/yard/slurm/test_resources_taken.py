@@ -61,7 +61,7 @@ def test_a_job_that_saves_and_leaves_within_its_grace_was_preempted(folder: Path
     block = job(folder, "spot-1", training(), options=spot)
     outcome = follow(block, pushed_out_when(says(block, "step 2")))[1]
     assert "saved step" in log_of(block).read_text()
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.PREEMPTED, True)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.PREEMPTED, True)
     assert outcome.step is not None
     assert "other jobs took its nodes" in outcome.message
 
@@ -74,7 +74,7 @@ def test_a_job_that_does_not_leave_in_its_grace_was_preempted(folder: Path) -> N
     )
     block = job(folder, "spot-2", stubborn, options=replace(ON_NODE2, partition="spot"))
     outcome = follow(block, pushed_out_when(says(block, "on\n")))[1]
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.PREEMPTED, True)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.PREEMPTED, True)
 
 
 SAVES_LONG = f"""{SAY}
@@ -150,7 +150,7 @@ def test_cgroup_end_is_memory(cluster: Cluster, folder: Path, launcher: tuple[st
     said = log_of(block).read_text()
     assert "holds 100\n" in said
     assert "holds 700\n" not in said
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.OUT_OF_MEMORY, True), said
+    assert (outcome.kind, outcome.is_retryable) == (Kind.OUT_OF_MEMORY, True), said
     assert "more memory than it asked for" in outcome.message
 
 

@@ -51,7 +51,7 @@ def test_the_exit_file_tells_the_end_of_a_job_that_slurm_has_forgotten(tmp_path:
 def test_a_job_of_which_nothing_is_left_is_unknown_and_not_submitted_again(tmp_path: Path) -> None:
     played = Played([UNKNOWN])
     first = follow(block(tmp_path, played))
-    assert (first.kind, first.may_succeed_later) == (Kind.UNKNOWN, False)
+    assert (first.kind, first.is_retryable) == (Kind.UNKNOWN, False)
     assert "forgotten" in first.message
     follow(block(tmp_path, played))
     assert played.asked.count("sbatch") == 1
@@ -109,7 +109,7 @@ def test_a_job_that_can_never_start_is_ended_but_not_a_held_one(tmp_path: Path) 
     never = block(tmp_path / "never", Played(waits, heeds_scancel=True))
     never.options = at_once
     outcome = follow(never)
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.CONFIG, False)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.CONFIG, False)
     assert "job 17 could not have started: the partition does not allow so long" in outcome.message
 
     patient = block(
@@ -243,14 +243,14 @@ def test_a_log_that_cannot_be_opened_is_a_node_failure(tmp_path: Path, restarts:
         (tmp_path / LOG).write_text("of the run before\n")
         write_exit(tmp_path, 143)
     outcome = follow(block(tmp_path, Played([state("FAILED", **NO_LOG, Restarts=restarts)])))
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.NODE_FAILURE, True)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.NODE_FAILURE, True)
     assert f"could not open the job's log, {tmp_path / LOG}: does n7 see" in outcome.message
 
 
 def test_a_script_that_began_and_died_of_that_signal_is_no_node_failure(tmp_path: Path) -> None:
     (tmp_path / LOG).write_text("step 1\n")
     outcome = follow(block(tmp_path, Played([state("FAILED", **NO_LOG)])))
-    assert (outcome.kind, outcome.may_succeed_later) == (Kind.DEFECT, False)
+    assert (outcome.kind, outcome.is_retryable) == (Kind.DEFECT, False)
 
 
 # --- a program that was killed while it ended the job ---------------------------------------------

@@ -58,7 +58,7 @@ def test_seen_end_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     write_exit(tmp_path / "share-1", 0)
     played = Played([listed(share(0, end), share(1, "RUNNING")), share(1, "COMPLETED")])
     outcome = follow(block(tmp_path, played, shares=TWO))
-    assert (outcome.may_succeed_later, outcome.failed_shares) == (True, (0,))
+    assert (outcome.is_retryable, outcome.failed_shares) == (True, (0,))
     assert played.asked.count("scontrol") == 2, "the end is seen at once"
 
 
