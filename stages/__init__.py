@@ -1,2 +1,1 @@
-"""What: one package a stage, one container image each; a stage reads artifacts and writes
-artifacts."""
+"""The stages: one package and one container image each. A stage reads and writes artifacts."""

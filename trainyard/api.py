@@ -2,7 +2,7 @@
 
     from trainyard.api import GPTConfig, PretrainConfig, pretrain
 
-docs/library.md shows them at work. Modules keep their full names for everything else."""
+docs/library.md has examples. All other names are imported from their own modules."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def check_keys(cls: type, document: Mapping[str, Any], where: str) -> None:
     only the other has are ignored."""
     known = [name for name, _, _ in leaves(cls)]
     others = other_names(cls)
-    passed_over = {
+    ignored = {
         key
         for other in getattr(cls, "ALSO_READS", ())
         for key in (*(name for name, _, _ in leaves(other)), *other_names(other))
@@ -175,8 +175,8 @@ def check_keys(cls: type, document: Mapping[str, Any], where: str) -> None:
     for key in document:
         if others.get(key) in document:
             raise ConfigError(f"{where}: {key!r} is another name of {others[key]!r}; give one")
-        if key not in known and key not in others and key not in passed_over:
-            hint = suggest(str(key), known, "known keys:", [*known, *sorted(passed_over)])
+        if key not in known and key not in others and key not in ignored:
+            hint = suggest(str(key), known, "known keys:", [*known, *sorted(ignored)])
             raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
 
 
@@ -323,7 +323,7 @@ def parse_document(text: str, suffix: str, where: str) -> dict[str, Any]:
             )
     except ConfigError:
         raise
-    except Exception as error:  # every parser has its own tree; all of them mean "not well formed"
+    except Exception as error:  # each parser raises its own kinds of errors
         raise ConfigError(f"{where} is not well-formed {suffix[1:].upper()}: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{where} must be a table of keys and values")

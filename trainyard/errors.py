@@ -1,6 +1,6 @@
 """Errors for users, and their exit statuses.
 
-0 means done or nothing to do. Any other exception is a defect of ours: 70."""
+0 means done or nothing to do. Any other exception is a defect of trainyard: 70."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def lack_of_memory(
     if type(error).__name__ == "OutOfMemoryError":
         return DeviceMemoryError
     text = str(error).lower() if isinstance(error, RuntimeError) else ""
-    # NCCL also says it when it may not lock memory for its network (`ulimit -l`).
+    # NCCL also reports it if it may not lock memory for its network (`ulimit -l`).
     is_of_network = "nccl" in text or "ibv_" in text
     if not is_of_network and any(words in text for words in OF_HOST):
         return HostMemoryError

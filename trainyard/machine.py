@@ -1,6 +1,6 @@
 """Resources of this process: shared memory, limits, encodings, GPUs.
 
-Standard library only, since every stage runs it. Reports without judging."""
+Standard library only, since every stage runs it. It reports values and checks none."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Machine:
     locked_memory_bytes: int
     """ulimit -l, soft: InfiniBand registers memory by locking it."""
     locale: str
-    """What LC_ALL, LC_CTYPE or LANG says, for all programs; empty when none is set."""
+    """The value of LC_ALL, LC_CTYPE or LANG, for all programs; empty if none is set."""
     encodings: tuple[str, ...]
     """Python's encodings of file names, text and output."""
     gpus: tuple[Gpu, ...]
@@ -67,7 +67,7 @@ class Machine:
         return Machine(**{**document, "gpus": gpus, "encodings": tuple(document["encodings"])})
 
 
-def look_around() -> Machine:
+def inspect_machine() -> Machine:
     """The resources of this process."""
     gpus, fault = _gpus()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -176,7 +176,7 @@ def _free(folder: Path) -> int | None:
 def _gpus() -> tuple[tuple[Gpu, ...], str]:
     fields = "--query-gpu=name,driver_version,memory.total"
     try:
-        said = subprocess.run(
+        result = subprocess.run(
             ("nvidia-smi", fields, "--format=csv,noheader,nounits"),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -188,10 +188,10 @@ def _gpus() -> tuple[tuple[Gpu, ...], str]:
         return (), "nvidia-smi is not installed here"
     except (OSError, subprocess.TimeoutExpired) as error:
         return (), f"nvidia-smi does not answer: {error}"
-    if said.returncode != 0:
-        words = (said.stderr or said.stdout).strip().splitlines()
-        return (), f"nvidia-smi: {words[-1] if words else said.returncode}"
-    return tuple(_gpu(line) for line in said.stdout.splitlines() if line.count(",") == 2), ""
+    if result.returncode != 0:
+        words = (result.stderr or result.stdout).strip().splitlines()
+        return (), f"nvidia-smi: {words[-1] if words else result.returncode}"
+    return tuple(_gpu(line) for line in result.stdout.splitlines() if line.count(",") == 2), ""
 
 
 def _gpu(line: str) -> Gpu:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from flows.yard.profile import Profile, StageEnvironment
 from trainyard.artifacts.urls import is_local, join
-from trainyard.machine import Machine, look_around
+from trainyard.machine import Machine, inspect_machine
 
 FOLDER = ".doctor"
 """Folder in the root for files that checks write and remove."""
@@ -33,7 +33,7 @@ class YardContext:
     @cached_property
     def here(self) -> Machine:
         """This machine."""
-        return look_around()
+        return inspect_machine()
 
     @property
     def runs_here(self) -> bool:

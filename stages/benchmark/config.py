@@ -20,9 +20,9 @@ class BenchmarkConfig:
     prompts: tuple[str, ...] = ()
     """Texts to continue."""
     num_input_tokens: int | None = None
-    """Tokens of a random prompt for each request, instead of --prompts."""
+    """Length in tokens of random prompts, instead of --prompts."""
     num_tokens_to_generate: int = 30
-    """Most new tokens for each prompt."""
+    """Most tokens to generate for each prompt."""
     inference_max_requests: int = 8
     """Prompts in a batch; also the number of random prompts."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

@@ -15,7 +15,7 @@ OF_A_SOURCE = ("line", "id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDataConfig(DataConfig):
-    """The data of a run; --load knows it otherwise."""
+    """The data of a run; unset: that of the run of --load."""
 
     def __post_init__(self) -> None:
         """Check the options only when token files are named."""
@@ -36,8 +36,8 @@ class BlameConfig:
     --line 17. Name the run by --load, or by the options that started it."""
 
     load: str | None = location(None)
-    """The run, or one of its steps: gives its options and batch sizes and, of a finished run, the
-    paths of its data."""
+    """Run folder, or one of its steps. Gives the options and batch sizes; of a finished run also
+    the paths of its data."""
     step: int | None = None
     """Step to show, counted from 1."""
     micro_batch: int | None = None
@@ -75,8 +75,8 @@ class BlameConfig:
     micro_batch_size: int | None = None
     """Samples of a micro-batch; with --load, the run's."""
     data_parallel_size: int | None = None
-    """Data-parallel ranks. With --load: of the steps for which the run recorded none; otherwise
-    1."""
+    """Data-parallel ranks. With --load, only for steps whose number the run did not record;
+    without, unset: 1."""
     check_data: bool = execution(True)
     """With --load, compare the digests of the token files with those of the run's inputs."""
     max_rows: int = execution(100)

@@ -30,7 +30,7 @@ def start_point(folder: RunFolder, first: PublishedStep, load: str | None) -> Ru
     if digest is None:
         return RunStart()
     if folder.options.get("finetune"):
-        return RunStart(words="weights of another run (--finetune)")
+        return RunStart(description="weights of another run (--finetune)")
     guess = start_before(first, GAP)
     record = None if folder.manifest is None else folder.manifest.inputs.get(LOAD)
     url = load or (record.urls[0] if record is not None and record.urls else None)
@@ -42,8 +42,8 @@ def start_point(folder: RunFolder, first: PublishedStep, load: str | None) -> Ru
         is_continued = chain(first.lines, found) == first.state.get("ledger_digest")
         if _is_same(url, digest) or is_continued:
             position = Position(**{name: int(state[name]) for name in asdict(Position())})
-            words = f"step {position.step} of another run"
-            return RunStart(position, found, state.get("loss_scaler", {}), words)
+            description = f"step {position.step} of another run"
+            return RunStart(position, found, state.get("loss_scaler", {}), description)
     return guess
 
 

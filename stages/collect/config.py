@@ -17,16 +17,16 @@ OURSELVES = "trainyard"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectConfig:
-    """Make a corpus of the documentation that comes with Python: real text, no network."""
+    """Make a corpus from the documentation that comes with Python: real text, no network."""
 
     output_dir: str = location()
     """Folder or URL to write train-00000.jsonl and so on, and heldout.txt."""
     max_size_mb: float = 12.0
-    """Stop at about so many million bytes of text."""
+    """Stop at about this many megabytes (10^6 bytes) of text."""
     num_shards: int = 4
     """Number of training files."""
     environment: str = ""
-    """Fingerprint of this Python and its packages; found out when not given."""
+    """Fingerprint of this Python and its packages; unset: computed."""
 
     def __post_init__(self) -> None:
         if self.max_size_mb <= 0:
@@ -46,7 +46,7 @@ class CollectConfig:
 
 
 def site_folders() -> list[str]:
-    """Where packages are installed, in the order in which they are found."""
+    """The folders of installed packages, in the order in which Python searches them."""
     folders = site.getsitepackages()
     if site.ENABLE_USER_SITE:
         folders = [*folders, site.getusersitepackages()]

@@ -1,4 +1,4 @@
-"""Read documentation out of sources, set some aside, deal the rest out to shards."""
+"""Extracts documentation from sources, holds some out, and distributes the rest over shards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainyard.errors import ConfigError, DataError
 log = logging.getLogger(__name__)
 
 Modules = dict[str, tuple[str, Path]]
-"""Relative name of a source to its package and where it lies."""
+"""Relative name of a source to its package and path."""
 
 HELDOUT_SHARE = 0.01
 HELDOUT_BYTES = 150_000
@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def hash(self) -> str:
-        """Decides shard and held-out part: a function of the id alone."""
+        """Hash of the id; decides the shard, and whether the entry is held out."""
         return hashlib.sha256(self.id.encode()).hexdigest()
 
 
@@ -49,8 +49,8 @@ def run(config: CollectConfig, stage: StageRun) -> dict[str, Any]:
     """Write the shards and heldout.txt."""
     if config.environment != environment_fingerprint():
         raise ConfigError(
-            "--environment is the fingerprint of another Python or other packages than run here; "
-            "leave the option out"
+            "--environment is the fingerprint of another Python or of other packages than those in "
+            "use; leave the option out"
         )
     limit = int(config.max_size_mb * 1e6)
     stdlib = Path(sysconfig.get_paths()["stdlib"])
@@ -61,7 +61,7 @@ def run(config: CollectConfig, stage: StageRun) -> dict[str, Any]:
             progress.update(len(entry.text.encode()))
     if not found:
         raise DataError(f"{stdlib}: no documentation found in the sources of this Python")
-    training, heldout = set_aside(sorted(found, key=lambda entry: entry.id))
+    training, heldout = hold_out(sorted(found, key=lambda entry: entry.id))
     metrics = _write(training, heldout, config.num_shards, stage)
     log.info("collected %s", " ".join(f"{key}={value}" for key, value in metrics.items()))
     return metrics
@@ -70,7 +70,7 @@ def run(config: CollectConfig, stage: StageRun) -> dict[str, Any]:
 def _write(
     training: list[Entry], heldout: list[Entry], num_shards: int, stage: StageRun
 ) -> dict[str, Any]:
-    shards = deal(training, num_shards)
+    shards = distribute(training, num_shards)
     for number, shard in enumerate(shards):
         stage.write_text(f"train-{number:05d}.jsonl", "".join(map(as_line, shard)))
     stage.write_text("heldout.txt", "\n\n".join(entry.text for entry in heldout) + "\n")
@@ -88,7 +88,7 @@ def _write(
 def all_entries(stdlib: Path, installed: Callable[[], Modules]) -> Iterator[Entry]:
     """Help topics, then the standard library, then packages in an order that mixes them.
 
-    Of packages, which are many, only modules are read that are well documented."""
+    Of packages, which are many, only well documented modules are read."""
     topics = stdlib / "pydoc_data" / "topics.py"
     if topics.is_file():
         for name, text in doc.topics(topics.read_bytes()):
@@ -145,7 +145,7 @@ def distinct(entries: Iterator[Entry]) -> Iterator[Entry]:
 
 
 def take(entries: Iterator[Entry], limit_bytes: int) -> Iterator[Entry]:
-    """Entries until their texts have reached so many bytes."""
+    """Entries until their texts reach `limit_bytes`."""
     total = 0
     for entry in entries:
         yield entry
@@ -154,8 +154,9 @@ def take(entries: Iterator[Entry], limit_bytes: int) -> Iterator[Entry]:
             return
 
 
-def set_aside(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """(training, held-out): about one in a hundred, by the hash of the id, up to a bound."""
+def hold_out(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """(training, held-out). About one entry in a hundred is held out, by its hash, up to
+    HELDOUT_BYTES."""
     training, heldout, size = [], [], 0
     for entry in entries:
         num_bytes = len(entry.text.encode())
@@ -168,7 +169,7 @@ def set_aside(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
     return training, heldout
 
 
-def deal(entries: list[Entry], num_shards: int) -> list[list[Entry]]:
+def distribute(entries: list[Entry], num_shards: int) -> list[list[Entry]]:
     """The entries of each shard, in the order given."""
     shards: list[list[Entry]] = [[] for _ in range(num_shards)]
     for entry in entries:

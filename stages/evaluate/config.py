@@ -12,7 +12,7 @@ from trainyard.evaluation.config import EvaluationConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
-    """Evaluate a checkpoint on a text, by the definitions of Megatron-LM's task of that name."""
+    """Evaluate a checkpoint on a text, by the definitions of Megatron-LM's task of this name."""
 
     load: str = location()
     """Checkpoint: a run's folder (its latest step) or the folder of one step."""

@@ -1,3 +1,3 @@
-"""Parameters, arithmetic and memory of a model before it is built.
+"""Computes parameters, FLOPs and memory of a model before it is built.
 
 Reads: nothing. Writes: nothing, or plan.json (and schedule.svg) with --output-dir. Image: cpu."""

@@ -129,7 +129,7 @@ class PlanConfig:
             )
         elif self.microbatch_group_size_per_virtual_pipeline_stage is not None:
             raise ConfigError(
-                f"{GROUP} is about the interleaved schedule; give "
+                f"{GROUP} applies only to the interleaved schedule; give "
                 "--num-virtual-stages-per-pipeline-rank too, or leave it out"
             )
         check_layout(self.layout(), self.model, self.moe)

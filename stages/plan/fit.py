@@ -108,7 +108,8 @@ def check_fit(config: PlanConfig) -> None:
         return
     found = nearest_that_fit(config, usable)
     hint = "; or ".join(map(str, found))
-    advice = f"the nearest that fit on as many: {hint}" if found else _more_devices(config, usable)
+    nearest = f"the nearest that fit on as many devices: {hint}"
+    advice = nearest if found else _more_devices(config, usable)
     raise ConfigError(
         f"this layout needs {needed / GIBIBYTE:.1f} GiB on its most loaded device, and "
         f"--gpu-memory-gib {config.gpu_memory_gib:g} leaves {usable / GIBIBYTE:.1f} GiB; {advice}"
@@ -120,8 +121,8 @@ def _more_devices(config: PlanConfig, usable: float) -> str:
     for doublings in range(1, MAX_DOUBLINGS + 1):
         num_devices = config.num_devices << doublings
         if found := nearest_that_fit(config, usable, 1, num_devices):
-            return f"none fits on as many; the nearest on more: {found[0]}"
-    return f"none fits, nor on any number up to {config.num_devices << MAX_DOUBLINGS} devices"
+            return f"none fits on as many devices; the nearest on more: {found[0]}"
+    return f"none fits on up to {config.num_devices << MAX_DOUBLINGS} devices"
 
 
 def nearest_that_fit(

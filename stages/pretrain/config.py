@@ -38,7 +38,7 @@ class PretrainConfig(LibraryConfig):
 
     def __post_init__(self) -> None:
         """Refuse options that only a program can use."""
-        LibraryConfig.__post_init__(self)  # super() and slots do not meet
+        LibraryConfig.__post_init__(self)  # super() fails in a dataclass with slots
         if self.data.dataloader_type == "external":
             raise ConfigError(
                 "--dataloader-type external: only a program with its own loader can use it; give "

@@ -66,21 +66,21 @@ def convert(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
 
 def _check_model(model: GPTConfig, source: Source) -> None:
     differing = [
-        f"{flag} ({getattr(model, name)}; there {getattr(source.config, name)})"
+        f"{flag} ({getattr(model, name)}; in it {getattr(source.config, name)})"
         for name, flag in COMPARED.items()
         if getattr(model, name) != getattr(source.config, name)
     ]
     if differing:
         raise ConfigError(f"--load {source.url} holds another model: {', '.join(differing)}")
     rows = source.padded_vocab_size
-    held = model_shapes(source.config, rows)
-    refuse_differences(held, model_shapes(model, rows), source.url, "the model of the options")
+    stored = model_shapes(source.config, rows)
+    refuse_differences(stored, model_shapes(model, rows), source.url, "the model of the options")
 
 
 def _padded(config: PretrainConfig, source: Source, loader: str) -> Adjusted:
     """The checkpoint with the vocabulary of this run."""
     tokenizer = carried(config.tokenizer)
-    known = loader == "trainyard"  # formats of others do not always say it
+    known = loader == "trainyard"  # other formats do not always record it
     if known and tokenizer.vocab_size != source.vocab_size:
         raise ConfigError(
             f"--load {source.url} was trained with {source.vocab_size} tokens, and the tokenizer "
@@ -115,8 +115,8 @@ def _write_torch(
 def _write_torch_dist(
     config: PretrainConfig, stage: StageRun, source: Source, output: Replacing
 ) -> None:
-    """Whole tensors, which any ranks load."""
-    # torch's part for it takes seconds to import, and no training needs it.
+    """Whole tensors, for any number of ranks."""
+    # torch's module for this format takes seconds to import, and no training needs it.
     from trainyard.conversion.torch_dist.write import write_torch_dist
 
     write_torch_dist(

@@ -26,7 +26,7 @@ SUPERSEDED = "superseded"
 
 
 class StageHost:
-    """A stage as the training sees it; on every rank."""
+    """The stage as the host of a run; on every rank."""
 
     def __init__(self, stage: StageRun, verify: Verify, progress: ProgressFile) -> None:
         """verify: how closely a step is checked before the run resumes from it."""
@@ -36,19 +36,19 @@ class StageHost:
 
     @property
     def stop_requested(self) -> bool:
-        """A signal came."""
+        """True after the first stop signal."""
         return self._stage.stop_requested
 
     def defer_signals(self) -> None:
-        """From here on a first signal only asks to stop."""
+        """From now on the first stop signal only sets `stop_requested`."""
         self._stage.defer_signals()
 
     def run_folder(self) -> StageRunFolder:
-        """On rank 0."""
+        """Open the run folder; on rank 0."""
         return StageRunFolder(self._stage, self._verify)
 
     def end_process(self, error: InfrastructureError) -> None:
-        """At once: destructors would wait for ranks that hang."""
+        """Exit at once: destructors would wait for ranks that hang."""
         add_step(error, self._progress.step)
         os._exit(report_failure(self.name, error, debug=False))
 
@@ -84,7 +84,7 @@ class StageRunFolder(RunFolder):
         return all(sizes.get(file.path) == file.size_bytes for file in finished[0].files)
 
     def make_room(self) -> None:
-        """As for every run. A run that starts over does so again if it is killed in between."""
+        """As for every run. A run that starts over and is killed here starts over again."""
         if self._starts_over:
             self.remember(SUPERSEDED, {"steps": list(self.found.foreign)})
         super().make_room()

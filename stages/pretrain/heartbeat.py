@@ -18,7 +18,8 @@ FILE = "heartbeat"
 """In the run folder; the job blocks read its modification time (flows/backends/liveness.py)."""
 
 BETWEEN_SECONDS = 5.0
-"""A step may take a millisecond, and the folder may be on a file server."""
+"""Least time between two touches: steps may take milliseconds, and the folder may be on a file
+server."""
 
 
 class Heartbeat(Callback):
@@ -29,11 +30,11 @@ class Heartbeat(Callback):
         self._last = 0.0
 
     def begin(self, state: TrainState) -> None:
-        """The model is built, and the checkpoint loaded."""
+        """Touch the file, now that the model is built and the checkpoint loaded."""
         self._beat()
 
     def after_step(self, event: StepEvent) -> None:
-        """A step is over."""
+        """Touch the file, unless the last touch was a moment ago."""
         if time.monotonic() - self._last >= BETWEEN_SECONDS:
             self._beat()
 

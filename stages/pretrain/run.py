@@ -1,4 +1,4 @@
-"""Train as a stage: `trainyard.training.trainer` in the stage's run folder."""
+"""Runs `trainyard.training.trainer` in the run folder of the stage."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from trainyard.training.trainer import Trainer
 
 
 def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
-    """Train on this rank and return metrics; or convert a checkpoint, and train nothing. Raises
-    Stopped if the run stops before its last step."""
+    """Train on this rank, or only convert a checkpoint; returns metrics. Raises Stopped if the run
+    stops before its last step."""
     if config.ckpt_convert_format is not None:
         return convert(config, stage)
     progress = ProgressFile(stage.step_file)

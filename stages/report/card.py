@@ -1,8 +1,8 @@
 """The run card as one HTML document: card.html.j2 filled in, with card.css inside.
 
-The template has the order of the page, its words, and the format of each number. Here are the facts
-that take a computation. Documents of other programs may lack any key: the template leaves those
-rows out."""
+The template has the order of the page, its texts, and the format of each number. This module
+computes the rest. Documents of other programs may lack any key: the template leaves those rows
+out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The lineage of a run: the artifacts that the manifests name, and all they were made from.
 
 An input is looked up by its URL and compared by its digest. An artifact that was rebuilt since then
-is not taken for the origin: the run's input is shown as an earlier version, without manifest."""
+is not the origin: the run's input is shown as an earlier version, without manifest."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def grouped(artifacts: Sequence[Artifact], edges: Sequence[Edge], destination: s
 
 
 def _merged(group: Sequence[Artifact]) -> Artifact:
-    group = sorted(group, key=lambda one: one.key)  # one digest, in whichever order they came
+    group = sorted(group, key=lambda one: one.key)  # the digest must not depend on their order
     first = group[0]
     if len(group) == 1:
         return first

@@ -90,7 +90,8 @@ def place(nodes: Sequence[str], edges: Sequence[Edge], destination: str) -> Grap
     taken = {(layer[node], 0) for node in main_nodes}  # (layer, row)
 
     def take(item: str | Edge, near: Sequence[int], first: int, last: int, room: int) -> None:
-        """The free row nearest to others, from one layer to another with `room` at both ends."""
+        """Give an item the free row that is nearest to the rows `near`. It must be free in layers
+        `first` to `last`, and in `room` more at both ends."""
         wanted = sum(near) / len(near) if near else 0.0
         needed = range(first - room, last + room + 1)
         most = len(rows) + 1

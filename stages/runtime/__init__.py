@@ -1,1 +1,1 @@
-"""What every stage runs on: its command line, its context, the decision, its ranks and its end."""
+"""Shared by all stages: command line, run context, up-to-date check, ranks and exit."""

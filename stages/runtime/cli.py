@@ -2,10 +2,10 @@
 
     python -m stages.NAME [--config FILE] [flags] [--dry-run] [--force]
 
-Flags come from the stage's configuration class; a document given by --config is overridden by
-flags. The stage's own module is imported only when there is work, so --help and a no-op load
-neither torch nor data. A stage that takes Megatron-LM's whole command line says so: its other
-spellings, its flags that mean nothing here, and its --yaml-cfg are then understood."""
+Flags come from the stage's configuration class, and override the document that --config names. The
+stage's own module is imported only when there is work, so --help and a no-op load neither torch nor
+data. With `megatron=True` a stage accepts Megatron-LM's command line: its other spellings, its
+flags that have no effect here, and its --yaml-cfg."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class CommonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronOptions:
-    """Options of Megatron-LM's command line, and of guides to it, besides those of the stage."""
+    """Options of Megatron-LM and of guides to it that are not options of the stage."""
 
     yaml_cfg: str | None = None
     """Megatron-LM's YAML file of options (path or URL), flat or in sections; flags override it."""
     world_size: int | None = None
-    """Ranks there are: those of the launcher, or so many to start on this machine."""
+    """Number of ranks: those of the launcher, or those to start on this machine."""
     init_method: str | None = None
-    """tcp://HOST:PORT where ranks meet that a scheduler started; torchrun knows by itself."""
+    """tcp://HOST:PORT at which ranks started by a scheduler meet; not needed under torchrun."""
 
 
 def stage_main(
@@ -81,12 +81,12 @@ def stage_main(
     megatron: bool = False,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Run one stage as a program; returns its exit status. Without `argv` the process is the
-    stage's own, and ends here where it is one of several ranks or was told to stop.
+    """Run one stage as a program; returns its exit status. Without `argv` it runs the command line
+    of this process, and exits here if this is one rank of several or a signal stopped the run.
 
-    `check_module` has `check_inputs(config)`, which refuses inputs where the stage's own module
-    imports torch. `positional` names the option that arguments without a flag in front belong to;
-    `megatron` says that the command line is one of Megatron-LM's programs."""
+    `check_module` has `check_inputs(config)`, for a stage whose own module imports torch.
+    `positional` names the option that takes leading arguments without a flag. `megatron`: accept
+    the command line of Megatron-LM."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         _end_at_sigterm()
@@ -99,10 +99,11 @@ def stage_main(
 
 
 def _end_at_sigterm() -> None:
-    """Until a run has its own handler, SIGTERM ends the process, also where whoever started it
-    ignores SIGTERM and so handed that on: torchrun as a job of Slurm
-    (flows/backends/slurm/script.py). What comes before the handler takes a while: torch is
-    imported, and ranks wait for each other."""
+    """Let SIGTERM end the process until the run installs its own handler.
+
+    A process inherits an ignored SIGTERM from its parent, such as torchrun in a Slurm job
+    (flows/backends/slurm/script.py). Importing torch and waiting for ranks takes a while before
+    the handler is installed."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -131,7 +132,7 @@ def _main(
         arguments = _with_positional(arguments, positional)
         config, common = _parse(name, config_class, arguments, megatron, remarks)
         our_logging.configure(common.log_level)
-        _say(name, remarks)
+        _log_remarks(name, remarks)
         if common.dry_run:
             _check_ranks(config)
             print(dump_toml(config), end="")
@@ -141,7 +142,7 @@ def _main(
         job = Job(name, config, *modules, arguments, common.force, common.claim_wait_seconds)
         return execute(job)
     except BrokenPipeError:
-        # Whoever read our output has seen enough: `--help | head`.
+        # The reader of our output closed the pipe: `--help | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (Exception, Stopped, KeyboardInterrupt) as error:
@@ -149,27 +150,29 @@ def _main(
 
 
 def _check_flow(name: str) -> None:
-    """Refuse options that a flow of another version chose and checked; of another build of the
-    same version say so, where both know what they were built from."""
+    """Refuse options that a flow of another version chose and checked; warn about another build of
+    the same version, if both revisions are known."""
     flow = os.environ.get(FLOW_VERSION, VERSION)
     if flow != VERSION:
         raise ConfigError(
-            f"this stage is of trainyard {VERSION}, the flow that started it of {flow}: give the "
-            f"yard's profile an image (or python) of version {flow}, or the workers {VERSION}"
+            f"this stage runs trainyard {VERSION}, but the flow that started it runs {flow}: give "
+            f"the yard's profile an image (or python) of version {flow}, or install {VERSION} on "
+            "the workers"
         )
 
     ours, theirs = build_revision(), build_revision(name=FLOW_REVISION)
-    is_first = os.environ.get("RANK", "0") == "0" and not _is_a_rank_of_ours()
+    is_first = os.environ.get("RANK", "0") == "0" and not _is_spawned_rank()
     if ours and theirs and ours != theirs and is_first:
         logging.getLogger(f"stages.{name}").warning(
-            "this stage is trainyard %s built from revision %s, the flow that started it from %s: "
+            "this stage runs trainyard %s of revision %s, but the flow that started it runs %s: "
             "build the images of both from one revision",
             *(VERSION, ours, theirs),
         )
 
 
 def _check_ranks(config: Any) -> None:
-    """As a run does. One process without a launcher may be meant for any number under one."""
+    """Check the layout as a run does. A single process without a launcher does not determine the
+    number of ranks, since a launcher may run the same command."""
     if hasattr(config, "check_ranks"):
         from stages.runtime import ranks
 
@@ -188,7 +191,7 @@ def _with_positional(arguments: list[str], option: str) -> list[str]:
 
 
 def _with_first_names(arguments: list[str], config_class: type) -> list[str]:
-    """Flags under the names that options go by in documents and in --help."""
+    """The arguments, with each flag under the name that documents and --help use."""
     flags = {_flag(other): _flag(name) for other, name in other_names(config_class).items()}
     named = []
     for argument in arguments:
@@ -202,7 +205,7 @@ def _flag(name: str) -> str:
 
 
 def _in_our_spelling(arguments: list[str], config_class: type) -> tuple[list[str], list[str]]:
-    """A command line of Megatron-LM, and what is to be said about it."""
+    """The options of a Megatron-LM command line in our spelling, and remarks to log about it."""
     if {"--help", "-h"} & set(arguments):
         return ["--help"], []
     from trainyard.megatron_cli.command import understand
@@ -214,14 +217,14 @@ def _in_our_spelling(arguments: list[str], config_class: type) -> tuple[list[str
     return understood.arguments, understood.remarks
 
 
-def _say(name: str, remarks: list[str]) -> None:
-    """Once, not on every rank."""
-    if os.environ.get("RANK", "0") == "0" and not _is_a_rank_of_ours():
+def _log_remarks(name: str, remarks: list[str]) -> None:
+    """Log the remarks once, not on every rank."""
+    if os.environ.get("RANK", "0") == "0" and not _is_spawned_rank():
         for remark in remarks:
             logging.getLogger(f"stages.{name}").info("%s", remark)
 
 
-def _is_a_rank_of_ours() -> bool:
+def _is_spawned_rank() -> bool:
     """Whether this process is a rank that a parent of the same command started."""
     return "TRAINYARD_RANKS" in os.environ
 
@@ -263,10 +266,10 @@ def _parse(
 
 
 def _write_out_unions(cls: type) -> None:
-    """Name the `X | Y` of a configuration's fields Union[X, Y], which is the same type.
+    """Write the `X | Y` of a configuration's fields as Union[X, Y], which is the same type.
 
-    tyro 1.0 looks through a Union by itself. For the other it imports a checker of types, which
-    takes a tenth of a second: a third of what a command takes to start."""
+    tyro 1.0 resolves a Union itself. For `X | Y` it imports a type checker, which takes a tenth of
+    a second: a third of the start of a command."""
     hints = get_type_hints(cls, include_extras=True)
     for owner in cls.__mro__:
         for name in vars(owner).get("__annotations__", ()):
@@ -309,7 +312,7 @@ def _yaml_document(
         _text_of("--yaml-cfg", url), config_class, os.environ, where, given
     )
     check_keys(config_class, document, where)
-    return document, [*remarks, f"{where}: flags of the command line go over the file"]
+    return document, [*remarks, f"{where}: flags of the command line override the file"]
 
 
 def _text_of(option: str, url: str) -> str:

@@ -224,7 +224,7 @@ class StageRun:
             self._stop_at_once(signum)
         elif self._signal is None:
             self._signal = signum
-            again = "; once more stops at once" if signum == signal.SIGINT else ""
+            again = "; a second SIGINT stops at once" if signum == signal.SIGINT else ""
             log.warning(
                 "%s: finishing this step, then saving%s", signal.Signals(signum).name, again
             )

@@ -26,7 +26,7 @@ from trainyard.logging import printable
 
 RUN_DIR = "TRAINYARD_RUN_DIR"
 
-OF_COMMUNICATION = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+COMMUNICATION_ERRORS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
 """torch's error classes for a lost connection between ranks, by name, so that torch need not be
 imported."""
 
@@ -53,7 +53,7 @@ def failure_class(error: BaseException) -> type[BaseException]:
     rank reported by the system or torch."""
     if isinstance(error, TrainyardError):
         return type(error)
-    if type(error).__name__ in OF_COMMUNICATION and lack_of_memory(error) is None:
+    if type(error).__name__ in COMMUNICATION_ERRORS and lack_of_memory(error) is None:
         return CommunicationError
     return lack_of_memory(error) or type(error)
 
@@ -81,7 +81,7 @@ def report_failure(stage: str, error: BaseException, debug: bool) -> int:
     if debug:
         print(printable("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     if isinstance(error, Stopped | KeyboardInterrupt):
-        log.warning("%s; nothing half-done was published", message)
+        log.warning("%s; nothing incomplete was published", message)
     elif isinstance(error, TrainyardError):
         log.error("%s", message)
     else:

@@ -28,7 +28,7 @@ def exit_now(status: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     except Exception:
-        logging.getLogger(__name__).exception("at the end of the process")
+        logging.getLogger(__name__).exception("error at process exit")
         status = status or EXIT_DEFECT
     finally:
         os._exit(status)

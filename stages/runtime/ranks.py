@@ -1,9 +1,9 @@
-"""Several ranks of one stage: started here after the decision, or joined under torchrun.
+"""Runs a stage on several ranks: its own child processes, or the ranks of a launcher.
 
-A stage whose configuration has `nproc_per_node` > 1 starts its ranks as processes of its own
-command. The parent (no torch) decides, claims, supervises and publishes; rank 0 hands back what it
-wrote through a file. Under torchrun, or a job block, each process is a rank already: rank 0 decides
-and tells the others."""
+A stage whose configuration has `nproc_per_node` > 1 starts its own command once for each rank. The
+parent (no torch) decides, claims, supervises and publishes; rank 0 returns its records and metrics
+in a file. Under torchrun, or a job block, each process is a rank already: rank 0 decides and
+announces the decision to the others."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ from trainyard.machine import memory_kills
 log = logging.getLogger(__name__)
 
 HANDOVER = "TRAINYARD_RANKS"
-"""Folder through which the parent and its ranks talk; set in the ranks' environment."""
+"""Environment variable of the ranks: the folder in which they and the parent exchange files."""
 
 STEP_FILE = "step"
-"""In it: the last step that rank 0 has finished, of a stage that has steps."""
+"""File in that folder: the last step that rank 0 finished, of a stage that has steps."""
 
 BY_STATUS: dict[int, type[TrainyardError]] = {
     kind.exit_status: kind
@@ -58,30 +58,30 @@ BY_STATUS: dict[int, type[TrainyardError]] = {
 }
 DECISION_SECONDS = 1800
 CAUSE_SECONDS = 2.0
-LESS_MEMORY = "lower --micro-batch-size or --nproc-per-node, or ask for more"
+LESS_MEMORY = "lower --micro-batch-size or --nproc-per-node, or request more memory"
 JOIN_MINUTES = 10.0
-"""How long ranks wait for each other where a configuration does not say."""
+"""How long ranks wait for each other if the configuration has no timeout."""
 
 
 def run_here_or_spawn(
     config: Any, run: StageRun, run_module: str, arguments: list[str]
 ) -> dict[str, Any]:
-    """The stage's own work, in this process or in the ranks it asks for; returns its metrics."""
+    """Run the stage's own module, in this process or in new ranks; returns its metrics."""
     count = num_ranks(config)
     if count > 1 and "RANK" not in os.environ:
         return _spawn(run, arguments, count)
-    with _first_cause_first(count):
+    with _cause_first(count):
         metrics: dict[str, Any] = importlib.import_module(run_module).run(config, run)
     run.libraries = loaded_libraries()
     return metrics
 
 
 @contextmanager
-def _first_cause_first(count: int) -> Iterator[None]:
-    """A lost connection is what ranks see of another one's end, often before anybody else does.
+def _cause_first(count: int) -> Iterator[None]:
+    """Delay the error of a lost connection, so that its cause is reported first.
 
-    They wait with their own words for that rank's, and for whoever watches over all, who knows the
-    cause and ends them."""
+    When a rank fails, the others lose their connection to it, often before it has reported its own
+    error and before the supervisor of the ranks has seen it fail."""
     try:
         yield
     except CommunicationError:
@@ -91,7 +91,7 @@ def _first_cause_first(count: int) -> Iterator[None]:
 
 
 def num_ranks(config: Any) -> int:
-    """Ranks that a launcher started, or that are to be started here."""
+    """Number of ranks of the launcher, or else to start here."""
     if "RANK" in os.environ and _has_ranks(config):
         return int(os.environ.get("WORLD_SIZE", "1"))
     return int(getattr(config, "nproc_per_node", 1))
@@ -119,7 +119,7 @@ def _spawn(run: StageRun, arguments: list[str], count: int) -> dict[str, Any]:
         finally:
             _end(ranks)
             os.close(write_end)
-        return _take_back(run, Path(folder, "result.json"))
+        return _read_result(run, Path(folder, "result.json"))
 
 
 def _start(
@@ -148,8 +148,8 @@ def _program() -> str:
 
 
 def _supervise(run: StageRun, ranks: list[subprocess.Popen[bytes]], kills: int) -> None:
-    """Wait for every rank; when one fails, or a signal comes, the others are told to stop. kills:
-    `memory_kills` before they were started."""
+    """Wait for every rank. Raise the error of a rank that fails; forward a signal to all ranks.
+    kills: `memory_kills` before they were started."""
     passed_on = False
     while True:
         codes = [rank.poll() for rank in ranks]
@@ -158,7 +158,7 @@ def _supervise(run: StageRun, ranks: list[subprocess.Popen[bytes]], kills: int) 
             passed_on = True
             _signal(ranks, signal.SIGTERM)
         elif failed and not run.stop_requested:
-            _raise_for(*min(failed, key=lambda found: _suspicion(found[1])), kills)
+            _raise_for(*min(failed, key=lambda found: _likely_cause(found[1])), kills)
         if all(code is not None for code in codes):
             _raise_if_stopped(run, [code for code in codes if code is not None], kills)
             return
@@ -166,7 +166,7 @@ def _supervise(run: StageRun, ranks: list[subprocess.Popen[bytes]], kills: int) 
 
 
 def _raise_if_stopped(run: StageRun, codes: list[int], kills: int) -> None:
-    """After a signal: a rank that failed counts, one that was stopped is well; all may be done."""
+    """Raise the error of a failed rank; otherwise Stopped, if a signal stopped any rank."""
     stopped = [128 + number for number in STOPPING]
     for rank, code in enumerate(codes):
         if code not in (0, *stopped):
@@ -175,9 +175,10 @@ def _raise_if_stopped(run: StageRun, codes: list[int], kills: int) -> None:
         run.stop()
 
 
-def _suspicion(code: int) -> int:
-    """Order of failures seen at once: a rank that ends makes others lose their connection to it."""
-    if code < 0 and code != -signal.SIGABRT:  # as NCCL's watchdog ends ranks that wait in vain
+def _likely_cause(code: int) -> int:
+    """Sort key of failures seen at once, the likely cause first: a rank that fails makes the others
+    lose their connection to it."""
+    if code < 0 and code != -signal.SIGABRT:  # NCCL's watchdog aborts ranks that lost another
         return -1
     causes = [status for status in BY_STATUS if status != InfrastructureError.exit_status]
     if code in causes:
@@ -189,18 +190,18 @@ def _suspicion(code: int) -> int:
 def _raise_for(rank: int, code: int, kills: int) -> None:
     if code == -signal.SIGABRT:
         raise CommunicationError(
-            f"rank {rank} aborted; if NCCL's watchdog did it, the rank waited for others that were "
-            "gone or hung (--distributed-timeout-minutes), and the lines above say for which"
+            f"rank {rank} aborted; if NCCL's watchdog did it, the rank waited longer than "
+            "--distributed-timeout-minutes for ranks that were gone or hung; see the lines above"
         )
     if code < 0:
-        words = f"rank {rank} was killed by {signal.Signals(-code).name}"
+        message = f"rank {rank} was killed by {signal.Signals(-code).name}"
         if -code == signal.SIGKILL and memory_kills() > kills:
             raise HostMemoryError(
-                f"{words}, by the kernel: the machine, or the part of it that this job may use, "
-                f"ran out of memory; {LESS_MEMORY}"
+                f"{message}, by the kernel: the machine ran out of memory, or the job exceeded "
+                f"its memory limit; {LESS_MEMORY}"
             )
-        hint = f"; if nobody did that, the machine ran out of memory: {LESS_MEMORY}"
-        raise InfrastructureError(words + (hint if -code == signal.SIGKILL else ""))
+        hint = f"; unless someone sent it, the machine ran out of memory: {LESS_MEMORY}"
+        raise InfrastructureError(message + (hint if -code == signal.SIGKILL else ""))
     if code in BY_STATUS:
         raise BY_STATUS[code](f"rank {rank} ended with exit status {code}; its message is above")
     if code > 128:
@@ -249,7 +250,7 @@ def _slot(run: StageRun) -> dict[str, Any] | None:
     return asdict(run.slot) if run.slot else None
 
 
-def _take_back(run: StageRun, result: Path) -> dict[str, Any]:
+def _read_result(run: StageRun, result: Path) -> dict[str, Any]:
     document = json.loads(result.read_text())
     run.slot = Slot(**document["slot"]) if document["slot"] else None
     run.libraries = document["libraries"]
@@ -263,12 +264,12 @@ def _take_back(run: StageRun, result: Path) -> dict[str, Any]:
 
 
 def is_delegated() -> bool:
-    """True in a rank that the parent above started."""
+    """True in a rank that a parent of the same command started."""
     return HANDOVER in os.environ
 
 
 def run_delegated(name: str, config: Any, run_module: str) -> int:
-    """The work of one rank; rank 0 leaves its records and metrics for the parent."""
+    """Do the work of one rank; rank 0 writes its records and metrics for the parent."""
     parent_watch.die_with_parent()
     folder = Path(os.environ[HANDOVER])
     is_main = os.environ["RANK"] == "0"
@@ -282,7 +283,7 @@ def _work(config: Any, run: StageRun, run_module: str, result: Path | None) -> N
     for number in STOPPING:
         signal.signal(number, run.on_signal)
     try:
-        with _first_cause_first(num_ranks(config)):
+        with _cause_first(num_ranks(config)):
             metrics = importlib.import_module(run_module).run(config, run)
     finally:
         run.close()
@@ -302,22 +303,23 @@ def is_follower(config: Any) -> bool:
 
 
 def _has_ranks(config: Any) -> bool:
-    """Whether a stage works as several ranks at all; to others a launcher's RANK says nothing."""
+    """Whether the stage can run on several ranks; other stages ignore a launcher's RANK."""
     return hasattr(config, "nproc_per_node")
 
 
 class Leader:
-    """Rank 0 under a launcher: tells the other ranks what was decided. Alone, it tells nobody."""
+    """Announces the decision of rank 0 to the other ranks of a launcher, if there are any."""
 
     def __init__(self, config: Any) -> None:
         several = _has_ranks(config) and int(os.environ.get("WORLD_SIZE", "1")) > 1
         self._store = _decision_store(config) if several else None
 
     def announce(self, run: StageRun | None) -> None:
-        """What the followers are to run; None for nothing."""
-        self._tell({"run": None if run is None else _encode(run)})
+        """Announce the run to the followers; None: there is no work."""
+        self.send({"run": None if run is None else _encode(run)})
 
-    def _tell(self, decision: dict[str, Any]) -> None:
+    def send(self, decision: dict[str, Any]) -> None:
+        """Send the decision to the followers; only the first one is sent."""
         if self._store is not None:
             self._store.set("decision", json.dumps(decision))
             self._store = None
@@ -325,45 +327,45 @@ class Leader:
 
 @contextmanager
 def leading(config: Any) -> Iterator[Leader]:
-    """The decision maker; when it fails before it has decided, the followers end as it does."""
+    """The leader of the ranks. An error before its announcement makes the followers fail too."""
     leader = Leader(config)
     try:
         yield leader
     except BaseException:
-        leader._tell({"failed": True})
+        leader.send({"failed": True})
         raise
 
 
 def follow(name: str, config: Any, run_module: str) -> int:
     """Wait for rank 0's decision and do this rank's share of it."""
-    with _first_cause_first(num_ranks(config)):
-        decision = json.loads(_heard(_decision_store(config)))
+    with _cause_first(num_ranks(config)):
+        decision = json.loads(_received(_decision_store(config)))
     if decision.get("failed"):
-        time.sleep(CAUSE_SECONDS)  # it says meanwhile what the cause was
-        raise InfrastructureError("rank 0 failed before any work was begun; its message says why")
+        time.sleep(CAUSE_SECONDS)  # meanwhile rank 0 reports the cause
+        raise InfrastructureError("rank 0 failed before any work began; its message has the cause")
     if decision["run"] is None:
         return 0
     _work(config, _decode(name, config, decision["run"], is_main=False), run_module, None)
     return 0
 
 
-def _heard(store: Any) -> bytes:
+def _received(store: Any) -> bytes:
     try:
-        said: bytes = store.get("decision")
-    except RuntimeError as error:  # torch's DistNetworkError and DistStoreError are such
+        decision: bytes = store.get("decision")
+    except RuntimeError as error:  # such as torch's DistNetworkError and DistStoreError
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         raise CommunicationError(
-            f"rank {os.environ['RANK']} heard nothing more from rank 0 at {address}:{port}: it "
-            "ended, and its own message says why, or another program listens on that port "
+            f"rank {os.environ['RANK']} lost its connection to rank 0 at {address}:{port}: rank 0 "
+            "ended, and its own message has the cause, or another program listens on that port "
             f"({str(error).splitlines()[0]})"
         ) from error
-    return said
+    return decision
 
 
 def _decision_store(config: Any) -> Any:
-    """Where rank 0 leaves its decision; all ranks are there when this returns on it.
+    """The store for rank 0's decision. On rank 0, returns once all ranks have connected.
 
-    Raises CommunicationError when they do not find each other."""
+    Raises CommunicationError if the ranks do not find each other."""
     from datetime import timedelta
 
     from trainyard.parallel.rendezvous import join_failure, open_store

@@ -1,5 +1,5 @@
-"""A local folder for one run, removed at its end; after a kill, by a later run of the same user on
-the same machine."""
+"""A local folder for one run, removed at its end. After a kill, a later run of the same user on the
+same machine removes it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Scratch:
             prefix=f"{PREFIX}{name}-", ignore_cleanup_errors=True
         )
         self.path = Path(self._folder.name)
-        self._lock = _hold(self.path)
+        self._lock = _lock(self.path)
 
     def close(self) -> None:
         """Remove the folder."""
@@ -55,7 +55,7 @@ def remove_if_abandoned(folder: Path) -> None:
     _is_abandoned(folder, and_remove=True)
 
 
-def _hold(folder: Path) -> IO[bytes]:
+def _lock(folder: Path) -> IO[bytes]:
     # Renamed after it is locked: under its own name it is never seen unlocked.
     unlocked = folder / (LOCK + ".new")
     file = unlocked.open("wb")

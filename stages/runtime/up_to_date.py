@@ -103,7 +103,7 @@ def decide(stage: str, config: StageConfig, modules: Sequence[str], force: bool)
     if manifest is not None and manifest.stage != stage:
         raise ConfigError(
             f"{output.url}: this is an artifact of {manifest.stage}, which {stage} would replace; "
-            f"choose another place, or remove it first"
+            f"choose another output, or remove it first"
         )
     reason = _reason(manifest, slot, inputs, options, code, output)
     reason = "--force was given" if force else reason
@@ -119,13 +119,13 @@ def _resolved(name: str, urls: tuple[str, ...], config: StageConfig) -> Input:
         if url is None:
             raise
         option = _option_of(url, name, config)
-        is_nothing = option == MODEL and is_local(url) and "no file matches" in str(error)
-        hub = NO_HUB if is_nothing else ""
-        raise ArtifactError(f"{option} {error}{hub}".lstrip()) from error
+        may_be_hub_name = option == MODEL and is_local(url) and "no file matches" in str(error)
+        hint = NO_HUB if may_be_hub_name else ""
+        raise ArtifactError(f"{option} {error}{hint}".lstrip()) from error
 
 
 def _option_of(url: str, name: str, config: StageConfig) -> str:
-    """The option that a URL of an input was given by; nothing where it was made up."""
+    """The option that gave a URL of an input; empty for a URL that no option gave."""
     options = to_dict(config)
     given = (k for k, v in options.items() if url == v or (isinstance(v, list) and url in v))
     key = next(given, name if name in options else None)
@@ -155,12 +155,12 @@ def refuse_overlap(output: Output, slot: Slot | None, inputs: dict[str, Input]) 
     if output.names and slot is not None:  # files of an earlier run are removed
         output = replace(output, names=(*output.names, *slot.files))
     for found in inputs.values():
-        lies_over = output.first_written((*found.urls, *found.files)) or next(
+        overwritten = output.first_written((*found.urls, *found.files)) or next(
             (url for url in found.urls if has_glob(url) and output.is_matched_by(url)), None
         )
-        if lies_over is not None:
+        if overwritten is not None:
             raise ConfigError(
-                f"{output.url}: the output would lie over {_named(found)} ({lies_over}); "
+                f"{output.url}: the output would overwrite {_named(found)} ({overwritten}); "
                 "choose another place for the output"
             )
         for url in _folders(found):

@@ -1,4 +1,4 @@
-"""Count words, merge pairs, write the tokenizer."""
+"""Counts words, merges pairs, and writes the tokenizer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(config: TrainTokenizerConfig, stage: StageRun) -> dict[str, Any]:
     reached = tokenizer.get_vocab_size()
     if reached < config.vocab_size:
         log.warning(
-            "the corpus has pairs for %d tokens only, not the --vocab-size %d asked for",
+            "the corpus has pairs for only %d tokens, fewer than --vocab-size %d",
             reached,
             config.vocab_size,
         )
@@ -97,7 +97,7 @@ def train(batches: Iterator[list[str]], vocab_size: int) -> Tokenizer:
 
 
 def stoppable(work: Callable[[], Tokenizer]) -> Tokenizer:
-    """Run `work` in a thread and wait: a signal is seen at once, not when the library returns."""
+    """Run `work` in a thread, so that a signal takes effect before the library returns."""
     done: list[Tokenizer] = []
     failed: list[BaseException] = []
 

@@ -18,7 +18,7 @@ class VerifyConfig:
     checked."""
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """None that count: what is verified is read here and now, never taken from a cache."""
+        """None: the stage always reads its artifacts again."""
         return {}
 
     def output(self) -> Output | None:

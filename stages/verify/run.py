@@ -1,4 +1,4 @@
-"""Find the manifests behind a URL, re-read what they list, name every difference."""
+"""Finds the manifests at a URL, re-reads their files, and lists every difference."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(config: VerifyConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def find_manifests(url: str) -> list[tuple[str, Manifest]]:
-    """The artifacts at or below a URL, each with what its file names are appended to.
+    """(base URL, manifest) of the artifacts at or below a URL; a file is at base URL + its path.
 
     Raises ArtifactError when there is none."""
     at = url.rstrip("/")
@@ -69,7 +69,7 @@ def _base(manifest_url: str) -> str:
 
 
 def compare(url: str, record: store.FileRecord) -> str | None:
-    """What is wrong with one file; None if it matches the published one."""
+    """The difference of one file from its record; None if there is none."""
     try:
         found = read_digest(url)
     except ArtifactError:

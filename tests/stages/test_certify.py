@@ -253,7 +253,7 @@ def test_a_certificate_of_a_broken_run_is_written_too(copied: Path, tmp_path: Pa
 
 def test_missing_or_other_data_is_reported(whole: Path, tokens: str, tmp_path: Path) -> None:
     other = write_pair(tmp_path / "t", [60] * 40, 7)
-    with pytest.raises(DataError, match="not the token files that the run of"):
+    with pytest.raises(DataError, match="not the token files of the run of"):
         found_in(whole, data_path=[other])
     again = shutil.copytree(Path(tokens).parent, tmp_path / "moved")
     assert found_in(whole, data_path=[str(again / "t")]).is_complete

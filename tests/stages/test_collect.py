@@ -10,7 +10,7 @@ import pytest
 
 from stages.collect import run as collect_run
 from stages.collect.config import CollectConfig, environment_fingerprint
-from stages.collect.run import Entry, all_entries, deal, distinct, set_aside, take
+from stages.collect.run import Entry, all_entries, distinct, distribute, hold_out, take
 from tests.stages.directly import run_directly
 from trainyard.errors import ConfigError
 
@@ -116,17 +116,17 @@ def test_texts_are_taken_once_and_up_to_a_size() -> None:
 
 
 def test_a_hundredth_is_set_aside_and_no_more_than_the_bound() -> None:
-    training, heldout = set_aside(entries(5000))
+    training, heldout = hold_out(entries(5000))
     assert 20 < len(heldout) < 90
     assert sorted(training + heldout, key=lambda e: e.id) == sorted(
         entries(5000), key=lambda e: e.id
     )
     large = [Entry(f"id{i}", "src", "w" * 10_000) for i in range(5000)]
-    assert len(set_aside(large)[1]) == 15
+    assert len(hold_out(large)[1]) == 15
 
 
 def test_a_document_keeps_its_shard_when_others_come() -> None:
-    few, many = deal(entries(50), 4), deal(entries(100), 4)
+    few, many = distribute(entries(50), 4), distribute(entries(100), 4)
     assert all(set(a) <= set(b) for a, b in zip(few, many, strict=True))
     assert all(many)
 

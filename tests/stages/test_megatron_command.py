@@ -81,7 +81,7 @@ def test_a_file_is_read_and_flags_go_over_it(command: Command, tmp_path: Path) -
     path.write_text(FILE)
     read = command(f"--yaml-cfg {path}")
     assert (read["save"], read["micro_batch_size"], read["lr"]) == ("/runs/a", 4, 1e-3)
-    assert "flags of the command line go over the file" in command.said
+    assert "flags of the command line override the file" in command.said
     assert "masked_softmax_fusion: taken, without effect" in command.said
     over = command(f"--yaml_cfg={path} --train-steps 7 --bf16 --save b")
     assert over == {**read, "train_iters": 7, "bf16": True, "save": "b"}

@@ -75,7 +75,7 @@ def test_where_nothing_fits_the_fewest_devices_that_would_do_are_named() -> None
 
 @pytest.mark.slow
 def test_where_nothing_would_do_that_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"none fits, nor on any number up to 512 devices"):
+    with pytest.raises(ConfigError, match=r"none fits on up to 512 devices"):
         check_fit(config(CUT_8B, gpu_memory_gib=0.1))
 
 

@@ -179,7 +179,7 @@ def test_invalid_options_are_refused(tmp_path: Path, more: dict[str, Any], words
     [
         (
             {"num_layers": 2, "swiglu": True},
-            r"holds another model: --num-layers \(2; there 4\), .*--swiglu \(True; there False\)",
+            r"holds another model: --num-layers \(2; in it 4\), .*--swiglu \(True; in it False\)",
         ),
         ({"vocab_size": 300}, "was trained with 257 tokens, and the tokenizer has 300"),
     ],

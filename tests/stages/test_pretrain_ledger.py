@@ -63,7 +63,7 @@ def test_only_step_resumes_without_ledger(pretrain: Pretrain, finished: Path, ru
     shutil.rmtree(run / "iter_0000003")
     other_byte(run / "iter_0000005" / "ledger.jsonl")
     log = pretrain(run)
-    assert "resuming from step 5 all the same" in log
+    assert "resuming from step 5, of which only the ledger is damaged" in log
     last = "iter_0000008"
     model = "model-00001-of-00001.safetensors"
     assert (run / last / model).read_bytes() == (finished / last / model).read_bytes()

@@ -1,2 +1,1 @@
-"""How good a model is: protocols, each with the exact definition that its numbers are compared
-under."""
+"""Evaluation protocols, each with the exact definition of its numbers."""

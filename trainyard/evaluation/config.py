@@ -13,16 +13,16 @@ TaskName = Literal["WIKITEXT103"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationConfig:
-    """Which protocol, and how the text is cut for it."""
+    """The protocol, and how it divides the text into windows."""
 
     task: TaskName
     """Protocol; WIKITEXT103 is perplexity of any text file."""
     detokenizer: Literal["auto", "wikitext", "none"] = "auto"
-    """What makes plain text of the file; auto: wikitext where its name or folder says "wiki"."""
+    """How the file becomes plain text; auto: wikitext if its name or folder contains "wiki"."""
     overlapping_eval: int = 32
-    """Targets by which each window moves on: fewer give every target more context and cost more."""
+    """Tokens from one window to the next: fewer give every token more context and cost more."""
     seq_length: int | None = None
-    """Tokens of a window; unset: what the model was trained with."""
+    """Tokens of a window; unset: the sequence length of the training."""
     micro_batch_size: int = 4
     """Windows evaluated at a time."""
 
@@ -31,7 +31,7 @@ class EvaluationConfig:
         check_at_least(self, 1, "overlapping_eval", "seq_length", "micro_batch_size")
 
     def for_file(self, path: str) -> EvaluationConfig:
-        """The same with `auto` settled: "wiki" in the file's name or its folder's decides.
+        """The same options with `auto` resolved, by "wiki" in the name of the file or its folder.
 
         Upstream looks at the whole path, where a user called wikitor would count."""
         if self.detokenizer != "auto":
@@ -40,7 +40,8 @@ class EvaluationConfig:
         return replace(self, detokenizer="wikitext" if "wiki" in near else "none")
 
     def window(self, trained_length: int, num_positions: int) -> int:
-        """Tokens of a window, given or the model's; refused if the model has no such positions."""
+        """Tokens of a window: --seq-length, or that of the training. Refuses more than the model's
+        positions."""
         length = self.seq_length or trained_length
         if length > num_positions:
             raise ConfigError(

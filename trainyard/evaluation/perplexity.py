@@ -1,9 +1,8 @@
 """Perplexity of one long text, in overlapping windows.
 
-Target t is the token at place t, 1 <= t < number of tokens. The first window scores all its
-targets; each later one moves on by `stride` and scores its last `stride` targets only, so that
-every target is scored once, with at least window - stride tokens before it as soon as there are so
-many."""
+Target t is token t, 1 <= t < number of tokens. The first window scores all its targets. Each later
+one moves on by `stride` and scores its last `stride` targets only. So every target is scored once,
+and behind the first window it has at least window - stride tokens of context."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ def total_loss(
     batch_size: int,
     on_targets: Callable[[int], None] = lambda count: None,
 ) -> float:
-    """Sum of the losses of all targets in nats; `on_targets` hears how many more were scored.
+    """Sum of the losses of all targets in nats; `on_targets` gets the number of newly scored ones.
 
     The sum is kept in fp64: a million targets in fp32 would lose digits."""
     data = torch.tensor(tokens, dtype=torch.int64, device=model.device)
@@ -79,7 +78,7 @@ def _batch_loss(model: GPTModel, data: Tensor, batch: Sequence[Window]) -> float
         end = window.start + window.num_targets
         scored.append(hidden[window.num_targets - window.num_scored : window.num_targets, row])
         targets.append(data[end - window.num_scored + 1 : end + 1])
-    logits = model.logits(torch.cat(scored)).float()  # only what counts: (targets, V)
+    logits = model.logits(torch.cat(scored)).float()  # scored targets only: (targets, V)
     losses = functional.cross_entropy(logits, torch.cat(targets), reduction="none")
     return losses.double().sum().item()
 

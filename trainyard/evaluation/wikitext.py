@@ -1,7 +1,7 @@
-"""Tokenised corpora back to text as people write it.
+"""Turns tokenised corpora back into plain text.
 
-WikiText comes with spaces around punctuation and marks such as @-@; a model trained on plain text
-should be asked about plain text. The rules and their order are those that published WikiText-103
+WikiText has spaces around punctuation and marks such as @-@. A model trained on plain text should
+be evaluated on plain text. The rules and their order are those that published WikiText-103
 perplexities of GPT-2 and Megatron-LM were measured with. Pure functions of a string."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Detokenizer = Callable[[str], str]
 
 _DEGREE = chr(176)
 
-# Later rules see what earlier ones left; the order is part of the protocol.
+# Each rule sees the output of the ones before; the order is part of the protocol.
 _JOINED = (
     ("s '", "s'"),
     (" @-@ ", "-"),

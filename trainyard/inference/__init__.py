@@ -1,1 +1,1 @@
-"""Generation: what to remember, which token to take, and the loop between them."""
+"""Text generation: the KV cache, sampling, and the loop over tokens."""

@@ -1,4 +1,4 @@
-"""How tokens are chosen, under the names of Megatron-LM's generation programs. Standard library
+"""Options of sampling, under the names of Megatron-LM's generation programs. Standard library
 only."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class SamplingConfig:
     top_p: float = 0.0
     """Choose among the likeliest tokens that together reach this probability; 0 is all."""
     seed: int = 1234
-    """Start of the random numbers; each prompt has its own sequence of them."""
+    """Seed of the random numbers; each prompt has its own sequence."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and top-k together with top-p."""

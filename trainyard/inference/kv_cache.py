@@ -1,8 +1,8 @@
 """Keys and values of a fixed batch of sequences, each row as long as its own sequence.
 
-A row's tokens lie at 0 .. length - 1. What lies behind is padding of a ragged batch: never looked
-at, and overwritten by the tokens that come. b batch, g key and value heads, d head channels, T
-capacity."""
+The tokens of a row have positions 0 .. length - 1. Entries behind them are padding of a ragged
+batch: no token attends to them, and the next tokens overwrite them. b batch, g key and value heads,
+d head channels, T capacity."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trainyard.models.config import TransformerConfig
 
 
 class StaticKVCache:
-    """Room for `capacity` tokens of every row, allocated once; what `models.attention.KVCache`
-    asks."""
+    """A cache of `capacity` tokens for each row, allocated once. Implements
+    `models.attention.KVCache`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class StaticKVCache:
         self._lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self._rows = torch.arange(batch_size, device=device).unsqueeze(1)
         self.lengths = [0] * batch_size
-        """Tokens held of each row."""
+        """Cached tokens of each row."""
 
     @property
     def capacity(self) -> int:
@@ -46,18 +46,18 @@ class StaticKVCache:
         return self._store.numel() * self._store.element_size()
 
     def positions(self, num_new: int) -> Tensor:
-        """(b, s) places that `num_new` tokens of each row take."""
+        """(b, s) positions of the next `num_new` tokens of each row."""
         return self._lengths.unsqueeze(1) + torch.arange(num_new, device=self._lengths.device)
 
     def mask(self, num_new: int) -> Tensor | None:
-        """(b, 1, s, t) True where a new token may look; None while nothing is held: plain
+        """(b, 1, s, t) True where a new token may attend; None for an empty cache: plain
         causal."""
         if not any(self.lengths):
             return None
         return causal_mask(self.positions(num_new), max(self.lengths) + num_new)
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k and v, (b, g, s, d), behind what each row holds; return (b, g, t, d) of both."""
+        """Append k and v, (b, g, s, d), to each row; return (b, g, t, d) of both."""
         keys, values = self._store[layer]
         num_new = k.shape[2]
         seen = max(self.lengths) + num_new
@@ -72,6 +72,6 @@ class StaticKVCache:
         return keys[:, :, :seen], values[:, :, :seen]
 
     def advance(self, counts: Sequence[int]) -> None:
-        """Count `counts[row]` of the tokens written last as held; the rest were padding."""
-        self.lengths = [held + new for held, new in zip(self.lengths, counts, strict=True)]
+        """Count `counts[row]` of the tokens written last as cached; the rest were padding."""
+        self.lengths = [old + new for old, new in zip(self.lengths, counts, strict=True)]
         self._lengths += torch.tensor(counts, device=self._lengths.device)

@@ -24,7 +24,7 @@ def device_clock(device: torch.device) -> Callable[[], float]:
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Median and 99th percentile (nearest rank); None of nothing."""
+    """Median and 99th percentile (nearest rank); None without any values."""
     if not seconds:
         return None
     ordered = sorted(seconds)
@@ -53,7 +53,7 @@ def throughput(
 ) -> dict[str, Any]:
     """Figures over all requests; `batch_seconds` is the wall time of each batch.
 
-    `latency_per_output_token` is the latency that requests saw, summed, over their output
+    `latency_per_output_token` is the sum of the latencies of requests over that of their output
     tokens."""
     num_tokens = sum(request["num_output_tokens"] for request in requests)
     later = [seconds for request in requests for seconds in request["tpot"][1:]]

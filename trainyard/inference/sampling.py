@@ -1,7 +1,7 @@
 """From logits to a token: temperature, then top-k or else top-p, then a draw.
 
-Pure functions of logits and of uniform numbers that the caller draws, so that a sequence's choices
-do not depend on what else is in its batch. b batch, V vocabulary."""
+Pure functions of logits and of uniform numbers that the caller draws, so that the tokens of a
+sequence do not depend on the rest of its batch. b batch, V vocabulary."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Generation for a batch of prompts that start together and stay until the last has finished.
+"""Generates for a batch of prompts that start together and stay until the last has finished.
 
-Prompts may differ in length: shorter ones are padded behind, and the padding is neither looked at
-nor kept. What a prompt yields does not depend on its company, up to rounding of the matrix
-products."""
+Prompts may differ in length: shorter ones are padded at the end, and the padding is masked and
+overwritten. The tokens of a prompt do not depend on the rest of its batch, up to rounding of the
+matrix products."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PADDING = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
-    """What a batch of prompts yielded, and when."""
+    """The generated tokens of a batch of prompts, and their times."""
 
     outputs: list[list[int]]
-    """New tokens of each prompt, the end-of-document token included where it came."""
+    """New tokens of each prompt, with the end-of-document token if it was generated."""
     stopped: list[bool]
     """Whether a prompt ended with the end-of-document token and not by its length."""
     step_seconds: list[float]
-    """Time of each step by the caller's clock; the first is the prompt's own pass."""
+    """Time of each step by the caller's clock; the first includes the pass over the prompts."""
     cache_bytes: int
     """Memory of the key and value cache."""
 
@@ -94,13 +94,13 @@ def check_lengths(model: GPTModel, prompts: Sequence[Sequence[int]], max_new_tok
 
 
 def check_room(model: GPTModel, num_prompts: int, length: int, max_new_tokens: int) -> None:
-    """Refuse a batch of random prompts, by the options that ask for it, that the positions of the
-    model or the memory of its device have no room for."""
+    """Refuse a batch of random prompts that exceeds the positions of the model or the memory of its
+    device."""
     _check_length(model, f"--num-input-tokens {length}", length, max_new_tokens)
     config = model.config
     row = config.num_layers * 2 * config.kv_size * (length + max_new_tokens)
     check_memory(
-        f"--inference-max-requests {num_prompts}: the keys and values of so many prompts of "
+        f"--inference-max-requests {num_prompts}: the keys and values of this many prompts of "
         f"{length + max_new_tokens} tokens take",
         float(num_prompts * row * model.dtype.itemsize),
         model.device,

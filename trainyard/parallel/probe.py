@@ -28,7 +28,7 @@ from trainyard.errors import (
     InfrastructureError,
     TrainyardError,
 )
-from trainyard.machine import look_around
+from trainyard.machine import inspect_machine
 
 MARK = "probe: "
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(document: dict[str, Any]) -> None:
-    print(MARK + json.dumps({"machine": look_around().to_document(), **document}), flush=True)
+    print(MARK + json.dumps({"machine": inspect_machine().to_document(), **document}), flush=True)
 
 
 def _start_ranks(count: int, seconds: float) -> int:

@@ -18,7 +18,7 @@ from trainyard.models.family import FlopConvention
 from trainyard.models.parallel_layout import ParallelLayout
 from trainyard.parallel.device import check_memory, device_name
 from trainyard.parallel.groups import ProcessGroups, broadcast_object, gather_objects
-from trainyard.training.logging.loggers import Guarded, build_sinks
+from trainyard.training.logging.loggers import Guarded, build_loggers
 from trainyard.training.logging.progress import Progress
 from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.logging.scalars import memory_scalars
@@ -128,7 +128,7 @@ class RunCallbacks:
                 found.append(_MemoryGauges(self._device, self.info.gauges))
         if self.timers.is_on:
             found.append(self._timer_report)
-        found += build_sinks(logged, self.info) if self._groups.rank == 0 else []
+        found += build_loggers(logged, self.info) if self._groups.rank == 0 else []
         interval = watch.check_weight_hash_across_dp_replicas_interval
         if interval is not None:
             found.append(ReplicaCheck(train_module, self._groups.dp_cp, interval))
@@ -205,7 +205,7 @@ class RunCallbacks:
 
     @contextmanager
     def explaining_memory(self) -> Iterator[None]:
-        """An out-of-memory error in this context says what would help."""
+        """Explain out-of-memory errors in this context, with remedies."""
         rank, world_size = self._groups.rank, self._groups.dims.world_size
         with out_of_memory_explained(rank, world_size, self._device, self.plan):
             yield
@@ -231,7 +231,7 @@ class _MemoryGauges(Callback):
         self._gauges = gauges
 
     def after_step(self, event: StepEvent) -> None:
-        """Read it."""
+        """Read the memory."""
         self._gauges.update({s.tag: s.value for s in memory_scalars(self._device)})
 
 

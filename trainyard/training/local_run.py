@@ -1,8 +1,8 @@
 """A pretraining in the calling program (`pretrain`): the program as host, and its run folder.
 
 The folder is the one that `stages.pretrain` writes: steps with manifests, the whole ledger,
-timings, and a manifest when the run is finished. One process at a time writes to it, under the
-claim that stages take too."""
+timings, and a manifest when the run is finished. One process at a time writes to it, under the same
+claim as a stage."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class LocalRunHost:
         self.stop_requested = True
 
     def run_folder(self) -> LocalRunFolder:
-        """On rank 0; takes the claim."""
+        """Take the claim and open the run folder; on rank 0."""
         self.folder = LocalRunFolder(self._config, self._inputs, self.lineage)
         return self.folder
 
@@ -91,7 +91,7 @@ class LocalRunHost:
             self.folder.close()
 
     def end_process(self, error: InfrastructureError) -> None:
-        """At once: destructors would wait for ranks that hang."""
+        """Exit at once: destructors would wait for ranks that hang."""
         os.write(2, f"{error}\n".encode())
         os._exit(error.exit_status)
 
@@ -124,7 +124,7 @@ class LocalRunFolder(RunFolder):
             self._claim = None
 
     def make_room(self) -> None:
-        """As for every run, while the claim holds."""
+        """As for every run, but only while the claim is ours."""
         self._check_claim()
         super().make_room()
 
@@ -133,7 +133,7 @@ class LocalRunFolder(RunFolder):
             self._slot = retire(self._output.manifest_url, self._slot, self._lineage)
 
     def write_unfinished(self, name: str, document: Any) -> bool:
-        """The same, and remember the file: a later attempt that does not write it removes it."""
+        """As for every run; a later attempt that does not write the file removes it."""
         self._check_claim()
         if not super().write_unfinished(name, document):
             return False
@@ -141,7 +141,7 @@ class LocalRunFolder(RunFolder):
         return True
 
     def finish(self) -> bytes:
-        """The same, without files of earlier attempts that this one did not write."""
+        """As for every run; first removes files of earlier attempts that this one did not write."""
         for name in (self.remembered(UNFINISHED) or {"files": []})["files"]:
             if name not in self._records:
                 store.delete(self._output.file_url(name))

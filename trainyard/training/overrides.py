@@ -56,7 +56,7 @@ class Overrides:
     """Called after the built-in callbacks, on every rank."""
 
     def flop_convention(self, config: TransformerConfig) -> FlopConvention:
-        """What TFLOP/s and MFU count. config: of the built-in model."""
+        """How TFLOP/s and MFU count operations. config: of the built-in model."""
         if self.model_provider is None:
             return family_of(config).flop_convention
         return PER_PARAMETER if self.flops_per_token is None else GIVEN
@@ -102,8 +102,8 @@ def provided_data(
     least = wanted if config.data.dataloader_type == "single" else final.global_batch_size
     if len(train) < least:
         raise ConfigError(
-            f"dataset_provider: the training data has {len(train)} samples and the run takes "
-            f"{least}; train for less, provide more, or take them again and again with "
+            f"dataset_provider: the training data has {len(train)} samples and the run needs "
+            f"{least}; train for less, provide more, or repeat them with "
             '--dataloader-type cyclic (ProvidedData(dataloader_type="cyclic"))'
         )
     trained = as_dataset(train, "training data", check)
@@ -127,7 +127,7 @@ def _check_validation(
     for name, one in sets.items():
         if not whole and len(one) < wanted:
             raise ConfigError(
-                f"dataset_provider: {name} has {len(one)} samples and the measurements take "
+                f"dataset_provider: {name} has {len(one)} samples and its measurements need "
                 f"{wanted} (--eval-iters, --eval-interval); measure less, or give "
                 "--full-validation"
             )

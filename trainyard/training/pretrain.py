@@ -80,10 +80,10 @@ def _check_call(config: object, overrides: Overrides) -> None:
             f"{type(config).__name__}; the first two may be None"
         )
     if isinstance(config.data, ProvidedData) and overrides.dataset_provider is None:
-        raise ConfigError("data=ProvidedData(...) is that of a dataset_provider, and none is given")
+        raise ConfigError("data=ProvidedData(...) needs a dataset_provider, and none is given")
     if config.data.dataloader_type == "external" and overrides.dataset_provider is None:
         raise ConfigError(
-            "--dataloader-type external takes a dataset_provider that loads by itself"
+            "--dataloader-type external needs a dataset_provider that returns its own loader"
         )
     count = config.parallel.nproc_per_node
     if count > 1 and "RANK" not in os.environ:
@@ -94,8 +94,8 @@ def _check_call(config: object, overrides: Overrides) -> None:
 
 
 def _identity(config: PretrainConfig, overrides: Overrides) -> tuple[dict[str, Input], str]:
-    """The inputs, and the lineage: the digest that marks the steps of a run. Without overrides it
-    is that of the stage."""
+    """(inputs, lineage). The lineage is the digest that marks the steps of a run; without overrides
+    it equals that of the stage."""
     inputs = {name: resolve(name, urls) for name, urls in config.inputs().items() if urls}
     facts: list[object] = [STAGE, digest_relevant(config)]
     facts.append({name: found.digest for name, found in inputs.items()})

@@ -10,7 +10,7 @@ from trainyard.training.run.run_folder import RunFolder
 
 
 class RunHost(Protocol):
-    """What a run asks of its environment; on every rank."""
+    """The interface of the environment, on every rank."""
 
     @property
     def name(self) -> str:
@@ -26,10 +26,10 @@ class RunHost(Protocol):
 
     @property
     def stop_requested(self) -> bool:
-        """A signal asked the run to save and stop."""
+        """True after a signal that asks the run to save and stop."""
 
     def defer_signals(self) -> None:
-        """From here on a first signal only sets `stop_requested`."""
+        """From now on the first signal only sets `stop_requested`."""
 
     def run_folder(self) -> RunFolder:
         """Open the run folder; called once, on rank 0, before anything is built on the device."""

@@ -314,7 +314,7 @@ class Trainer:
             if dropout > 0 and dims.tp * dims.cp > 1:
                 log.info(
                     "--attention-dropout %g: each rank draws for its own heads and tokens, so "
-                    "another --tensor-model-parallel-size or --context-parallel-size drops others",
+                    "--tensor-model-parallel-size and --context-parallel-size change the result",
                     dropout,
                 )
             if self.data.untested:
@@ -365,7 +365,7 @@ class Trainer:
         )
 
     def _report(self, report: SaveReport) -> None:
-        """On rank 0, from any thread."""
+        """Record the cost of a save; on rank 0, from any thread."""
         self.callbacks.info.saves.append(report)
         if self.folder is not None:
             self.folder.keep_save(report)

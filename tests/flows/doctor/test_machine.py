@@ -12,7 +12,7 @@ from flows.doctor import machine
 from flows.doctor.check import State
 from flows.doctor.context import YardContext
 from flows.yard.read_profile import parse_profile
-from trainyard.machine import Gpu, Machine, look_around
+from trainyard.machine import Gpu, Machine, inspect_machine
 
 GIB = 2**30
 
@@ -122,7 +122,7 @@ def test_each_file_system_is_looked_at_once_and_left_as_it_was(tmp_path: Path) -
 
 
 def test_this_machine_survives_a_document() -> None:
-    here = look_around()
+    here = inspect_machine()
     assert Machine.from_document(here.to_document()) == here
     assert here.encodings[0] == "utf-8"
     assert here.open_files != 0
@@ -133,8 +133,8 @@ def test_a_driver_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     program.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.159.04, 143771'\n")
     program.chmod(0o755)
-    (gpu,) = look_around().gpus
+    (gpu,) = inspect_machine().gpus
     assert (gpu.name, gpu.driver, gpu.memory_bytes) == ("NVIDIA H200", "580.159.04", 143771 << 20)
     program.write_text("#!/bin/sh\necho 'Failed to initialize NVML' >&2; exit 9\n")
-    found = look_around()
+    found = inspect_machine()
     assert (found.gpus, found.gpu_fault) == ((), "nvidia-smi: Failed to initialize NVML")

@@ -24,7 +24,7 @@ def test_refusal_names_both_versions(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TRAINYARD_RUN_DIR", str(tmp_path))
     run_program("stages.plan", *PLAN, "--output-dir", str(tmp_path / "plan"), expect=2)
     said = json.loads((tmp_path / "failure.json").read_text())["message"]
-    assert f"this stage is of trainyard {VERSION}, the flow that started it of 0.0.9" in said
+    assert f"this stage runs trainyard {VERSION}, but the flow that started it runs 0.0.9" in said
     assert not (tmp_path / "plan").exists()
 
 
@@ -39,5 +39,5 @@ def test_another_build_of_the_same_version_is_told_where_both_are_known(
     monkeypatch.setenv("TRAINYARD_REVISION", stage)
     monkeypatch.setenv("TRAINYARD_FLOW_REVISION", flow)
     done = run_program("stages.plan", *PLAN, expect=0)
-    words = "built from revision aaa, the flow that started it from bbb"
-    assert (words in done.err) == is_told
+    message = "of revision aaa, but the flow that started it runs bbb"
+    assert (message in done.err) == is_told

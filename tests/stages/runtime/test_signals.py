@@ -72,7 +72,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     with toy(tmp_path, 600) as process:
         work(tmp_path, 1)
         process.send_signal(INT)
-        wait_for_line(process, "once more stops at once")
+        wait_for_line(process, "a second SIGINT stops at once")
         wait_for_line(process, "rank 0 saves")
         process.send_signal(INT)
         assert process.wait(SECONDS) == 130

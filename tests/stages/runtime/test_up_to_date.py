@@ -1,4 +1,4 @@
-"""An output may not lie over what the stage reads, and nothing else is refused."""
+"""An output may not overwrite what the stage reads, and nothing else is refused."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def test_an_input_may_begin_like_the_output(tmp_path: Path, input: str, prefix: 
     ],
 )
 def test_output_over_input_fails(tmp_path: Path, input: str, options: dict[str, object]) -> None:
-    with pytest.raises((ConfigError, ArtifactError), match=r"would lie over|not a manifest"):
+    with pytest.raises((ConfigError, ArtifactError), match=r"would overwrite|not a manifest"):
         tokenize(tmp_path, input, "a", **options)
 
 
 def test_an_output_that_its_pattern_means_is_refused(tmp_path: Path) -> None:
     store.write_bytes(str(tmp_path / "x.jsonl"), b"{}\n")
-    with pytest.raises(ConfigError, match="would lie over"):
+    with pytest.raises(ConfigError, match="would overwrite"):
         tokenize(tmp_path, "*", "a")
-    with pytest.raises(ConfigError, match="would lie over"):
+    with pytest.raises(ConfigError, match="would overwrite"):
         tokenize(tmp_path, "*.jsonl", "a", on_bad_line="skip")
     assert tokenize(tmp_path, "*.jsonl", "a")
     assert tokenize(tmp_path, "*.jsonl", "below/a", on_bad_line="skip")
@@ -77,7 +77,7 @@ def test_what_an_earlier_run_left_is_no_input_of_the_run_that_removes_it(tmp_pat
     prefix = str(tmp_path / "a")
     record = store.write_bytes(prefix + "_old.jsonl", b"{}\n", "_old.jsonl")
     publish(prefix + ".manifest.json", Manifest(stage="tokenize", files=(record,)), None)
-    with pytest.raises(ConfigError, match="would lie over"):
+    with pytest.raises(ConfigError, match="would overwrite"):
         tokenize(tmp_path, "a_old.jsonl", "a")
 
 
@@ -114,7 +114,7 @@ def test_where_names_are_not_told_any_that_begins_so_is_refused(tmp_path: Path) 
     prefix, folder = Output.prefix(str(tmp_path / "a")), Output.directory(str(tmp_path / "f"))
     for name, output in (("a.bin", prefix), ("a_b.idx", prefix), ("f/x", folder)):
         store.write_bytes(str(tmp_path / name), b"1")
-        with pytest.raises(ConfigError, match="would lie over"):
+        with pytest.raises(ConfigError, match="would overwrite"):
             decide(
                 "x", Other(str(tmp_path / name), output), ["stages.runtime.up_to_date"], force=False
             )
@@ -128,7 +128,7 @@ def test_twenty_thousand_listed_files_are_looked_at_in_no_time(tmp_path: Path) -
     refuse_overlap(output, None, inputs)
     assert time.process_time() - began < 0.8  # it takes a tenth of a second
     last = replace(inputs["input"], files=(*files, str(tmp_path / "in/out.work/a")))
-    with pytest.raises(ConfigError, match=r"would lie over the input \(.*in/out.work/a\)"):
+    with pytest.raises(ConfigError, match=r"would overwrite the input \(.*in/out.work/a\)"):
         refuse_overlap(output, None, {"input": last})
     folder = Input("input", (str(tmp_path / "in/3"),), files, "digest")
     within = Output.directory(str(tmp_path / "in/3/out"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.machine import Machine, look_around
+from trainyard.machine import Machine, inspect_machine
 from trainyard.parallel.probe import MARK
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,7 +39,7 @@ def test_ranks_started_here_add_up(count: int) -> None:
     assert status == 0
     assert (said["ranks"], len(said["hosts"])) == (count, 1)
     assert said["bytes_per_second"] > 1e6
-    assert Machine.from_document(said["machine"]).host == look_around().host
+    assert Machine.from_document(said["machine"]).host == inspect_machine().host
 
 
 def test_a_rank_whose_others_do_not_come_says_so_in_time() -> None:

@@ -112,7 +112,7 @@ def test_sigterm_stops_a_stage_and_a_rerun_resumes(project: Compose, tmp_path: P
         docker("rm", "--force", name)
     assert (ended, said.splitlines()[-1][9:]) == (
         f"{128 + signal.SIGTERM}\n",
-        "warning tokenize: stopped by SIGTERM; nothing half-done was published",
+        "warning tokenize: stopped by SIGTERM; nothing incomplete was published",
     )
     assert [path.name for path in out.iterdir()] == ["corpus.work"]  # and no claim on it
 

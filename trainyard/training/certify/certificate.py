@@ -27,10 +27,10 @@ Result = Literal["proven", "broken", "not checked"]
 
 CHECKS = {
     "steps": "steps follow each other, none missing, none twice",
-    "ledger": "the digest of the ledger is the one that each checkpoint tells",
+    "ledger": "the digest of the ledger is the one that each checkpoint records",
     "position": "samples and tokens grow by the batch of each step",
     "samples": "each step had the samples that the order of the data gives",
-    "rng": "each step drew from the seeds that its place in the run gives",
+    "rng": "each step used the seeds that its position in the run gives",
     "rates": "learning rate and weight decay follow the schedule",
     "loss_scale": "the scale of the loss follows the overflows",
     "validation": "the validation loss was measured after the steps that the options name",

@@ -20,7 +20,7 @@ from trainyard.training.run.run_record import (
     PublishedStep,
     RunRecord,
     RunStart,
-    is_taken,
+    has_update,
     parse_line,
 )
 
@@ -40,10 +40,10 @@ class Prover:
         run: RunRecord,
         start: RunStart,
         samples: SampleDigest | None = None,
-        why_no_samples: str = "data not at hand",
+        why_no_samples: str = "data not available",
         every: int = 1,
     ) -> None:
-        """every: check seeds and samples of every so many-th step."""
+        """every: check seeds and samples of every N-th step only."""
         self._run, self._length = run, run.length
         self._start = start
         self._at = replace(start.position)
@@ -130,10 +130,10 @@ class Prover:
             self._check_line(step, record, where)
 
     def _lose(self) -> None:
-        """The position is unknown from here on."""
+        """Record that the position is unknown from here on."""
         self._is_lost = True
         for name in ("ledger", "position", "samples", "rng", "rates", "loss_scale", "state"):
-            self.checks[name].reason = f"not followed behind step {self._at.step}"
+            self.checks[name].reason = f"not checked after step {self._at.step}"
 
     # --- a line -------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Prover:
         if not is_passed:
             self._check_rates(step, record, where)
             self._check_scale(step, record, where)
-        self._at.advance(size, is_taken(record))
+        self._at.advance(size, has_update(record))
         consumed = self._at.consumed_train_samples
         expected = {
             "global_batch_size": size,
@@ -181,7 +181,7 @@ class Prover:
             return
         digest = self._samples(step, before, size)
         if digest is None:
-            self.checks["samples"].reason = "on how many ranks steps were taken is not recorded"
+            self.checks["samples"].reason = "the number of ranks of some steps is not recorded"
         else:
             self.checks["samples"].compare(step, digest, record.get("samples"), where)
 
@@ -214,8 +214,8 @@ class Prover:
         state, where, check = published.state, published.where, self.checks["state"]
         at = replace(self._at)
         pending = state.get("unmeasured") or {}
-        if pending:  # done, and entered in the ledger after its validation
-            at.advance(self._size(at.step + 1, at.consumed_train_samples), is_taken(pending))
+        if pending:  # the step is done; the ledger gets its line after the validation
+            at.advance(self._size(at.step + 1, at.consumed_train_samples), has_update(pending))
         expected = {
             **asdict(at),
             "seed": self._run.training.seed,
@@ -271,7 +271,7 @@ class Prover:
             of_steps=self._length.steps,
             train_samples=self._at.consumed_train_samples,
             tokens=self._at.consumed_train_samples * run.seq_length,
-            begins_at=self._start.words,
+            begins_at=self._start.description,
             ledger_digest=self._digest or "",
             published_steps=tuple(self._published),
             spans=run.spans,

@@ -65,7 +65,7 @@ class Attempt(Callback):
         self._since = time.monotonic()
 
     def restored(self, seconds: float) -> None:
-        """Weights and state of an earlier step were loaded."""
+        """Record the time of loading an earlier step."""
         self._document["restore_seconds"] = round(seconds, 3)
 
     def wrap(self, saving: Callback) -> Callback:
@@ -84,8 +84,8 @@ class Attempt(Callback):
 
     def after_step(self, event: StepEvent) -> None:
         """Record the time of the step, call the wrapped callback, record its time."""
-        came = time.monotonic()
-        rest = came - self._since
+        now = time.monotonic()
+        rest = now - self._since
         if event.timing is not None:
             waited = event.timing.data_wait_ms / 1e3
             computed = max(event.timing.ms / 1e3 - waited, 0.0)
@@ -97,7 +97,7 @@ class Attempt(Callback):
             self._spent["evaluation"] += max(rest, 0.0)
         self._saving.after_step(event)
         self._since = time.monotonic()
-        self._spent["checkpoint"] += self._since - came
+        self._spent["checkpoint"] += self._since - now
         step = event.record.step
         is_saved = any(step % interval == 0 for interval in self._intervals)
         if is_saved or event.is_last or event.is_stopping or self._num_timed == SETTLED_AFTER:
@@ -105,14 +105,14 @@ class Attempt(Callback):
 
     def end(self) -> None:
         """Record the wait for the last save."""
-        came = time.monotonic()
+        began = time.monotonic()
         self._saving.end()
-        self._spent["checkpoint"] += time.monotonic() - came
+        self._spent["checkpoint"] += time.monotonic() - began
         if self._marks:
             self._mark(int(self._marks[-1]["step"]))
 
     def failed(self) -> None:
-        """Work since the last mark is lost."""
+        """Record the failure. The time since the last mark is lost."""
         self._saving.failed()
         self.ended("failed")
 

@@ -13,8 +13,7 @@ from trainyard.training.options.logging import LoggingConfig
 
 
 class JsonLines(Callback):
-    """A line for each step, with its ledger entry and times; complete on disk when the step
-    ends."""
+    """A line for each step, with its ledger entry and times, flushed when the step ends."""
 
     def __init__(self, path: Path, info: RunInfo) -> None:
         self._path = path
@@ -23,8 +22,8 @@ class JsonLines(Callback):
         self._saves = NewSaves(info)
 
     def begin(self, state: TrainState) -> None:
-        """Go on in the file after the steps that count: what a run that was killed wrote of later
-        ones is dropped."""
+        """Open the file. Lines of later steps than the one to resume from are dropped: a killed
+        attempt wrote them."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists():
             kept = [line for line in self._path.read_bytes().splitlines() if _until(line, state)]
@@ -34,14 +33,14 @@ class JsonLines(Callback):
         self._file = self._path.open("a")
 
     def after_step(self, event: StepEvent) -> None:
-        """Write it."""
-        if self._file is None:  # could not be opened at first
+        """Write the line of the step."""
+        if self._file is None:  # it could not be opened before
             self._file = self._path.open("a")
         self._file.write(json.dumps(figures(event, self._info) | self._new_saves()) + "\n")
         self._file.flush()
 
     def end(self) -> None:
-        """Close the file, behind what the last saves cost."""
+        """Write the cost of the last saves, and close the file."""
         if self._file is None:
             return
         last = self._new_saves()
@@ -50,8 +49,8 @@ class JsonLines(Callback):
         self._file.close()
 
     def _new_saves(self) -> dict[str, Any]:
-        """What saves cost that were done since the last line; later than the steps that they are
-        of."""
+        """The cost of each save that was completed since the last line, perhaps of an earlier
+        step."""
         found = [report.document() for report in self._saves.take()]
         return {"saves": found} if found else {}
 
@@ -61,7 +60,7 @@ class JsonLines(Callback):
 
 
 def _until(line: bytes, state: TrainState) -> bool:
-    """Whether a line is whole, and of a step that is done."""
+    """Whether a line is complete, and of a step that the run does not repeat."""
     try:
         return int(json.loads(line)["step"]) <= state.step
     except (ValueError, KeyError, TypeError):
@@ -69,7 +68,7 @@ def _until(line: bytes, state: TrainState) -> bool:
 
 
 def figures(event: StepEvent, info: RunInfo) -> dict[str, Any]:
-    """What a step came to and how fast it was, flat."""
+    """Results and speed of a step, flat."""
     document = event.record.document()
     timing = event.timing
     if timing is None:

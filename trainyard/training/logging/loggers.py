@@ -1,14 +1,13 @@
-"""Where figures of a run go: the loggers, ours and those of installed packages.
+"""The loggers of a run: built-in ones, and those of installed packages.
 
-A package brings a logger of its own by an entry point:
+A package adds a logger by an entry point:
 
     [project.entry-points."trainyard.loggers"]
     in-house = "our_package.logging:make"
 
-where `make(config: LoggingConfig, info: RunInfo) -> Callback | None` returns what is told of
-every step, or None where the options do not ask for it; `--loggers in-house` then calls it. A
-logger that fails - a full disk, a network that is gone - is warned of once and costs its own lines
-only."""
+`--loggers in-house` then calls `make(config: LoggingConfig, info: RunInfo) -> Callback | None`. The
+callback receives every step; None: the options do not enable it. A failure of a logger, such as a
+full disk or a lost network, is logged once; only the lines of that logger are lost."""
 
 from __future__ import annotations
 
@@ -35,12 +34,12 @@ LOGGERS: dict[str, Factory] = {
     "tensorboard": tensorboard.make,
     "wandb": wandb.make,
 }
-"""Ours: each is there when its own options ask for it. They are entry points too, so that a
-package can replace one."""
+"""Built-in loggers, each enabled by its own options. They are entry points too, so that a package
+can replace one."""
 
 
-def build_sinks(config: LoggingConfig, info: RunInfo) -> list[Guarded]:
-    """The loggers that the options ask for; on the one rank that logs.
+def build_loggers(config: LoggingConfig, info: RunInfo) -> list[Guarded]:
+    """The loggers that the options enable; called on rank 0.
 
     Raises ConfigError for a name that no package offers, or a logger whose library is missing."""
     factories = {**LOGGERS, **{name: _installed(name) for name in config.loggers}}
@@ -53,8 +52,8 @@ def _made(name: str, make: Factory, config: LoggingConfig, info: RunInfo) -> Cal
         return make(config, info)
     except TrainyardError:
         raise
-    except Exception as error:  # a plug-in must not cost the run
-        log.warning("logger %s could not be set up, the run goes without it: %r", name, error)
+    except Exception as error:  # a plug-in must not end the run
+        log.warning("cannot set up logger %s, the run continues without it: %r", name, error)
         return None
 
 
@@ -74,13 +73,13 @@ def _installed(name: str) -> Factory:
         return LOGGERS[name]
     known = sorted({*LOGGERS, *(point.name for point in entry_points(group=GROUP))})
     raise ConfigError(
-        f"--loggers {name}: no installed package has such an entry point in {GROUP}; there are "
-        f"{', '.join(known)}"
+        f"--loggers {name}: no installed package has an entry point of this name in {GROUP}; "
+        f"known: {', '.join(known)}"
     )
 
 
 class Guarded(Callback):
-    """A logger that may fail without harm."""
+    """A logger whose errors are logged and do not end the run."""
 
     def __init__(self, name: str, sink: Callback) -> None:
         self.name = name

@@ -24,7 +24,7 @@ from trainyard.training.watch.memory import MemoryPlan, is_out_of_memory, peak_l
 
 log = logging.getLogger(__name__)
 
-WORDS = 300
+MAX_ERROR_CHARS = 300
 """Characters of an error that the summary repeats."""
 
 
@@ -73,7 +73,7 @@ class SummaryFiles:
                 log.info("%s", peak_lines([peak])[0])
             if not self._is_wanted:
                 return
-            first = (str(error).strip().splitlines() or [""])[0][:WORDS]
+            first = (str(error).strip().splitlines() or [""])[0][:MAX_ERROR_CHARS]
             document = self._document(
                 timings, [peak], f"failed: {type(error).__name__}: {first}", self._info.rank
             )
@@ -81,7 +81,7 @@ class SummaryFiles:
                 self._write_unfinished(self._folder, document)
             else:
                 self._write_of_this_rank(document)
-        except Exception as other:  # the error that ended the run counts
+        except Exception as other:  # must not hide the error that ended the run
             log.warning("cannot write %s of the failed run: %r", FILE, other)
 
     def _peaks(self) -> list[int]:

@@ -58,7 +58,7 @@ class BatchSizeSchedule:
 
     @property
     def final(self) -> BatchSize:
-        """The last size, in which validation runs and iterations are counted."""
+        """The last size, which validation uses, and in which iterations are counted."""
         return self._size(self.phases[-1])
 
     def at(self, consumed: int) -> BatchSize:

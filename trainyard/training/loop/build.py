@@ -156,13 +156,13 @@ def build_chunks(
 ) -> list[nn.Module]:
     """The modules of this rank, on its device and in the dtype of the run."""
     model_parallel = groups.model_parallel(parallel)
-    held = partition(parallel, sizes.num_layers)[groups.pp_rank]
+    parts = partition(parallel, sizes.num_layers)[groups.pp_rank]
     with device, _default_dtype(params_dtype(precision)):
         return [
             provider(
                 model_parallel, PipelineStage(part.layers, part.has_embedding, part.has_output)
             )
-            for part in held
+            for part in parts
         ]
 
 
@@ -205,13 +205,13 @@ def parameter_count(train_module: TrainModule) -> int:
 
 def whole_parameter_count(train_module: TrainModule) -> int:
     """Parameters of the whole model, each counted once; all ranks call it together."""
-    held: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for chunk in train_module.chunks:
         for name, parameter in chunk.named_parameters():
             if copy_of(parameter) is None:
                 shard = shard_of(parameter)
-                held[name] = parameter.numel() if shard is None else math.prod(shard.shape)
-    stages = gather_objects(held, train_module.groups.pp)
+                counts[name] = parameter.numel() if shard is None else math.prod(shard.shape)
+    stages = gather_objects(counts, train_module.groups.pp)
     return sum({name: count for stage in stages for name, count in stage.items()}.values())
 
 
@@ -235,8 +235,8 @@ def compile_chunk(chunk: nn.Module) -> list[nn.Module]:
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, GRAPHS)
     decoder = getattr(chunk, "decoder", None)
-    held = getattr(decoder, "layers", None)
-    layers = list(held.values()) if isinstance(held, nn.ModuleDict) else []
+    by_number = getattr(decoder, "layers", None)
+    layers = list(by_number.values()) if isinstance(by_number, nn.ModuleDict) else []
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=False)
     losses = getattr(chunk, "losses", None)

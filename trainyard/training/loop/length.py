@@ -31,7 +31,7 @@ class RunLength:
 
     @property
     def global_batch_size(self) -> int:
-        """The final size, in which validation runs and iterations are counted."""
+        """The final size, which validation uses, and in which iterations are counted."""
         return self.batch_size_schedule.final.global_batch_size
 
 

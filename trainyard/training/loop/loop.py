@@ -155,7 +155,7 @@ class TrainLoop:
 
         # The ledger's line and the timing of the step.
         record = self._record(result, size, rates, sample_check)
-        timing = None  # a skipped step trained on nothing
+        timing = None  # a step of --iterations-to-skip has none
         if result is not None:
             timing = self._workload.timing(
                 step,

@@ -116,8 +116,8 @@ def seed_generators(batch: Batch, tp_rank: int, cp_rank: int, chunk: int) -> Non
         torch.cuda.manual_seed(value)
 
 
-def held_seeds() -> tuple[int, ...]:
+def generator_seeds() -> tuple[int, ...]:
     """The last seeds of the generators of the CPU and of this rank's CUDA device. The host knows
     both: nothing waits for the device."""
-    held = (torch.default_generator.initial_seed(),)
-    return (*held, torch.cuda.initial_seed()) if torch.cuda.is_initialized() else held
+    seeds = (torch.default_generator.initial_seed(),)
+    return (*seeds, torch.cuda.initial_seed()) if torch.cuda.is_initialized() else seeds

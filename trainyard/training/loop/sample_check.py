@@ -51,7 +51,7 @@ class ConsumedSamples:
         raise DataError(
             f"step {self._step}: the training data ended after {len(self.ids)} of the "
             f"{self._num_microbatches} micro-batches of this rank; the loader of "
-            "--dataloader-type external must yield as many as the run takes"
+            "--dataloader-type external must yield as many as the run needs"
         )
 
 
@@ -88,8 +88,8 @@ class SampleCheck:
             expected = generator_seed(seeds[index * dp + here.dp], here.tp, here.cp, chunk)
             if any(seed != expected for seed in found):
                 raise self._mismatch(
-                    f"micro-batch {index}: the generators of its dropout held {found}, and "
-                    f"{expected} is their seed"
+                    f"micro-batch {index}: the generators of its dropout were seeded with {found} "
+                    f"instead of {expected}"
                 )
         computed = {index for _, index in consumed.seeds}
         if computed != set(range(count)):
@@ -115,7 +115,7 @@ class SampleCheck:
         return StepMismatchError(
             f"step {self._step}, rank {self._groups.rank}: {difference}. The step was not taken "
             "and is in no checkpoint; the same command resumes before it. This is a defect of "
-            "trainyard, of the ids that your own dataset gives, or of this machine's memory; "
+            "trainyard, of the ids that your own dataset returns, or of this machine's memory; "
             "report it if it happens again"
         )
 
@@ -124,7 +124,7 @@ def _difference(found: list[NDArray[np.int64] | None], own: NDArray[np.int64]) -
     """The first difference from the expected (micro-batches, micro batch size, 2) ids."""
     for index, (ids, wanted) in enumerate(zip(found, own, strict=False)):
         if ids is None:
-            return f"micro-batch {index} does not say which samples it is"
+            return f"micro-batch {index} has no sample ids"
         if ids.shape != wanted.shape:
             return f"micro-batch {index} has {len(ids)} samples instead of {len(wanted)}"
         rows = np.flatnonzero((ids != wanted).any(axis=1))
@@ -135,4 +135,4 @@ def _difference(found: list[NDArray[np.int64] | None], own: NDArray[np.int64]) -
                 f"row {row} of micro-batch {index} is sample {number} of source {source}, where "
                 f"the order of the data has sample {expected} of source {expected_source}"
             )
-    return f"{len(found)} micro-batches were taken instead of {len(own)}"
+    return f"{len(found)} micro-batches were read instead of {len(own)}"

@@ -33,7 +33,7 @@ from trainyard.training.loop.microbatch import (
     NUM_TOKENS,
     Preparation,
     Totals,
-    held_seeds,
+    generator_seeds,
     is_last_chunk,
     seed_generators,
 )
@@ -216,7 +216,7 @@ class TrainModule:
         loss in training and the sum of losses in evaluation."""
         if module.training:
             seed_generators(batch, self.groups.tp_rank, self.groups.cp_rank, chunk)
-            self._consumed.seeds[chunk, index] = held_seeds()
+            self._consumed.seeds[chunk, index] = generator_seeds()
         timed = self._options.timed if module.training else untimed
         with timed("forward-compute"):
             output = self._options.forward(module, hidden, batch)

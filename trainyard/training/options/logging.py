@@ -26,7 +26,7 @@ class LoggingConfig:
     log_interval: int = execution(100)
     """Steps between two lines on the console."""
     log_throughput: bool = execution(False)
-    """Show tokens/s, TFLOP/s and model FLOPs utilisation per GPU in those lines."""
+    """Show tokens/s, TFLOP/s and model FLOPs utilisation per GPU in console lines."""
     log_params_norm: bool = execution(False)
     """Measure the L2 norm of all parameters at every step."""
     log_num_zeros_in_grad: bool = execution(False)
@@ -40,9 +40,9 @@ class LoggingConfig:
     timing_log_level: Literal[0, 1, 2] = execution(0)
     """Timers of a step: 0 none, 1 its parts, 2 also parts that run many times in it."""
     timing_log_option: Literal["max", "minmax", "all"] = execution("minmax")
-    """Show the longest time over all ranks, the shortest and longest, or all."""
+    """Times of timers to show: the longest over all ranks, the shortest and longest, or all."""
     barrier_with_level_1_timing: bool = execution(True)
-    """A barrier before each timed part of a step, so that its time excludes waits for late
+    """Wait for all ranks before each timed part of a step, so that its time excludes waits for late
     ranks."""
 
     # --- metrics files -------------------------------------------------------------------------
@@ -61,37 +61,37 @@ class LoggingConfig:
     tensorboard_queue_size: int = execution(1000)
     """Length of TensorBoard's write queue; a full queue delays a step."""
     log_timers_to_tensorboard: bool = execution(False)
-    """Enter timers too."""
+    """Log timers to TensorBoard and Weights & Biases too."""
     log_validation_ppl_to_tensorboard: bool = execution(False)
-    """Enter perplexities beside validation losses."""
+    """Log perplexities beside validation losses."""
     log_memory_to_tensorboard: bool = execution(False)
-    """Enter the memory of rank 0's device."""
+    """Log the memory of rank 0's device."""
     log_world_size_to_tensorboard: bool = execution(False)
-    """Enter the number of ranks."""
+    """Log the number of ranks."""
     log_loss_scale_to_tensorboard: bool = execution(True)
-    """Enter the scale of the loss."""
+    """Log the scale of the loss."""
     log_learning_rate_to_tensorboard: bool = execution(True)
-    """Enter the learning rate."""
+    """Log the learning rate."""
     log_batch_size_to_tensorboard: bool = execution(True)
-    """Enter the global batch size."""
+    """Log the global batch size."""
 
     # --- Weights & Biases ----------------------------------------------------------------------
 
     wandb_project: str = execution("")
     """Project on Weights & Biases; unset: none. WANDB_MODE=offline stores the run locally."""
     wandb_exp_name: str = execution("")
-    """Name of the run there; unset: the name of the --save folder."""
+    """Name of the run on Weights & Biases; unset: the name of the --save folder."""
     wandb_save_dir: str = execution("")
-    """Folder for its files; unset: wandb/ in the working directory."""
+    """Folder for the files of Weights & Biases; unset: wandb/ in the working directory."""
     wandb_entity: str = execution("")
-    """User or team there; unset: the default of the account."""
+    """User or team on Weights & Biases; unset: the default of the account."""
 
     # --- memory and performance ----------------------------------------------------------------
 
     monitor_memory_continuously: bool = execution(False)
     """Record the memory of every rank in logs/memory-rankN.jsonl of --save."""
     memory_monitor_interval: float = execution(1.0)
-    """Seconds between two records."""
+    """Seconds between two records of --monitor-memory-continuously."""
     save_performance_summary: bool = execution(False)
     """Write performance.json to --save, for the run card: speed, times and memory of the run."""
 

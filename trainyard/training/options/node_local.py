@@ -14,8 +14,8 @@ class NonPersistentConfig:
     """Temporary steps to resume from, saved more often than --save-interval, to another folder."""
 
     non_persistent_save_interval: int | None = execution(None)
-    """Steps between two saves to the folder of --non-persistent-ckpt-type. A step that --save gets
-    is not saved there."""
+    """Steps between two saves to the folder of --non-persistent-ckpt-type. A step that is
+    saved to --save is not saved there."""
     non_persistent_ckpt_type: Literal["global", "local", "in_memory"] | None = execution(None)
     """global: in one folder that all ranks share. local: on a disk or memory file system of each
     node. in_memory is refused."""
@@ -25,7 +25,7 @@ class NonPersistentConfig:
     """Folder of local saves, on every node. Variables such as $TMPDIR are expanded on the node,
     unless the shell has expanded them."""
     non_persistent_keep_last: int = execution(1)
-    """Number of saves to keep there; one more exists while a save is written."""
+    """Number of non-persistent saves to keep; one more exists while a save is written."""
     non_persistent_upload: bool = execution(False)
     """Copy local saves to --save while training continues. A save is skipped if a newer one exists
     before its copy starts. A complete copy is a step of --save."""

@@ -72,8 +72,8 @@ class PretrainConfig:
         self._check_allowed()
         if self.non_persistent.non_persistent_save_interval and not self.training.save_optim:
             raise ConfigError(
-                "--non-persistent-save-interval and --no-save-optim: a run only resumes from such "
-                "a step, and cannot without the optimizer; leave one of them out"
+                "--non-persistent-save-interval and --no-save-optim: these saves only serve to "
+                "resume, which needs the optimizer; leave one of them out"
             )
         model = self.model
         check_model(

@@ -38,7 +38,7 @@ class TrainingConfig:
     """TOKENS:SIZE ...: the global batch from each number of consumed tokens on, as in
     "0:768 250B:1536" (K, M, B, T); with --train-samples."""
     decrease_batch_size_if_needed: bool = False
-    """Lower a batch size that is no multiple of micro-batch size x ranks."""
+    """Lower a batch size to a multiple of micro-batch size x data-parallel ranks."""
     train_iters: int | None = also("train_steps", default=None)
     """Optimizer steps of the whole run; this or --train-samples."""
     train_samples: int | None = None
@@ -50,7 +50,7 @@ class TrainingConfig:
     eval_at_start: bool = False
     """Validate before the first step too."""
     iterations_to_skip: tuple[int, ...] = ()
-    """Steps that consume their samples without an update (samples known to do harm)."""
+    """Steps that consume their samples without an update, such as samples known to do harm."""
     calculate_per_token_loss: bool = False
     """Weigh every token of a step alike, even if micro-batches have different numbers of tokens."""
     seed: int = 1234
@@ -66,7 +66,7 @@ class TrainingConfig:
     """CPU threads of a rank; unset: OMP_NUM_THREADS, else the cores divided by the ranks of a
     machine. Another number changes the last digits, as sums are grouped by thread."""
     manual_gc: bool = execution(False)
-    """Run Python's garbage collector at the same steps on all ranks, not whenever each likes."""
+    """Run Python's garbage collector at the same steps on all ranks, not at any time on each."""
     manual_gc_interval: int = execution(0)
     """Steps between two collections with --manual-gc; 0: only around checkpoints and
     validations."""
@@ -86,8 +86,8 @@ class TrainingConfig:
     exit_interval: int | None = execution(None)
     """Save and stop, unfinished, at multiples of this step; the same command resumes."""
     exit_duration_in_mins: float | None = execution(None)
-    """Save and stop, unfinished, after the first step that ends so long after the start; the same
-    command resumes."""
+    """Save and stop, unfinished, after the first step that ends this many minutes after the start;
+    the same command resumes."""
     exit_signal_handler: bool = execution(True)
     """Save and stop on SIGTERM, SIGINT or SIGUSR1; always on, and cannot be turned off."""
 

@@ -38,7 +38,7 @@ from trainyard.training.run.tensors import model_tensors, optimizer_tensors
 log = logging.getLogger(__name__)
 
 GIVE_UP_SECONDS = 120.0
-"""How long a failed run waits for a step in writing."""
+"""How long a failed run waits for a step that is being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Checkpointing(Callback):
         groups = train_module.groups
         self._ranks = Ranks(groups.world, groups.rank, groups.dims.world_size)
         self._report = report
-        self._lines_in_writing = b""
+        self._unpublished_lines = b""
         """Ledger lines of a step that stays and is not published yet."""
         self._non_persistent: NonPersistentSaves | None = None
         if non_persistent is not None:
@@ -137,13 +137,13 @@ class Checkpointing(Callback):
             self._save_non_persistent(event)
 
     def end(self) -> None:
-        """Wait for saves in writing."""
+        """Wait for saves that are being written."""
         self._finish()
         if self._non_persistent is not None:
             self._non_persistent.finish()
 
     def failed(self) -> None:
-        """Give a step in writing time to become complete."""
+        """Give a step that is being written time to become complete."""
         if self._background is not None:
             self._background.give_up(GIVE_UP_SECONDS)
         if self._non_persistent is not None:
@@ -151,7 +151,7 @@ class Checkpointing(Callback):
 
     def _finish(self) -> None:
         if self._background is not None and (seconds := self._background.finish()) > 1.0:
-            log.info("waited for the save in writing seconds=%.1f", seconds)
+            log.info("waited for the previous save seconds=%.1f", seconds)
 
     def _save(self, event: StepEvent, stays: bool) -> None:
         began = time.monotonic()
@@ -167,7 +167,7 @@ class Checkpointing(Callback):
             self._target.url, event.state.step, self._tensors(), contents.lineage, self._ranks
         )
         if stays:
-            self._lines_in_writing = event.ledger.text()
+            self._unpublished_lines = event.ledger.text()
             event.ledger.forget()
         done = partial(self._published, stays)
         if self._background is not None and not is_final:
@@ -203,8 +203,8 @@ class Checkpointing(Callback):
         return StepContents(
             state={**self._facts, **event.state.state_dict(), STAYS: stays},
             documents=self._target.documents,
-            # Lines that both steps have are dropped on resume.
-            files={**self._target.files, LEDGER: self._lines_in_writing + event.ledger.text()},
+            # Resuming drops lines that an earlier step has too.
+            files={**self._target.files, LEDGER: self._unpublished_lines + event.ledger.text()},
             lineage=self._target.lineage,
             stage_name=self._target.stage_name,
             run=spans_document(self._spans_to(event.state.step)),
@@ -214,7 +214,7 @@ class Checkpointing(Callback):
         """A step is published in the run folder: remove those that it replaces. In any thread."""
         if report.kind == "durable":
             if stays:
-                self._lines_in_writing = b""
+                self._unpublished_lines = b""
             if self._non_persistent is not None:
                 self._non_persistent.overtake(report.step)
         if self._ranks.rank == 0:

@@ -62,5 +62,5 @@ def parse_spans(run: Mapping[str, Any]) -> tuple[DpSpan, ...]:
     except (TypeError, AttributeError):
         sound, spans = False, ()
     if not sound:
-        raise ArtifactError(f"the manifest of a step has {KEY} that are none: {run.get(KEY)!r}")
+        raise ArtifactError(f"the manifest of a step has invalid {KEY}: {run.get(KEY)!r}")
     return spans

@@ -3,9 +3,9 @@
 A failed save, such as on a full disk, logs a warning and training continues: the run folder has an
 older step. With --async-save training waits only for a copy to host memory of its own.
 
-An upload stops once the run folder has a newer step. A step in writing is completed all the same:
-it costs little, only the next non-persistent save waits for it, and the run falls back to it if the
-newer step is damaged."""
+An upload stops once the run folder has a newer step. A step that is being written is still
+completed: it costs little, only the next non-persistent save waits for it, and the run falls back
+to it if the newer step is damaged."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class NonPersistentSaves:
             self._try(background.check)
 
     def save(self, step: int, tensors: dict[str, Held], contents: StepContents) -> None:
-        """Save, or start to."""
+        """Save, or start a save in the background."""
         self._try(lambda: self._save(step, tensors, contents))
 
     def _save(self, step: int, tensors: dict[str, Held], contents: StepContents) -> None:
@@ -118,14 +118,15 @@ class NonPersistentSaves:
             self._plan.upload.overtake(step)
 
     def finish(self) -> None:
-        """The run ends with a step in its folder: complete the step in writing, cancel copies."""
+        """Complete the save that is being written, and cancel copies: the run folder has the last
+        step."""
         if self._plan.background is not None:
             self._try(self._plan.background.finish)
         if self._plan.upload is not None:
             self._plan.upload.close()
 
     def give_up(self, seconds: float) -> None:
-        """Training has failed: give a step in writing so long to become complete."""
+        """Wait at most so long for the save that is being written: training has failed."""
         if self._plan.background is not None:
             self._plan.background.give_up(seconds)
 

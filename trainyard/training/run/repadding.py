@@ -1,9 +1,9 @@
 """Fits a vocabulary that a checkpoint pads to another number of rows than this run.
 
 Embedding and untied output layer are padded to a multiple that depends on the tensor-parallel size.
-Padding rows stand for no token and take part in nothing. Rows that the checkpoint has are loaded.
-Further rows get initial weights, drawn whole and then sharded so that every layout has the same
-ones, and zero moments. Rows without room are dropped."""
+Padding rows belong to no token and affect nothing. Rows that the checkpoint has are loaded. Further
+rows get initial weights, drawn whole and then sharded so that every layout has the same ones, and
+zero moments. Rows beyond the vocabulary of this run are dropped."""
 
 from __future__ import annotations
 

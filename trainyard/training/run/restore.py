@@ -64,9 +64,9 @@ def restore_weights(
         restoring.fill(tensors, MODEL)
         return
     wanted = names_over(train_module.groups.world, tensors)
-    there = set(checkpoint.names(MODEL))
-    missing = allowed.matching(wanted - there, allowed.missing)
-    unexpected = allowed.matching(there - wanted, allowed.unexpected)
+    stored_names = set(checkpoint.names(MODEL))
+    missing = allowed.matching(wanted - stored_names, allowed.missing)
+    unexpected = allowed.matching(stored_names - wanted, allowed.unexpected)
     if train_module.groups.rank == 0:
         _log_names("--load-allow-missing: initialised", missing)
         _log_names("--load-allow-unexpected: not loaded", unexpected)
@@ -75,16 +75,17 @@ def restore_weights(
     try:
         restoring.fill(tensors, MODEL, (wanted - set(missing)) | set(unexpected))
     except ArtifactError as error:
-        lacking, besides = wanted - there - set(missing), there - wanted - set(unexpected)
-        raise ArtifactError(f"{error}{_way_out(bool(lacking), bool(besides))}") from error
+        lacking = wanted - stored_names - set(missing)
+        surplus = stored_names - wanted - set(unexpected)
+        raise ArtifactError(f"{error}{_hint(bool(lacking), bool(surplus))}") from error
 
 
-def _way_out(lacking: bool, besides: bool) -> str:
-    """The options for a checkpoint that lacks weights on purpose, or has more."""
+def _hint(lacking: bool, surplus: bool) -> str:
+    """A hint at the options for a checkpoint that lacks weights on purpose, or has more."""
     ways = []
     if lacking:
         ways.append("--load-allow-missing PATTERN ... to initialise them")
-    if besides:
+    if surplus:
         ways.append("--load-allow-unexpected PATTERN ... to leave them in the checkpoint")
     return f"\n  if this is intended, give {' and '.join(ways)}" if ways else ""
 

@@ -26,7 +26,7 @@ from trainyard.training.run.run_steps import (
 
 
 class RunFolder(ABC):
-    """Keeps one run folder in order. Subclasses say how its files enter the manifest."""
+    """One run folder. Subclasses define how its files enter the manifest."""
 
     def __init__(self, output: Output, work_url: str, lineage: str) -> None:
         """work_url: folder that outlives kills, of this run alone."""
@@ -45,7 +45,7 @@ class RunFolder(ABC):
 
     @abstractmethod
     def _retire_manifest(self) -> None:
-        """Before anything is replaced: the manifest of a finished run stops being one."""
+        """Retire the manifest of a finished run, before any file is replaced."""
 
     def make_room(self) -> None:
         """Before the first save: move the steps of other runs aside, remove torn steps, retire the
@@ -86,7 +86,7 @@ class RunFolder(ABC):
         self._write(name, text.encode(), volatile=True)
 
     def write_unfinished(self, name: str, document: Any) -> bool:
-        """Write such a document of a run that was stopped or failed, before it has a manifest.
+        """Write a volatile document of a run that was stopped or failed, before it has a manifest.
 
         False, and nothing written, if the manifest of a finished run lists its own."""
         if read_manifest(self._output.manifest_url) is not None:

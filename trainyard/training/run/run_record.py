@@ -71,12 +71,12 @@ class Position:
     scheduled_samples: int = 0
     num_updates: int = 0
 
-    def advance(self, size: int, is_taken: bool) -> None:
+    def advance(self, size: int, has_update: bool) -> None:
         """Advance by one step."""
         self.step += 1
         self.consumed_train_samples += size
-        self.scheduled_samples += size if is_taken else 0
-        self.num_updates += is_taken
+        self.scheduled_samples += size if has_update else 0
+        self.num_updates += has_update
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class RunStart:
     """None: unknown."""
     loss_scaler: Mapping[str, Any] | None = field(default_factory=dict)
     """None: unknown."""
-    words: str = "initial weights"
+    description: str = "initial weights"
     gap: str = ""
     """Why the checkpoint that it started from is not available."""
 
@@ -102,7 +102,7 @@ def start_before(first: PublishedStep, gap: str) -> RunStart:
     for record in [*records, *([pending] if pending else [])]:
         if record["step"] == 0:
             continue
-        size, taken = int(record["global_batch_size"]), is_taken(record)
+        size, taken = int(record["global_batch_size"]), has_update(record)
         state.step -= 1
         state.consumed_train_samples -= size
         state.scheduled_samples -= size if taken else 0
@@ -115,7 +115,7 @@ def parse_line(text: str, where: str) -> dict[str, Any]:
     try:
         record = json.loads(text)
         if not isinstance(record, dict) or type(record["step"]) is not int or record["step"] < 0:
-            raise ValueError("no number of a step")
+            raise ValueError("no step number")
     except (ValueError, KeyError, RecursionError) as error:
         raise ArtifactError(
             f"{where}: a line of the ledger is not a step: {text[:60]!r} ({error})"
@@ -123,7 +123,7 @@ def parse_line(text: str, where: str) -> dict[str, Any]:
     return record
 
 
-def is_taken(record: Mapping[str, Any]) -> bool:
+def has_update(record: Mapping[str, Any]) -> bool:
     """Whether the step updated the parameters."""
     return not (record.get("skipped") or record.get("passed_over"))
 
@@ -162,6 +162,6 @@ def check_token_files(data: DataConfig, made_of: Mapping[str, str], option: str,
             )
         if resolve(name, urls).digest != made_of[name]:
             raise DataError(
-                f"{', '.join(urls)}: not the token files that the run of {option} was made of "
-                f"(input {name} has another digest); {skip} goes on all the same"
+                f"{', '.join(urls)}: not the token files of the run of {option} "
+                f"(input {name} has another digest); give {skip} to continue anyway"
             )

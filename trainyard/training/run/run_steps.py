@@ -146,8 +146,7 @@ def skip_damaged(found: FoundSteps, root_url: str, verify: Verify) -> FoundSteps
     left = _without(found, damaged)
     if left.latest is not None:
         log.warning(
-            "no whole step is left: resuming from step %d all the same, of which only the ledger "
-            "is damaged",
+            "no whole step is left: resuming from step %d, of which only the ledger is damaged",
             left.latest,
         )
         return left

@@ -1,6 +1,6 @@
 """Runs Python's garbage collector on all ranks at the same steps (--manual-gc).
 
-Automatic collection runs on each rank at another time, and every time all others wait."""
+Automatic collection runs on each rank at another time, and each time all other ranks wait."""
 
 from __future__ import annotations
 

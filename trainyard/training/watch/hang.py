@@ -32,7 +32,7 @@ TIMEOUT = timedelta(seconds=10)
 
 
 class RankMailbox(Protocol):
-    """Messages by name, which ranks leave for each other."""
+    """Messages by name, which ranks exchange without waiting."""
 
     def put(self, name: str, text: str) -> None:
         """Leave a message."""

@@ -1,5 +1,5 @@
-"""The memory that a rank should need, its peaks, and out-of-memory errors that say what was
-allocated and what would help.
+"""The memory that a rank should need, its peaks, and out-of-memory errors with the allocated memory
+and remedies.
 
 The plan is that of the model family, on the most loaded rank of the layout."""
 
@@ -118,7 +118,7 @@ def peak_lines(peaks: Sequence[int]) -> list[str]:
     ]
 
 
-FOR_THE_HOST = (
+HOST_REMEDIES = (
     "more memory for the job",
     "a smaller --num-workers",
     "no --async-save",
@@ -202,7 +202,8 @@ def out_of_memory_explained(
     plan: Callable[[], tuple[MemoryPlan | None, ParallelLayout]],
 ) -> Iterator[None]:
     """Turns out-of-memory errors in this context into a HostMemoryError or DeviceMemoryError with
-    this message. plan: the planned memory, if the model has formulas for it, and the layout."""
+    the message of `out_of_memory_text`. plan: the planned memory, if the model has formulas for it,
+    and the layout."""
     try:
         yield
     except Exception as error:
@@ -212,13 +213,13 @@ def out_of_memory_explained(
         # With a GPU, no option of the model lowers host memory.
         if kind is HostMemoryError and device.type != "cpu":
             host = torch.device("cpu")
-            text = out_of_memory_text(error, rank, host, measure(host), None, FOR_THE_HOST)
+            text = out_of_memory_text(error, rank, host, measure(host), None, HOST_REMEDIES)
             raise HostMemoryError(text) from error
-        foreseen, layout = plan()
+        planned, layout = plan()
         held = dict(measure(device))
         if device.type == "cuda":
             held["total_bytes"] = torch.cuda.get_device_properties(device).total_memory
-        flags = helpful_flags(layout, foreseen, world_size)
-        text = out_of_memory_text(error, rank, device, held, foreseen, flags)
+        flags = helpful_flags(layout, planned, world_size)
+        text = out_of_memory_text(error, rank, device, held, planned, flags)
         ran_out = HostMemoryError if device.type == "cpu" else DeviceMemoryError
         raise ran_out(text) from error

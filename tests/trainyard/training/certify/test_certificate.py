@@ -165,7 +165,7 @@ def test_a_checkpoint_that_is_missing_leaves_a_gap() -> None:
     assert found.first_broken_link[:4] == (4, "steps", "step 4", "step 8")
     assert not found.is_complete
     assert {c.reason for c in found.checks if c.name in ("samples", "rng", "state")} == {
-        "not followed behind step 3"
+        "not checked after step 3"
     }
 
 
@@ -291,12 +291,12 @@ def test_without_the_one_that_it_went_on_from_its_first_checkpoint_tells_less() 
 
 def test_samples_that_cannot_be_worked_out_are_said_not_to_be_checked() -> None:
     steps = MadeRun().published([STEPS])
-    found = MadeRun().certify(steps, samples=None, why_no_samples="data not at hand")
+    found = MadeRun().certify(steps, samples=None, why_no_samples="data not available")
     assert found.is_proven
     assert not found.is_complete
     (samples,) = (check for check in found.checks if check.name == "samples")
     assert (samples.result, samples.checked, samples.reason) == (
-        *("not checked", 0, "data not at hand"),
+        *("not checked", 0, "data not available"),
     )
     found = MadeRun().certify(steps, samples=lambda step, before, size: None)
     assert "not all checked: samples" in found.sentence

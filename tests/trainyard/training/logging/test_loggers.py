@@ -23,7 +23,7 @@ from trainyard.errors import ConfigError
 from trainyard.models.gpt.flops import MODEL_FLOPS
 from trainyard.training.logging.console import training_line
 from trainyard.training.logging.jsonl import JsonLines
-from trainyard.training.logging.loggers import Guarded, build_sinks
+from trainyard.training.logging.loggers import Guarded, build_loggers
 from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.logging.scalars import step_scalars
 from trainyard.training.logging.tensorboard import TensorBoard
@@ -112,7 +112,7 @@ def test_the_peak_follows_from_the_name_of_the_device(name: str, tflops: float |
 def test_json_lines_go_on_after_the_steps_that_count(tmp_path: Path) -> None:
     path = tmp_path / "new" / "metrics.jsonl"
     (sink,) = (
-        s for s in build_sinks(LoggingConfig(metrics_jsonl=str(path)), INFO) if s.name == "jsonl"
+        s for s in build_loggers(LoggingConfig(metrics_jsonl=str(path)), INFO) if s.name == "jsonl"
     )
     build_loop(build_train_module(), callbacks=[sink]).run()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -158,7 +158,7 @@ def test_tensorboard_files_can_be_read_back(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = LoggingConfig(tensorboard_dir=str(tmp_path))
-    sinks = build_sinks(config, INFO)
+    sinks = build_loggers(config, INFO)
     build_loop(build_train_module(), callbacks=sinks).run()
     found = EventAccumulator(str(tmp_path))
     found.Reload()
@@ -173,7 +173,7 @@ def test_wandb_keeps_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     config = LoggingConfig(wandb_project="yard", wandb_save_dir=str(tmp_path))
-    sinks = [sink for sink in build_sinks(config, INFO) if sink.name == "wandb"]
+    sinks = [sink for sink in build_loggers(config, INFO) if sink.name == "wandb"]
     build_loop(build_train_module(), callbacks=sinks).run()
     assert sinks[0].num_failures == 0
     wandb.teardown()  # a process of its own writes the file, at the latest when this one ends
@@ -193,7 +193,7 @@ def test_a_logger_without_its_package_is_refused_in_words(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=r"needs the package .* pip install 'trainyard\[logging"):
-        build_sinks(LoggingConfig(**options), INFO)  # type: ignore[arg-type]
+        build_loggers(LoggingConfig(**options), INFO)  # type: ignore[arg-type]
 
 
 # --- plug-ins and failures --------------------------------------------------------------------
@@ -221,12 +221,12 @@ def test_a_package_brings_a_logger_by_an_entry_point(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: in-house\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[trainyard.loggers]\nin-house = in_house_logs:make\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    sinks = build_sinks(LoggingConfig(loggers=("in-house",)), INFO)
+    sinks = build_loggers(LoggingConfig(loggers=("in-house",)), INFO)
     assert [sink.name for sink in sinks] == ["console", "in-house"]
     build_loop(build_train_module(), callbacks=sinks[1:]).run()
     assert sys.modules["in_house_logs"].SEEN == [1, 2, 3, 4, 5, 6]
     with pytest.raises(ConfigError, match=r"--loggers elsewhere.*console, in-house, jsonl"):
-        build_sinks(LoggingConfig(loggers=("elsewhere",)), INFO)
+        build_loggers(LoggingConfig(loggers=("elsewhere",)), INFO)
 
 
 class Broken(Callback):

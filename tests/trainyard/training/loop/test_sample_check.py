@@ -155,8 +155,8 @@ def test_a_step_run_again_must_take_the_same_again(monkeypatch: pytest.MonkeyPat
 def test_a_step_that_is_to_draw_from_another_seed_is_not_taken() -> None:
     train_module = build_train_module(WITHOUT_EVALUATION)
     train_module._options = replace(train_module._options, seed=TRAINING.seed + 1)
-    words = "micro-batch 0: the generators of its dropout held"
-    check_refused(1, words, train_module=train_module)
+    message = "micro-batch 0: the generators of its dropout were seeded with"
+    check_refused(1, message, train_module=train_module)
 
 
 def test_generators_that_were_not_seeded_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_generators_that_were_not_seeded_are_noticed(monkeypatch: pytest.MonkeyP
             seed(*arguments)
 
     monkeypatch.setattr(step_module, "seed_generators", now_and_then)
-    check_refused(2, "micro-batch 1: the generators of its dropout held")
+    check_refused(2, "micro-batch 1: the generators of its dropout were seeded with")
 
 
 # --- what is carried, and by whom ---------------------------------------------------------------

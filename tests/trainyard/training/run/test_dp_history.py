@@ -1,4 +1,4 @@
-"""On how many ranks steps were taken: joined, written, read back."""
+"""Spans of steps on the same number of ranks: joined, written, read back."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_without_a_whole_step_a_run_goes_on_from_one_of_which_only_the_ledger_is
         other_byte(ledger(run, step))
     (run / "iter_0000006" / "model-00001-of-00001.safetensors").write_bytes(b"")
     assert begin(run) == FoundSteps((2, 4), damaged=(6,))
-    assert "resuming from step 4 all the same" in caplog.text
+    assert "resuming from step 4, of which only the ledger is damaged" in caplog.text
     assert caplog.text.count("CANNOT BE PROVEN") == 2
 
 
