@@ -1,7 +1,7 @@
 """A job as a container: a request for the engine's API, and the same as a script for people.
 
-Pure: a LaunchSpec, options and facts of the machine in; text and plain data out. Of inherited
-variables the request and the script hold the names only; the values, secrets among them, are added
+Pure: a LaunchSpec, options and facts of the machine in; text and plain data out. The request and
+the script have only the names of inherited variables. Their values, which may be secret, are added
 when the request is sent."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ USER_NAME = "trainyard"
 """For libraries that ask for a user name: the user has only a number in the image."""
 
 LOG_SIZE = "100g"
-"""Never reached: a rotated log could not be read on from where a flow left it."""
+"""Large enough that no log is rotated: a flow could not resume reading it."""
 
 NO_LIMIT = -1
 GPU_STACK_BYTES = 64 << 20
@@ -52,11 +52,11 @@ class ContainerRequest:
     """A container to create."""
 
     name: str
-    """By which it is found again: an engine has each name once."""
+    """Unique in an engine; the flow finds the container by it again."""
     body: dict[str, Any]
     """For `POST /containers/create` of the Engine API, 1.41 or later, without inherited values."""
     inherited: tuple[str, ...]
-    """Variables whose values are to be added."""
+    """Variables whose values are added when the request is sent."""
 
 
 def container_name(spec: LaunchSpec) -> str:
@@ -65,7 +65,7 @@ def container_name(spec: LaunchSpec) -> str:
 
 
 def name_of(job: str, key: str) -> str:
-    """The same, from the values of our two labels."""
+    """The container name, from the values of its two labels."""
     return f"trainyard-{job}-{key}"
 
 
@@ -210,7 +210,7 @@ def docker_run(request: ContainerRequest) -> str:
     words = [shlex.quote(word) for word in (body["Image"], *body["Cmd"])]
     lines = ["exec docker run --rm", *_flags(request), " ".join(words)]
     names = " ".join(request.inherited)
-    needs = [f"# Needs these variables: {names}"] if names else []
+    needs = [f"# Set these variables first: {names}"] if names else []
     return "\n".join(["#!/bin/sh", *needs, " \\\n  ".join(lines), ""])
 
 

@@ -1,7 +1,7 @@
 """A job as a script for sbatch: what a person could have written, and can run again by hand.
 
 Pure: a LaunchSpec and a site's options in, text out. What people wrote reaches the shell in two
-ways only: as words of an array that shlex quoted, or as values that SlurmOptions checked."""
+ways only: as words of an array, quoted by shlex, or as values that SlurmOptions checked."""
 
 from __future__ import annotations
 
@@ -30,41 +30,45 @@ OURS = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTE
 INHERITED = f"{OURS} TRAINYARD_LIFELINE_FD TRAINYARD_RANKS"
 
 IGNORE_USR1 = 'trap "" USR1; exec "$@"'
-"""Python dies of SIGUSR1 until a stage installs its handler, so it is ignored at first."""
+WHY_IGNORE_USR1 = "Python would die of SIGUSR1 before the stage installs its handler."
 
-LEAVE_SECONDS = 10
+EXIT_DELAY_SECONDS = 10
 RANKS_SHELL = """
 trap "" USR1 TERM
 "$@" &
-launcher=$! leave={leave} status=127 again=yes
-told() {{
+launcher=$! delay={delay} status=127 again=yes
+on_term() {{
   again=yes
-  for one in /proc/"$launcher"/task/*/children; do
+  for children in /proc/"$launcher"/task/*/children; do
     ranks=unknown
-    read -r ranks 2>/dev/null <"$one"
+    read -r ranks 2>/dev/null <"$children"
     [ -z "$ranks" ] || return
   done
   kill -KILL "$launcher"
 }}
-trap told TERM
+trap on_term TERM
 while [ "$again" ]; do
   again=
   wait "$launcher"
-  said=$?
-  [ "$said" = 127 ] || status=$said
+  code=$?
+  [ "$code" = 127 ] || status=$code
 done
 trap "" TERM
-[ "$status" = 0 ] || sleep "$leave"
+[ "$status" = 0 ] || sleep "$delay"
 exit "$status"
 """
-"""Slurm sends a signal to every process of a step. torchrun must not get it: it dies of SIGUSR1
-after the ranks have saved and exited, and on SIGTERM it sends a second one to its ranks, and
-SIGKILL 30 s later, whatever Slurm allows. But before it has started a rank, nothing handles
-SIGTERM, and later ranks would not know of it: then the shell kills it. It uses builtins only, since
-each program would get the next SIGTERM. (127: it was waited for already.)
+"""Runs torchrun, and makes it ignore the signals that Slurm sends to every process of a step.
 
-srun ends the tasks of all nodes as soon as one has failed, and a training that saved and stopped
-fails: on several nodes, one that is done waits for the others."""
+Otherwise torchrun dies of SIGUSR1 after the ranks have saved and exited. On SIGTERM it sends a
+second one to its ranks, and SIGKILL 30 s later, whatever Slurm allows. But before torchrun has
+started a rank, nothing handles SIGTERM, and later ranks would not know of it: then the shell kills
+torchrun. The shell uses builtins only, since every program that it starts would get the next
+SIGTERM. (`wait` returns 127 for a process that it has already waited for.)
+
+srun ends the tasks of all nodes as soon as one fails, and a training that saved and stopped fails.
+So on several nodes, the shell delays a failure until the ranks of the other nodes have saved."""
+
+WHY_A_RANKS_SHELL = "This shell keeps the signals of Slurm from torchrun; the ranks get them."
 
 LAUNCHER_SIGNALS = "PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT"
 """Signals that torchrun handles: not SIGTERM, which stays ignored. Versions of torch without this
@@ -78,7 +82,7 @@ export PET_RDZV_ID
 
 ENDING = f"""[ "$status" != 0 ] || status=$stopped
 
-# Whole or not there: it tells the end also when Slurm has forgotten the job.
+# Complete or absent, thanks to mv. The flow reads it even if Slurm has forgotten the job.
 printf '{{"exit_status": %d, "job_id": "%s", "restarts": %d, "seconds": %d}}\\n' \\
   "$status" "$SLURM_JOB_ID" "${{SLURM_RESTART_COUNT:-0}}" "$SECONDS" \\
   >"$run/{EXIT}.$$" && mv -f "$run/{EXIT}.$$" "$run/{EXIT}"
@@ -217,7 +221,7 @@ def _run_folder(spec: LaunchSpec) -> Iterator[str]:
         yield f'run={folder}/share-"$SLURM_ARRAY_TASK_ID"'
     yield 'export TRAINYARD_RUN_DIR="$run"'
     yield 'mkdir -p "$run"'
-    yield "# Of an earlier run of this job, which was requeued."
+    yield "# Remove the reports of an earlier run of this job, which Slurm requeued."
     yield f'rm -f "$run/failure.json" "$run/outcome.json" "$run/{EXIT}"'
 
 
@@ -240,11 +244,12 @@ def _command(spec: LaunchSpec, options: SlurmOptions) -> Iterator[str]:
     yield from _array_of("step", _step(spec, options))
     ranks = '"${launcher[@]}" "${rendezvous[@]}" ' if spec.has_ranks else ""
     yield ""
-    yield "# Cancelled or out of time, bash waits for the step and says how it ended."
+    yield "# If the job is cancelled or out of time, bash waits for the step and keeps its status."
     yield "status=0 stopped=0"
     yield "trap 'stopped=143' TERM"
-    leave = LEAVE_SECONDS if wanted.nodes > 1 else 0
-    shell = RANKS_SHELL.format(leave=leave) if spec.has_ranks else IGNORE_USR1
+    delay = EXIT_DELAY_SECONDS if wanted.nodes > 1 else 0
+    shell = RANKS_SHELL.format(delay=delay) if spec.has_ranks else IGNORE_USR1
+    yield f"# {WHY_A_RANKS_SHELL if spec.has_ranks else WHY_IGNORE_USR1}"
     yield f'"${{step[@]}}" sh -c {shlex.quote(shell)} trainyard \\'
     yield f'  {ranks}"${{command[@]}}" || status=$?'
 

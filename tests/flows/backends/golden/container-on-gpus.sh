@@ -1,5 +1,5 @@
 #!/bin/sh
-# Needs these variables: AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_ENDPOINT_URL
+# Set these variables first: AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_ENDPOINT_URL
 exec docker run --rm \
   --entrypoint=torchrun \
   --user=1000:1000 \
