@@ -203,7 +203,7 @@ GROUP_OF_3 = {
     [
         (
             {**PIPELINE, "microbatch_group_size_per_virtual_pipeline_stage": 4},
-            "about the interleaved schedule",
+            "only to the interleaved schedule",
         ),
         ({**PIPELINE, **GROUP_OF_3}, "stage 3: .* choose 4 or 8"),
         (

@@ -227,7 +227,7 @@ class ParallelConfig:
             return
         if not self.is_interleaved and self.pipeline_model_parallel_layout is None:
             raise ConfigError(
-                f"{flag} {group} is about the interleaved schedule: give "
+                f"{flag} {group} applies only to the interleaved schedule: give "
                 "--num-virtual-stages-per-pipeline-rank too, or leave it out"
             )
         if group < pp:
