@@ -28,7 +28,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"microbatch_group_size_per_virtual_pipeline_stage": 4},
-        "--microbatch-group-size-per-virtual-pipeline-stage 4 applies only to the interleaved schedule",
+        "-per-virtual-pipeline-stage 4 applies only to the interleaved schedule",
     ),
     (
         {
