@@ -13,19 +13,19 @@ from trainyard.errors import ConfigError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectConfig:
     """Show the content of a checkpoint: python -m stages.inspect CHECKPOINT. With --diff OTHER,
-    show the differences between two; exit status 0: equal, 4: different."""
+    show the differences between two checkpoints; exit status 0: equal, 4: different."""
 
     checkpoint: str = location()
     """Run folder (its latest step) or step folder."""
     diff: str | None = location(None)
-    """Checkpoint to compare with: tensors bit for bit, in any two layouts; then training state,
-    options and other files."""
+    """Checkpoint to compare with: tensors bit for bit, in any layouts, then training state, options
+    and other files."""
     filter: tuple[str, ...] = ()
     """Show only tensors whose name matches one of these patterns (* ? [..]), such as
     model.decoder.*; --diff then compares tensors alone."""
     verify_checkpoint: Literal["none", "sizes", "digests"] = execution("sizes")
-    """What to check first against the manifest: documents alone, the sizes of all files, or their
-    digests, which reads them."""
+    """What to check against the manifest first. none: only documents; sizes: the sizes of all
+    files; digests: their contents, which reads every byte."""
     max_rows: int = execution(200)
     """Tensors or differences to print at most; 0 prints all. --json has them all."""
     json: bool = execution(False)

@@ -16,7 +16,7 @@ from trainyard.errors import ConfigError, DataError
 
 
 class CheckpointsDiffer(DataError):  # noqa: N818  # a result, not a fault
-    """--diff found a difference. Its exit status is 4, so that it is no fault of the files."""
+    """--diff found a difference. Its exit status is 4, apart from that of damaged files."""
 
     exit_status = 4
 
@@ -32,7 +32,7 @@ def run(config: InspectConfig, stage: StageRun) -> dict[str, Any]:
             print(_as_json(description.document()) if config.json else table)
         return {}
     _check_both(config, config.diff)
-    from stages.inspect.differences import differences  # torch, after all that can be refused
+    from stages.inspect.differences import differences  # imports torch, so only after the checks
 
     found = differences(config, config.diff, matches(config.filter), stage)
     print(_as_json(found.document()) if config.json else found.table(config.max_rows))

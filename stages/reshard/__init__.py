@@ -1,4 +1,4 @@
-"""A checkpoint in another number of files, or as a Hugging Face folder.
+"""Converts a checkpoint between formats, or copies a step into another number of files.
 
-Reads: a run folder or a step folder of `pretrain`. Writes: a folder with one step in our format, or
-the files that `transformers` loads. Image: cpu."""
+Reads: a run folder or a step folder of `pretrain`, or another program's checkpoint. Writes: a
+folder with one step in our format, or another program's files. Image: cpu."""

@@ -1,4 +1,4 @@
-"""Options of `python -m stages.reshard`: those of Megatron-LM's converter, and ours."""
+"""Options of `python -m stages.reshard`: those of Megatron-LM's converter, and some of ours."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Saver = Literal["trainyard", "hf", "llama_mistral", "core", "legacy", "torch_dis
 LATER = {
     "mixtral_hf": "it comes with mixtures of experts",
 }
-"""Formats of Megatron-LM's converter that this version does not have, and when it will."""
+"""Formats of Megatron-LM's converter that this version does not have, and when they will come."""
 
 SPLIT = ("core", "legacy")
-"""Savers that cut tensors by ranks."""
+"""Savers that write one file for each rank."""
 
 MEGATRON = (*SPLIT, "torch_dist")
 """Savers that pad the vocabulary as Megatron-LM does."""
@@ -35,72 +35,74 @@ LAST = "--target-decoder-last-pipeline-num-layers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardConfig:
-    """Write a checkpoint again, bit for bit: from one format, or number of files, into another."""
+    """Convert a checkpoint into another format or number of files. Every value stays the same, bit
+    for bit."""
 
     load_dir: str = location()
-    """What to read: a run folder (its latest step), a step folder, or somebody else's folder."""
+    """Checkpoint to read: a run folder (its latest step), a step folder, or the folder of another
+    program."""
     save_dir: str = location()
-    """Folder to write; a place of its own."""
+    """Folder to write, neither inside --load-dir nor around it."""
     loader: Loader = "auto"
-    """Format to read: ours, a Hugging Face folder (hf), Megatron-LM's files of ranks (core, legacy)
-    or its distributed checkpoint (torch_dist), Llama as Meta or Hugging Face publish it
-    (llama_mistral), or what the files say."""
+    """Format to read. trainyard: ours; hf: a Hugging Face folder; llama_mistral: Llama as Meta or
+    Hugging Face publish it; core, legacy: Megatron-LM's files of ranks; torch_dist: its distributed
+    checkpoint; auto: detected from the names of the files."""
     saver: Saver = "trainyard"
-    """Format to write: ours, a Hugging Face folder for `transformers` (hf), a Llama or Mistral in
-    the layout of --saver-checkpoint-type (llama_mistral), the files of the ranks of Megatron-LM's
-    models (core, legacy), or its distributed checkpoint, which any number of ranks loads
-    (torch_dist)."""
+    """Format to write. trainyard: ours; hf: a Hugging Face folder for `transformers`;
+    llama_mistral: a Llama or Mistral in the layout of --saver-checkpoint-type; core, legacy:
+    Megatron-LM's files of ranks, for its new or old models; torch_dist: its distributed checkpoint,
+    which any number of ranks loads."""
     model_type: Literal["GPT", "BERT", "T5"] = "GPT"
-    """Kind of model; GPT so far."""
+    """Kind of model; this version converts only GPT."""
     num_shards: int | None = None
-    """Files that weights (and as many that optimizer states) are spread over; unset: 1, or as many
-    as the target sizes make."""
+    """Number of files for the weights, and as many again for optimizer states. Unset: the product
+    of the target sizes, which is 1 by default."""
     target_tensor_parallel_size: int | None = None
-    """Ranks that share out each layer, in files of Megatron-LM's and Meta's, which has one for each
-    of them; unset: 1."""
+    """Tensor-parallel ranks that Megatron-LM's or Meta's files are for; Meta's layout has one file
+    for each. Unset: 1."""
     target_pipeline_parallel_size: int | None = None
-    """Ranks that share out the layers, in files of Megatron-LM's; unset: 1."""
+    """Pipeline-parallel ranks that Megatron-LM's files are for. Unset: 1."""
     target_num_layers_per_virtual_pipeline_stage: int | None = None
-    """Layers of each of the virtual stages that a pipeline rank has, in files for Megatron-LM's
-    interleaved schedule; unset: a rank has one stage."""
+    """Layers of each virtual stage, in files for Megatron-LM's interleaved schedule. Unset: no
+    virtual stages."""
     target_num_virtual_stages_per_pipeline_rank: int | None = None
-    """The same, said by the number of virtual stages."""
+    """Virtual stages of each pipeline rank; give this or their number of layers."""
     target_decoder_first_pipeline_num_layers: int | None = None
     """Layers of the first pipeline rank, in core files for a run with Megatron-LM's
-    --decoder-first-pipeline-num-layers; the other ranks share the rest evenly. Unset: as many on
-    every rank."""
+    --decoder-first-pipeline-num-layers; the other ranks share the rest evenly. Unset: the same
+    number on every rank."""
     target_decoder_last_pipeline_num_layers: int | None = None
-    """The same for the last pipeline rank."""
+    """Layers of the last pipeline rank, likewise."""
     target_expert_parallel_size: int | None = None
-    """Ranks that share out experts; 1, until there are some."""
+    """Expert-parallel ranks; must be 1, as this version has no experts."""
     saver_transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
-    """Whose names core files have for norms: those of Transformer Engine, or of the local
+    """Names of norms in core files: those of Transformer Engine's layers, or of the local
     layers."""
     saver_checkpoint_type: Literal["meta", "hf"] | None = None
     """Layout that --saver llama_mistral writes: consolidated.NN.pth and params.json as Meta and
-    Mistral publish them (meta), or what `transformers` loads (hf, the default)."""
+    Mistral publish them (meta), or the files that `transformers` loads (hf, the default)."""
     make_vocab_size_divisible_by: int | None = None
-    """Pad the vocabulary anew, to a multiple of this times the target tensor-parallel size; unset:
-    the rows stay as they are."""
+    """Pad the vocabulary again, to a multiple of this times the target tensor-parallel size. Unset:
+    the number of rows stays."""
     true_vocab_size: int | None = None
-    """Tokens that the tokenizer knows, where the files do not say it. --saver core, legacy and
-    torch_dist pad them anew, as Megatron-LM does."""
+    """Number of tokens of the tokenizer, if the files do not say it. --saver core, legacy and
+    torch_dist then pad the vocabulary again, as Megatron-LM does."""
     num_attention_heads: int | None = None
-    """Query heads, for files of Megatron-LM that hold no arguments, such as its GPT-345M: 16."""
+    """Query heads, for files of Megatron-LM without arguments; its GPT-345M has 16."""
     tokenizer_type: TokenizerType | None = None
-    """Kind of the tokenizer to carry in place of the source's, by Megatron-LM's name."""
+    """Kind of tokenizer, by Megatron-LM's name, to store instead of the source's."""
     tokenizer_model: str | None = location(None)
-    """File or folder of that tokenizer; the kind alone, or HuggingFaceTokenizer."""
+    """File or folder of that tokenizer. Without --tokenizer-type: a HuggingFaceTokenizer."""
     vocab_file: str | None = location(None)
     """Vocabulary of that tokenizer (GPT2BPETokenizer, BertWordPiece)."""
     merge_file: str | None = location(None)
     """Merges of that tokenizer (GPT2BPETokenizer)."""
     vocab_size: int | None = None
-    """Ids of that tokenizer (NullTokenizer), of which the last ends a document."""
+    """Number of ids of that tokenizer (NullTokenizer); the last id ends a document."""
     checkpoint_type: Literal["meta", "hf"] | None = execution(None)
-    """Accepted with --loader llama_mistral, as Megatron-LM wants it; the files say it."""
+    """Accepted for Megatron-LM's command lines and ignored: the files determine it."""
     model_size: str | None = execution(None)
-    """Accepted with --loader llama_mistral, as Megatron-LM wants it; the files say it."""
+    """Accepted for Megatron-LM's command lines and ignored: the files determine it."""
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -110,8 +112,8 @@ class ReshardConfig:
         load, save = self.load_dir.rstrip("/") + "/", self.save_dir.rstrip("/") + "/"
         if load.startswith(save) or save.startswith(load):
             raise ConfigError(
-                f"--save-dir {self.save_dir} and --load-dir {self.load_dir} lie in one another; "
-                "choose a folder of its own for what is written"
+                f"--save-dir {self.save_dir} and --load-dir {self.load_dir} must not be the same "
+                "folder or one inside the other; choose another --save-dir"
             )
 
     def _check_counts(self) -> None:
@@ -134,8 +136,8 @@ class ReshardConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if (self.target_expert_parallel_size or 1) > 1:
             raise ConfigError(
-                f"--target-expert-parallel-size {self.target_expert_parallel_size}: there are no "
-                "experts in a GPT of this version; leave it out"
+                f"--target-expert-parallel-size {self.target_expert_parallel_size}: the GPT of "
+                "this version has no experts; leave the option out"
             )
 
     def _check_formats(self) -> None:
@@ -144,8 +146,8 @@ class ReshardConfig:
                 raise ConfigError(f"{option} {value} is not in this version: {LATER[value]}")
         if self.model_type != "GPT":
             raise ConfigError(
-                f"--model-type {self.model_type}: this version converts GPT; the others come with "
-                "their models"
+                f"--model-type {self.model_type}: this version converts only GPT; the others come "
+                "with their models"
             )
         if self.num_shards is not None and self.saver in SPLIT:
             raise ConfigError(
@@ -158,11 +160,11 @@ class ReshardConfig:
         self.tokenizer()
 
     def _check_meta(self) -> None:
-        """The layouts of --saver llama_mistral."""
+        """Check the options for the layout of --saver llama_mistral."""
         kind = self.saver_checkpoint_type
         if kind is not None and self.saver != "llama_mistral":
             raise ConfigError(
-                f"--saver-checkpoint-type {kind} is of --saver llama_mistral, and this is --saver "
+                f"--saver-checkpoint-type {kind} needs --saver llama_mistral, but --saver is "
                 f"{self.saver}; leave it out, or give that saver"
             )
         if kind != "meta":
@@ -179,7 +181,7 @@ class ReshardConfig:
             )
 
     def _check_virtual_stages(self) -> None:
-        """What does not depend on how many layers there are."""
+        """Check what does not depend on the number of layers; `split` checks the rest."""
         given = {
             PER_VIRTUAL_STAGE: self.target_num_layers_per_virtual_pipeline_stage,
             VIRTUAL_STAGES: self.target_num_virtual_stages_per_pipeline_rank,
@@ -189,38 +191,44 @@ class ReshardConfig:
             return
         flag = named[0]
         if len(named) > 1:
-            raise ConfigError(f"{PER_VIRTUAL_STAGE} and {VIRTUAL_STAGES} say the same; give one")
+            raise ConfigError(
+                f"{PER_VIRTUAL_STAGE} and {VIRTUAL_STAGES} exclude each other; give one"
+            )
         if self.saver not in SPLIT:
             raise ConfigError(
-                f"{flag} {given[flag]}: --saver {self.saver} writes what any number of stages "
-                "loads; leave it out, or take --saver core or legacy, whose files are of ranks"
+                f"{flag} {given[flag]} needs --saver core or legacy; files of --saver {self.saver} "
+                "load at any number of stages, so leave it out"
             )
         if self.pipeline_parallel_size == 1:
             raise ConfigError(
-                f"{flag} {given[flag]}: virtual stages are of several pipeline ranks; give "
-                f"{PP} 2 or more, or leave it out"
+                f"{flag} {given[flag]}: virtual stages need several pipeline ranks; give {PP} 2 or "
+                "more, or leave it out"
             )
 
     def _check_ends(self) -> None:
-        """The same for ranks of more or fewer layers."""
+        """Check the options for first and last ranks with another number of layers."""
         for flag, layers in self.ends.items():
             if self.saver != "core":
                 why = (
-                    "its models have as many layers on every rank"
+                    "legacy models have the same number of layers on every rank"
                     if self.saver == "legacy"
-                    else "it writes what any split loads; leave it out"
+                    else f"files of --saver {self.saver} load at any split; leave it out"
                 )
-                raise ConfigError(
-                    f"{flag} {layers} is of --saver core; --saver {self.saver}: {why}"
-                )
+                raise ConfigError(f"{flag} {layers} needs --saver core; {why}")
             if self.pipeline_parallel_size == 1:
-                raise ConfigError(f"{flag} {layers}: give {PP} 2 or more, or leave it out")
+                raise ConfigError(
+                    f"{flag} {layers} needs several pipeline ranks; give {PP} 2 or more, or leave "
+                    "it out"
+                )
             if self.target_num_layers_per_virtual_pipeline_stage is not None:
-                raise ConfigError(f"with {flag} stages differ; give {VIRTUAL_STAGES}, which works")
+                raise ConfigError(
+                    f"{flag} makes stages of different sizes, so {PER_VIRTUAL_STAGE} does not "
+                    f"apply; give {VIRTUAL_STAGES} instead"
+                )
 
     @property
     def ends(self) -> dict[str, int]:
-        """Layers of the first and the last pipeline rank, by flag, where they were given."""
+        """Layers of the first and the last pipeline rank, by flag; only those that were given."""
         given = {
             FIRST: self.target_decoder_first_pipeline_num_layers,
             LAST: self.target_decoder_last_pipeline_num_layers,
@@ -229,21 +237,22 @@ class ReshardConfig:
 
     @property
     def tensor_parallel_size(self) -> int:
-        """Of the files to be written."""
+        """Tensor-parallel ranks of the files to write."""
         return self.target_tensor_parallel_size or 1
 
     @property
     def pipeline_parallel_size(self) -> int:
-        """Of the files to be written."""
+        """Pipeline-parallel ranks of the files to write."""
         return self.target_pipeline_parallel_size or 1
 
     @property
     def shards(self) -> int:
-        """Files of each kind where ranks do not count."""
+        """Files of each kind, in formats without files of ranks."""
         return self.num_shards or self.tensor_parallel_size * self.pipeline_parallel_size
 
     def tokenizer(self) -> TokenizerConfig | None:
-        """The one to carry in place of the source's; ConfigError where it lacks an option."""
+        """The tokenizer to store instead of the source's, or None; ConfigError if it lacks an
+        option."""
         if self.tokenizer_type is None and self.tokenizer_model is None:
             return None
         options = {
@@ -257,7 +266,7 @@ class ReshardConfig:
         return from_dict(TokenizerConfig, given)
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """The checkpoint, and the tokenizer to carry."""
+        """The checkpoint, and the tokenizer to store."""
         tokenizer = (self.tokenizer_model, self.vocab_file, self.merge_file)
         given = tuple(url for url in tokenizer if url)
         return {"checkpoint": (self.load_dir,), **({"tokenizer": given} if given else {})}

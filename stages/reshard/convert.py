@@ -14,7 +14,7 @@ from trainyard.conversion.vocabulary import Adjusted
 
 
 def convert(config: ReshardConfig, stage: StageRun, loader: str) -> dict[str, Any]:
-    """Write a checkpoint in the format of `--saver`; its step, and how many tensors it has."""
+    """Write a checkpoint in the format of `--saver`; returns its step and number of tensors."""
     with _opened(config, loader) as source:
         SAVERS[config.saver](config, stage, source, loader)
         return {"step": source.step, "tensors": len(source.specs)}
@@ -25,7 +25,7 @@ def _opened(config: ReshardConfig, loader: str) -> Source:
     described = config.tokenizer()
     tokenizer = carried(described) if described is not None else None
     source = open_source(config.load_dir, loader, Given(config.num_attention_heads))
-    # What pads as Megatron-LM does knows itself how.
+    # Savers of Megatron-LM's formats pad the vocabulary themselves.
     divisible_by = None if config.saver in MEGATRON else config.make_vocab_size_divisible_by
     if tokenizer is None and config.true_vocab_size is None and divisible_by is None:
         return source

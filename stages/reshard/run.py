@@ -18,13 +18,13 @@ log = logging.getLogger(__name__)
 def run(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
     """Write the checkpoint in the format of `--saver`."""
     if config.saver == "trainyard":
-        _say_that_none_is_needed(config)
+        _log_unneeded_sizes(config)
     if _is_copy(config):
         _refuse_changes(config)
         metrics = copy_step(config, stage)
     else:
         loader = _checked_loader(config)
-        from stages.reshard.convert import convert  # torch: not to move the bytes of ours
+        from stages.reshard.convert import convert  # imports torch, which a copy does not need
 
         metrics = convert(config, stage, loader)
     written = [record for record in stage.records.values() if not record.volatile]
@@ -34,20 +34,18 @@ def run(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def _is_copy(config: ReshardConfig) -> bool:
-    """Whether a trainyard step is copied; a folder without a checkpoint counts as one.
-
-    Its reader then reports what it found."""
+    """Whether to copy a trainyard step. True also for a folder without a checkpoint: the reader of
+    trainyard's format then reports what it found."""
     if config.saver != "trainyard" or config.loader not in ("auto", "trainyard"):
         return False
     return config.loader == "trainyard" or detect(config.load_dir) in ("trainyard", None)
 
 
 def _checked_loader(config: ReshardConfig) -> str:
-    """The loader of the source; checks that it can read the source, as far as possible without
-    torch."""
+    """The loader of the source, after the checks that need no torch."""
     described = config.tokenizer()
     if described is not None:
-        from trainyard.tokenizers.registry import check_files  # numpy: not to move bytes either
+        from trainyard.tokenizers.registry import check_files  # imports numpy
 
         check_files(described)
     loader = loader_for(config.load_dir, config.loader)
@@ -57,11 +55,11 @@ def _checked_loader(config: ReshardConfig) -> str:
     return loader
 
 
-def _say_that_none_is_needed(config: ReshardConfig) -> None:
+def _log_unneeded_sizes(config: ReshardConfig) -> None:
     if config.target_tensor_parallel_size or config.target_pipeline_parallel_size:
         log.info(
-            "a checkpoint of ours loads at any layout of ranks as it is: the target sizes only "
-            "choose the number of files, %d of each kind",
+            "a trainyard checkpoint loads at any layout of ranks without resharding: the target "
+            "sizes only choose the number of files, %d of each kind",
             config.shards,
         )
 
@@ -77,6 +75,6 @@ def _refuse_changes(config: ReshardConfig) -> None:
     given = [option for option, value in changes.items() if value is not None]
     if given:
         raise ConfigError(
-            f"{' and '.join(given)}: a checkpoint of ours is rewritten as it is, and carries its "
-            "tokenizer; these are for formats of others"
+            f"{' and '.join(given)} cannot be applied: a trainyard checkpoint is copied unchanged, "
+            "with its tokenizer; leave the options out, or convert from or to another format"
         )

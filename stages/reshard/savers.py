@@ -32,12 +32,12 @@ WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 
 
 def save_trainyard(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
-    """A converted checkpoint as a trainyard step."""
+    """Write a trainyard step."""
     check_source(source)
     if not source.tokenizer_files():
         log.warning(
-            "%s holds no tokenizer, so the checkpoint carries none, and training takes it with "
-            "--finetune alone; --tokenizer-type and the files of its tokenizer give it one",
+            "%s has no tokenizer, so the new checkpoint has none and can only be trained with "
+            "--finetune; give --tokenizer-type and the tokenizer's files to add one",
             source.url,
         )
 
@@ -48,8 +48,8 @@ def save_trainyard(config: ReshardConfig, stage: StageRun, source: Source, loade
 
 
 def save_hf(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
-    """A folder that `from_pretrained` loads."""
-    architecture(source.config)  # refuse before anything is touched
+    """Write a folder that `from_pretrained` loads."""
+    architecture(source.config)  # raises before any file is written
     check_source(source)
     refuse_strangers(config, stage, lambda name: "/" not in name and name.endswith(WEIGHTS))
     with stage.progress(_size(source, "model."), "bytes", "reshard") as progress:
@@ -57,21 +57,21 @@ def save_hf(config: ReshardConfig, stage: StageRun, source: Source, loader: str)
 
 
 def save_llama_mistral(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
-    """A Llama or Mistral, in either layout that Megatron-LM's loader of this name takes."""
+    """Write a Llama or Mistral, in either layout that Megatron-LM's loader of this name reads."""
     if config.saver_checkpoint_type == "meta":
         _save_meta(config, stage, source)
         return
     if (found := architecture(source.config)) not in (LLAMA, MISTRAL):
         raise ConfigError(
-            f"--saver llama_mistral: this model would be a {found}, neither Llama nor Mistral; "
-            "--saver hf writes it"
+            f"--saver llama_mistral: this model is a {found}, neither Llama nor Mistral; use "
+            "--saver hf"
         )
     save_hf(config, stage, source, loader)
 
 
 def _save_meta(config: ReshardConfig, stage: StageRun, source: Source) -> None:
-    """A folder as Meta publishes Llama."""
-    refuse_for_meta(source.config, config.tensor_parallel_size)  # before its tensors are looked at
+    """Write a folder in the layout in which Meta publishes Llama."""
+    refuse_for_meta(source.config, config.tensor_parallel_size)  # before its tensors are checked
     check_source(source)
     refuse_strangers(config, stage, _is_of_meta)
     with replacing(stage, config.save_dir, [PARAMS]) as bar:
@@ -85,19 +85,19 @@ def _save_meta(config: ReshardConfig, stage: StageRun, source: Source) -> None:
 
 
 def _is_of_meta(name: str) -> bool:
-    """A file that loaders of this layout, or --loader auto, would take for the model."""
+    """Whether loaders of this layout, or --loader auto, would take a file for the model."""
     return "/" not in name and bool(
         name in (PARAMS, "config.json") or SLICE.fullmatch(name) or name.endswith(WEIGHTS)
     )
 
 
 def save_core(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
-    """Files of Megatron-LM's core models."""
+    """Write files of Megatron-LM's core models."""
     _save_megatron(config, stage, source, "core")
 
 
 def save_legacy(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
-    """Files of Megatron-LM's old models."""
+    """Write files of Megatron-LM's old models."""
     _save_megatron(config, stage, source, "legacy")
 
 
@@ -121,8 +121,8 @@ def _save_megatron(
 
 
 def save_torch_dist(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
-    """Megatron core's distributed checkpoint."""
-    # torch's part for it takes seconds to import, and no other format needs it.
+    """Write Megatron core's distributed checkpoint."""
+    # torch.distributed.checkpoint takes seconds to import, and no other format needs it.
     from trainyard.conversion.torch_dist.write import write_torch_dist
 
     with _into_megatron(config, stage, source) as bar:
@@ -141,14 +141,14 @@ def save_torch_dist(config: ReshardConfig, stage: StageRun, source: Source, load
 def _into_megatron(
     config: ReshardConfig, stage: StageRun, source: Source
 ) -> AbstractContextManager[Replacing]:
-    """A folder of Megatron-LM's, checked before anything in it is touched."""
+    """Begin to replace a folder of Megatron-LM's format, after checking source and folder."""
     check_source(source)
     refuse_strangers(config, stage, OF_MEGATRON.fullmatch)
     return replacing(stage, config.save_dir, marks_of(source.step))
 
 
 def _tokens_to_pad(config: ReshardConfig, source: Source) -> int | None:
-    """Tokens whose rows are padded again; None: the rows stay."""
+    """The number of tokens from which to pad the vocabulary again; None: the rows stay."""
     if config.true_vocab_size is None and config.make_vocab_size_divisible_by is not None:
         return source.vocab_size
     return config.true_vocab_size
@@ -165,5 +165,5 @@ SAVERS: dict[str, Save] = {
 
 
 def _size(source: Source, prefix: str = "") -> int:
-    """Bytes of the tensors to be written."""
+    """Bytes of the tensors to write."""
     return sum(s.size_bytes for name, s in source.specs.items() if name.startswith(prefix))

@@ -97,7 +97,8 @@ def _open_recorded(stage: StageRun, path: str) -> Iterator[OutputFile]:
 def refuse_strangers(
     config: ReshardConfig, stage: StageRun, is_weights: Callable[[str], object]
 ) -> None:
-    """Refuse model files of another program: a loader could take them for the output."""
+    """Refuse a folder with another program's model files: a loader could take them for the
+    output."""
     ours = set(stage.slot.files if stage.slot else ()) | stage.work.final_names()
     found = store.list_files(config.save_dir)
     # Hidden names are temporary files of killed runs, or work for the next run.
@@ -105,6 +106,6 @@ def refuse_strangers(
     strange = [name for name in seen if is_weights(name) and name not in ours]
     if strange:
         raise ConfigError(
-            f"--save-dir {config.save_dir} holds {', '.join(strange[:3])}, which this stage did "
-            "not write and a loader might take for the model; choose an empty folder"
+            f"--save-dir {config.save_dir} has {', '.join(strange[:3])}, which this stage did not "
+            "write and a loader might take for the model; choose an empty folder"
         )

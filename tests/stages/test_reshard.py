@@ -94,8 +94,8 @@ def test_tensors_in_several_pieces_become_whole(tmp_path: Path) -> None:
     ("model", "options", "words"),
     [
         (replace(GPT2, swiglu=True), {"saver": "hf"}, r"--saver hf.*--swiglu"),
-        (GPT2, {"saver": "llama_mistral"}, "would be a GPT2LMHeadModel.*--saver hf writes it"),
-        (GPT2, META, "Meta's files cannot hold this model.*no --swiglu"),
+        (GPT2, {"saver": "llama_mistral"}, "is a GPT2LMHeadModel.*use --saver hf"),
+        (GPT2, META, "Meta's files cannot hold a model with .*no --swiglu"),
     ],
 )
 def test_unsupported_model_is_refused_before_any_output(
@@ -142,7 +142,7 @@ def test_weights_that_are_not_ours_are_not_mixed_with_an_export(tmp_path: Path) 
     save_gpt(str(tmp_path / "run"), random_gpt(GPT))
     (tmp_path / "export").mkdir()
     (tmp_path / "export/model.safetensors").write_bytes(b"of somebody else")
-    with pytest.raises(ConfigError, match=r"holds model\.safetensors"):
+    with pytest.raises(ConfigError, match=r"has model\.safetensors"):
         reshard(tmp_path / "run", tmp_path / "export", saver="hf", num_shards=3)
 
 
@@ -261,10 +261,10 @@ def test_tokenizer_and_rows_are_added(tmp_path: Path, caplog: pytest.LogCaptureF
     reshard(tmp_path / "hf", tmp_path / "core", saver="core")
     assert "tokenizer" not in caplog.text
     reshard(tmp_path / "core", tmp_path / "bare")
-    assert "carries none, and training takes it with --finetune alone; --token" in caplog.text
+    assert "has none and can only be trained with --finetune; give --token" in caplog.text
     caplog.clear()
     reshard(tmp_path / "core", tmp_path / "exported", saver="hf")
-    assert "none is exported: AutoTokenizer will find nothing in this" in caplog.text
+    assert "none is exported and AutoTokenizer will fail on this" in caplog.text
     caplog.clear()
     with open_checkpoint(str(tmp_path / "bare")) as checkpoint:
         assert not list((Path(checkpoint.url) / "tokenizer").glob("*"))
@@ -295,7 +295,7 @@ def test_target_sizes_choose_num_shards(tmp_path: Path, caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO)
     sizes = {"target_tensor_parallel_size": 2, "target_pipeline_parallel_size": 2}
     reshard(tmp_path / "run", tmp_path / "out", **sizes)
-    assert "loads at any layout of ranks as it is" in caplog.text
+    assert "loads at any layout of ranks without resharding" in caplog.text
     assert len(list((tmp_path / "out/iter_0000050").glob("model-*"))) == 4
 
 
@@ -305,7 +305,7 @@ def test_foreign_files_are_not_overwritten(saver: str, word: str, tmp_path: Path
     reshard(tmp_path / "run", tmp_path / "theirs", saver="core")
     before = contents(tmp_path / "theirs")
     (tmp_path / "theirs/manifest.json").unlink(missing_ok=True)
-    with pytest.raises(ConfigError, match=f"holds .*{word}.*choose an empty folder"):
+    with pytest.raises(ConfigError, match=f"has .*{word}.*choose an empty folder"):
         reshard(tmp_path / "run", tmp_path / "theirs", saver=saver)
     assert contents(tmp_path / "theirs") == before
 

@@ -45,7 +45,7 @@ def test_params_of_another_program_are_kept(tmp_path: Path) -> None:
     save_gpt(str(tmp_path / "llama"), random_gpt(GPT))
     (tmp_path / "out").mkdir()
     (tmp_path / "out/params.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"holds params\.json, which this stage did not write"):
+    with pytest.raises(ConfigError, match=r"has params\.json, which this stage did not write"):
         reshard(tmp_path / "llama", tmp_path / "out", **META)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["params.json"]
 
@@ -70,5 +70,5 @@ def test_the_command_line_writes_the_files_of_meta(tmp_path: Path) -> None:
         assert files == {f"consolidated.{rank:02d}.pth" for rank in range(ranks)}
     before = contents(tmp_path / "meta")
     refused = command("tied", 2, expect=2)
-    assert "embedding and output layer of this model are one tensor" in refused.err
+    assert "this model's embedding is its output layer" in refused.err
     assert contents(tmp_path / "meta") == before

@@ -18,11 +18,11 @@ TWO_BY_TWO = {"target_tensor_parallel_size": 2, "target_pipeline_parallel_size":
 
 FILES: list[tuple[dict[str, Any], str]] = [
     ({"num_shards": 0}, "--num-shards must be at least 1"),
-    ({"save_dir": "run"}, "lie in one another"),
-    ({"save_dir": "run/out"}, "lie in one another"),
+    ({"save_dir": "run"}, "must not be the same folder or one inside the other"),
+    ({"save_dir": "run/out"}, "must not be the same folder or one inside the other"),
     ({"target_tensor_parallel_size": 0}, "--target-tensor-parallel-size must be at least 1"),
-    ({"target_expert_parallel_size": 2}, "--target-expert-parallel-size 2: there are no exp"),
-    ({"model_type": "BERT"}, "--model-type BERT: this version converts GPT"),
+    ({"target_expert_parallel_size": 2}, "-expert-parallel-size 2: the GPT of this version has no"),
+    ({"model_type": "BERT"}, "--model-type BERT: this version converts only GPT"),
     ({"loader": "mixtral_hf"}, "--loader mixtral_hf .*comes with mixtures of experts"),
     ({"saver": "mixtral_hf"}, "--saver mixtral_hf .*comes with mixtures of experts"),
     ({"saver": "core", "num_shards": 2}, "--num-shards 2: --saver core writes one file for"),
@@ -31,26 +31,29 @@ FILES: list[tuple[dict[str, Any], str]] = [
     ({"tokenizer_type": "Llama2Tokenizer"}, "Llama2Tokenizer needs --tokenizer-model"),
     ({"tokenizer_type": "GPT2BPETokenizer", "vocab_file": "v"}, "needs --merge-file"),
     ({"tokenizer_type": "NullTokenizer"}, "NullTokenizer needs --vocab-size"),
-    ({"saver_checkpoint_type": "meta"}, "--saver-checkpoint-type meta is of --saver llama_mis"),
+    ({"saver_checkpoint_type": "meta"}, "--saver-checkpoint-type meta needs --saver llama_mis"),
     ({**META, "num_shards": 2}, "--num-shards 2: Meta's layout has one file for each tensor"),
     ({**META, "target_pipeline_parallel_size": 2}, "-size 2: Meta's layout has all layers in"),
 ]
 PIPELINES: list[tuple[dict[str, Any], str]] = [
     ({PER_STAGE: 0}, "--target-num-layers-per-virtual-pipeline-stage must be at least 1"),
     ({STAGES: 0}, "--target-num-virtual-stages-per-pipeline-rank must be at least 1"),
-    ({PER_STAGE: 1, STAGES: 2}, "say the same; give one"),
+    ({PER_STAGE: 1, STAGES: 2}, "exclude each other; give one"),
     (
         {STAGES: 2, "target_pipeline_parallel_size": None},
-        "rank 2: virtual stages are of several.* give --target-pipeline-parallel-size 2 or",
+        "rank 2: virtual stages need several.* give --target-pipeline-parallel-size 2 or",
     ),
-    ({PER_STAGE: 1, "saver": "torch_dist"}, "--saver torch_dist writes what any number of sta"),
-    ({STAGES: 2, "saver": "trainyard"}, "--saver trainyard writes what any .* take --saver co"),
-    ({STAGES: 2, "saver": "hf"}, "--saver hf writes what any number of stages loads"),
+    (
+        {PER_STAGE: 1, "saver": "torch_dist"},
+        "needs --saver core or legacy; files of --saver torch_d",
+    ),
+    ({STAGES: 2, "saver": "trainyard"}, "needs --saver core or legacy; files of --saver trainy"),
+    ({STAGES: 2, "saver": "hf"}, "files of --saver hf load at any number of stages"),
     ({FIRST: 0}, "--target-decoder-first-pipeline-num-layers must be at least 1"),
-    ({LAST: 1, "saver": "legacy"}, "last-pip.* 1 is of --saver core; --saver legacy: its mod"),
-    ({LAST: 1, "saver": "torch_dist"}, "--saver torch_dist: it writes what any split loads"),
+    ({LAST: 1, "saver": "legacy"}, "last-pip.* 1 needs --saver core; legacy models have"),
+    ({LAST: 1, "saver": "torch_dist"}, "1 needs --saver core; files of --saver torch_dist"),
     ({LAST: 1, "target_pipeline_parallel_size": None}, "give --target-pipeline-parallel-size"),
-    ({FIRST: 1, PER_STAGE: 1}, "stages differ; give --target-num-virtual-stages-per-pipeline"),
+    ({FIRST: 1, PER_STAGE: 1}, "does not apply; give --target-num-virtual-stages-per-pip"),
 ]
 
 

@@ -90,12 +90,12 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             {"target_pipeline_parallel_size": 3, STAGES: 2},
             r"the 4 layers of the model must be divisible by --target-pipeline-parallel-size \(3\)"
-            "; choose --target-pipeline-parallel-size 2 or 4, or divide unevenly with --target-dec",
+            "; choose --target-pipeline-parallel-size 2 or 4, or divide them unevenly with --tar",
         ),
         (
             {"target_pipeline_parallel_size": 3, FIRST: 1},
             r"--target-decoder-first-pipeline-num-layers \(1\) of the 4 layers of the model must "
-            r"leave as many for each of the other 2 ranks .*\(--target-.*-size 3\); choose 2$",
+            r"leave the same number for each of the other 2 ranks .*\(--tar.*-size 3\); choose 2$",
         ),
         ({FIRST: 3, LAST: 2}, r"must leave none over \(.*; choose together 4$"),
     ],

@@ -28,6 +28,7 @@ HUGGINGFACE = re.compile(
 )
 
 BESIDE_WEIGHTS = {"generation_config.json", "tokenizer_config.json", "tokenizer.json"}
+"""Files of a Hugging Face folder that are not weights."""
 
 
 def detect(url: str) -> Kind | None:
@@ -87,9 +88,9 @@ FITS: dict[str, tuple[Kind, ...]] = {
 """Kinds that each loader reads; trainyard's own loader reports what it found itself."""
 
 DESCRIBED_IN = {"config.json", "params.json"}
-"""If one of these is there alone, its reader names the missing files."""
+"""A folder with one of these but no weights goes to its reader, which names the missing files."""
 
-CALLED: dict[Kind, str] = {
+LABELS: dict[Kind, str] = {
     "trainyard": "a checkpoint of trainyard",
     "hf": "a Hugging Face folder",
     "meta": "Meta's files",
@@ -101,7 +102,7 @@ CALLED: dict[Kind, str] = {
 def loader_for(url: str, asked: str = "auto") -> str:
     """The requested loader, or for `auto` the one of the detected kind.
 
-    A folder that is no checkpoint goes to trainyard's loader, which reports what it found."""
+    A folder without a checkpoint goes to trainyard's loader, which reports what it found."""
     if asked != "auto":
         return asked
     kind = detect(url)
@@ -111,8 +112,9 @@ def loader_for(url: str, asked: str = "auto") -> str:
 
 
 def refuse_unfit(url: str, loader: str) -> None:
-    """Raise ConfigError, which names the kind found, if a loader cannot read it. Of several kinds
-    in one folder, the loader reads its own."""
+    """Raise ConfigError, which names the kind found, if a loader cannot read it.
+
+    From a folder with several kinds, each loader reads its own."""
     wanted = FITS.get(loader)
     if wanted is None:
         return
@@ -120,11 +122,11 @@ def refuse_unfit(url: str, loader: str) -> None:
     kinds = kinds_of_names(names)
     if set(kinds) & set(wanted) or (not kinds and DESCRIBED_IN & names.keys()):
         return
-    reads = f"--loader {loader} reads {' or '.join(CALLED[kind] for kind in wanted)}"
+    reads = f"--loader {loader} reads {' or '.join(LABELS[kind] for kind in wanted)}"
     if kinds:
         raise ConfigError(
-            f"{url}: {reads}, and what lies there is {CALLED[kinds[0]]}; give --loader "
+            f"{url}: {reads}, but this is {LABELS[kinds[0]]}; give --loader "
             f"{OF_KIND[kinds[0]]}, or auto"
         )
-    found = ", ".join(shown(name) for name in list(names)[:5]) if names else "nothing is there"
-    raise ConfigError(f"{url}: {reads}, and there is none: {found}")
+    found = "only " + ", ".join(shown(name) for name in list(names)[:5]) if names else "no file"
+    raise ConfigError(f"{url}: {reads}, but the folder has {found}")

@@ -13,14 +13,14 @@ from trainyard.artifacts.strict_json import MAX_COUNT, check_depth, parse_json, 
 from trainyard.errors import ArtifactError, ConfigError
 
 MAX_BYTES = 32 * 2**20
-"""Indices of the largest models that are published have nine megabytes."""
+"""The indices of the largest published models have nine megabytes."""
 
 
 def read_document(url: str) -> Any:
-    """The document in a file. Raises ArtifactError naming it."""
+    """The JSON document in a file. Raises ArtifactError, which names the file."""
     size = store.info(url).size_bytes
     if size > MAX_BYTES:
-        raise ArtifactError(f"{url}: has {size} bytes; a document here has {MAX_BYTES} at most")
+        raise ArtifactError(f"{url}: has {size} bytes; a document may have {MAX_BYTES} at most")
     document = parse_json(store.read_bytes(url), url)
     check_depth(document, url)
     _check_numbers(document, url)
@@ -28,7 +28,9 @@ def read_document(url: str) -> Any:
 
 
 def _check_numbers(document: Any, url: str) -> None:
-    """Refuse whole numbers that no other program would read as they are; the depth is checked."""
+    """Refuse whole numbers of more than 64 bits, which other programs would not read exactly.
+
+    The depth of the document must be checked before."""
     level = [document]
     while level:
         for item in level:
@@ -44,7 +46,7 @@ T = TypeVar("T", int, float, str, bool)
 class Fields:
     """The fields of one document.
 
-    where: the document as messages name it. prefix: stands before the names of its fields."""
+    where: names the document in messages. prefix: precedes the names of its fields there."""
 
     def __init__(self, document: Any, where: str, prefix: str = "") -> None:
         if not isinstance(document, Mapping):
@@ -55,21 +57,21 @@ class Fields:
         self._seen: set[str] = set()
 
     def stated(self, name: str) -> bool:
-        """Whether there is such a field, be it null."""
+        """Whether the document has the field, even if it is null."""
         return name in self._document
 
     def raw(self, name: str) -> Any:
-        """A field as it is; None where there is none."""
+        """A field of any type; None if it is absent."""
         self._seen.add(name)
         return self._document.get(name)
 
     def maybe(self, name: str, kind: type[T]) -> T | None:
-        """A field of a type; None where it is not there, or null."""
+        """A field of a type; None if it is absent or null."""
         value = self.raw(name)
         if value is None:
             return None
         if kind is float and type(value) is int:
-            value = float(value)  # of 64 bits: documents with larger ones are refused
+            value = float(value)  # never overflows: read_document allows 64 bits
         if type(value) is not kind:
             raise ArtifactError(
                 f"{self._where}: {self._prefix}{name} is {value!r:.60}, wanted {kind.__name__}"
@@ -77,26 +79,26 @@ class Fields:
         return value
 
     def get(self, name: str, default: T) -> T:
-        """A field of the default's type."""
+        """A field of the default's type; the default if it is absent or null."""
         value = self.maybe(name, type(default))
         return default if value is None else value
 
     def need(self, name: str, kind: type[T]) -> T:
-        """A field that must be there."""
+        """A required field; ArtifactError if it is absent or null."""
         value = self.maybe(name, kind)
         if value is None:
             raise ArtifactError(f"{self._where}: has no {self._prefix}{name}")
         return value
 
     def must_be(self, name: str, *allowed: Any, default: Any = None) -> None:
-        """Refuse a field that has another value; absent or null, it counts as `default`, or as
-        the first of what is allowed."""
+        """Refuse a field with another value. An absent or null field counts as `default`, or as
+        the first of `allowed`."""
         value = self.raw(name)
         if value is None:
             value = allowed[0] if default is None else default
         if value not in allowed:
             raise ConfigError(
-                f"{self._where}: {self._prefix}{name} is {value!r:.60}, and this version reads "
+                f"{self._where}: {self._prefix}{name} is {value!r:.60}, but this version reads "
                 f"only {' or '.join(repr(item) for item in allowed)}"
             )
 
@@ -109,6 +111,6 @@ class Fields:
                 f"{self._prefix}{name} ({self._document[name]!r:.60})" for name in unknown[:10]
             )
             raise ConfigError(
-                f"{self._where}: this version does not know {shown}, and what it does not know "
-                "might change what the model computes; if it does not, delete it there"
+                f"{self._where}: this version does not know {shown}, which might change what the "
+                "model computes; if it does not, delete it from the file"
             )

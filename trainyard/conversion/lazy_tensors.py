@@ -23,10 +23,10 @@ Make = Callable[[Sequence[Tensor]], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TensorRecipe:
-    """How one of our tensors is made from theirs."""
+    """How one of our tensors follows from tensors of the other format."""
 
     sources: tuple[str, ...]
-    """Names of theirs, in the order in which `make` takes them."""
+    """Names of the other format's tensors, in the order in which `make` takes them."""
     make: Make
 
 
@@ -37,7 +37,7 @@ def as_is(parts: Sequence[Tensor]) -> Tensor:
 
 
 class TheirTensors(Protocol):
-    """Tensors in files, under their names there."""
+    """Tensors in another format's files, under that format's names."""
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -72,22 +72,24 @@ class AssembledSource(Closing):
     def __init__(
         self, about: About, recipes: Mapping[str, TensorRecipe], tensors: TheirTensors
     ) -> None:
-        """The tensors must match the recipes; `close` closes them."""
+        """recipes: by our name, without "model.". tensors: must match the recipes; `close` closes
+        them."""
         self.url, self.generation = about.url, about.generation
         self.padded_vocab_size = about.padded_vocab_size
         known = about.tokenizer.vocab_size or self.padded_vocab_size
         if known > self.padded_vocab_size:
             log.warning(
-                "the tokenizer of %s has %d tokens, the model rows for %d: those above have none",
+                "the tokenizer of %s has %d tokens, but the model has rows for only %d; "
+                "the tokens above have no row",
                 *(self.url, known, self.padded_vocab_size),
             )
         self.vocab_size = min(known, self.padded_vocab_size)
         self.config = padded_alike(about.config, self.vocab_size, self.padded_vocab_size)
         self._tokenizer, self._tensors = about.tokenizer, tensors
         self._recipes = {f"model.{name}": recipe for name, recipe in recipes.items()}
-        held = tensors.specs
+        theirs = tensors.specs
         self.specs: Mapping[str, TensorSpec] = {
-            name: self._spec([held[source] for source in recipe.sources], recipe)
+            name: self._spec([theirs[source] for source in recipe.sources], recipe)
             for name, recipe in self._recipes.items()
         }
 
@@ -96,8 +98,8 @@ class AssembledSource(Closing):
         dtypes = sorted({part.dtype for part in parts})
         if len(dtypes) > 1:
             raise ArtifactError(
-                f"{self.url}: {', '.join(recipe.sources)} are of types {', '.join(dtypes)}, and "
-                "become one tensor here; convert them to one type"
+                f"{self.url}: {', '.join(recipe.sources)} are of types {', '.join(dtypes)}, but "
+                "must have one type, as they become one tensor; convert them to one type"
             )
         shape = recipe.make([torch.empty(part.shape, device="meta") for part in parts]).shape
         return TensorSpec(dtypes[0], tuple(shape))
@@ -113,7 +115,7 @@ class AssembledSource(Closing):
         return self._tokenizer.files
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         self._tensors.close()
 
 

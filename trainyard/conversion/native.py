@@ -61,5 +61,5 @@ class CheckpointSource(Closing):
         return self.checkpoint.tokenizer_files()
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         self.checkpoint.close()

@@ -1,7 +1,7 @@
-"""A file of any store, read by ranges, and a range of it as a separate file.
+"""Reads ranges of a file in any store, and presents a range as a file of its own.
 
-Ranges are read, not mapped: pages of an open map count as memory of the process, and a file may
-hold a whole model."""
+Ranges are read, not mapped: mapped pages count as memory of the process, and a file may be as large
+as a model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from trainyard.artifacts import store
 from trainyard.errors import ArtifactError
 
 CHUNK_BYTES = 2**20
-"""What a checksum is computed of at once: small enough to stay near the processor."""
+"""A checksum reads this much at once: small enough to stay in the processor's cache."""
 
 
 class RangedFile:
-    """Opened for reading; close it."""
+    """A file that is open for reading; close it after use."""
 
     def __init__(self, url: str, part: tuple[int, int] | None = None) -> None:
         """part: first byte and length of the range to read as a file; None: the whole file."""
@@ -34,7 +34,7 @@ class RangedFile:
             raise
 
     def range(self, begin: int, length: int) -> bytearray:
-        """Bytes of the file. Raises ArtifactError for those that it does not have."""
+        """Bytes of the file. Raises ArtifactError for a range beyond its end."""
         self._check(begin, length)
         data = bytearray(length)
         self._file.seek(self._begin + begin)
@@ -42,7 +42,7 @@ class RangedFile:
         return data
 
     def range_and_crc(self, begin: int, length: int) -> tuple[bytearray, int]:
-        """Bytes of the file and their CRC-32, which costs less while they are at hand."""
+        """Bytes of the file and their CRC-32, computed chunk by chunk while in cache."""
         self._check(begin, length)
         data, crc = bytearray(length), 0
         view = memoryview(data)
@@ -54,7 +54,7 @@ class RangedFile:
         return data, crc
 
     def crc(self, begin: int, length: int) -> int:
-        """The CRC-32 of bytes of the file, which are not kept."""
+        """The CRC-32 of bytes of the file, without keeping them in memory."""
         self._check(begin, length)
         scratch, crc = memoryview(bytearray(min(length, CHUNK_BYTES))), 0
         self._file.seek(self._begin + begin)
@@ -67,12 +67,12 @@ class RangedFile:
     def _check(self, begin: int, length: int) -> None:
         if begin < 0 or length < 0 or begin + length > self.size_bytes:
             raise ArtifactError(
-                f"{self.url}: bytes {begin} to {begin + length} of {self.size_bytes}; it is "
-                "truncated"
+                f"{self.url}: has {self.size_bytes} bytes, but bytes {begin} to {begin + length} "
+                "are needed; it is truncated"
             )
 
     def _fill(self, memory: memoryview, begin: int) -> None:
-        """Read on until memory is full. begin: where that is, for messages."""
+        """Read until memory is full. begin: its offset in the range, for messages."""
         done = 0
         while done < len(memory):
             count = self._file.readinto(memory[done:])

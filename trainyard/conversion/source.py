@@ -44,7 +44,7 @@ class Source(Protocol):
 
     @property
     def step(self) -> int:
-        """Training steps done; 0: weights alone ("release")."""
+        """Training steps done; 0 for weights without a training state ("release")."""
 
     @property
     def consumed_train_samples(self) -> int:
@@ -60,7 +60,7 @@ class Source(Protocol):
         "optimizer.KIND.NAME" (`param`, `exp_avg`, `exp_avg_sq`)."""
 
     def read(self, name: str) -> torch.Tensor:
-        """A whole tensor, on the CPU, contiguous; holds the memory of one tensor at a time."""
+        """A whole tensor, on the CPU, contiguous; keeps no other tensor in memory."""
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
         """The tokenizer's files by their names in tokenizer/ of a checkpoint; {} without one."""
@@ -88,7 +88,7 @@ def generation_of(source: Source) -> Mapping[str, Any]:
 Shapes = Mapping[str, Sequence[int]]
 
 MAX_NAME = 300
-"""Letters of a line of the list."""
+"""Longest name, in characters, that a message prints as it is."""
 
 
 def model_shapes(config: TransformerConfig, padded_vocab_size: int) -> dict[str, tuple[int, ...]]:
@@ -98,14 +98,16 @@ def model_shapes(config: TransformerConfig, padded_vocab_size: int) -> dict[str,
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def refuse_differences(held: Shapes, wanted: Shapes, url: str, required_by: str) -> None:
-    """Raise ArtifactError for tensors that differ from those that `required_by` describes."""
-    missing = [_plain(name) for name in sorted(set(wanted) - set(held))]
-    unexpected = [_plain(name) for name in sorted(set(held) - set(wanted))]
+def refuse_differences(found: Shapes, wanted: Shapes, url: str, required_by: str) -> None:
+    """Raise ArtifactError if the found tensors are not the wanted ones.
+
+    required_by: what the wanted ones follow from, for the message."""
+    missing = [_plain(name) for name in sorted(set(wanted) - set(found))]
+    unexpected = [_plain(name) for name in sorted(set(found) - set(wanted))]
     differing = [
-        _plain(f"{name} is {shown(list(held[name]))}, wanted {list(wanted[name])}")
-        for name in sorted(set(wanted) & set(held))
-        if tuple(held[name]) != tuple(wanted[name])
+        _plain(f"{name} is {shown(list(found[name]))}, wanted {list(wanted[name])}")
+        for name in sorted(set(wanted) & set(found))
+        if tuple(found[name]) != tuple(wanted[name])
     ]
     lists = (
         listed("missing", missing)
@@ -113,7 +115,7 @@ def refuse_differences(held: Shapes, wanted: Shapes, url: str, required_by: str)
         + listed("of another shape", differing)
     )
     if lists:
-        raise ArtifactError(f"{url}: its tensors are not those that {required_by} asks for{lists}")
+        raise ArtifactError(f"{url}: its tensors are not those that {required_by} requires{lists}")
 
 
 def _plain(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A source written as a step of ours: every file but the manifest, streaming.
+"""Writes a source as a trainyard step: every file except the manifest.
 
     model-....safetensors  optimizer-....safetensors
     index.json  state.json  config.json  tokenizer/
@@ -36,12 +36,16 @@ def check_source(source: Source) -> None:
     refuse_differences(weights, wanted, source.url, "its model")
     for name, spec in source.specs.items():
         if not DTYPES[spec.dtype].is_floating_point:
-            raise ArtifactError(f"{source.url}: {name} is {spec.dtype}: no type of a weight")
+            raise ArtifactError(
+                f"{source.url}: {name} is {spec.dtype}, but weights are floating point"
+            )
     for name in shapes.keys() - {f"model.{weight}" for weight in weights}:
         kind, _, rest = name.removeprefix("optimizer.").partition(".")
         known = name.startswith("optimizer.") and kind in MOMENTS and rest in wanted
         if not known or tuple(shapes[name]) != wanted[rest]:
-            raise ArtifactError(f"{source.url}: {name} {list(shapes[name])} fits no weight")
+            raise ArtifactError(
+                f"{source.url}: {name} {list(shapes[name])} belongs to no weight of the model"
+            )
 
 
 def write_step_of(
@@ -88,7 +92,7 @@ def state_document(source: Source) -> dict[str, Any]:
     if source.step and isinstance(theirs, Mapping) and theirs.keys() >= SCHEDULER:
         document |= {"scheduled_samples": theirs["num_steps"], "schedule": _schedule(theirs)}
     scaler: Mapping[str, Any] = getattr(source, "scaler", {})
-    if scaler:  # of an fp16 run, and with its optimizer
+    if scaler:  # only an fp16 run with its optimizer's state has one
         document["loss_scaler"] = dict(scaler)
     return document
 
@@ -97,7 +101,7 @@ SCHEDULER = {
     *("max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps", "lr_decay_style", "num_steps"),
     *("start_wd", "end_wd", "wd_incr_style", "wd_incr_steps"),
 }
-"""Keys of `opt_param_scheduler` in Megatron-LM's checkpoints; its steps are samples, as ours."""
+"""Keys of `opt_param_scheduler` in Megatron-LM's checkpoints; its steps count samples, as ours."""
 
 
 def _schedule(theirs: Mapping[str, Any]) -> dict[str, Any]:

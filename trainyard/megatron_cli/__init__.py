@@ -1,2 +1,1 @@
-"""Megatron-LM's command line and YAML files, understood: what users bring along. Standard library
-only."""
+"""Translates Megatron-LM's command lines and YAML files into our options. Standard library only."""

@@ -1,6 +1,6 @@
-"""Flags of Megatron-LM, and of programs around it, that are not there, by what to do instead. Data.
+"""Unsupported flags of Megatron-LM and related programs, grouped by what to do instead. Data only.
 
-Names are flags without dashes; `x-*` is every flag that begins so."""
+Names are flags without leading dashes; `x-*` is every flag that begins with `x-`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ ABSENT: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        f"fully sharded data parallelism {LATER}; --use-distributed-optimizer spreads the "
-        "optimizer's state, and tensor and pipeline parallelism spread the weights",
+        f"fully sharded data parallelism {LATER}; --use-distributed-optimizer shards the "
+        "optimizer's state, tensor and pipeline parallelism shard the weights",
         """
         use-megatron-fsdp use-custom-fsdp use-torch-fsdp2 data-parallel-sharding-strategy
         num-distributed-optimizer-instances tensor-parallel-num-weight-shards
         """,
     ),
     (
-        "a model of your own is given to the library, not by name: docs/library.md",
+        "pass a model of your own to the library (docs/library.md)",
         """
         spec heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json
         model-provider
@@ -44,12 +44,12 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "retro-add-retriever vision-pretraining perform-rl-step logits-*",
     ),
     (
-        "this command trains on token files only for now; the datasets are in "
-        "trainyard.datasets (docs/library.md)",
+        "this command trains on token files only; for these datasets, use trainyard.datasets "
+        "(docs/library.md)",
         "sft fim-data",
     ),
     (
-        "not offered: it changes the model in a way that this one does not know; leave it out",
+        "it changes the model in a way that this version does not have; leave it out",
         """
         apply-residual-connection-post-layernorm no-rope-freq qk-l2-norm use-mup
         activation-func-clamp-value glu-linear-offset attention-output-gate
@@ -57,16 +57,16 @@ ABSENT: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "matrix products add up as torch does by default; leave it out",
+        "matrix products accumulate as torch does by default; leave it out",
         "disable-bf16-reduced-precision-matmul",
     ),
     (
-        "hierarchical and hybrid context parallelism are not offered; --cp-comm-type p2p, a2a or "
-        "allgather are",
+        "hierarchical and hybrid context parallelism do not exist here; choose --cp-comm-type p2p, "
+        "a2a or allgather",
         "hierarchical-context-parallel-sizes hybrid-context-parallel",
     ),
     (
-        "spell the stages out with --pipeline-model-parallel-layout, as in 'E|t*6|t*6L'",
+        "list the stages with --pipeline-model-parallel-layout, such as 'E|t*6|t*6L'",
         "standalone-embedding-stage pipeline-model-parallel-split-rank",
     ),
     (
@@ -75,7 +75,7 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "checkpoint-activations checkpoint-num-layers checkpoint-in-cpu",
     ),
     (
-        "use --sequence-parallel, which cuts what is saved over the tensor-parallel ranks",
+        "use --sequence-parallel, which shards saved activations over the tensor-parallel ranks",
         "distribute-checkpointed-activations",
     ),
     (
@@ -83,36 +83,36 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "fine-grained-activation-offloading",
     ),
     (
-        "an optimizer on the CPU is not offered; --use-distributed-optimizer spreads its state "
-        "over the data-parallel ranks",
+        "no optimizer runs on the CPU; --use-distributed-optimizer shards its state over the "
+        "data-parallel ranks",
         "optimizer-cpu-offload cpu-optimizer",
     ),
     (
-        "the optimizer's state is fp32; --use-distributed-optimizer spreads it over the "
+        "the optimizer's state is fp32; --use-distributed-optimizer shards it over the "
         "data-parallel ranks",
         "main-grads-dtype main-params-dtype exp-avg-dtype exp-avg-sq-dtype",
     ),
     (
-        "ranks begin with the same weights, so that how a batch is cut changes nothing; leave it "
-        "out",
+        "all ranks start with the same weights, so the layout changes no result; leave it out",
         "data-parallel-random-init dump-param-to-param-group-map",
     ),
     (
-        "--finetune takes the weights alone from --load and begins at step 0; without it all of "
-        "the run goes on",
+        "--finetune loads only the weights from --load and starts at step 0; without it the whole "
+        "run resumes",
         "no-load-optim",
     ),
     (
-        "options of a run are a document: its command with --dry-run writes one, --config reads it",
+        "run the command with --dry-run to write its options as a document, and read that with "
+        "--config",
         "use-checkpoint-args",
     ),
     (
-        "stages.evaluate measures a checkpoint without training",
+        "use stages.evaluate, which measures a checkpoint without training",
         "skip-train eval-only",
     ),
     (
-        "a measurement takes the training's batches: --micro-batch-size and --global-batch-size, "
-        "--eval-iters of them",
+        "a measurement takes --eval-iters batches of the training's --micro-batch-size and "
+        "--global-batch-size",
         "eval-global-batch-size eval-micro-batch-size",
     ),
     (
@@ -121,7 +121,7 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "padded-vocab-size",
     ),
     (
-        "a tokenizer is told by --tokenizer-type and its files",
+        "name the tokenizer by --tokenizer-type and its files",
         "tokenizer-metadata",
     ),
     (
@@ -130,38 +130,38 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "profile use-pytorch-profiler record-memory-history",
     ),
     (
-        "a run that was ended goes on from its last step when the same command is given again; "
-        "launchers and flows do so by themselves",
+        "repeat the command: a run resumes from its last saved step; launchers and flows do that "
+        "by themselves",
         "inprocess-restart",
     ),
     (
-        "faults are not made up here; tests do so",
+        "only tests inject faults; leave it out",
         "error-injection-rate error-injection-type",
     ),
     (
-        "slow devices are found in the steps themselves: --log-straggler",
+        "use --log-straggler, which finds slow devices from the times of the steps",
         "gpu-sniff-test-interval",
     ),
     (
-        "--exit-interval saves and ends after so many steps; train on with other data by --load of "
-        "that step and --finetune",
+        "--exit-interval saves and ends after a number of steps; then --load that step with "
+        "--finetune to train on other data",
         "phase-transition-iterations",
     ),
     (
-        ".bin and .idx files are always mapped, and never read through first; leave it out",
+        ".bin and .idx files are always mapped and never read ahead as a whole; leave it out",
         "data-impl mmap-warmup",
     ),
     (
-        "the floor of the learning rate is --min-lr, the length of its decay --lr-decay-iters or "
-        "--lr-decay-samples",
+        "set the minimum learning rate with --min-lr, and the length of the decay with "
+        "--lr-decay-iters or --lr-decay-samples",
         "lr-decay-ratio",
     ),
     (
-        "name the key when the text is tokenized: stages.tokenize --json-keys",
+        "name the keys when you tokenize the text: stages.tokenize --json-keys",
         "json-key json-keys",
     ),
     (
-        "an option of torchrun: give it there, before -m stages.pretrain",
+        "it is an option of torchrun; put it before -m stages.pretrain",
         """
         nnodes node-rank nodes master-addr master-port rdzv-endpoint rdzv-backend rdzv-id
         max-restarts standalone
@@ -194,4 +194,4 @@ HARMLESS: dict[str, tuple[str, ...]] = {
     "error-injection-type": ("transient_error",),
     "spec": ("local",),
 }
-"""Values with which an absent option asks for nothing."""
+"""Values with which an unsupported option changes nothing."""

@@ -1,15 +1,15 @@
-"""Flags of Megatron-LM that are taken and change nothing here, by the reason why. Data.
+"""Flags of Megatron-LM that are accepted and ignored, grouped by the reason. Data only.
 
-Names are flags without dashes; `x-*` is every flag that begins so. Options of a part that the run
-does not ask for have no effect in Megatron-LM either; the flag that asks for the part is in
-`absent`."""
+Names are flags without leading dashes; `x-*` is every flag that begins with `x-`. Options of a
+feature that a run does not use are ignored by Megatron-LM too; the flag that turns the feature on
+is in `absent`."""
 
 from __future__ import annotations
 
 ACCEPTED: tuple[tuple[str, str], ...] = (
     (
-        "kernels are torch.compile's (--compile-layers) and those of --attention-backend, "
-        "--norm-backend and --optimizer-backend; what is fused changes no result",
+        "--compile-layers, --attention-backend, --norm-backend and --optimizer-backend choose the "
+        "kernels; fusing them changes no result",
         """
         no-masked-softmax-fusion masked-softmax-fusion no-bias-swiglu-fusion bias-swiglu-fusion
         no-bias-dropout-fusion bias-dropout-fusion no-rope-fusion rope-fusion apply-rope-fusion
@@ -23,13 +23,12 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "there is one implementation of the model, with Megatron core's parameter names",
+        "the model has one implementation, with Megatron core's parameter names",
         "use-mcore-models use-legacy-models",
     ),
     (
-        "communication under computation is arranged here: --overlap-grad-reduce, "
-        "--overlap-param-gather and --tp-comm-overlap ask for it, and pipeline stages always send "
-        "while they compute",
+        "--overlap-grad-reduce, --overlap-param-gather and --tp-comm-overlap overlap communication "
+        "with computation; pipeline stages always send while they compute",
         """
         overlap-p2p-communication no-overlap-p2p-communication overlap-p2p-comm
         no-async-tensor-model-parallel-allreduce async-tensor-model-parallel-allreduce
@@ -45,8 +44,8 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "NCCL is set by its own environment variables (NCCL_*), and groups are made as they are "
-        "needed",
+        "NCCL has its own environment variables (NCCL_*), and process groups are created when they "
+        "are needed",
         """
         nccl-communicator-config-path use-nccl-ub nccl-ub disable-symmetric-registration use-sharp
         sharp-enabled-group high-priority-stream-groups pipeline-model-parallel-comm-backend
@@ -55,16 +54,16 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "first weights are drawn by parameter name from --seed, alike on every device and at any "
-        "degree of parallelism, and only where nothing is loaded",
+        "initial weights follow from --seed and the parameter's name, on any device and at any "
+        "degree of parallelism; a run that loads weights draws none",
         """
         no-initialization use-cpu-initialization init-model-with-meta-device lazy-mpu-init
         te-rng-tracker inference-rng-tracker
         """,
     ),
     (
-        "dropout and the order of samples follow from --seed and the step, so no state of random "
-        "generators is kept",
+        "dropout and the order of samples follow from --seed and the step, so checkpoints hold no "
+        "state of random generators",
         "no-save-rng no-load-rng",
     ),
     (
@@ -73,8 +72,8 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "fp16-lm-cross-entropy no-query-key-layer-scaling fp32-allreduce dynamic-loss-scale",
     ),
     (
-        "checkpoints have one format, whole tensors by name, which any degrees of parallelism read "
-        "(docs/formats.md); each step is checked when it is read",
+        "checkpoints have one format, whole tensors by name, which loads at any degree of "
+        "parallelism (docs/formats.md); each step is checked when it is read",
         """
         ckpt-format dist-ckpt-format use-dist-ckpt auto-detect-ckpt-format
         ckpt-fully-parallel-save no-ckpt-fully-parallel-save ckpt-fully-parallel-load
@@ -85,25 +84,25 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "a tensor that is missing or unexpected is always refused; with --finetune, "
-        "--load-allow-missing and --load-allow-unexpected name those that may be",
+        "a missing or unexpected tensor is always an error; with --finetune, --load-allow-missing "
+        "and --load-allow-unexpected name exceptions",
         "dist-ckpt-strictness",
     ),
     (
-        "files of the distributed optimizer of before 2024-02 are read as they are",
+        "files of the distributed optimizer from before 2024-02 are read without conversion",
         "ckpt-convert-update-legacy-dist-opt-format",
     ),
     (
-        "a step is written by a thread of the rank (--async-save)",
+        "with --async-save, a thread of the rank writes the step",
         "async-strategy use-persistent-ckpt-worker",
     ),
     (
-        "each tensor of a node-local save is written once, by one of the ranks that hold it",
+        "one of the ranks that have a tensor writes it to the node-local save, once",
         "non-persistent-local-ckpt-algo",
     ),
     (
-        "node-local saves lie on one node each; what a lost node had is taken from --save, which "
-        "--non-persistent-upload keeps close behind",
+        "node-local saves are not replicated; tensors of a lost node come from --save, which "
+        "--non-persistent-upload keeps recent",
         "replication replication-jump replication-factor",
     ),
     (
@@ -111,14 +110,14 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "exit-signal",
     ),
     (
-        "samples are read through indices that are found by content (--data-cache-path)",
+        "samples are read through the indices in --data-cache-path, which are found by content",
         """
         dataloader-fast-cache-load dataloader-defer-npy-index-mmap per-dataset-sequences-path
         sample-rate
         """,
     ),
     (
-        "an internal service of its makers",
+        "it belongs to services and experiments inside NVIDIA",
         """
         adlr-autoresume adlr-autoresume-interval no-one-logger enable-one-logger one-logger-*
         app-tag-run-name app-tag-run-version enable-ft-package calc-ft-timeouts
@@ -127,38 +126,39 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "of a mixture of experts, which --num-experts would ask for",
+        "it only applies to a mixture of experts (--num-experts)",
         "moe-* overlap-moe-expert-parallel-comm",
     ),
     (
-        "of FP8 and FP4 training, which --fp8-format and --fp4-format would ask for",
+        "it only applies to FP8 and FP4 training (--fp8-format, --fp4-format)",
         """
         fp8-* no-fp8-wgrad fp4-* first-last-layers-bf16 num-layers-at-start-in-bf16
         num-layers-at-end-in-bf16 keep-fp8-transpose-cache reuse-grad-buf-for-mxfp8-param-ag
         """,
     ),
     (
-        "of multi-latent attention, which --multi-latent-attention would ask for",
+        "it only applies with --multi-latent-attention",
         """
         q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim rotary-scaling-factor
         mscale mscale-all-dim cache-mla-latents
         """,
     ),
-    ("of multi-token prediction, which --mtp-num-layers would ask for", "mtp-*"),
+    ("it only applies to multi-token prediction (--mtp-num-layers)", "mtp-*"),
     (
-        "of state space layers, which --hybrid-layer-pattern would ask for",
+        "it only applies to state space layers (--hybrid-layer-pattern)",
         "mamba-* disable-mamba-mem-eff-path",
     ),
     (
-        "of fully sharded data parallelism, which --use-megatron-fsdp and --use-torch-fsdp2 would "
-        "ask for",
+        "it only applies to fully sharded data parallelism (--use-megatron-fsdp, "
+        "--use-torch-fsdp2)",
         """
         fsdp-* torch-fsdp2-* suggested-communication-unit-size enable-full-sharding-in-hsdp
         outer-dp-sharding-strategy
         """,
     ),
     (
-        "of other models than GPT (BERT, T5, retrieval, vision), which this command does not train",
+        "it only applies to other models than GPT (BERT, T5, retrieval, vision), which this "
+        "command does not train",
         """
         bert-* mask-prob short-seq-prob decoder-seq-length decoder-num-layers
         retriever-* retro-* ict-* biencoder-* titles-data-path query-in-block-prob
@@ -169,7 +169,7 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "of inference; stages.benchmark generates text",
+        "it only applies to inference; stages.benchmark generates text",
         """
         inference-* max-tokens-to-oom flash-decode use-legacy-static-engine symmetric-ar-type
         nccl-all-reduce-for-prefill mlp-chunks-for-prefill disable-chunked-prefill
@@ -177,32 +177,32 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "of reinforcement learning, which --perform-rl-step would ask for",
+        "it only applies to reinforcement learning (--perform-rl-step)",
         "rl-* no-rl-* grpo-* langrl-* no-langrl-*",
     ),
-    ("of the optimizer Muon, which --optimizer would name", "muon-*"),
+    ("it only applies to the optimizer Muon (--optimizer)", "muon-*"),
     (
-        "of fill-in-the-middle data, which --fim-data would ask for",
+        "it only applies to fill-in-the-middle data (--fim-data)",
         """
         fim-rate fim-spm-rate fim-split-sample fim-fragment-rate fim-no-prefix fim-prefix-token
         fim-middle-token fim-suffix-token fim-pad-token fim-eod-token
         """,
     ),
     (
-        "of profiling, which --profile would ask for",
+        "it only applies with --profile",
         """
         profile-step-start profile-step-end profile-ranks memory-snapshot-path
         """,
     ),
     (
-        "of an optimizer on the CPU, which --optimizer-cpu-offload would ask for",
+        "it only applies with --optimizer-cpu-offload",
         """
         optimizer-offload-fraction use-torch-optimizer-for-cpu-offload no-pin-cpu-grads
         no-pin-cpu-params overlap-cpu-optimizer-d2h-h2d
         """,
     ),
     (
-        "of in-process restart, which --inprocess-restart would ask for",
+        "it only applies with --inprocess-restart",
         """
         inprocess-max-iterations inprocess-monitor-* inprocess-progress-watchdog-interval
         inprocess-heartbeat-* inprocess-soft-timeout inprocess-hard-timeout
@@ -212,28 +212,28 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "memory of the device is left to torch (PYTORCH_CUDA_ALLOC_CONF sets it)",
+        "torch manages the device's memory (set PYTORCH_CUDA_ALLOC_CONF)",
         "empty-unused-memory-level train-sync-interval",
     ),
     (
-        "--manual-gc always collects around a measurement",
+        "--manual-gc always collects when the validation loss is measured",
         "no-manual-gc-eval manual-gc-eval",
     ),
     (
-        "stragglers are reported from the start, without a port to listen on",
+        "stragglers are reported from the first step, without a controller or its port",
         "disable-straggler-on-startup straggler-ctrlr-port",
     ),
     (
-        "spikes are warned of in any case",
+        "spikes are always logged as warnings",
         "check-for-large-grads",
     ),
     (
-        "gradients are added up in the format that they are kept in, fp32 unless "
-        "--grad-reduce-in-bf16 is given",
+        "gradients are summed in the type that stores them, fp32 unless --grad-reduce-in-bf16 is "
+        "given",
         "ddp-reduce-scatter-with-fp32-accumulation",
     ),
     (
-        "not measured here",
+        "trainyard does not measure it",
         "log-energy log-max-attention-logit",
     ),
     (
@@ -250,5 +250,5 @@ batch_p2p_sync use_ring_exchange_p2p deallocate_pipeline_outputs no_sync_func gr
 param_sync_func _cpu_offloading_context cpu_offloading_weights cpu_offloading_activations
 lazy_mpu_init fp8_wgrad hidden_dropout_func moe_token_dropping
 """
-"""Fields of Megatron-LM's model classes, as --yaml-cfg files name them, that are no options of its
-programs and make no difference here."""
+"""Fields of Megatron-LM's model classes that --yaml-cfg files have; no program of Megatron-LM has
+them as options, and they are ignored here."""

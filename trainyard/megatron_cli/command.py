@@ -1,8 +1,8 @@
-"""A command line as Megatron-LM, and the guides around it, spell it, in our spelling.
+"""Translates a command line in Megatron-LM's spelling, or that of guides to it, into ours.
 
-Options that are ours under another name are renamed, those without effect are left out and told of,
-those that are not there are answered with what to do. What nobody knows is answered with the
-nearest name."""
+An option that we have under another name is renamed. An option without effect is dropped and
+reported. An unsupported option raises an error that says what to do instead; an unknown one, an
+error that names the nearest."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trainyard.megatron_cli.options import Option, split_options
 from trainyard.megatron_cli.spellings import VALUES, Vocabulary, is_harmless, vocabulary
 
 LEVELS = {"10": "debug", "20": "info", "30": "warning", "40": "error"}
-"""Python's numbers of the levels that --log-level knows."""
+"""The levels of --log-level, by Python's numbers."""
 
 STOPPING = (signals.SIGTERM, signals.SIGINT, signals.SIGUSR1)
-"""What a training listens to, whatever --exit-signal says (stages.runtime.context)."""
+"""Signals that make a run save and stop, whatever --exit-signal says (stages.runtime.context)."""
 
-NO_EFFECT = "taken, without effect"
+NO_EFFECT = "ignored"
 
-WEIGHTS_ALONE = "--finetune takes the weights alone"
+WEIGHTS_ALONE = "--finetune loads only the weights anyway"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Understood:
 
     arguments: list[str]
     remarks: list[str] = field(default_factory=list)
-    """What is to be said about it."""
+    """Lines to log about it, such as which options are ignored."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables that it sets, for ranks to find each other."""
+    """Environment variables that it sets, for ranks to find each other."""
 
 
 def understand(
@@ -43,10 +43,10 @@ def understand(
     environ: Mapping[str, str],
     more: Sequence[str] = (),
 ) -> Understood:
-    """The command in our spelling; ConfigError for what is not there, with what to do instead.
+    """The command in our spelling; ConfigError for an unsupported option, with what to do instead.
 
-    environ: tells what a launcher such as torchrun has set. more: flags besides those of the
-    configuration."""
+    environ: the environment, for what a launcher such as torchrun has set. more: flags that the
+    command has in addition to the configuration's."""
     return _Command(arguments, vocabulary(config_class, tuple(more)), environ).understood()
 
 
@@ -85,11 +85,11 @@ class _Command:
             self._ineffective.setdefault(meaning.reason, []).append(option.given)
             return None
         if meaning.kind == "absent":
-            raise ConfigError(f"{option.given} is not there: {meaning.reason}")
+            raise ConfigError(f"{option.given} is not supported: {meaning.reason}")
         raise ConfigError(f"{option.given} is not an option: {meaning.reason}")
 
     def _refuse_two_names(self, options: Sequence[Option]) -> None:
-        """The same name twice is no matter, the last counts; two names of one option are."""
+        """Refuse two names of one option. One name may repeat: its last value counts."""
         names: dict[str, Option] = {}
         for option in options:
             before = names.setdefault(option.name, option)
@@ -98,7 +98,7 @@ class _Command:
                     f"{before.given} and {option.given} are names of one option; give one"
                 )
 
-    # --- options that mean more than another name -----------------------------------------------
+    # --- options that are more than another spelling ---------------------------------------------
 
     def _apply_rules(self) -> None:
         rules: dict[str, Callable[[Option], list[Option]]] = {
@@ -133,16 +133,16 @@ class _Command:
             return [Option(option.given, "position-embedding-type", ["rope"])]
         if given.value != "rope":
             raise ConfigError(
-                f"{option.given} means --position-embedding-type rope, which is {given.value}; "
-                "leave one of them out"
+                f"{option.given} means --position-embedding-type rope, but "
+                f"--position-embedding-type is {given.value}; leave one of them out"
             )
         return []
 
     def _no_position_embedding(self, option: Option) -> list[Option]:
         if self._last("position-embedding-type", "use-rotary-position-embeddings") is None:
             raise ConfigError(
-                f"{option.given} says what there is not: give --position-embedding-type rope, or "
-                "none"
+                f"{option.given} does not say which positions to use instead: give "
+                "--position-embedding-type rope, or none"
             )
         return []
 
@@ -162,17 +162,17 @@ class _Command:
     def _ckpt_step(self, option: Option) -> list[Option]:
         load = self._last("load")
         if load is None:
-            raise ConfigError(f"{option.given} is a step of --load, which is not given")
+            raise ConfigError(f"{option.given} is a step of --load; give --load too")
         load.values = [f"{load.value.rstrip('/')}/iter_{option.number:07d}"]
         return []
 
     def _pretrained_checkpoint(self, option: Option) -> list[Option]:
-        """Weights to begin with; a run that has steps of its own goes on from these."""
+        """Initial weights. A run that has saved steps of its own resumes from those instead."""
         load, save = self._last("load"), self._last("save")
         if load is not None and (save is None or load.value != save.value):
             raise ConfigError(
-                f"{option.given} and --load are two checkpoints to begin with; give --load with "
-                "--finetune for the weights alone, or without to go on"
+                f"{option.given} and --load name two checkpoints to begin with; give only --load, "
+                "with --finetune for its weights alone, or without to resume"
             )
         if load is not None:
             self.options = [o for o in self.options if o.name != "load"]
@@ -190,17 +190,17 @@ class _Command:
         return [option, Option(option.given, "tokenizer-type", ["NullTokenizer"])]
 
     def _no_load_optim(self, option: Option) -> list[Option]:
-        """Beside --finetune it says what holds anyway; alone it is answered (absent.py)."""
+        """With --finetune it changes nothing; alone it is an error (absent.py)."""
         if self._last("finetune", "pretrained-checkpoint") is None:
             return [option]
         self._ineffective.setdefault(WEIGHTS_ALONE, []).append(option.given)
         return []
 
     def _sequence_parallel(self, option: Option) -> list[Option]:
-        """On one tensor-parallel rank it is turned off, as in Megatron-LM."""
+        """It is turned off for one tensor-parallel rank, as in Megatron-LM."""
         size = self._last("tensor-model-parallel-size", "model-parallel-size")
-        told_elsewhere = self._last("config", "yaml-cfg") is not None
-        if told_elsewhere or (size is not None and size.values != ["1"]):
+        has_document = self._last("config", "yaml-cfg") is not None  # it may set the size
+        if has_document or (size is not None and size.values != ["1"]):
             return [option]
         self.remarks.append(f"{option.given}: turned off, as --tensor-model-parallel-size is 1")
         return []
@@ -253,52 +253,56 @@ class _Command:
             )
         if "RANK" not in self.environ:
             self.remarks.append(
-                f"{option.given}: {NO_EFFECT}: this command starts all ranks itself, and they meet "
-                "at a free port"
+                f"{option.given}: {NO_EFFECT}: this command starts all ranks itself and chooses a "
+                "free port for them"
             )
             return []
         for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", str(port))):
-            held = self.environ.get(name)
-            if held is None:
+            launched = self.environ.get(name)
+            if launched is None:
                 self.environment[name] = value
-            elif held != value:
-                self.remarks.append(f"{option.given}: the launcher's {name}={held} holds")
+            elif launched != value:
+                self.remarks.append(f"{option.given}: the launcher's {name}={launched} wins")
         return []
 
     def _local_rank(self, option: Option) -> list[Option]:
         if "RANK" in self.environ and "LOCAL_RANK" not in self.environ:
             self.environment["LOCAL_RANK"] = option.value
         else:
-            whose = "LOCAL_RANK holds" if "RANK" in self.environ else "ranks are started here"
-            self.remarks.append(f"{option.given}: {NO_EFFECT}: {whose}")
+            reason = (
+                f"the launcher's LOCAL_RANK={self.environ['LOCAL_RANK']} wins"
+                if "RANK" in self.environ
+                else "this command starts all ranks itself"
+            )
+            self.remarks.append(f"{option.given}: {NO_EFFECT}: {reason}")
         return []
 
 
 def exit_signal_problem(value: str) -> str | None:
-    """Why a run cannot be asked to stop by a signal, given by name or number; None where it can."""
+    """Why a signal, given by name or number, does not stop a run; None if it does."""
     name = value.upper().rpartition(".")[2].removeprefix("SIG")
-    heard = {text for one in STOPPING for text in (one.name.removeprefix("SIG"), str(one.value))}
-    if name in heard:
+    handled = {text for one in STOPPING for text in (one.name.removeprefix("SIG"), str(one.value))}
+    if name in handled:
         return None
     return (
-        f"a run saves and stops at {', '.join(one.name for one in STOPPING)}, and another signal "
+        f"a run saves and stops at {', '.join(one.name for one in STOPPING)}; any other signal "
         "would end it with nothing saved; have the scheduler send one of these (Slurm: "
         "--signal=USR1@300) and leave the option out"
     )
 
 
 def epochs_answer(epochs: int, dataset_size: int | None) -> str:
-    """How a number of epochs is given here."""
+    """The error text for --epochs: how to give the same length in samples."""
     if dataset_size is not None:
         return (
-            "a run is measured in samples or steps; give --train-samples "
-            f"{epochs * dataset_size}, which is {epochs} x --dataset-size; lengths of the schedule "
-            "are then samples too (--lr-warmup-samples, --lr-decay-samples)"
+            "the length of a run is in samples or steps; give --train-samples "
+            f"{epochs * dataset_size}, which is {epochs} x --dataset-size; give the schedule in "
+            "samples too (--lr-warmup-samples, --lr-decay-samples)"
         )
     return (
-        f"a run is measured in samples or steps; give --train-samples {epochs} x ((tokens of the "
-        "training split - 1) // --seq-length); later epochs are shuffled anew, and lengths of the "
-        "schedule are then samples too (--lr-warmup-samples, --lr-decay-samples)"
+        "the length of a run is in samples or steps; give --train-samples "
+        f"{epochs} x ((tokens of the training split - 1) // --seq-length), and the schedule in "
+        "samples too (--lr-warmup-samples, --lr-decay-samples); every epoch is shuffled again"
     )
 
 

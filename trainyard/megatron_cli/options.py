@@ -1,4 +1,4 @@
-"""A command line as flags with what stands behind each. Knows no names."""
+"""Splits a command line into flags and their values. Knows no names of options."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from trainyard.errors import ConfigError
 
 @dataclass(slots=True)
 class Option:
-    """A flag with what stands behind it."""
+    """A flag and the values after it."""
 
     given: str
-    """As it was typed, dashes included."""
+    """The flag as it was typed, with its dashes."""
     name: str
-    """Without dashes, hyphens inside."""
+    """The flag without leading dashes, with hyphens for underscores."""
     values: list[str]
 
     @property
@@ -35,12 +35,12 @@ class Option:
         return int(self.value)
 
     def tokens(self) -> list[str]:
-        """As it is written here."""
+        """The option as arguments of our command."""
         return ["--" + self.name, *self.values]
 
 
 def split_options(arguments: Sequence[str]) -> tuple[list[str], list[Option]]:
-    """What stands before the first flag, and the flags with their values."""
+    """The arguments before the first flag, and the flags with their values."""
     first: list[str] = []
     options: list[Option] = []
     for token in arguments:

@@ -1,4 +1,4 @@
-"""What a flag or key of Megatron-LM is here: an option of ours, without effect, or not there."""
+"""What a flag or key of Megatron-LM means here: one of our options, ignored, or not supported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RENAMED: dict[str, str] = {
     "barrier-with-L1-time": "barrier-with-level-1-timing",
     "no-log-learnig-rate-to-tensorboard": "no-log-learning-rate-to-tensorboard",
 }
-"""Older and other spellings; ours are on the right."""
+"""Older and other spellings, and the flag of ours that each stands for."""
 
 VALUES: dict[tuple[str, str], str] = {
     ("rerun-mode", "report_stats"): "report_determinism_stats",
@@ -44,18 +44,18 @@ RULES = (
     *("use-rotary-position-embeddings", "no-position-embedding", "rope-type", "logging-level"),
     *("ckpt-step", "pretrained-checkpoint", "world-size", "init-method", "local-rank", "epochs"),
 )
-"""Flags that mean more than another name; `command` has the rule of each."""
+"""Flags that are more than another spelling; `command` has the rule for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a name stands for."""
+    """What a flag stands for."""
 
     kind: Literal["ours", "accepted", "absent", "rule", "unknown"]
     name: str = ""
-    """Our flag, without dashes; `no-x` where it turns x off."""
+    """Our flag, without leading dashes; `no-x` if it turns x off."""
     reason: str = ""
-    """Why it has no effect, or what to do instead."""
+    """Why it is ignored, or what to do instead."""
 
 
 def _tables(rows: Iterable[tuple[str, str]], kind: Literal["accepted", "absent"]) -> None:
@@ -78,7 +78,7 @@ class Vocabulary:
     """The options of a command, under all their names."""
 
     def __init__(self, config_class: type, more: Iterable[str] = ()) -> None:
-        """more: flags besides those of the configuration."""
+        """more: flags that the command has in addition to the configuration's."""
         self.others = {flag(other): flag(name) for other, name in other_names(config_class).items()}
         self.switches = {
             flag(name) for name, annotation, _ in leaves(config_class) if annotation is bool
@@ -86,7 +86,7 @@ class Vocabulary:
         self.names = {flag(name) for name, _, _ in leaves(config_class)} | set(more)
 
     def meaning(self, name: str) -> Meaning:
-        """What a flag without dashes stands for, hyphens inside."""
+        """What a flag stands for. name: without leading dashes, with hyphens."""
         ours = self._ours(name)
         if ours is not None:
             return Meaning("ours", ours)
@@ -122,7 +122,7 @@ class Vocabulary:
             *RULES,
             *EXACT,
         ]
-        # An abbreviation, as argparse takes them, else a slip of the pen.
+        # An abbreviation, as argparse accepts them, or else a typing error.
         begins = sorted((k for k in known if k.startswith(name)), key=self._rank)[:3]
         near = begins or difflib.get_close_matches(name, known, n=3)
         if not near:
@@ -135,15 +135,15 @@ class Vocabulary:
 
 @cache
 def vocabulary(config_class: type, more: tuple[str, ...] = ()) -> Vocabulary:
-    """The options of a configuration class, and more flags."""
+    """The Vocabulary of a configuration class and additional flags, built once."""
     return Vocabulary(config_class, more)
 
 
 def flag(name: str) -> str:
-    """A key as a flag without dashes."""
+    """The flag of a key, without leading dashes."""
     return name.replace("_", "-")
 
 
 def is_harmless(name: str, values: Sequence[str]) -> bool:
-    """Whether an absent option asks for nothing with these values."""
+    """Whether an option that we do not support changes nothing with these values."""
     return len(values) == 1 and values[0] in HARMLESS.get(name, ())

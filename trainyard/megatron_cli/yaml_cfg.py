@@ -1,8 +1,8 @@
-"""Megatron-LM's --yaml-cfg files as documents of options.
+"""Translates Megatron-LM's --yaml-cfg files into documents of our options.
 
-Keys are the names under which its programs hold options: mostly flags with underscores, some turned
-around (`add_bias_linear: False`) or under names of its model classes (`layernorm_epsilon`). A key
-whose value is null, False or empty asks for nothing."""
+Keys are the names of options inside its programs. Most are flags with underscores; some are negated
+(`add_bias_linear: False`), others are fields of its model classes (`layernorm_epsilon`). A key of
+an unsupported option does no harm if its value is null, False or empty."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from trainyard.megatron_cli.command import (
 from trainyard.megatron_cli.spellings import VALUES, Meaning, flag, is_harmless, vocabulary
 from trainyard.megatron_cli.yaml_text import Entry, read_entries
 
-TURNED_AROUND = {"add_bias_linear": "disable_bias_linear"}
-"""Keys that say the opposite of an option of ours."""
+NEGATED = {"add_bias_linear": "disable_bias_linear"}
+"""Keys that are the negation of an option of ours."""
 
 ACTIVATIONS = {
     "swiglu": "swiglu",
@@ -34,7 +34,7 @@ ACTIVATIONS = {
     "quick_gelu": "quick_gelu",
     "quick_geglu": "quick_geglu",
 }
-"""Values of activation_func, besides gelu, and the option that each is."""
+"""Values of activation_func, except gelu, and the option that stands for each."""
 
 ALWAYS_SAVED = "SIGTERM, SIGINT and SIGUSR1 always save and stop"
 
@@ -51,10 +51,10 @@ def read_yaml_cfg(
     where: str,
     given: Mapping[str, str] = types.MappingProxyType({}),
 ) -> tuple[Document, list[str]]:
-    """The document of options that the file describes, and what is to be said about it.
+    """The document of options that the file describes, and lines to log about it.
 
-    given: values of flags that stand beside it on the command line. Raises ConfigError for what
-    cannot be, in words."""
+    given: values of the flags on the command line. where: names the file in messages. Raises
+    ConfigError, with line and section, for a key or value that cannot be translated."""
     return _Reader(config_class, where, given, environ).read(read_entries(text, environ, where))
 
 
@@ -75,7 +75,7 @@ class _Reader:
         self.ineffective: dict[str, list[str]] = {}
 
     def read(self, entries: Mapping[str, Entry]) -> tuple[Document, list[str]]:
-        """Every entry into the document."""
+        """Put every entry into the document; returns it and the lines to log."""
         rest = dict(entries)
         self._activation(rest)
         self._names_of_others(rest)
@@ -91,22 +91,23 @@ class _Reader:
     def _entry(self, key: str, entry: Entry) -> None:
         meaning = self._meaning(key)
         if meaning.kind == "unknown":
-            raise self._error(entry, f"{key} is no option: {_as_keys(meaning.reason)}")
+            raise self._error(entry, f"{key} is not an option: {_as_keys(meaning.reason)}")
         if entry.value is None:
             return
         if key == "exit_signal" and (problem := exit_signal_problem(str(entry.value))) is not None:
             raise self._error(entry, f"{key}: {entry.value}: {problem}")
-        if key == "exit_signal_handler" and entry.value is False:  # as in files that are handed on
+        # Files that people pass on have it, so False is no error.
+        if key == "exit_signal_handler" and entry.value is False:
             self.ineffective.setdefault(ALWAYS_SAVED, []).append(key)
         elif meaning.kind == "ours":
             self._set(meaning.name.replace("-", "_"), key, entry)
         elif meaning.kind == "rule":
             raise self._error(entry, f"{key}: {self._rule(key, entry)}")
         elif meaning.kind == "accepted":
-            if _asks(entry.value):
+            if _is_on(entry.value):
                 self.ineffective.setdefault(meaning.reason, []).append(key)
-        elif _asks(entry.value) and not is_harmless(flag(key), [str(entry.value)]):
-            raise self._error(entry, f"{key}: {entry.value!r} is not there: {meaning.reason}")
+        elif _is_on(entry.value) and not is_harmless(flag(key), [str(entry.value)]):
+            raise self._error(entry, f"{key}: {entry.value!r} is not supported: {meaning.reason}")
 
     def _rule(self, key: str, entry: Entry) -> str:
         if key == "epochs":
@@ -115,12 +116,12 @@ class _Reader:
 
     def _meaning(self, key: str) -> Meaning:
         if key in CLASS_FIELDS.split():
-            return Meaning("accepted", reason="a matter of Megatron-LM's own classes")
-        turned = TURNED_AROUND.get(key)
-        if turned is not None:
-            return self.vocabulary.meaning("no-" + flag(turned))
+            return Meaning("accepted", reason="it only concerns Megatron-LM's own classes")
+        negated = NEGATED.get(key)
+        if negated is not None:
+            return self.vocabulary.meaning("no-" + flag(negated))
         meaning = self.vocabulary.meaning(flag(key))
-        if meaning.kind == "unknown":  # the name of what a flag turns off
+        if meaning.kind == "unknown":  # a key may name what a no-x or disable-x flag turns off
             for negation in ("no-", "disable-"):
                 found = self.vocabulary.meaning(negation + flag(key))
                 if found.kind in ("accepted", "absent"):
@@ -129,18 +130,21 @@ class _Reader:
 
     def _set(self, name: str, key: str, entry: Entry) -> None:
         value = VALUES.get((flag(name), str(entry.value)), entry.value)
-        if name not in self.annotations:  # turned off
+        if name not in self.annotations:  # a no_x name, which turns x off
             name = name.removeprefix("no_")
             value = not self._boolean(key, entry)
         if name in self.document:
-            raise self._error(entry, f"{key} and {self.sources[name]} say the same; give one")
+            raise self._error(
+                entry, f"{key} and {self.sources[name]} set the same option; remove one"
+            )
         self.document[name] = self._fitted(value, self.annotations[name], key, entry)
         self.sources[name] = key
 
     # --- values -----------------------------------------------------------------------------
 
     def _fitted(self, value: Any, annotation: Any, key: str, entry: Entry) -> Any:
-        """A value in the type that an option has; what does not fit is left for its check."""
+        """A value converted to an option's type. One that does not convert is left as it is: the
+        option's own check refuses it."""
         args = typing.get_args(annotation)
         if types.NoneType in args:
             (annotation,) = (a for a in args if a is not types.NoneType)
@@ -167,10 +171,10 @@ class _Reader:
             raise self._error(entry, f"{key} must be true or false, got {entry.value!r}")
         return found
 
-    # --- keys that mean more than another name --------------------------------------------------
+    # --- keys that are more than another spelling ------------------------------------------------
 
     def _activation(self, rest: dict[str, Entry]) -> None:
-        """activation_func with gated_linear_unit, for Megatron-LM's model classes."""
+        """Translate activation_func and gated_linear_unit, fields of Megatron-LM's classes."""
         gated, named = rest.pop("gated_linear_unit", None), rest.pop("activation_func", None)
         function = named.value if named is not None else None
         if function is not None and function not in (*ACTIVATIONS, "gelu"):
@@ -180,7 +184,8 @@ class _Reader:
             )
         if gated is not None and gated.value and function not in ("swiglu", "quick_geglu"):
             raise self._error(
-                gated, "gated_linear_unit: gated MLPs here are activation_func swiglu, quick_geglu"
+                gated,
+                "gated_linear_unit: for a gated MLP, give activation_func swiglu or quick_geglu",
             )
         if named is None or function in (None, "gelu"):
             return
@@ -222,13 +227,13 @@ class _Reader:
             raise self._error(offloading, "cpu_offloading: give cpu_offloading_num_layers too")
 
     def _world_size(self, rest: dict[str, Entry]) -> None:
-        """So many ranks to start here, unless a launcher has started them; flags go over it."""
+        """world_size: how many ranks to start, unless a launcher did; flags override it."""
         entry = rest.pop("world_size", None)
         if entry is None or entry.value is None:
             return
         size = entry.value
         if type(size) is not int or size < 1:
-            raise self._error(entry, f"world_size must be a whole number from 1 on, got {size!r}")
+            raise self._error(entry, f"world_size must be a whole number above 0, got {size!r}")
         if "RANK" in self.environ:
             started = self.environ.get("WORLD_SIZE", str(size))
             if started != str(size):
@@ -249,32 +254,32 @@ class _Reader:
             )
 
     def _sequence_parallel(self) -> None:
-        """On one tensor-parallel rank it is turned off, as in Megatron-LM: files carry it along."""
+        """It is turned off for one tensor-parallel rank, as in Megatron-LM, whose file sets it."""
         size = self.given.get(flag(TENSOR), self.document.get(TENSOR, 1))
         if self.document.get("sequence_parallel") and str(size) == "1":
             del self.document["sequence_parallel"]
             self.remarks.append(f"{self.where}: sequence_parallel: turned off, as {TENSOR} is 1")
 
     def _mock_data(self) -> None:
-        """Made-up data needs no tokenizer but the size of its vocabulary, as with flags."""
-        told = {flag(name) for name in self.document} | self.given.keys()
-        if {"mock-data", "vocab-size"} <= told and "tokenizer-type" not in told:
+        """Made-up data needs no tokenizer, only the size of its vocabulary, as with flags."""
+        names = {flag(name) for name in self.document} | self.given.keys()
+        if {"mock-data", "vocab-size"} <= names and "tokenizer-type" not in names:
             if self.document.get("mock_data", True) is not True:
                 return
             self.document["tokenizer_type"] = "NullTokenizer"
             self.remarks.append(f"{self.where}: tokenizer_type NullTokenizer, as none is given")
 
-    def _error(self, entry: Entry, words: str) -> ConfigError:
-        return ConfigError(f"{self.where}, {entry.place}: {words}")
+    def _error(self, entry: Entry, message: str) -> ConfigError:
+        return ConfigError(f"{self.where}, {entry.place}: {message}")
 
 
-def _as_keys(words: str) -> str:
-    """Flags in a text as they stand in a file."""
-    return re.sub("--([a-z][a-z0-9-]*)", lambda found: found[1].replace("-", "_"), words)
+def _as_keys(text: str) -> str:
+    """A text with its flags written as keys of a file."""
+    return re.sub("--([a-z][a-z0-9-]*)", lambda found: found[1].replace("-", "_"), text)
 
 
-def _asks(value: Any) -> bool:
-    """Whether a value of something that is not an option here asks for anything."""
+def _is_on(value: Any) -> bool:
+    """Whether a value turns on an option that we ignore or do not support."""
     return value not in (None, False, "", [])
 
 

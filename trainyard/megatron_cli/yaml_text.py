@@ -1,5 +1,7 @@
-"""Options out of the text of a --yaml-cfg file: sections laid flat, each key once, `${NAME}` filled
-in from the environment."""
+"""Reads the entries of a --yaml-cfg file.
+
+Sections are flattened, each key occurs once, and `${NAME}` is the value of an environment
+variable."""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ VARIABLE = re.compile(r"\$\{([^{}]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key of the file with its value."""
+    """The value of a key, and where it stands in the file."""
 
     value: Any
     line: int
@@ -26,13 +28,15 @@ class Entry:
 
     @property
     def place(self) -> str:
-        """Where it stands, for people."""
+        """Its line and section, for messages."""
         return f"line {self.line}" + (f" in {self.section}" if self.section else "")
 
 
 def read_entries(text: str, environ: Mapping[str, str], where: str) -> dict[str, Entry]:
-    """Every key of the file, whatever its section; ConfigError for a key that stands twice."""
-    import yaml  # only for whoever writes YAML: 15 ms of start-up
+    """Every key of the file, of any section; ConfigError for a key that occurs twice.
+
+    where: names the file in messages."""
+    import yaml  # imported only if a file is YAML: it costs 15 ms of start-up
 
     class Loader(yaml.SafeLoader):
         pass
@@ -60,7 +64,7 @@ def _entries(root: Any, loader: Any, where: str) -> dict[str, Entry]:
         raise ConfigError(f"{where} must be a table of keys and values")
 
     def collect(mapping: Any, section: str) -> None:
-        loader.flatten_mapping(mapping)  # `<<` takes in another table
+        loader.flatten_mapping(mapping)  # `<<` merges another table
         for key_node, value_node in mapping.value:
             key = str(loader.construct_object(key_node))
             line = key_node.start_mark.line + 1
@@ -68,7 +72,7 @@ def _entries(root: Any, loader: Any, where: str) -> dict[str, Entry]:
                 if section:
                     raise ConfigError(
                         f"{where}, line {line}: {key} is a section in the section {section}; "
-                        "sections stand at the root"
+                        "move it to the root, as sections cannot be nested"
                     )
                 collect(value_node, key)
                 continue
@@ -77,7 +81,7 @@ def _entries(root: Any, loader: Any, where: str) -> dict[str, Entry]:
             if before is not None:
                 raise ConfigError(
                     f"{where}: {key} stands twice, in {before.place} and in {entry.place}; "
-                    "sections are laid flat, so each key has its place once"
+                    "remove one, as all sections share one set of keys"
                 )
             entries[key] = entry
 
@@ -88,7 +92,7 @@ def _entries(root: Any, loader: Any, where: str) -> dict[str, Entry]:
 def _fill_in(
     node: Any, loader: Any, environ: Mapping[str, str], where: str, seen: set[int]
 ) -> None:
-    """Environment variables into every scalar; a bare one then has the type of what it became."""
+    """Replace `${NAME}` in every scalar. An unquoted scalar then has the type of its new text."""
     import yaml
 
     if id(node) in seen:

@@ -116,15 +116,15 @@ NORM = "model.decoder.final_layernorm.weight"
         (lambda specs: specs.update({NORM: TensorSpec("F32", (3,))}), r"is \[3\], wanted \[32\]"),
         (
             lambda specs: specs.update({f"optimizer.exp_avg.{NORM[6:]}": TensorSpec("F32", (3,))}),
-            r"optimizer\.exp_avg\.decoder.* \[3\] fits no weight",
+            r"optimizer\.exp_avg\.decoder.* \[3\] belongs to no weight",
         ),
         (
             lambda specs: specs.update({f"optimizer.third.{NORM[6:]}": specs[NORM]}),
-            r"optimizer\.third.* fits no weight",
+            r"optimizer\.third.* belongs to no weight",
         ),
         (
             lambda specs: specs.update({NORM: TensorSpec("I32", specs[NORM].shape)}),
-            "is I32: no type of a weight",
+            "is I32, but weights are floating point",
         ),
     ],
 )
@@ -188,7 +188,7 @@ def test_a_tokenizer_larger_than_the_model_is_told(
     with open_huggingface(str(tmp_path)) as source:
         assert (source.vocab_size, source.padded_vocab_size) == (200, 200)
         assert source.config.padded_vocab_size(200) == 200
-    assert "has 257 tokens, the model rows for 200" in caplog.text
+    assert "has 257 tokens, but the model has rows for only 200" in caplog.text
 
 
 # --- what lies there ------------------------------------------------------------------------------

@@ -41,16 +41,16 @@ def _check(name: str) -> str:
     assert meaning.reason or meaning.kind in ("ours", "rule"), name
     if meaning.kind == "accepted":
         for line in (f"--{name}", f"--{name} 2 15 --lr 1", f"--{name}=15"):
-            words = understand(line.split(), PretrainConfig, {}, MORE)
-            assert words.arguments in ([], ["--lr", "1"])
-            assert words.remarks == [f"--{name}: taken, without effect: {meaning.reason}"]
+            understood = understand(line.split(), PretrainConfig, {}, MORE)
+            assert understood.arguments in ([], ["--lr", "1"])
+            assert understood.remarks == [f"--{name}: ignored: {meaning.reason}"]
     elif meaning.kind == "absent":
-        with pytest.raises(ConfigError, match=f"--{name} is not there: "):
+        with pytest.raises(ConfigError, match=f"--{name} is not supported: "):
             ours(f"--{name} 77")
     return meaning.kind
 
 
-def test_the_tables_name_nothing_that_is_an_option() -> None:
+def test_no_option_of_ours_is_in_the_tables() -> None:
     others = {*EXACT, *RENAMED} - {"batch-size", "train-steps"}
     assert [name for name in others if VOCABULARY._ours(name) is not None] == []
     assert [new for new in RENAMED.values() if VOCABULARY.meaning(new).kind == "unknown"] == []
@@ -59,7 +59,7 @@ def test_the_tables_name_nothing_that_is_an_option() -> None:
 
 
 @pytest.mark.parametrize("field", ["yaml_cfg", "world_size", "init_method"])
-def test_the_options_besides_are_in_the_help(field: str) -> None:
+def test_additional_flags_are_in_the_help(field: str) -> None:
     assert field in MegatronOptions.__dataclass_fields__
 
 
@@ -117,13 +117,13 @@ def test_the_options_besides_are_in_the_help(field: str) -> None:
         ("--exit-signal signal.SIGINT --lr 1", "--lr 1"),
     ],
 )
-def test_other_spellings_are_ours(given: str, expected: str) -> None:
+def test_other_spellings_are_translated(given: str, expected: str) -> None:
     assert ours(given) == expected
     assert ours(expected) == expected  # ranks get the command again
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         ("--epochs 3", r"--train-samples 3 x \(\(tokens"),
         ("--epochs 3 --dataset-size 50", "--train-samples 150, which is 3 x --dataset-size"),
@@ -145,7 +145,7 @@ def test_other_spellings_are_ours(given: str, expected: str) -> None:
         ("--no-position-embedding", "give --position-embedding-type rope, or none"),
         (
             "--use-rotary-position-embeddings --position-embedding-type none",
-            "means --position-embedding-type rope, which is none",
+            "means --position-embedding-type rope, but --position-embedding-type is none",
         ),
         ("--rope-type yarn", "give --position-embedding-type yarn"),
         ("--ckpt-step 300", "--ckpt-step is a step of --load"),
@@ -156,22 +156,22 @@ def test_other_spellings_are_ours(given: str, expected: str) -> None:
         ("--world-size none", "--world-size must be a whole number"),
         ("--init-method file:///x", "must be tcp://HOST:PORT"),
         ("--init-method tcp://h:99999999", "must be tcp://HOST:PORT"),
-        ("--nnodes 2", "an option of torchrun"),
+        ("--nnodes 2", "it is an option of torchrun"),
         ("--rank 0", "torchrun or the scheduler gives each process its rank"),
         ("--world-size 1 2", "--world-size takes one value"),
         ("--zero-stage 1", "--use-distributed-optimizer is its ZeRO stage 1"),
         ("--json-key text", "stages.tokenize --json-keys"),
     ],
 )
-def test_what_is_not_there_is_answered(given: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_errors_say_what_to_do_instead(given: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         ours(given)
 
 
-def test_what_has_no_effect_is_said_once_a_reason() -> None:
+def test_ignored_flags_are_grouped_by_reason() -> None:
     line = "--no-rope-fusion --moe-router-topk 2 --no_masked_softmax_fusion --lr 1"
     first, second = remarks(line)
-    assert first.startswith("--no-rope-fusion, --no_masked_softmax_fusion: taken, without effect: ")
+    assert first.startswith("--no-rope-fusion, --no_masked_softmax_fusion: ignored: ")
     assert "--num-experts" in second
     assert ours(line) == "--lr 1"
 
@@ -195,19 +195,21 @@ def test_what_has_no_effect_is_said_once_a_reason() -> None:
         ),
     ],
 )
-def test_ranks_find_each_other(given: str, environ: dict[str, str], sets: dict[str, Any]) -> None:
+def test_flags_of_ranks_become_environment_variables(
+    given: str, environ: dict[str, str], sets: dict[str, Any]
+) -> None:
     understood = understand(given.split(), PretrainConfig, environ, MORE)
     assert understood.environment == sets
     assert understood.arguments == []
 
 
-def test_a_launcher_knows_better() -> None:
+def test_the_launchers_variables_win_over_flags() -> None:
     with pytest.raises(ConfigError, match="--world-size 8: the launcher started 4 ranks"):
         ours("--world-size 8", LAUNCHED)
     assert remarks("--init-method tcp://h:1", LAUNCHED) == [
-        "--init-method: the launcher's MASTER_ADDR=a holds"
+        "--init-method: the launcher's MASTER_ADDR=a wins"
     ]
     assert remarks("--local_rank 3", LAUNCHED) == [
-        "--local_rank: taken, without effect: LOCAL_RANK holds"
+        "--local_rank: ignored: the launcher's LOCAL_RANK=1 wins"
     ]
-    assert "ranks are started here" in remarks("--local-rank 3")[0]
+    assert "this command starts all ranks itself" in remarks("--local-rank 3")[0]

@@ -1,4 +1,4 @@
-"""Which class of `transformers` computes what our GPT does, and its config.json.
+"""Finds the class of `transformers` that computes what our GPT does, and writes its config.json.
 
     rotary, RMSNorm, SwiGLU, no linear biases   LlamaForCausalLM (tied or not, grouped queries)
       and a window on every layer               MistralForCausalLM
@@ -6,8 +6,8 @@
       and normalised queries and keys           Qwen3ForCausalLM
     learned positions, LayerNorm, GELU, biases  GPT2LMHeadModel (tied)
 
-Rotary embedding may be scaled: linearly, as Llama 3.1, by YaRN. Anything else is refused in the
-words of the options that do not fit."""
+Rotary embedding may be scaled linearly, as in Llama 3.1, or by YaRN. Any other model raises a
+ConfigError that names the options that no class has."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _qwen3_misfits(config: GPTConfig) -> list[str]:
 
 
 def _rotary_misfits(config: GPTConfig) -> list[str]:
-    """What no model of Llama's kind computes."""
+    """Options that no class like Llama's computes."""
     scaled = config.use_rope_scaling or config.position_embedding_type == "yarn"
     factor = config.rotary_seq_len_interpolation_factor
     rules = {
@@ -134,7 +134,7 @@ def architecture(config: GPTConfig) -> str:
             return name
     reasons = "; ".join(f"{name}: {', '.join(broken)}" for name, broken in misfits.items())
     raise ConfigError(
-        f"--saver hf: no Hugging Face architecture fits this model. What stands in the way of "
+        "--saver hf: no Hugging Face architecture fits this model. Options that each cannot have: "
         f"{reasons}. Keep the checkpoint in our format (--saver trainyard)"
     )
 
@@ -143,7 +143,7 @@ def architecture(config: GPTConfig) -> str:
 
 
 def model_document(config: GPTConfig, vocab_size: int, dtype: str) -> dict[str, Any]:
-    """The config.json of `transformers`, without what the tokenizer decides."""
+    """The config.json of `transformers`, without the tokenizer's special ids."""
     name = architecture(config)
     common = {
         "architectures": [name],
@@ -181,7 +181,7 @@ def _llama_document(config: GPTConfig) -> dict[str, Any]:
 
 
 def _own_fields(config: GPTConfig, name: str) -> dict[str, Any]:
-    """What each class has beside Llama's fields."""
+    """The fields of each class that are not common to all."""
     window = config.attention_window(0)
     fields: dict[str, dict[str, Any]] = {
         LLAMA: {"model_type": "llama", "attention_bias": False, "mlp_bias": False},
@@ -193,7 +193,7 @@ def _own_fields(config: GPTConfig, name: str) -> dict[str, Any]:
 
 
 def _tokens_seen(window: tuple[int, int] | None) -> int | None:
-    """Theirs counts the token itself; None: all."""
+    """`sliding_window`, which counts the token itself; None: no window."""
     return None if window is None or window[0] < 0 else window[0] + 1
 
 

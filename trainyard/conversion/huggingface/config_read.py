@@ -1,7 +1,7 @@
-"""The GPTConfig of a config.json that `transformers` wrote: the way back of `foreign.hf_config`.
+"""Converts a config.json of `transformers` to a GPTConfig: the inverse of `config`.
 
-Absent fields have the defaults of their class in `transformers`. What training alone sees (dropout,
-the spread of the first weights) is taken over where ours has it."""
+An absent field has the default of its class in `transformers`. Fields that only training uses
+(dropout, the standard deviation of initial weights) are kept if ours has them."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ DEFAULTS: dict[str, dict[str, int]] = {
     QWEN2: {"num_key_value_heads": 32, "max_position_embeddings": 32768},
     QWEN3: {"num_key_value_heads": 32, "max_position_embeddings": 32768, "head_dim": 128},
 }
-"""Of each class, where they differ; 0 key and value heads: as many as query heads."""
+"""Defaults in which the classes differ; 0 key and value heads: as many as query heads."""
 
 DEFAULT_WINDOW = 4096
 
 HARMLESS = {
-    # what it is and who wrote it
+    # name, version, origin
     *("architectures", "model_type", "transformers_version", "_name_or_path", "name_or_path"),
     *("_commit_hash", "dtype", "torch_dtype", "task_specific_params", "unsloth_version"),
     *("unsloth_fixed", "tokenizer_class", "finetuning_task"),
-    # how it is run
+    # settings of the program that runs the model
     *("use_cache", "pretraining_tp", "return_dict", "output_hidden_states", "output_attentions"),
     *("use_return_dict", "chunk_size_feed_forward", "gradient_checkpointing", "torchscript"),
     *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation"),
     *("use_bfloat16", "use_flash_attn", "reorder_and_upcast_attn", "is_decoder"),
-    # of other tasks
+    # other tasks
     *("id2label", "label2id", "num_labels", "problem_type", "n_ctx", "summary_type"),
     *("summary_use_proj", "summary_activation", "summary_proj_to_labels"),
     *("summary_first_dropout",),
-    # of generation
+    # generation
     *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
     *("prefix", "max_length", "min_length", "do_sample", "temperature", "top_k", "top_p"),
     *("typical_p", "num_beams", "num_beam_groups", "num_return_sequences", "length_penalty"),
@@ -61,14 +61,14 @@ HARMLESS = {
     *("return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens"),
     *("exponential_decay_length_penalty", "begin_suppress_tokens"),
 }
-"""Fields without a part in the logits."""
+"""Fields that do not change the logits."""
 
 
 def read_config(document: Any, where: str) -> tuple[str, GPTConfig, int]:
     """The class of `transformers`, the model, and the rows of its embedding.
 
-    where: the config.json, for messages. Raises ConfigError for what ours does not compute or this
-    version does not know, ArtifactError for a field that is missing or of another type."""
+    where: names the config.json in messages. Raises ConfigError for a model that ours does not
+    compute or an unknown field, ArtifactError for a missing field or one of another type."""
     fields = Fields(document, where)
     name = _class_of(fields, where)
     values = _gpt2_values(fields) if name == GPT2 else _llama_values(fields, name, where)
@@ -89,14 +89,14 @@ def read_config(document: Any, where: str) -> tuple[str, GPTConfig, int]:
 
 
 def _class_of(fields: Fields, where: str) -> str:
-    """By `model_type`, as transformers chooses; the class that a file may name must be its own."""
+    """The class, chosen by `model_type` as in transformers; `architectures` must agree if given."""
     kind, named = fields.raw("model_type"), fields.raw("architectures")
     name = MODEL_TYPES.get(kind) if isinstance(kind, str) else None
     if name is not None and named in (None, [name]):
         return name
     stated = f"model_type is {kind!r:.60}" if kind is not None else "has no model_type"
     if name is not None:
-        stated += f", and its architectures is {named!r:.60}, not {name}"
+        stated += f", but architectures is {named!r:.60}, not {name}"
     known = ", ".join(f"{cls} (model_type {kind})" for kind, cls in MODEL_TYPES.items())
     raise ConfigError(f"{where}: {stated}; this version reads {known}")
 
@@ -147,11 +147,11 @@ def _groups(kv_heads: int, heads: int) -> dict[str, Any]:
 
 
 def _window(fields: Fields, name: str, where: str) -> dict[str, Any]:
-    """Theirs counts the token itself, ours does not."""
+    """Our --window-size, which does not count the token itself, as `sliding_window` does."""
     if name == LLAMA:
         return {}
     width = fields.maybe("sliding_window", int)
-    if not fields.stated("sliding_window"):  # null is no window
+    if not fields.stated("sliding_window"):  # absent: the default; null: no window
         width = DEFAULT_WINDOW
     if name == MISTRAL:
         return {} if width is None else {"window_size": f"{_checked(width, where) - 1},0"}
@@ -165,7 +165,7 @@ def _checked(width: int, where: str) -> int:
 
 
 def _qwen_window(fields: Fields, width: int | None, where: str) -> dict[str, Any]:
-    """On the layers that `layer_types` names, or on those from `max_window_layers` on."""
+    """A window on the layers that `layer_types` names, or from layer `max_window_layers` on."""
     layers, first = fields.need("num_hidden_layers", int), fields.get("max_window_layers", 28)
     kinds = fields.raw("layer_types")
     if kinds is not None and not isinstance(kinds, list):
@@ -177,13 +177,13 @@ def _qwen_window(fields: Fields, width: int | None, where: str) -> dict[str, Any
         known = all(kind in ("sliding_attention", "full_attention") for kind in kinds)
         if len(kinds) != layers or not known:
             raise ConfigError(
-                f"{where}: layer_types must name full_attention or sliding_attention for each of "
-                f"{layers} layers, which it does not"
+                f"{where}: layer_types must be full_attention or sliding_attention for each of "
+                f"the {layers} layers, got {kinds!r:.60}"
             )
     if not any(sliding):
         return {}
     if width is None:
-        raise ArtifactError(f"{where}: layer_types has sliding_attention, and there is no window")
+        raise ArtifactError(f"{where}: layer_types has sliding_attention, but no sliding_window")
     pattern = "[" + ",".join(str(int(item)) for item in sliding) + "]"
     skipping = {} if all(sliding) else {"window_attn_skip_freq": pattern}
     return {"window_size": f"{_checked(width, where) - 1},0", **skipping}
@@ -192,7 +192,7 @@ def _qwen_window(fields: Fields, width: int | None, where: str) -> dict[str, Any
 # --- GPT-2 --------------------------------------------------------------------------------------
 
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-"""Three names of one function; the last differs in the order of its products."""
+"""Three names of one function; the last multiplies in another order."""
 
 
 def _gpt2_values(fields: Fields) -> dict[str, Any]:
@@ -203,7 +203,10 @@ def _gpt2_values(fields: Fields) -> dict[str, Any]:
     fields.must_be("tie_word_embeddings", True)
     dropout, of_embedding = fields.get("resid_pdrop", 0.1), fields.get("embd_pdrop", 0.1)
     if dropout != of_embedding:
-        log.warning("embd_pdrop %s becomes resid_pdrop %s: ours has one", of_embedding, dropout)
+        log.warning(
+            "embd_pdrop %s is replaced by resid_pdrop %s, as our model has one dropout for both",
+            *(of_embedding, dropout),
+        )
     return {
         "num_layers": fields.need("n_layer", int),
         "hidden_size": hidden,
@@ -236,7 +239,9 @@ DEFAULT_THETA = 10000.0
 
 
 def read_rope(fields: Fields, positions: int, where: str) -> dict[str, Any]:
-    """Options of a GPTConfig. positions: of the model, the original length where none is given."""
+    """The options of a GPTConfig for rotary embedding.
+
+    positions: of the model; the original length before scaling if the file has none."""
     rope = Fields(_merged(fields, where), where, "rope_parameters.")
     fields.must_be("partial_rotary_factor", 1.0)
     rope.must_be("partial_rotary_factor", 1.0)
@@ -253,10 +258,10 @@ def read_rope(fields: Fields, positions: int, where: str) -> dict[str, Any]:
         values |= _yarn(rope, positions, where)
     elif kind != "default":
         raise ConfigError(
-            f"{where}: rotary embedding of type {kind}; this version reads default, linear, "
+            f"{where}: rotary embedding of type {kind}; this version reads only default, linear, "
             "llama3, yarn"
         )
-    # a plain one may still carry what a scaled one would need
+    # Files without scaling may still have the fields that scaling needs.
     rope.refuse_rest(["original_max_position_embeddings", "factor"] if kind == "default" else [])
     return values
 
@@ -273,8 +278,8 @@ def _merged(fields: Fields, where: str) -> dict[str, Any]:
                 continue
             if merged.setdefault(key, value) != value:
                 raise ArtifactError(
-                    f"{where}: says {key} {merged[key]!r:.40} and {value!r:.40} of the rotary "
-                    "embedding; make rope_theta, rope_parameters and rope_scaling agree"
+                    f"{where}: {key} of the rotary embedding is {merged[key]!r:.40} and "
+                    f"{value!r:.40}; make rope_theta, rope_parameters and rope_scaling agree"
                 )
     return merged
 
@@ -301,7 +306,9 @@ def _llama3(rope: Fields, positions: int) -> dict[str, Any]:
 def _yarn(rope: Fields, positions: int, where: str) -> dict[str, Any]:
     original = rope.get("original_max_position_embeddings", positions)
     if min(original, positions) < 1:
-        raise ArtifactError(f"{where}: positions {positions}, before they were scaled {original}")
+        raise ArtifactError(
+            f"{where}: positions must be positive, got {positions}, before scaling {original}"
+        )
     factor = rope.maybe("factor", float) or positions / original
     return {
         "position_embedding_type": "yarn",
@@ -315,7 +322,7 @@ def _yarn(rope: Fields, positions: int, where: str) -> dict[str, Any]:
 
 
 def _yarn_gain(rope: Fields, factor: float, where: str) -> dict[str, float]:
-    """The factor on queries and keys: given as it is, by two scales, or by the stretch alone."""
+    """YaRN's factor on queries and keys: `attention_factor`, two scales, or from `factor` alone."""
     gain = rope.maybe("attention_factor", float)
     scale, divided = rope.maybe("mscale", float), rope.maybe("mscale_all_dim", float)
     if gain is None:
@@ -325,7 +332,7 @@ def _yarn_gain(rope: Fields, factor: float, where: str) -> dict[str, float]:
         return {}
     if not growth:
         raise ConfigError(
-            f"{where}: rope_parameters.attention_factor is {gain} with factor {factor}, and ours "
-            "grows with the logarithm of the factor alone"
+            f"{where}: rope_parameters.attention_factor must be 1.0 with factor {factor}, got "
+            f"{gain}; this version computes it from the logarithm of factor"
         )
     return {"yarn_mscale": (gain - 1.0) / growth, "yarn_mscale_all_dim": 0.0}

@@ -1,9 +1,9 @@
-"""Writing the Hugging Face folder: sharded safetensors with their index, configs, tokenizer.
+"""Writes a Hugging Face folder: sharded safetensors with their index, configs, tokenizer.
 
     model-0000k-of-0000N.safetensors, model.safetensors.index.json   (one shard: model.safetensors)
     config.json  generation_config.json  tokenizer.json  tokenizer_config.json  ...
 
-Streams one tensor at a time. Which tensors there are, `foreign.hf` knows."""
+One tensor is in memory at a time. `to_hf` lists the tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_hf_folder(
 ) -> None:
     """Write a model as a folder that `from_pretrained` loads.
 
-    Raises ConfigError, before anything is written, when no architecture fits."""
+    Raises ConfigError, before anything is written, if no architecture fits."""
     wanted = {target.name: target for target in targets(source.config)}
     _check_sources(source, wanted)
     _warn_without_tokenizer(source)
@@ -72,25 +72,25 @@ def write_hf_folder(
 
 
 def _check_sources(source: Source, wanted: dict[str, Target]) -> None:
-    """Check that the export is complete: a missing tensor would be random."""
+    """Check that the export is complete: `transformers` fills a missing tensor at random."""
     used = {f"model.{target.source}" for target in wanted.values()}
-    held = {name for name in source.specs if name.startswith("model.")}
-    if used != held:
+    found = {name for name in source.specs if name.startswith("model.")}
+    if used != found:
         raise ArtifactError(
             f"{source.url}: its tensors are not those of its config: "
-            f"missing {sorted(used - held)[:5]}, unexpected {sorted(held - used)[:5]}"
+            f"missing {sorted(used - found)[:5]}, unexpected {sorted(found - used)[:5]}"
         )
 
 
 def _spec(source: Source, target: Target) -> TensorSpec:
-    """Type and shape of a converted tensor, found without reading the values."""
+    """Type and shape of a converted tensor, without reading the values."""
     ours = source.specs[f"model.{target.source}"]
     shape = target.convert(torch.empty(ours.shape, device="meta")).shape
     return TensorSpec(ours.dtype, tuple(shape))
 
 
 def _dtype(specs: dict[str, TensorSpec]) -> str:
-    """The type that most of the weights have, as torch names it."""
+    """The type of most elements, by torch's name."""
     sizes: dict[str, int] = {}
     for spec in specs.values():
         sizes[spec.dtype] = sizes.get(spec.dtype, 0) + math.prod(spec.shape)
@@ -133,12 +133,12 @@ def _weight_map(planned: list[PlannedFile]) -> dict[str, Any]:
 
 
 def _warn_without_tokenizer(source: Source) -> None:
-    """What is written loads; text cannot be made tokens with it."""
+    """Warn if the folder will load but cannot tokenize text."""
     carried = source.tokenizer_files()
     if "tokenizer.json" not in carried:
         why = "the tokenizer of %s has no tokenizer.json" if carried else "%s carries no tokenizer"
         log.warning(
-            f"{why}, so none is exported: AutoTokenizer will find nothing in this folder; "
+            f"{why}, so none is exported and AutoTokenizer will fail on this folder; "
             "--tokenizer-model FOLDER exports one",
             source.url,
         )
@@ -148,8 +148,8 @@ def _warn_without_tokenizer(source: Source) -> None:
 
 
 def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The ids by which text is begun, ended and padded."""
-    begin = getattr(tokenizer, "bos", None)  # where its files name one
+    """The ids that begin, end and pad a text."""
+    begin = getattr(tokenizer, "bos", None)  # if its files name one
     ids: dict[str, Any] = {
         "bos_token_id": tokenizer.eod if begin is None else begin,
         "eos_token_id": tokenizer.eod,
@@ -160,18 +160,19 @@ def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def tokenizer_files(source: Source, tokenizer: Tokenizer) -> dict[str, bytes]:
-    """The carried tokenizer as `AutoTokenizer` wants it: the same files, the end of text named;
-    none where it has no tokenizer.json."""
+    """The carried tokenizer for `AutoTokenizer`: the same files, with the end of text named.
+
+    {} if it has no tokenizer.json."""
     files = {name: data for name, data in source.tokenizer_files().items() if name != DESCRIPTION}
     if "tokenizer.json" not in files:
         return {}
     settings: dict[str, Any] = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
-    told = dict(settings)
+    before = dict(settings)
     settings.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
     settings.setdefault("eos_token", tokenizer.decode([tokenizer.eod]))
     settings.setdefault("model_max_length", source.config.positions)
-    if settings == told and TOKENIZER_CONFIG in files:
-        return files  # byte for byte
+    if settings == before and TOKENIZER_CONFIG in files:
+        return files  # nothing was added: keep the file byte for byte
     return files | {TOKENIZER_CONFIG: _encode(settings)}
 
 

@@ -1,7 +1,7 @@
-"""Weights of a Hugging Face class as those of our GPT: `to_hf` reversed.
+"""Converts weights of a Hugging Face class to those of our GPT: the inverse of `to_hf`.
 
-Weights are moved and transposed, never computed with, so that a round trip either way gives the
-same bits.
+Weights are moved and transposed, never computed with, so a round trip in either direction gives
+the same bits.
 
 n query heads, g key and value heads, d head channels, h hidden."""
 
@@ -43,7 +43,7 @@ def recipes(config: GPTConfig, name: str) -> dict[str, TensorRecipe]:
 
 
 def _make(part: Part, config: GPTConfig) -> Make:
-    """How tensors of theirs, the last of which is `part`, make one of ours."""
+    """How to make one of our tensors from theirs. part: the last of theirs."""
     if part == "v":
         return lambda parts: join_qkv(parts, config)
     if part == "up":

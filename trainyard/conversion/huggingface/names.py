@@ -1,6 +1,6 @@
-"""Names of a GPT's tensors in Hugging Face's classes beside ours, for one model.
+"""Pairs our names of a GPT's tensors with those of Hugging Face's classes, for every layer.
 
-The tables are in `models/gpt/checkpoint_names.py`; here they are spelt out for every layer."""
+The tables for one layer are in `models/gpt/checkpoint_names.py`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A Hugging Face folder as a source: config.json, weights, tokenizer.
+"""Opens a Hugging Face folder as a source: config.json, weights, tokenizer.
 
     config.json   model.safetensors, or shards with their index
-    where they are there: tokenizer.json ... or tokenizer.model, generation_config.json
+    optional: tokenizer.json ... or tokenizer.model, generation_config.json
 
-Which weights there must be follows from config.json; a missing, unexpected or mis-shaped one is
-refused before any is taken over."""
+config.json determines the expected weights. A missing, unexpected or mis-shaped one is an error
+before any is read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SafetensorsWeights:
         return self._file.read(name)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._file.close()
 
 
@@ -60,8 +60,9 @@ WHOLE: dict[str, Open] = {
     "model.safetensors": SafetensorsWeights,
     "pytorch_model.bin": TorchWeights,
 }
-"""Names of a model in one file, in the order in which they are looked for, and what reads it. The
-name of an index is that and `.index.json`."""
+"""Names of a model in one file, the preferred one first, and what reads it.
+
+The index of a sharded model has the same name plus `.index.json`."""
 
 
 class Shards:
@@ -85,7 +86,7 @@ class Shards:
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
-        """Type and shape of each tensor, by its name there."""
+        """Type and shape of each tensor, by its name in the files."""
         return {name: file.specs[name] for name, file in self._places.items()}
 
     def read(self, name: str) -> torch.Tensor:
@@ -93,7 +94,7 @@ class Shards:
         return self._places[name].read(name)
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         for file in self._files:
             file.close()
 
@@ -107,8 +108,8 @@ def open_weights(url: str) -> TheirTensors:
         if name + INDEX_ENDING in present:
             return _shards(url, name + INDEX_ENDING, open_file)
     raise ConfigError(
-        f"{url}: a config.json without weights; wanted {' or '.join(WHOLE)}, or shards with an "
-        "index beside them. Download the whole folder"
+        f"{url}: has a config.json but no weights: neither {' nor '.join(WHOLE)}, nor shards with "
+        "an index; download the whole folder"
     )
 
 
@@ -123,7 +124,7 @@ def _shards(url: str, index: str, open_file: Open) -> Shards:
 
 
 def weight_map(url: str, index: str) -> dict[str, str]:
-    """Which file of the folder holds which tensor, by an index."""
+    """The file of each tensor, from an index."""
     place = join(url, index)
     document: Any = read_document(place)
     mapped = document.get("weight_map") if isinstance(document, dict) else None
@@ -131,7 +132,9 @@ def weight_map(url: str, index: str) -> dict[str, str]:
         raise ArtifactError(f"{place}: has no weight_map")
     for file in mapped.values():
         if not isinstance(file, str) or not PLAIN_NAME.fullmatch(file):
-            raise ArtifactError(f"{place}: {file!r:.80} is not a plain name of a file beside it")
+            raise ArtifactError(
+                f"{place}: {file!r:.80} is not a plain name of a file in the same folder"
+            )
     return mapped
 
 
@@ -139,7 +142,7 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 
 BUFFERS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)")
-"""What older versions saved beside weights; it follows from the configuration."""
+"""Tensors that older versions saved besides weights; they follow from the configuration."""
 
 HEAD = "lm_head.weight"
 
@@ -147,8 +150,8 @@ HEAD = "lm_head.weight"
 def open_huggingface(url: str) -> AssembledSource:
     """The model of a folder that `from_pretrained` loads.
 
-    Raises ConfigError for a model that ours does not compute, ArtifactError for a folder that is
-    damaged or not of one piece."""
+    Raises ConfigError for a model that ours does not compute, ArtifactError for a damaged folder or
+    one whose files contradict each other."""
     where = join(url, CONFIG)
     name, config, rows = read_config(read_document(where), where)
     files = open_weights(url)
@@ -188,8 +191,8 @@ def _generation(url: str) -> Mapping[str, Any]:
 class ClassWeights:
     """The weights of a folder under the names of their class.
 
-    Files may leave the prefix of the names out, keep buffers beside the weights, and an output
-    layer that is tied to the embedding."""
+    Files may omit the prefix of the names, and may contain buffers and a copy of the embedding as
+    the tied output layer."""
 
     def __init__(self, files: TheirTensors, wanted: Mapping[str, object], prefix: str) -> None:
         self._files = files
@@ -205,25 +208,25 @@ class ClassWeights:
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
         """Type and shape of each, by the name of the class."""
-        held = self._files.specs
-        return {name: held[stored] for name, stored in self._stored.items()}
+        specs = self._files.specs
+        return {name: specs[stored] for name, stored in self._stored.items()}
 
     def read(self, name: str) -> torch.Tensor:
         """A whole tensor."""
         return self._files.read(self._stored[name])
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         self._files.close()
 
     def refuse_other_head(self, url: str, tied_to: str) -> None:
-        """An output layer beside a tied embedding must be that embedding."""
+        """Refuse a tied output layer that differs from the embedding."""
         if self._second_head is None:
             return
         head, embedding = self._files.read(self._second_head), self.read(tied_to)
         if not torch.equal(head.view(torch.uint8), embedding.view(torch.uint8)):
             raise ArtifactError(
-                f"{url}: config.json ties the output layer to the embedding, yet {HEAD} is "
-                f"another tensor than {tied_to}; say which is meant: delete it, or put "
+                f"{url}: config.json ties the output layer to the embedding, but {HEAD} differs "
+                f"from {tied_to}; delete {HEAD}, or put "
                 '"tie_word_embeddings": false into config.json'
             )

@@ -1,7 +1,7 @@
-"""Our GPT's weights as those of the Hugging Face class that computes the same (config.py).
+"""Converts our GPT's weights to those of the Hugging Face class that computes the same (config.py).
 
-Weights are moved and transposed, never computed with: the numbers stay the same. The padded rows
-of the vocabulary stay. Names are in names.py.
+Weights are moved and transposed, never computed with, so the numbers stay the same. The rows that
+pad the vocabulary are kept. Names are in names.py.
 
 n query heads, g key and value heads, d head channels, h hidden."""
 
@@ -21,7 +21,7 @@ from trainyard.models.gpt.config import GPTConfig
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tensor of the other format and how it follows from one of ours."""
+    """A tensor of the other format, and how it follows from one of ours."""
 
     name: str
     source: str
@@ -40,7 +40,7 @@ def split_qkv(tensor: Tensor, config: GPTConfig) -> tuple[Tensor, Tensor, Tensor
 
 
 def part_of(tensor: Tensor, part: Part, config: GPTConfig) -> Tensor:
-    """The part of one of our tensors that a tensor of theirs is."""
+    """The part of one of our tensors that makes up a tensor of theirs."""
     if part == "whole":
         return tensor
     if part in ("gate", "up"):
@@ -53,8 +53,8 @@ def part_of(tensor: Tensor, part: Part, config: GPTConfig) -> Tensor:
 
 
 def targets(config: GPTConfig, name: str | None = None) -> list[Target]:
-    """Every tensor of the Hugging Face model, in its order; the parts of one of our tensors follow
-    each other. name: its class; unset: the one that fits."""
+    """Every tensor of the Hugging Face model, in the order of the class; the parts of one of our
+    tensors follow each other. name: the class; None: the one that fits."""
 
     def convert(part: Part) -> Callable[[Tensor], Tensor]:
         return lambda tensor: part_of(tensor, part, config)

@@ -1,7 +1,7 @@
-"""The `args` of a Megatron-LM checkpoint and our GPTConfig, both ways.
+"""Converts the `args` of a Megatron-LM checkpoint to our GPTConfig, and back.
 
-Every argument that changes what the model computes is read or refused by name; what only training
-or speed see is passed over. Names are those of the parser's destinations, all releases together."""
+Every argument that changes what the model computes is read or refused by name. Arguments that only
+concern training or speed are ignored. Names are the parser's destinations, of all releases."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ FLOATS = (
 )
 
 WHOLE_NUMBERS = ("rotary_base", "rotary_seq_len_interpolation_factor")
-"""Which Megatron-LM's parser takes as integers."""
+"""Arguments that Megatron-LM's parser requires to be integers."""
 
-TAKEN = (
+KEPT_ARGS = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "seq_length", "num_attention_heads"),
     *("num_query_groups", "group_query_attention", "kv_channels", "max_position_embeddings"),
     *("position_embedding_type", "add_position_embedding", "use_rotary_position_embeddings"),
@@ -56,8 +56,8 @@ TAKEN = (
     *("mamba_head_dim", "mamba_num_groups", "mamba_num_heads", "tokenizer_model"),
     *("tokenizer_type", "tiktoken_pattern", "data_parallel_random_init", "global_batch_size"),
 )
-"""Arguments that Megatron-LM's loader takes from a checkpoint or compares with its own, and that no
-conversion changes."""
+"""Arguments that a conversion keeps: Megatron-LM's loader takes them from a checkpoint, or compares
+them with its own."""
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "num_experts": (None, 0),
@@ -85,11 +85,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "mrope_section": (None,),
     "onnx_safe": (None, False),
 }
-"""Arguments whose other values change the model in a way that ours does not know, and the values
-that change nothing."""
+"""Arguments that change the model in a way that ours does not compute, each with the values that do
+not."""
 
 MAX_PATTERN = 8 * MAX_LAYERS
-"""Letters that say which layers have a window."""
+"""Most characters of `window_attn_skip_freq`, which lists the layers with a window."""
 
 POSITIONS = ("learned_absolute", "rope", "yarn", "none")
 
@@ -97,8 +97,8 @@ POSITIONS = ("learned_absolute", "rope", "yarn", "none")
 def config_of(args: Mapping[str, Any], where: str) -> GPTConfig:
     """The configuration that the arguments of a checkpoint describe.
 
-    Raises ConfigError for a model that ours does not compute, ArtifactError for arguments that make
-    none."""
+    Raises ConfigError for a model that ours does not compute, ArtifactError for arguments that
+    describe no model."""
     _refuse(args, where)
     values = {name: args[name] for name in SAME_NAME if args.get(name) is not None}
     for name in FLOATS:
@@ -128,8 +128,8 @@ def _refuse(args: Mapping[str, Any], where: str) -> None:
     ]
     if found:
         raise ConfigError(
-            f"{where}: was made with {', '.join(found)}, which this version of trainyard does not "
-            "compute"
+            f"{where}: is a model with {', '.join(found)}, which this version of trainyard does "
+            "not compute"
         )
 
 
@@ -141,8 +141,8 @@ def _positions(args: Mapping[str, Any], where: str) -> str:
         return "none" if args.get("add_position_embedding") is False else "learned_absolute"
     if kind not in POSITIONS:
         raise ConfigError(
-            f"{where}: was made with --position-embedding-type {kind!s:.40}; this version of "
-            f"trainyard computes {', '.join(POSITIONS)}"
+            f"{where}: is a model with --position-embedding-type {kind!s:.40}; this version of "
+            f"trainyard computes only {', '.join(POSITIONS)}"
         )
     return str(kind)
 
@@ -176,25 +176,25 @@ def args_of(
     is_legacy: bool,
     transformer_impl: str,
     dtype: str,
-    told: Mapping[str, Any],
+    source_args: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What a Namespace of arguments says of the model and its layout, enough for Megatron's own
-    checks and for --use-checkpoint-args. dtype: of the weights, as safetensors name it. told: the
-    arguments of the run there that made the model, if one did: the command that saved it must load
-    what is written.
+    """Arguments for the model and its layout, enough for Megatron-LM's own checks and for
+    --use-checkpoint-args.
 
-    Raises ConfigError for what no argument of theirs says."""
+    dtype: of the weights, by safetensors' name. source_args: the arguments of the Megatron-LM run
+    that trained the model, or {}. KEPT_ARGS of them are kept, so that the command of that run can
+    load the result.
+    Raises ConfigError for a model that Megatron-LM's arguments cannot describe."""
     if config.quick_gelu:
         raise ConfigError(
-            "Megatron-LM has no argument for --quick-gelu without a gate; take a saver for Hugging "
-            "Face"
+            "Megatron-LM has no argument for --quick-gelu without a gate; use --saver hf"
         )
     original = config.rope_scaling_original_max_position_embeddings
     if config.use_rope_scaling and original != LLAMA3_LENGTH:
         raise ConfigError(
-            f"Megatron-LM scales rotary embedding from a length of {LLAMA3_LENGTH} alone, and this "
-            f"model has --rope-scaling-original-max-position-embeddings {original}; take --saver "
-            "hf, or keep the checkpoint in our format (--saver trainyard)"
+            f"--rope-scaling-original-max-position-embeddings must be {LLAMA3_LENGTH} for "
+            f"Megatron-LM, got {original}; use --saver hf, or keep the checkpoint in our format "
+            "(--saver trainyard)"
         )
     values = {name: getattr(config, name) for name in SAME_NAME}
     values |= {
@@ -203,9 +203,9 @@ def args_of(
         "max_position_embeddings": config.positions,
         "num_query_groups": config.num_query_groups,
         "position_embedding_type": config.position_embedding_type,
-        # With the other kinds of them its loader would make any model one of rope.
+        # True would make Megatron-LM's loader use rope for a model of any other kind.
         "use_rotary_position_embeddings": config.position_embedding_type == "rope",
-        # As its parser leaves it, of whatever kind they are.
+        # Megatron-LM's parser leaves it True for every kind of positions.
         "add_position_embedding": True,
         "add_bias_linear": config.linear_bias,
         "window_size": _sides(config.window_size),
@@ -214,7 +214,7 @@ def args_of(
     for name in WHOLE_NUMBERS:
         value = values[name]
         values[name] = int(value) if isinstance(value, float) and value.is_integer() else value
-    values |= {name: told[name] for name in TAKEN if told.get(name) is not None}
+    values |= {name: source_args[name] for name in KEPT_ARGS if source_args.get(name) is not None}
     pp, vpp = len(split), len(split[0])
     sizes = {len(stage.layers) for stage in stages_in_order(split)}
     return values | {
@@ -262,9 +262,9 @@ LEGACY_LACKS: dict[str, Callable[[GPTConfig], bool]] = {
 
 
 def refuse_for_legacy(config: GPTConfig) -> None:
-    """Refuse what the legacy model class of Megatron-LM does not compute."""
+    """Refuse a model that Megatron-LM's legacy class does not compute."""
     lacking = [option for option, given in LEGACY_LACKS.items() if given(config)]
     if lacking:
         raise ConfigError(
-            f"the legacy model class of Megatron-LM has no {', '.join(lacking)}; take --saver core"
+            f"the legacy model class of Megatron-LM has no {', '.join(lacking)}; use --saver core"
         )

@@ -1,8 +1,8 @@
-"""The folder of a Megatron-LM checkpoint in its `torch` format: which files there are of it.
+"""Finds and opens the files of a Megatron-LM checkpoint in its `torch` format.
 
 latest_checkpointed_iteration.txt         a number, or `release`
-iter_0000100/ or release/                 of one iteration
-    mp_rank_TT/ or mp_rank_TT_PPP/        of tensor rank TT, pipeline rank PPP
+iter_0000100/ or release/                 one iteration
+    mp_rank_TT/ or mp_rank_TT_PPP/        tensor rank TT, pipeline rank PPP
         model_optim_rng.pt
         distrib_optim.pt                  with the distributed optimizer"""
 
@@ -38,7 +38,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 MODEL_FILE = "model_optim_rng.pt"
 OPTIMIZER_FILE = "distrib_optim.pt"
 BACKEND = "metadata.json"
-"""Of `torch_dist`: written after everything else in the folder of an iteration."""
+"""File of `torch_dist`, written after everything else in the folder of an iteration."""
 RELEASE = "release"
 
 RANK_FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(_\d{3,})?")
@@ -77,13 +77,13 @@ def iteration_folder(step: int) -> str:
 
 
 def marks_of(step: int) -> tuple[str, str]:
-    """Files below the root that say that the checkpoint of a step is whole."""
+    """Files below the root that mark the checkpoint of a step as complete."""
     return TRACKER, f"{iteration_folder(step)}/{BACKEND}"
 
 
 def find_iteration(url: str) -> tuple[str, int]:
     """Folder and step of the checkpoint at a root with a tracker file, or at the folder of one
-    iteration; 0 is a release. Nothing of it is looked at but the tracker."""
+    iteration; step 0 is a release. Reads only the tracker."""
     url = url.rstrip("/") or url
     if store.exists(join(url, TRACKER)):
         step, folder = _tracked(join(url, TRACKER))
@@ -95,7 +95,7 @@ def find_iteration(url: str) -> tuple[str, int]:
 def find_folder(url: str) -> MegatronFolder:
     """The checkpoint at a root with a tracker file, or at the folder of one iteration.
 
-    Raises ArtifactError that says what is there instead."""
+    Raises ArtifactError, which lists the files found, if there is none."""
     return _read(*find_iteration(url))
 
 
@@ -104,7 +104,7 @@ def _tracked(url: str) -> tuple[int, str]:
     if text == RELEASE:
         return 0, RELEASE
     if not text.isdecimal():
-        raise ArtifactError(f"{url}: holds {text!r}, wanted a number or `release`")
+        raise ArtifactError(f"{url}: contains {text!r}, wanted a number or `release`")
     return int(text), f"iter_{int(text):07d}"
 
 
@@ -122,14 +122,14 @@ def _read(url: str, step: int) -> MegatronFolder:
                 )
             ranks[int(match[2] or 0), int(match[1])] = name
     if not ranks:
-        found = f"found {', '.join(names[:5])}" if names else "nothing is there"
-        raise ArtifactError(f"{url}: no mp_rank_XX/{MODEL_FILE}; {found}")
+        found = f"only {', '.join(names[:5])}" if names else "the folder is empty"
+        raise ArtifactError(f"{url}: has no mp_rank_XX/{MODEL_FILE}, {found}")
     pp, tp = (1 + max(key[axis] for key in ranks) for axis in (0, 1))
     if pp > 1_000_000 or tp > 1_000_000 or len(ranks) != pp * tp:
         wanted = ((p, t) for p in range(pp) for t in range(tp) if (p, t) not in ranks)
         missing = [rank_folder(t, p, pp) for (p, t), _ in zip(wanted, range(5), strict=False)]
         raise ArtifactError(
-            f"{url}: {len(ranks)} files of {tp} tensor x {pp} pipeline ranks; missing "
+            f"{url}: has {len(ranks)} files for {tp} tensor x {pp} pipeline ranks; missing "
             f"{', '.join(missing)}"
         )
     files = tuple(tuple(ranks[p, t] for t in range(tp)) for p in range(pp))
@@ -141,12 +141,11 @@ def _read(url: str, step: int) -> MegatronFolder:
 
 
 ALLOWED = (ANYTHING,)
-"""Of the files that hold more than tensors: `args`, states of random generators, the scaler of the
-loss and FP8 keep enums, signals, paths and helpers of any release. They are noted, and only what is
-needed must be known."""
+"""Classes allowed in files with more than tensors: any. `args`, random states, the loss scaler and
+FP8 contain enums, signals, paths and helpers of any release. They are recorded, never imported."""
 
 TENSORS_ALONE = ("megatron.", "fp16.", "apex.", "transformer_engine.")
-"""Of the files that hold states of the optimizer and nothing else."""
+"""Classes allowed in files that contain only states of the optimizer."""
 
 CHUNK = re.compile(r"model\d{1,9}", re.ASCII)
 """Key of a virtual pipeline stage."""
@@ -154,13 +153,13 @@ CHUNK = re.compile(r"model\d{1,9}", re.ASCII)
 
 @dataclass(slots=True)
 class Chunk:
-    """The model dict of a file, or one of several (virtual pipeline stages); layers are counted on
+    """The model dict of a file, or one of several (virtual pipeline stages). Layers are numbered on
     the stage until `renumber`."""
 
     parameters: list[Parameter]
     """In the order of the file."""
     unknown: list[str]
-    """Paths that no parameter of ours has."""
+    """Paths without a parameter of ours."""
 
     @property
     def num_layers(self) -> int:
@@ -169,21 +168,21 @@ class Chunk:
         return 1 + max((n for n in numbers if n is not None), default=-1)
 
     def renumber(self, offset: int) -> None:
-        """Count layers from the first of the whole model."""
+        """Number layers in the whole model. offset: layers before this stage."""
         self.parameters = [
             Parameter(with_layer_offset(p.name, offset), p.ref, p.is_copy) for p in self.parameters
         ]
 
 
 class RankFile:
-    """`model_optim_rng.pt` of one rank; close it when its tensors are read."""
+    """`model_optim_rng.pt` of one rank; close it after its tensors are read."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.file = TorchFile(url, ALLOWED)
         try:
             if not isinstance(self.file.tree, Mapping):
-                raise ArtifactError(f"{url}: holds no dict, so no checkpoint of Megatron-LM")
+                raise ArtifactError(f"{url}: is not a dict, so not a checkpoint of Megatron-LM")
             self.tree: Mapping[str, Any] = self.file.tree
             self._check_model()
         except BaseException:
@@ -193,26 +192,28 @@ class RankFile:
     def _check_model(self) -> None:
         if not any(key == "model" or key == "model0" for key in self.tree):
             names = ", ".join(str(key) for key in list(self.tree)[:8])
-            raise ArtifactError(f"{self.url}: holds no `model`, only {names}")
+            raise ArtifactError(f"{self.url}: has no `model`, only {names}")
 
     @property
     def args(self) -> Mapping[str, Any] | None:
-        """The arguments of the run; None where the file has none, as of 2019."""
+        """The arguments of the run; None if the file has none, like those of 2019."""
         args = self.tree.get("args")
-        self._refuse_note("its args", args)
+        self._refuse_noted("its args", args)
         return args if isinstance(args, Mapping) else None
 
     @property
     def version(self) -> float:
-        """Of the checkpoint: the order of QKV rows; 0 where the file does not say."""
+        """The checkpoint's version, which determines the order of QKV rows; 0 if it has none."""
         version = self.tree.get("checkpoint_version", 0)
         if type(version) not in (int, float) or not 0 <= version <= 3:
-            raise ArtifactError(f"{self.url}: checkpoint_version {version!r:.40}; 0 to 3 are known")
+            raise ArtifactError(
+                f"{self.url}: checkpoint_version must be 0 to 3, got {version!r:.40}"
+            )
         return float(version)
 
     @property
     def iteration(self) -> int | None:
-        """Of the run; None where the file does not say."""
+        """The iteration; None if the file has none."""
         return iteration_in(self.tree, self.url)
 
     def is_legacy(self) -> bool:
@@ -220,10 +221,12 @@ class RankFile:
         return any(is_legacy([path for path, _ in flatten(model)]) for model in self._models())
 
     def num_chunks(self) -> int:
-        """Virtual pipeline stages; an empty one at the end may be left out of a file."""
+        """Virtual pipeline stages; a file may omit an empty one at the end."""
         numbers = [int(key[5:]) for key in self.tree if _is_chunk(key)]
         if max(numbers, default=0) > MAX_LAYERS:
-            raise ArtifactError(f"{self.url}: holds a model{max(numbers)}; no run has so many")
+            raise ArtifactError(
+                f"{self.url}: has a model{max(numbers)}, but at most {MAX_LAYERS} are read"
+            )
         return 1 + max(numbers, default=0)
 
     def _models(self) -> list[Mapping[str, Any]]:
@@ -232,13 +235,13 @@ class RankFile:
         else:
             models = [self.tree.get(f"model{n}", {}) for n in range(self.num_chunks())]
         for model in models:
-            self._refuse_note("its model", model)
+            self._refuse_noted("its model", model)
             if not isinstance(model, Mapping):
                 raise ArtifactError(f"{self.url}: its model is a {type(model).__name__}")
         return models
 
-    def _refuse_note(self, what: str, value: Any) -> None:
-        """What is needed must be made by what is known."""
+    def _refuse_noted(self, what: str, value: Any) -> None:
+        """Refuse an object of an unknown class in a place that is needed."""
         if isinstance(value, Noted):
             raise ArtifactError(
                 f"{self.url}: {what} is refused: it asks for {value.source}, which makes nothing "
@@ -246,7 +249,7 @@ class RankFile:
             )
 
     def chunks(self, tied: bool) -> list[Chunk]:
-        """The parameters, layers counted on the stage."""
+        """The parameters, with layers numbered on the stage."""
         return [self._chunk(model, tied) for model in self._models()]
 
     def _chunk(self, model: Mapping[str, Any], tied: bool) -> Chunk:
@@ -255,7 +258,7 @@ class RankFile:
             if is_state_of_engine(path) or value is None:
                 continue
             name = our_name(path, tied=tied)
-            self._refuse_note(f"{shown(path)} of its model", value)
+            self._refuse_noted(f"{shown(path)} of its model", value)
             if name is None or not isinstance(value, TensorRef):
                 chunk.unknown.append(path)
                 continue

@@ -1,11 +1,11 @@
-"""How Megatron-LM cuts parameters over tensor ranks, and the orders of QKV rows that it has had.
+"""How Megatron-LM shards parameters over tensor ranks, and the orders of QKV rows of its versions.
 
     rows    along dim 0: embeddings, output layer, QKV
-    gated   along dim 0, each half of it for itself: rank files hold [gate_r; up_r]
+    gated   along dim 0, each half separately: rank files have [gate_r; up_r]
     columns along dim 1: the matrices that end attention and MLP
     whole   the same on every rank: norms, positions, biases added after a sum
 
-Pure. T tensor ranks, n heads, d channels of a head, h hidden."""
+Pure functions. T tensor ranks, n heads, d channels of a head, h hidden."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FC1 = ("mlp.linear_fc1.weight", "mlp.linear_fc1.bias")
 
 
 def cut_of(name: str, config: GPTConfig) -> Cut:
-    """How a parameter is cut, by its name here."""
+    """How a parameter is sharded, by our name."""
     if name.endswith(ROWS):
         return "rows"
     if name.endswith(FC1):
@@ -49,11 +49,10 @@ def is_qkv(name: str) -> bool:
 
 
 def rows_by_head(tensor: Tensor, version: float, head_dim: int) -> Tensor:
-    """The QKV rows of one rank's file, query, key and value of each head side by side, from the
-    order of a checkpoint version. To be done before ranks are joined.
+    """The QKV rows of one rank's file in the order of version 2: query, key, value of each head.
 
-    Version 0 holds all queries, then all keys, then all values; version 1 the three of each
-    channel; from 2 on nothing is to be done."""
+    Call it before ranks are joined. Version 0 has all queries, then all keys, then all values;
+    version 1 has query, key, value of each channel."""
     if version >= 2.0:
         return tensor
     rest = tensor.shape[1:]
@@ -65,17 +64,17 @@ def rows_by_head(tensor: Tensor, version: float, head_dim: int) -> Tensor:
 
 
 def joined_shape(shapes: Sequence[tuple[int, ...]], cut: Cut) -> tuple[int, ...]:
-    """The shape of the whole, from those on all tensor ranks. Raises ValueError where they do not
-    fit together."""
+    """The shape of the whole, from those on all tensor ranks. Raises ValueError if they do not fit
+    together."""
     first = shapes[0]
     dim = 1 if cut == "columns" else 0
     for shape in shapes:
         if shape != first:
-            raise ValueError(f"ranks hold {[list(s) for s in shapes[:4]]}")
+            raise ValueError(f"has different shapes on ranks: {[list(s) for s in shapes[:4]]}")
     if cut == "whole":
         return first
     if len(first) <= dim or (cut == "gated" and first[0] % 2):
-        raise ValueError(f"cannot be put together from {list(first)}")
+        raise ValueError(f"cannot be joined from shards of shape {list(first)}")
     return (*first[:dim], first[dim] * len(shapes), *first[dim + 1 :])
 
 
@@ -94,29 +93,30 @@ def join_parts(parts: Sequence[Tensor], cut: Cut) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """What a rank holds of a whole: boxes of one shape, to be put one above the other."""
+    """A rank's part of a tensor: boxes of one shape, concatenated along dim 0 in its file."""
 
     offsets: tuple[tuple[int, ...], ...]
     extent: tuple[int, ...]
-    """Of each box."""
+    """Shape of each box."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what the rank's file holds."""
+        """Shape of the tensor in the rank's file."""
         if not self.extent:
             return ()
         return (self.extent[0] * len(self.offsets), *self.extent[1:])
 
 
 def boxes_of_rank(shape: tuple[int, ...], cut: Cut, rank: int, tp: int) -> Boxes:
-    """What rank `rank` of `tp` holds of a parameter of `shape`. Raises ValueError where the shape
-    cannot be cut so."""
+    """The part of rank `rank` of `tp` of a parameter of `shape`. Raises ValueError if the shape is
+    not divisible."""
     origin = (0,) * len(shape)
     if cut == "whole" or tp == 1:
         return Boxes((origin,), shape)
     dim, halves = (1, 1) if cut == "columns" else (0, 2 if cut == "gated" else 1)
     if shape[dim] % (tp * halves):
-        raise ValueError(f"{shape[dim]} {'columns' if dim else 'rows'} cannot be cut in {tp}")
+        kind = "columns" if dim else "rows"
+        raise ValueError(f"has {shape[dim]} {kind}, which must be divisible by {tp * halves}")
     size = shape[dim] // (tp * halves)
     begins = [half * shape[dim] // halves + rank * size for half in range(halves)]
     offsets = tuple((*origin[:dim], begin, *origin[dim + 1 :]) for begin in begins)

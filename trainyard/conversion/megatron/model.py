@@ -42,22 +42,22 @@ class WholeModel:
     url: str
     config: GPTConfig
     vocab_size: int
-    """Tokens that the tokenizer knows; the rows of the embedding where that is not known."""
+    """Tokens of the tokenizer; the rows of the embedding if that is not known."""
     rows: int
-    """Of the embedding as it is written."""
+    """Rows of the embedding to write."""
     step: int
     consumed_train_samples: int
     num_updates: int
     options: Mapping[str, Any]
-    """Of the run: ours and Megatron's names of the optimizer's options are the same."""
+    """Options of the run; the optimizer's have the same names here and in Megatron-LM."""
     args: Mapping[str, Any]
-    """Megatron-LM's, where it made the model: numbers and text; empty elsewhere."""
+    """Numbers and strings of Megatron-LM's args, if it trained the model; else empty."""
     scheduler: Mapping[str, Any] | None
-    """As Megatron-LM's checkpoints keep the schedules."""
+    """State of the schedules, as in Megatron-LM's checkpoints."""
     scaler: Mapping[str, Any]
-    """Of the scale of the loss; empty without."""
+    """State of the loss scale; empty without one."""
     specs: Mapping[str, TensorSpec]
-    """By our global names, as they are written."""
+    """Types and shapes to write, by our global names."""
     read_slice: ReadSlice
 
 
@@ -70,8 +70,8 @@ def whole_model(
     """The model of a trainyard checkpoint or of a source.
 
     true_vocab_size: tokens of the tokenizer, to pad the vocabulary again as Megatron-LM does for
-    `tp` ranks, to a multiple of `divisible_by * tp`; unset: its rows stay. Raises ConfigError if
-    the rows cannot be cut."""
+    `tp` ranks, to a multiple of `divisible_by * tp`; None: the rows stay. Raises ConfigError if
+    `tp` ranks cannot share the rows evenly."""
     if isinstance(source, Checkpoint):
         source = CheckpointSource(source)
     model = _whole(source)
@@ -86,8 +86,8 @@ def whole_model(
     if model.rows % tp:
         known = f" {model.vocab_size}" if model.vocab_size < model.rows else ""
         raise ConfigError(
-            f"a vocabulary of {model.rows} rows cannot be cut over {tp} tensor-parallel ranks; pad "
-            f"it again with --true-vocab-size{known or ' and the number of tokens'}"
+            f"a vocabulary of {model.rows} rows must be divisible by {tp} tensor-parallel ranks; "
+            f"pad it again with --true-vocab-size{known or ' and the number of tokens'}"
         )
     return model
 
@@ -101,7 +101,7 @@ def args_document(
     transformer_impl: str,
     **more: object,
 ) -> dict[str, Any]:
-    """The `args` of Megatron-LM for a checkpoint of this model. more: of its format."""
+    """The `args` of Megatron-LM for a checkpoint of this model. more: args of its format."""
     values = args_of(
         model.config,
         padded_vocab_size=model.rows,
@@ -111,7 +111,7 @@ def args_document(
         is_legacy=is_legacy,
         transformer_impl=transformer_impl,
         dtype=model.specs[f"model.{EMBEDDING}"].dtype,
-        told=model.args,
+        source_args=model.args,
     )
     return values | {
         **more,
@@ -130,13 +130,13 @@ def _whole(source: Source) -> WholeModel:
 
 
 def _divisor(model: WholeModel) -> int:
-    """That of the model, unless it only says how many rows there happen to be."""
+    """The model's divisor, unless it is just its number of rows (`padded_alike`)."""
     own = model.config.make_vocab_size_divisible_by
     return MEGATRON_DIVISOR if own == model.rows else own
 
 
 def _adjusted(model: WholeModel, adjusted: Adjusted) -> WholeModel:
-    """With the vocabulary of `adjusted`, of which only that is read."""
+    """The model with the vocabulary of `adjusted`, from which only tensors with rows are read."""
 
     def read_slice(name: str, offset: Sequence[int], extent: Sequence[int]) -> Tensor:
         if has_rows(name):
@@ -164,7 +164,7 @@ def _of_checkpoint(source: CheckpointSource) -> WholeModel:
     state = checkpoint.state
 
     def read_slice(name: str, offset: Sequence[int], extent: Sequence[int]) -> Tensor:
-        if has_rows(name):  # of which the source makes padding that others may score
+        if has_rows(name):  # the source replaces padding rows, which other programs may score
             return _box(source.read(name), offset, extent)
         return checkpoint.read_slice(name, offset, extent)
 
@@ -199,7 +199,7 @@ def _of_source(source: Source) -> WholeModel:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers and text; not what a reader noted of objects."""
+    """Numbers and strings, without objects that the reader only recorded."""
     return {name: v for name, v in values.items() if v is None or type(v) in PLAIN}
 
 

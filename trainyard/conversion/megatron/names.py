@@ -1,10 +1,10 @@
-"""Names of parameters in Megatron-LM's checkpoints, and ours, both ways.
+"""Translates names of parameters between Megatron-LM's checkpoints and ours, both ways.
 
-The tables are in `models/gpt/checkpoint_names.py`. Ours are those of a core GPTModel with the local
-layer. `core` may also be of Transformer Engine's
-layer, which keeps a norm inside the matrix that follows it; `legacy` is the model class of before,
-with names of its own, some of them in several spellings. Layers are numbered from 0 on every
-pipeline stage. Names here are dotted paths: those of nested dicts joined."""
+The tables are in `models/gpt/checkpoint_names.py`. Our names are those of a core GPTModel with the
+local layer. A `core` checkpoint may also have the names of Transformer Engine's layer, which keeps
+a norm inside the matrix that follows it. `legacy` is the older model class, whose names differ,
+some in several spellings. Layers are numbered from 0 on every pipeline stage. Names are dotted
+paths, the keys of nested dicts joined."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ModelClass = Literal["core", "legacy"]
 TransformerImpl = Literal["transformer_engine", "local"]
 
 TIED_COPY = "tied copy"
-"""In the place of a name of ours: the output layer of a last stage that repeats the embedding."""
+"""Stands for a name of ours: the output layer of a last stage that repeats the tied embedding."""
 
 OURS_LAYER = re.compile(r"decoder\.layers\.(\d{1,9})\.(.+)", re.ASCII)
 
@@ -39,7 +39,7 @@ LEGACY_COPY = "word_embeddings_for_head.weight"
 
 
 def flatten(model: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of nested dicts, in their order."""
+    """(dotted path, value) of every leaf of nested dicts, in their order."""
     for key, value in model.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")
@@ -56,12 +56,12 @@ def is_legacy(paths: Iterator[str] | list[str]) -> bool:
 
 
 def is_state_of_engine(path: str) -> bool:
-    """FP8 scales and such, which are no weights."""
+    """Whether it is Transformer Engine's extra state, such as FP8 scales, and no weight."""
     return path.endswith("._extra_state") or "._extra_state." in path
 
 
 def our_name(path: str, *, tied: bool) -> str | None:
-    """Our name, the layer still counted on its stage; TIED_COPY; None for one that is unknown."""
+    """Our name, with the layer's number on its stage; TIED_COPY; None for an unknown path."""
     if path.startswith(LEGACY_ROOT) or path == LEGACY_COPY:
         return _of_legacy(path)
     if path == OUTPUT:
@@ -105,7 +105,7 @@ def with_layer_offset(name: str, offset: int) -> str:
 
 
 def layer_of(name: str) -> int | None:
-    """The layer that a name of ours is of."""
+    """The layer in a name of ours; None for a parameter outside the layers."""
     match = OURS_LAYER.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -131,7 +131,7 @@ def registration_order(names: list[str], style: str) -> list[str]:
 
 
 def their_name(name: str, style: str) -> str:
-    """The dotted path of a parameter of ours, its layer counted on its stage."""
+    """The dotted path of a parameter of ours; layers in both are numbered on their stage."""
     match = OURS_LAYER.fullmatch(name)
     if style == "legacy":
         return _to_legacy(name, match)
@@ -154,7 +154,7 @@ def _to_legacy(name: str, match: re.Match[str] | None) -> str:
 
 
 def nested(flat: Mapping[str, Any], style: str) -> dict[str, Any]:
-    """The model dict of a file: flat for core; nested for legacy down to encoder, embeddings."""
+    """The model dict of a file: flat for core; for legacy nested down to encoder and embedding."""
     if style != "legacy":
         return dict(flat)
     tree: dict[str, Any] = {}
@@ -170,8 +170,8 @@ def nested(flat: Mapping[str, Any], style: str) -> dict[str, Any]:
 
 
 def style_of(model_class: ModelClass, transformer_impl: TransformerImpl | None) -> str:
-    """Key of REGISTRATION_ORDER. transformer_impl: None for Megatron's default, which is
-    Transformer Engine's layer."""
+    """The key of REGISTRATION_ORDER. transformer_impl: None means Transformer Engine's layer,
+    Megatron-LM's default."""
     if model_class == "legacy":
         return "legacy"
     return transformer_impl or "transformer_engine"

@@ -1,15 +1,16 @@
-"""States of Megatron-LM's optimizers, found by the parameter that they are of.
+"""Finds the state of each parameter in Megatron-LM's optimizers, and writes such states.
 
     plain, 16 bits   {"optimizer": {"state": {number: {exp_avg, exp_avg_sq}}, "param_groups"},
                       "fp32_from_fp16_params": [group: [tensor]], "grad_scaler"}
     plain, fp32      {"state", "param_groups"}
-    distributed      {"optimizer": {"param_groups"}} and, in a file of its own, one vector of each
+    distributed      {"optimizer": {"param_groups"}} and, in a separate file, one vector of each
                      kind per buffer; before 2024-02 a list of them, one per bucket
 
-Nothing there has a name. A plain optimizer numbers parameters group after group, in each in the
-order in which the modules were made, which is also the order of the model dict; groups are those
-with weight decay and those without. The distributed one lays them out in the reverse order. Where
-that does not come out to the last shape, `Unknown` says why, and the weights go alone."""
+States have no names, only positions. A plain optimizer numbers parameters group by group, within a
+group in the order in which the modules were registered, which is also the order of the model dict.
+The groups are parameters with weight decay and those without. The distributed optimizer stores
+parameters in the reverse order. If one shape or size does not match, `Unknown` says why, and only
+the weights are converted."""
 
 from __future__ import annotations
 
@@ -33,13 +34,13 @@ log = logging.getLogger(__name__)
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 UNIT = 64
-"""Parameters begin at multiples of this in the buffers of the distributed optimizer."""
+"""Parameters begin at multiples of this many elements in the distributed optimizer's buffers."""
 
 HALF = ("float16", "bfloat16")
 
 
 class Unknown(Exception):  # noqa: N818  # says what happened
-    """The states cannot be told apart; the message says why."""
+    """States whose parameters cannot be identified; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,14 @@ class Parameter:
     """A parameter of one file, in the order of the file."""
 
     name: str
-    """Ours, in the whole model."""
+    """Our name, in the whole model."""
     ref: TensorRef
     is_copy: bool = False
-    """The end of a tied embedding that another stage has as well; its states are not read."""
+    """Whether it is the last stage's copy of a tied embedding; its states are not read."""
 
     @property
     def has_decay(self) -> bool:
-        """By Megatron's rule: neither a bias nor a vector."""
+        """Whether weight decay applies. By Megatron-LM's rule: to neither biases nor vectors."""
         return len(self.ref.shape) != 1 and not self.name.endswith(".bias")
 
 
@@ -66,7 +67,7 @@ States = dict[str, dict[str, TensorRef]]
 
 
 def plain_states(document: Any, parameters: Sequence[Parameter]) -> States:
-    """The states in the `optimizer` of one file. parameters: of all its chunks."""
+    """The states in the `optimizer` of one file. parameters: those of all its chunks."""
     document = _single(document)
     inner = document.get("optimizer", document.get("optimizer_state_dict", document))
     if not isinstance(inner, Mapping) or not isinstance(inner.get("state"), Mapping):
@@ -89,14 +90,14 @@ def _single(document: Any) -> Mapping[str, Any]:
     if isinstance(document, list) and len(document) == 1:
         document = document[0]
     if not isinstance(document, Mapping):
-        raise Unknown(f"it is a {type(document).__name__}, of several optimizers or none")
+        raise Unknown(f"it is a {type(document).__name__}, not the table of one optimizer")
     return document
 
 
 def _members(
     groups: Sequence[Mapping[str, Any]], parameters: Sequence[Parameter]
 ) -> list[list[Parameter]]:
-    """The parameters of each group."""
+    """The parameters of each group, in the order of the file."""
     decoupled = any(map(_has_own_rate, groups))
     keys = [_key_of_group(group, groups) for group in groups]
     if len(set(keys)) != len(keys):
@@ -105,14 +106,15 @@ def _members(
     for parameter in parameters:
         key = (parameter.has_decay, decoupled and is_embedding_or_output(parameter.name))
         if key not in members:
-            raise Unknown(f"no group of it is that of {parameter.name}")
+            raise Unknown(f"it has no group for {parameter.name}")
         members[key].append(parameter)
     for key, group in zip(keys, groups, strict=True):
         if not isinstance(group.get("params"), list | tuple):
-            raise Unknown("its groups do not say which parameters are theirs")
+            raise Unknown("its groups do not list their parameters")
         if len(group["params"]) != len(members[key]):
             raise Unknown(
-                f"a group has {len(group['params'])} parameters, and the model {len(members[key])}"
+                f"a group has {len(group['params'])} parameters, but the model has "
+                f"{len(members[key])} for it"
             )
     return [members[key] for key in keys]
 
@@ -120,10 +122,10 @@ def _members(
 def _key_of_group(
     group: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
 ) -> tuple[bool, bool]:
-    """(weight decay, learning rate of its own). Releases before 2022 have two groups, with and
-    without weight decay, in this order."""
+    """(has weight decay, has a separate learning rate). Releases before 2022 have two groups: first
+    with weight decay, then without."""
     if group.get("lr_mult", 1.0) != 1.0 or group.get("is_expert_parallel"):
-        raise Unknown("it has groups of other learning rates, or of experts")
+        raise Unknown("it has groups with other learning rates, or of experts")
     if "wd_mult" in group:
         return bool(group["wd_mult"]), _has_own_rate(group)
     if any(other.get("weight_decay") for other in groups):
@@ -132,7 +134,7 @@ def _key_of_group(
 
 
 def _has_own_rate(group: Mapping[str, Any]) -> bool:
-    """Of --decoupled-lr. Core 0.16 and later says it by another key."""
+    """Whether the group has --decoupled-lr. Core 0.16 and later uses another key for it."""
     return bool(group.get("is_decoupled_lr")) or group.get("default_config") is False
 
 
@@ -149,21 +151,21 @@ def _take_moments(states: States, state: Any, parameter: Parameter) -> None:
 
 def _shape_or_maker(value: Any) -> str:
     if isinstance(value, Noted):
-        return f"made by {value.source}, which is no function that makes tensors"
+        return f"made by {value.source}, which does not make tensors"
     return str(list(value.shape)) if isinstance(value, TensorRef) else "missing"
 
 
 def _main_parameters(main: Any, members: list[list[Parameter]]) -> dict[str, TensorRef]:
-    """fp32 copies: a list per group, of the 16-bit parameters alone."""
+    """The fp32 copies: a list per group, of 16-bit parameters only."""
     found: dict[str, TensorRef] = {}
     if not isinstance(main, list) or len(main) != len(members):
-        raise Unknown("its fp32 parameters are not in as many groups")
+        raise Unknown(f"its fp32 parameters are not in {len(members)} groups")
     for refs, group in zip(main, members, strict=True):
         halves = [parameter for parameter in group if parameter.ref.dtype in HALF]
         if len(halves) != len(group):
-            raise Unknown("only some of its parameters are of 16 bits")
+            raise Unknown("only some of its parameters have 16 bits")
         if not isinstance(refs, list) or len(refs) != len(halves):
-            raise Unknown("its fp32 parameters are not as many as the model's")
+            raise Unknown(f"a group does not have {len(halves)} fp32 parameters, as the model has")
         for ref, parameter in zip(refs, halves, strict=True):
             if not isinstance(ref, TensorRef) or ref.shape != parameter.ref.shape:
                 raise Unknown(f"its fp32 copy of {parameter.name} has another shape")
@@ -173,9 +175,10 @@ def _main_parameters(main: Any, members: list[list[Parameter]]) -> dict[str, Ten
 
 
 def num_updates(document: Any, read: Callable[[TensorRef], Tensor], iteration: int) -> int:
-    """Updates made, the t of Adam's bias correction: of the groups (fused kernels), of the states
-    (torch; `torch_dist` keeps it once for all), or the iteration where none says it. read: gives
-    the values of a tensor."""
+    """Updates made so far, the t of Adam's bias correction.
+
+    From the groups (fused kernels) or the states (torch; `torch_dist` stores it once for all),
+    otherwise the iteration. read: reads the values of a tensor."""
     try:
         single = _single(document)
     except Unknown:
@@ -201,22 +204,22 @@ def num_updates(document: Any, read: Callable[[TensorRef], Tensor], iteration: i
 
 
 def distributed_states(tree: Any, chunks: Sequence[Sequence[Parameter]]) -> States:
-    """The states in a distrib_optim.pt; chunk by chunk the parameters of the model."""
+    """The states in a distrib_optim.pt. chunks: the model's parameters, chunk by chunk."""
     if isinstance(tree, list) and len(tree) == 1:
         tree = tree[0]
     if not isinstance(tree, Mapping):
-        raise Unknown("it is of several optimizers")
+        raise Unknown("it belongs to several optimizers")
     if any(number not in tree for number in range(len(chunks))) or len(chunks) in tree:
-        raise Unknown("its buffers are not one for each chunk of the model")
+        raise Unknown(f"it does not have one buffer for each of the model's {len(chunks)} chunks")
     states: States = {MAIN: {}, **{kind: {} for kind in MOMENTS}}
     for number, parameters in enumerate(chunks):
         buffers = tree[number]
         if not isinstance(buffers, Mapping) or len(buffers) != 1:
-            raise Unknown("it keeps parameters of several types")
+            raise Unknown("it has parameters of several types")
         (vectors,) = buffers.values()
         _cut_vectors(states, vectors, parameters)
     if all(p.ref.dtype not in HALF for chunk in chunks for p in chunk):
-        del states[MAIN]  # they are the weights themselves
+        del states[MAIN]  # fp32 weights are their own copies
     return states
 
 
@@ -224,7 +227,8 @@ def _cut_vectors(states: States, vectors: Any, parameters: Sequence[Parameter]) 
     sizes = [parameter.ref.numel for parameter in parameters]
     if any(size % UNIT for size in sizes):
         raise Unknown(
-            f"sizes that are no multiples of {UNIT} lie in it at places that depend on its buckets"
+            f"the sizes of its parameters are not all multiples of {UNIT}, so their places depend "
+            "on its buckets"
         )
     for kind, found in states.items():
         buckets = _buckets(vectors.get(kind) if isinstance(vectors, Mapping) else None)
@@ -232,22 +236,22 @@ def _cut_vectors(states: States, vectors: Any, parameters: Sequence[Parameter]) 
             raise Unknown(f"it has no vector of {kind}")
         total = sum(bucket.numel for bucket in buckets)
         if total != sum(sizes):
-            raise Unknown(f"its {kind} has {total} numbers for {sum(sizes)}")
+            raise Unknown(f"its {kind} has {total} numbers, but its parameters have {sum(sizes)}")
         start, left = 0, list(buckets)
         for parameter in reversed(parameters):
             if start == left[0].numel:
                 start = 0
                 del left[0]
             if start + parameter.ref.numel > left[0].numel:
-                raise Unknown(f"its {kind} of {parameter.name} lies in two buckets")
+                raise Unknown(f"its {kind} of {parameter.name} would span two buckets")
             if not parameter.is_copy:
                 found[parameter.name] = left[0].flat_part(start, parameter.ref.shape)
             start += parameter.ref.numel
 
 
 def _buckets(vectors: Any) -> list[TensorRef]:
-    """One vector, or as before 2024-02 one for each bucket of gradients, in the same order; none
-    where it is neither."""
+    """One vector, or before 2024-02 one for each bucket of gradients, in the same order; [] if it
+    is neither."""
     found = vectors if isinstance(vectors, list) else [vectors]
     sound = [v for v in found if isinstance(v, TensorRef) and v.stride == (1,) and v.numel]
     return sound if len(sound) == len(found) else []
@@ -259,21 +263,23 @@ def _buckets(vectors: Any) -> list[TensorRef]:
 HALF_SPECS = ("F16", "BF16")
 
 OPTIONS = ("lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps")
-"""Options of the run that the groups of Megatron's optimizer hold."""
+"""Options of the run that the groups of Megatron-LM's optimizer contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A parameter of a file."""
+    """A parameter to write to a file."""
 
     path: str
-    """In its model dict, dotted."""
+    """Its dotted path in the model dict of the file."""
     name: str
-    """Ours, in the whole model."""
+    """Our name, in the whole model."""
 
 
 def has_optimizer(model: WholeModel) -> bool:
-    """Whether the states of the optimizer can be written; logs why not. False for a release."""
+    """Whether the states of the optimizer can be written; otherwise logs why not.
+
+    A release (step 0) has none, without a message."""
     reason = _why_no_optimizer(model) if model.step else ""
     if reason:
         log.warning("the optimizer of %s is left out: %s", model.url, reason)
@@ -289,23 +295,23 @@ def _why_no_optimizer(model: WholeModel) -> str | None:
         wanted += [f"optimizer.{MAIN}.{name}" for name in names]
     missing = [name for name in wanted if name not in model.specs]
     if missing:
-        return f"the source has no {missing[0]}, nor {len(missing) - 1} more"
+        return f"the source has no {missing[0]} and lacks {len(missing) - 1} more tensors"
     lacking = [option for option in OPTIONS if type(model.options.get(option)) not in (int, float)]
     if lacking:
-        return f"the source does not say --{lacking[0].replace('_', '-')}"
-    return None if model.num_updates else "it has not been used yet"
+        return f"the source does not have the run's --{lacking[0].replace('_', '-')}"
+    return None if model.num_updates else "it has made no update yet"
 
 
 def optimizer_document(
     model: WholeModel,
     parameters: Sequence[Written],
     lazy: Callable[[str], LazyTensor],
-    as_met: bool = False,
+    in_model_order: bool = False,
 ) -> dict[str, Any]:
-    """Of one file. lazy: this rank's part of a tensor by its full name of ours. as_met: groups in
-    the order in which their parameters are met, as for legacy models."""
+    """The `optimizer` of one file. lazy: this rank's part of a tensor, by our full name.
+    in_model_order: order groups by their first parameter in the model, as for legacy models."""
     groups = _groups(model, parameters)
-    if not as_met and model.options.get("decoupled_lr") is None:
+    if not in_model_order and model.options.get("decoupled_lr") is None:
         groups = dict(sorted(groups.items(), reverse=True))
     state: dict[int, dict[str, LazyTensor]] = {}
     param_groups: list[dict[str, Any]] = []
@@ -323,7 +329,7 @@ def optimizer_document(
 
 
 def groups_document(model: WholeModel, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The groups, without the numbers of their parameters. names: those of a stage."""
+    """The groups, without the numbers of their parameters. names: the parameters of a stage."""
     parameters = [Written(name, name) for name in names]
     return [_group(model, *key) for key in _groups(model, parameters)]
 
@@ -331,8 +337,8 @@ def groups_document(model: WholeModel, names: Sequence[str]) -> list[dict[str, A
 def _groups(
     model: WholeModel, parameters: Sequence[Written]
 ) -> dict[tuple[bool, bool], list[Written]]:
-    """Parameters by whether weight decays and whether they have a learning rate of their own, in
-    the order in which they are met."""
+    """Parameters by (has weight decay, has a separate learning rate), in the order of `parameters`;
+    groups in the order of their first one."""
     groups: dict[tuple[bool, bool], list[Written]] = {}
     has_own_rate = model.options.get("decoupled_lr") is not None
     for parameter in parameters:
@@ -364,7 +370,7 @@ def _group(model: WholeModel, decays: bool, has_own_rate: bool) -> dict[str, Any
 
 
 def scaler_document(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the scale of the loss, from what a checkpoint of ours keeps of it."""
+    """The loss scale for a file of Megatron-LM. state: `loss_scaler` of a trainyard checkpoint."""
     scale = torch.tensor([float(state["scale"])], dtype=torch.float32)
     return {
         "scale": LazyTensor.of(scale),

@@ -28,7 +28,7 @@ STYLES = ("lr_decay_style", "wd_incr_style")
 
 
 def iteration_in(tree: Mapping[str, Any], where: str) -> int | None:
-    """The iteration that a file states; None if it states none, as some of 2019."""
+    """The iteration in a file; None if it has none, like some files of 2019."""
     found = tree.get("iteration", tree.get("total_iters"))
     return None if found is None else _count(found, "iteration", where)
 
@@ -38,14 +38,15 @@ def check_iteration(step: int, stated: int | None, where: str) -> None:
     have any iteration."""
     if step and stated is not None and stated != step:
         raise ArtifactError(
-            f"{where}: says iteration {stated}, and lies in the folder of iteration {step}; the "
-            "folder was renamed, or the file is of another save. Put back what belongs there, or "
-            f"name the folder iter_{stated:07d} (and in the tracker {stated}) if all files say so"
+            f"{where}: has iteration {stated}, but is in the folder of iteration {step}; the "
+            "folder was renamed, or the file is from another save. Restore the right file or, if "
+            f"all files have {stated}, rename the folder to iter_{stated:07d} (and write {stated} "
+            "into the tracker)"
         )
 
 
 def samples_in(args: Mapping[str, Any], where: str) -> int:
-    """`consumed_train_samples`; 0 where the arguments do not say."""
+    """`consumed_train_samples`; 0 if the arguments do not have it."""
     found = args.get("consumed_train_samples")
     return 0 if found is None else _count(found, "consumed_train_samples", where)
 
@@ -62,7 +63,7 @@ def schedule_in(tree: Mapping[str, Any], where: str) -> Mapping[str, Any] | None
             _count(value, name, where)
         elif not (_is_word(value) if name in STYLES else _is_amount(value)):
             raise ArtifactError(
-                f"{where}: {name} of its schedule is {shown(value)}, which no schedule can be"
+                f"{where}: {name} of its schedule is {shown(value)}, which no schedule can have"
             )
     return found
 
@@ -103,13 +104,13 @@ def tokens_of(args: Mapping[str, Any], padded: int) -> int:
         if type(value) is not int:
             continue
         if name == "vocab_size" and args.get("tokenizer_type") in ONE_MORE:
-            value = min(value + 1, padded)  # where it is not one more, a row is spare
+            value = min(value + 1, padded)  # a release that adds none: one padding row counts
         if 0 < value <= padded:
             return value
     return padded
 
 
-# --- the scale of the loss --------------------------------------------------------------------
+# --- the loss scale -----------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ KEY = "grad_scaler"
 TRACKERS = ("growth_tracker", "hysteresis_tracker")
 
 Scaler = dict[str, Any]
-"""As `state.json` keeps it: {"scale", "growth_tracker", "hysteresis_tracker"}, or {}."""
+"""The loss scale, as in `state.json`: {"scale", "growth_tracker", "hysteresis_tracker"}, or {}."""
 
 
 def scaler_in(document: Any, read: Callable[[TensorRef], Tensor], where: str) -> Scaler:
@@ -135,8 +136,8 @@ def scaler_in(document: Any, read: Callable[[TensorRef], Tensor], where: str) ->
     for name, value in values.items():
         if not (_is_scale(value) if name == "scale" else _is_count(value)):
             raise ArtifactError(
-                f"{where}: {name} of its {KEY} is {shown(value)}, which no scale of the loss has; "
-                "the file is damaged"
+                f"{where}: {name} of its {KEY} is {shown(value)}, which no loss scale has; the "
+                "file is damaged"
             )
     return values | {"scale": float(values["scale"])}
 
@@ -145,9 +146,9 @@ def warn_without(scaler: Scaler, dtype: str, args: Mapping[str, Any], url: str) 
     """Warn that the loss scale of an fp16 run is unknown. dtype: of its weights."""
     if dtype == "F16" and not scaler and not args.get("loss_scale"):
         log.warning(
-            "%s is of an fp16 run, and its optimizer keeps no scale of the loss (%s): a run that "
-            "resumes from it starts at --initial-loss-scale, and skips steps until that has come "
-            "down; set it to the scale of the last log lines",
+            "%s is of an fp16 run, but its optimizer has no loss scale (%s): a run that resumes "
+            "from it starts at --initial-loss-scale and skips steps until the scale has come "
+            "down; set it to the scale in the last log lines",
             *(url, KEY),
         )
 

@@ -1,8 +1,8 @@
-"""Reads a Megatron-LM checkpoint in `torch` format: both model classes, every version, any split
-over tensor, pipeline and virtual pipeline ranks.
+"""Opens a Megatron-LM checkpoint in `torch` format as a source: both model classes, every version,
+any split over tensor, pipeline and virtual pipeline ranks.
 
-`open_megatron` reads the headers of all files and checks that together they are one model. Tensors
-are read on request, directly from the files."""
+`open_megatron` reads the headers of all files and checks that they make up one model. Tensors are
+read on request, directly from the files."""
 
 from __future__ import annotations
 
@@ -68,15 +68,16 @@ Part = tuple[TorchFile, TensorRef]
 
 
 class MegatronSource(Closing):
-    """A `Source`. Use as a context manager, or `close` when the tensors are read."""
+    """A `Source`. Use it as a context manager, or `close` it after reading."""
 
     def __init__(self, folder: MegatronFolder, given: Mapping[str, Any]) -> None:
+        """given: arguments of Megatron-LM that replace those in the files."""
         self.folder = folder
         self.url = folder.url
         self._files: list[TorchFile] = []
         self._parts: dict[str, list[Part]] = {}
         self._copy: list[Part] = []
-        """The embedding as the last stage repeats it."""
+        """The last stage's copy of the tied embedding."""
         try:
             self._open(given)
         except BaseException:
@@ -101,11 +102,11 @@ class MegatronSource(Closing):
         self.step = self.folder.step
         self.consumed_train_samples = samples_in(self.args, first.url)
         self.scheduler = schedule_in(first.tree, first.url)
-        """State of the schedules as the file has it, or None."""
+        """State of the schedules, as in the file, or None."""
         self.specs: dict[str, TensorSpec] = self._model_specs(_unknown(grid))
         self.num_updates = 0
         self.scaler: Scaler = {}
-        """Of the scale of the loss, with the optimizer; empty where it is constant or unknown."""
+        """State of the loss scale; empty without the optimizer, or if it is constant or unknown."""
         self._add_optimizer(ranks, grid)
         log.info(
             "opened Megatron-LM checkpoint step=%d tp=%d pp=%d class=%s version=%g tensors=%d "
@@ -123,18 +124,18 @@ class MegatronSource(Closing):
     # --- the model ------------------------------------------------------------------------
 
     def _collect(self, ranks: list[list[RankFile]], grid: list[list[list[Chunk]]]) -> None:
-        """Where the parts of every parameter lie, by tensor rank."""
+        """Find the parts of every parameter, in the order of tensor ranks."""
         parts: dict[str, list[Part]] = defaultdict(list)
         for row, chunks_of_row in zip(ranks, grid, strict=True):
             for rank, chunks in zip(row, chunks_of_row, strict=True):
                 for parameter in (p for chunk in chunks for p in chunk.parameters):
-                    held = self._copy if parameter.is_copy else parts[f"model.{parameter.name}"]
-                    held.append((rank.file, parameter.ref))
-        twice = [name for name, found in parts.items() if len(found) != self.folder.tp]
-        if twice or len(self._copy) not in (0, self.folder.tp):
+                    found = self._copy if parameter.is_copy else parts[f"model.{parameter.name}"]
+                    found.append((rank.file, parameter.ref))
+        wrong = [name for name, refs in parts.items() if len(refs) != self.folder.tp]
+        if wrong or len(self._copy) not in (0, self.folder.tp):
             raise ArtifactError(
-                f"{self.url}: {(twice or [EMBEDDING])[0]} is not on every one of "
-                f"{self.folder.tp} tensor ranks of one stage"
+                f"{self.url}: {(wrong or [EMBEDDING])[0]} must be once on each of the "
+                f"{self.folder.tp} tensor ranks of one stage, but is not"
             )
         self._parts.update(parts)
 
@@ -145,25 +146,25 @@ class MegatronSource(Closing):
         return sum(ref.shape[0] for _, ref in found)
 
     def _model_specs(self, unknown: Sequence[str]) -> dict[str, TensorSpec]:
-        """Types and shapes, refused unless they are those of the model."""
+        """Types and shapes. Raises ArtifactError unless they are those of the model."""
         specs: dict[str, TensorSpec] = {}
         for name, parts in self._parts.items():
             try:
                 specs[name] = self._spec(name, parts)
             except ValueError as error:
                 raise ArtifactError(f"{self.url}: {name} {error}") from error
-        held = {name.removeprefix("model."): spec.shape for name, spec in specs.items()}
-        held |= dict.fromkeys(unknown, ())
-        check_model(self.config, self.padded_vocab_size, len(held), self.url)
+        found = {name.removeprefix("model."): spec.shape for name, spec in specs.items()}
+        found |= dict.fromkeys(unknown, ())
+        check_model(self.config, self.padded_vocab_size, len(found), self.url)
         wanted = model_shapes(self.config, self.padded_vocab_size)
-        refuse_differences(held, wanted, self.url, "the model of its args")
+        refuse_differences(found, wanted, self.url, "the model of its args")
         return specs
 
     def _spec(self, name: str, parts: Sequence[Part]) -> TensorSpec:
-        """Raises ValueError where the parts do not make one tensor."""
+        """Type and shape of a whole tensor. Raises ValueError if the parts do not make one."""
         dtypes = {ref.dtype for _, ref in parts}
         if len(dtypes) != 1 or (dtype := dtypes.pop()) not in TORCH_DTYPES:
-            raise ValueError("is of several types, or of one that is not known")
+            raise ValueError("has several types, or an unknown one")
         shape = joined_shape([ref.shape for _, ref in parts], cut_of(name, self.config))
         return TensorSpec(DTYPE_NAMES[TORCH_DTYPES[dtype]], shape)
 
@@ -179,7 +180,9 @@ class MegatronSource(Closing):
             for name, spec in specs.items():
                 weight = self.specs["model." + name.split(".", 2)[2]]
                 if spec.shape != weight.shape:
-                    raise Unknown(f"{name} is {list(spec.shape)} for {list(weight.shape)}")
+                    raise Unknown(
+                        f"{name} is {list(spec.shape)}, but its weight is {list(weight.shape)}"
+                    )
         except (Unknown, ValueError) as reason:
             log.warning("the optimizer of %s is left out: %s", self.url, reason)
             return
@@ -204,7 +207,7 @@ class MegatronSource(Closing):
         names = {name.removeprefix("model.") for name in self.specs}
         for kind in MOMENTS:
             if {name for name in names if f"optimizer.{kind}.{name}" not in found}:
-                raise Unknown(f"it has {kind} of some parameters only")
+                raise Unknown(f"it has {kind} of only some parameters")
         return found
 
     def _states(self, rank: RankFile, chunks: list[list[Parameter]]) -> tuple[TorchFile, States]:
@@ -218,25 +221,25 @@ class MegatronSource(Closing):
     # --- tensors --------------------------------------------------------------------------
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor, on the CPU, contiguous. Raises ArtifactError where ranks contradict each
-        other."""
+        """A whole tensor, on the CPU, contiguous. Raises ArtifactError if the stages' copies of a
+        tied embedding differ."""
         parts = [self._rows(name, file.view(ref)) for file, ref in self._parts[name]]
         cut = cut_of(name, self.config)
         if cut == "whole" and any(not torch.equal(parts[0], part) for part in parts[1:]):
             log.warning(
-                "%s: %s differs between tensor ranks; that of rank 0 is taken", *(self.url, name)
+                "%s: %s differs between tensor ranks; using that of rank 0", *(self.url, name)
             )
         if name == f"model.{EMBEDDING}":
             self._check_copy(parts)
         return join_parts(parts, cut)
 
     def _check_copy(self, parts: Sequence[Tensor]) -> None:
-        """A tied embedding must be the same on the last stage."""
+        """Refuse a tied embedding that differs between the first and the last stage."""
         copies = (file.view(ref) for file, ref in self._copy)
         if not all(torch.equal(part, copy) for part, copy in zip(parts, copies, strict=False)):
             raise ArtifactError(
-                f"{self.url}: the embedding is tied, yet the last stage holds another one than "
-                "the first; it is not known which is right"
+                f"{self.url}: the embedding is tied, but differs between the first and the last "
+                "stage, so it is not known which is right; use another save"
             )
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:
@@ -257,24 +260,25 @@ def open_megatron(url: str, **given: Any) -> MegatronSource:
     """The checkpoint at a root with latest_checkpointed_iteration.txt, or at iter_XXXXXXX/ or
     release/ in it.
 
-    given: arguments of Megatron-LM, by their names with underscores, for a file that holds none:
-    one of 2019, as NVIDIA's GPT-345M, does not tell `num_attention_heads`.
-    Raises ArtifactError for what is damaged, ConfigError for a model that ours does not compute."""
+    given: arguments of Megatron-LM, by their names with underscores. Files of 2019, such as
+    NVIDIA's GPT-345M, have none and need `num_attention_heads`.
+    Raises ArtifactError for damaged files, ConfigError for a model that ours does not compute."""
     return MegatronSource(find_folder(url), given)
 
 
-# --- what the files must agree on -----------------------------------------------------------------
+# --- values that must be equal in all files -------------------------------------------------------
 
 
 def _args(ranks: list[list[RankFile]], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, equal on all ranks as far as the model goes."""
+    """The arguments of rank 0. Refuses ranks of another version, iteration or model class."""
     first = ranks[0][0]
     for rank in (rank for row in ranks for rank in row):
         theirs = (rank.version, rank.iteration, rank.is_legacy(), rank.args is None)
         if theirs != (first.version, first.iteration, first.is_legacy(), first.args is None):
             raise ArtifactError(
-                f"{rank.url}: is of another checkpoint than {first.url} (version {rank.version:g}, "
-                f"iteration {rank.iteration}, and {first.version:g}, {first.iteration})"
+                f"{rank.url}: is from another checkpoint than {first.url}: version "
+                f"{rank.version:g}, iteration {rank.iteration}, not {first.version:g}, "
+                f"{first.iteration}"
             )
     if first.args is None:
         return args_of_bare_file(ranks, given)
@@ -282,13 +286,13 @@ def _args(ranks: list[list[RankFile]], given: Mapping[str, Any]) -> dict[str, An
 
 
 def _scaler(ranks: Sequence[RankFile]) -> Scaler:
-    """The scale of the loss, the same on all ranks."""
+    """The loss scale, which must be the same on all ranks."""
     first, *others = [scaler_in(r.tree.get("optimizer"), r.file.read, r.url) for r in ranks]
     for rank, other in zip(ranks[1:], others, strict=True):
         if other != first:
             raise ArtifactError(
-                f"{rank.url}: its scale of the loss is {other}, and that of {ranks[0].url} is "
-                f"{first}; they are of two saves"
+                f"{rank.url}: its loss scale is {other}, but that of {ranks[0].url} is {first}; "
+                "the files are from two saves"
             )
     return first
 
@@ -296,29 +300,31 @@ def _scaler(ranks: Sequence[RankFile]) -> Scaler:
 def _check_degrees(folder: MegatronFolder, args: Mapping[str, Any]) -> None:
     tp = args.get("tensor_model_parallel_size", args.get("model_parallel_size"))
     pp = args.get("pipeline_model_parallel_size")
-    for name, said, found in (("tensor", tp, folder.tp), ("pipeline", pp, folder.pp)):
-        if type(said) is int and said != found:
+    for name, stated, found in (("tensor", tp, folder.tp), ("pipeline", pp, folder.pp)):
+        if type(stated) is int and stated != found:
             raise ArtifactError(
-                f"{folder.url}: files of {found} {name} ranks, and its args say {said}; some are "
-                "missing, or left from another run"
+                f"{folder.url}: has files of {found} {name} ranks, but its args say {stated}; some "
+                "files are missing, or left over from another run"
             )
 
 
 def _number_layers(grid: list[list[list[Chunk]]], num_layers: int, url: str) -> None:
-    """Count layers over stages: chunk v of pipeline rank p comes after chunk v of rank p - 1."""
+    """Number layers over stages: chunk v of pipeline rank p comes after chunk v of rank p - 1."""
     num_chunks = max(len(chunks) for row in grid for chunks in row)
     offset = 0
     for number in range(num_chunks):
         for row in grid:
-            held = [chunks[number] for chunks in row if number < len(chunks)]
-            counts = {chunk.num_layers for chunk in held}
-            if len(counts) > 1 or len(held) not in (0, len(row)):
-                raise ArtifactError(f"{url}: tensor ranks of one stage hold different layers")
-            for chunk in held:
+            stage = [chunks[number] for chunks in row if number < len(chunks)]
+            counts = {chunk.num_layers for chunk in stage}
+            if len(counts) > 1 or len(stage) not in (0, len(row)):
+                raise ArtifactError(f"{url}: tensor ranks of one stage have different layers")
+            for chunk in stage:
                 chunk.renumber(offset)
             offset += counts.pop() if counts else 0
     if offset != num_layers:
-        raise ArtifactError(f"{url}: its stages hold {offset} layers, its args say {num_layers}")
+        raise ArtifactError(
+            f"{url}: its stages have {offset} layers, but its args say {num_layers}"
+        )
 
 
 def _unknown(grid: list[list[list[Chunk]]]) -> list[str]:
@@ -337,20 +343,20 @@ OF_2019 = {
     "norm_epsilon": 1e-5,
     "bias_gelu_fusion": True,
 }
-"""GPT-2: learned positions, LayerNorm, GELU in its tanh form, tied embeddings."""
+"""Arguments of GPT-2: learned positions, LayerNorm, tanh GELU, tied embeddings."""
 
 
 def args_of_bare_file(ranks: list[list[RankFile]], given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that follow from the tensors, and those given.
 
     For files of 2019, such as NVIDIA's GPT-345M. Raises ConfigError if the number of heads is not
-    given, since it does not follow from anything."""
+    given, since the tensors do not determine it."""
     options = {name: value for name, value in given.items() if value is not None}
     first = ranks[0][0]
     if "num_attention_heads" not in options:
         raise ConfigError(
-            f"{first.url}: holds no args, as files of 2019 do not, so the number of its heads is "
-            "not known; give --num-attention-heads (16 for NVIDIA's GPT-345M)"
+            f"{first.url}: has no args, like files of 2019, so its number of heads is not known; "
+            "give --num-attention-heads (16 for NVIDIA's GPT-345M)"
         )
     chunks = [chunk for row in ranks for chunk in row[0].chunks(tied=True)]
     shapes = {p.name: p.ref.shape for chunk in reversed(chunks) for p in chunk.parameters}

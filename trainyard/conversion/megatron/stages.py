@@ -1,7 +1,8 @@
-"""The ranks that wrote a Megatron-LM checkpoint, from its `args`: the layers and other modules of
-each pipeline rank, and the order in which it made the modules of a layer.
+"""Infers the ranks that wrote a Megatron-LM checkpoint from its `args`: the modules of each
+pipeline rank, and the order in which it registered the modules of a layer.
 
-For states without names, stored as on these ranks. Raises `Unknown` if the args do not say."""
+Needed to name optimizer states that are stored by position. Raises `Unknown` if the args do not
+determine it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.pipeline.partition import Partition, StageLayers, partition
 
 OTHER_ORDERS = ("use_legacy_models", "use_kitchen", "use_transformer_engine_op_fuser")
-"""Arguments with which the modules of a layer are others, or made in another order."""
+"""Arguments with which a layer has other modules, or registers them in another order."""
 
 MAX_DEGREE = 2**20
 
@@ -43,7 +44,7 @@ def style_in(args: Mapping[str, Any]) -> str:
     other = [name for name in OTHER_ORDERS if args.get(name)]
     if style not in ("local", "transformer_engine") or other:
         reason = other[0] if other else f"transformer_impl {style!r:.40}"
-        raise Unknown(f"the order in which its modules were made is not known ({reason})")
+        raise Unknown(f"the order in which its modules were registered is not known ({reason})")
     return str(style)
 
 
@@ -51,7 +52,7 @@ def degrees_in(args: Mapping[str, Any]) -> tuple[int, int]:
     """Tensor and pipeline ranks."""
     tp, pp = (_count(args, f"{kind}_model_parallel_size") for kind in ("tensor", "pipeline"))
     if tp is None or pp is None:
-        raise Unknown("its args do not say on how many tensor and pipeline ranks it was")
+        raise Unknown("its args do not give the numbers of tensor and pipeline ranks")
     return tp, pp
 
 
@@ -59,10 +60,10 @@ def partition_in(args: Mapping[str, Any], num_layers: int) -> Partition:
     """The stages of every pipeline rank."""
     layout = args.get("pipeline_model_parallel_layout")
     if args.get("standalone_embedding_stage") or not isinstance(layout, str | None):
-        raise Unknown("which layers its stages have is not known")
+        raise Unknown("its args do not determine the layers of its stages")
     virtual = _count(args, "virtual_pipeline_model_parallel_size") or 1
     if virtual > MAX_LAYERS:
-        raise Unknown(f"its args say {virtual} virtual stages")
+        raise Unknown(f"its args give {virtual} virtual stages, more than any model has layers")
     _, pp = degrees_in(args)
     options = _Split(pp, pipeline_model_parallel_layout=layout)
     if layout is None and pp > 1:
@@ -77,12 +78,12 @@ def partition_in(args: Mapping[str, Any], num_layers: int) -> Partition:
     try:
         return partition(options, num_layers)
     except ConfigError as error:
-        raise Unknown(f"its args give no stages: {error!s:.200}") from error
+        raise Unknown(f"its args give no valid stages: {error!s:.200}") from error
 
 
 def names_on(stage: StageLayers, model: Collection[str], config: GPTConfig, pp: int) -> list[str]:
-    """The parameters of a stage, by our names; the output layer too where it is the copy of a tied
-    embedding. model: all names."""
+    """The parameters of a stage, by our names, including the copy of a tied embedding as output
+    layer. model: all names."""
     found = [name for name in model if _is_on(name, stage)]
     return [*found, OUTPUT] if stage.has_output and has_tied_copy(config, pp) else found
 
@@ -98,5 +99,5 @@ def _is_on(name: str, stage: StageLayers) -> bool:
 def _count(args: Mapping[str, Any], name: str) -> int | None:
     found = args.get(name)
     if found is not None and (type(found) is not int or not 0 < found <= MAX_DEGREE):
-        raise Unknown(f"its args say {name} {found!r:.40}")
+        raise Unknown(f"its args give {name} {found!r:.40}, wanted a number above 0")
     return found

@@ -1,10 +1,9 @@
-"""Writing a checkpoint of Megatron-LM in its `torch` format, for either model class and any number
-of tensor, pipeline and virtual pipeline ranks.
+"""Writes a Megatron-LM checkpoint in `torch` format, for either model class and any number of
+tensor, pipeline and virtual pipeline ranks.
 
-Checkpoint version 3. Weights always; the states of Adam where the source has them and its options,
-in the layout of the plain optimizer. States of random generators are not written, as a training of
-ours has none of that kind: Megatron-LM is to be started with --no-load-rng. Streams: one tensor of
-one rank is in memory at a time."""
+Checkpoint version 3. Includes the states of Adam, in the layout of the plain optimizer, if the
+source has them and its options. It has no states of random generators, which trainyard's runs lack:
+start Megatron-LM with --no-load-rng. One tensor of one rank is in memory at a time."""
 
 from __future__ import annotations
 
@@ -67,7 +66,7 @@ class Target:
 
     model_class: ModelClass
     style: str
-    """Whose names and order: legacy, local, transformer_engine."""
+    """The names and order of modules: legacy, local or transformer_engine."""
     tp: int
     split: Partition
     """Layers of each pipeline rank."""
@@ -79,7 +78,7 @@ class Target:
 
     @property
     def vpp(self) -> int:
-        """Virtual stages of each pipeline rank; 1: none."""
+        """Stages of each pipeline rank; 1 without virtual stages."""
         return len(self.split[0])
 
 
@@ -99,13 +98,13 @@ def write_megatron(
     advance: Callable[[int], object] = lambda size_bytes: None,
     expect: Callable[[int], object] = lambda size_bytes: None,
 ) -> None:
-    """Write a step, or a release where the source has no step; the tracker file last.
+    """Write a step, or a release if the source has no step; the tracker file last.
 
-    open_file: begins a file by its name below the folder that Megatron-LM's --load is given.
-    pp, vpp: pipeline ranks and virtual stages of each, of as many layers; or split: which layers
-        each of them has, where they differ.
-    transformer_impl: whose names core has; unset: Transformer Engine's, the default there.
-    true_vocab_size: tokens of the tokenizer, to pad the vocabulary anew for `tp` ranks.
+    open_file: opens a file by its name below the folder for Megatron-LM's --load.
+    pp, vpp: pipeline ranks and virtual stages of each, all with the same number of layers.
+    split: the layers of each stage, instead of pp and vpp.
+    transformer_impl: whose names core files have; None: Transformer Engine's, as in Megatron-LM.
+    true_vocab_size: tokens of the tokenizer, to pad the vocabulary again for `tp` ranks.
     expect: called before the first file with the total bytes that `advance` will report.
     Raises ConfigError, before anything is written, for degrees that do not fit the model, or a
     model that the class does not compute."""
@@ -130,12 +129,10 @@ def write_megatron(
 
 
 def _even_split(num_layers: int, pp: int, vpp: int) -> Partition:
-    """As many layers on every stage."""
+    """The same number of layers on every stage."""
     stages = pp * vpp
     if num_layers % stages:
-        raise ConfigError(
-            f"{num_layers} layers cannot be spread evenly over {stages} pipeline stages"
-        )
+        raise ConfigError(f"{num_layers} layers must be divisible by {stages} pipeline stages")
     return arrange([num_layers // stages] * stages, pp)
 
 
@@ -145,7 +142,7 @@ def _check(model: WholeModel, target: Target) -> None:
         raise ConfigError("virtual pipeline stages need a pipeline-parallel size of at least 2")
     if config.query_groups % target.tp:
         raise ConfigError(
-            f"{config.query_groups} key and value heads cannot be cut over --target-tensor-"
+            f"{config.query_groups} key and value heads must be divisible by --target-tensor-"
             f"parallel-size {target.tp}; "
             f"{nearest('--target-tensor-parallel-size', config.query_groups, target.tp)}"
         )
@@ -153,8 +150,8 @@ def _check(model: WholeModel, target: Target) -> None:
         refuse_for_legacy(config)
         if len({len(stage.layers) for stage in stages_in_order(target.split)}) > 1:
             raise ConfigError(
-                "the legacy model class of Megatron-LM has as many layers on every pipeline stage; "
-                "take --saver core, or give no stage more than the others"
+                "the legacy model class of Megatron-LM has the same number of layers on every "
+                "pipeline stage; use --saver core, or give all stages the same number"
             )
     for name in model.specs:
         if name.startswith("model."):
@@ -167,7 +164,7 @@ def _check(model: WholeModel, target: Target) -> None:
 
 
 def _warn_of_groups(model: WholeModel, target: Target) -> None:
-    """Megatron-LM finds groups by their place alone, which is not the same in all releases."""
+    """Warn about releases with another order of groups, as Megatron-LM finds them by position."""
     if model.options.get("decoupled_lr") is not None:
         releases = "0.7 to 0.13, and with two pipeline ranks at most to 0.15"
     elif target.style == "local" and target.pp > 1:
@@ -176,13 +173,13 @@ def _warn_of_groups(model: WholeModel, target: Target) -> None:
         return
     log.warning(
         "the groups of the optimizer are written in the order of Megatron core %s; other releases "
-        "refuse or confuse them: use --no-load-optim there, or torch_dist, which any release loads",
+        "refuse or confuse them: use --no-load-optim there, or --saver torch_dist for any release",
         releases,
     )
 
 
 class _RankWriter:
-    """The tree of one file."""
+    """Makes the tree of one rank's file."""
 
     def __init__(
         self,
@@ -196,7 +193,7 @@ class _RankWriter:
         self._pp_rank, self._tp_rank, self._advance = pp_rank, tp_rank, advance
 
     def tree(self, with_optimizer: bool) -> dict[str, Any]:
-        """What `torch.load` gives back, tensors still to be made."""
+        """What `torch.load` will return, with tensors that are made when they are written."""
         model, target = self._model, self._target
         chunks = [self._chunk(number) for number in range(target.vpp)]
         tree: dict[str, Any] = {
@@ -210,8 +207,8 @@ class _RankWriter:
             tree[key] = nested(flat, target.style)
         if with_optimizer:
             everything = [item for written in chunks for item in written]
-            as_met = target.model_class == "legacy"
-            tree["optimizer"] = optimizer_document(model, everything, self._lazy, as_met)
+            in_order = target.model_class == "legacy"
+            tree["optimizer"] = optimizer_document(model, everything, self._lazy, in_order)
             if model.scheduler is not None:
                 tree["opt_param_scheduler"] = dict(model.scheduler)
         return tree

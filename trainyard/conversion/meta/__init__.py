@@ -1,1 +1,1 @@
-"""Llama and Mistral in the layout of their publishers."""
+"""Reads and writes Llama and Mistral in the layout of their publishers."""

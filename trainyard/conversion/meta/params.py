@@ -1,7 +1,7 @@
-"""The GPTConfig of Meta's params.json, or of Mistral's, which names head_dim.
+"""Converts params.json, Meta's or Mistral's, to a GPTConfig and back.
 
-It does not tell the longest sequence, nor by how much Llama 3.2 scales wavelengths: both follow
-from what the versions of Llama differ in."""
+Mistral's names head_dim. The file has neither the longest sequence nor the factor by which Llama
+3.2 scales wavelengths. Both are inferred from fields in which the versions of Llama differ."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ log = logging.getLogger(__name__)
 EMBEDDING, OUTPUT = "tok_embeddings.weight", "output.weight"
 
 MAX_FACTOR = 1e6
-"""Of the width of the MLP; published ones are below 2."""
+"""Largest ffn_dim_multiplier; published ones are below 2."""
 
 DEFAULT_THETA = 10000.0
 LLAMA3_THETA, LLAMA_CODE_THETA = 500000.0, 1000000.0
 MISTRAL_THETA, MISTRAL_POSITIONS = 1000000.0, 32768
-"""Of a Mistral without a window; those before had one."""
+"""Base and longest sequence of a Mistral without a window; earlier ones had a window."""
 
 SMALL = 4096
-"""Llama 3.2 of a smaller width scales wavelengths by 32; 3.1 and 3.2 of this width and above by
-8."""
+"""Below this hidden size, Llama 3.2 scales wavelengths by 32; from it on, 3.1 and 3.2 scale them
+by 8."""
 
 
 def read_params(
     document: Any, where: str, specs: Mapping[str, TensorSpec]
 ) -> tuple[GPTConfig, int]:
-    """The model, and the rows of its embedding: where params.json says -1 or nothing, the weights
-    decide."""
+    """The model, and the rows of its embedding, which come from the weights if params.json has -1
+    or no number."""
     fields = Fields(document, where)
     hidden, heads = fields.need("dim", int), fields.need("n_heads", int)
     if min(hidden, heads) < 1:
@@ -62,7 +62,7 @@ def read_params(
         "attention_dropout": 0.0,
         "untie_embeddings_and_output_weights": OUTPUT in specs,
     }
-    fields.raw("max_batch_size")  # of a run, not of the model
+    fields.raw("max_batch_size")  # a setting of Meta's program, not of the model
     rows = _rows(fields.maybe("vocab_size", int), specs, where)
     fields.refuse_rest([])
     try:
@@ -77,22 +77,22 @@ def _rotary(fields: Fields, hidden: int) -> dict[str, Any]:
     is_wide = is_mistral and fields.raw("sliding_window") is None
     scaled = fields.get("use_scaled_rope", False)
     theta = fields.get("rope_theta", MISTRAL_THETA if is_wide else DEFAULT_THETA)
-    told, eps = fields.maybe("max_seq_len", int), fields.get("norm_eps", 1e-5)
+    max_seq_len, eps = fields.maybe("max_seq_len", int), fields.get("norm_eps", 1e-5)
     factor = fields.get("rope_scaling_factor", scaling_factor(hidden))
     fields.must_be("rope_high_freq_factor", LLAMA3_HIGH_FREQUENCY)
     if is_mistral:
         positions = MISTRAL_POSITIONS
     elif scaled:
-        positions = 131072  # 3.1 and later
+        positions = 131072  # Llama 3.1 and later
     elif theta >= LLAMA3_THETA:
-        positions = 16384 if theta >= LLAMA_CODE_THETA else 8192  # Code Llama, 3
+        positions = 16384 if theta >= LLAMA_CODE_THETA else 8192  # Code Llama, Llama 3
     else:
-        positions = 2048 if eps < 1e-5 else 4096  # 1, 2
+        positions = 2048 if eps < 1e-5 else 4096  # Llama 1, Llama 2
     if scaled:
         log.info("Llama 3 with wavelengths scaled by %s", factor)
     return {
-        "seq_length": told or positions,
-        "max_position_embeddings": told or positions,
+        "seq_length": max_seq_len or positions,
+        "max_position_embeddings": max_seq_len or positions,
         "position_embedding_type": "rope",
         "rotary_base": theta,
         **({"use_rope_scaling": True, "rope_scaling_factor": factor} if scaled else {}),
@@ -100,12 +100,12 @@ def _rotary(fields: Fields, hidden: int) -> dict[str, Any]:
 
 
 def scaling_factor(hidden: int) -> float:
-    """By how much wavelengths are scaled where nothing says it."""
+    """The factor on wavelengths if params.json has none."""
     return 32.0 if hidden < SMALL else 8.0
 
 
 def _of_mistral(fields: Fields, hidden: int, heads: int, where: str) -> dict[str, Any]:
-    """What Mistral's file says beside Llama's fields; its window counts the token itself."""
+    """Fields that only Mistral's file has. Its window counts the token itself, ours does not."""
     head_dim, window = fields.maybe("head_dim", int), fields.maybe("sliding_window", int)
     if window is not None and window < 1:
         raise ArtifactError(f"{where}: sliding_window is {window}")
@@ -116,56 +116,56 @@ def _of_mistral(fields: Fields, hidden: int, heads: int, where: str) -> dict[str
 
 
 def ffn_size(fields: Fields, hidden: int, where: str) -> int:
-    """f: 8/3 of h, times a factor, rounded up; or as it is told."""
-    told, factor = fields.maybe("hidden_dim", int), fields.maybe("ffn_dim_multiplier", float)
+    """f, the width of the MLP: `hidden_dim`, or 8/3 of h times a factor, rounded up."""
+    hidden_dim, factor = fields.maybe("hidden_dim", int), fields.maybe("ffn_dim_multiplier", float)
     multiple_of = fields.get("multiple_of", 256)
-    if told is not None:
-        return told
+    if hidden_dim is not None:
+        return hidden_dim
     if multiple_of < 1 or not 0 < (factor or 1.0) < MAX_FACTOR:
         raise ArtifactError(f"{where}: multiple_of {multiple_of}, ffn_dim_multiplier {factor}")
     return rounded_up(hidden, factor, multiple_of)
 
 
 def rounded_up(hidden: int, factor: float | None, multiple_of: int) -> int:
-    """The formula of Meta's program."""
+    """f by the formula of Meta's program."""
     size = int(8 * hidden / 3)
     if factor is not None:
         size = int(factor * size)
     return -(-size // multiple_of) * multiple_of
 
 
-def _rows(told: int | None, specs: Mapping[str, TensorSpec], where: str) -> int:
+def _rows(vocab_size: int | None, specs: Mapping[str, TensorSpec], where: str) -> int:
     embedding = specs.get(EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:
-        raise ArtifactError(f"{where}: there is no {EMBEDDING} beside it")
-    if told not in (None, -1) and told < 1:
-        raise ArtifactError(f"{where}: vocab_size is {told}")
-    return embedding.shape[0] if told in (None, -1) else told
+        raise ArtifactError(f"{where}: the files beside it have no {EMBEDDING} with two dims")
+    if vocab_size not in (None, -1) and vocab_size < 1:
+        raise ArtifactError(f"{where}: vocab_size is {vocab_size}")
+    return embedding.shape[0] if vocab_size in (None, -1) else vocab_size
 
 
 # --- writing ----------------------------------------------------------------------------------
 
 
 STEPS = (256, 1024, 4096, *(2**power for power in range(14, -1, -1)))
-"""Tried as multiple_of, those of published files first."""
+"""Values tried as multiple_of, those of published files first."""
 
 DIGITS = 6
-"""Of ffn_dim_multiplier; published ones have one."""
+"""Most decimals tried for ffn_dim_multiplier; published ones have one."""
 
 
 def is_mistral(config: GPTConfig) -> bool:
-    """Whether only Mistral's fields describe it."""
+    """Whether only Mistral's fields can describe the model."""
     return config.window_size is not None or config.query_size != config.hidden_size
 
 
 def is_llama3(config: GPTConfig) -> bool:
-    """Whether the program for it would be that of Llama 3, whose ranks share out the rows of the
-    embedding; those of Llama 1, 2 and Code Llama share out its columns."""
+    """Whether Llama 3's program would load it. Its ranks shard the embedding by rows; those of
+    Llama 1, 2 and Code Llama shard it by columns."""
     return config.use_rope_scaling or LLAMA3_THETA <= config.rotary_base < LLAMA_CODE_THETA
 
 
 def refuse_for_meta(config: GPTConfig, num_files: int) -> None:
-    """ConfigError, in words, for a model that these files do not hold, or not as so many."""
+    """Raise ConfigError for a model that Meta's files cannot hold, or not in `num_files` files."""
     is_windowed = config.window_size is not None
     factor = config.rotary_seq_len_interpolation_factor
     original = config.rope_scaling_original_max_position_embeddings
@@ -185,11 +185,11 @@ def refuse_for_meta(config: GPTConfig, num_files: int) -> None:
     ]
     if broken:
         raise ConfigError(
-            "--saver-checkpoint-type meta: Meta's files cannot hold this model; in the way stand "
-            f"{', '.join(broken)}. --saver hf may hold it, --saver trainyard does"
+            "--saver-checkpoint-type meta: Meta's files cannot hold a model with "
+            f"{', '.join(broken)}; try --saver hf, or keep --saver trainyard"
         )
     if num_files > 1 and is_mistral(config):
-        why = f"--window-size {config.window_size}" if is_windowed else "heads of its own width"
+        why = f"--window-size {config.window_size}" if is_windowed else "--kv-channels"
         raise ConfigError(
             f"--target-tensor-parallel-size {num_files}: a model with {why} is written as "
             "Mistral's, whose program reads one file; leave the option out"
@@ -200,8 +200,8 @@ def refuse_for_meta(config: GPTConfig, num_files: int) -> None:
 
 
 def params_document(config: GPTConfig, rows: int) -> dict[str, Any]:
-    """The fields. rows: of the embedding. Raises ConfigError where no factor gives the width of the
-    MLP."""
+    """The fields of params.json. rows: of the embedding. Raises ConfigError if no
+    ffn_dim_multiplier gives the width of the MLP."""
     common = {
         "dim": config.hidden_size,
         "n_layers": config.num_layers,
@@ -222,7 +222,7 @@ def _mistral_fields(config: GPTConfig) -> dict[str, Any]:
     }
     if window is None or window[0] < 0:
         return fields
-    return fields | {"sliding_window": window[0] + 1}  # theirs counts the token itself
+    return fields | {"sliding_window": window[0] + 1}  # Mistral's counts the token itself
 
 
 def _llama_fields(config: GPTConfig) -> dict[str, Any]:
@@ -239,20 +239,20 @@ def _llama_fields(config: GPTConfig) -> dict[str, Any]:
 
 
 def ffn_fields(hidden: int, ffn: int) -> dict[str, Any]:
-    """multiple_of, and ffn_dim_multiplier if there must be one, by which Meta's program finds the
-    width `ffn`."""
+    """multiple_of, and ffn_dim_multiplier if needed, from which Meta's program computes the width
+    `ffn`."""
     ratio = ffn / rounded_up(hidden, None, 1)
     rounded = (round(ratio, digits) for digits in range(1, DIGITS + 1))
-    # the last is cut down to ffn whatever the rounding of the product
+    # The last factor lies above the ratio, so that truncation gives ffn.
     factors = [None, *(f for f in rounded if f > 0), ratio * (1 + 0.5 / ffn)]
     for factor in factors:
         for multiple_of in STEPS:
-            usual = factor is None or factor < MAX_FACTOR
-            if usual and rounded_up(hidden, factor, multiple_of) == ffn:
-                told = {} if factor is None else {"ffn_dim_multiplier": factor}
-                return {"multiple_of": multiple_of, **told}
+            is_allowed = factor is None or factor < MAX_FACTOR
+            if is_allowed and rounded_up(hidden, factor, multiple_of) == ffn:
+                multiplier = {} if factor is None else {"ffn_dim_multiplier": factor}
+                return {"multiple_of": multiple_of, **multiplier}
     raise ConfigError(
-        f"--saver-checkpoint-type meta: --ffn-hidden-size {ffn} does not follow from --hidden-size "
-        f"{hidden} by any ffn_dim_multiplier below {MAX_FACTOR:.0e}, and Meta's params.json cannot "
-        "say it otherwise; --saver hf writes it"
+        f"--saver-checkpoint-type meta: Meta's params.json cannot describe --ffn-hidden-size {ffn} "
+        f"with --hidden-size {hidden}: no ffn_dim_multiplier below {MAX_FACTOR:.0e} gives it; use "
+        "--saver hf"
     )

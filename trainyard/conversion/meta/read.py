@@ -1,4 +1,4 @@
-"""Llama as Meta published it: a source.
+"""Opens Llama as Meta published it, as a source.
 
     params.json   dim n_layers n_heads n_kv_heads norm_eps multiple_of ffn_dim_multiplier rope_theta
     consolidated.00.pth ... consolidated.NN.pth   one for each tensor-parallel rank
@@ -9,10 +9,12 @@
     layers.L.feed_forward.{w1,w3} (rows), .w2 (columns)
     layers.L.{attention_norm,ffn_norm}.weight
 
-In brackets what ranks share out; norms are alike in all files. Where the output layer is the
-embedding (Llama 3.2), output.weight is missing or lies in the same place.
+Each rank's file has a slice of the rows or columns, as the brackets say; all files have the same
+norms. If the output layer is the embedding (Llama 3.2), output.weight is missing or shares its
+memory.
 
-Rotary rows of queries and keys are pairs of neighbours there, halves of a head here.
+Rotary channels of queries and keys are adjacent pairs there; here each head has first all first,
+then all second channels of the pairs.
 
 n query heads, g key and value heads, d head channels, h hidden, f width of the MLP."""
 
@@ -54,22 +56,22 @@ CUT_ALONG: dict[str, int | None] = {
     **dict.fromkeys(("output", "wq", "wk", "wv", "w1", "w3"), 0),
     **dict.fromkeys(("norm", "attention_norm", "ffn_norm"), None),
 }
-"""By the last part of a name before `.weight`: the dim that ranks share out; None: all have all."""
+"""The dim that ranks shard, by the last part of a name before `.weight`; None: not sharded."""
 
 BUFFER = "rope.freqs"
-"""Ends the names of what follows from params.json."""
+"""Ending of names of tensors that follow from params.json."""
 
 
 def open_meta(url: str) -> AssembledSource:
-    """The model of a folder of Meta's."""
+    """The model in a folder of Meta's layout."""
     where = join(url, PARAMS)
     document = read_document(where)
     weights = SlicedWeights(url, Fields(document, where).need("dim", int))
     try:
         config, rows = read_params(document, where, weights.specs)
         check_model(config, rows, len(weights.specs), where)
-        held = {name: spec.shape for name, spec in weights.specs.items()}
-        refuse_differences(held, wanted_shapes(config, rows), url, PARAMS)
+        found = {name: spec.shape for name, spec in weights.specs.items()}
+        refuse_differences(found, wanted_shapes(config, rows), url, PARAMS)
         about = About(url, config, rows, find_tokenizer(url))
         return AssembledSource(about, recipes(config), weights)
     except BaseException:
@@ -104,7 +106,9 @@ def wanted_shapes(config: GPTConfig, rows: int) -> dict[str, tuple[int, ...]]:
 
 
 class SlicedWeights:
-    """The tensors of all ranks' files, merged. hidden: h."""
+    """The tensors of all ranks' files, merged.
+
+    hidden: h, which tells how the embedding is sharded."""
 
     def __init__(self, url: str, hidden: int) -> None:
         self._files: list[TorchWeights] = []
@@ -123,13 +127,13 @@ class SlicedWeights:
             raise
 
     def _is_tied(self) -> bool:
-        """Whether the output layer is the embedding under another name, in every file."""
+        """Whether the output layer shares the embedding's memory in every file."""
         return all(file.are_one(OUTPUT, EMBEDDING) for file in self._files)
 
     def _merged(self, name: str, spec: TensorSpec, hidden: int, url: str) -> TensorSpec:
         dim = _dim_of(name, url)
         if name == EMBEDDING and spec.shape[-1:] == (hidden,):
-            dim = 0  # since Llama 3 ranks share rows of it out
+            dim = 0  # since Llama 3, ranks shard it by rows
         self._dims[name] = dim if len(self._files) > 1 else None
         if self._dims[name] is None:
             return spec
@@ -148,20 +152,20 @@ class SlicedWeights:
         return torch.cat([file.read(name) for file in self._files], dim=dim)
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         for file in self._files:
             file.close()
 
 
 def _slices(url: str) -> list[str]:
-    """The files of the ranks, in their order; ConfigError where one is missing."""
+    """The files of the ranks, in order of rank; ConfigError if one is missing."""
     names = sorted(name for name in store.list_folder(url) if SLICE.fullmatch(name))
     if not names:
-        raise ConfigError(f"{url}: no {FIRST} there; give the folder that Meta's has")
+        raise ConfigError(f"{url}: has no {FIRST}; give the folder that has it")
     wanted = [slice_name(rank) for rank in range(len(names))]
     if names != wanted:
         missing = sorted(set(wanted) - set(names))
-        raise ConfigError(f"{url}: {missing[0]} is missing among {', '.join(names[:8])}")
+        raise ConfigError(f"{url}: has {', '.join(names[:8])}, but {missing[0]} is missing")
     return names
 
 
@@ -170,12 +174,14 @@ def slice_name(rank: int) -> str:
     return f"consolidated.{rank:02d}.pth"
 
 
-def _refuse_unlike(held: Sequence[Mapping[str, TensorSpec]], names: list[str], url: str) -> None:
-    """The ranks share all tensors evenly."""
-    for name, specs in zip(names, held, strict=True):
-        odd = sorted(key for key in {*specs, *held[0]} if specs.get(key) != held[0].get(key))
+def _refuse_unlike(files: Sequence[Mapping[str, TensorSpec]], names: list[str], url: str) -> None:
+    """Refuse files that differ in the names, types or shapes of tensors."""
+    for name, specs in zip(names, files, strict=True):
+        odd = sorted(key for key in {*specs, *files[0]} if specs.get(key) != files[0].get(key))
         if odd:
-            raise ArtifactError(f"{url}: {odd[0]} is not the same in {names[0]} and {name}")
+            raise ArtifactError(
+                f"{url}: {odd[0]} differs in type or shape between {names[0]} and {name}"
+            )
 
 
 def _dim_of(name: str, url: str) -> int | None:
@@ -225,5 +231,5 @@ def _qkv_of(config: GPTConfig) -> Make:
 
 
 def halves_of_pairs(tensor: Tensor, d: int) -> Tensor:
-    """Rows of each head, (n d, h): from channel pairs side by side to first and second halves."""
+    """Rows (n d, h): in each head, from adjacent channel pairs to first halves, second halves."""
     return tensor.view(-1, d // 2, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

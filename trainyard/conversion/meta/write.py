@@ -1,11 +1,11 @@
-"""Writing a model as Meta publishes Llama, and Mistral its first ones: the way back of `meta`.
+"""Writes a model as Meta publishes Llama, or as Mistral published its first models.
 
     consolidated.00.pth ... consolidated.NN.pth   one for each tensor-parallel rank
     tokenizer.model, or the other files of the tokenizer that is carried
     params.json, last
 
-Weights are cut and turned, never computed with. Embeddings that are tied lie once in a file, under
-both of their names, as Meta's program wants both. One tensor of one rank is in memory at a time.
+Weights are sliced and reordered, never computed with. A tied embedding is stored once, under both
+names, since Meta's program needs both. One tensor of one rank is in memory at a time.
 
 n query heads, g key and value heads, d head channels, h hidden."""
 
@@ -53,7 +53,7 @@ PIECES = "tokenizer.model"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tensor of Meta's and how a rank's part of it follows from the same part of one of ours."""
+    """A tensor of Meta's. A rank's slice of it follows from the same slice of one of ours."""
 
     name: str
     source: str
@@ -71,9 +71,9 @@ def write_meta_folder(
 ) -> None:
     """Write the weights of a Llama or Mistral.
 
-    num_files: tensor-parallel ranks of Meta's program, each of which loads one.
+    num_files: one for each tensor-parallel rank of Meta's program.
     expect: called before the first file with the total bytes that `advance` will report.
-    Raises ConfigError, before anything is written, for a model that these files do not hold."""
+    Raises ConfigError, before anything is written, for a model that these files cannot hold."""
     refuse_for_meta(source.config, num_files)
     _refuse_cuts(source.config, source.padded_vocab_size, num_files)
     document = params_document(source.config, source.padded_vocab_size)
@@ -94,7 +94,7 @@ def write_meta_folder(
 
 
 def _refuse_cuts(config: GPTConfig, rows: int, tp: int) -> None:
-    """What ranks share out must have as many parts."""
+    """Refuse sizes that `tp` ranks cannot share evenly."""
     counts = {
         "key and value heads": config.query_groups,
         "channels of the embedding": config.hidden_size,
@@ -103,42 +103,42 @@ def _refuse_cuts(config: GPTConfig, rows: int, tp: int) -> None:
     for what, count in counts.items():
         if count % tp:
             raise ConfigError(
-                f"{count} {what} cannot be cut over {TP} {tp}; {nearest(TP, count, tp)}"
+                f"{count} {what} must be divisible by {TP} {tp}; {nearest(TP, count, tp)}"
             )
     if rows % tp:
         raise ConfigError(
-            f"a vocabulary of {rows} rows cannot be cut over {TP} {tp}; "
-            "--make-vocab-size-divisible-by 1 pads it to the next multiple of that"
+            f"a vocabulary of {rows} rows must be divisible by {TP} {tp}; "
+            "--make-vocab-size-divisible-by 1 pads it to the next multiple"
         )
     if tp > 1 and _is_tied(config) and not is_llama3(config):
         raise ConfigError(
-            f"{TP} {tp}: embedding and output layer of this model are one tensor, and ranks of "
-            "Llama 1 and 2 share out columns of the one and rows of the other; leave the option "
-            "out, or take --saver hf"
+            f"{TP} {tp}: this model's embedding is its output layer, but ranks of Llama 1 and 2 "
+            "shard the embedding by columns and the output layer by rows; leave the option out, "
+            "or use --saver hf"
         )
 
 
 def _warn(source: Source, document: dict[str, object]) -> None:
-    """Of what these files do not say, or Meta's program does not take."""
+    """Warn about what these files cannot store or Meta's program does not accept."""
     config, rows = source.config, source.padded_vocab_size
     specs = {EMBEDDING: TensorSpec("F32", (rows, config.hidden_size))}
     understood, _ = read_params(document, PARAMS, specs)
     if understood.positions != config.positions:
         log.warning(
-            "%s does not tell the longest sequence, which is %d here: programs want it from their "
-            "caller, and --loader llama_mistral takes %d, as of the model that it looks like",
+            "%s does not store the longest sequence, which is %d: pass it to the program that "
+            "loads the files; --loader llama_mistral will assume %d",
             *(PARAMS, config.positions, understood.positions),
         )
     if source.vocab_size < rows:
         log.warning(
-            "the embedding has %d rows for %d tokens, and Meta's program wants as many as its "
-            "tokenizer has; --make-vocab-size-divisible-by 1 cuts them",
+            "the embedding has %d rows for %d tokens, but Meta's program needs one row per token; "
+            "--make-vocab-size-divisible-by 1 removes the padding",
             *(rows, source.vocab_size),
         )
     if PIECES not in source.tokenizer_files():
         log.warning(
-            "%s carries no %s, the tokenizer that Meta's program looks for; --tokenizer-type "
-            "Llama2Tokenizer --tokenizer-model FILE gives it one",
+            "%s carries no %s, the tokenizer that Meta's program loads; to add one, give "
+            "--tokenizer-type Llama2Tokenizer --tokenizer-model FILE",
             *(source.url, PIECES),
         )
 
@@ -151,7 +151,7 @@ def _is_tied(config: GPTConfig) -> bool:
 
 
 class _RankWriter:
-    """One file: what a rank holds."""
+    """Makes the file of one rank."""
 
     def __init__(
         self, model: WholeModel, rank: int, tp: int, advance: Callable[[int], object]
@@ -161,14 +161,14 @@ class _RankWriter:
         self._part: Tensor | None = None
 
     def tree(self) -> dict[str, LazyTensor]:
-        """What `torch.load` gives back, tensors still to be made."""
+        """What `torch.load` will return, with tensors that are made when they are written."""
         found = {item.name: self._lazy(item) for item in targets(self._model.config, self._tp)}
         if _is_tied(self._model.config):
             found[OUTPUT] = found[EMBEDDING]
         return found
 
     def size_bytes(self) -> int:
-        """Of the tensors, each once."""
+        """Total of the tensors, each counted once."""
         return sum(lazy.spec.size_bytes for lazy in set(self.tree().values()))
 
     def _lazy(self, target: Target) -> LazyTensor:
@@ -185,7 +185,7 @@ class _RankWriter:
         return LazyTensor(spec, make)
 
     def _read(self, name: str, boxes: Boxes) -> Tensor:
-        """The part of the rank; kept, as the next tensors are of it as well."""
+        """The rank's slice of our tensor; kept, since the next targets may need it too."""
         if name != self._name or self._part is None:
             self._part = None  # before the next one is read
             read = self._model.read_slice
@@ -196,7 +196,7 @@ class _RankWriter:
 
 
 def _cut_of(name: str, config: GPTConfig) -> Cut:
-    """How ranks share out a parameter, by our name: as Megatron-LM's, but for the embedding of
+    """How ranks shard a parameter, by our name: as in Megatron-LM, except for the embedding of
     Llama 1 and 2."""
     if name == OUR_EMBEDDING and not is_llama3(config):
         return "columns"
@@ -204,7 +204,7 @@ def _cut_of(name: str, config: GPTConfig) -> Cut:
 
 
 def targets(config: GPTConfig, tp: int) -> list[Target]:
-    """Every tensor of a rank's file; of one tensor of ours, its parts one after the other."""
+    """Every tensor of a rank's file; the parts of one of our tensors follow each other."""
     found = [Target(EMBEDDING, OUR_EMBEDDING, _as_is)]
     for layer in range(config.num_layers):
         found += _of_layer(config, tp, f"layers.{layer}.", f"decoder.layers.{layer}.")
@@ -227,7 +227,7 @@ def _of_layer(config: GPTConfig, tp: int, theirs: str, ours: str) -> list[Target
 
 
 def _of_rank(config: GPTConfig, tp: int) -> GPTConfig:
-    """The heads that a rank has."""
+    """The configuration with only the heads that a rank has."""
     return replace(
         config,
         num_attention_heads=config.num_attention_heads // tp,
@@ -242,12 +242,12 @@ def _as_is(tensor: Tensor) -> Tensor:
 
 
 def _part_of(tensor: Tensor, part: Part, local: GPTConfig) -> Tensor:
-    """The part of one of our tensors, rows of queries and keys as they are rotated there."""
+    """A part of one of our tensors, rows of queries and keys in the order of Meta's rotation."""
     found = part_of(tensor, part, local)
     return pairs_of_halves(found, local.head_dim) if part in ("q", "k") else found
 
 
 def pairs_of_halves(tensor: Tensor, d: int) -> Tensor:
-    """Rows of each head, (n d, h): from first and second halves to channel pairs side by side;
-    undone by `meta.halves_of_pairs`."""
+    """Rows (n d, h): in each head, from first halves, second halves to adjacent channel pairs; the
+    inverse of `read.halves_of_pairs`."""
     return tensor.view(-1, 2, d // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

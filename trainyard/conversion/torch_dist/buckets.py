@@ -1,17 +1,18 @@
-"""States of Megatron's distributed optimizer that lie as in the buffers of its ranks: what a
-`torch_dist` checkpoint has by default (`dp_reshardable`; before core 0.14 `fully_sharded_bucket_
-space`).
+"""Finds parameters in the buffers of Megatron-LM's distributed optimizer.
+
+A `torch_dist` checkpoint stores its states as such buffers by default (`dp_reshardable`; before
+core 0.14 `fully_sharded_bucket_space`):
 
     optimizer.distributed.dp_group_idx_{n}.gbuf_idx_{b}.dtype_(P, G).bucket_idx_{k}.KIND
 
-n: a rank of the model, tensor ranks first, then pipeline ranks. b: its virtual stages that have
-parameters. KIND: param, exp_avg, exp_avg_sq, each a vector of all data-parallel ranks, cut at the
-end of the last parameter of the bucket.
+n: a rank of the model; tensor ranks vary fastest, then pipeline ranks. b: number of a virtual stage
+that has parameters. KIND: param, exp_avg, exp_avg_sq, each a vector of all data-parallel ranks that
+ends with the last parameter of the bucket.
 
-Nothing there has a name. A buffer holds the parameters of a stage in the reverse order of its
-modules, each from a multiple of 64 on, bucket after bucket; where a bucket ends is told by the size
-of its vectors. Places count only where every bucket comes out to its last number; where one does
-not, `Unknown` says why."""
+States have no names, only positions. A buffer contains the parameters of a stage in the reverse
+order of its modules, bucket after bucket; each parameter begins at a multiple of 64. The size of a
+bucket's vectors says where it ends. If a bucket does not end exactly with a parameter, `Unknown`
+says why."""
 
 from __future__ import annotations
 
@@ -60,10 +61,10 @@ KEY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a parameter of one rank lies."""
+    """The position of one rank's part of a parameter."""
 
     bucket: str
-    """Key, but for the kind at its end."""
+    """The bucket's key without the kind at its end."""
     begin: int
     shape: Shape
 
@@ -73,11 +74,11 @@ class Joined:
     """A parameter of the whole model."""
 
     slots: tuple[Slot, ...]
-    """One for each tensor rank; the first alone where all hold the same."""
+    """One for each tensor rank; only the first if all ranks have the same values."""
     cut: Cut
 
     def read(self, tensors: StoredTensors, kind: str) -> Tensor:
-        """Its states of a kind, fp32, in memory of their own."""
+        """Its whole state of a kind, fp32, a copy."""
         parts = [
             tensors.read(s.bucket + kind, (s.begin,), (math.prod(s.shape),)).view(s.shape)
             for s in self.slots
@@ -98,14 +99,16 @@ def states_in_buckets(
     config: GPTConfig,
     args: Mapping[str, Any],
 ) -> dict[str, Joined]:
-    """Where the states of every parameter lie. keys: of what lies in buffers. model: shapes by our
-    names. Raises Unknown where that does not come out."""
+    """The positions of the states of every parameter.
+
+    keys: those of buffers. model: shapes by our names. Raises Unknown if the buffers do not fit the
+    model."""
     style = style_in(args)
     tp, pp = degrees_in(args)
     buffers = _buffers(stored, keys)
     ranks = {rank for rank, _ in buffers}
     if len(ranks) != tp * pp or max(ranks) != tp * pp - 1:
-        raise Unknown(f"it has buffers of {len(ranks)} ranks, and its args say tp {tp}, pp {pp}")
+        raise Unknown(f"it has buffers of {len(ranks)} ranks, but its args say tp {tp}, pp {pp}")
     split = partition_in(args, config.num_layers)
     slots: dict[str, list[Slot]] = defaultdict(list)
     num_buffers = 0
@@ -115,25 +118,26 @@ def states_in_buckets(
             num_buffers += 1
             order = registration_order(names, style)[::-1]
             shapes = [_shape(name, model, config, rank % tp, tp) for name in order]
-            held = buffers.get((rank, number), [])
-            for name, slot in zip(order, _filled(order, shapes, held), strict=True):
-                if name in model:  # and no copy of a tied embedding
+            buckets = buffers.get((rank, number), [])
+            for name, slot in zip(order, _filled(order, shapes, buckets), strict=True):
+                if name in model:  # skips the copy of a tied embedding
                     slots[name].append(slot)
     if num_buffers != len(buffers):
-        raise Unknown(f"it has {len(buffers)} buffers, and its stages {num_buffers}")
+        raise Unknown(f"it has {len(buffers)} buffers, but its stages need {num_buffers}")
     cuts = {name: cut_of(name, config) for name in model}
     return {
-        name: Joined(tuple(held[:1] if cuts[name] == "whole" else held), cuts[name])
-        for name, held in slots.items()
+        name: Joined(tuple(found[:1] if cuts[name] == "whole" else found), cuts[name])
+        for name, found in slots.items()
     }
 
 
 def check_places(
     found: Mapping[str, Joined], tensors: StoredTensors, weight: Callable[[str], Tensor]
 ) -> None:
-    """Raise Unknown where the fp32 parameters are not those of which the weights are roundings:
-    then the modules were made in another order. Looked at are vectors, which lie between the
-    matrices, and layer 0. weight: one by its name."""
+    """Raise Unknown if fp32 parameters do not round to the weights, since the modules were then
+    registered in another order.
+
+    Checks all vectors, which lie between the matrices, and layer 0. weight: reads one by name."""
     for name, joined in found.items():
         is_vector = len(joined.slots[0].shape) == 1
         if not is_vector and layer_of(name) != 0:
@@ -141,20 +145,22 @@ def check_places(
         rounded, exact = weight(name), joined.read(tensors, MAIN)
         numbers = torch.finfo(rounded.dtype)
         wanted = rounded.float()
-        # A last digit more is let pass: some kernels round halves the other way.
+        # Allows a difference of one last digit: some kernels round halves the other way.
         allowed = wanted.abs() * numbers.eps + numbers.tiny * numbers.eps
         if not bool(((exact - wanted).abs() <= allowed).all()):
             raise Unknown(
-                f"what lies there for {name} is not its weight, so they were made in another order"
+                f"its fp32 copy of {name} does not round to the weight, so the modules were "
+                "registered in another order"
             )
 
 
 def updates_and_scaler(
     url: str, objects: Mapping[str, Place | None], keys: Iterable[str], step: int
 ) -> tuple[int, Scaler]:
-    """How often the optimizer of a folder was used, and the scale of the loss: every rank of the
-    model keeps them beside its buffers, all the same. step: taken where it does not say how often.
-    """
+    """The number of updates of the optimizer, and the loss scale.
+
+    Every rank of the model stores the same values next to its buffers; those of rank 0 are read.
+    step: the number of updates if the files have none."""
     matches = (KEY.fullmatch(key) for key in keys)
     begin = next(match[1] for match in matches if match and int(match[2]) == 0)
     updates, scaler = step, Scaler()
@@ -164,8 +170,8 @@ def updates_and_scaler(
             continue
         where = join(url, place[0])
         with TorchFile(where, ALLOWED, place[1:]) as file:
-            held = file.tree
-            document = {name: held[0] if isinstance(held, list) and len(held) == 1 else held}
+            tree = file.tree
+            document = {name: tree[0] if isinstance(tree, list) and len(tree) == 1 else tree}
             if name == "optimizer":
                 updates = num_updates(document, file.read, step)
             else:
@@ -179,23 +185,23 @@ def updates_and_scaler(
 def _buffers(
     stored: Mapping[str, StoredTensor], keys: Collection[str]
 ) -> dict[tuple[int, int], list[_Bucket]]:
-    """Buckets in their order, by (rank, virtual stage)."""
+    """The buckets of each (rank, virtual stage), in order."""
     kinds: dict[tuple[int, int], dict[tuple[int, str], set[str]]] = {}
     for key in keys:
         match = KEY.fullmatch(key)
         if match is None or match[5] not in KINDS:
-            raise Unknown(f"{key} is nothing of them that is known")
-        held = stored[key]
-        if held.dtype != "float32" or len(held.shape) != 1 or held.unflattened is not None:
-            raise Unknown(f"{key} is {held.dtype} {list(held.shape)}, no vector of fp32")
+            raise Unknown(f"{key} is not the key of a known buffer")
+        found = stored[key]
+        if found.dtype != "float32" or len(found.shape) != 1 or found.unflattened is not None:
+            raise Unknown(f"{key} is {found.dtype} {list(found.shape)}, wanted a vector of fp32")
         buckets = kinds.setdefault((int(match[2]), int(match[3])), {})
         buckets.setdefault((int(match[4]), key.removesuffix(match[5])), set()).add(match[5])
-    found = {}
+    buffers = {}
     for place, buckets in kinds.items():
         if [number for number, _ in sorted(buckets)] != list(range(len(buckets))):
-            raise Unknown(f"buckets of {min(buckets)[1]} are missing, or there twice")
-        found[place] = [_bucket(stored, key, buckets[n, key]) for n, key in sorted(buckets)]
-    return found
+            raise Unknown(f"buckets of {min(buckets)[1]} are missing or occur twice")
+        buffers[place] = [_bucket(stored, key, buckets[n, key]) for n, key in sorted(buckets)]
+    return buffers
 
 
 def _bucket(stored: Mapping[str, StoredTensor], key: str, kinds: Collection[str]) -> _Bucket:
@@ -204,7 +210,9 @@ def _bucket(stored: Mapping[str, StoredTensor], key: str, kinds: Collection[str]
         raise Unknown(f"{key}{missing[0]} is missing")
     sizes = {stored[key + kind].shape[0] for kind in KINDS}
     if len(sizes) > 1:
-        raise Unknown(f"vectors of {key} have {' and '.join(map(str, sorted(sizes)))} numbers")
+        raise Unknown(
+            f"vectors of {key} have different sizes: {' and '.join(map(str, sorted(sizes)))}"
+        )
     return _Bucket(key, sizes.pop())
 
 
@@ -216,7 +224,7 @@ def _shape(name: str, model: Mapping[str, Shape], config: GPTConfig, rank: int, 
     try:
         return boxes_of_rank(whole, cut_of(name, config), rank, tp).shape
     except ValueError as error:
-        raise Unknown(f"{name} of its model: {error}") from error
+        raise Unknown(f"{name} of its model {error}") from error
 
 
 def _filled(names: list[str], shapes: list[Shape], buckets: list[_Bucket]) -> Iterator[Slot]:
@@ -226,14 +234,14 @@ def _filled(names: list[str], shapes: list[Shape], buckets: list[_Bucket]) -> It
     end = 0
     for name, shape in zip(names, shapes, strict=True):
         begin = -(-end // UNIT) * UNIT
-        # Before a tied embedding, which has a bucket of its own, the padding to it is counted in.
+        # A tied embedding has a separate bucket; the one before it includes the padding.
         closes_early = name in (EMBEDDING, OUTPUT) and bucket and begin == bucket.size
         if bucket is None or end == bucket.size or closes_early:
             bucket, begin = next(left, None), 0
         end = begin + math.prod(shape)
         if bucket is None or end > bucket.size:
-            where = f"{bucket.key} ends at {bucket.size}" if bucket else "there is no bucket more"
-            raise Unknown(f"{name} would end at {end}, and {where}")
+            where = f"{bucket.key} ends at {bucket.size}" if bucket else "no bucket is left"
+            raise Unknown(f"{name} would end at {end}, but {where}")
         yield Slot(bucket.key, begin, shape)
     last = next(left, None) or bucket
     if last and (last != bucket or end != last.size):

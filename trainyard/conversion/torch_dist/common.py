@@ -25,8 +25,10 @@ COMMON_OBJECT = "common_state/shard_0_1"
 
 
 class Common(Closing):
-    """Opened for reading; close it when its tensors are read. has_file: whether the folder has a
-    common.pt. Raises ArtifactError where there is none of either kind, or no args in it."""
+    """The common state, open for reading; close it after its tensors are read.
+
+    has_file: whether the folder has a common.pt. Raises ArtifactError if there is no common state,
+    or no args in it."""
 
     def __init__(self, url: str, has_file: bool, index: StoredIndex) -> None:
         place = None if has_file else _place(url, index)
@@ -61,8 +63,8 @@ def _place(url: str, index: StoredIndex) -> Place:
     place = index.objects.get(COMMON_OBJECT)
     if place is None:
         raise ArtifactError(
-            f"{url}: has no {COMMON}, and {METADATA} names no {COMMON_OBJECT}, which core 0.19 and "
-            "later writes in its place; the checkpoint is torn"
+            f"{url}: has neither {COMMON} nor, in {METADATA}, {COMMON_OBJECT}, which core 0.19 and "
+            "later writes instead; the checkpoint is incomplete"
         )
     return place
 
@@ -71,9 +73,9 @@ def _args(tree: Any, url: str) -> Mapping[str, Any]:
     found = tree.get("args") if isinstance(tree, Mapping) else None
     if isinstance(found, Noted):
         raise ArtifactError(
-            f"{url}: its args are refused: it asks for {found.source}, where a Namespace "
-            "is wanted; nothing of it was run"
+            f"{url}: its args are refused: wanted a Namespace, but it asks for {found.source}; "
+            "nothing of it was run"
         )
     if not isinstance(found, Mapping):
-        raise ArtifactError(f"{url}: holds no args, so nothing says what the model is")
+        raise ArtifactError(f"{url}: has no args, so the model is not known")
     return found

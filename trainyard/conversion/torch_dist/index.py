@@ -1,10 +1,10 @@
 """Reads the `.metadata` of torch's distributed checkpoint: its tensors, and the file and byte range
 of each piece.
 
-A pickle of torch's `Metadata`, or of Megatron-LM's class of the same fields: by name (`fqn`) type,
-shape and the boxes that make the tensor up, and by name and offset of a box its file, first byte
-and length. `pickles` reads it, and all of it is checked: names of files stay in the folder, boxes
-fill their tensor without gap or overlap, and no byte of a file belongs to two items."""
+It is a pickle of torch's `Metadata`, or of Megatron-LM's class with the same fields. It maps the
+name of a tensor (`fqn`) to its type, shape and boxes, and the name and offset of a box to its file,
+first byte and length. `pickles` reads it. All of it is checked: file names stay in the folder,
+boxes fill their tensor without gap or overlap, and no byte of a file belongs to two items."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainyard.errors import ArtifactError
 METADATA = ".metadata"
 
 ALLOWED = ("torch.distributed.", "megatron.")
-"""Classes that may be noted; none is imported."""
+"""Classes that may be recorded; none is imported."""
 
 LIMITS = {
     "nodes": 32_000_000,
@@ -32,10 +32,10 @@ LIMITS = {
     "input_bytes": 512 * 2**20,
     "cpu_seconds": 280,
 }
-"""Half a million pieces, each of about 45 values; far more than ranks of a large run write."""
+"""Enough for half a million pieces of about 45 values, far more than a large run writes."""
 
-MAX_MEETINGS = 10**8
-"""Of parts of a grid and pieces of a flat tensor: each part is looked for in all pieces."""
+MAX_COMPARISONS = 10**8
+"""Most pairs of a grid cell and a piece of a flat tensor: each cell is searched in all pieces."""
 
 FILE = re.compile(r"[A-Za-z0-9_.-]+\.distcp")
 
@@ -45,7 +45,7 @@ Place = tuple[str, int, int]
 """File, first byte, bytes."""
 
 Item = tuple[str, Shape | None, Place]
-"""Name, offset of the box in the tensor of that name (None: a pickled object), where it lies."""
+"""Name, offset of the box in the tensor of that name (None: a pickled object), position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +64,34 @@ class StoredTensor:
     """A tensor as it is stored."""
 
     dtype: str
-    """As torch names it."""
+    """By torch's name."""
     shape: Shape
     pieces: tuple[StoredPiece, ...]
     unflattened: Shape | None = None
-    """Where pieces of a flat vector are stored: the shape of the tensor, whose grid of parts
-    `shape` begins with (`nd_reformulated_orig_global_shape`)."""
+    """The real shape of a tensor that is stored as flat cells of a grid; `shape` is then the grid
+    and the size of a cell (`nd_reformulated_orig_global_shape`)."""
 
     @property
     def logical_shape(self) -> Shape:
-        """Of the tensor that is meant."""
+        """The real shape of the tensor."""
         return self.shape if self.unflattened is None else self.unflattened
 
 
 @dataclass(frozen=True, slots=True)
 class StoredIndex:
-    """What a folder holds."""
+    """The content of a folder."""
 
     tensors: Mapping[str, StoredTensor]
     objects: Mapping[str, Place | None]
-    """Where pickled objects lie, by name: FP8 scales, states of random generators and such."""
+    """Positions of pickled objects, such as FP8 scales and random states, by name."""
     ends: Mapping[str, int]
-    """Bytes that each file must have, by the last item in it, be it an object."""
+    """Bytes that each file must have: the end of its last tensor or object."""
     network: str
     """How the process that read the pickle was kept from the network."""
 
 
 def read_index(url: str) -> StoredIndex:
-    """The index at the URL of a `.metadata`. Raises ArtifactError for one that is hostile, torn or
+    """The index at the URL of a `.metadata`. Raises ArtifactError if it is hostile, truncated or
     of another kind."""
     file = RangedFile(url)
     try:
@@ -118,7 +118,7 @@ def read_index(url: str) -> StoredIndex:
             else:
                 tensors[str(name)] = _tensor(str(name), entry, places, shapes.get(str(name)))
     except ValueError as error:
-        raise ArtifactError(f"{url}: is no index of a checkpoint: {error}") from error
+        raise ArtifactError(f"{url}: is not the index of a checkpoint: {error}") from error
     return StoredIndex(tensors, objects, ends, found.network)
 
 
@@ -126,16 +126,16 @@ def read_index(url: str) -> StoredIndex:
 
 
 def _fields(node: Any, *classes: str) -> Mapping[str, Any]:
-    """The state of an object of one of some classes, by their names."""
+    """The state of an object that must be of one of these classes."""
     name = node.source.rpartition(".")[2] if isinstance(node, Noted) else type(node).__name__
     if not isinstance(node, Noted) or name not in classes:
-        raise ValueError(f"a {name} in the place of {' or '.join(classes)}")
+        raise ValueError(f"found a {name}, wanted {' or '.join(classes)}")
     return _mapping(node.state)
 
 
 def _mapping(node: Any) -> Mapping[Any, Any]:
     if not isinstance(node, Mapping):
-        raise ValueError(f"a {type(node).__name__} in the place of a table")
+        raise ValueError(f"found a {type(node).__name__}, wanted a table")
     return node
 
 
@@ -143,12 +143,12 @@ def _counts(node: Any) -> Shape:
     """A shape or an offset."""
     is_list = isinstance(node, tuple | list) and len(node) <= MAX_DIMS
     if not is_list or any(type(n) is not int or not 0 <= n <= MAX_COUNT for n in node):
-        raise ValueError(f"{node!r:.60} in the place of a shape")
+        raise ValueError(f"found {node!r:.60}, wanted a shape")
     return tuple(node)
 
 
 def _items(node: Any) -> list[Item]:
-    """All that the files hold, pickled objects too."""
+    """All items of the files, including pickled objects."""
     items: list[Item] = []
     for key, entry in _mapping(node).items():
         index, place = _fields(key, "MetadataIndex"), _fields(entry, "_StorageInfo")
@@ -158,17 +158,17 @@ def _items(node: Any) -> list[Item]:
             raise ValueError(f"{file!r:.80} is not the name of a file in its folder")
         least = 0 if offset is None else 1  # an object may be empty
         if type(begin) is not int or type(length) is not int or begin < 0 or length < least:
-            raise ValueError(f"bytes {begin!r:.20} and on, {length!r:.20} of them, of {file}")
+            raise ValueError(f"{length!r:.20} bytes from {begin!r:.20} on are no range of {file}")
         if offset is not None and place.get("transform_descriptors"):
-            raise ValueError(f"{file} was compressed or encrypted, which is not read")
+            raise ValueError(f"{file} is compressed or encrypted, which this version cannot read")
         box = None if offset is None else _counts(offset)
         items.append((name, box, (file, begin, length)))
     return items
 
 
 def _ends(items: Iterable[Item]) -> dict[str, int]:
-    """How long each file must be. Raises ValueError for two items that share a byte: one of them
-    would be read as the other."""
+    """The least size of each file. Raises ValueError for two items that share a byte, as one would
+    then be read as the other."""
     ends: dict[str, int] = {}
     last: dict[str, str] = {}
     for name, _, (file, begin, length) in sorted(items, key=lambda item: item[2]):
@@ -204,32 +204,32 @@ def _tensor(
         box = _fields(chunk, "ChunkStorageMetadata")
         offset, size = _counts(box.get("offsets")), _counts(box.get("sizes"))
         if (name, offset) not in places:
-            raise ValueError(f"{name} has no bytes at {list(offset)}")
+            raise ValueError(f"the piece of {name} at {list(offset)} is in no file")
         pieces.append(StoredPiece(offset, size, *places[name, offset]))
     if not fills([(p.offset, p.shape) for p in pieces], (0,) * len(shape), shape):
-        raise ValueError(f"the pieces of {name} do not make up its {list(shape)}")
+        raise ValueError(f"the pieces of {name} do not fill its shape {list(shape)}")
     if unflattened is not None:
         _check_grid(name, shape, unflattened, len(pieces))
     return StoredTensor(_dtype(name, fields.get("properties")), shape, tuple(pieces), unflattened)
 
 
 def _dtype(name: str, node: Any) -> str:
-    """TensorProperties: a tuple that begins with the type, or in old releases a table of fields."""
+    """The type in TensorProperties: a tuple that begins with it, or a table in old releases."""
     state = node.state if isinstance(node, Noted) else None
     found = state[0] if isinstance(state, tuple) and state else None
     if isinstance(state, Mapping):
         found = state.get("dtype")
     if not isinstance(found, Dtype) or found.name not in TORCH_DTYPES:
-        raise ValueError(f"{name} is of a type that is not read")
+        raise ValueError(f"{name} has a type that this version cannot read")
     return found.name
 
 
 def _check_grid(name: str, shape: Shape, unflattened: Shape, num_pieces: int) -> None:
     grid = shape[:-1]
     fits = len(grid) == len(unflattened) and math.prod(shape) == math.prod(unflattened)
-    fits = fits and math.prod(grid) * num_pieces <= MAX_MEETINGS
+    fits = fits and math.prod(grid) * num_pieces <= MAX_COMPARISONS
     if not fits or any(n % parts for n, parts in zip(unflattened, grid, strict=True) if parts):
-        raise ValueError(f"{name} is stored as {list(shape)} and meant as {list(unflattened)}")
+        raise ValueError(f"{name} has shape {list(unflattened)}, but is stored as {list(shape)}")
 
 
 # --- boxes ------------------------------------------------------------------------------------
@@ -238,8 +238,8 @@ def _check_grid(name: str, shape: Shape, unflattened: Shape, num_pieces: int) ->
 def fills(boxes: Sequence[tuple[Shape, Shape]], begin: Shape, size: Shape) -> bool:
     """Whether boxes (offset, shape) fill a box without gap or overlap.
 
-    Along some dim they must fall into slabs that follow on each other, and fill each of these in
-    the same way: so it is with every cut that ranks make."""
+    Along some dim they must form consecutive slabs, each filled in the same way. Any sharding by
+    ranks does."""
     if any(len(offset) != len(size) or len(shape) != len(size) for offset, shape in boxes):
         return False
     if 0 in size:

@@ -1,12 +1,12 @@
-"""Keys of tensors in a `torch_dist` checkpoint of Megatron core, and our names, both ways.
+"""Translates keys of a `torch_dist` checkpoint of Megatron core to our names, and back.
 
-    decoder.layers.X                     [L, ...], all layers, in front; Transformer Engine's names
-    decoder.layers.{i}.X                 one layer, counted over the whole model (not homogeneous)
-    embedding... decoder.final... output_layer.weight (untied)        as they are
-    optimizer.state.KIND.KEY             states of the parameter of that key, of its shape
+    decoder.layers.X                     [L, ...], all L layers; Transformer Engine's names
+    decoder.layers.{i}.X                 one layer, numbered in the whole model (not homogeneous)
+    embedding... decoder.final... output_layer.weight (untied)        same names as ours
+    optimizer.state.KIND.KEY             state of the parameter KEY, of its shape
     chained_{n}.optimizer...             the same, of releases before 0.14
 
-Everything else below `optimizer.` lies as in the buffers of a run's ranks, not as in the model."""
+Everything else below `optimizer.` is stored as buffers of ranks (`buckets`)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ KINDS = {
     "param": "param",
     "fp32_param": "param",
 }
-"""Ours by theirs: `fp32_param` of the plain optimizer, `param` of the distributed one."""
+"""Our kind by theirs: `fp32_param` of the plain optimizer, `param` of the distributed one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one of our tensors is made of."""
+    """The stored tensor that contains one of ours."""
 
     key: str
     layer: int | None
-    """Of a tensor of all layers: which; None: the whole of it."""
+    """Our layer in a tensor of all layers; None: the whole tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Named:
 
     sources: Mapping[str, Source]
     unknown: tuple[str, ...]
-    """Keys that no tensor of our model has."""
+    """Keys without a tensor of our model."""
     in_buffers: tuple[str, ...]
-    """Keys of states that lie as in the buffers of ranks."""
+    """Keys of states stored as buffers of ranks."""
 
 
 def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool) -> Named:
-    """Our names for what a folder holds, by key and shape. Raises ValueError for two tensors of one
-    name."""
+    """Our names for the tensors of a folder. shapes: by key. Raises ValueError if two keys have
+    one name."""
     sources: dict[str, Source] = {}
     unknown: list[str] = []
     in_buffers: list[str] = []
@@ -81,7 +81,7 @@ def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool) -> Named:
 
 
 def _names(key: str, shape: tuple[int, ...], tied: bool) -> Iterable[tuple[str, int | None]] | None:
-    """Our names of the tensors that one key holds, with their layers; None: unknown."""
+    """Our names of the tensors that one key contains, with their layers; None if unknown."""
     if not key.startswith(LAYER) or OURS_LAYER.fullmatch(key):
         name = our_name(key, tied=tied)
         return None if name != key and not key.startswith(LAYER) else [(name or key, None)]
@@ -96,7 +96,7 @@ def _names(key: str, shape: tuple[int, ...], tied: bool) -> Iterable[tuple[str, 
 
 
 def stacked_key(name: str) -> tuple[str, int | None]:
-    """The key of one of our parameters, and its layer where the key is of all layers."""
+    """The key of one of our parameters, and its layer if the key is for all layers."""
     match = OURS_LAYER.fullmatch(name)
     if match is None:
         return name, None
@@ -105,8 +105,8 @@ def stacked_key(name: str) -> tuple[str, int | None]:
 
 
 def extra_states(keys: Iterable[str], num_layers: int) -> list[str]:
-    """Names of the pickled objects that Megatron core asks for beside the tensors: FP8 scales, of
-    which there are none."""
+    """Names of the pickled objects that Megatron core requires besides tensors: FP8 scales, which
+    are written empty."""
     modules = {key.rpartition(".")[0] for key in keys}
     found = []
     for module in WITH_EXTRA_STATE:

@@ -34,26 +34,26 @@ class WrittenPiece:
 
     key: str
     name: str
-    """Ours, whole: "model.NAME"."""
+    """Our full name: "model.NAME"."""
     spec: TensorSpec
-    """Of ours."""
+    """Type and shape of our tensor."""
     layer: int | None
     num_layers: int
 
     @property
     def global_shape(self) -> Shape:
-        """Of the tensor of that key."""
+        """Shape of the tensor of that key."""
         return self.spec.shape if self.layer is None else (self.num_layers, *self.spec.shape)
 
     @property
     def offset(self) -> Shape:
-        """Of the piece in it."""
+        """Offset of the piece in that tensor."""
         zeros = (0,) * len(self.spec.shape)
         return zeros if self.layer is None else (self.layer, *zeros)
 
     @property
     def shape(self) -> Shape:
-        """Of the piece."""
+        """Shape of the piece."""
         return self.spec.shape if self.layer is None else (1, *self.spec.shape)
 
 
@@ -69,12 +69,12 @@ class TorchDistPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Of the tensors."""
+        """Total of the tensors."""
         return sum(piece.spec.size_bytes for piece in self.pieces)
 
 
 def plan_torch_dist(model: WholeModel, with_optimizer: bool) -> TorchDistPlan:
-    """Raises ArtifactError for a model whose layers are not all alike."""
+    """Plan the files of a model. Raises ArtifactError if its layers differ in type or shape."""
     names = [n.removeprefix("model.") for n in model.specs if n.startswith("model.")]
     pieces = [_piece(model, "", f"model.{name}", name) for name in names]
     if with_optimizer:
@@ -96,7 +96,7 @@ def _piece(model: WholeModel, prefix: str, full: str, name: str) -> WrittenPiece
 
 
 def _kinds(model: WholeModel) -> list[tuple[str, str]]:
-    """(kind there, beginning of our name): weights that are fp32 are their own copy."""
+    """(their kind, beginning of our name); fp32 weights are their own fp32 copies."""
     kinds = [(kind, f"optimizer.{kind}") for kind in MOMENTS]
     if model.specs[f"model.{EMBEDDING}"].dtype in HALF_SPECS:
         kinds.append(("param" if is_distributed(model) else "fp32_param", f"optimizer.{MAIN}"))
@@ -119,8 +119,9 @@ def _check_layers(model: WholeModel, pieces: list[WrittenPiece]) -> None:
         wanted = model.config.num_layers if {layer for layer, _ in found} != {None} else 1
         if len(found) != wanted or len({spec for _, spec in found}) != 1:
             raise ArtifactError(
-                f"{model.url}: {key} is not of one type and shape in all "
-                f"{model.config.num_layers} layers, so it makes no tensor of torch_dist"
+                f"{model.url}: {key} must have one type and shape in all "
+                f"{model.config.num_layers} layers for torch_dist; keep the checkpoint in our "
+                "format (--saver trainyard)"
             )
 
 
@@ -146,7 +147,7 @@ def _common(model: WholeModel, names: list[str], with_optimizer: bool) -> dict[s
 
 
 def _optimizer(model: WholeModel, names: list[str]) -> dict[str, Any]:
-    """Its values that are not tensors."""
+    """The optimizer's values that are not tensors."""
     groups = groups_document(model, names)
     scaler = {"grad_scaler": scaler_document(model.scaler)} if model.scaler else {}
     if is_distributed(model):

@@ -1,4 +1,4 @@
-"""Reads a `torch_dist` checkpoint of Megatron core, written by any number of ranks in any layout.
+"""Opens a `torch_dist` checkpoint of Megatron core as a source, from any number of ranks.
 
 Reads the optimizer if its states are stored like the model, or if the parameters can be identified
 in the buffers of its ranks (`buckets`).
@@ -66,20 +66,20 @@ from trainyard.models.gpt.config import GPTConfig
 log = logging.getLogger(__name__)
 
 GATHERED = re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\..+\.param_state/shard_\d+_\d+")
-"""An object with all states of a rank of the model, of the kind dp_zero_gather_scatter."""
+"""An object with all states of one rank of the model, of the kind dp_zero_gather_scatter."""
 
 REMEDY = {
-    "dp_reshardable": "there, save it with --dist-ckpt-optim-fully-reshardable",
-    "fully_sharded_bucket_space": "there, save it with --dist-ckpt-optim-fully-reshardable",
-    "dp_zero_gather_scatter": "there, save it with --dist-ckpt-optim-fully-reshardable, or with "
-    "--ckpt-fully-parallel-save before Megatron core 0.14",
+    "dp_reshardable": "save it again there with --dist-ckpt-optim-fully-reshardable",
+    "fully_sharded_bucket_space": "save it again there with --dist-ckpt-optim-fully-reshardable",
+    "dp_zero_gather_scatter": "save it again there with --dist-ckpt-optim-fully-reshardable, or "
+    "with --ckpt-fully-parallel-save before Megatron core 0.14",
 }
-"""What to do about kinds of `distrib_optim_sharding_type` stored as buffers of ranks, if the
-parameters in them cannot be identified."""
+"""What to do if the parameters in buffers of ranks cannot be identified, by
+`distrib_optim_sharding_type`."""
 
 
 class TorchDistSource(Closing):
-    """A `Source`. Use as a context manager, or `close` when the tensors are read."""
+    """A `Source`. Use it as a context manager, or `close` it after reading."""
 
     def __init__(self, url: str, given: Mapping[str, Any]) -> None:
         self.url, self.step = find_iteration(url)
@@ -96,7 +96,7 @@ class TorchDistSource(Closing):
             self._scaler = scaler_in(common.optimizer, common.read, where)
         self.consumed_train_samples = samples_in(self.args, where)
         self.scheduler = schedule_in(tree, where)
-        """State of the schedules as the file has it, or None."""
+        """State of the schedules, as in the file, or None."""
         self._stored = index.tensors
         self._common = where
         named = self._named()
@@ -112,7 +112,7 @@ class TorchDistSource(Closing):
         """States in buffers, by the name of the parameter."""
         self._add_optimizer(named, tree, index)
         self.scaler: Scaler = self._scaler if self.num_updates else {}
-        """Of the scale of the loss, with the optimizer; empty where it is constant or unknown."""
+        """State of the loss scale; empty without the optimizer, or if it is constant or unknown."""
         if self.num_updates:
             dtype = self.specs[f"model.{EMBEDDING}"].dtype
             warn_without(self.scaler, dtype, self.args, self.url)
@@ -142,15 +142,15 @@ class TorchDistSource(Closing):
     def _vocabulary(self) -> int:
         found = self.specs.get(f"model.{EMBEDDING}")
         if found is None or len(found.shape) != 2:
-            raise ArtifactError(f"{self.url}: holds no embedding ({EMBEDDING})")
+            raise ArtifactError(f"{self.url}: has no embedding ({EMBEDDING})")
         return found.shape[0]
 
     def _check_model(self, named: Named) -> None:
-        held = {name.removeprefix("model."): spec.shape for name, spec in self.specs.items()}
-        held |= dict.fromkeys(named.unknown, ())
-        check_model(self.config, self.padded_vocab_size, len(held), self._common)
+        found = {name.removeprefix("model."): spec.shape for name, spec in self.specs.items()}
+        found |= dict.fromkeys(named.unknown, ())
+        check_model(self.config, self.padded_vocab_size, len(found), self._common)
         wanted = model_shapes(self.config, self.padded_vocab_size)
-        refuse_differences(held, wanted, self.url, "the model of its args")
+        refuse_differences(found, wanted, self.url, "the model of its args")
 
     # --- the optimizer --------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class TorchDistSource(Closing):
         self.num_updates = self._updates
 
     def _kinds(self) -> tuple[str, ...]:
-        """Of states; copies of weights that are fp32 themselves are not kept."""
+        """Kinds of states to read; fp32 weights need no fp32 copies."""
         is_half = any(_is_half(self._stored[s.key]) for s in self._sources.values())
         return (*MOMENTS, MAIN) if is_half else MOMENTS
 
@@ -188,7 +188,7 @@ class TorchDistSource(Closing):
                     raise Unknown(f"its {kind} of {name} is {spec.dtype} {list(spec.shape)}")
         strange = {n.split(".", 2)[2] for n in states} - set(names)
         if strange:
-            raise Unknown(f"it has states of {min(strange)}, which is no weight")
+            raise Unknown(f"it has states of {min(strange)}, which is not a weight of the model")
         return specs
 
     def _in_buckets(
@@ -245,20 +245,21 @@ def open_torch_dist(url: str, **given: Any) -> TorchDistSource:
     """The checkpoint at a root with latest_checkpointed_iteration.txt, or at iter_XXXXXXX/ or
     release/ in it.
 
-    given: arguments of Megatron-LM, by their names with underscores, over those of the files.
-    Raises ArtifactError for what is damaged or hostile, ConfigError for a model that ours does not
+    given: arguments of Megatron-LM, by their names with underscores; they replace the files'.
+    Raises ArtifactError for damaged or hostile files, ConfigError for a model that ours does not
     compute."""
     return TorchDistSource(url, given)
 
 
 def _check_backend(url: str) -> bool:
-    """Refuse a folder of another kind, or one whose save did not end: metadata.json comes last.
+    """Refuse a folder of another kind, or an unfinished save, which has no metadata.json yet.
+
     Returns whether it has a common.pt."""
     names = store.list_folder(url)
     if BACKEND not in names:
         raise ArtifactError(
-            f"{url}: has no {BACKEND}, which is written last, so the save did not end (or it is "
-            "of torch's own format, torch_dcp, which is not read)"
+            f"{url}: has no {BACKEND}, which is written last, so the save did not finish (or it is "
+            "in torch's own format, torch_dcp, which trainyard cannot read)"
         )
     document = read_document(join(url, BACKEND))
     backend = document.get("sharded_backend") if isinstance(document, dict) else None
@@ -267,7 +268,7 @@ def _check_backend(url: str) -> bool:
             f"{url}: {BACKEND} says sharded_backend {backend!r:.40}, wanted 'torch_dist'"
         )
     if METADATA not in names:
-        raise ArtifactError(f"{url}: has no {METADATA}; the checkpoint is torn")
+        raise ArtifactError(f"{url}: has no {METADATA}; the checkpoint is incomplete")
     return COMMON in names
 
 
@@ -287,11 +288,11 @@ def _is_half(stored: StoredTensor) -> bool:
 
 
 def _check_files(url: str, ends: Mapping[str, int]) -> None:
-    """Refuse a file that is cut short, be it behind the last tensor."""
+    """Refuse a truncated file, even if only an object after its last tensor is missing."""
     sizes = store.list_folder(url)
     for name, end in sorted(ends.items()):
-        if sizes.get(name, end) < end:  # one that is not there is refused when it is opened
+        if sizes.get(name, end) < end:  # opening a missing file is an error anyway
             raise ArtifactError(
-                f"{join(url, name)}: has {sizes[name]} bytes, and by {METADATA} its items end at "
+                f"{join(url, name)}: has {sizes[name]} bytes, but by {METADATA} its items end at "
                 f"{end}; it is truncated"
             )

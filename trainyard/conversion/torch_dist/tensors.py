@@ -30,10 +30,10 @@ from trainyard.conversion.torch_save.zip import (
 from trainyard.errors import ArtifactError
 
 MAX_OPEN = 8
-"""Files that are held open; there may be two for each rank of a large run."""
+"""Most open files; a large run may have written two for each rank."""
 
 MAX_PICKLE_BYTES = 2**20
-"""Of one piece: a tensor and nothing else, some hundred bytes."""
+"""Largest pickle of a piece, which is one tensor and takes a few hundred bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class _Place:
 
 
 class StoredTensors:
-    """Tensors of one folder, by their keys; close it.
+    """Tensors of one folder, by their keys; close it after use.
 
-    Raises ArtifactError where the files do not hold what the index says, before any is read."""
+    Raises ArtifactError, before reading any tensor, if the files contradict the index."""
 
     def __init__(self, url: str, tensors: Mapping[str, StoredTensor]) -> None:
         self._url, self._tensors = url, tensors
@@ -63,9 +63,9 @@ class StoredTensors:
         """A copy of a box of a tensor."""
         tensor = self._tensors[name]
         if tensor.unflattened is None and 0 not in shape:
-            alone = self._alone(name, tensor, offset, shape)
-            if alone is not None:
-                return alone
+            rows = self._rows_without_copy(name, tensor, offset, shape)
+            if rows is not None:
+                return rows
         out = torch.empty(shape, dtype=TORCH_DTYPES[tensor.dtype])
         if 0 in shape:
             return out
@@ -81,8 +81,10 @@ class StoredTensors:
             _copy_common(out, offset, flat.reshape(cell), begin)
         return out
 
-    def _alone(self, name: str, tensor: StoredTensor, offset: Shape, shape: Shape) -> Tensor | None:
-        """A box that is rows of one piece, without a copy."""
+    def _rows_without_copy(
+        self, name: str, tensor: StoredTensor, offset: Shape, shape: Shape
+    ) -> Tensor | None:
+        """A box that is whole rows of one piece; None for any other box."""
         for piece in tensor.pieces:
             rows = _rows_of(piece, offset, shape)
             if len(rows) == (shape[0] if shape else 1) and (
@@ -102,7 +104,7 @@ class StoredTensors:
             _copy_common(out, offset, view, begin)
 
     def _view(self, file: str, place: _Place, rows: range) -> Tensor:
-        """Rows of a piece; all of it where it has no dims."""
+        """Rows of a piece; the whole piece if it has no dims."""
         ref = place.ref
         if ref.shape:
             shape = (len(rows), *ref.shape[1:])
@@ -118,12 +120,12 @@ class StoredTensors:
     # --- archives -------------------------------------------------------------------------
 
     def _locate(self) -> dict[str, dict[StoredPiece, _Place]]:
-        """Where the values of every piece of every tensor lie."""
+        """The positions of the values of every piece of every tensor."""
         keys, pieces = [], []
         for name, tensor in self._tensors.items():
-            held = [piece for piece in tensor.pieces if 0 not in piece.shape]
-            keys += [name] * len(held)
-            pieces += held
+            filled = [piece for piece in tensor.pieces if 0 not in piece.shape]
+            keys += [name] * len(filled)
+            pieces += filled
         archives = [self._archive(piece) for piece in pieces]
         data = [self._record(p, archive) for p, archive in zip(pieces, archives, strict=True)]
         trees = unpickle_all([(a.url, d) for a, d in zip(archives, data, strict=True)])
@@ -137,7 +139,7 @@ class StoredTensors:
         where = f"{file.url} at byte {piece.begin}"
         if piece.begin + piece.length > file.size_bytes:
             raise ArtifactError(
-                f"{file.url}: has {file.size_bytes} bytes, and a piece ends at "
+                f"{file.url}: has {file.size_bytes} bytes, but a piece ends at "
                 f"{piece.begin + piece.length}; it is truncated"
             )
         return read_archive(file.window(piece.begin, piece.length), piece.length, where)
@@ -152,7 +154,7 @@ class StoredTensors:
         return self._whole(piece, archive, "data.pkl")
 
     def _whole(self, piece: StoredPiece, archive: Archive, name: str) -> bytes:
-        """The bytes of a little record."""
+        """The bytes of a small record."""
         span = self._span_of(piece, archive, name)
         return bytes(self._check.read(self._open(piece.file), span, span.begin, span.size_bytes))
 
@@ -165,10 +167,10 @@ class StoredTensors:
 
     def _place(self, piece: StoredPiece, archive: Archive, tree: object, dtype: str) -> _Place:
         if not isinstance(tree, TensorRef) or (tree.shape, tree.dtype) != (piece.shape, dtype):
-            held = f"a {tree.dtype} {list(tree.shape)}" if isinstance(tree, TensorRef) else "none"
+            found = f"{tree.dtype} {list(tree.shape)}" if isinstance(tree, TensorRef) else "none"
             raise ArtifactError(
-                f"{archive.url}: the index says {dtype} {list(piece.shape)}, and the tensor there "
-                f"is {held}; the file is damaged"
+                f"{archive.url}: wanted a tensor {dtype} {list(piece.shape)} by the index, found "
+                f"{found}; the file is damaged"
             )
         order = archive.records.get("byteorder")
         if order is not None and (
@@ -177,9 +179,9 @@ class StoredTensors:
             raise ArtifactError(f"{archive.url}: was written on a big-endian machine")
         record = archive.records.get(f"data/{tree.key}")
         if record is None or record.size_bytes != tree.storage_bytes or tree.repeats:
-            held = "no bytes" if record is None else f"{record.size_bytes} bytes"
+            found = "no bytes" if record is None else f"{record.size_bytes} bytes"
             raise ArtifactError(
-                f"{archive.url}: a tensor of {tree.storage_bytes} bytes has {held}; the file is "
+                f"{archive.url}: a tensor of {tree.storage_bytes} bytes has {found}; the file is "
                 "damaged"
             )
         return _Place(self._span_of(piece, archive, f"data/{tree.key}"), tree)
@@ -209,7 +211,7 @@ def _meet(offset: Shape, shape: Shape, other_offset: Shape, other_shape: Shape) 
 
 
 def _rows_of(piece: StoredPiece, offset: Shape, shape: Shape) -> range:
-    """Rows of a piece, counted in it, that a box asks for."""
+    """The rows of a piece that a box covers, numbered in the piece."""
     if not piece.shape:
         return range(1)
     begin = max(piece.offset[0], offset[0])
@@ -218,7 +220,7 @@ def _rows_of(piece: StoredPiece, offset: Shape, shape: Shape) -> range:
 
 
 def _copy_common(out: Tensor, offset: Shape, part: Tensor, begin: Shape) -> None:
-    """Copy what a part at `begin` has of a box `out` at `offset`."""
+    """Copy the intersection of `part`, at `begin`, and `out`, a box at `offset`, into `out`."""
     for dim, (a, b) in enumerate(zip(offset, begin, strict=True)):
         first, last = max(a, b), min(a + out.shape[dim], b + part.shape[dim])
         out, part = (
@@ -229,6 +231,6 @@ def _copy_common(out: Tensor, offset: Shape, part: Tensor, begin: Shape) -> None
 
 
 def _cells(offset: Shape, shape: Shape, cell: Shape) -> Iterator[Shape]:
-    """The parts of a grid that a box touches."""
+    """The cells of a grid that a box touches. cell: the shape of each."""
     spans = zip(offset, shape, cell, strict=True)
     return product(*(range(a // n, (a + size - 1) // n + 1) for a, size, n in spans))

@@ -1,10 +1,10 @@
-"""Writes a `torch_dist` checkpoint through `torch.distributed.checkpoint`: in one process, without
+"""Writes a `torch_dist` checkpoint through `torch.distributed.checkpoint`, in one process without
 process group, with one tensor in memory.
 
 torch makes the plan, requests the pieces one by one and makes the index. trainyard's planner
 describes the tensors (`plan`) without a state dict, and its writer writes the pieces to any store.
-(torch's FileSystemWriter keeps a tensor of every key until its file is closed.) States of random
-generators are not written: start Megatron-LM with --no-load-rng. Equal contents give equal
+(torch's FileSystemWriter would keep a tensor of every key until its file is closed.) States of
+random generators are not written: start Megatron-LM with --no-load-rng. Equal contents give equal
 bytes."""
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def write_torch_dist(
     advance: Advance = lambda size_bytes: None,
     expect: Advance = lambda size_bytes: None,
 ) -> None:
-    """Write a step, or a release where the source has no step; metadata.json after everything in
+    """Write a step, or a release if the source has no step; metadata.json after everything else in
     its folder, the tracker file last.
 
     open_file: starts a file by its name below the folder for Megatron-LM's --load.
     num_files: number of `.distcp` files. true_vocab_size: tokens of the tokenizer, to pad the
     vocabulary again for `tp` ranks (`tp` has no other effect). expect: called before the first file
     with the total bytes of tensors that `advance` will report. distributed_optimizer: layout of the
-    optimizer's states; unset: that of the run.
+    optimizer's states; None: that of the run.
     Raises ConfigError, before anything is written, for a model that Megatron-LM does not
     support."""
     model = whole_model(source, tp, true_vocab_size, make_vocab_size_divisible_by)
@@ -136,22 +136,22 @@ class _Planner(SavePlanner):
         """Nothing: there is no state dict."""
 
     def create_local_plan(self) -> SavePlan:
-        """All of it, as one rank's."""
+        """All pieces and objects, as those of one rank."""
         objects = [WriteItem(MetadataIndex(n), WriteItemType.BYTE_IO) for n in self._plan.objects]
         return SavePlan([*map(_item, self._plan.pieces), *objects])
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """The index; `mcore_data` is what Megatron core of up to 0.15 looks for in it."""
+        """The index; Megatron core up to 0.15 requires `mcore_data` in it."""
         plans, metadata = create_default_global_save_plan(all_plans)
         metadata.mcore_data = {piece.key: {} for piece in self._plan.pieces}  # type: ignore[attr-defined]
         return plans, metadata
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """As it is."""
+        """The plan, unchanged."""
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """A tensor, read now; or an object, of which Megatron core keeps a list for each name."""
+        """A tensor, read now; or an object, for Megatron core a list of one for each name."""
         if write_item.type == WriteItemType.BYTE_IO:
             out = io.BytesIO()
             write_torch_file(out, [None], "archive")
@@ -177,27 +177,27 @@ def _item(piece: WrittenPiece) -> WriteItem:
 
 
 class _Writer(StorageWriter):
-    """Pieces one after the other into files `__0_0.distcp` and on, then the index."""
+    """Writes pieces in order into `__0_0.distcp`, `__0_1.distcp`, ..., then the index."""
 
     def __init__(self, open_file: OpenFile, num_files: int) -> None:
         self._open_file, self._num_files = open_file, num_files
 
     def reset(self, checkpoint_id: str | PathLike[str] | None = None) -> None:
-        """Nothing is kept between saves."""
+        """Nothing: no state is kept between saves."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """One process is everything."""
+        """Nothing: there is only one process."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """As it is."""
+        """The plan, unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """As they are."""
+        """The plans, unchanged."""
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Every piece; one is in memory at a time."""
+        """Write every piece; one is in memory at a time."""
         results = []
         for number, items in _shares(plan.items, self._num_files):
             name = f"__0_{number}.distcp"
@@ -213,7 +213,7 @@ class _Writer(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the index as torch's own class, which its reader knows."""
+        """Write the index as torch's own class, which torch's reader requires."""
         places = {result.index: result.storage_data for found in results for result in found}
         index = replace(metadata, storage_data=places, version=CURRENT_DCP_VERSION)
         index.mcore_data = metadata.mcore_data  # type: ignore[attr-defined]
@@ -222,12 +222,12 @@ class _Writer(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | PathLike[str]) -> bool:
-        """Files are begun by `open_file`, so there is none."""
+        """False: `open_file` decides where files go, so there is no id."""
         return False
 
 
 class _Counted:
-    """A sink that knows how much it took."""
+    """A sink that counts the bytes written."""
 
     def __init__(self, out: Sink) -> None:
         self._out, self.size = out, 0

@@ -1,10 +1,10 @@
-"""A file of `torch.save`: its tree, and its tensors straight from where they lie in it.
+"""Opens a file of `torch.save`: its tree, and its tensors, which are read from the file on request.
 
-Two layouts. Since torch 1.6 a zip archive (torch_zip.py). Before, as in NVIDIA's GPT-345M, one
-after the other: five pickles (magic number, protocol, system, the object, list of storages), then
-each storage of the list: its number of elements (8 bytes, little-endian), its bytes.
+There are two layouts. Since torch 1.6 it is a zip archive (zip.py). Before, as in NVIDIA's
+GPT-345M, it is a sequence: five pickles (magic number, protocol, system, the object, list of
+storages), then for each storage its number of elements (8 bytes, little-endian) and its bytes.
 
-The pickles are read by `pickles`; a tensor is read when asked for, and nothing else then."""
+`pickles` reads the pickles."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 
 
 class TorchFile(Closing):
-    """Opened for reading; use as a context manager. Raises ArtifactError for a file that is torn,
-    hostile, or not of torch.save.
+    """A file that is open for reading; use it as a context manager. Raises ArtifactError for a file
+    that is truncated, hostile, or not of torch.save.
 
-    allow: classes beyond those of tensors and containers that may be noted (`pickles.unpickle`).
-    part: first byte and length of the range of a file that it is; None: the whole file."""
+    allow: classes that may occur besides those of tensors and containers (`pickles.unpickle`).
+    part: first byte and length of the range to read as the file; None: the whole file."""
 
     def __init__(
         self, url: str, allow: Collection[str] = (), part: tuple[int, int] | None = None
@@ -75,7 +75,7 @@ class TorchFile(Closing):
         self._file = RangedFile(url, part)
         self._archive: Archive | None = None
         self._spans: dict[str, Span] = {}
-        """Of the storages whose place was looked up."""
+        """Of the storages that were looked up so far."""
         self._check = RecordCheck()
         try:
             self.size_bytes = self._file.size_bytes
@@ -94,7 +94,7 @@ class TorchFile(Closing):
             return self._open_legacy(allow)
         raise ArtifactError(
             f"{self.url}: begins with {head[:8]!r}, so it is not a file of torch.save (or one of "
-            "torch before 0.4, which is not read)"
+            "torch before 0.4, which trainyard cannot read)"
         )
 
     # --- since torch 1.6 ------------------------------------------------------------------
@@ -136,15 +136,15 @@ class TorchFile(Closing):
             if numel != storage.numel:
                 raise ArtifactError(
                     f"{self.url}: storage {storage.key!r} has {numel} elements at byte {place}, "
-                    f"the pickle says {storage.numel}; the file is damaged"
+                    f"but the pickle says {storage.numel}; the file is damaged"
                 )
             size = storage.numel * storage.item_bytes
             self._spans[storage.key] = Span(place + 8, size, 0)  # no checksum in these files
             place += 8 + size
         if place > self.size_bytes:
             raise ArtifactError(
-                f"{self.url}: its storages end at byte {place}, the file at {self.size_bytes}; it "
-                "is truncated"
+                f"{self.url}: its storages end at byte {place}, but the file at "
+                f"{self.size_bytes}; it is truncated"
             )
         return found
 
@@ -155,21 +155,22 @@ class TorchFile(Closing):
         return self.view(ref).contiguous()
 
     def view(self, ref: TensorRef) -> Tensor:
-        """The values of a tensor with the strides that they have in the file, in memory of its
-        own."""
+        """The values of a tensor, a copy with the strides that it has in the file."""
         if ref.dtype not in TORCH_DTYPES:
-            raise ArtifactError(f"{self.url}: a tensor of {ref.dtype}, which is not read")
+            raise ArtifactError(
+                f"{self.url}: has a tensor of {ref.dtype}, which trainyard cannot read"
+            )
         dtype, item = TORCH_DTYPES[ref.dtype], SIZES[ref.dtype]
         span = self._span_of_storage(ref)
         if ref.numel == 0:
             return torch.empty(ref.shape, dtype=dtype)
-        held = 1 + sum((n - 1) * step for n, step in zip(ref.shape, ref.stride, strict=True))
+        length = 1 + sum((n - 1) * step for n, step in zip(ref.shape, ref.stride, strict=True))
         begin = span.begin + ref.offset * item
-        data = self._check.read(self._file, span, begin, held * item)
+        data = self._check.read(self._file, span, begin, length * item)
         return torch.frombuffer(data, dtype=dtype).as_strided(ref.shape, ref.stride)
 
     def check(self, ref: TensorRef) -> None:
-        """Refuse a tensor whose storage is not in the file, before it is needed."""
+        """Raise ArtifactError if the storage of a tensor is not in the file. Reads no values."""
         self._span_of_storage(ref)
 
     def _span_of_storage(self, ref: TensorRef) -> Span:
@@ -182,10 +183,10 @@ class TorchFile(Closing):
         if self._archive is not None:
             record = self._archive.records.get(name)
             if record is None or record.size_bytes != ref.storage_bytes:
-                held = "no record" if record is None else f"{record.size_bytes} bytes"
+                found = "no record" if record is None else f"{record.size_bytes} bytes"
                 raise ArtifactError(
                     f"{self.url}: a tensor needs {ref.storage_bytes} bytes of {name!r}, which has "
-                    f"{held}; the file is damaged"
+                    f"{found}; the file is damaged"
                 )
             if ref.key not in self._spans:
                 self._spans[ref.key] = self._span_of_record(name)
@@ -194,7 +195,7 @@ class TorchFile(Closing):
         return self._spans[ref.key]
 
     def close(self) -> None:
-        """Let the file go; tensors that were read stay."""
+        """Close the file; tensors that were read stay valid."""
         self._file.close()
 
 
@@ -209,13 +210,13 @@ def tensor_refs(tree: Any) -> list[TensorRef]:
     return tensor_refs((tree.args, tree.state)) if isinstance(tree, Noted) else []
 
 
-# --- weights alone ----------------------------------------------------------------------------
+# --- files of weights -------------------------------------------------------------------------
 
 
 class TorchWeights:
-    """Its tensors; what else the dict holds is left out.
+    """The tensors of a file that contains a dict; its other values are ignored.
 
-    Raises ArtifactError for a file that is torn, hostile, or of another kind."""
+    Raises ArtifactError for a file that is truncated, hostile, or of another kind."""
 
     def __init__(self, url: str) -> None:
         self._file = TorchFile(url)
@@ -232,7 +233,7 @@ class TorchWeights:
         }
 
     def are_one(self, name: str, other: str) -> bool:
-        """Whether two names are there and mean the same place in the file."""
+        """Whether both names exist and refer to the same values in the file."""
         return name in self._refs and self._refs[name] == self._refs.get(other)
 
     def read(self, name: str) -> torch.Tensor:
@@ -240,7 +241,7 @@ class TorchWeights:
         return self._file.read(self._refs[name])
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._file.close()
 
 
@@ -248,8 +249,10 @@ def _weights(tree: object, url: str) -> dict[str, TensorRef]:
     found = tree if isinstance(tree, dict) else {}
     refs = {str(name): ref for name, ref in found.items() if isinstance(ref, TensorRef)}
     if not refs:
-        raise ArtifactError(f"{url}: holds no table of tensors by name")
+        raise ArtifactError(f"{url}: contains no dict of tensors by name")
     for name, ref in refs.items():
         if ref.dtype not in TORCH_DTYPES:
-            raise ArtifactError(f"{url}: {name} is of type {ref.dtype}, which is not read")
+            raise ArtifactError(
+                f"{url}: {name} is of type {ref.dtype}, which trainyard cannot read"
+            )
     return refs

@@ -1,9 +1,10 @@
-"""What stands for the names that a pickle asks for, when `pickle_reader` reads it.
+"""Maps the names that a pickle asks for to harmless stand-ins, for `pickle_reader`.
 
-A table: tensors, dtypes and containers become what it says, other classes and functions that are
-allowed a note of their name and of what they were given, and everything else is refused. Nothing is
-imported, and what a pickle makes of a note, it only adds to it.
-Standard library alone, and little of it: this is loaded by every process that reads a pickle."""
+A table has tensors, dtypes and containers. Other allowed classes and functions become `Inert`
+objects, which record their name and arguments. Everything else is refused. Nothing is imported, and
+whatever a pickle does to an Inert object is only recorded.
+Imports little, and only from the standard library, since every process that reads a pickle loads
+it."""
 
 from __future__ import annotations
 
@@ -13,49 +14,50 @@ from typing import Any
 
 
 class Refused(Exception):  # noqa: N818  # says what happened
-    """The pickle holds what is not allowed; the message names it."""
+    """The pickle contains something that is not allowed; the message names it."""
 
 
-class _TakesState:
-    """The `__setstate__` of a note: it keeps the state. A class in a pickle takes none, since it is
-    what other notes are made of."""
+class _SetState:
+    """`__setstate__` of Inert objects: records the state. An Inert class refuses a state, which all
+    its objects would share."""
 
-    def __get__(self, note: Inert | None, owner: type[Inert]) -> Callable[[Any], None]:
-        if note is None:
+    def __get__(self, inert: Inert | None, owner: type[Inert]) -> Callable[[Any], None]:
+        if inert is None:
             raise Refused(f"it gives the class {owner.source} a state")
-        return lambda state: setattr(note, "state", state)
+        return lambda state: setattr(inert, "state", state)
 
 
 class Inert:
-    """An object of a class that is not there, or what a function that is not there gave back: what
-    it was given, and nothing else."""
+    """Stands for an object of a class that is not imported, or for the result of such a function.
+
+    Records arguments, state and items, and does nothing else."""
 
     source = ""
 
     def __new__(cls, *args: Any, **options: Any) -> Inert:
-        """Take anything."""
+        """Record the arguments."""
         self = object.__new__(cls)
         self.args, self.state, self.items = (*args, options) if options else args, None, []
         return self
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Nothing is left to do."""
+        """Nothing: `__new__` did everything."""
 
     def __call__(self, *args: Any) -> Inert:
-        """As some protocols make objects: by a function that another one gave back."""
+        """Record a call: some protocols make objects by the result of a function."""
         return type(self)(self, *args)
 
     def append(self, item: Any) -> None:
-        """An object of a class made from list, deque or set: note the item."""
+        """Record an item of a subclass of list, deque or set."""
         self.items.append(item)
 
     add = append
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Of a class made from dict."""
+        """Record an item of a subclass of dict."""
         self.items.append((key, value))
 
-    __setstate__ = _TakesState()
+    __setstate__ = _SetState()
     args: tuple[Any, ...]
     state: Any
     items: list[Any]
@@ -68,7 +70,7 @@ class Namespace(Inert):
 
 
 class Fixed:
-    """What the reader itself works with: a pickle cannot change it."""
+    """An object that the reader itself uses, and a pickle cannot change."""
 
     __slots__ = ()
 
@@ -86,7 +88,7 @@ class Dtype(Fixed):
 
 
 class Storage(Fixed):
-    """Numbers that lie outside of the pickle."""
+    """The values of tensors, which are stored outside of the pickle."""
 
     __slots__ = ("dtype", "key", "numel")
 
@@ -120,45 +122,45 @@ class Call(Fixed):
 
 
 def rebuild(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> Tensor:
-    """torch._utils._rebuild_tensor and _v2; what else it is given makes no difference here."""
+    """torch._utils._rebuild_tensor and _v2. rest: gradient flag and hooks, ignored."""
     return Tensor(storage, offset, shape, stride, getattr(storage, "dtype", None))
 
 
 def rebuild_with_dtype(
     storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *_: Any
 ) -> Tensor:
-    """torch._utils._rebuild_tensor_v3: the storage is bytes."""
+    """torch._utils._rebuild_tensor_v3, whose storage is untyped bytes."""
     if not isinstance(dtype, Dtype):
         raise Refused("a tensor without a dtype")
     return Tensor(storage, offset, shape, stride, dtype.name)
 
 
 def rebuild_parameter(data: Any, *rest: Any) -> Any:
-    """torch._utils._rebuild_parameter: its values."""
+    """torch._utils._rebuild_parameter: the values of the parameter."""
     return data
 
 
 def rebuild_with_attributes(function: Any, owner: Any, args: Any, state: Any) -> Any:
-    """torch._tensor._rebuild_from_type_v2: a tensor on which attributes were set, as Megatron-LM
-    does with its fp32 parameters. They are left out."""
+    """torch._tensor._rebuild_from_type_v2: a tensor with attributes, such as Megatron-LM's fp32
+    parameters. The attributes are dropped."""
     if not isinstance(function, Call) or getattr(owner, "source", "") not in TENSOR_TYPES:
-        raise Refused("a tensor of a class of its own")
+        raise Refused("a tensor of a subclass")
     return function(*args)
 
 
 def encode_text(text: Any, encoding: Any = "latin1") -> bytes:
     """_codecs.encode, as old protocols write bytes."""
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise Refused("_codecs.encode of something else than latin1 text")
+        raise Refused("_codecs.encode of something other than latin1 text")
     return text.encode("latin1")
 
 
 def member(owner: Any, name: Any) -> type[Inert]:
-    """builtins.getattr, as some Pythons write the member of an enum, and old protocols a class
-    inside a class."""
+    """builtins.getattr: some versions of Python write members of an enum this way, and old
+    protocols nested classes."""
     if not (isinstance(owner, type) and issubclass(owner, Inert) and isinstance(name, str)):
         raise Refused("it asks for builtins.getattr")
-    return note_of(f"{owner.source}.{name}")
+    return inert_class(f"{owner.source}.{name}")
 
 
 def reconstruct(owner: Any, base: Any, state: Any) -> Inert:
@@ -226,10 +228,10 @@ INERT = frozenset(
         *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
     )
 )
-"""Of which only the name, and what they were given, is told."""
+"""Classes and functions that become Inert objects in any file."""
 
 ANYTHING = "*"
-"""Among the names that are allowed: all of them, for files that hold more than tensors."""
+"""An allowed name that stands for every name, for files with more than tensors."""
 
 MAX_NAME = 300
 
@@ -237,8 +239,9 @@ OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
 def look_up(module: str, name: str, allow: tuple[str, ...]) -> Any:
-    """What stands for a name, or Refused. `allow`: more names to note; one that ends in a dot is
-    of all below it, ANYTHING of all that there are."""
+    """The stand-in for a name; raises Refused.
+
+    allow: names that become Inert objects; one that ends in a dot is a prefix, ANYTHING is all."""
     module = OLD_MODULES.get(module, module)
     full = f"{module}.{name}"
     if full in CONTAINERS:
@@ -250,14 +253,14 @@ def look_up(module: str, name: str, allow: tuple[str, ...]) -> Any:
     if module == "torch" and name in DTYPES:
         return Dtype(name)
     if full in INERT or any(_allows(entry, full) for entry in allow):
-        return note_of(full)
-    raise Refused(f"it asks for {full}, which a file of tensors has no need of")
+        return inert_class(full)
+    raise Refused(f"it asks for {full}, which no file of tensors needs")
 
 
-def note_of(full: str) -> type[Inert]:
-    """A class of notes of one name."""
+def inert_class(full: str) -> type[Inert]:
+    """An Inert class for one name."""
     if len(full) > MAX_NAME or not all(part.isidentifier() for part in full.split(".")):
-        raise Refused(f"it asks for {full!a:.80}, which is no name of a class or function")
+        raise Refused(f"it asks for {full!a:.80}, which is not the name of a class or function")
     return type("Inert", (Inert,), {"source": full})
 
 

@@ -1,19 +1,20 @@
-"""The inside of the process that reads pickles: standard library alone, imports nothing that a
-pickle asks for (pickle_names.py).
+"""The program of the sandbox process that reads pickles. Uses only the standard library, and
+imports nothing that a pickle asks for (pickle_names.py).
 
     stdin    the bytes
     argv[1]  JSON {"layout": "plain", "legacy" or "several", "allow": [...], "limits": {...}}
-    stdout   JSON {"tree": ..., "network": ...} or {"error": ...}; of a legacy file also
-             "storages": [[name, dtype, elements]] in its order, "end": where the first begins;
-             of several pickles, one after the other, a list of trees and where each "ends", or
-             with the error which it is "at"
+    stdout   JSON {"tree": ..., "network": ...} or {"error": ...}
+             legacy: also "storages": [[name, dtype, elements]] in the order of the file, and
+             "end": where the first storage begins
+             several pickles, one after the other: "tree" is a list of trees, "ends" where each
+             pickle ends; an error has "at", the index of its pickle
 
-The tree tells values as [tag, ...]: "l" list, "t" tuple, "d" dict (pairs), "T" tensor, "y" dtype,
-"n" namespace (pairs), "o" an object of a class, or a class or function itself (name, arguments and
-items, state), "b" bytes (their number); numbers, text and null stand for themselves.
+The tree encodes values as [tag, ...]: "l" list, "t" tuple, "d" dict (pairs), "T" tensor, "y" dtype,
+"n" namespace (pairs), "o" an object, class or function that was recorded (name, arguments and
+items, state), "b" bytes (only their number). Numbers, strings and null stand for themselves.
 
-Before the first opcode the process gives away what it will not need: network, files, new
-processes, memory beyond a limit."""
+Before the first opcode, the process gives up network, files, new processes, and memory beyond a
+limit."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ from trainyard.conversion.torch_save.pickle_names import (
 )
 
 MAX_DEPTH = 120
-"""Nesting of the tree; also what ends one that holds itself."""
+"""Deepest nesting of the tree; it also stops a tree that contains itself."""
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
@@ -50,7 +51,7 @@ CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 
 
 class Unpickler(pickle.Unpickler):
-    """The opcodes of `pickle`, with the table above for every name."""
+    """The opcodes of `pickle`, with `look_up` for every name."""
 
     def __init__(self, file: io.BytesIO, allow: tuple[str, ...]) -> None:
         super().__init__(file, encoding="utf-8")
@@ -58,7 +59,7 @@ class Unpickler(pickle.Unpickler):
         self.storages: dict[str, list[Any]] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Never imports."""
+        """The stand-in for a name; never imports."""
         return look_up(module, name, self._allow)
 
     def persistent_load(self, pid: Any) -> Storage:
@@ -67,7 +68,10 @@ class Unpickler(pickle.Unpickler):
             raise Refused(f"a reference to {type(pid).__name__} outside of the pickle")
         _, dtype, key, _, numel = pid[:5]
         if len(pid) == 6 and pid[5] is not None:
-            raise Refused("a view of a storage, as torch before 1.0 wrote it; save the file anew")
+            raise Refused(
+                "a view of a storage, as torch before 1.0 wrote it; load and save the file with a "
+                "newer torch"
+            )
         if not isinstance(dtype, Dtype) or type(numel) is not int or numel < 0:
             raise Refused("a storage without type and size")
         self.storages[str(key)] = [dtype.name, numel]
@@ -77,29 +81,29 @@ class Unpickler(pickle.Unpickler):
 # --- the tree ---------------------------------------------------------------------------------
 
 NAMES = {kind: name for name, kind in reversed(CONTAINERS.items()) if isinstance(kind, type)}
-"""Of classes that a pickle may refer to and not use, as a default_factory."""
+"""Names of classes that a pickle may refer to without using them, such as a default_factory."""
 
 
 class Encoder:
-    """Turns what was unpickled into JSON, within limits."""
+    """Turns an unpickled object into JSON, within limits."""
 
     def __init__(self, max_nodes: int, allow: tuple[str, ...]) -> None:
         self._left = max_nodes
-        self._notes_anything = ANYTHING in allow
+        self._allows_anything = ANYTHING in allow
 
     def encode(self, value: Any, depth: int = 0) -> Any:
         """One value."""
         self._left -= 1
         if self._left < 0:
-            raise Refused("it unfolds into more values than a checkpoint has")
+            raise Refused("it expands to more values than a checkpoint has")
         if depth > MAX_DEPTH:
-            raise Refused(f"it is nested more than {MAX_DEPTH} deep, or holds itself")
+            raise Refused(f"it is nested more than {MAX_DEPTH} deep, or contains itself")
         if value is None or type(value) in (bool, float, str):
             return value
         if type(value) is int:
             if (bits := value.bit_length()) <= 256:
                 return value
-            if self._notes_anything:
+            if self._allows_anything:
                 return ["o", f"an integer of {bits} bits", ["t", []], None]
             raise Refused(f"an integer of {bits} bits")
         return self._composed(value, depth + 1)
@@ -127,10 +131,10 @@ class Encoder:
             return ["o", value.source, args, self.encode(value.state, depth)]
         if isinstance(value, (type, Call)):
             return ["o", _name_of(value), ["t", []], None]
-        raise Refused(f"a {type(value).__name__}, which a file of tensors has no need of")
+        raise Refused(f"a {type(value).__name__}, which no file of tensors needs")
 
     def _pairs(self, mapping: dict[Any, Any], depth: int) -> list[Any]:
-        pairs = dict.items(mapping)  # not by `items` of its own, which a pickle can replace
+        pairs = dict.items(mapping)  # a pickle can replace the object's own `items`
         return [[self.encode(k, depth), self.encode(v, depth)] for k, v in pairs]
 
     def _tensor(self, tensor: Tensor) -> list[Any]:
@@ -156,8 +160,10 @@ def _name_of(value: type | Call) -> str:
 
 
 def leave_network() -> str:
-    """Give the network up: into a namespace without one, where the system lets us. Sockets cannot
-    be made in any case: `confine` allows no further file descriptor."""
+    """Move into a network namespace without interfaces, if the system allows it.
+
+    Otherwise sockets still fail, since `confine` allows no further file descriptor. Returns how
+    the network is cut off."""
     try:
         unshare = ctypes.CDLL(None, use_errno=True).unshare
         for flags in (CLONE_NEWNET, CLONE_NEWUSER | CLONE_NEWNET):
@@ -183,18 +189,18 @@ def confine(limits: Mapping[str, int]) -> None:
         try:
             resource.setrlimit(kind, (limit, limit))
         except (OSError, ValueError):
-            if kind != resource.RLIMIT_AS:  # which some systems do not know
+            if kind != resource.RLIMIT_AS:  # some systems do not have this limit
                 raise
     sys.addaudithook(_refuse_events)
 
 
 def _refuse_events(event: str, args: tuple[Any, ...]) -> None:
-    """Python announces what leaves the interpreter: files, sockets, processes, imports."""
+    """Audit hook: Python announces whatever leaves the interpreter, such as files and sockets."""
     raise Refused(f"it led to {event}")
 
 
 def read_all(data: bytes, layout: str, allow: tuple[str, ...], max_nodes: int) -> dict[str, Any]:
-    """What is told of a plain pickle, or of the five that begin a file of torch before 1.6."""
+    """The answer for a plain pickle, several, or the five at the start of a file of torch < 1.6."""
     file = io.BytesIO(data)
 
     def load() -> Any:
@@ -213,10 +219,10 @@ def read_all(data: bytes, layout: str, allow: tuple[str, ...], max_nodes: int) -
     tree = Encoder(max_nodes, allow).encode(unpickler.load())
     keys = load()
     if not isinstance(keys, list) or any(type(key) is not str for key in keys):
-        raise Refused("its list of storages is not one of names")
+        raise Refused("its list of storages is not a list of names")
     strange = [key for key in keys if key not in unpickler.storages]
     if strange:
-        raise Refused("its list of storages has one that nothing refers to")
+        raise Refused("its list of storages has one that no tensor uses")
     storages = [[key, *unpickler.storages[key]] for key in keys]
     return {"tree": tree, "storages": storages, "end": file.tell()}
 
@@ -244,11 +250,11 @@ def _reason(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Answer on stdout, whatever happens."""
+    """Read the task and answer on stdout, even on errors."""
     task = json.loads(sys.argv[1])
     limits, allow = task["limits"], tuple(task["allow"])
     data = sys.stdin.buffer.read(limits["input_bytes"] + 1)
-    json.dumps({"warm": [1.5, None, "\u00e9"]})  # whatever is imported late is imported now
+    json.dumps({"warm": [1.5, None, "\u00e9"]})  # triggers late imports now, before `confine`
     network = leave_network()
     try:
         confine(limits)
@@ -257,13 +263,13 @@ def main() -> None:
         answer = read_all(data, task["layout"], allow, limits["nodes"])
         text = json.dumps({**answer, "network": network}).encode("ascii")
     except MemoryError:
-        text = json.dumps({"error": "it takes more memory than a checkpoint does"}).encode("ascii")
+        text = json.dumps({"error": "it takes more memory than a checkpoint needs"}).encode("ascii")
     except BaseException as error:
         text = json.dumps({"error": _reason(error)}).encode("ascii")
     view = memoryview(text)
     while view:
         view = view[os.write(1, view) :]
-    os._exit(0)  # nothing that was unpickled is looked at again
+    os._exit(0)  # without running any destructor of an unpickled object
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Pickles of others, read without running anything that they ask for.
+"""Reads pickles of other programs without running anything that they ask for.
 
-A pickle is a program: loading one the usual way runs it. Here a process of its own takes the bytes,
-with neither network nor files (pickle_reader.py), and answers with a JSON tree; what the pickle
-names is never imported. This is the only door: nothing else in the package unpickles."""
+A pickle is a program, and unpickling runs it. Here a separate process with neither network nor
+files (pickle_reader.py) reads the bytes and answers with a JSON tree. It imports nothing that the
+pickle names. Nothing else in the package unpickles."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ log = logging.getLogger(__name__)
 MEBIBYTE = 2**20
 
 MAX_PICKLE_BYTES = 128 * MEBIBYTE
-"""Without their tensors, checkpoints have pickles of a few megabytes."""
+"""The pickles of checkpoints take a few megabytes, without their tensors."""
 
 MAX_ANSWER_BYTES = 512 * MEBIBYTE
 
 MAX_BATCH = 50_000
-"""Pickles of single tensors that one process is given."""
+"""Most pickles of single tensors for one process."""
 
 TIMEOUT_SECONDS = 300
 
 ROOT = str(Path(pickle_reader.__file__).parents[3])
-"""Where the process finds this package, and nothing else."""
+"""The folder of this package: the process's whole PYTHONPATH."""
 
 LIMITS = {
     "input_bytes": MAX_PICKLE_BYTES,
@@ -51,31 +51,31 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """Where the values of a tensor lie: in which storage of the file, from which element on."""
+    """The position of a tensor's values: a storage of the file, and an offset in it."""
 
     key: str
-    """Of the storage."""
+    """Key of the storage."""
     dtype: str
-    """As torch names it: float32."""
+    """By torch's name: float32."""
     storage_bytes: int
-    """What the storage must have."""
+    """Size that the storage must have."""
     offset: int
-    """Elements before the first."""
+    """Elements of the storage before the first."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def repeats(self) -> bool:
-        """Whether it has more elements than bytes to keep them: a stride of 0, or the like."""
+        """Whether it has more elements than its storage, such as with a stride of 0."""
         return self.numel * SIZES[self.dtype] > self.storage_bytes
 
     def flat_part(self, start: int, shape: tuple[int, ...]) -> TensorRef:
-        """A tensor of `shape` that a vector holds from element `start` on."""
+        """A contiguous tensor of `shape` in a vector, from element `start` on."""
         assert self.stride == (1,), self
         stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
         return replace(self, offset=self.offset + start, shape=shape, stride=stride)
@@ -90,17 +90,17 @@ class Dtype:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """An object of a class, or what a function gave back, that was not imported; or the class or
-    function itself."""
+    """Records what a pickle did with a class or function that was not imported: an object, the
+    result of a call, or the class or function itself."""
 
     source: str
     """Module and name."""
     args: tuple[Any, ...]
-    """What it was given, and what was put into it."""
+    """Arguments, and items added later."""
     state: Any
 
     def __hash__(self) -> int:
-        """Such objects may be keys, whatever they hold."""
+        """Hashable with any content, since such objects may be keys."""
         return hash(repr(self))
 
 
@@ -119,17 +119,17 @@ class StorageRef:
 
 @dataclass(frozen=True, slots=True)
 class Unpickled:
-    """What a pickle held."""
+    """The content of a pickle."""
 
     tree: Any
-    """Containers, numbers and text as they are; TensorRef, Dtype, Namespace, Noted for the rest;
+    """Containers, numbers and strings as they are; TensorRef, Dtype, Namespace, Noted for the rest;
     bytes are only counted."""
     network: str
-    """How the process was kept from the network."""
+    """How the process was cut off from the network."""
     storages: tuple[StorageRef, ...] = ()
-    """In the order of the file, in the layout of torch before 1.6."""
+    """In the order of the file; only in the layout of torch before 1.6."""
     end: int = 0
-    """Where the first of them begins."""
+    """Offset of the first of them."""
 
 
 def unpickle(
@@ -142,11 +142,10 @@ def unpickle(
 ) -> Unpickled:
     """Read a pickle in a separate process.
 
-    url: the file, for messages. allow: classes that are noted (by module and name, or all below a
-    prefix that ends in a dot; ANYTHING: all that there are. Those that make tensors are a table in
-    any case, so what another function makes is a note and no tensor). layout: "legacy" for the
-    beginning of a file of torch before 1.6.
-    Raises ArtifactError that says what a hostile or damaged pickle holds."""
+    url: names the file in messages. allow: classes and functions that become Noted, by module and
+    name; one that ends in a dot is a prefix, ANYTHING is all. Only the functions of a fixed table
+    make tensors. layout: "legacy" for the beginning of a file of torch before 1.6.
+    Raises ArtifactError, which says what a hostile or damaged pickle contains."""
     bounds = {**LIMITS, **(limits or {})}
     if len(data) > bounds["input_bytes"]:
         raise ArtifactError(
@@ -167,8 +166,9 @@ def unpickle(
 
 
 def unpickle_all(pickles: Sequence[tuple[str, bytes]], *, allow: Collection[str] = ()) -> list[Any]:
-    """The trees of many small pickles, each with the name that messages call it by, read by few
-    processes; otherwise as `unpickle`."""
+    """The trees of many small pickles, read by few processes; otherwise as `unpickle`.
+
+    pickles: (name for messages, bytes)."""
     trees: list[Any] = []
     for some in _batches(pickles):
         task = json.dumps({"layout": "several", "allow": sorted(allow), "limits": LIMITS})
@@ -178,7 +178,7 @@ def unpickle_all(pickles: Sequence[tuple[str, bytes]], *, allow: Collection[str]
         if "error" in answer:
             raise ArtifactError(f"{where}: its pickle is refused: {answer['error']}")
         if answer.get("ends") != list(accumulate(len(data) for _, data in some)):
-            raise ArtifactError(f"{where}: its pickle, or one after it, ends within its record")
+            raise ArtifactError(f"{where}: its pickle, or one after it, ends before its record")
         try:
             trees += _decode(answer["tree"])
         except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
@@ -187,7 +187,7 @@ def unpickle_all(pickles: Sequence[tuple[str, bytes]], *, allow: Collection[str]
 
 
 def _batches(pickles: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """As many as the limits of one process allow."""
+    """Groups of pickles, each as large as the limits of one process allow."""
     some: list[tuple[str, bytes]] = []
     size = 0
     for name, data in pickles:
@@ -204,7 +204,7 @@ def _batches(pickles: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, b
 
 
 def _ask(data: bytes | bytearray | memoryview, task: str, url: str) -> dict[str, Any]:
-    """The answer of the reader; killed when it takes too long."""
+    """The answer of the reader process, which is killed if it takes too long."""
     command = [sys.executable, "-s", "-S", "-P", "-B", "-m", pickle_reader.__name__, task]
     with tempfile.TemporaryFile() as file:
         file.write(data)
@@ -236,7 +236,7 @@ def _ask(data: bytes | bytearray | memoryview, task: str, url: str) -> dict[str,
 
 
 def _environment() -> dict[str, str]:
-    """What Python itself needs to start, and nothing that is secret."""
+    """The environment: only what Python needs to start, and no secrets."""
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     return {**kept, "PYTHONPATH": ROOT}
 
@@ -259,7 +259,7 @@ def _answer_of(process: subprocess.Popen[bytes]) -> bytes:
 
 def _end_of(status: int) -> str:
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
-        return "it takes more time than a checkpoint does"
+        return "it takes more time than a checkpoint needs"
     return f"its reader ended with status {status}"
 
 
@@ -288,7 +288,7 @@ def _decode(node: Any) -> Any:
 
 
 def _hashable(key: Any) -> Any:
-    """A key of a dict; what cannot be one here stands as text."""
+    """A key of a dict; an unhashable one becomes text."""
     try:
         hash(key)
     except TypeError:
@@ -315,7 +315,7 @@ def _tensor_ref(
     shape: list[int],
     stride: list[int],
 ) -> TensorRef:
-    """Checked against its own storage; that against the file is checked when it is found there."""
+    """A TensorRef, checked against its own storage. Reading checks the storage against the file."""
     if dtype == "untyped":
         dtype = "uint8"
     storage_bytes, item = numel * SIZES[storage_dtype], SIZES[dtype]

@@ -1,8 +1,8 @@
-"""Writing a file that `torch.load` reads, one tensor at a time in memory.
+"""Writes a file for `torch.load`, with one tensor at a time in memory.
 
-The one place that writes pickles: plain containers, numbers, text, `argparse.Namespace`, dtypes,
-tensors. `torch.save` would want all tensors of a file at once; here a tensor is announced by its
-type and shape, and asked for when it is its turn. Equal contents give equal bytes.
+It may contain plain containers, numbers, strings, `argparse.Namespace`, dtypes and tensors.
+`torch.save` needs all tensors of a file at once; here a LazyTensor has the type and shape, and
+makes the values when they are written. Equal contents give equal bytes.
 
     NAME/data.pkl  NAME/byteorder  NAME/data/0  NAME/data/1  ...  NAME/version"""
 
@@ -45,7 +45,7 @@ STORAGE_TYPES: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """What stands for the numbers in the pickle."""
+    """Stands for a tensor's values in the pickle."""
 
     key: str
     dtype: str
@@ -54,7 +54,7 @@ class _Storage:
 
 @dataclass(eq=False)
 class LazyTensor:
-    """A tensor to be written, made when its turn comes."""
+    """A tensor to write, whose values are made when they are written."""
 
     spec: TensorSpec
     make: Callable[[], Tensor]
@@ -62,11 +62,11 @@ class LazyTensor:
 
     @staticmethod
     def of(tensor: Tensor) -> LazyTensor:
-        """One that is there."""
+        """A LazyTensor of existing values."""
         return LazyTensor(spec_of(tensor), lambda: tensor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # the function that torch.save names in every file; its signature is that of the format
+        # torch.save names this function in every file; its signature is part of the format.
         shape = self.spec.shape
         stride = [1] * len(shape)
         for dim in range(len(shape) - 2, -1, -1):
@@ -78,7 +78,7 @@ class LazyTensor:
 
 
 class _Stream:
-    """What `zipfile` needs of a file that cannot go back."""
+    """The methods that `zipfile` needs of a sink that cannot seek."""
 
     def __init__(self, out: Sink) -> None:
         self._out, self._size = out, 0
@@ -125,7 +125,7 @@ def write_torch_file(out: Sink, tree: Any, folder: str) -> None:
 
 
 def _refuse_strangers(tree: Any) -> None:
-    """A class of ours in a file could only be read with ours, and none is needed."""
+    """Assert that the tree has no class of ours: only trainyard could read such a file."""
     if isinstance(tree, dict):
         for item in (*tree, *tree.values()):
             _refuse_strangers(item)
@@ -141,12 +141,12 @@ def _refuse_strangers(tree: Any) -> None:
 
 
 def lazy_tensors(tree: Any) -> list[LazyTensor]:
-    """The tensors of a tree in its order, each once."""
+    """The tensors of a tree in its order, each of them once."""
     return list({id(tensor): tensor for tensor in _lazy_tensors(tree)}.values())
 
 
 def _lazy_tensors(node: Any) -> Iterator[LazyTensor]:
-    # No closure that calls itself: such a circle would hold the tensors until they are collected.
+    # Not a recursive closure: its reference cycle would keep tensors alive until collected.
     if isinstance(node, LazyTensor):
         yield node
     elif isinstance(node, dict):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tests.trainyard.conversion.megatron import megatron_core_program, megatron_package
-from trainyard.conversion.megatron.args import TAKEN
+from trainyard.conversion.megatron.args import KEPT_ARGS
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "megatron"
 
@@ -36,7 +36,7 @@ TRAINING_PROGRAM = CORE_PROGRAM.with_name("megatron_training_program.py")
 OF_THE_CONVERSION = ("ckpt_format", "padded_vocab_size", "tensor_model_parallel_size")
 """What its loader takes from a checkpoint as well, and a conversion may change."""
 
-KEPT = (*TAKEN, *OF_THE_CONVERSION)
+KEPT = (*KEPT_ARGS, *OF_THE_CONVERSION)
 
 PARSER_OF_CORE = "0.17.1"
 """Whose args releases have that are published without one."""

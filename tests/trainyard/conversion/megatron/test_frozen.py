@@ -20,7 +20,7 @@ from tests.trainyard.conversion.megatron.megatron_frozen import (
 )
 from trainyard.artifacts import store
 from trainyard.conversion.loaders import open_source
-from trainyard.conversion.megatron.args import TAKEN
+from trainyard.conversion.megatron.args import KEPT_ARGS
 from trainyard.conversion.megatron.write import write_megatron
 from trainyard.conversion.torch_dist.common import COMMON
 from trainyard.conversion.torch_dist.write import write_torch_dist
@@ -76,7 +76,7 @@ def test_the_command_that_saved_a_model_finds_its_args_again(
     made = vars(torch.load(path, weights_only=False)["args"])
     wanted = told_of(frozen)["args"]
     assert wanted["add_position_embedding"] is (model != "no-position")
-    names = [name for name in TAKEN if name in wanted]
+    names = [name for name in KEPT_ARGS if name in wanted]
     assert len(names) > 40
     assert {name: made.get(name) for name in names} == {name: wanted[name] for name in names}
     kept = {**wanted, "ckpt_format": saver}

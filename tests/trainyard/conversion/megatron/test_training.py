@@ -19,7 +19,7 @@ from tests.trainyard.conversion.megatron.megatron_frozen import (
     words_of,
 )
 from trainyard.conversion.loaders import open_source
-from trainyard.conversion.megatron.args import TAKEN
+from trainyard.conversion.megatron.args import KEPT_ARGS
 from trainyard.models.gpt.model import GPTModel
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -85,7 +85,7 @@ def test_the_same_command_loads_what_was_written_of_its_checkpoint(
         found = loaded("0.19.2", root, *words_of(model, kind), "--use-checkpoint-args")
         assert found["iteration"] == 100
         assert found["logits"].equal(made["logits"])
-        wanted = {name: value for name, value in made["args"].items() if name in TAKEN}
+        wanted = {name: value for name, value in made["args"].items() if name in KEPT_ARGS}
         assert len(wanted) > 40
         assert {name: found["args"].get(name) for name in wanted} == wanted
 

@@ -325,8 +325,12 @@ def test_a_checkpoint_without_a_step_becomes_a_release(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "options", "words"),
     [
-        (LLAMA, {"tp": 4}, "2 key and value heads cannot be cut .*; choose --target-.*-size 2$"),
-        (GPT, {"pp": 3}, "4 layers cannot be spread evenly over 3"),
+        (
+            LLAMA,
+            {"tp": 4},
+            "2 key and value heads must be divisible .*; choose --target-.*-size 2$",
+        ),
+        (GPT, {"pp": 3}, "4 layers must be divisible by 3 pipeline stages"),
         (GPT, {"vpp": 2}, "at least 2"),
         (GPT, {"tp": 0}, "at least 1"),
         (QWEN, {"model_class": "legacy"}, "legacy model class of Megatron-LM has no --qk-layer"),
@@ -338,12 +342,12 @@ def test_a_checkpoint_without_a_step_becomes_a_release(tmp_path: Path) -> None:
                 rope_scaling_original_max_position_embeddings=4096,
             ),
             {},
-            "a length of 8192 alone, and this model has --rope-scaling-original-.* 4096; take",
+            "--rope-scaling-original-.* must be 8192 for Megatron-LM, got 4096; use",
         ),
         (
             GPTConfig(**SIZES, ffn_hidden_size=46),
             {"tp": 4},
-            r"linear_fc1\.bias 46 rows cannot be cut in 4",
+            r"linear_fc1\.bias has 46 rows, which must be divisible by 4",
         ),
     ],
 )
@@ -364,7 +368,7 @@ def test_an_optimizer_without_its_options_is_left_in_one_line(
     (tree,) = trees(made).values()
     assert "optimizer" not in tree
     (line,) = [r.getMessage() for r in caplog.records if "is left out" in r.getMessage()]
-    assert "does not say --lr" in line
+    assert "does not have the run's --lr" in line
 
 
 def test_the_same_checkpoint_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -231,8 +231,8 @@ def test_what_the_files_do_not_say_is_told(
     with caplog.at_level(logging.WARNING):
         write(source_of(model_of(config), tokens=23), tmp_path)
     said = caplog.text
-    assert "the longest sequence, which is 64 here" in said
-    assert "--loader llama_mistral takes 4096" in said
+    assert "the longest sequence, which is 64" in said
+    assert "--loader llama_mistral will assume 4096" in said
     assert "24 rows for 23 tokens" in said
     assert "there carries no tokenizer.model" in said
 
@@ -282,11 +282,11 @@ TIED = {"untie_embeddings_and_output_weights": False}
     ("changes", "num_files", "words"),
     [
         ({"disable_bias_linear": False}, 1, "no --disable-bias-linear"),
-        ({"add_qkv_bias": True}, 1, "stand --add-qkv-bias"),
-        ({"qk_layernorm": True}, 1, "stand --qk-layernorm"),
+        ({"add_qkv_bias": True}, 1, "a model with --add-qkv-bias"),
+        ({"qk_layernorm": True}, 1, "a model with --qk-layernorm"),
         ({"normalization": "LayerNorm"}, 1, "LayerNorm .must be RMSNorm"),
         ({"swiglu": False}, 1, "no --swiglu"),
-        ({"position_embedding_type": "yarn"}, 1, "stand --position-embedding-type yarn"),
+        ({"position_embedding_type": "yarn"}, 1, "a model with --position-embedding-type yarn"),
         ({"position_embedding_type": "learned_absolute"}, 1, "learned_absolute .must be rope"),
         ({"rotary_percent": 0.5}, 1, "--rotary-percent 0.5"),
         ({"rotary_seq_len_interpolation_factor": 2.0}, 1, "interpolation-factor 2.0"),
@@ -298,11 +298,11 @@ TIED = {"untie_embeddings_and_output_weights": False}
             "rope-scaling-original-max-position-embeddings 4096 .must be 8192",
         ),
         ({"window_size": "7,0"}, 2, "with --window-size 7,0 is written as Mistral's"),
-        (WIDE_HEADS, 2, "with heads of its own width is written as Mistral's"),
-        (GROUPED, 4, "2 key and value heads cannot be cut over --target-tensor-parallel-size 4"),
-        ({"ffn_hidden_size": 41}, 2, "41 channels of the MLP cannot be cut"),
-        (TIED, 2, "embedding and output layer of this model are one tensor"),
-        ({"ffn_hidden_size": 10**9}, 1, "--ffn-hidden-size 1000000000 does not follow"),
+        (WIDE_HEADS, 2, "with --kv-channels is written as Mistral's"),
+        (GROUPED, 4, "2 key and value heads must be divisible by --target-tensor-parallel-size 4"),
+        ({"ffn_hidden_size": 41}, 2, "41 channels of the MLP must be divisible"),
+        (TIED, 2, "this model's embedding is its output layer"),
+        ({"ffn_hidden_size": 10**9}, 1, "cannot describe --ffn-hidden-size 1000000000"),
     ],
 )
 def test_what_the_layout_cannot_hold_is_refused_before_anything_is_written(
@@ -322,6 +322,6 @@ def test_rows_that_ranks_cannot_share_out_are_refused(tmp_path: Path) -> None:
     config = GPTConfig(
         **{**LLAMA, "hidden_size": 40, "num_attention_heads": 5, "ffn_hidden_size": 40}
     )
-    with pytest.raises(ConfigError, match=r"24 rows cannot be cut over .*-size 5; --make-vocab"):
+    with pytest.raises(ConfigError, match=r"24 rows must be divisible by .*-size 5; --make-vocab"):
         write(source_of(model_of(config)), tmp_path, 5)
     assert not list(tmp_path.iterdir())

@@ -155,16 +155,16 @@ def resize(run: Run, number: int, by: int) -> None:
     [
         (
             lambda run: resize(run, 0, 64),
-            r"would end at \d+, and optimizer.*bucket_idx_0\. ends at",
+            r"would end at \d+, but optimizer.*bucket_idx_0\. ends at",
         ),
         (
             lambda run: resize(run, 1, -64),
-            r"would end at \d+, and optimizer.*bucket_idx_1\. ends at",
+            r"would end at \d+, but optimizer.*bucket_idx_1\. ends at",
         ),
         (lambda run: lose(run, f"{FIRST}bucket_idx_1."), "buckets of .* are missing"),
         (
             lambda run: lose(run, f"{FIRST}bucket_idx_{last_bucket(run)}."),
-            "there is no bucket more",
+            "no bucket is left",
         ),
         (lambda run: put(run, f"{FIRST}bucket_idx_{last_bucket(run) + 1}."), "before the end of"),
         (
@@ -173,19 +173,19 @@ def resize(run: Run, number: int, by: int) -> None:
         ),
         (
             lambda run: put(run, f"{FIRST}bucket_idx_1.", kinds=("exp_avg",)),
-            "vectors of .* have 64 and",
+            "vectors of .* have different sizes: 64 and",
         ),
         (
             lambda run: lose(run, ".dp_group_idx_3."),
-            "has buffers of 3 ranks, and its args say tp 2, pp 2",
+            "has buffers of 3 ranks, but its args say tp 2, pp 2",
         ),
         (
             lambda run: put(run, f"{FIRST.replace('gbuf_idx_0', 'gbuf_idx_1')}bucket_idx_0."),
-            "has 5 buffers, and its stages 4",
+            "has 5 buffers, but its stages need 4",
         ),
         (
             lambda run: put(run, f"{FIRST}bucket_idx_0.", kinds=("momentum",)),
-            "momentum is nothing of them that is known",
+            "momentum is not the key of a known buffer",
         ),
     ],
 )
@@ -203,16 +203,22 @@ def test_buckets_that_do_not_come_out_say_why(change: Callable[[Run], None], wor
         ({"transformer_impl": None}, "order .* is not known"),
         ({"transformer_impl": "mine"}, "transformer_impl 'mine'"),
         ({"use_kitchen": True}, "use_kitchen"),
-        ({"tensor_model_parallel_size": None}, "do not say on how many"),
+        (
+            {"tensor_model_parallel_size": None},
+            "do not give the numbers of tensor and pipeline ranks",
+        ),
         ({"tensor_model_parallel_size": -1}, "tensor_model_parallel_size -1"),
         ({"pipeline_model_parallel_size": 2**60}, "pipeline_model_parallel_size"),
-        ({"pipeline_model_parallel_size": 1}, "of 4 ranks, and its args say tp 2, pp 1"),
+        ({"pipeline_model_parallel_size": 1}, "of 4 ranks, but its args say tp 2, pp 1"),
         ({"virtual_pipeline_model_parallel_size": 2}, "would end at|its stages"),
         ({"virtual_pipeline_model_parallel_size": 2**19}, "524288 virtual stages"),
         ({"decoder_first_pipeline_num_layers": 3}, "would end at|before the end"),
-        ({"decoder_first_pipeline_num_layers": 30}, "give no stages"),
-        ({"standalone_embedding_stage": True}, "which layers its stages have"),
-        ({"pipeline_model_parallel_layout": ("Et", "tL")}, "which layers its stages have"),
+        ({"decoder_first_pipeline_num_layers": 30}, "give no valid stages"),
+        ({"standalone_embedding_stage": True}, "do not determine the layers of its stages"),
+        (
+            {"pipeline_model_parallel_layout": ("Et", "tL")},
+            "do not determine the layers of its stages",
+        ),
     ],
     ids=str,
 )
@@ -227,7 +233,7 @@ def test_another_order_of_modules_is_seen_by_the_weights(config: GPTConfig) -> N
     """All its sizes come out, since layers have the same parameters."""
     run = states_of_ranks(sample(config), config, Buckets(spelling="core"))
     places = found(run, config, Buckets(spelling="engine").args)
-    with pytest.raises(Unknown, match="made in another order"):
+    with pytest.raises(Unknown, match="registered in another order"):
         check_places(places, tensors(run), weights(config).__getitem__)
 
 
@@ -303,5 +309,5 @@ def test_an_order_that_is_not_that_of_the_args_leaves_the_weights_alone(
         assert (source.num_updates, source.scaler) == (0, {})
         source.read("model.decoder.final_layernorm.weight")
     (line,) = [r.getMessage() for r in caplog.records if "is left out" in r.getMessage()]
-    assert "made in another order" in line
+    assert "registered in another order" in line
     assert "--dist-ckpt-optim-fully-reshardable" in line

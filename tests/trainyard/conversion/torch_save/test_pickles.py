@@ -95,7 +95,7 @@ def test_what_holds_itself_or_unfolds_without_end_is_refused() -> None:
     wide: list[Any] = [0] * 10
     for _ in range(9):
         wide = [wide] * 10
-    for tree, words in ((loop, "holds itself"), (deep, "120 deep"), (wide, "more values")):
+    for tree, words in ((loop, "contains itself"), (deep, "120 deep"), (wide, "more values")):
         with pytest.raises(ArtifactError, match=words):
             unpickle(pickle.dumps(tree), "file.pt", limits={"nodes": 100_000})
 
@@ -111,7 +111,7 @@ def test_many_are_read_by_one_process_each_for_itself(tmp_path: Path) -> None:
         unpickle_all(many)
     assert not witness.exists()
     many[2] = ("2.pt", pickle.dumps(1) + pickle.dumps(2))
-    with pytest.raises(ArtifactError, match="ends within its record"):
+    with pytest.raises(ArtifactError, match="ends before its record"):
         unpickle_all(many)
 
 
@@ -371,8 +371,8 @@ def test_a_note_keeps_a_state_and_stays_a_note() -> None:
 
 
 STRANGE: list[tuple[Callable[[], bytes], str]] = [
-    (lambda: named("m" * 400, "x"), "is no name of a class"),
-    (lambda: named("os", "\x1b[2J"), r"'os\.\\x1b\[2J', which is no name"),
+    (lambda: named("m" * 400, "x"), "is not the name of a class"),
+    (lambda: named("os", "\x1b[2J"), r"'os\.\\x1b\[2J', which is not the name"),
     (lambda: REBUILD + b"(" + named("evil", "storage") + b")RK\x00))tR", "is not a storage"),
     (lambda: b"(" + pickled("module") + b"tQ", "a reference to tuple outside"),
     (lambda: named("evil", "f") + b")R" * 200, "120 deep"),
