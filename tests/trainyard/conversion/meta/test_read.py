@@ -255,5 +255,5 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"consolidated\.00\.pth is missing"):
         open_meta(str(tmp_path))
     (tmp_path / "consolidated.01.pth").unlink()
-    with pytest.raises(ConfigError, match=r"no consolidated\.00\.pth there"):
+    with pytest.raises(ConfigError, match=r"has no consolidated\.00\.pth"):
         open_meta(str(tmp_path))
