@@ -1,4 +1,4 @@
-"""Pauses between retries: of requests, and of submissions that are refused for lack of room."""
+"""Pauses between retries of requests, and of submissions that a full queue refuses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SubmitBackoff:
         self._warned_at: float | None = None
 
     async def submit(self, submit: Callable[[], Awaitable[T]], pause_seconds: float) -> T:
-        """Submit as soon as there is room. Cancelling this between two tries leaves no job."""
+        """Submit as soon as there is room. Cancelling this between two tries creates no job."""
         while True:
             try:
                 return await submit()
@@ -51,7 +51,7 @@ class SubmitBackoff:
             await asyncio.sleep(pause)
 
     def pause(self, full: NoRoomError, now: float, most: float) -> float:
-        """Seconds until the next try, at most so many. Raises NoRoomError after the limit."""
+        """Seconds until the next try, at most `most`. Raises NoRoomError after the limit."""
         if self._since is None:
             self._since = now
         left = most if self._limit is None else self._since + self._limit - now

@@ -8,8 +8,7 @@ from trainyard.errors import InfrastructureError
 
 
 class BackendUnavailableError(InfrastructureError):
-    """A backend did not answer for as long as we retry. Its jobs may still run, so this does not
-    tell how they are."""
+    """A backend did not answer while we retried. Its jobs may still run; their state is unknown."""
 
 
 class NoRoomError(InfrastructureError):
@@ -24,6 +23,6 @@ REGISTRY_UNAVAILABLE = re.compile(
 
 
 def is_registry_unavailable(message: str) -> bool:
-    """True if an image was not pulled because its registry cannot be reached. Any other reason is
-    about what was asked for."""
+    """Whether a pull failed because the registry cannot be reached; any other reason is a fault of
+    the request."""
     return REGISTRY_UNAVAILABLE.search(message) is not None

@@ -4,12 +4,12 @@
 
     submitted    the job was submitted to its backend
     queued       it waits for its resources, or lost them again
-    started      it has the resources that it asked for
+    started      its resources were allocated
     reattached   another program follows the same job
-    ended        it has released them; `kind` is how it ended (flows/backends/outcome.py)
+    ended        it released them; `kind` is how it ended (flows/backends/outcome.py)
 
 The same event twice in a row is recorded once, and nothing follows `ended`, so a backend may record
-what it sees at each poll. What is computed from the events: flows/goodput/account.py."""
+the state at each poll. flows/goodput/account.py computes times from the events."""
 
 from __future__ import annotations
 

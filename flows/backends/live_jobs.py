@@ -1,4 +1,4 @@
-"""The jobs that this process waits for, so that all of them can be stopped."""
+"""The runs of this process, so that all of their jobs can be stopped."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ class Liveness:
         self._last = time.monotonic()
 
     def renew(self) -> None:
-        """Begin to count now, such as while it does not run yet."""
+        """Start the count again from now, such as while the job does not run yet."""
         self._last = time.monotonic()
 
     def silent_seconds(self, last_line: float | None = None) -> float:
         """Seconds since a file changed; InfrastructureError if that cannot be read.
 
-        last_line: time.monotonic() of its last output, if that is known otherwise."""
+        last_line: time.monotonic() of the last output, if it does not come from a file."""
         now, times = time.monotonic(), [_mtime(path) for path in self._files]
         if times != self._times:
             self._times, self._last = times, now

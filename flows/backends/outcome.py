@@ -1,4 +1,4 @@
-"""What the end of a job means: done, or what failed and whether a retry can help.
+"""What the end of a job means: whether it is done, what failed, and whether a retry can help.
 
 `failure.json`, which a stage leaves in its run folder, outranks the exit status: launchers between
 a stage and its caller change exit codes. Behind a scheduler there are more sources: its state, the
@@ -49,9 +49,9 @@ class Kind(StrEnum):
     GPU_MEMORY = "out of GPU memory"
     COMMUNICATION = "NCCL or rendezvous"
     HANG = "hang"
-    """It ran without progress or output for longer than allowed."""
+    """Without progress or output for longer than allowed."""
     UNKNOWN = "unknown"
-    """It ended without a report, a state or an exit status."""
+    """Without a report, a state or an exit status."""
 
 
 RETRYABLE = frozenset(
@@ -102,7 +102,7 @@ BY_CLASS = {
 (stages/runtime/failure.py)."""
 
 BRIEF_CHARS = 160
-"""Of a message, where a line must be readable at a glance."""
+"""Longest message where a line must be readable at a glance."""
 
 TAIL_BYTES = 2**16
 """End of a log that is searched for a reason."""
@@ -195,7 +195,7 @@ MESSAGES = {
     Kind.STOPPED: "cancelled",
     Kind.HANG: "no output for longer than allowed, so it was ended",
 }
-"""Ends that the scheduler, or whoever ended the job, knows better than the job itself."""
+"""Ends whose cause the scheduler, or whoever stopped the job, knows better than the job itself."""
 
 HINTS = (
     (
@@ -218,7 +218,7 @@ HINTS = (
         ),
     ),
 )
-"""What the end of a log means, if nothing better is known."""
+"""What the end of a log means, if there is no better source."""
 
 STRAY = "stopped by a stray signal after it was requeued"
 """Slurm repeats a job's end a minute later to a node that did not answer. If the node and the job
@@ -274,9 +274,9 @@ def classify_exit(name: str, end: JobEnd) -> Outcome:
 
 
 def _is_cause(report: Outcome, end: JobEnd) -> bool:
-    """True if the stage's report is the cause, and not the consequence of another one.
+    """Whether the stage's report is the cause of the end, and not a consequence.
 
-    When a node is lost, ranks on others report a broken connection, or anything at all."""
+    When a node is lost, ranks on other nodes report a broken connection, or anything else."""
     if report.kind in (Kind.DATA, Kind.CONFIG):
         return True
     lost = (Kind.NODE_FAILURE, Kind.OUT_OF_MEMORY, Kind.PREEMPTED)
@@ -306,9 +306,9 @@ def of_kind(name: str, kind: Kind, message: str, step: int | None = None) -> Out
 
 
 def join_shares(name: str, outcomes: Mapping[int | None, Outcome]) -> Outcome:
-    """One outcome for a job made in shares, by index; of a whole job (None) its own.
+    """The outcome of a job, from those of its shares by index; a whole job has index None.
 
-    It is the first failed share's; failures that a retry cannot help come first."""
+    It is that of the first failed share; failures that a retry cannot help come first."""
     if None in outcomes:
         return outcomes[None]
     failed = {i: one for i, one in outcomes.items() if i is not None and one.kind is not Kind.DONE}
@@ -394,6 +394,6 @@ class StageError(Exception):
 
 
 def brief(text: str, most: int = BRIEF_CHARS) -> str:
-    """On one line, cut to so many characters."""
+    """The text on one line, cut to `most` characters."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 4].rstrip() + " ..."

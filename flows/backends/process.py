@@ -1,8 +1,8 @@
-"""Runs a stage as a process on this machine, which never outlives this one.
+"""Runs a stage as a process on this machine, which never outlives this process.
 
-The job has a session of its own, so it is stopped together with all that it starts. It holds the
-read end of a pipe whose write end is here: if this process dies, the kernel closes the pipe and the
-job stops itself (stages/runtime/parent_watch.py)."""
+The job has a session of its own, so a stop reaches all processes that it starts. It has the read
+end of a pipe, and this process the write end: if this process dies, the kernel closes the pipe and
+the job stops itself (stages/runtime/parent_watch.py)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ProcessJobRun(StageJobRun):
         self._process = process
         self._lifeline: int | None = lifeline
         self._output = output
-        # A thread, since it must keep reading while everything in the loop is cancelled.
+        # A thread, since reading must continue while all tasks of the loop are cancelled.
         self._reader = threading.Thread(target=self._read_output, name=spec.name, daemon=True)
         self._reader.start()
         live.add(self)
@@ -101,7 +101,7 @@ class ProcessJobRun(StageJobRun):
         return self._folder / LOG
 
     async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
-        """Wait until the job has ended. Any error of the waiting stops the job."""
+        """Wait until the job has ended. Any error meanwhile stops the job."""
         try:
             await super().wait_for_completion()
         finally:
@@ -116,7 +116,7 @@ class ProcessJobRun(StageJobRun):
         return classify(self.spec.name, code, read_failure(self.spec.run_directory))
 
     async def _stop_job(self) -> None:
-        """Send SIGTERM to all of its processes, once; SIGKILL to what is left after the grace."""
+        """Send SIGTERM to all of its processes; after the grace, SIGKILL to those that remain."""
         try:
             if self._signal(signal.SIGTERM):
                 with contextlib.suppress(TimeoutError):
@@ -131,7 +131,7 @@ class ProcessJobRun(StageJobRun):
         self._record_ended(self._outcome().kind)
 
     def _signal(self, number: int) -> bool:
-        """Signal the job's process group; False if no process of it is alive."""
+        """Signal the job's process group; False if none of its processes is alive."""
         if not _is_alive(self.pid):
             return False
         with contextlib.suppress(ProcessLookupError):

@@ -1,8 +1,8 @@
-"""What backends keep in a run folder, by which a restarted flow finds its job and its state again.
+"""The records of a run folder, by which a restarted flow finds its job again.
 
-A submission is found by its key, which follows from what it is for and how often we submitted that.
-A flow that was killed and started again computes the same key and follows the job instead of
-submitting another. Prefect's own run count would not do: it grows with every start of the flow."""
+A submission is found by its key: a digest of flow run and task, and the number of the submission. A
+flow that was killed and started again computes the same key and follows the job instead of
+submitting another. Prefect's own run count does not work: it grows with every start of the flow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STOP_RECORD = "ending.json"
 """Why we stop the job of this folder. If we are killed first, the next program finishes that."""
 
 DIGITS = 16
-"""Of the SHA-256 in a key: enough that no two submissions of a yard collide."""
+"""Hexadecimal digits of the SHA-256 in a key; no two submissions of a yard collide."""
 
 FOLLOWED = "its job keeps running, and a retry follows it"
 NOT_BEGUN = "no job was started"
@@ -80,7 +80,7 @@ def read_record(path: Path, name: str | None = None) -> dict[str, Any] | None:
 
 
 def write_record(path: Path, document: dict[str, Any]) -> None:
-    """Record a document; whole or not at all, whenever this program is killed."""
+    """Record a document atomically, also if this program is killed meanwhile."""
     partial = path.with_name(f"{path.name}.tmp")
     partial.write_text(json.dumps(document) + "\n")
     partial.replace(path)
@@ -93,7 +93,7 @@ class StopRecord:
     kind: Kind
     """Why."""
     was_signalled: bool
-    """The job was sent its signal to save and exit."""
+    """Whether the job was sent its signal to save and exit."""
 
 
 def read_stop_record(folder: Path) -> StopRecord | None:
@@ -120,7 +120,7 @@ def is_being_cancelled(spec: LaunchSpec) -> bool:
 def run_folder_io(folder: Path, job: str = FOLLOWED) -> Iterator[None]:
     """Raise InfrastructureError for an OSError, such as a full disk or a stale NFS handle.
 
-    job: what that means for the job, to which nothing was done."""
+    job: for the message, the state of the job, which the error does not change."""
     try:
         yield
     except OSError as error:

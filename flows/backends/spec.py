@@ -28,8 +28,8 @@ SECRET = re.compile(
 )
 
 OF_PREFECT = "PREFECT_"
-"""Prefix of Prefect's variables. Its password lets its holder start programs on the workers, so
-stages do not inherit them."""
+"""Prefix of Prefect's variables. Stages do not inherit them: their password lets a stage start
+programs on the workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """One output made by many equal jobs; each gets `--rank K --world-size COUNT`."""
+    """Parts of one output, made side by side; each part gets `--rank K --world-size COUNT`."""
 
     count: int
     only: tuple[int, ...] = ()
@@ -79,7 +79,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a job asks its backend for; a local process uses what the machine has."""
+    """What a job requests from its backend; a local process uses what the machine has."""
 
     nodes: int = 1
     processes_per_node: int = 1
@@ -107,7 +107,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
-    """One attempt at one job."""
+    """One job: a submission of a stage, with its own run folder."""
 
     name: str
     """Name of the job in a queue or a list of processes: `pretrain`, `tokenize-00003`."""
@@ -125,8 +125,8 @@ class LaunchSpec:
     """Container image; None: what is installed where the job runs."""
     mounts: tuple[Mount, ...] = ()
     key: str = ""
-    """By which a backend finds this submission again (flows/backends/run_folder.py); a local
-    process needs none."""
+    """Finds this submission in the backend again (flows/backends/run_folder.py); a local process
+    needs none."""
     rank_launcher: tuple[str, ...] = ("torchrun",)
     """Starts the processes of a node if there are several, and connects those of all nodes."""
     shares: Shares | None = None
@@ -158,7 +158,7 @@ class LaunchSpec:
 
     @property
     def has_ranks(self) -> bool:
-        """True if several processes work together, on one node or on many."""
+        """Whether several processes work together, on one node or on many."""
         return self.resources.num_processes > 1
 
     @property

@@ -1,22 +1,23 @@
 """Where the time of a training went, over all its attempts: pure arithmetic.
 
-A block records when a submission waited and when it held resources (flows/backends/events.py). The
-training records what each attempt spent between one save and the next, and one submission may make
-several attempts (trainyard/training/logging/attempts.py). Together they cover every moment once.
+A run records when a submission waited and when resources were allocated to it
+(flows/backends/events.py). The training records what each attempt spent between one save and the
+next; one submission may make several attempts (trainyard/training/logging/attempts.py). Together
+they cover every moment once.
 Times are whole milliseconds since 1970, and the parts of a span sum to it even when two clocks
 disagree.
 
     queue       waiting for the resources asked for
-    start       resources held, training not yet running: images, imports, data, building
+    start       allocated, training not yet running: images, imports, data, building
     restore     loading the step to resume from
     compile     what the first step of an attempt took longer than the next ones
     data_wait   a step waiting for its batch
     step        steps that were kept
     evaluation  validation and test loss
     checkpoint  training waiting for a save
-    lost        steps, and all that came with them, that no save kept and a later attempt repeated
-    idle        resources held, and none of the above
-    between     nothing held and nothing asked for"""
+    lost        steps that no save kept and a later attempt repeated, with all their other times
+    idle        allocated, and none of the above
+    between     neither allocated nor queued"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ KINDS = (
     *("lost", "idle", "between"),
 )
 UNALLOCATED = ("queue", "between")
-"""Kinds in which no resources were held."""
+"""Kinds in which no resources were allocated."""
 
 KEPT = ("finished", "stopped", "paused")
 """Outcomes of attempts that saved their last step."""
@@ -47,7 +48,7 @@ Spent = dict[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """When a submission waited, and when it held resources."""
+    """When a submission waited, and when resources were allocated to it."""
 
     attempt: str
     """Name of its run folder."""
@@ -59,7 +60,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What an attempt spent since the mark before, until a step was saved."""
+    """What an attempt spent from the previous mark until a step was saved."""
 
     step: int
     time: int
@@ -83,14 +84,14 @@ class Attempt:
 
     @property
     def last_known(self) -> int:
-        """The last moment that it recorded."""
+        """The last moment that the attempt recorded."""
         marked = (mark.time for mark in self.marks)
         return max(self.began, self.loop_began or 0, self.ended or 0, *marked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A span in which one submission held resources."""
+    """A span in which resources were allocated to one submission."""
 
     attempt: str
     begin: int
@@ -114,7 +115,7 @@ class Account:
 
     @property
     def allocated(self) -> int:
-        """Milliseconds in which resources were held."""
+        """Milliseconds in which resources were allocated."""
         return sum(allocated(self.spent).values())
 
     @property
@@ -132,10 +133,11 @@ class Account:
 
 
 def account(submissions: Sequence[Submission], attempts: Sequence[Attempt]) -> Account:
-    """Take the time of a run apart.
+    """Divide the time of a run into kinds and submissions.
 
-    A moment in which two submissions held resources counts once, for the earlier one. An attempt
-    outside all submissions was started by hand: it holds from its beginning to its last record."""
+    A moment in which two submissions had resources counts once, for the earlier one. An attempt
+    outside all submissions was started by hand: it counts as allocated from its beginning to its
+    last record."""
     attempts = sorted(attempts, key=lambda attempt: attempt.began)
     holds = [(span, of) for of in submissions for span in of.holds if span[0] < span[1]]
     by_hand = [a for a in attempts if all(_distance(a, span) > SLACK_MS for span, _ in holds)]
@@ -230,7 +232,7 @@ def _clamp(value: int, low: int, high: int) -> int:
 
 
 def allocated(spent: Mapping[str, int]) -> Spent:
-    """The kinds in which resources were held."""
+    """The kinds in which resources were allocated."""
     return {kind: amount for kind, amount in spent.items() if kind not in UNALLOCATED}
 
 

@@ -1,9 +1,9 @@
-"""The account of a run's time: gathered from run folders and artifacts, kept, printed.
+"""Gathers, stores and prints the account of a run's time, from its run folders and artifacts.
 
     python -m flows.goodput YARD/.runs/pretrain YARD/checkpoint
 
-prints it. Flows keep it in goodput/JOB.json under their root after each attempt, with the times of
-submissions whose run folders are gone."""
+prints it. After each attempt a flow writes it to goodput/JOB.json under its root, together with the
+times of submissions whose run folders are gone."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ConfigError, TrainyardError
 
 SHOWN_MS = 50
-"""A kind that took less has no line; it is part of the sums."""
+"""A kind of less time has no line; it is part of the sums."""
 
 FORMAT_VERSION = 1
 ATTEMPTS = "attempts.json"
 """In the folder of a finished run: the documents of all attempts."""
 UNIT = "attempt-"
-"""Before that, in its work folder: one document an attempt, whose name begins so."""
+"""Prefix of the documents in the work folder of an unfinished run: one for each attempt."""
 LIVE_FILES = (LOG, HEARTBEAT)
-"""Files of a run folder that a job writes while it lives."""
+"""Files of a run folder that a running job writes."""
 
 Document = dict[str, Any]
 
@@ -64,8 +64,8 @@ def record_goodput(attempts: Path, output: Output, url: str) -> Account | None:
     known = {document["attempt"]: _submission(document) for document in kept.get("submissions", [])}
     known |= {submission.attempt: submission for submission in read_submissions(attempts)}
     submissions = last_run(list(known.values()))
-    # An attempt whose document is gone stays if a submission of this run made it: a training that
-    # resumed under another version of the code began its documents again.
+    # Keep an attempt whose document is gone if a submission of this run made it: a training that
+    # resumes under another version of the code starts its documents over.
     holds = [span for submission in submissions for span in submission.holds]
     documents = {
         document["began"]: document
@@ -94,7 +94,7 @@ def account_of(attempts: Path, checkpoint: str) -> Account:
     documents = read_attempts(Output.directory(checkpoint))
     if not documents:
         raise ConfigError(
-            f"{checkpoint}: no training has recorded there what it spent its time on; give the "
+            f"{checkpoint}: no training has recorded its times there; give the "
             f"folder or URL that was its --save, such as yard/NAME/checkpoint"
         )
     submissions = last_run(read_submissions(attempts))
@@ -117,7 +117,8 @@ def read_submissions(attempts: Path) -> list[Submission]:
 def submission_of(events: Sequence[Event], last_sign: float) -> Submission | None:
     """The submission of these events; None without any.
 
-    last_sign: seconds since 1970 when a job whose end was not recorded last wrote something."""
+    last_sign: when the job last wrote something, in seconds since 1970; used if its end was not
+    recorded."""
     events = [event for event in events if event.event != "reattached"]
     spans: dict[str, list[Span]] = {"queued": [], "started": []}
     state, since, moment = "", 0, 0
@@ -141,8 +142,8 @@ def submission_of(events: Sequence[Event], last_sign: float) -> Submission | Non
 
 
 def last_run(submissions: Sequence[Submission]) -> list[Submission]:
-    """In the order of time, those after the last one that ended well before others began: that one
-    finished an earlier run of the same job."""
+    """The submissions of the newest run, in order of time: those after the last one that finished
+    an earlier run of the same job."""
     ordered = sorted(submissions, key=lambda s: (min(s.waits + s.holds), max(s.waits + s.holds)))
     done = [i for i, s in enumerate(ordered[:-1]) if s.kind == Kind.DONE]
     return ordered[max(done, default=-1) + 1 :]
@@ -151,7 +152,7 @@ def last_run(submissions: Sequence[Submission]) -> list[Submission]:
 def read_attempts(output: Output) -> list[Document]:
     """The documents of the attempts at a run, finished or not."""
     names = [name for name in store.list_files(output.work_url) if basename(name).startswith(UNIT)]
-    if names:  # newer than what a run of other options left in the folder
+    if names:  # newer than what a run with other options left in the folder
         return [store.read_json(join(output.work_url, name)) for name in sorted(names)]
     whole = output.file_url(ATTEMPTS)
     return list(store.read_json(whole)) if store.exists(whole) else []
@@ -187,7 +188,7 @@ def _ms(seconds: float) -> int:
     return round(1000 * seconds)
 
 
-# --- the document, and for people -----------------------------------------------------------------
+# --- as a document and as text --------------------------------------------------------------------
 
 
 def to_document(
@@ -228,22 +229,22 @@ def markdown(found: Account) -> str:
     whole, ours = percentages(found.spent), percentages(allocated(found.spent))
     share = "" if found.goodput is None else f"{100 * found.goodput:.1f} %"
     lines = [
-        f"**Goodput {share}**: of {_time(found.allocated)} in which something was held, "
+        f"**Goodput {share}**: of {_time(found.allocated)} of allocated time, "
         f"{_time(found.spent['step'])} went into steps that were kept "
-        f"({found.device_seconds / 3600:,.2f} device hours held).",
+        f"({found.device_seconds / 3600:,.2f} device hours allocated).",
         "",
-        "| where the time went | time | of all | of what was held |",
+        "| where the time went | time | of all | of the allocated time |",
         "| --- | ---: | ---: | ---: |",
     ]
     for kind, amount in found.spent.items():
         if amount >= SHOWN_MS:
-            of_held = f"{ours[kind]:.1f} %" if kind in ours else ""
+            of_allocated = f"{ours[kind]:.1f} %" if kind in ours else ""
             name = kind.replace("_", " ")
-            lines.append(f"| {name} | {_time(amount)} | {whole[kind]:.1f} % | {of_held} |")
+            lines.append(f"| {name} | {_time(amount)} | {whole[kind]:.1f} % | {of_allocated} |")
     lines += [
         f"| **all** | {_time(found.end - found.begin)} | 100.0 % | 100.0 % |",
         "",
-        "| attempt | held | ranks | steps | lost | ended |",
+        "| attempt | allocated | ranks | steps | lost | ended |",
         "| --- | ---: | ---: | --- | ---: | --- |",
     ]
     for row in found.rows:
@@ -252,9 +253,9 @@ def markdown(found: Account) -> str:
             steps = f"{row.from_step:,} to {max(row.last_step or 0, row.from_step):,}"
         if row.spent["lost"]:
             lost = _time(row.spent["lost"])
-        held = _time(row.end - row.begin)
+        time = _time(row.end - row.begin)
         lines.append(
-            f"| `{row.attempt}` | {held} | {row.ranks or ''} | {steps} | {lost} | {row.ended} |"
+            f"| `{row.attempt}` | {time} | {row.ranks or ''} | {steps} | {lost} | {row.ended} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """A Docker engine, as the container backend uses it: find, create, start, read, signal, remove.
 
-A refusal of the engine becomes a ConfigError that says what to correct, or an InfrastructureError,
-which a retry may cure."""
+A refusal of the engine becomes a ConfigError that says what to correct, or an InfrastructureError
+if a retry may succeed."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from trainyard.errors import ConfigError, InfrastructureError
 SOCKET = "unix:///var/run/docker.sock"
 TIMEOUT_SECONDS = 60
 CREATE_SECONDS = 10.0
-"""Until a container whose name is taken can be seen."""
+"""How long a container may be invisible after its name is taken."""
 
 RECORD = "container.json"
-"""File of a run folder: the name of its container, and how that ended once it has."""
+"""File of a run folder: the name of its container and, once that has ended, how."""
 
 NOT_STARTED = "created"
 ENDED = ("exited", "dead")
@@ -55,7 +55,7 @@ CORRECT = (
     (r"minimum memory limit|NCPU|Range of CPUs|nano", "correct the job's cpus or memory"),
     (r"shm size|invalid mount|invalid tmpfs", "correct the container options"),
 )
-"""Refusals of impossible requests, and what to do about them."""
+"""Refusals of impossible requests, and what to correct."""
 
 FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 
@@ -77,7 +77,7 @@ class ContainerState:
 
     @property
     def has_ended(self) -> bool:
-        """True once nothing of it runs any more."""
+        """Whether no process of it runs any more."""
         return self.state in ENDED
 
 
@@ -96,7 +96,7 @@ class OwnContainer:
 
 
 def recorded_end(record: dict[str, Any] | None) -> ContainerState | None:
-    """How the container of a record ended; None if that was not recorded."""
+    """How the recorded container ended; None if that was not recorded."""
     end = None if record is None else record["end"]
     return None if end is None else ContainerState(**end)
 
@@ -217,7 +217,7 @@ class ContainerClient:
                 raise self._refused(error) from error
 
     def remove(self, name: str) -> None:
-        """Remove it, in whatever state, if it exists."""
+        """Remove a container in any state, if it exists."""
         try:
             with self._reachable():
                 self._api.remove_container(name, v=True, force=True)
@@ -243,7 +243,7 @@ class ContainerClient:
         except (DockerException, RequestException, OSError) as error:
             if "PermissionError" in repr(error) or "Permission denied" in str(error):
                 raise ConfigError(
-                    f"the Docker engine at {self.address} may not be used by this user; join the "
+                    f"the Docker engine at {self.address} refuses this user; join the "
                     f"group docker, or name another engine in DOCKER_HOST"
                 ) from error
             raise BackendUnavailableError(
@@ -254,7 +254,7 @@ class ContainerClient:
     # --- refusals -----------------------------------------------------------------------------
 
     def _refused(self, error: APIError) -> ConfigError | InfrastructureError:
-        """For what it would not create, start, signal or remove."""
+        """The error for a refusal to create, start, signal or remove."""
         message = _message(error)
         if FULL.search(message):
             return self._disk_full(message)
@@ -268,7 +268,7 @@ class ContainerClient:
         return InfrastructureError(f"the Docker engine at {self.address} failed: {message}")
 
     def _unreadable(self, error: APIError) -> ConfigError | InfrastructureError:
-        """For what it would not report of a container; that says nothing of the container."""
+        """The error for a failed report on a container, whose state stays unknown."""
         if error.is_server_error():
             return BackendUnavailableError(
                 f"the Docker engine at {self.address} cannot report: {_message(error)}"
@@ -276,7 +276,7 @@ class ContainerClient:
         return self._refused(error)
 
     def _no_image(self, image: str, message: str) -> ConfigError | InfrastructureError:
-        """For an image that is missing and cannot be pulled."""
+        """The error for an image that is missing and cannot be pulled."""
         if FULL.search(message):
             return self._disk_full(message)
         return ConfigError(
@@ -285,7 +285,7 @@ class ContainerClient:
         )
 
     def _half_pulled(self, image: str, message: str) -> ConfigError | InfrastructureError:
-        """For an image whose download had begun, so it exists."""
+        """The error for a pull that failed during its download, so the image exists."""
         if FULL.search(message):
             return self._disk_full(message)
         text = f"pulling image {image} to the Docker engine at {self.address} failed: {message}"

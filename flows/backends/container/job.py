@@ -1,4 +1,4 @@
-"""Runs a stage as a container of a Docker engine: created once, found again, followed to its end.
+"""Runs a stage as a container of a Docker engine: creates it once, finds it again, follows it.
 
 The container outlives the program that started it. Its name holds the key of the submission, and an
 engine has each name once, so a flow that was killed and started again follows the existing one.
@@ -52,27 +52,27 @@ from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
 
 TICK_SECONDS = 0.1
 AWAY_SECONDS = 60.0
-"""How long the engine may not answer while a container is followed."""
+"""How long the engine may be silent while a run follows a container."""
 DRAIN_SECONDS = 10.0
 """How long to wait for the last lines after the end."""
 DEAF_SECONDS = 1.0
-"""A first process may not handle signals yet so soon after its start, and the kernel drops signals
-that a first process does not handle."""
+"""How long after its start a container gets no signal: the kernel drops signals that the first
+process of a container does not handle yet."""
 KILL_SECONDS = 30.0
-"""By then a killed container is gone."""
+"""How long a killed container may still exist."""
 LOST = 255
-"""Exit code that an engine gives containers which it finds dead when it starts again."""
+"""Exit code of containers that a restarted engine finds dead."""
 NOT_RUN = (126, 127)
 """Exit codes of a container whose program cannot be started."""
 
 
 class ContainerJobRun(StageJobRun):
-    """A container, running or ended; its output goes to the run's logger and to log.txt."""
+    """Follows a container; its output goes to the run's logger and to log.txt."""
 
     def __init__(
         self, block: ContainerJob, client: ContainerClient | None, seen: ContainerState | None
     ) -> None:
-        """client: None if its end was recorded before; seen: None if it is gone."""
+        """client: None if the end was already recorded; seen: None if the container is gone."""
         self.name = container_name(block.spec)
         super().__init__(block.spec, self.name)
         self._block = block
@@ -89,7 +89,7 @@ class ContainerJobRun(StageJobRun):
 
     @property
     def container_id(self) -> str:
-        """The engine's id of it; empty if it is gone."""
+        """The engine's id of the container; empty if it is gone."""
         return "" if self._seen is None else self._seen.id
 
     @property
@@ -111,7 +111,7 @@ class ContainerJobRun(StageJobRun):
             self._check_times()
 
     def _ask(self) -> None:
-        """Ask for its state; InfrastructureError if the engine does not answer for too long."""
+        """Poll its state; InfrastructureError if the engine is silent for AWAY_SECONDS."""
         with self._asking:  # else an older answer might overtake a newer one
             if self._client is None or self._has_ended():
                 return
@@ -141,7 +141,7 @@ class ContainerJobRun(StageJobRun):
         return self._seen is None or self._seen.has_ended
 
     def _check_times(self) -> None:
-        """Stop it if its time limit is over, or if it is silent for too long."""
+        """Stop the job if its time limit is over or if it is silent for too long."""
         if self._stopping is not None or self._seen is None or self._has_ended():
             return
         limit = self.spec.resources.time_limit_seconds
@@ -165,7 +165,7 @@ class ContainerJobRun(StageJobRun):
                 try:
                     await asyncio.to_thread(self._client.remove, self.name)
                 except TrainyardError as error:  # the job has ended all the same
-                    self._log.warning("container %s is left over: %s", self.name, error)
+                    self._log.warning("container %s could not be removed: %s", self.name, error)
             self._client.close()
             self._client = None
 
@@ -249,7 +249,7 @@ def classify_container(
 
 
 class ContainerJob(JobBlock[Outcome]):
-    """Runs a stage in a container of its own, or follows the one that already does."""
+    """Runs a stage in a container of its own, or follows the container that already runs it."""
 
     _block_type_name = "Container Job"
     _block_type_slug = "container-job"
@@ -263,7 +263,7 @@ class ContainerJob(JobBlock[Outcome]):
     """A running container counts as hung after this long without a line in its log."""
 
     async def trigger(self) -> ContainerJobRun:
-        """Find the container of this key, or create and start it. Being cancelled ends it."""
+        """Find the container of this key, or create and start it. Cancelling this stops the job."""
         return await find_or_start(self.spec, asyncio.to_thread(self._find_or_start))
 
     def _find_or_start(self) -> ContainerJobRun:

@@ -1,4 +1,4 @@
-"""Copies the output of a container into log.txt by bytes, and to the run's logger by lines.
+"""Copies the output of a container to log.txt byte by byte, and to the run's logger line by line.
 
 The engine keeps all output of a container. log.txt has the same bytes from the beginning, so its
 size is how far this program, or the one before it, has read."""
@@ -35,7 +35,7 @@ class ContainerLog(threading.Thread):
         self._path = path
         self._relay = relay
         self.trouble = ""
-        """Why the reading ended before the container did; else empty."""
+        """Why reading stopped before the container ended; else empty."""
 
     def run(self) -> None:
         """The thread."""
@@ -62,7 +62,7 @@ class ContainerLog(threading.Thread):
             self._relay(line)
 
     def _write(self, file: FileIO, chunk: bytes) -> None:
-        """Append it; after an error no more, and the next reader writes what is missing."""
+        """Append a chunk; after an error, nothing more: the next reader writes what is missing."""
         rest = memoryview(chunk)
         try:
             while rest and not self.trouble:
@@ -72,7 +72,7 @@ class ContainerLog(threading.Thread):
 
 
 def _lock(file: FileIO) -> bool:
-    """False if another flow that follows this container writes its log."""
+    """Whether we may write: False if another flow that follows this container writes its log."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,8 +1,8 @@
-"""Requests to the API server of a Kubernetes cluster; objects are the JSON documents that they are.
+"""Requests to the API server of a Kubernetes cluster; objects are JSON documents.
 
 The official client brings credentials (of a kubeconfig with its plugins, or of a pod) and TLS. A
-request is repeated while the server is unavailable; a refusal is raised at once. All objects are in
-one namespace and carry the key of a submission."""
+request is repeated while the server is unavailable; a refusal raises at once. All objects are in
+one namespace and have the key of a submission as a label."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANSWER_SECONDS = 30.0
 WATCH_SECONDS = 240
 """The server ends a watch after this; the next one continues where it was."""
 LATE_SECONDS = 30.0
-"""A watch that ends this much later has lost its connection."""
+"""A watch that does not end this long after that has lost its connection."""
 SILENT_SECONDS = 300.0
 """A log without a line for this long is requested again: its connection may be lost."""
 
@@ -37,7 +37,7 @@ UNAVAILABLE = frozenset({408, 429, 500, 502, 503, 504})
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 OF_RIGHTS = re.compile(r'User "[^"]*" cannot ')
-"""A refusal by RBAC. Quotas, webhooks and policies refuse with 403 too, in other words."""
+"""A refusal by RBAC. Quotas, webhooks and policies also refuse with 403, with other messages."""
 
 PATHS = {
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
@@ -51,7 +51,7 @@ METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "del
 
 
 class UnavailableError(Exception):
-    """No answer, or one that is worth another try."""
+    """No answer, or one after which a retry may succeed."""
 
 
 class GoneError(Exception):
@@ -142,7 +142,7 @@ class KubernetesClient:
     async def create(self, document: Document, is_trial: bool = False) -> Document:
         """Create an object, or return the one of its name, if that is ours.
 
-        is_trial: the cluster checks it as usual and keeps nothing."""
+        is_trial: a dry run; the cluster checks the object and stores nothing."""
         kind, name = document["kind"], document["metadata"]["name"]
         query = {"fieldManager": "trainyard", "fieldValidation": "Strict"}
         query |= {"dryRun": "All"} if is_trial else {}
@@ -165,12 +165,12 @@ class KubernetesClient:
         await self._ask("patch", kind, name, body={"metadata": {"ownerReferences": [reference]}})
 
     async def delete(self, kind: str, name: str) -> None:
-        """Tell the cluster to delete an object, its pods first; watch it to see when it is gone."""
+        """Ask the cluster to delete an object, its pods first; a watch shows when it is gone."""
         query = {"propagationPolicy": "Foreground"}
         await self._ask("delete", kind, name, query, allowed=(404,))
 
     async def serves_jobsets(self) -> bool:
-        """True if the custom resource is installed."""
+        """Whether the custom resource JobSet is installed."""
         return await self._ask("get", "JobSet API", allowed=(403, 404)) is not None
 
     # --- streams ------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class KubernetesClient:
         return f"{path}/{name}" if name else path
 
     def error_for(self, error: RefusedError, verb: str, kind: str) -> Exception:
-        """The error for people that a refusal means."""
+        """The error that explains a refusal."""
         what = f"{verb} {kind} in namespace {self.namespace}"
         if "exceeded quota" in str(error):
             return NoRoomError(f"{what}: {error}")

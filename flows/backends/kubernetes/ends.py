@@ -1,4 +1,4 @@
-"""How a job of Kubernetes ended: from what the cluster reported, and from its run folder."""
+"""How a job of Kubernetes ended, from the cluster's reports and the run folder."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from flows.backends.spec import LaunchSpec
 from trainyard.errors import Stopped
 
 END = "end.json"
-"""File of a run folder: the end of its job as the cluster knew it."""
+"""File of a run folder: the end of its job as the cluster reported it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The end of a job or a share as the cluster knew it; recorded, since the cluster forgets."""
+    """The end of a job or a share as the cluster reported it; recorded, since clusters forget."""
 
     verdict: Kind | None = None
     words: str = ""
@@ -94,7 +94,7 @@ def classify_end(
     folder = str(Path(spec.run_directory, share_folder(share)))
     code, failure = end.exit_code, read_failure(folder)
     if end.verdict in (Kind.CONFIG, Kind.INFRASTRUCTURE):
-        # Of a pod that never ran, the report is by one before it that was preempted.
+        # If the pod never ran, the report is from an earlier pod that was preempted.
         never_ran = stop_reason is end.verdict or end.verdict is Kind.CONFIG
         if failure is None or never_ran or failure.get("class") == Stopped.__name__:
             return of_kind(spec.name, end.verdict, end.words)
@@ -115,13 +115,13 @@ def classify_end(
 
 
 def write_ends(folder: Path, ends: dict[int | None, End], stop_reason: Kind | None) -> None:
-    """Record what the cluster knew of the end, for a program that follows after this one."""
+    """Record the end as the cluster reported it, for the next program that follows the job."""
     shown = {"" if share is None else str(share): asdict(end) for share, end in ends.items()}
     write_record(folder / END, {"ends": shown, "ended_by_us": stop_reason})
 
 
 def read_ends(folder: Path) -> tuple[dict[int | None, End], Kind | None] | None:
-    """What was recorded; None if the end was not seen."""
+    """The recorded ends, and why we stopped the job; None if no end was recorded."""
     document = read_record(folder / END)
     if document is None:
         return None

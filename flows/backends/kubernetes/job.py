@@ -1,4 +1,4 @@
-"""Runs a stage as a job of Kubernetes: created once, found again, followed to its end.
+"""Runs a stage as a job of Kubernetes: creates it once, finds it again, follows it to its end.
 
 The job outlives the program that created it. Its label and name hold the key of the submission, so
 a flow that was killed and started again follows the existing job instead of creating another."""
@@ -63,7 +63,7 @@ KILL_SECONDS = 120.0
 
 
 class KubernetesJob(JobBlock[Outcome]):
-    """Runs a stage in pods of a cluster, or follows the job that already does."""
+    """Runs a stage in pods of a cluster, or follows the job that already runs it."""
 
     _block_type_name = "Kubernetes Training Job"
     _block_type_slug = "kubernetes-training-job"
@@ -80,8 +80,8 @@ class KubernetesJob(JobBlock[Outcome]):
         return KubernetesClient(options.namespace, options.kubeconfig, options.context)
 
     async def trigger(self) -> KubernetesJobRun:
-        """Find the job of this key, or create it as soon as the namespace's quota has room. Being
-        cancelled ends the job."""
+        """Find the job of this key, or create it as soon as the namespace's quota has room.
+        Cancelling this stops the job."""
         backoff = SubmitBackoff(self.spec.name, self.options.room_seconds, self.logger)
         return await backoff.submit(
             lambda: find_or_start(self.spec, self._open()), ROOM_PAUSE_SECONDS
@@ -110,7 +110,7 @@ class KubernetesJob(JobBlock[Outcome]):
         name = resource_name(self.spec)
         variant = await variant_to_make(client, self.options, self.spec.resources.nodes)
         found: Document | None = None
-        # JobSet may have been installed since a program before this one made a Job.
+        # JobSet may have been installed since an earlier program created a Job.
         variants: tuple[Variant, ...] = (variant,) if variant == "job" else (variant, "job")
         for one in variants:
             listed, _ = await client.find(KINDS[one], self.spec.key)
@@ -148,7 +148,7 @@ class KubernetesJob(JobBlock[Outcome]):
         try:
             await client.delete("Service", name)
         except TrainyardError as error:  # the refusal of the job is the error to raise
-            self.logger.warning("Service %s is left over: %s", name, error)
+            self.logger.warning("Service %s could not be deleted: %s", name, error)
 
     def _record_reattached(self) -> None:
         name = resource_name(self.spec)
@@ -172,10 +172,10 @@ async def variant_to_make(
 
 
 class KubernetesJobRun(StageJobRun):
-    """A job that waits, runs or has ended; its log goes to the run's logger and to log.txt.
+    """Follows a job of the cluster; its log goes to the run's logger and to log.txt.
 
-    Watches keep what the cluster reports in memory. It is evaluated here at each change, and once a
-    second."""
+    Watches keep what the cluster reports in memory. This class evaluates it at each change, and
+    once a second."""
 
     def __init__(self, block: KubernetesJob, client: KubernetesClient, kind: str) -> None:
         self.name = name = resource_name(block.spec)
@@ -207,8 +207,8 @@ class KubernetesJobRun(StageJobRun):
         live.add(self)
 
     def _watch(self) -> None:
-        """Start the watches that do not run. asyncio cancels all tasks of a program that ends, such
-        as one whose flow was cancelled, and the job is still followed to its end."""
+        """Start the watches that do not run. When a program ends, asyncio cancels all of its tasks;
+        the job is still followed to its end."""
         for one in (self._workloads, self._pods):
             if (task := self._watching.get(one)) is None or task.cancelled():
                 self._watching[one] = asyncio.create_task(one.run())
@@ -216,13 +216,12 @@ class KubernetesJobRun(StageJobRun):
     # --- waiting ------------------------------------------------------------------------------
 
     async def wait_for_completion(self) -> None:  # type: ignore[override]  # a Logger, says the base
-        """Wait until the job has ended. Being cancelled ends the job. Any other error, such as an
-        unavailable API server, leaves it running, to be followed again."""
+        """Wait until the job has ended, as in the base class, and close all watches."""
         async with self._closed_after():
             await super().wait_for_completion()
 
     async def stop(self) -> None:
-        """End the job, wait until the cluster confirms it, and close all watches."""
+        """Stop the job, wait until the cluster confirms the end, and close all watches."""
         async with self._closed_after():
             await super().stop()
 
@@ -248,7 +247,7 @@ class KubernetesJobRun(StageJobRun):
             await self._check_health()
 
     async def _drain(self) -> None:
-        """Nothing is left: the log was complete when the end was recorded."""
+        """Do nothing: the log was complete when the end was recorded."""
 
     def _has_ended(self) -> bool:
         return bool(self._ends)
@@ -305,7 +304,7 @@ class KubernetesJobRun(StageJobRun):
             self._log.info("job %s: %s", self.name, state)
 
     async def _record_ends(self) -> None:
-        """Record how it ended, when all of its log is there; delete a successful job."""
+        """Record how the job ended once its log is complete; delete a successful job."""
         self._ended_time = time.time()
         deadline = time.monotonic() + LATE_SECONDS
         while time.monotonic() < deadline and any(
@@ -343,7 +342,7 @@ class KubernetesJobRun(StageJobRun):
         return [read_workload(document) for document in self._workloads.everything()]
 
     async def _check_health(self) -> None:
-        """End a job that does not start or that is silent for too long."""
+        """Stop a job that does not start or that is silent for too long."""
         if self.is_stopping_or_ended or not self._pods.is_listed:
             return
         pods = [read_pod(document) for document in self._pods.objects.values()]
@@ -362,7 +361,7 @@ class KubernetesJobRun(StageJobRun):
     # --- the end ------------------------------------------------------------------------------
 
     async def _stop_job(self) -> None:
-        """Delete the job: its pods save within the grace; until the cluster confirms the end."""
+        """Delete the job, so that its pods save within their grace; wait until it is gone."""
         if self._has_ended():
             return
         self._record_stop()

@@ -63,8 +63,8 @@ if ! command -v "$1" >/dev/null; then
 fi
 exec "$@"
 """
-"""Start of a pod that works alone: it may replace one that was preempted and left a report. Pods of
-several nodes are not replaced, and another one may have written its report already."""
+"""Start of a pod that works alone: it may replace a preempted pod that left a report. Pods of
+several nodes do not run this: they are not replaced, and one may already have written a report."""
 
 KEY_LABEL = "trainyard/key"
 """Label by which a submission is found again."""
@@ -84,7 +84,7 @@ def render_kubernetes(
 ) -> list[Document]:
     """The manifests in order of creation; ConfigError for a job that cannot run on Kubernetes.
 
-    rendezvous_id: under which the ranks of several nodes meet; random where they shall run."""
+    rendezvous_id: under which the ranks of several nodes meet; random for a job that will run."""
     _check(spec, options)
     if rendezvous_id and spec.has_ranks and spec.resources.nodes > 1:
         meeting = {**spec.environment, RENDEZVOUS_ID: rendezvous_id}

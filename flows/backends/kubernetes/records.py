@@ -1,8 +1,8 @@
-"""What Kubernetes reports of jobs and pods, as records: ends, and why they do not start. Pure.
+"""Parses what Kubernetes reports about jobs and pods: ends, and reasons for not starting. Pure.
 
-A Job ends with the condition `Complete` or `Failed`, a JobSet with `Completed` or `Failed`. Why it
-failed is mostly in its pods: the condition `DisruptionTarget` if a node was lost or taken, the
-container's state if it ran out of memory, else an exit code."""
+A Job ends with the condition `Complete` or `Failed`, a JobSet with `Completed` or `Failed`. The
+reason of a failure is mostly in the pods: the condition `DisruptionTarget` if a node was lost or
+preempted, the container's state if it ran out of memory, else an exit code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ENDED_BY_KUBELET = {
     "OutOfcpu": Kind.NODE_FAILURE,
     "OutOfmemory": Kind.NODE_FAILURE,
 }
-"""Reasons of a pod whose container has none."""
+"""Reasons of a pod whose container gives none."""
 
 ENDED_AS = {
     "OOMKilled": Kind.OUT_OF_MEMORY,
@@ -64,10 +64,10 @@ class PodRecord:
     """Completion index."""
     phase: str = "Pending"
     has_started: bool = False
-    """Its container runs or has run, so there is a log."""
+    """Whether its container runs or has run, so that there is a log."""
     exit_code: int | None = None
     verdict: Kind | None = None
-    """What its end means; None before its end, or if the exit code decides."""
+    """What its end means; None before the end, or if the exit code decides."""
     message: str = ""
     """Reason and message of its end."""
     obstacle: tuple[str, str] | None = None
@@ -78,7 +78,7 @@ class PodRecord:
 
     @property
     def has_ended(self) -> bool:
-        """True in a final phase."""
+        """Whether it is in a final phase."""
         return self.phase in ("Succeeded", "Failed")
 
 
@@ -253,14 +253,14 @@ MESSAGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacle:
-    """A reason why pods do not start."""
+    """Why pods do not start."""
 
     kind: Kind
     """How the job ends if it lasts too long."""
     message: str
     reason: str
     is_room: bool = False
-    """True if other jobs may free what is missing, even hours later."""
+    """Whether other jobs may free what is missing, even hours later."""
 
 
 def obstacle_of(reason: str, message: str) -> Obstacle:
@@ -279,7 +279,7 @@ def obstacle_of(reason: str, message: str) -> Obstacle:
     if NEVER.search(message):
         kind, is_room = Kind.CONFIG, False
     words = f"{what} ({reason}): {text}".removesuffix(": ") + hint
-    # Image errors alternate with a back-off that does not say why: one reason for both.
+    # Image errors alternate with a back-off that gives no cause: one reason for both.
     reason = "image" if reason in IMAGE else reason
     return Obstacle(kind=kind, message=words, reason=reason, is_room=is_room)
 
@@ -289,8 +289,8 @@ def obstacles(
 ) -> list[Obstacle]:
     """Why pods do not start now, each reason once.
 
-    events: about the job and its pods, for what their status does not report. Only the last event
-    of an object counts: it has passed the ones before."""
+    events: about the job and its pods, for causes that their status does not report. Only the last
+    event of an object counts."""
     waiting = [pod for pod in pods if not pod.has_started and not pod.has_ended]
     found = [obstacle_of(*pod.obstacle) for pod in waiting if pod.obstacle is not None]
     silent = {pod.name for pod in waiting if pod.obstacle is None}

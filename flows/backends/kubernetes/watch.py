@@ -1,4 +1,4 @@
-"""What happens to a submitted job, as it happens: its objects, its logs, why it does not start."""
+"""Watches a submitted job: its objects, its logs, and why it does not start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flows.logs.lines import LINE_END
 from trainyard.errors import ConfigError
 
 FOLLOWED = "followed.json"
-"""File of a run folder: how far each pod's log was read, and the sizes of the files then."""
+"""File of a run folder: how far each pod's log was read, and the sizes of our log files then."""
 AGAIN_SECONDS = 1.0
 MOST_SECONDS = 15.0
 EVENTS_SECONDS = 10.0
@@ -40,8 +40,8 @@ MOST_ASKED = 3
 class ObjectWatch:
     """The objects of a kind with the key of a submission: listed once, then watched.
 
-    A watch that ends continues where it was; one that is too old (410) lists again. An API server
-    that stays unavailable ends the watching, not the job."""
+    A watch that ends continues from its last version; if that is too old (410), the objects are
+    listed again. If the API server stays unavailable, watching ends and the job runs on."""
 
     def __init__(
         self, client: KubernetesClient, kind: str, key: str, changed: asyncio.Event
@@ -151,11 +151,11 @@ class PodLogs:
             self._tasks[pod] = asyncio.create_task(self._follow(pod, file, label))
 
     def mark_ended(self, pod: str) -> None:
-        """The pod has ended or is gone: its log gets no more lines."""
+        """Note that a pod has ended or is gone, so its log gets no more lines."""
         self._ended.add(pod)
 
     async def finish(self, seconds: float) -> None:
-        """Wait until all logs are read, at most so long."""
+        """Wait until all logs are read, at most so many seconds."""
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=seconds)
         await self.close()
@@ -223,7 +223,7 @@ def split_line(line: bytes) -> tuple[int, str]:
 
 
 class StartWatch:
-    """Warns why a job does not start, and gives up when that lasts too long."""
+    """Warns why a job does not start, and names the obstacle that lasts too long."""
 
     def __init__(
         self, client: KubernetesClient, options: KubernetesOptions, name: str, log: Log
@@ -237,14 +237,14 @@ class StartWatch:
         self._asked_at = -math.inf
 
     def forget(self) -> None:
-        """All of it has started."""
+        """All pods have started: forget the obstacles."""
         self._since.clear()
         self._events.clear()
 
     async def check(
         self, pods: Sequence[PodRecord], jobs: Sequence[str], now: float
     ) -> Obstacle | None:
-        """The obstacle to end the job for; None while it may wait."""
+        """The obstacle for which to stop the job; None while the job may wait."""
         if now - self._asked_at > EVENTS_SECONDS:
             self._asked_at = now
             silent = [pod.name for pod in pods if not pod.has_started and pod.obstacle is None]
@@ -259,7 +259,7 @@ class StartWatch:
         for reason, one in current.items():
             if reason not in self._since:
                 self._log.warning("job %s does not start: %s", self._name, one.message)
-        # The first message of a reason stays: a later back-off is less specific.
+        # Keep the first message of a reason: a later back-off is less specific.
         self._since = {
             reason: self._since.get(reason, (one, now)) for reason, one in current.items()
         }

@@ -34,7 +34,7 @@ AWAY = re.compile(
 """Errors of Slurm's programs that are not the fault of the request."""
 
 FULL = re.compile(r"\b(Assoc|QOS)(Max|Grp)Submit\w*|too many jobs|job queue full", re.IGNORECASE)
-"""Refusals that go away when other jobs end. Beside them Slurm prints one line for all limits: `Job
+"""Refusals that go away when other jobs end. Slurm adds one line, the same for all limits: `Job
 violates accounting/QOS policy (job submit limit, user's size and/or time limits)`."""
 
 PATIENCE_SECONDS = 120.0
@@ -44,12 +44,12 @@ COMMAND_SECONDS = 60.0
 OVERDUE = 124
 FORBIDDEN = 126
 MISSING = 127
-"""Exit statuses, as of timeout(1) and sh: it did not end, may not be run, does not exist."""
+"""Exit statuses as of timeout(1) and sh: timed out, not executable, not found."""
 
 KEPT = ("SLURM_CONF", "SLURM_JWT")
 PLAIN = {"LC_ALL": "C.UTF-8", "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "standard"}
-"""Makes the output independent of the user: whole lists of tasks, which Slurm cuts at 64 bytes, and
-times with their day."""
+"""Makes the output independent of the user's settings: whole lists of tasks, which Slurm cuts at 64
+bytes by default, and times with their day."""
 
 OTHER_CLUSTERS = ("SLURM_CLUSTERS", "SBATCH_CLUSTERS")
 
@@ -70,7 +70,7 @@ class CommandResult:
 
 
 def run_program(command: Sequence[str], seconds: float) -> CommandResult:
-    """Run a program to its end, at most so long; OVERDUE, FORBIDDEN or MISSING if it fails to."""
+    """Run a program for at most `seconds`; status OVERDUE, FORBIDDEN or MISSING if that fails."""
     try:
         done = subprocess.run(
             command,
@@ -114,7 +114,7 @@ def other_clusters(variables: Mapping[str, str]) -> str:
 
 
 Runner = Callable[[Sequence[str]], CommandResult]
-"""Runs one of Slurm's programs to its end; elsewhere, if need be."""
+"""Runs one of Slurm's programs to its end, here or on another machine."""
 
 
 def run_here(command: Sequence[str]) -> CommandResult:
@@ -175,7 +175,7 @@ class SlurmClient:
         return max(found, key=int, default=None)
 
     def records(self, job_id: str, shares: Collection[int] = ()) -> list[JobRecord]:
-        """The records of a job and its tasks; empty if Slurm knows nothing, or not yet.
+        """The records of a job and its tasks; empty if Slurm does not know the job, or not yet.
 
         shares: those whose end is needed; the controller forgets them one by one."""
         result = self._ask(("scontrol", "show", "job", "--oneliner", job_id), "Invalid job id")
@@ -199,7 +199,7 @@ class SlurmClient:
         self._ask(("scancel", "--quiet", "--signal=KILL", *steps), "")
 
     def cancel(self, job_id: str) -> None:
-        """Tell Slurm to end a job; its records show when it has ended."""
+        """Cancel a job; its records show when it has ended."""
         self._ask(("scancel", "--quiet", job_id), "")
 
     def _account(self, *arguments: str) -> str:
@@ -211,7 +211,7 @@ class SlurmClient:
         return result.out if result.status == 0 else ""
 
     def _ask(self, command: Sequence[str], allowed: str | None = None) -> CommandResult:
-        """Repeat a request until the controller answers; `allowed`: an error that is an answer."""
+        """Repeat a request until the controller answers; allowed: an error that is an answer."""
         for pause in pauses(self.patience_seconds):
             if pause:
                 self.sleep(pause)

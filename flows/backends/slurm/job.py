@@ -1,4 +1,4 @@
-"""Runs a stage as a job of Slurm: submitted once, found again, followed to its end.
+"""Runs a stage as a job of Slurm: submits it once, finds it again, follows it to its end.
 
 The job outlives the program that submitted it. Its name holds the key of the submission, so a flow
 that was killed and started again follows the existing job instead of submitting another."""
@@ -50,25 +50,25 @@ from trainyard.errors import ConfigError, InfrastructureError
 
 TICK_SECONDS = 0.5
 FORGOTTEN_SECONDS = 60.0
-"""How long Slurm may not list a job, as accounting lags, before it counts as gone."""
+"""How long a job may be missing from Slurm's lists until it counts as gone; accounting lags."""
 LATE_SECONDS = 5.0
 """How long to wait for the last lines and the exit file, over a network file system."""
 MOST_GRACE_SECONDS = 18.0
-"""Longest grace of a cancelled job. Prefect's worker kills a flow 30 s after telling it to stop. By
-then Slurm must confirm the end, and the worker, which looks every 3 s, must see it."""
+"""Longest grace of a cancelled job. Prefect's worker kills a flow 30 s after asking it to stop. By
+then Slurm must confirm the end, and the worker, which polls every 3 s, must see it."""
 ROOM_PAUSE_SECONDS = 60.0
 """Between two tries to submit while the queue is full."""
 KILL_STEPS_SECONDS = 4.0
 """How long SIGKILL is repeated before scancel."""
 KILL_SECONDS = 180.0
-"""By then a cancelled job is gone: KillWait, and epilogues."""
+"""How long a cancelled job may still exist, for KillWait and epilogues."""
 
 OUT_OF_MEMORY = re.compile(r"^srun: error: .*: tasks? \S+: Out Of Memory$", re.MULTILINE)
 """srun's line for a step that a cgroup killed; the job itself is FAILED, with status 1."""
 
 
 class SlurmJob(JobBlock[Outcome]):
-    """Runs a stage through sbatch, or follows the job that already does."""
+    """Runs a stage through sbatch, or follows the job that already runs it."""
 
     _block_type_name = "Slurm Job"
     _block_type_slug = "slurm-job"
@@ -86,8 +86,8 @@ class SlurmJob(JobBlock[Outcome]):
         return SlurmClient()
 
     async def trigger(self) -> SlurmJobRun:
-        """Find the job of this key, or submit it as soon as the queue has room. Being cancelled
-        cancels the job."""
+        """Find the job of this key, or submit it as soon as the queue has room. Cancelling this
+        stops the job."""
         backoff = SubmitBackoff(self.spec.name, self.options.room_seconds, self.logger)
         return await backoff.submit(
             lambda: find_or_start(self.spec, asyncio.to_thread(self._find_or_submit)),
@@ -115,7 +115,7 @@ class SlurmJob(JobBlock[Outcome]):
 
 
 class SlurmJobRun(StageJobRun):
-    """A job of Slurm, waiting, running or ended; its log goes to the run's logger."""
+    """Follows a job of Slurm; its log goes to the run's logger."""
 
     def __init__(self, block: SlurmJob, client: SlurmClient, job_id: str) -> None:
         super().__init__(block.spec, job_id)
@@ -129,7 +129,7 @@ class SlurmJobRun(StageJobRun):
         self._tracker = JobTracker(job_name(self.spec), self._indices, time.monotonic())
         self._state = ""
         self._never = ""
-        """Why it can never start; empty while it may."""
+        """Why the job can never start; empty if it may."""
         self._never_since = 0.0
         self._ended = False
         # Waiting and stopping poll in threads, side by side: a cancellation ends no thread.
@@ -162,7 +162,7 @@ class SlurmJobRun(StageJobRun):
             self._ended = self._tracker.is_over(exits, FORGOTTEN_SECONDS, time.monotonic())
 
     def _log_state(self, records: Sequence[JobRecord]) -> None:
-        """Log the state, and record that it waits or runs; of shares, that the first one does."""
+        """Log the state, and record queued or started; shares count as started with the first."""
         states = sorted({(r.state, r.reason if r.state == "PENDING" else "") for r in records})
         text = ", ".join(f"{state} ({why})" if why else state for state, why in states)
         if text != self._state:
@@ -178,14 +178,14 @@ class SlurmJobRun(StageJobRun):
             record_event(self._folder, "queued", job=self.job_id)
 
     def _end_time(self) -> float | None:
-        """From Slurm, else from its exit file."""
+        """From Slurm, else from the exit files."""
         ends = [r.ended for r in self._tracker.records if r.ended is not None and r.has_ended]
         ends = ends or [path.stat().st_mtime for path in self._exits().values()]
         return max(ends, default=None)
 
     def _check_start(self) -> None:
-        """Cancel a job that a broken node sent back and Slurm holds: another submission may run.
-        Cancel one that can never start, after broken_seconds."""
+        """Stop a job that a broken node sent back and Slurm holds: another submission may run. Stop
+        a job that can never start, after broken_seconds."""
         if any(record.was_not_started for record in self._tracker.records):
             self._log.error("Slurm job %s could not be started; stopping it", self.job_id)
             self.begin_stopping(Kind.NODE_FAILURE)
@@ -203,7 +203,7 @@ class SlurmJobRun(StageJobRun):
             self.begin_stopping(Kind.CONFIG)
 
     def _check_health(self) -> None:
-        """Cancel a running job that is silent for too long."""
+        """Stop a running job that is silent for too long."""
         if not self._is_running():
             self._liveness.renew()
             return
@@ -241,7 +241,7 @@ class SlurmJobRun(StageJobRun):
         return count > 0
 
     async def _drain(self) -> None:
-        """Wait for the exit files of a script that came to its end, and for the last lines."""
+        """Wait for the exit files of a script that ran to its end, and for the last lines."""
         came_to_end = any(r.state in ("COMPLETED", "FAILED") for r in self._tracker.records)
         deadline = time.monotonic() + LATE_SECONDS
         while came_to_end and len(self._exits()) < len(self._indices):
@@ -257,9 +257,10 @@ class SlurmJobRun(StageJobRun):
     # --- stopping -----------------------------------------------------------------------------
 
     async def _stop_job(self) -> None:
-        """Send SIGUSR1, so that training saves; after the grace SIGKILL and scancel, until Slurm
-        confirms the end. scancel alone would take KillWait (30 s) more and outlast this flow."""
-        # First: the controller may be slow, and this flow may be killed while it waits.
+        """Send SIGUSR1, so that training saves; after the grace, SIGKILL and scancel. Wait until
+        Slurm confirms the end. scancel alone takes KillWait (30 s) longer and would outlast this
+        flow."""
+        # Record first: the controller may be slow, and this flow may be killed meanwhile.
         self._record_stop()
         await asyncio.to_thread(self._ask)
         if self._has_ended():
@@ -309,7 +310,7 @@ class SlurmJobRun(StageJobRun):
 
     def _classify(self, index: int | None) -> Outcome:
         if self._stop_reason is Kind.CONFIG:
-            # If another program of ours cancelled it, that one knew why.
+            # If another program of ours stopped it, only that one knows why.
             why = self._never or "it waited for resources that it can never get"
             message = (
                 f"job {self.job_id} could not have started: {why}; correct the Slurm options of "
@@ -332,7 +333,7 @@ def job_end(
     record: JobRecord | None,
     stop_reason: Kind | None,
 ) -> JobEnd:
-    """What is known of the end of a job, or of one of its shares.
+    """All that is known of the end of a job, or of one of its shares.
 
     record: the newest one; None if Slurm has forgotten the job."""
     folder = Path(spec.run_directory, share_folder(index))
@@ -342,14 +343,14 @@ def job_end(
     verdict = None if record is None else record.verdict
     message = f"job {job_id}: {record.summary if record else 'Slurm has forgotten it'}"
     if record is not None and record.had_no_log:
-        # A requeued job may have left anything in its run before.
+        # A requeued job may have left any report in its previous run.
         has_begun = not record.restarts and (code is not None or bool(log_tail))
         if not has_begun:
             verdict, message = Kind.NODE_FAILURE, f"{message}; {_no_log(record, log)}"
     if record is not None and record.state == "COMPLETED":
         code = 0
     if record is not None and record.state == "FAILED" and not code:
-        code = record.exit_code or None  # a 0 in the file is of a run before this one
+        code = record.exit_code or None  # a 0 in the file is from a previous run
     if verdict is None and code != 0 and OUT_OF_MEMORY.search(log_tail):
         verdict = Kind.OUT_OF_MEMORY
     return JobEnd(
@@ -374,9 +375,9 @@ def _no_log(record: JobRecord, log: Path) -> str:
 
 
 def _exit_code(path: Path, job_id: str | None = None) -> int | None:
-    """What the script recorded at its end; None if it did not.
+    """The exit code that the script recorded at its end; None without one.
 
-    job_id: of no other job, such as one of the same script that a person submitted."""
+    job_id: ignore the record of any other job, such as one that a person submitted."""
     try:
         document = json.loads(path.read_text())
     except FileNotFoundError:

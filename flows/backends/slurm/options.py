@@ -1,7 +1,6 @@
 """Options of the Slurm backend: partition, account, how containers start.
 
-They end up in a script that a shell reads, so each value must match what Slurm accepts; none needs
-quoting."""
+The values go into a shell script without quotes, so each must match what Slurm accepts."""
 
 from __future__ import annotations
 
@@ -27,10 +26,10 @@ DECIDED = (
     *("job-name", "comment", "output", "error", "open-mode", "requeue", "no-requeue", "signal"),
     *("nodes", "ntasks-per-node", "array", "wrap", "parsable", "time", "chdir", "export"),
 )
-"""Options of sbatch that follow from the job."""
+"""Options of sbatch that the job decides."""
 
 REFUSED = {
-    "wait": "sbatch would return when the job has ended, and be killed before that",
+    "wait": "sbatch would wait until the job has ended, and be killed before",
     "test-only": "nothing would be submitted",
     **dict.fromkeys(("help", "usage", "version"), "nothing would be submitted"),
     **dict.fromkeys(
@@ -38,9 +37,9 @@ REFUSED = {
         "jobs of other clusters are not followed; let SLURM_CONF name the one cluster",
     ),
 }
-"""Options of sbatch with which no job could be submitted and followed, and why."""
+"""Options of sbatch that prevent a job from being submitted or followed, and why."""
 WHOLE = ("ntasks",)
-"""Options of sbatch that look like an abbreviation of one above."""
+"""Options of sbatch that look like an abbreviation of an option above."""
 
 WORDS = {
     "partition": WORD,
@@ -79,7 +78,7 @@ class SlurmOptions:
     requeue: Requeue = "requeue"
     """Whether Slurm reruns a job that lost a node or was preempted, under the same id."""
     containers: Containers = "none"
-    """What runs an image: Pyxis with enroot, Apptainer, or nothing."""
+    """The container runtime: Pyxis with enroot, Apptainer, or none."""
     setup_file: str | None = None
     """A file that every script sources first: `module load`, NCCL's variables."""
     inherit_environment: bool = True
@@ -120,7 +119,7 @@ class SlurmOptions:
 
 
 def _in_full(name: str) -> str:
-    """The option above that sbatch may take this for: it accepts abbreviations."""
+    """The option above of which this may be an abbreviation, since sbatch accepts them."""
     known = (*DECIDED, *REFUSED, *OWN)
     if name in known or name in WHOLE:
         return name

@@ -83,20 +83,20 @@ class JobRecord:
     """Indices in an array."""
     nodes: str = ""
     started: float | None = None
-    """When it last began, in seconds since 1970; of a waiting job, when it may begin."""
+    """Start of its last run, in seconds since 1970; the expected start while it waits."""
     ended: float | None = None
-    """When it ended; of a running job, its deadline."""
+    """When it ended; its deadline while it runs."""
     preempted: float | None = None
-    """When Slurm chose it for preemption, and its grace began."""
+    """When Slurm chose it for preemption and its grace began."""
 
     @property
     def has_ended(self) -> bool:
-        """True in a final state."""
+        """Whether it is in a final state."""
         return self.state in ENDED
 
     @property
     def was_not_started(self) -> bool:
-        """True if a node failed to start it and Slurm will not try again."""
+        """Whether a node failed to start it and Slurm will not try again."""
         return self.state == "PENDING" and self.reason.replace(" ", "_") == NOT_STARTED
 
     @property
@@ -110,7 +110,7 @@ class JobRecord:
 
     @property
     def was_preempted(self) -> bool:
-        """True if it was preempted in this run of it."""
+        """Whether it was preempted in its last run."""
         return self.preempted is not None and self.preempted >= (self.started or 0)
 
     @property
@@ -124,7 +124,7 @@ class JobRecord:
 
     @property
     def had_no_log(self) -> bool:
-        """True if its log could not be opened, unless something shows that its script began."""
+        """Whether its log could not be opened and nothing shows that its script began."""
         return self.state == "FAILED" and self.exit_code == NO_LOG
 
     @property
@@ -142,7 +142,7 @@ def parse_scontrol(text: str) -> list[JobRecord]:
 def _fields(line: str) -> dict[str, str]:
     """Values by name. A job name or a comment may hold spaces, but not ` Word=`.
 
-    The first of two equal names counts: it stands before anything that people wrote."""
+    The first of two equal names counts: it precedes all text that people wrote."""
     found: dict[str, str] = {}
     matches = list(FIELD.finditer(line))
     ends = [match.start() for match in matches] + [len(line)]

@@ -1,7 +1,7 @@
 """What is known of one job from poll to poll, and when to poll. Pure: times are passed in.
 
 Slurm forgets an ended job, or each task of an array, MinJobAge after its end. The tracker keeps the
-ends, so that a share that failed early is still known when the last one ends."""
+ends, so that the end of an early share is still known when the last share ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from flows.backends.slurm.records import JobRecord
 
 ENDING_SECONDS = 1.0
-"""Between two polls of a job that has left its exit file."""
+"""Between two polls of a job that has written its exit file."""
 
 
 class JobTracker:
@@ -19,13 +19,13 @@ class JobTracker:
     def __init__(self, name: str, indices: Sequence[int | None], now: float) -> None:
         """name: of the job; indices: of its shares, or None for a whole job."""
         self.records: list[JobRecord] = []
-        """At least one for each share that was ever listed; newer ones first."""
+        """At least one for each share that was ever listed; newer records first."""
         self._name = name
         self._listed: list[JobRecord] = []
         self._known_at = dict.fromkeys(indices, now)
 
     def add(self, found: Sequence[JobRecord], now: float) -> bool:
-        """Add the records of one poll; False if none is of this job."""
+        """Add the records of one poll; False if none belongs to this job."""
         # A cluster that was reinstalled counts ids from 1 again.
         self._listed = [record for record in found if record.name in ("", self._name)]
         if not self._listed:
@@ -33,7 +33,7 @@ class JobTracker:
         listed = {index for record in self._listed for index in record.shares}
         kept = [r for r in self.records if r.has_ended and not listed.issuperset(r.shares)]
         self.records = [*self._listed, *kept]
-        # An ended one that is listed as waiting was requeued: the newer record counts.
+        # An ended share that is listed as waiting was requeued: the newer record counts.
         known = (i for i in self._known_at if i is None or i in listed or self._is_settled(i))
         self._known_at.update(dict.fromkeys(known, now))
         return True
@@ -50,10 +50,10 @@ class JobTracker:
         return {i for i in self._known_at if i is not None and not self._is_settled(i)}
 
     def is_over(self, exits: Collection[int | None], forgotten_seconds: float, now: float) -> bool:
-        """True once nothing of the job runs any more.
+        """Whether no part of the job runs any more.
 
-        exits: shares that left an exit file, which shows the end of what Slurm has forgotten; so
-        does not being listed for this many seconds."""
+        exits: shares with an exit file, which proves their end if Slurm has forgotten them. A share
+        that Slurm has not listed for forgotten_seconds has ended, too."""
         if not all(record.has_ended for record in self._listed):
             return False
         return all(
@@ -69,19 +69,19 @@ class JobTracker:
 class PollSchedule:
     """When to ask the controller about one job.
 
-    One controller answers for all jobs of a cluster, so it is asked now and then, and at once when
-    a job leaves an exit file. Slurm knows of the end a moment later, so it is asked more often for
-    one poll interval; not longer, since a requeued job keeps the exit file of its last run."""
+    One controller serves all jobs of a cluster, so polls are rare. When a job writes its exit file,
+    they become frequent for one poll interval, since Slurm reports the end a moment later; not for
+    longer, since a requeued job keeps the exit file of its previous run."""
 
     def __init__(self, poll_seconds: float, num_files: int) -> None:
-        """num_files: exit files that there will be."""
+        """num_files: the number of exit files that the job will write."""
         self._poll_seconds = poll_seconds
         self._num_files = num_files
         self._exits = -1
         self._changed_at = self._asked_at = 0.0
 
     def is_due(self, exits: int, now: float) -> bool:
-        """Whether to ask now, which then counts as done.
+        """Whether to poll now; if so, this counts as a poll.
 
         exits: number of exit files; now: of a monotonic clock."""
         has_changed = exits != self._exits

@@ -222,7 +222,7 @@ def test_invalid_job_is_refused(values: dict[str, Any], site: dict[str, Any], me
         ("extra", ("--nodes=4",), "--nodes is decided by the job"),
         ("extra", ("--partition=x",), "--partition has a key of its own"),
         ("extra", ("-p",), "option extra"),
-        ("extra", ("--wait",), "--wait: sbatch would return when the job has ended"),
+        ("extra", ("--wait",), "--wait: sbatch would wait until the job has ended"),
         ("extra", ("--test-only",), "--test-only: nothing would be submitted"),
         ("extra", ("--clusters=other",), "--clusters: jobs of other clusters are not followed"),
         ("extra", ("--cluster-constraint=x",), "--cluster-constraint: jobs of other clusters"),
