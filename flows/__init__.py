@@ -1,1 +1,1 @@
-"""When: Prefect flows, retries, job blocks. The only place that imports prefect."""
+"""The flows: when and where stages run. The only package that imports Prefect."""

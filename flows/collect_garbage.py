@@ -1,4 +1,4 @@
-"""Garbage collection of a yard as a flow, for a schedule: see `python -m flows.gc`."""
+"""Garbage collection of a yard as a flow, to run it on a schedule; see `python -m flows.gc`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def collect_garbage(
 ) -> dict[str, Any]:
     """List or remove superseded corpus versions, stale claims, abandoned uploads and attempts.
 
-    What a manifest in use was made from always stays.
+    An artifact from which another one in use was made always stays.
 
     Args:
         profile: The yard: a file of deploy/yards, by its name or path.
@@ -46,7 +46,7 @@ async def collect_garbage(
         remove: Remove what is listed; unset: only list it.
         keep_corpus_versions: Number of newest versions of each corpus that always stay.
         corpus_days: Days that a superseded version stays.
-        claim_hours: Hours after which a claim that is not renewed has no holder.
+        claim_hours: Hours after which an unrenewed claim counts as stale.
         upload_hours: Hours that incomplete uploads and temporary files stay.
         attempt_days: Days that unfinished work stays.
         keep_runs: Number of newest run folders of each job that always stay.
@@ -84,5 +84,5 @@ async def _show(swept: Swept, is_dry: bool) -> None:
     found = size(swept.plan.size_bytes) if swept.plan.garbage else "nothing"
     description = f"{found} to remove under {swept.plan.root}"
     if is_dry and swept.plan.garbage:
-        description += "; `remove` is off, so it is all still there. The log has the names"
+        description += "; `remove` is off, so nothing was removed. The log lists the names"
     await acreate_table_artifact(key=KEY, table=rows(swept), description=description)

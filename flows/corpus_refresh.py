@@ -2,8 +2,8 @@
 
     python -m flows.corpus_refresh recipes/web.toml [--root DIR] [--profile NAME]
 
-Meant for a schedule. Without new sources it does nothing. A new version is beside the old ones, and
-the pointer current.json names it. A recipe with tokens = "YARD/web/current.json" trains on it."""
+Run it on a schedule: without new sources it does nothing. A new version goes beside the old ones,
+and the pointer current.json names it. A recipe trains on it with tokens = "YARD/web/current.json"."""
 
 from __future__ import annotations
 
@@ -93,13 +93,12 @@ def _describe(version: CorpusVersion, is_news: bool) -> str:
 
 
 def _has_server() -> bool:
-    """Whether a server outlives this flow, and may react to the event."""
+    """Whether there is a server that outlives this flow and may react to the event."""
     return PREFECT_API_URL.value() is not None and not is_alone()
 
 
 async def _announce(recipe: Recipe, version: CorpusVersion, yard: str) -> None:
-    """Send the event; the server has it when this returns. Prefect's emit_event would only queue
-    it."""
+    """Send the event, and wait until the server has it. Prefect's emit_event only queues it."""
     event = Event.model_validate(
         {
             "occurred": datetime.now(UTC),

@@ -1,4 +1,4 @@
-"""Raw text to one pair of token files, by a recipe: the first half of flow pretrain_gpt.
+"""Turns raw text into one pair of token files, by a recipe: the first half of flow pretrain_gpt.
 
     python -m flows.prepare_corpus recipes/quickstart.toml [--root DIR] [--profile NAME]
 
@@ -58,7 +58,7 @@ async def prepare_corpus(
     written = read_recipe(recipe, site.yard_root(yard)).with_options(non_empty(tables))
     await asyncio.to_thread(corpus_jobs, written)  # a wrong recipe fails before any waiting
     async with StageRunner("prepare-corpus", written.root, profile=site) as runner:
-        # Again: there may be new files since another run had the lock.
+        # Derive the jobs again: another run that had the lock may have added files.
         jobs = await asyncio.to_thread(corpus_jobs, written)
         await runner.expect(jobs.all())
         await make_tokens(runner, jobs)

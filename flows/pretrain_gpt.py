@@ -1,4 +1,4 @@
-"""Raw text to a trained, resharded, evaluated and benchmarked GPT, by one recipe.
+"""Turns raw text into a trained, resharded, evaluated and benchmarked GPT, by one recipe.
 
     python -m flows.pretrain_gpt recipes/quickstart.toml [--root DIR] [--verbose]
 
@@ -90,7 +90,7 @@ async def pretrain_gpt(
         get_run_logger().warning("%s", remark)
     card = written.at("card.html")
     async with StageRunner("pretrain-gpt", written.root, card, profile=site) as runner:
-        # Again: there may be new files or a new corpus version since another run had the lock.
+        # Derive the jobs again: another run that had the lock may have added files or a version.
         jobs = await asyncio.to_thread(pretrain_jobs, written, site.training_resources())
         await runner.expect(jobs.all())
         await runner.run(jobs.plan, jobs.collect)  # a layout that does not fit fails here

@@ -1,9 +1,9 @@
-"""A checkpoint to what is released: another layout, a Hugging Face folder, its metrics.
+"""Prepares a checkpoint for release: another layout, a Hugging Face folder, metrics.
 
     python -m flows.release recipes/quickstart.toml [--checkpoint URL] [--root DIR] [--profile NAME]
 
-Without --checkpoint it takes the one that pretrain_gpt made of the recipe, and reuses what is
-already made of it. The output of another checkpoint goes to releases/NAME under the root."""
+Without --checkpoint it uses the checkpoint that pretrain_gpt made from the recipe, and reuses what
+exists already. The output for another checkpoint goes to releases/NAME under the root."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def release(
     jobs = release_jobs(written, checkpoint)
     async with StageRunner("release", written.root, profile=site) as runner:
         await runner.expect(jobs.all())
-        # Only now: a training of this recipe that had the lock may have written it.
+        # Check under the lock: a training of this recipe that had it may have written it.
         await asyncio.to_thread(check_checkpoint, written, checkpoint, site.backend)
         await runner.run(jobs.reshard, jobs.export)
         await runner.run(jobs.evaluate)

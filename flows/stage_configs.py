@@ -1,4 +1,4 @@
-"""Every stage that a flow can start, and the class of its options."""
+"""The table of stages that a flow can start."""
 
 from __future__ import annotations
 

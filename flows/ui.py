@@ -3,9 +3,9 @@
     python -m flows.ui --root yard [--port 4200] [--browse-port 4201]
 
 It asks for a password, which is in the yard's folder `.prefect`, readable by its owner only. It
-refuses foreign host names and pages of other origins, and starts `flows.browse` for the files that
-its pages link to. Serves until SIGTERM or SIGINT. Nothing here imports Prefect at the top, because
-Prefect reads its environment on import."""
+refuses foreign host names and pages of other origins, and starts `flows.browse` for the files to
+which its pages link. It serves until SIGTERM or SIGINT. This module does not import Prefect at the
+top, because Prefect reads its environment on import."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _asked() -> str:
 
 def _kept(home: Path, server: str) -> str:
     """The password of this folder, written to files for a browser and a shell."""
-    with turn_to_start(home / LOCK):  # one of two servers in a new yard creates it
+    with turn_to_start(home / LOCK):  # of two servers in a new yard, one creates it
         password = kept_password(home)
         replace(home / UI, settings_of_shell(f"{server}/api", password))
         replace(home / LOG_IN, leading_page(server, password))

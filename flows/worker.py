@@ -1,15 +1,15 @@
-"""A Prefect worker for a container, whose end kills every process in it.
+"""A Prefect worker for a container, which stops its flow runs before the container ends.
 
     python -m flows.worker [--leave-jobs] --pool NAME ...    the options of `prefect worker start`
 
-Prefect's own worker signals its flow runs when it stops, but does not wait for them for long. Then
-the container ends and kills them before stages save and the server learns of it. This worker
-signals its flow runs first and waits for them. Stages save, and the server marks the runs as
-crashed, so that they may start again.
+Prefect's own worker signals its flow runs when it stops, but does not wait long for them. Then the
+container ends and kills them before stages save and the server learns of it. This worker first
+signals its flow runs and waits for them. Stages save, and the server marks the runs as crashed, so
+that they may restart.
 
---leave-jobs is for a yard whose stages are jobs of a cluster. There a signal to a flow would stop
-its training only because its worker is replaced. So the worker kills its flows without a signal.
-Their jobs run on, the server restarts the silent runs, and these find their jobs."""
+--leave-jobs is for a yard whose stages are jobs of a cluster. There a signal would stop a training
+only because its worker is replaced. So the worker kills its flows without a signal. Their jobs run
+on, the server restarts the silent runs, and these find their jobs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def stop_all(worker: int) -> None:
 
 def kill_all(worker: int) -> None:
     """Kill a worker and its descendants, as a loss of power would."""
-    for pid in (worker, *below(worker)):  # it first: it would report the end of its flows
+    for pid in (worker, *below(worker)):  # the worker first: it would report the end of its flows
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -85,7 +85,7 @@ def below(root: int) -> set[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it runs; a zombie does not."""
+    """Whether a process runs; a zombie does not."""
     return bool(list(_parents([PROCESSES / str(pid)])))
 
 

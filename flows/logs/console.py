@@ -2,7 +2,7 @@
 
 Everything is logged once, to the run's logger, which Prefect sends to its server. The console shows
 the headlines. A stage's own lines replace each other on one line of a terminal; without a terminal,
-one is shown now and then."""
+the console shows one of them every QUIET_SECONDS."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def headline(
 
 
 class Console(logging.Handler):
-    """Shows headlines, lines of stages in passing, and warnings of libraries other than Prefect."""
+    """Shows headlines, the newest line of the stages, and warnings of libraries except Prefect."""
 
     def __init__(self, stream: TextIO, verbose: bool = False) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def _clock(record: logging.LogRecord) -> str:
 
 
 def take_over(verbose: bool = False) -> None:
-    """Replace Prefect's console, which shows every state of every run, by ours."""
+    """Replace Prefect's console, which shows every state of every run, with ours."""
     from prefect.logging.handlers import PrefectConsoleHandler
 
     root = logging.getLogger()

@@ -54,7 +54,7 @@ class Lines:
 
 
 class Followed:
-    """Reads growing files, continuing where this program or the one before it stopped."""
+    """Reads growing files from where this program, or an earlier one, stopped."""
 
     def __init__(self, folder: Path, memory: str = "followed.json") -> None:
         self._folder = folder
@@ -66,7 +66,7 @@ class Followed:
         self._lines = {name: Lines() for name in self._at}
 
     def read(self, name: str) -> Iterator[str]:
-        """New whole lines of a file; none if it does not exist yet."""
+        """New complete lines of a file; none if it does not exist yet."""
         try:
             file = (self._folder / name).open("rb")
         except FileNotFoundError:
@@ -82,12 +82,12 @@ class Followed:
         self._at[name] = at
 
     def finish(self, name: str) -> Iterator[str]:
-        """A last line without its end."""
+        """The last line of a file, if it has no line end."""
         if name in self._lines:
             yield from self._lines[name].finish()
 
     def remember(self) -> None:
-        """Record how far was read, for the program that follows this one."""
+        """Record how far each file was read, for the next program."""
         partial = self._memory.with_suffix(".tmp")
         read = {name: at - self._lines[name].pending_bytes for name, at in self._at.items()}
         partial.write_text(json.dumps(read))

@@ -1,1 +1,1 @@
-"""A flow run: stages are submitted, followed, retried and cancelled."""
+"""A flow run: submits stages, follows, retries and cancels them."""

@@ -1,11 +1,11 @@
-"""How a flow run stops, with its jobs: by a signal, or cancelled in Prefect.
+"""Stops a flow run with its jobs, after a signal or when it is cancelled in Prefect.
 
-Prefect and asyncio alone lose some of these requests, and the training would go on:
+Prefect and asyncio alone lose some of these requests, and the training would run on:
 
-- asyncio turns the first SIGINT into one cancellation of the flow, which a task may lose. So all
-  jobs that were not stopped a few seconds later are stopped directly.
-- A worker stops listening for cancelled runs once the server was away for half a minute, and a flow
-  started by hand has no worker. So the flow itself asks the server for its state.
+- asyncio turns the first SIGINT into one cancellation of the flow, which a task may lose. So this
+  module directly stops all jobs that nothing has stopped a few seconds later.
+- A worker stops listening for cancelled runs once the server was unavailable for half a minute.
+  A flow started by hand has no worker. So the flow itself polls the server for its state.
 - Prefect's client retries for minutes to report the end of a flow to a server that answers with
   errors. A program that runs one flow exits `REPORT_SECONDS` after its last job ended."""
 
@@ -31,18 +31,18 @@ from prefect.states import Cancelled
 from flows.backends.live_jobs import live, stop_all
 
 LOST_SECONDS = 3.0
-"""After this a cancellation that was not lost has reached every job."""
+"""By then a cancellation has reached every job, unless it was lost."""
 REPORT_SECONDS = 15.0
 """How long a flow that a signal stopped may report its end to the server, without a running job."""
 LOOK_SECONDS = 0.5
 
 STATE_SECONDS = 5.0
-"""Between two looks at the state of the run."""
+"""Between two polls of the run's state."""
 ANSWER_SECONDS = 10.0
-"""Limit of one look. Prefect's client alone would retry for minutes, and so see a cancelled run
+"""Limit of one poll. Prefect's client alone would retry for minutes, and would see a cancelled run
 too late once the server is back."""
 AGAIN_SECONDS = 1.0
-"""After a look that found no server."""
+"""Until the next poll, after one that found no server."""
 
 CANCELLED = "Cancelled in Prefect; its jobs were stopped."
 
@@ -75,8 +75,8 @@ def watch_signals() -> None:
     loop, flow = asyncio.get_running_loop(), asyncio.current_task()
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # Prefect's handler of SIGTERM raises wherever the program is. Within a callback of the
-        # loop no task awaits that, and it ends here.
+        # Prefect's handler of SIGTERM raises wherever the program is. If that is a callback of the
+        # loop, no task awaits the exception, and it arrives here.
         if flow is not None and isinstance(context.get("exception"), TerminationSignal):
             flow.cancel()
         else:
@@ -158,13 +158,13 @@ async def run_until_cancelled(run: Coroutine[Any, Any, R]) -> R:
 
 
 async def _wait_until_cancelled(flow_run: UUID) -> None:
-    """Ask the server for the state of the run until that is a cancelled one."""
+    """Poll the server until the run is cancelled."""
     while True:
         pause = STATE_SECONDS
         try:
             async with asyncio.timeout(ANSWER_SECONDS), get_client() as client:
                 state = (await client.read_flow_run(flow_run)).state
-        except Exception as error:  # the next look may find the server well
+        except Exception as error:  # the next poll may succeed
             log.debug("cannot read the state of flow run %s: %s", flow_run, error)
             pause = AGAIN_SECONDS
         else:

@@ -1,4 +1,4 @@
-"""How a flow run fails: its state has the error message, and its log no traceback.
+"""Makes a failed flow run show an error message as its state, without a traceback in its log.
 
 Prefect treats an exception that leaves a flow as a defect of the flow. Our own errors are messages
 for a person instead. All other exceptions keep their traceback."""

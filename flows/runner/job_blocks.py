@@ -38,7 +38,7 @@ def _kubernetes(site: StageEnvironment, spec: LaunchSpec, stage: str) -> StageJo
 
 
 def _watch_options(watch: Watch) -> dict[str, Any]:
-    """The options of the profile; the block has defaults for the others."""
+    """The options that the profile sets; the job block has defaults for the others."""
     options = {"hang_seconds": watch.hang_seconds, "poll_seconds": watch.poll_seconds}
     return {name: value for name, value in options.items() if value is not None}
 
@@ -49,7 +49,7 @@ JOB_BLOCKS: dict[str, Callable[[StageEnvironment, LaunchSpec, str], StageJobBloc
     "slurm": _slurm,
     "kubernetes": _kubernetes,
 }
-"""Makes the block of a job from the environment, the job, and the name of its stage."""
+"""Builds a job block from the environment, the job, and the name of its stage."""
 
 JOB_BLOCK_TYPES: tuple[type[Block], ...] = (ProcessJob, ContainerJob, SlurmJob, KubernetesJob)
 """The block types that are registered at a server, for its pages."""

@@ -1,11 +1,11 @@
-"""How many stages of a kind run at once in a yard: `[limits]` of a profile.
+"""Limits how many stages of a kind run at once in a yard: `[limits]` of a profile.
 
 Prefect's server counts the slots of a limit, so that flows on all machines share them and
 `prefect gcl` changes them. A stage takes its slot when its task begins, with a lease that is
 renewed until the task ends. When its flow is killed, the lease expires and the slot is free again.
 
-The stage takes the slot itself. Prefect's engine would wait without a log line, ignore signals
-while it waits, and give up a lease for good after some minutes without the server.
+The stage takes the slot itself, because Prefect's engine would wait without a log line, ignore
+signals meanwhile, and lose a lease for good after some minutes without the server.
 
 A server that keeps leases in memory, Prefect's default, forgets them when it restarts. Their slots
 stay taken until a person frees them."""
@@ -35,7 +35,7 @@ from flows.server.ephemeral import LEASE_SECONDS
 LOOK_SECONDS = 3.0
 """Between two tries to take a slot."""
 RENEW_SECONDS = 10.0
-"""Between two renewals. A server that was away leaves a lease alone for `LEASE_SECONDS`."""
+"""Between two renewals. A restarted server keeps every lease for `LEASE_SECONDS`."""
 AGAIN_SECONDS = 1.0
 """After a renewal that failed."""
 ANSWER_SECONDS = 10.0
@@ -54,7 +54,7 @@ class Slots:
     """The slots of one limit, at one moment."""
 
     name: str
-    """Of the limit, as `prefect gcl` takes it."""
+    """The limit's name for `prefect gcl`."""
     total: int
     taken: int
     holders: tuple[UUID, ...]
@@ -67,13 +67,13 @@ class Slots:
 
     @property
     def unleased(self) -> int:
-        """Taken slots without a lease. For a moment this includes slots that change hands and those
-        of a lease that just expired."""
+        """Taken slots without a lease. For a moment this includes slots that pass from one task to
+        another, and those whose lease just expired."""
         return max(0, self.taken - len(self.holders))
 
     @property
     def counts(self) -> str:
-        """How many of how many are taken, for a message."""
+        """The number of taken slots and of all, for a message."""
         return f"{self.taken} of {self.total} slots of {self.name} taken"
 
     @property
@@ -117,7 +117,7 @@ class StageLimit:
     def __init__(self, tag: str) -> None:
         self.tag = tag
         self.turn = asyncio.Lock()
-        """Of the jobs of this flow run, one at a time asks for a slot."""
+        """Held while a job waits: one job of this flow run at a time asks for a slot."""
 
     @contextlib.asynccontextmanager
     async def apply(self, job: str, log: Log) -> AsyncIterator[None]:
@@ -201,7 +201,7 @@ class _Slot:
                 async with asyncio.timeout(ANSWER_SECONDS), get_client() as client:
                     await self._renew(client)
                 pause = RENEW_SECONDS
-            except Exception as error:  # the next try may find the server well
+            except Exception as error:  # the next try may succeed
                 log.debug("the slot of %s was not renewed: %s", self._job, error)
                 pause = AGAIN_SECONDS
 

@@ -1,4 +1,4 @@
-"""Whether a training fits the memory of the GPUs of a yard: its plan, and warnings. No Prefect."""
+"""Checks a training against the memory of a yard's GPUs: its plan, and warnings. No Prefect."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from flows.yard.profile import Profile, TrainingResources
 
 
 def plan_before(job: StageJob, means: TrainingResources, where: str) -> StageJob | None:
-    """The job that plans a training on the resources of the yard; it fails if the layout does not
-    fit.
+    """The job that plans a training on the yard's resources, and fails if its layout does not fit.
 
     None for other stages, for a yard without gpu_memory_gib, and without a vocab_size. Raises
     ConfigError for parallel degrees that do not divide the number of ranks."""
@@ -21,10 +20,10 @@ def plan_before(job: StageJob, means: TrainingResources, where: str) -> StageJob
 
 
 def unknown_gpu_memory(profile: Profile, plan: StageJob | None = None) -> str | None:
-    """The warning for a yard that gives trainings GPUs but has no gpu_memory_gib: it cannot refuse
-    a layout before it is trained. None if all is well.
+    """The warning for a yard with GPUs for training but no gpu_memory_gib, which cannot refuse a
+    layout before training. None if there is nothing to warn about.
 
-    plan: that of a recipe, which may have the memory itself."""
+    plan: that of a recipe, which may state the memory itself."""
     gpus = profile.resources_of("pretrain").gpus_per_node
     is_known = plan is not None and plan.document.get("gpu_memory_gib") is not None
     if not gpus or profile.gpu_memory_gib is not None or is_known:

@@ -1,11 +1,11 @@
-"""One flow run at a time on one root: a second run of the same recipe waits for the first.
+"""Lets one flow run at a time work on a root: a second run of the same recipe waits for the first.
 
-The claims of outputs alone would keep two runs apart stage by stage. But the training of the second
-run would then wait inside the nodes that it was given.
+The claims of outputs alone would separate two runs stage by stage. But then the training of the
+second run would wait with its nodes allocated.
 
 The lock is a claim beside the artifacts, so it works between laptops and servers. A waiting run
-takes over the lock of a run that is gone (trainyard.artifacts.claim). Beside the lock lie the jobs
-of the run, so that a sweep (flows.gc) spares what a stage will read that waits for its slot."""
+takes over the lock of a run that died (trainyard.artifacts.claim). The run writes its jobs beside
+the lock, so that a sweep (flows.gc) keeps the inputs of stages that wait for a slot."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from trainyard.artifacts.urls import join
 from trainyard.errors import TrainyardError
 
 TURN = ".flow.claim.json"
-"""The lock, in the root of a recipe."""
+"""File of the lock, in the root of a recipe."""
 
 JOBS = ".flow.jobs.json"
-"""Options of the stages of the run that has the lock; meaningless without it."""
+"""File with the options of the stages of the run that has the lock; stale without a lock."""
 
 SILENT_SECONDS = 2.0
 FOREVER = 10.0 * 365 * 86400
@@ -35,7 +35,7 @@ FOREVER = 10.0 * 365 * 86400
 
 @contextlib.asynccontextmanager
 async def run_lock(root: str, log: Log) -> AsyncIterator[None]:
-    """Hold the lock of a root; logs if it has to wait for another run."""
+    """Hold the lock of a root; logs a line if it has to wait for another run."""
     asked = _acquire(join(root, TURN))
     waiting = asyncio.wrap_future(asked)
     try:
@@ -60,10 +60,10 @@ def record_jobs(root: str, documents: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _acquire(url: str) -> Future[Claim]:
-    """Ask for a claim in a thread. A daemon: a flow that is cancelled while it waits ends without
-    it."""
+    """Request a claim in a thread: a daemon, so that it does not delay the end of a flow that is
+    cancelled while it waits."""
     asked: Future[Claim] = Future()
-    asked.set_running_or_notify_cancel()  # so nothing cancels it, and its claim is always released
+    asked.set_running_or_notify_cancel()  # cannot be cancelled now, so its claim is always released
 
     def ask() -> None:
         try:

@@ -1,4 +1,4 @@
-"""The stages of one flow run, one after another or a few at a time."""
+"""Runs the stages of one flow run, one after another or a few at a time."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from trainyard.artifacts.urls import basename, join, parent
 AT_ONCE = {"process": 2, "container": 2}
 """Stages that run at once on one machine, if the flow lets several run."""
 AT_ONCE_SCHEDULED = 32
-"""The same on a scheduler, which decides when each begins."""
+"""The same for a scheduler, which decides itself when each one begins."""
 
 log = logging.getLogger(__name__)
 
 
 class StageRunner:
-    """Runs jobs and updates the pages of the run in Prefect, also if it fails."""
+    """Runs jobs, and updates the run's pages in Prefect also if it fails."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class StageRunner:
             await self._lock.aclose()
 
     async def expect(self, jobs: Sequence[StageJob]) -> None:
-        """Announce the stages that will run. Call it under the lock: while this run waited, another
-        may have changed for weeks what a recipe names."""
+        """Announce the stages that will run. Call it under the lock: while this run waited for it,
+        another run may have changed the files that the recipe names."""
         self._pages.expect(jobs)
         if self._alone:
             await asyncio.to_thread(record_jobs, self._root, [job.document for job in jobs])
@@ -96,7 +96,9 @@ class StageRunner:
                         group.create_task(self._one(job))
         except BaseExceptionGroup as failed:
             error: BaseException = failed
-            while isinstance(error, BaseExceptionGroup):  # the failure that stopped the others
+            while isinstance(
+                error, BaseExceptionGroup
+            ):  # the failure for which the others were stopped
                 error = error.exceptions[0]
             raise error from None
 
@@ -119,7 +121,7 @@ class StageRunner:
             return await run_stage_task(job, self._place)
 
     async def drop_all_but(self, jobs: Sequence[StageJob]) -> None:
-        """Remove the parts of an earlier corpus, with other files, beside those of these jobs."""
+        """Remove the parts of files that the corpus no longer has, beside those of these jobs."""
         if not jobs:
             return
         await asyncio.to_thread(remove_other_parts, [j.output.url for j in jobs if j.output])
@@ -135,7 +137,7 @@ def remove_other_parts(prefixes: Sequence[str]) -> None:
             continue
         manifest_url = join(folder, name)
         found = read_manifest(manifest_url)
-        store.delete(manifest_url)  # first: what has none does not exist
+        store.delete(manifest_url)  # first: without a manifest there is no artifact
         for record in found[0].files if found else ():
             store.delete(join(folder, part + record.path))
         log.warning("removed %s: the corpus no longer has that file", join(folder, part))

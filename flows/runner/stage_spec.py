@@ -1,4 +1,4 @@
-"""The launch of a stage as a job, the same whether it is started or only checked. Pure."""
+"""Builds the LaunchSpec of a stage, both to start it and to check it. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stage_spec(
     key: str = "",
     shares: Shares | None = None,
 ) -> LaunchSpec:
-    """One attempt at a job, with `folder` as its run folder; ConfigError if it cannot start."""
+    """The job of one attempt, with `folder` as its run folder; ConfigError if it cannot start."""
     # The stage compares them with its own (stages/runtime/cli.py).
     versions = {FLOW_VERSION: VERSION, FLOW_REVISION: build_revision()}
     return LaunchSpec(
@@ -42,7 +42,7 @@ def stage_spec(
 
 
 def stage_document(job: StageJob, site: StageEnvironment) -> dict[str, Any]:
-    """The options that are written to the document of a job.
+    """The options to write to the config document of a job.
 
     A stage with GPUs gets `device = "cuda"` unless the document names a device. Without CUDA in the
     image or on the node it then fails, instead of training on CPUs for a month."""

@@ -1,11 +1,12 @@
-"""The one Prefect task: write the config document, run the stage in a block, read the manifest.
+"""The one Prefect task: write the config document, run the stage in a backend, read the manifest.
 
-The task returns a summary for people; the artifact stays in the store.
+The task returns a summary; the artifact stays in the store. `should_retry` decides whether a failed
+task runs again.
 
-The job of a scheduler outlives this program. Its run folder is named after the key by which it is
-found again, and has a file once its end is known. A job without that file is followed, not
-submitted again. If it was being cancelled when its flow was killed, the task follows it to its end
-and submits another."""
+The job of a scheduler outlives this program. The name of its run folder is its key, and the folder
+has a file (SETTLED) once its end is known. The task follows a job without that file instead of
+submitting another. If the job was being cancelled when its flow was killed, the task first follows
+it to its end."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.errors import ConfigError, TrainyardError
 
 _failed_attempts: dict[str, FailedAttempts] = {}
-"""By task run, for this program only: a flow that a person starts again is tried again."""
+"""By task run, in this program only: a flow that a person starts again has all attempts again."""
 
 
 async def should_retry(_task: Any, _task_run: TaskRun, state: State[Any]) -> bool:
@@ -145,7 +146,7 @@ async def _failed(
 
 def _prepare(job: StageJob, site: StageEnvironment) -> LaunchSpec:
     """Create the run folder of a new attempt with its config document, or find that of a submission
-    that is not settled. Raises InfrastructureError if its disk is full or unavailable."""
+    whose end is not known. Raises InfrastructureError if its disk is full or unavailable."""
     attempts = Path(site.run_folder, job.name).absolute()
     with run_folder_io(attempts, NOT_BEGUN):
         try:
@@ -170,7 +171,7 @@ def _prepare(job: StageJob, site: StageEnvironment) -> LaunchSpec:
 
 
 def _shares(job: StageJob, site: StageEnvironment, attempts: Path, key: str) -> Shares | None:
-    """All shares of a job in shares; in a retry, those that failed."""
+    """The shares to make: all, or in a retry those that failed; None for a job without shares."""
     if job.num_shares == 0:
         return None
     count, submission = job.num_shares, submission_of(key)
@@ -182,7 +183,7 @@ def _shares(job: StageJob, site: StageEnvironment, attempts: Path, key: str) -> 
 
 
 def next_key(attempts: Path, flow_run: str) -> str:
-    """The key of the submission that is not settled, or of the next new one.
+    """The key of the submission whose end is not known, else of the next one.
 
     attempts: the folder of all runs of this job; it distinguishes jobs of one name in two yards."""
     submission = 1

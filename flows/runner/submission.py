@@ -1,9 +1,9 @@
-"""One submission of a stage, from its start until its end is recorded in its run folder.
+"""Follows one submission of a stage until its end is recorded in its run folder.
 
-A backend may be unavailable for longer than its block retries, such as during a weekend of
-maintenance. The stage has not failed then, and its job may run on. So the submission looks for the
-job again for as long as it takes, within one attempt. A backend that is unavailable before there is
-a job may not exist at all, so that fails the attempt (flows/runner/stage_task.py)."""
+A backend may be unavailable for longer than its client retries, such as during a weekend of
+maintenance. The stage has not failed then, and its job may run on. So the submission polls for the
+job as long as it takes, within one attempt. A backend that is unavailable before a job was
+submitted may not exist at all, so that fails the attempt (flows/runner/stage_task.py)."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ STOP_COMMANDS = {
     "slurm": (SUBMITTED, "scancel {job_id}"),
     "kubernetes": (SUBMITTED, "kubectl --namespace {namespace} delete {kind} {name}"),
 }
-"""The file in which a block records its job, and the command by which a person ends that job."""
+"""The file in which a backend records its job, and the command by which a person stops that job."""
 
 AGAIN_SECONDS = 3600.0
-"""Between two log lines of a stage whose job still cannot be seen."""
+"""Between two log lines of a stage whose backend is still unavailable."""
 LOOK_SECONDS = 1.0
-"""Between two looks whether the backend answers again."""
+"""Between two checks whether the backend answers again."""
 
 
 async def follow(stage: str, site: StageEnvironment, spec: LaunchSpec) -> Outcome:
@@ -90,17 +90,17 @@ def settle(
 
 
 class Submission:
-    """A job that is followed, also while its backend is unavailable."""
+    """Follows a job, also while its backend is unavailable."""
 
     def __init__(self, stage: str, site: StageEnvironment, spec: LaunchSpec) -> None:
         self._stage, self._site, self._spec = stage, site, spec
         self._log = get_run_logger()
         self._looks = 0
-        """In a row that found the backend unavailable."""
+        """Polls in a row that found the backend unavailable."""
         self._since = 0.0
         self._logged_at = -math.inf
         self.may_run_on = False
-        """It was cancelled, and the job could not be stopped."""
+        """Whether this was cancelled and the job could not be stopped."""
 
     async def wait(self) -> StageJobRun:
         """Wait until the job has ended."""
@@ -124,7 +124,7 @@ class Submission:
             async with self._return_reported(run):
                 await run.wait_for_completion()
         except asyncio.CancelledError:
-            await run.stop()  # cancelled perhaps before the run waited for its completion
+            await run.stop()  # the cancellation may have come before wait_for_completion
             raise
         return run
 
@@ -134,7 +134,7 @@ class Submission:
     # --- the backend is unavailable -----------------------------------------------------------
 
     async def _wait_for_backend(self, reason: str) -> None:
-        """Pause until the next look. Cancelling stops the job if the backend answers now."""
+        """Pause until the next poll. Cancelling this stops the job if the backend answers now."""
         self._looks += 1
         if self._looks == 1:
             self._since, self._logged_at = time.time(), -math.inf
@@ -158,7 +158,7 @@ class Submission:
 
     @contextlib.asynccontextmanager
     async def _return_reported(self, run: StageJobRun) -> AsyncIterator[None]:
-        """Report it as soon as an unavailable backend answers again."""
+        """While the job inside runs, report when an unavailable backend answers again."""
         if not self._looks:
             yield
             return
@@ -214,7 +214,7 @@ class Submission:
         )
 
     def _record_cancelled(self) -> None:
-        """So that a program which starts this run again stops the job before it submits another."""
+        """Record the cancellation: a restarted flow then stops this job before it submits one."""
         folder = Path(self._spec.run_directory)
         try:
             if read_stop_record(folder) is None:
@@ -223,7 +223,7 @@ class Submission:
             self._log.warning("%s: its end was not recorded: %s", self._spec.name, error)
 
     def _recorded_job(self) -> dict[str, Any] | None:
-        """The job as its block recorded it when it submitted it; None if no job is known."""
+        """The job as the backend recorded it on submission; None if no job is known."""
         if self._site.backend not in STOP_COMMANDS:
             return None
         file, _ = STOP_COMMANDS[self._site.backend]
@@ -233,6 +233,6 @@ class Submission:
 
 
 def _is_cancelled() -> bool:
-    """Whether this task is being cancelled, which may be why the call it waited for failed."""
+    """Whether this task is being cancelled, which may be why an awaited call failed."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

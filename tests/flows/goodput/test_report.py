@@ -132,7 +132,7 @@ def test_the_page_says_goodput_kinds_and_attempts(tmp_path: Path) -> None:
     found = record_goodput(tmp_path / "runs", output, str(tmp_path / "goodput.json"))
     assert found is not None
     text = markdown(found)
-    assert "**Goodput 80.0 %**: of 0:01:40 in which" in text
+    assert "**Goodput 80.0 %**: of 0:01:40 of allocated time, 0:01:20 went" in text
     assert "| step | 0:01:20 | 66.7 % | 80.0 % |" in text
     assert "| `a` | 0:01:40 | 4 | 0 to 10 |  | done |" in text
     assert "| queue | 20.0 s | 16.7 % |  |" in text
