@@ -3,7 +3,7 @@
     python -m flows.corpus_refresh recipes/web.toml [--root DIR] [--profile NAME]
 
 Run it on a schedule: without new sources it does nothing. A new version goes beside the old ones,
-and the pointer current.json names it. A recipe trains on it with tokens = "YARD/web/current.json"."""
+and the pointer current.json names it. Recipes with tokens = "YARD/web/current.json" train on it."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class RecipeFlow:
 
 
 def _check_release(recipe: Recipe, profile: Profile, given: Given) -> None:
-    # A flow that is at work on this recipe may still write the checkpoint; the flow itself looks.
+    # A running flow of this recipe may still write the checkpoint, so the flow itself checks.
     if given.checkpoint or not store.exists(recipe.at(TURN)):
         check_checkpoint(recipe, given.checkpoint, profile.backend)
 

@@ -1,8 +1,8 @@
 """Options that several command lines share: which yard, and where a server listens.
 
-`--profile` and `--root` mean the same everywhere. `--yard` is older: commands that run a flow take
-it as the root, commands for the administration of a yard (register, doctor, gc) as the profile.
-Each refuses a value that can only be meant for the other."""
+`--profile` and `--root` mean the same everywhere. `--yard` is older: it is the root for commands
+that run a flow, and the profile for commands that administer a yard (register, doctor, gc). Each
+option refuses a value that only makes sense for the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT_DEFAULT = "default: variable YARD, else `store` of the profile, else yard"
 
 
 def add_yard_of_flow(parser: argparse.ArgumentParser) -> None:
-    """For commands that run a flow: `given.profile`, and `given.yard`, the root."""
+    """Add the options for running a flow: `given.profile`, and `given.yard`, the root."""
     parser.add_argument(
         "--profile",
         default=DEFAULT,
@@ -40,7 +40,7 @@ def add_yard_of_flow(parser: argparse.ArgumentParser) -> None:
 
 
 def add_yard(parser: argparse.ArgumentParser, *, has_root: bool = True) -> None:
-    """For commands that administer a yard: `given.yard`, the profile, and `given.root`."""
+    """Add the options for administering a yard: `given.yard`, the profile, and `given.root`."""
     parser.add_argument(
         "--profile",
         "--yard",
@@ -97,7 +97,7 @@ def check_profile(profile: str, *, has_root: bool = True) -> None:
 
 
 def add_listening(parser: argparse.ArgumentParser, port: int) -> None:
-    """`given.host`, `given.port`, `given.allow_host`."""
+    """Add the options of a server: `given.host`, `given.port`, `given.allow_host`."""
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=port, help=f"default {port}; 0: a free one")
     parser.add_argument(
@@ -110,7 +110,7 @@ def add_listening(parser: argparse.ArgumentParser, port: int) -> None:
 
 
 def cannot_listen(host: str, port: int, error: Exception, variable: str = "") -> ConfigError:
-    """The error of an address that is in use or does not exist."""
+    """The error for an address that is in use or does not exist."""
     return ConfigError(
         f"--host {host} --port {port} cannot be listened on: {error}; take another --port"
         f"{variable}, or end the program that listens there"
@@ -124,7 +124,7 @@ def address(host: str, port: int) -> str:
 
 
 def is_of_this_machine(host: str) -> bool:
-    """Whether a server at this host is out of reach for other machines."""
+    """Whether only this machine can reach a server at this host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,6 +1,6 @@
-"""A flow as a program: Prefect's environment, its API, a quiet console, an exit status.
+"""Runs a flow as a program: Prefect's environment, its API, a quiet console, an exit status.
 
-Nothing here imports Prefect at the top, since it reads its environment when it is imported."""
+This module does not import Prefect at the top, because Prefect reads its environment on import."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Flow = Callable[..., Coroutine[Any, Any, Any]]
 def run_program(
     load: Callable[[], Flow], home: Path, verbose: bool, **parameters: Any
 ) -> tuple[int, Any]:
-    """Run a flow against the server that PREFECT_API_URL names, else one of our own.
+    """Run a flow with the server of PREFECT_API_URL, else with a server of our own.
 
     Returns its exit status, and the flow's result if that is 0. `load` imports the flow; `home` is
     Prefect's folder if the server is ours."""
@@ -109,7 +109,7 @@ def _drain() -> None:
 
 
 def of_server(error: Exception) -> TrainyardError | None:
-    """An error of Prefect's client with its server, as one of ours; None for other errors."""
+    """An error between Prefect's client and server, as an error of ours; None for other errors."""
     from httpx import HTTPStatusError
     from prefect.exceptions import PrefectException
 
@@ -136,7 +136,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_of_network(error: BaseException) -> bool:
-    """Whether Prefect's client could not reach its server, in any of its error classes."""
+    """Whether an error, of any class of Prefect's client, means that the server is unreachable."""
     modules = {type(one).__module__.partition(".")[0] for one in _chain(error)}
     return not modules.isdisjoint(("httpx", "httpcore"))
 

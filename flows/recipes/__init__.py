@@ -1,1 +1,1 @@
-"""A recipe in, the jobs of a flow out, validated before any work. No Prefect here."""
+"""Turns a recipe into the jobs of a flow, validated before any work. No Prefect here."""

@@ -21,7 +21,7 @@ from trainyard.errors import ArtifactError, ConfigError
 TOKENIZER_KEYS = tuple(
     name for name, _, _ in leaves(typing.get_type_hints(CONFIGS["tokenize"])["tokenizer"])
 )
-"""Options of [tokenize] on its tokenizer, which [pretrain] uses too."""
+"""Options of [tokenize] that choose the tokenizer, which [pretrain] uses too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class CorpusJobs:
     tokens: str
     """Prefix of the pair."""
     heldout: str
-    """Text to evaluate on."""
+    """Held-out text for the evaluation."""
     tokenizer: dict[str, Any]
     """Options that name the tokenizer, for all stages that take one."""
 
@@ -68,7 +68,7 @@ def corpus_jobs(recipe: Recipe) -> CorpusJobs:
 
 
 def _no_jobs(recipe: Recipe) -> CorpusJobs:
-    """For existing tokens."""
+    """The jobs for existing tokens: none."""
     where = recipe.where
     if recipe.corpus or recipe.tables.keys() & {"collect", "train_tokenizer", "merge"}:
         raise ConfigError(
@@ -91,13 +91,15 @@ def _no_jobs(recipe: Recipe) -> CorpusJobs:
 
 
 def _prefix_of(tokens: str) -> str:
-    """The prefix itself, or that of the version that a pointer names now."""
+    """The prefix of the tokens: itself, or that of the version that a pointer names now."""
     if not tokens.endswith(".json"):
         return tokens
     try:
         by_key = dict(store.read_json(tokens)["tokens"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{tokens}: not what corpus-refresh publishes ({error!r})") from error
+        raise ArtifactError(
+            f"{tokens}: not a version that corpus-refresh published ({error!r})"
+        ) from error
     if "text" not in by_key and len(by_key) != 1:
         raise ConfigError(f"{tokens} has tokens of {', '.join(by_key)}; name the prefix of one")
     return str(by_key.get("text") or next(iter(by_key.values())))
@@ -136,7 +138,7 @@ def _collect(recipe: Recipe) -> StageJob | None:
 
 
 def tokenizer_of(recipe: Recipe) -> dict[str, Any]:
-    """The tokenizer's options: as written in [tokenize], else of the trained one."""
+    """The tokenizer's options: as written in [tokenize], else those of the trained tokenizer."""
     written = recipe.table("tokenize")
     if "tokenizer_type" in written:
         return {key: written[key] for key in TOKENIZER_KEYS if key in written}
@@ -170,15 +172,15 @@ def _tokenize(recipe: Recipe, corpus: list[str], tokenizer: dict[str, Any]) -> t
 
 
 def part_names(files: Sequence[str]) -> list[str]:
-    """A name for each file's tokens, from its own; with a digest if two jobs would have one name.
+    """A name for each file's tokens: that of the file, with a digest if two jobs would share it.
 
-    A name does not depend on the files before it, or one more file would retokenize all after
-    it."""
+    A name does not depend on the files before it. Otherwise one more file would retokenize all
+    files after it."""
     return told_apart([_stem(file) for file in files], files)
 
 
 def told_apart(names: Sequence[str], origins: Sequence[str]) -> list[str]:
-    """Unique names for jobs: equal ones get digits of the digest of their origin."""
+    """Unique names for jobs: equal names get digits of the digest of their origin."""
     found = list(names)
     for digits in (8, 16, 64):
         called = Counter(name.lower() for name in found)
@@ -192,7 +194,7 @@ def told_apart(names: Sequence[str], origins: Sequence[str]) -> list[str]:
 
 
 def _is_alone(name: str, called: Counter[str]) -> bool:
-    """Whether no other job, nor one that makes shares, has this name."""
+    """Whether no other job, also none that makes shares, has this name."""
     whole = name.removesuffix(SHARES)
     return called[name] == 1 and (whole == name or whole not in called)
 

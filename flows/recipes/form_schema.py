@@ -1,5 +1,5 @@
-"""Flow parameters whose form in Prefect's pages shows every option of a stage: name, meaning,
-default, choices. Pure; generated from the configuration classes of the stages.
+"""Forms for flow parameters in Prefect's pages: every option of a stage, with its meaning, default
+and choices. Pure; generated from the configuration classes of the stages.
 
 A parameter is a table of options that override those of the recipe. So no option is required and
 none has an initial value; the description states its default."""
@@ -33,7 +33,7 @@ DECIDED: dict[str, tuple[str, ...]] = {
     "evaluate": ("load", "valid_data", "output_dir"),
     "benchmark": ("load", "output_dir"),
 }
-"""Options that flows decide: they are in no form."""
+"""Options that flows decide, which no form shows."""
 
 SCALARS: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
@@ -47,7 +47,7 @@ class OptionsOf:
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The schema of the form, by which the server also checks a run's parameters."""
+        """The schema of the form; the server also checks a run's parameters with it."""
         return options_schema(self.stage)
 
 
@@ -63,7 +63,7 @@ Benchmark = typing.Annotated[dict[str, Any], OptionsOf("benchmark")]
 
 
 EMPTY: dict[str, Any] = {}
-"""An empty form; read only. Not None, which the pages would send as a wrong type."""
+"""An empty form; read only. Not None: the pages would send that as a wrong type."""
 
 
 @functools.cache

@@ -86,7 +86,7 @@ def _plan(
 
 
 def to_be_planned(pretrain: Mapping[str, Any], resources: TrainingResources) -> dict[str, Any]:
-    """Options of the plan of a training: its own options that a plan has, and its resources."""
+    """Options of the plan of a training: those that the two stages share, and its resources."""
     keys = {name for name, _, _ in leaves(CONFIGS["plan"])}
     own = {key: value for key, value in pretrain.items() if key in keys}
     ranks = pretrain.get("nproc_per_node", 1)  # those that it starts itself

@@ -1,8 +1,7 @@
 """Recipes: the options of all stages of a flow in one TOML file.
 
-A recipe has a table for each stage, whose keys are the stage's flags with underscores. Addresses of
-artifacts are not written in it: they follow from the yard and the recipe's name. Keys above the
-tables:
+A recipe has a table for each stage; a key is a flag of that stage with underscores. Addresses of
+artifacts are not in it: they follow from the yard and the recipe's name. Keys above the tables:
 
     corpus = ["books/*.jsonl"]       your own documents, instead of stage collect
     evaluation_data = "held.txt"     text to evaluate on; required with a corpus of your own
@@ -29,7 +28,7 @@ from trainyard.errors import ConfigError, TrainyardError
 
 TOP_LEVEL = ("corpus", "evaluation_data", "tokens", "preset")
 ASKED = ("blame", "certify", "index", "inspect", "verify")
-"""Stages that are in no recipe."""
+"""Stages that a person runs, which have no table in a recipe."""
 TABLES = tuple(name for name in CONFIGS if name not in ASKED)
 
 
@@ -46,7 +45,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Its name, and the name of the folder of its artifacts."""
+        """The recipe's name, which is also the name of the folder of its artifacts."""
         return basename(self.root)
 
     def table(self, stage: str) -> dict[str, Any]:
@@ -54,7 +53,7 @@ class Recipe:
         return dict(self.tables.get(stage, {}))
 
     def job(self, stage: str, decided: Mapping[str, Any], label: str = "") -> StageJob:
-        """A stage with its written options, and those that the flow decides and none may write."""
+        """A stage with its written options and those that only the flow decides."""
         written, where = self.table(stage), f"{self.where} [{stage}]"
         for key in written.keys() & decided.keys():
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Versions of a growing corpus: which sources are new, the jobs they need, the current version.
+"""Versions of a growing corpus: finds new sources, plans their jobs, publishes the version.
 
 Under the root of a recipe, `yard/NAME/`:
 
@@ -51,9 +51,9 @@ class CorpusVersion:
     number: int
     """From 1."""
     options_digest: str
-    """Of all options in [tokenize] and [merge] that affect tokens."""
+    """Digest of all options in [tokenize] and [merge] that affect tokens."""
     tokens: dict[str, str]
-    """Prefix of the pair, by the JSON key of the text."""
+    """Prefix of each pair, by the JSON key of its text."""
     sources: tuple[Source, ...]
     added: tuple[str, ...] = ()
     """URLs of sources with contents that the previous version did not have."""
@@ -62,7 +62,7 @@ class CorpusVersion:
     previous: str | None = None
     published: str = ""
     announced: bool = False
-    """Whether a server has the event; if not, as after a kill, the next run sends it."""
+    """Whether a server has the event. If not, such as after a kill, the next run sends it."""
     format_version: int = field(default=FORMAT_VERSION)
 
     def encode(self) -> bytes:
@@ -79,7 +79,7 @@ class Refresh:
     tokenize: tuple[StageJob, ...] = ()
     merge: tuple[StageJob, ...] = ()
     read: str | None = None
-    """Version of the pointer's file that this is based on."""
+    """Version of the pointer's file on which this is based."""
 
     def all(self) -> list[StageJob]:
         """Every job."""

@@ -46,8 +46,8 @@ def release_jobs(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
 
 
 def check_checkpoint(recipe: Recipe, checkpoint: str | None, backend: str) -> None:
-    """Raise ConfigError if there is no checkpoint, which a stage would find later and report as a
-    fault in the data. A folder that only containers may see is not checked."""
+    """Raise ConfigError if there is no checkpoint. A stage would notice later, and report a fault
+    of the data. A folder that only containers may see is not checked."""
     load = _load(recipe, checkpoint)
     around = local_path(parent(load))
     if backend in CONTAINED and around is not None and not around.exists():

@@ -23,7 +23,7 @@ SHARES = "-shares"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageJob:
-    """A stage, and the options and the name of this use of it."""
+    """A stage with its options and a name, for one use in a flow."""
 
     stage: str
     """Package under stages/."""
@@ -32,11 +32,11 @@ class StageJob:
     output: Output | None
     label: str = ""
     num_shares: int = 0
-    """Jobs that make the output by --rank and --world-size; 0: one job makes all of it."""
+    """Number of shares that make the output, by --rank and --world-size; 0: one job makes it."""
 
     @property
     def name(self) -> str:
-        """Its name for people: the stage, unless it runs more than once in a flow."""
+        """The stage, or the label if the stage runs more than once in a flow."""
         return self.label or self.stage
 
 
@@ -70,10 +70,10 @@ def read_job(stage: str, config: str) -> StageJob:
 def unreadable(what: str, path: str, error: Exception) -> ConfigError:
     """The error for a file that cannot be read. For a relative path it names the folder where the
     path starts, which may be that of a worker."""
-    words = str(error).removeprefix(f"{path}: ")
+    message = str(error).removeprefix(f"{path}: ")
     is_whole = "://" in path or path.startswith("/")
     where = "" if is_whole else f"; the path starts at {Path.cwd()}"
-    return ConfigError(f"{what} {path} cannot be read: {words}{where}")
+    return ConfigError(f"{what} {path} cannot be read: {message}{where}")
 
 
 def stage_job(stage: str, document: Mapping[str, Any], where: str, label: str = "") -> StageJob:

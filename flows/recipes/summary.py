@@ -1,4 +1,4 @@
-"""The result of a successful stage, which a flow keeps and its pages show."""
+"""The result of a successful stage, for the flow and its pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Summary:
     stage: str
     reused: bool
     reason: str
-    """Why it ran; empty if it did not."""
+    """Why the stage ran; empty if it did not run."""
     seconds: float
     output_digest: str = ""
     manifest_url: str = ""

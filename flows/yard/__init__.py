@@ -1,1 +1,1 @@
-"""What a site is: its profile, as a file and as a server knows it, and what its pages link to."""
+"""The profile of a site, from a file or a Prefect server, and the links of its pages."""

@@ -1,4 +1,4 @@
-"""Links in pages to files and objects: browsers follow none from an http page to file:// or s3://.
+"""Links in pages to files and objects. Browsers open no file:// or s3:// link from an http page.
 
 No Prefect here."""
 
@@ -30,7 +30,7 @@ def browsed(root: str, url: str | None) -> str:
 
 
 def link_to(url: str, shown: str = "") -> str:
-    """The URL that a browser opens, by `shown` (`PREFIX=URL`); else the address itself.
+    """The URL for a browser, by `shown` (`PREFIX=URL`); without that the address itself.
 
     A prefix covers whole names: `yard2/x` is not below `yard`."""
     prefix, found, server = shown.rpartition("=http")
@@ -42,7 +42,7 @@ def link_to(url: str, shown: str = "") -> str:
 
 
 def how_to_open(link: str) -> str:
-    """A paragraph on how to open a link that browsers do not open; else empty."""
+    """A paragraph on how to open a link that browsers refuse; empty for other links."""
     if link.startswith(LOOPBACK):
         return "\n\nThe link is served by `make ui`, or by hand by `python -m flows.browse`."
     if is_web(link):

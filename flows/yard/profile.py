@@ -1,4 +1,4 @@
-"""What a site is: its yard profile, and where and with which resources its stages run.
+"""The profile of a yard, and the environment of its stages: backend, resources, run folders.
 
 docs/deployments.md explains every table. No Prefect here; `read_profile` reads one from a file."""
 
@@ -43,10 +43,10 @@ POLLING = ("container", "slurm")
 """Backends that poll the state of a job; Kubernetes reports it."""
 
 FRUITLESS_ATTEMPTS = 3
-"""Attempts in a row without progress after which a stage is given up, by default."""
+"""Attempts in a row without progress after which a stage is not retried, by default."""
 
 MOST_RESUMED = 100
-"""Of resume_crashed: a run that crashes more often has another fault."""
+"""Highest resume_crashed: a run that crashes more often has another fault."""
 
 CAN_BE_SHARED = ("tokenize",)
 """Stages whose output several jobs can make in shares."""
@@ -69,11 +69,11 @@ class TrainingResources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """How a running job is watched and ended."""
+    """How a running job is watched and stopped."""
 
     hang_seconds: float | None = None
-    """A running job without a log line or heartbeat for this long has hung: it is ended and
-    retried. None: it may be silent."""
+    """A running job without a log line or heartbeat for this long has hung: it is stopped and
+    retried. None: no limit."""
     poll_seconds: float | None = None
     """Between two polls of an engine or a scheduler; None: the backend's default."""
     grace_seconds: float = GRACE_SECONDS
@@ -126,8 +126,8 @@ class StageEnvironment:
     limited: tuple[str, ...] = ()
     """Stages with a limit on concurrent jobs."""
     fruitless_attempts: int = FRUITLESS_ATTEMPTS
-    """Attempts in a row that fail by infrastructure without a new step before a stage is given
-    up."""
+    """Attempts in a row that fail by infrastructure without a new step, after which a stage is not
+    retried."""
 
     def __post_init__(self) -> None:
         if self.fruitless_attempts < 1:
@@ -172,7 +172,7 @@ class Pool:
 
     name: str
     type: str = "process"
-    """A process beside the worker is enough: a flow only waits for jobs."""
+    """`process` is enough: a flow only waits for jobs, so it can run beside the worker."""
     concurrency_limit: int | None = None
     """Flow runs at once; None: any number."""
     code: str | None = None
@@ -182,7 +182,7 @@ class Pool:
         if self.concurrency_limit is not None and self.concurrency_limit < 1:
             raise ConfigError(
                 f"concurrency_limit must be at least 1, or left out for any number, got "
-                f"{self.concurrency_limit}: no run would ever begin; to stop a yard for a while, "
+                f"{self.concurrency_limit}: no run could begin; to stop a yard for a while, "
                 f"pause its pool (prefect work-pool pause {self.name})"
             )
 
@@ -205,10 +205,10 @@ class Automations:
     zombie_seconds: int = 120
     """A flow run without a heartbeat for this long is marked as crashed; 0: never."""
     resume_crashed: int = 3
-    """How often a flow run is restarted that crashed because its worker or machine is gone; 0: it
+    """Most restarts of a flow run that crashed because its worker or machine is gone; 0: none, it
     waits for a person's Retry."""
     notify_variable: str = "TRAINYARD_NOTIFY_URL"
-    """Variable, when registering, with the URL that failures are posted to; unset: none are."""
+    """Variable that has, when registering, the URL to which failures are posted; unset: none."""
     train_on_new_corpus: str | None = None
     """Recipe to train when corpus-refresh has published; None: none."""
 
@@ -237,7 +237,7 @@ class Profile:
     """URL that serves this root to browsers. None: links in pages are file:// and s3://, unless
     variable TRAINYARD_BROWSE is set."""
     run_folder: str | None = None
-    """Folder of configs and logs, seen by the jobs. None: `.runs` beside the artifacts, or under
+    """Folder of configs and logs, visible to the jobs. None: `.runs` beside the artifacts, or under
     ./yard if those are in an object store."""
     image: str | None = None
     """What stages run in, with placeholders `{stage}` and `{version}`. None: what is installed."""
@@ -257,7 +257,7 @@ class Profile:
     """Number of jobs that make one output of a stage."""
     shares_at_once: int | None = None
     fruitless_attempts: int = FRUITLESS_ATTEMPTS
-    """Attempts in a row without a new step before a stage is given up."""
+    """Attempts in a row without a new step, after which a stage is not retried."""
     options: Any = None
     """Of the backend, such as SlurmOptions."""
     options_by_stage: Mapping[str, Any] = field(default_factory=dict)
@@ -353,7 +353,7 @@ def _check_tables(profile: Profile) -> None:
 
 
 def _check_process(profile: Profile) -> None:
-    """Refuse what a process of this machine cannot have and would ignore."""
+    """Refuse options that a process of this machine would ignore."""
     wanted = (profile.resources, *profile.resources_by_stage.values())
     if any(one.num_processes > 1 for one in wanted):
         raise ConfigError(

@@ -73,7 +73,7 @@ def _url(name: str) -> str:
         known = sorted(file.stem for file in YARDS.glob("*.toml"))
         if not known:
             raise ConfigError(
-                f"there is no yard profile {name!r}: names are looked for in {YARDS}, which "
+                f"there is no yard profile {name!r}: profiles are read from {YARDS}, which "
                 f"{'has none' if YARDS.is_dir() else 'does not exist'}. They come with the sources "
                 f"of trainyard, so start this in a checkout or in the image of the flows; or give "
                 f"the path of a .toml, such as --profile /etc/trainyard/mysite.toml"
@@ -157,7 +157,7 @@ def _by_stage(
 
 
 def filled_in(value: Any, variables: Mapping[str, str], where: str) -> Any:
-    """A document with `${NAME}` and `${NAME:-default}` in its texts filled in."""
+    """A document with `${NAME}` and `${NAME:-default}` in its strings replaced by variables."""
     if isinstance(value, str):
         return VARIABLE.sub(lambda found: _variable(found, variables, where), value)
     if isinstance(value, list):

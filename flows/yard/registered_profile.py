@@ -26,11 +26,11 @@ class YardProfile(Block):
     document: dict[str, Any]
     """The tables of the file."""
     yard: str = ""
-    """Name of the profile, from which that of the block is made; empty in older blocks."""
+    """Name of the profile, which gives the block its name; empty in older blocks."""
     version: str
-    """Of the trainyard that registered it."""
+    """Version of the trainyard that registered it."""
     revision: str = ""
-    """Of the sources that it was built from; empty if unknown."""
+    """Revision of that trainyard's sources; empty if unknown."""
 
 
 async def yard_profile(name: str) -> Profile:
@@ -66,7 +66,7 @@ def check_yard(ours: str, theirs: str) -> None:
 
 
 def check_build(yard: str, registered: YardProfile, revision: str) -> str:
-    """A warning for another build of our version, else empty; ConfigError for another version.
+    """The warning for another build of our version, else empty; ConfigError for another version.
 
     revision: ours; empty if unknown."""
     if registered.version != VERSION:

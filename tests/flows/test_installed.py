@@ -29,5 +29,5 @@ def test_a_missing_yard_names_the_folder(tmp_path: Path, command: tuple[str, ...
         check=False,
     )
     assert told.returncode == 2
-    assert f"names are looked for in {tmp_path}/deploy/yards, which does not exist" in told.stderr
+    assert f"profiles are read from {tmp_path}/deploy/yards, which does not exist" in told.stderr
     assert "Traceback" not in told.stderr

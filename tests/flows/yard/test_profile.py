@@ -83,7 +83,7 @@ def test_outside_a_checkout_it_says_where_profiles_are_looked_for(
     with pytest.raises(ConfigError) as refused:
         read_profile("compose")
     said = str(refused.value)
-    assert f"no yard profile 'compose': names are looked for in {nowhere}, which {words}" in said
+    assert f"no yard profile 'compose': profiles are read from {nowhere}, which {words}" in said
     assert "a checkout or in the image of the flows; or give the path of a .toml" in said
 
 
