@@ -1,5 +1,5 @@
-"""Pictures on Prefect's pages: standalone SVG files, passed as data URLs where no web server shows
-the files of a run."""
+"""Pictures on Prefect's pages: standalone SVG files, passed as data URLs if no web server has the
+files of a run."""
 
 from __future__ import annotations
 

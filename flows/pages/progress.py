@@ -31,7 +31,7 @@ PROGRESS_LINES = (
 
 
 def share_done(line: str) -> float | None:
-    """The share of its work that a job has done by this line; None for any other line."""
+    """The share of the work that is done according to a line of progress; None for other lines."""
     for pattern in PROGRESS_LINES:
         found = pattern.search(line)
         if found and (whole := _count(found["all"])):
@@ -44,7 +44,7 @@ def _count(digits: str) -> int:
 
 
 class LogProgress:
-    """The progress of a job by the logs in its run folder. Each share counts equally."""
+    """The progress of a job, from the logs in its run folder. Each share counts equally."""
 
     def __init__(self, folder: Path, num_shares: int = 1) -> None:
         self._folder, self._num_shares = folder, max(num_shares, 1)
@@ -60,8 +60,8 @@ class LogProgress:
         return sum(self._done.values()) / self._num_shares if self._done else None
 
     def _read_log(self, path: Path) -> float | None:
-        """The last share in the new lines of a log; None without one. Keeps one chunk in memory,
-        since the log of a job that was found again may be of any size."""
+        """The newest progress in the new lines of a log; None without one. Reads it in chunks: the
+        log of a job that was found again may be of any size."""
         lines, last = self._lines.setdefault(path.name, Lines()), None
         with path.open("rb") as file:
             file.seek(self._at.get(path.name, 0))
@@ -97,7 +97,7 @@ class _Bar:
         self._percent = -1
 
     async def follow(self) -> None:
-        """Until it is cancelled."""
+        """Update the bar until this is cancelled."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             await shown(self.update())

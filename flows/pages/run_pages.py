@@ -37,7 +37,7 @@ LEDGER = "ledger.jsonl"
 
 
 class RunPages:
-    """The pages of one run. They grow as stages end; stages and lineage are written at its end."""
+    """The pages of one run. They grow as stages end; the last are written when the run ends."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class RunPages:
             await shown(self._show_goodput(summary.job, output))
 
     async def close(self, error: BaseException | None) -> None:
-        """Write the pages of the whole run, which ended with this error or none."""
+        """Write the pages of the ended run; error: why it failed, None if it did not."""
         table = stage_table(self.summaries)
         if error is not None:
             table += f"\n\n**Stopped:** {_cell(str(error))}\n"
@@ -116,8 +116,8 @@ class RunPages:
             await acreate_image_artifact(url, key=key, description=description)
 
     def _picture_url(self, name: str, picture: str) -> str:
-        """The URL of a file if TRAINYARD_BROWSE names a web server, otherwise a data URL: a browser
-        may not reach the server of a profile."""
+        """The URL of a file if TRAINYARD_BROWSE names a web server, otherwise a data URL: the
+        profile's server may be out of reach for a browser."""
         url = join(self._root, "pages", f"{name}.svg")
         link = link_to(url, os.environ.get(BROWSE, ""))
         if not is_web(link):
@@ -126,7 +126,7 @@ class RunPages:
         return link
 
     async def _show_goodput(self, name: str, output: Output) -> None:
-        """Where the time of all attempts at a training went."""
+        """Write the page with the goodput of a training, over all of its attempts."""
         found = await asyncio.to_thread(
             record_goodput, Path(self._runs, name), output, goodput_url(self._root, name)
         )
@@ -140,7 +140,7 @@ class RunPages:
         trained = [urls[s.job] for s in self.summaries if s.stage == TRAINED and s.job in urls]
         destination = (trained or list(urls.values()))[-1]
         lineage = await asyncio.to_thread(read_lineage, list(urls.values()), destination)
-        await self._markdown("lineage", lineage_page(lineage), "Where everything came from")
+        await self._markdown("lineage", lineage_page(lineage), "Inputs and outputs of all stages")
 
 
 def parent_of(manifest_url: str) -> str:

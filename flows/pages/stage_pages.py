@@ -36,28 +36,28 @@ MAX_URLS = 3
 """URLs of an input that a page shows; a corpus has thousands."""
 
 SUBMITTED = {SBATCH: "bash", DOCKER_RUN: "bash", MANIFESTS: "yaml"}
-"""Files of a run folder with what a backend submitted, and the language of each."""
+"""Files of a run folder with the request that a backend submitted, and the language of each."""
 
 Row = dict[str, str]
 
 
 def has_pages() -> bool:
-    """True within a flow or a task of Prefect."""
+    """Whether this runs within a flow or a task of Prefect."""
     return TaskRunContext.get() is not None or FlowRunContext.get() is not None
 
 
 async def shown(page: Awaitable[Any]) -> Any:
-    """The result of writing a page; None, with a warning, if that fails."""
+    """Write a page and return its result; if that fails, log a warning and return None."""
     try:
         return await page
     except (httpx.HTTPError, OSError, PrefectException, TrainyardError) as error:
-        log.warning("a page of this run could not be shown: %s", reason_of(error))
+        log.warning("could not write a page of this run: %s", reason_of(error))
         return None
 
 
 def reason_of(error: BaseException) -> str:
-    """The error as one line. For an HTTP answer of Prefect's server, only the server's message,
-    without the address, the whole answer and a link that Prefect adds."""
+    """The error as one line. Of an HTTP answer of Prefect's server it is only the message, without
+    the address, the body and a link that Prefect adds."""
     if not isinstance(error, httpx.HTTPStatusError):
         return f"{type(error).__name__}: {brief(str(error))}"
     answer = error.response
@@ -134,7 +134,7 @@ async def show_failed(stage: str, outcome: Outcome, seconds: float, log: str) ->
 
 
 async def show_waiting(stage: str, spec: LaunchSpec, state: str, message: str = "") -> None:
-    """Show the table of a stage whose backend is unavailable (message: why), or is back."""
+    """Show the table of a stage whose backend is unavailable (message: why), or answers again."""
     if has_pages():
         rows = [_row(f"stage {stage}", state)]
         rows += [_row("message", message)] if message else []

@@ -1,5 +1,5 @@
-"""Automations of a yard on the server: silent runs are marked and restarted, failures are posted,
-and a new corpus version starts a training."""
+"""Automations of a yard on the server: mark and restart silent runs, post failures, train on a new
+corpus version."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ GONE = (
     "Execution was cancelled by the runtime environment.*",
 )
 """State messages of a run that crashed with its worker: from the automation below, or from Prefect
-if the worker was asked to stop and could still report it."""
+if the worker was stopped and could still report it."""
 
 ONCE = timedelta(days=365)
-"""Within this a trigger fires once for a run and its run count."""
+"""In this time a trigger fires once for each run and run count."""
 
 MESSAGE = (
     '{"text": {{ (flow.name ~ "/" ~ flow_run.name ~ " in yard %s: " ~ flow_run.state.name ~ ". " '
@@ -52,7 +52,7 @@ MESSAGE = (
 
 
 async def register_automations(registration: Registration) -> None:
-    """Write those that the profile asks for. Call it after the deployments are written."""
+    """Write the automations of the profile. Call it after the deployments are written."""
     desired = registration.desired
     chosen = desired.profile.automations
     if chosen.zombie_seconds:
@@ -106,10 +106,10 @@ async def _write(registration: Registration, automation: AutomationCore) -> None
 
 
 def zombies(desired: DesiredState) -> AutomationCore:
-    """Marks a run as crashed that sends no more heartbeats and did not end.
+    """Marks a run as crashed if it sends no more heartbeats and did not end.
 
-    Its worker or its machine is gone. As crashed, its failure is posted and its limits are freed.
-    Its jobs run on in a scheduler, where the next attempt finds them."""
+    Its worker or its machine is gone. The mark posts its failure and frees its limits. Its jobs run
+    on in a scheduler, where the next attempt finds them."""
     seconds = desired.profile.automations.zombie_seconds
     return _when_silent(
         desired,
@@ -124,9 +124,9 @@ def zombies(desired: DesiredState) -> AutomationCore:
 
 
 def cancelled(desired: DesiredState) -> AutomationCore:
-    """Marks a cancelled run as ended if its worker is gone and does not end it.
+    """Marks a cancelled run as ended if its worker is gone and cannot end it.
 
-    As crashed it would be restarted, although a person cancelled it."""
+    If it were marked as crashed, it would restart, although a person cancelled it."""
     seconds = desired.profile.automations.zombie_seconds
     return _when_silent(
         desired,
@@ -222,8 +222,8 @@ def failures(desired: DesiredState, webhook: UUID) -> AutomationCore:
 
 
 def training(desired: DesiredState, recipe: str, deployment: UUID) -> AutomationCore:
-    """Starts a training when a corpus of this yard has a new version. The `tokens` of the recipe
-    are the pointer."""
+    """Starts a training when a corpus of this yard has a new version, which `tokens` of the recipe
+    names through the pointer."""
     return AutomationCore(
         name=desired.automation_name(NEW_CORPUS),
         description=f"A new version of a corpus starts pretrain-gpt of {recipe}.",

@@ -2,8 +2,8 @@
 
     python -m flows.register --profile NAME [--dry-run]    (or --yard NAME)
 
-The server is that of PREFECT_API_URL, with PREFECT_API_AUTH_STRING where it asks for a password.
-Nothing here imports Prefect at the top, because Prefect reads its environment on import."""
+The server is that of PREFECT_API_URL; PREFECT_API_AUTH_STRING is its password, if it has one. This
+module does not import Prefect at the top, because Prefect reads its environment on import."""
 
 from __future__ import annotations
 

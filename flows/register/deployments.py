@@ -1,7 +1,7 @@
-"""The flows of a yard's deployments, and the checks of their schedules and parameters.
+"""Loads the flows of a yard's deployments, and checks their schedules and parameters.
 
-The checks run before anything is written. So registration refuses a schedule that Prefect does not
-accept or that never fires, and a parameter that a flow does not have."""
+The checks run before anything is written. They refuse a schedule that Prefect does not accept or
+that never fires, and a parameter that a flow does not have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainyard.config import check_known
 from trainyard.errors import ConfigError
 
 Flows = Mapping[str, Flow[..., Any]]
-"""By the entrypoint of their deployment."""
+"""Flows, by the entrypoint of their deployment."""
 
 
 def load_flows(desired: DesiredState) -> Flows:
@@ -65,7 +65,7 @@ def check_flow_schedule(schedule: FlowSchedule, where: str) -> None:
 
 
 def check_no_dry_run(given: Mapping[str, Any], form: dict[str, Any], where: str) -> None:
-    """ConfigError for the parameter that kept older sweeps from removing anything."""
+    """ConfigError for parameter dry_run, which `remove` replaced."""
     if "dry_run" in given and "remove" in form["properties"]:
         raise ConfigError(
             f"{where}: dry_run ({given['dry_run']}) has become `remove`, which is off by default: "

@@ -54,13 +54,13 @@ class DesiredDeployment:
     entrypoint: str
     """`flows/FILE.py:FUNCTION`, in the folder of the sources."""
     name: str
-    """That of the yard."""
+    """The deployment's name: that of the yard."""
     pool: str
     description: str
     parameters: Mapping[str, Any]
     tags: tuple[str, ...]
     directory: str
-    """Folder of the sources, in which workers load the flow."""
+    """Folder of the sources, from which workers load the flow."""
     concurrency_limit: int | None = None
     schedule: FlowSchedule | None = None
     """Its parameters are among those of the deployment."""
@@ -69,7 +69,7 @@ class DesiredDeployment:
 
     @property
     def pull_steps(self) -> list[dict[str, Any]]:
-        """The steps of a worker before it loads the flow."""
+        """The steps that a worker takes before it loads the flow."""
         return [{SET_DIRECTORY: {"directory": self.directory}}]
 
 
@@ -82,11 +82,11 @@ class DesiredState:
     """The profile's tables."""
     deployments: tuple[DesiredDeployment, ...]
     limits: Mapping[str, int]
-    """By name: stages that may run at once."""
+    """By tag: the number of stages that may run at once."""
     tags: tuple[str, ...]
     """Tags of every run of the yard, by which automations match."""
     notify_url: str | None
-    """URL to which failures are posted; None: they are not."""
+    """URL to which failures are posted; None: none are."""
 
     def automation_name(self, what: str) -> str:
         """The name of an automation of the yard."""
@@ -111,8 +111,8 @@ def desired_state(
     environment: Mapping[str, str],
     file: Path | None = None,
 ) -> DesiredState:
-    """The desired state of a yard's server; ConfigError for a wrong profile, also one with which a
-    stage could not start (flows/register/render_check.py)."""
+    """The desired state of a yard's server. Raises ConfigError for a wrong profile, and for one
+    with which a stage could not start (flows/register/render_check.py)."""
     entries = read_deployments(file or ROOT / FILE)
     flows = {_flow_of(entry["entrypoint"]): entry for entry in entries}
     where = f"yard {profile.name}"

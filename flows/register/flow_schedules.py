@@ -1,9 +1,9 @@
-"""The schedule of a deployment: from the profile, paused or active as a person left it.
+"""Decides the schedule of a deployment: from the profile, paused or active as a person left it.
 
 Its parameters are the deployment's: Prefect empties those of a schedule when somebody pauses it.
 
-A person pauses and resumes schedules in Prefect's pages, and registration keeps that. If `active`
-changed in the profile, the profile wins."""
+People pause and resume schedules in Prefect's pages, and registration keeps their choice. If
+`active` changed in the profile, the profile wins."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def active_before(document: Mapping[str, Any], flow: str) -> bool | None:
 
 
 def to_create(desired: FlowSchedule | None) -> list[DeploymentScheduleCreate]:
-    """For a new deployment."""
+    """The schedules of a new deployment, at most one."""
     if desired is None:
         return []
     return [DeploymentScheduleCreate(schedule=_cron(desired), active=desired.active)]
 
 
 def to_update(desired: FlowSchedule | None) -> list[DeploymentScheduleUpdate]:
-    """For an existing deployment: replaces all its schedules."""
+    """The schedules that replace all those of an existing deployment."""
     return [
         DeploymentScheduleUpdate(
             schedule=one.schedule, active=one.active, parameters=one.parameters

@@ -1,7 +1,7 @@
-"""Renders every stage of a yard as a flow would start it, and discards the result. So registration
-refuses what a block would refuse later.
+"""Renders every stage of a yard as a flow would start it, and discards the result, so that
+registration refuses options that a backend would refuse later.
 
-Pure: no engine, scheduler or cluster is asked. `python -m flows.doctor` asks them."""
+Pure: it contacts no engine, scheduler or cluster; `python -m flows.doctor` does."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from trainyard.artifacts.urls import join
 from trainyard.errors import ConfigError
 
 CANCEL_SECONDS = 30
-"""Prefect's worker kills the flow of a cancelled run after this."""
+"""After so long Prefect's worker kills the flow of a cancelled run."""
 
 KEY = job_key("rehearsal", "rehearsal", 1)
 
 
 def _process(spec: LaunchSpec, options: Any) -> None:
-    """A process is its command."""
+    """Nothing to render: a process is its command."""
 
 
 def _container(spec: LaunchSpec, options: Any) -> None:
@@ -41,7 +41,7 @@ RENDERERS: dict[str, Callable[[LaunchSpec, Any], object]] = {
     "slurm": render_slurm,
     "kubernetes": render_kubernetes,
 }
-"""Renders a job as the request of a block."""
+"""By backend: renders a job as its request."""
 
 
 def check_rendering(profile: Profile, sources: Path) -> None:
@@ -88,7 +88,7 @@ def _check_grace(profile: Profile) -> None:
             raise ConfigError(
                 f"yard {profile.name} {table}: grace_seconds ({watch.grace_seconds:g}) must be "
                 f"under {CANCEL_SECONDS}: Prefect's worker kills the flow of a cancelled run after "
-                f"that, and then nothing would end the job"
+                f"that, and then nothing would stop the job"
             )
 
 

@@ -1,4 +1,4 @@
-"""What a registration found and did, one line per item."""
+"""The report of a registration, one line for each item."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class Report:
     num_changes: int = 0
 
     def created(self, what: str) -> None:
-        """The server did not have it."""
+        """Report an item that the server did not have."""
         self._record("created", what)
 
     def changed(self, what: str, keys: list[str]) -> None:
-        """The server had it with other values of these keys."""
+        """Report an item that the server had with other values of these keys."""
         self._record("changed", f"{what}: {', '.join(keys)}")
 
     def unchanged(self, what: str) -> None:
-        """The server had it as desired."""
+        """Report an item that the server had as desired."""
         self.lines.append(f"unchanged       {what}")
 
     def kept(self, what: str) -> None:
-        """A person set it otherwise than the profile, which is allowed."""
+        """Report a setting that a person changed on the server, which registration keeps."""
         self.lines.append(f"{'kept':<15} {what}")
 
     def left_over(self, what: str, removal: str) -> None:
-        """It belongs to this yard and is no longer written; `removal` is the command for that."""
+        """Report an item of this yard that is no longer written; removal: the command for that."""
         self.lines.append(f"{'left over':<15} {what} (no longer written; {removal})")
 
     def _record(self, done: str, what: str) -> None:
@@ -42,5 +42,5 @@ class Report:
 
 
 def differing(there: Mapping[str, Any], desired: Mapping[str, Any]) -> list[str]:
-    """Keys whose value on the server is not the one desired."""
+    """Keys whose value on the server differs from the desired one."""
     return [key for key, value in desired.items() if there.get(key) != value]

@@ -1,5 +1,5 @@
-"""Writes a yard to a Prefect server. What is already as desired stays untouched, so a second
-registration changes nothing."""
+"""Writes a yard to a Prefect server. It writes only differences, so a second registration changes
+nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Registration:
         """The profile that was registered last."""
 
     async def run(self) -> None:
-        """Write all but the automations (flows/register/automations.py)."""
+        """Write everything except the automations (flows/register/automations.py)."""
         name = self.desired.profile.name
         before = await self._registered()
         check_yard(name, before.get("yard", ""))
@@ -128,7 +128,7 @@ class Registration:
                 self.report.unchanged(f"block type {there.slug}")
 
     async def _registered(self) -> dict[str, Any]:
-        """The block of this yard, or of one with almost the same name; empty without one."""
+        """The registered block of this yard, or of one with almost its name; empty without one."""
         slug, name = YardProfile.get_block_type_slug(), block_name(self.desired.profile.name)
         try:
             there = await self.client.read_block_document_by_name(name, slug)
@@ -231,7 +231,7 @@ def _fields(desired: DesiredDeployment, flow: Flow[..., Any]) -> dict[str, Any]:
 
 
 def _data(block: Block) -> dict[str, Any]:
-    """What the server stores of a block, with secrets in clear."""
+    """The fields of a block that the server stores, with secrets in clear."""
     return block.model_dump(
         mode="json",
         exclude={"block_type_slug"},
@@ -249,7 +249,7 @@ async def _job_template(pool_type: str) -> dict[str, Any]:
     return template
 
 
-# --- what the server still has and the profile no longer asks for ---------------------------------
+# --- leftovers: on the server, and no longer in the profile ---------------------------------------
 
 
 async def report_leftovers(client: PrefectClient, desired: DesiredState, report: Report) -> None:

@@ -163,7 +163,7 @@ def test_refused_page_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture, st
         raise error
 
     asyncio.run(shown(refused()))
-    assert caplog.messages == [f"a page of this run could not be shown: {words}"]
+    assert caplog.messages == [f"could not write a page of this run: {words}"]
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>away</html>", b"[]", b'{"detail": [{"loc": 1}]}'])
