@@ -1,1 +1,1 @@
-"""What lies under the root of a yard, for browsers: read only, and only what pages lead to."""
+"""A read-only web server for the files of a yard to which pages link."""

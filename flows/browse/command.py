@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             threading.Thread(target=_end_with, args=(given.end_with,), daemon=True).start()
         with server:
             _say(server, given.host)
-            # It answers health checks at once, however long the first listing takes.
+            # Serve first: health checks get an answer, however long the first listing takes.
             threading.Thread(target=server.serve_forever, args=(60.0,), daemon=True).start()
             _try_out(root)
             while True:  # not signal.pause(): it would miss a signal that comes just before it
@@ -83,7 +83,7 @@ def _end_with(parent: int) -> None:
 
 def _stop(number: int, _frame: FrameType | None) -> None:
     for again in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(again, signal.SIG_IGN)  # it is ending already
+        signal.signal(again, signal.SIG_IGN)  # already ending
     raise Stopped(number)
 
 

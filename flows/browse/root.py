@@ -1,5 +1,5 @@
-"""Which files of a root are shown, and how they are read. Of HTTP it knows only the statuses of its
-refusals."""
+"""Decides which files of a root are shown, and reads them. It knows nothing of HTTP except the
+statuses of its refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = {
     **dict.fromkeys((".jsonl", ".md", ".sbatch", ".toml", ".txt", ".yaml"), TEXT),
 }
 """Kinds of files that are shown: run cards, manifests, logs, recipes, submitted scripts. Tokens and
-checkpoints are not."""
+checkpoints are not shown."""
 
 RUNS = ".runs"
 """Run folders: the only hidden name that is shown. Prefect's database, claims and files that are
@@ -40,7 +40,7 @@ BLOCK = 2**22
 
 
 class RefusedError(Exception):
-    """Why something is not shown: an HTTP status, and a message."""
+    """Why a name is not shown: an HTTP status and a message."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)

@@ -1,8 +1,8 @@
 """The web server: GET and HEAD of the names in a root, and a message for all other requests.
 
-It has no password, so by default it listens on this machine only, and answers only to its own host
-names: the header Host gives away a page of another site that lets its name resolve to 127.0.0.1
-(DNS rebinding). Runs wrote the files, so they are not trusted: no script runs in them, they load
+It has no password, so by default it listens on this machine only. It answers only to its own host
+names: the header Host reveals a page of another site whose name resolves to 127.0.0.1 (DNS
+rebinding). Runs wrote the files, so they are not trusted: no script runs in them, they load
 nothing, and no other page can read them."""
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class BrowseServer(ThreadingHTTPServer):
         self.server_name, self.server_port = "trainyard", int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Called in an `except` after a response began, which can only be cut short."""
+        """Log an error after a response began, which can only be cut short."""
         log.warning("a response to %s was cut short", client_address[0], exc_info=True)
 
 
@@ -95,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
         self._respond(with_body=False)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer what http.server itself refuses: malformed requests, and all other methods."""
+        """Answer requests that http.server refuses: malformed ones, and all other methods."""
         status, text = HTTPStatus(code), message or HTTPStatus(code).description
         headers: dict[str, str] = {}
         if status is HTTPStatus.NOT_IMPLEMENTED:
@@ -187,7 +187,7 @@ class Handler(BaseHTTPRequestHandler):
             for block in answer.blocks if with_body else ():
                 self.wfile.write(block)
         except (ConnectionError, TimeoutError):
-            log.debug("the browser left")
+            log.debug("the browser closed the connection")
 
 
 def _name(path: str) -> str:
@@ -201,7 +201,7 @@ def _name(path: str) -> str:
 
 
 def _readers(kind: str) -> str:
-    """Whose pages may embed it: Prefect's pages, which have another origin, embed pictures."""
+    """Which origins may embed a file: Prefect's pages, of another origin, embed pictures."""
     return "cross-origin" if kind.startswith("image/") else "same-origin"
 
 

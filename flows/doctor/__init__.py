@@ -1,1 +1,1 @@
-"""What a yard needs, looked at before anything is run in it: `python -m flows.doctor`."""
+"""Checks of a yard before anything runs in it: `python -m flows.doctor`."""

@@ -19,7 +19,7 @@ SECONDS = 10.0
 SMOKE_SECONDS = 40.0
 
 ALIVE = ("idle", "mix", "alloc", "comp", "plnd", "resv")
-"""Beginnings of sinfo's compact states of nodes that run jobs, or will."""
+"""Prefixes of sinfo's compact states of nodes that run jobs now or soon."""
 
 KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+) sec", re.MULTILINE)
 """In the output of `scontrol show config`."""
@@ -36,7 +36,7 @@ def image(yard: YardContext) -> Answer:
 
 
 def run(command: Sequence[str], seconds: float) -> tuple[int, str]:
-    """Exit status of a program, and its output, or the error of one that failed."""
+    """Exit status of a program, and its output; if it failed, its error."""
     result = run_program(command, seconds)
     if result.status == 0:
         return 0, result.out.strip()
@@ -89,8 +89,8 @@ def _slurm_jobs(yard: YardContext) -> Answer:
 
 
 def _kill_wait(yard: YardContext) -> Answer:
-    """The time that scancel leaves a training to save. A run that is cancelled in Prefect's pages
-    gets its grace before that."""
+    """KillWait is long enough: the time that scancel leaves a training to save. A run that is
+    cancelled in Prefect's pages gets its grace before that."""
     status, said = run(("scontrol", "show", "config"), SECONDS)
     found = KILL_WAIT.search(said)
     if status != 0 or found is None:
@@ -161,7 +161,7 @@ IMAGES: dict[str, Look] = {
     "slurm": _slurm_image,
     "kubernetes": cluster_image,
 }
-"""By the yard's block."""
+"""By the yard's backend."""
 
 CHECKS = (
     # On a busy machine the Kubernetes client alone takes 20 s to load.

@@ -1,7 +1,7 @@
 """Checks that run one after another, each within a time limit, and their findings.
 
-A check returns an answer, or raises one of our errors, whose message is the answer. A check that
-does not return fails, so no check holds up the next ones."""
+A check returns an answer, or raises one of our errors, whose message becomes the answer. A check
+that exceeds its limit fails, so no check blocks the next ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Answer:
     message: str
     todo: str = ""
     exit_status: int = 0
-    """Of a failure: 2 if a person has to change a setting, 3 if it may pass by itself."""
+    """Exit status of a failure: 2 if a setting has to change, 3 if it may pass by itself."""
 
 
 def ok(message: str) -> Answer:
@@ -60,7 +60,7 @@ def skipped(why: str) -> Answer:
 
 
 def fail(kind: type[TrainyardError], message: str, todo: str) -> Answer:
-    """It does not work; `kind` says whether it may work later by itself."""
+    """It does not work; kind: the error class, which says whether it may pass by itself."""
     return Answer(State.FAIL, message, todo, kind.exit_status)
 
 
@@ -71,7 +71,7 @@ class Check(Generic[Y]):
     name: str
     look: Callable[[Y], Answer]
     section: str
-    """Anchor on the page of troubleshooting."""
+    """Anchor in docs/troubleshooting.md."""
     needs: tuple[str, ...] = ()
     """Checks without which this one is skipped."""
     limit_seconds: float = 20.0
@@ -86,7 +86,7 @@ class Finding:
     message: str
     todo: str
     see: str
-    """Page and anchor; empty if all is well."""
+    """Page and anchor; empty if the check passed."""
     exit_status: int
     seconds: float
 
@@ -128,7 +128,7 @@ def examine_yard(checks: Sequence[Check[Y]], yard: Y) -> Iterator[Finding]:
 
 
 def _look(check: Check[Y], yard: Y) -> Answer:
-    """The answer within the limit. In a thread, because name look-ups and dead mounts may hang."""
+    """The answer within the limit; runs in a thread, because name look-ups and mounts may hang."""
     answers: list[Answer] = []
     thread = threading.Thread(
         target=lambda: answers.append(_answer(check, yard)), name=check.name, daemon=True

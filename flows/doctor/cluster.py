@@ -1,4 +1,4 @@
-"""Checks of a Kubernetes cluster, through the client of its job block."""
+"""Checks of a Kubernetes cluster, through the client of the Kubernetes backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = 12.0
 """Limit of the cluster's answers, after the client is loaded."""
 CLIENT = ("kubernetes.aio.client", "kubernetes.aio.config")
 LISTED = ("Job", "Pod", "Event")
-"""What a job block lists; the role in deploy/kubernetes does not let it list Services."""
+"""Kinds that the backend lists; the role in deploy/kubernetes does not allow to list Services."""
 
 
 def cluster_jobs(yard: YardContext) -> Answer:
@@ -34,8 +34,8 @@ def cluster_jobs(yard: YardContext) -> Answer:
 
 
 async def _try_all(client: KubernetesClient, yard: YardContext) -> str:
-    """Try to create a job as a dry run; returns its kind. Listing alone proves nothing: a namespace
-    that does not exist lists as empty."""
+    """Create a job as a dry run; returns its kind. Listing alone proves nothing: a namespace that
+    does not exist lists as empty."""
     options, job = yard.site.options_of("pretrain"), probe_job(yard)
     variant = await variant_to_make(client, options, job.resources.nodes)
     for kind in (*LISTED, "JobSet") if variant == "jobset" else LISTED:

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _exit_status(status: int) -> int:
-    """Exit at once if a check hangs, because nothing ends its thread."""
+    """Return the status; if a check hangs, exit at once, because nothing can end its thread."""
     hanging = [t for t in threading.enumerate() if t.daemon and t.name in {c.name for c in CHECKS}]
     if hanging:
         sys.stdout.flush()
@@ -86,7 +86,7 @@ def _exit_status(status: int) -> int:
     return status
 
 
-# --- the table: on a terminal in colour, and never wider than it --------------------------------
+# --- the table: in colour and at most as wide as the terminal -----------------------------------
 
 
 def print_finding(finding: Finding) -> None:

@@ -1,4 +1,4 @@
-"""What the checks know of a yard, and what they pass to each other."""
+"""The state that all checks of a yard share."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class YardContext:
     root: str
     """Folder or URL of all output."""
     submits: bool = False
-    """Whether to submit a job to a scheduler, where others wait behind it."""
+    """Whether to submit a job to the scheduler, which delays the jobs of others."""
     there: Machine | None = field(default=None, init=False)
-    """The machine of the stages, as ranks found it; None if they did not run."""
+    """The machine of the stages, as the check of ranks found it; None if that did not run."""
 
     @cached_property
     def site(self) -> StageEnvironment:

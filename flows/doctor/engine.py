@@ -78,7 +78,7 @@ def engine_image(yard: YardContext) -> Answer:
 
 
 def _smokes(yard: YardContext, stages: dict[str, str]) -> Iterable[tuple[str, str, str]]:
-    """Image, stage, and why the stage does not start in it, or an empty text."""
+    """Image, stage, and why the stage does not start in it; empty if it does."""
     python = yard.site.python
 
     def smoke(name: str, stage: str) -> tuple[str, str, str]:
@@ -110,7 +110,7 @@ def _labels(client: docker.DockerClient, name: str) -> dict[str, str] | None:
 def _smoke(
     client: docker.DockerClient, name: str, stage: str, python: str, options: ContainerOptions
 ) -> str:
-    """Run a stage's --help as its jobs run, without a network; why it fails, or an empty text."""
+    """Run a stage's --help like its jobs, without a network; why it fails, empty if it works."""
     container = client.containers.create(
         name,
         command=["-m", f"stages.{stage}", "--help"],

@@ -1,4 +1,4 @@
-"""Check of a yard's schedules: each has a next run, and no run waits for a missing worker.
+"""Checks the schedules of a yard: each has a next run, and no run waits for a missing worker.
 
 The server's scheduler plans the next runs of every schedule. If it fails or is switched off, only
 the server's log says so, and scheduled runs do not happen."""
@@ -32,15 +32,16 @@ from trainyard.errors import InfrastructureError
 PAGE = 200
 
 LATE = timedelta(seconds=90)
-"""A worker polls every 10 to 15 seconds, and takes a run before it is due."""
+"""A run this late is an error: a worker polls every 10 to 15 seconds and takes runs before they are
+due."""
 NEW = timedelta(seconds=120)
-"""A newer schedule may have no run yet: the scheduler plans once a minute."""
+"""A schedule younger than this may have no run yet: the scheduler plans once a minute."""
 POLLED = timedelta(seconds=60)
-"""A queue that no worker polled for this long has none."""
+"""A queue that no worker polled for this long has no worker."""
 
 WAITING = ["Scheduled", "Late"]
-"""Runs that no worker has taken. A run that waits for a slot or a retry has a state of another name
-and the same type."""
+"""Names of states of runs that no worker has taken. A run that waits for a slot or a retry has a
+state of the same type with another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class Queue:
     pool: str
     name: str
     is_paused: bool = False
-    """The queue or its pool is."""
+    """Whether the queue or its pool is paused."""
     polled: datetime | None = None
     """When a worker last polled it."""
 
@@ -62,7 +63,7 @@ class Timetable:
     name: str
     """FLOW/YARD."""
     is_scheduled: bool
-    """It has an active schedule and is not paused."""
+    """Whether it has an active schedule and is not paused."""
     changed: datetime
     """When the deployment or a schedule of it was last changed."""
     queue: Queue | None
@@ -148,8 +149,8 @@ def _late(one: Timetable, yard: str, now: datetime) -> Answer:
             f"prefect worker start --pool {queue.pool}, as a service that restarts",
         )
     return warn(
-        f"{message}a worker polls {where}, and does not take them: it, the pool or the deployment "
-        f"already runs as many as it may",
+        f"{message}a worker polls {where} and does not take them: the worker, the pool or the "
+        f"deployment is at its limit of runs",
         "wait, or allow more: concurrency_limit in [pool] of the profile, --limit of the worker. "
         "To cancel runs that are no longer needed: prefect flow-run ls --state Late, prefect "
         "flow-run cancel ID",
@@ -197,7 +198,7 @@ async def _timetable(client: PrefectClient, one: DeploymentResponse) -> Timetabl
 async def _waiting(
     client: PrefectClient, one: DeploymentResponse, **bound: datetime
 ) -> list[FlowRun]:
-    """Its runs that no worker has taken and that are due `before_` or `after_`, in order."""
+    """The runs of a deployment that no worker has taken, due `before_` or `after_`, in order."""
     when = FlowRunFilterNextScheduledStartTime.model_validate(bound)
     names = FlowRunFilterState(name=FlowRunFilterStateName(any_=WAITING))
     return await client.read_flow_runs(

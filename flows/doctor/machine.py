@@ -1,6 +1,7 @@
 """Checks of the machine of the stages: disks, shared memory, limits, encodings, GPUs.
 
-They judge what `trainyard.machine` found: on the machine of the stages if ranks ran, else here."""
+They judge the report of `trainyard.machine`: of the stages' machine if ranks ran, else of this
+one."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def _by_file_system(wanted: Mapping[str, Path]) -> list[tuple[str, Path]]:
 
 
 def room(folder: Path) -> tuple[int, int, str]:
-    """Free bytes, free inodes, and why the folder cannot be written, or an empty text."""
+    """Free bytes, free inodes, and why the folder cannot be written; empty if it can."""
     free = shutil.disk_usage(folder).free
     stat = os.statvfs(folder)
     inodes = stat.f_favail if stat.f_files else INODES_REFUSED  # btrfs counts none
@@ -177,13 +178,13 @@ def gpus(yard: YardContext) -> Answer:
 
 
 def who_reports(yard: YardContext) -> str:
-    """Who reports the machine of the stages, which is not this one."""
+    """How to get a report of the stages' machine, which is not this one."""
     is_tried = yard.site.backend == "container"
     return "the check of ranks reports it" if is_tried else "--submit runs a job that reports it"
 
 
 def seen(yard: YardContext) -> tuple[Machine, str]:
-    """The machine to judge, and where it is if not here."""
+    """The machine to judge, and a phrase that names it if the stages do not run here."""
     if yard.there is not None:
         return yard.there, "" if yard.runs_here else f" on {yard.there.host}"
     return yard.here, "" if yard.runs_here else " on this machine, not the stages'"

@@ -1,6 +1,6 @@
-"""Check of two ranks in the yard's own job block: NCCL with GPUs, gloo without.
+"""Runs two ranks as a job of the yard's backend: NCCL with GPUs, gloo without.
 
-They run where stages run, so they also report the machine there (`trainyard.machine`)."""
+The job also reports the machine on which stages run (`trainyard.machine`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROBE = "trainyard.parallel.probe"
 SAID = re.compile(r"^.*?probe: (\{.*\})\s*$", re.MULTILINE)
 
 RANKS_SECONDS = 60.0
-"""Both import torch, from a shared file system that may be cold."""
+"""Limit of the run: both ranks import torch, from a shared file system that may be cold."""
 
 TAKE_CUDA = (
     "{image} must have a torch with CUDA: pretrain = ...:{{version}}-cuda under [images] of the "
@@ -73,7 +73,7 @@ def _remove(folder: Path, root: Path) -> None:
 
 
 def without_gpus(said: dict[str, Any], wanted: Resources) -> str:
-    """Why ranks could not train on their GPUs; an empty text if they could."""
+    """Why ranks cannot train on their GPUs; empty if they can."""
     asked = wanted.gpus_per_node
     if asked == 0:
         return ""
@@ -90,7 +90,7 @@ def without_gpus(said: dict[str, Any], wanted: Resources) -> str:
 
 
 def described(said: dict[str, Any]) -> str:
-    """What the ranks reported."""
+    """The report of the ranks as one line."""
     version = f" {said['nccl']}" if said["nccl"] else ""
     speed = said["bytes_per_second"] / 1e9
     return (
@@ -100,7 +100,7 @@ def described(said: dict[str, Any]) -> str:
 
 
 def _describe_end(outcome: Outcome | None, log: Path) -> str:
-    """For ranks that reported nothing: how their job ended, and the last line of its log."""
+    """How the job ended whose ranks reported nothing, and the last line of its log."""
     message = "they did not end in time, and were stopped"
     if outcome is not None:
         message = f"{outcome.kind}: {outcome.message}" if outcome.message else str(outcome.kind)

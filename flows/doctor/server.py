@@ -46,7 +46,7 @@ def reach(yard: YardContext) -> Answer:
 
 
 def versions(yard: YardContext) -> Answer:
-    """The client and the server are the same Prefect; an older server lacks what a client asks."""
+    """Client and server have the same version of Prefect: an older server lacks features."""
     status, body = ask("/admin/version")
     if status in REFUSED:
         return fail(
@@ -65,7 +65,7 @@ def versions(yard: YardContext) -> Answer:
 
 
 def closed(yard: YardContext) -> Answer:
-    """The server refuses requests without credentials, because a deployment is a program."""
+    """The server refuses requests without credentials, because a deployment can run programs."""
     status, _ = ask("/admin/version", with_credentials=False)
     if status in REFUSED:
         return ok(f"a request without credentials is refused; {_csrf()}")
@@ -105,7 +105,7 @@ def pool(yard: YardContext) -> Answer:
     return fail(
         InfrastructureError,
         f"work pool {name} has no worker: flow runs stay scheduled",
-        f"prefect worker start --pool {name}, as a service that is started again",
+        f"prefect worker start --pool {name}, as a service that restarts",
     )
 
 

@@ -1,7 +1,6 @@
-"""Whether every taken slot of a yard's limits belongs to something that runs.
+"""Checks that every taken slot of a yard's limits belongs to a run.
 
-A slot that belongs to nothing is never given back, so the stage or flow under its limit waits
-forever."""
+A slot without an owner is never released, so stages or flows under its limit wait forever."""
 
 from __future__ import annotations
 
@@ -36,11 +35,11 @@ BUSY = [*AT_WORK, StateType.PENDING]
 """A flow run that waits for a worker has the slot of its deployment."""
 
 Lost = tuple[str, str]
-"""What is wrong, and the command that frees the slots."""
+"""A message, and the command that frees the slots."""
 
 
 def slots(yard: YardContext) -> Answer:
-    """Every taken slot of a limit belongs to something that runs."""
+    """Every taken slot of a limit belongs to a run."""
     try:
         return asyncio.run(_slots(yard))
     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
@@ -67,7 +66,7 @@ async def _slots(yard: YardContext) -> Answer:
 
 
 async def _lost_of_stage(client: PrefectClient, stage: str, limit: Slots) -> Lost:
-    """Slots without a lease. A running task may have one of them if the server lost its lease."""
+    """Slots of a stage without a lease. If the server lost a lease, a running task may own one."""
     running = await client.read_task_runs(
         task_run_filter=TaskRunFilter(
             name=TaskRunFilterName(like_=stage),
@@ -83,7 +82,7 @@ async def _lost_of_stage(client: PrefectClient, stage: str, limit: Slots) -> Los
 
 
 async def _lost_of_deployments(client: PrefectClient, yard: str) -> list[Lost]:
-    """Slots of flows of which one runs at a time."""
+    """Slots without a run, of flows that run one at a time."""
     ours = DeploymentFilter(name=DeploymentFilterName(any_=[yard]))
     lost = []
     for deployment in await client.read_deployments(deployment_filter=ours, limit=PAGE):

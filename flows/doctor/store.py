@@ -1,4 +1,4 @@
-"""Checks of the store: reachable, conditional writes, clock, closed to the public."""
+"""Checks of the store: reachable, conditional writes, clock, no public access."""
 
 from __future__ import annotations
 

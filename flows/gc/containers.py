@@ -1,8 +1,8 @@
-"""Containers of stages that ended without a flow.
+"""Finds and removes containers of stages that ended without a flow.
 
 A flow removes each container whose end it saw. The others belong to a flow that was killed and not
-started again. Before one is removed, the end of its log and its exit are saved in its run folder,
-if this machine has that."""
+started again. Before a container is removed, the rest of its log and its exit status are saved in
+its run folder, if this machine has that folder."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from flows.gc.policy import DAY, HOUR, Garbage, Policy, age
 from trainyard.errors import ClaimHeldError, InfrastructureError
 
 LOG_SECONDS = 60.0
-"""Limit of saving the rest of a log."""
+"""Most time for saving the rest of a log."""
 
 
 def left_containers(engine: str | None, policy: Policy) -> Iterator[Garbage]:
-    """Our containers on an engine that ended, or were created and not started, longer ago than the
-    policy allows.
+    """Our containers that ended, or were created and never started, longer ago than the policy
+    allows.
 
     Raises InfrastructureError or ConfigError for an engine that cannot be reached or used."""
     with closing(ContainerClient(engine)) as client:
@@ -78,7 +78,7 @@ def _save_end(client: ContainerClient, folder: Path, name: str, look: ContainerS
     listener.start()
     listener.join(LOG_SECONDS)
     if listener.is_alive() or listener.trouble:
-        why = listener.trouble or f"it takes more than {LOG_SECONDS:.0f} s"
+        why = listener.trouble or f"it takes longer than {LOG_SECONDS:.0f} s"
         raise InfrastructureError(f"container {name}: its log cannot be saved ({why})")
     record_container(folder, name, look)
 

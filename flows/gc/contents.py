@@ -1,4 +1,4 @@
-"""The contents of a yard's store: its files, artifacts and claims."""
+"""Lists the contents of a yard's store: files, artifacts and claims."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ THREADS = 16
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """The files of a manifest, or of the mark of one that is being replaced."""
+    """The files of a manifest, or of a mark: the record of a manifest that is being replaced."""
 
     base: str
     """Prefix of the names of its files, relative to the root: `a/b/` or `a/prefix`."""
@@ -117,7 +117,7 @@ def _artifact(root: str, name: str) -> Artifact | None:
     base = name.removesuffix(DOTTED) if is_prefix else name.removesuffix(MANIFEST)
     try:
         manifest = parse(found[0], url)
-    except ArtifactError:  # perhaps of another program: its files are not touched
+    except ArtifactError:  # perhaps another program's: leave its files alone
         return Artifact(base, name, None, ())
     if manifest is not None:
         return Artifact(base, name, manifest, tuple(base + f.path for f in manifest.files))
@@ -155,7 +155,7 @@ def holding(contents: Contents, base: str) -> Iterator[None]:
         was_whole = any(a.manifest_name == name and a.manifest for a in contents.artifacts)
         if not was_whole and read_manifest(contents.url(name)) is not None:
             raise ClaimHeldError(
-                f"{contents.url(name)}: published in the meantime; checked at the next sweep"
+                f"{contents.url(name)}: published in the meantime; the next sweep checks it"
             )
         yield
     finally:

@@ -1,7 +1,7 @@
-"""Superseded versions of a corpus, and tokens that no version needs.
+"""Finds superseded versions of a corpus, and tokens that no version needs.
 
 `flows.recipes.refresh` has the layout: NAME/current.json points to NAME/versions/VERSION, made from
-NAME/parts/OPTIONS/DIGEST. A version from which anything in use was made stays, with its parts."""
+NAME/parts/OPTIONS/DIGEST. A version stays with its parts while anything made from it is in use."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def corpora(contents: Contents) -> list[Corpus]:
 def superseded(
     contents: Contents, policy: Policy, running: Sequence[Use]
 ) -> tuple[list[Garbage], dict[str, str]]:
-    """What can be removed, and the old versions that are in use: place to user.
+    """Garbage, and the old versions that are in use (place: user).
 
-    running: what flow runs and their jobs read, or will read."""
+    running: what flow runs and their jobs read now or later."""
     old: list[Old] = []
     for corpus in corpora(contents):
         old += _old_versions(contents, corpus, policy)
@@ -84,7 +84,7 @@ def superseded(
 
 
 def _of_versions(contents: Contents, corpus: Corpus, theirs: Iterable[str]) -> Iterable[Use]:
-    """What the documents of kept versions refer to."""
+    """The references in the documents of kept versions."""
     gone = set(theirs)
     yield Use(join(corpus.name, CURRENT), _urls(corpus.current))
     for entry in contents.below(f"{corpus.name}/versions"):
@@ -136,7 +136,7 @@ def _unit(contents: Contents, place: str) -> Unit:
 
 
 def _old_parts(contents: Contents, corpus: Corpus, policy: Policy) -> Iterable[Old]:
-    """Tokens of all sources as candidates; those that a version needs are in use."""
+    """The tokens of all sources, as candidates: those that a version needs are in use."""
     folder = f"{corpus.name}/parts/"
     for artifact in contents.artifacts:
         if not artifact.base.startswith(folder) or contents.is_at_work(artifact.base):
@@ -162,14 +162,14 @@ def _garbage(contents: Contents, old: Old) -> Garbage:
 
 
 def _remove_locked(contents: Contents, corpus: Corpus, remove: Callable[[], None]) -> None:
-    """Remove under the run lock of the corpus, since a flow might be about to reuse a part.
+    """Remove under the run lock of the corpus, since a flow may be about to reuse a part.
 
     Raises ClaimHeldError if a flow works on the corpus."""
     claim = acquire(join(contents.root, corpus.name, TURN), 0)
     try:
         found = read_pointer(join(contents.root, corpus.name, CURRENT))
         if found is None or found[0].version != corpus.current.version:
-            raise ClaimHeldError(f"{corpus.name}: it has a new version; checked at the next sweep")
+            raise ClaimHeldError(f"{corpus.name}: it has a new version; the next sweep checks it")
         remove()
     finally:
         claim.release()

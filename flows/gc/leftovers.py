@@ -1,5 +1,5 @@
-"""What killed runs leave in the store: stale claims, unfinished work and outputs, temporary files,
-incomplete uploads."""
+"""Finds what killed runs leave in the store: stale claims, unfinished work and outputs, temporary
+files, incomplete uploads."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def _remove_claim(url: str, claim: Claimed) -> None:
         return
     ours = conditional.replace_if_match(url, Holder.of_this_process().encode(0), found[1])
     if ours is None:
-        raise ClaimHeldError(f"{url}: renewed in the meantime; its holder lives")
+        raise ClaimHeldError(f"{url}: renewed in the meantime, so its holder is alive")
     store.delete(url)
 
 
 def unfinished_work(contents: Contents, policy: Policy) -> Iterator[Garbage]:
-    """Work folders that no run has written to for long, with the final files of their outputs if
-    those have no manifest."""
+    """Work folders that no run has written to for `attempt_days`, with the final files of outputs
+    that have no manifest."""
     listed = {name for artifact in contents.artifacts for name in artifact.files}
     whole = {a.base.rstrip("/") for a in contents.artifacts if a.manifest is not None}
     for folder, files in sorted(_work_folders(contents).items()):
@@ -107,7 +107,7 @@ def _begun(contents: Contents, folder: str, files: Sequence[Entry]) -> list[str]
 
 
 def abandoned_outputs(contents: Contents, policy: Policy) -> Iterator[Garbage]:
-    """Artifacts that a run began to replace, and steps of trainings without a manifest."""
+    """Artifacts that a run began to replace, and steps of a training without a manifest."""
     units = [*_replaced(contents, policy), *_steps(contents, policy)]
     kept = in_use(units, _uses(contents, units), contents.root)
     for unit in units:
@@ -159,7 +159,7 @@ def _is_abandoned(contents: Contents, names: Iterable[str], base: str, policy: P
 
 
 def _remove_in_order(contents: Contents, unit: Unit) -> None:
-    """Remove the mark that lists the files last."""
+    """Remove the files, and last the mark that lists them."""
     marks = [artifact.manifest_name for artifact in unit.artifacts]
     # A step is written under the claim of its training.
     base = unit.artifacts[0].base if marks else parent(unit.place) + "/"
@@ -169,7 +169,7 @@ def _remove_in_order(contents: Contents, unit: Unit) -> None:
 
 
 def temporary_files(contents: Contents, policy: Policy) -> Iterator[Garbage]:
-    """Files whose writer died while it wrote them."""
+    """Files whose writer died before it finished them."""
     for entry in contents.entries:
         parts = entry.name.split("/")
         if not any(part.startswith(TEMPORARY) for part in parts) or any(map(_is_work, parts[:-1])):

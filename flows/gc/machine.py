@@ -1,4 +1,4 @@
-"""What runs leave on this machine: run folders and scratch folders."""
+"""Finds what runs leave on this machine: run folders and scratch folders."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from stages.runtime.scratch import abandoned, remove_if_abandoned
 RUNS = ".runs"
 
 ENDED = ("settled.json", "outcome.json")
-"""A run folder with one of these: its job ended, and does not run again."""
+"""Files of a run folder whose job ended and does not run again."""
 FAILED = "failure.json"
-"""A run folder with this: its job ended, unless a scheduler runs it again."""
+"""File of a run folder whose job ended, unless a scheduler runs it again."""
 
 OURS = re.compile(rf"\d{{8}}-\d{{6}}-[0-9a-f]{{6}}|([0-9a-f]{{{DIGITS}}})-\d+")
 """Names of run folders: the time, or for a scheduler's job its flow run and submission number."""
 
 UNENDED_DAYS = 7.0
-"""A job without an end may be silent for this long, such as in a queue, also under a shorter
-policy."""
+"""How long a job without a recorded end may be silent, such as in a queue, also if the policy is
+shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class Run:
 
     folder: Path
     seconds: float
-    """Since a file in it was last written."""
+    """Since the last write to a file in it."""
     has_ended: bool
 
     @property
     def series(self) -> str:
-        """Identifies the submissions of one job by one flow run, which numbers them by folder."""
+        """Identifies the submissions of one job by one flow run, which numbers their folders."""
         named = OURS.fullmatch(self.folder.name)
         return (named and named[1]) or self.folder.name
 
@@ -53,8 +53,8 @@ class Run:
 
 
 def run_homes(yard: Path, own: Path | None) -> list[Path]:
-    """The folders with JOB/ATTEMPT/: in a yard or each of its recipes, and in the run_folder of the
-    profile."""
+    """The folders with JOB/ATTEMPT/: of a yard or each of its recipes, and the profile's
+    run_folder."""
     homes = [yard / RUNS, *yard.glob(f"*/{RUNS}"), *(() if own is None else own.glob("*"))]
     return [home for home in homes if home.is_dir()]
 
@@ -69,7 +69,7 @@ def runs(homes: Iterable[Path]) -> list[Run]:
 def old_runs(found: Iterable[Run], policy: Policy) -> Iterator[Garbage]:
     """Old run folders beyond the newest ones of each job.
 
-    A folder that stays keeps all of its series: the flow run numbers submissions by them."""
+    A folder that stays keeps all folders of its series: the flow run counts submissions by them."""
     jobs: dict[Path, list[Run]] = defaultdict(list)
     for run in found:
         jobs[run.folder.parent].append(run)

@@ -1,4 +1,4 @@
-"""How long what is kept, and what is found to be garbage."""
+"""The policy: how long everything is kept; and the record of one piece of garbage."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Policy:
     """Ages count from the last write, by the clock of the store."""
 
     keep_corpus_versions: int = 3
-    """The newest versions of a corpus, kept in use or not."""
+    """Number of newest versions of a corpus that are always kept."""
     corpus_days: float = 7.0
-    """A version superseded longer ago is removed, unless anything in use refers to it."""
+    """How long a superseded version is kept; longer if something in use refers to it."""
     claim_hours: float = 1.0
-    """A claim is renewed every five seconds; one that was not for this long has no holder."""
+    """A claim that was not renewed for this long is stale; holders renew every five seconds."""
     upload_hours: float = 24.0
-    """Incomplete uploads and temporary files."""
+    """How long incomplete uploads and temporary files are kept."""
     attempt_days: float = 14.0
-    """Unfinished work of a stage and incomplete outputs, from which a rerun resumes."""
+    """How long unfinished work and incomplete outputs are kept, from which a rerun resumes."""
     keep_runs: int = 10
-    """The newest run folders of each job (config, script, log), kept at any age."""
+    """Number of newest run folders of each job (config, script, log) that are always kept."""
     run_days: float = 30.0
-    """All other run folders."""
+    """How long all other run folders are kept."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

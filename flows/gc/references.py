@@ -1,7 +1,7 @@
-"""What is in use: everything that a kept manifest was made from, directly or through others.
+"""Decides what is in use: everything from which a kept manifest was made, directly or indirectly.
 
 A manifest names its inputs by URL and by digest, and a match of either counts. Another machine may
-know a place by another path; then the digest matches, or the part of the path below the root."""
+have another path to the same place; then the digest matches, or the path below the root."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trainyard.artifacts.urls import basename, canonical, join
 from trainyard.errors import ArtifactError
 
 STEP_CONFIG = "config.json"
-"""In a step of an unfinished training: its inputs, by digest."""
+"""File in a step of an unfinished training with its inputs, by digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is removed or kept as a whole: a version of a corpus, the tokens of one source."""
+    """A unit that is removed or kept as a whole: a corpus version, the tokens of one source."""
 
     place: str
     """Folder, or prefix, relative to the root."""
@@ -32,7 +32,7 @@ class Unit:
     """Its files, relative to the root."""
     artifacts: tuple[Artifact, ...]
     extra_urls: tuple[str, ...] = ()
-    """URLs that it refers to besides the inputs of its manifests."""
+    """More URLs to which it refers, besides the inputs of its manifests."""
 
     @property
     def digests(self) -> frozenset[str]:
@@ -51,7 +51,7 @@ class Use:
 
 
 def in_use(units: Sequence[Unit], uses: Iterable[Use], root: str) -> dict[str, str]:
-    """The places of units that the uses refer to, directly or through units, with the user."""
+    """The units to which the uses refer, directly or through other units (place: user)."""
     kept: dict[str, str] = {}
     pending = list(uses)
     while pending:
@@ -81,7 +81,7 @@ def _is_in(url: str, at_home: str, place: str) -> bool:
 
 
 def uses_of(artifacts: Iterable[Artifact]) -> list[Use]:
-    """What manifests refer to."""
+    """The references of manifests."""
     found = []
     for artifact in artifacts:
         if artifact.manifest is not None and artifact.manifest.inputs:
@@ -92,7 +92,7 @@ def uses_of(artifacts: Iterable[Artifact]) -> list[Use]:
 
 
 def uses_of_steps(contents: Contents, artifacts: Iterable[Artifact]) -> list[Use]:
-    """What the steps of unfinished trainings refer to, whose manifests list no inputs."""
+    """The references of the steps of unfinished trainings, whose manifests list no inputs."""
     found = []
     for artifact in artifacts:
         config = artifact.base + STEP_CONFIG
@@ -106,7 +106,7 @@ def uses_of_steps(contents: Contents, artifacts: Iterable[Artifact]) -> list[Use
 
 
 def uses_of_runs(run_folders: Iterable[Path]) -> list[Use]:
-    """What the options of jobs name that began and did not end."""
+    """The paths and URLs in the options of jobs that began and did not end."""
     found = []
     for folder in run_folders:
         try:
@@ -118,8 +118,8 @@ def uses_of_runs(run_folders: Iterable[Path]) -> list[Use]:
 
 
 def uses_of_flows(contents: Contents) -> list[Use]:
-    """What the coming stages of living flow runs name: one may wait for its slot for longer than an
-    unused version is kept."""
+    """The paths and URLs in the options of stages that live flow runs will start: a stage may wait
+    for its slot longer than an unused version is kept."""
     found = []
     for claim in contents.claims:
         folder = claim.entry.name.removesuffix(TURN)

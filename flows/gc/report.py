@@ -19,7 +19,7 @@ def size(value: int) -> str:
 
 
 def lines(swept: Swept, is_dry: bool) -> list[str]:
-    """What was found and why, what stays, and the sum."""
+    """The lines of a report: what was found and why, what stays, and the sum."""
     report = [f"{one.kind}: {one.url}, {size(one.size_bytes)}: {one.why}" for one in _all(swept)]
     report += [f"kept: {place}: in use by {by}" for place, by in sorted(swept.plan.kept.items())]
     report += [f"left for the next sweep: {one.url}: {error}" for one, error in swept.left]

@@ -1,4 +1,4 @@
-"""One sweep of a yard: list, decide, and remove if asked to."""
+"""One sweep of a yard: list, decide, and on request remove."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Plan:
     root: str
     garbage: tuple[Garbage, ...]
     kept: dict[str, str]
-    """What is old and in use, so it stays: place to user."""
+    """Old units that stay because they are in use (place: user)."""
     unseen: tuple[str, ...] = ()
     """Why the containers of an engine could not be listed; empty if all were."""
 
@@ -51,7 +51,7 @@ class Swept:
     plan: Plan
     removed: tuple[Garbage, ...]
     left: tuple[tuple[Garbage, ClaimHeldError], ...] = ()
-    """A run works on it; the next sweep checks again."""
+    """Garbage that a run works on; the next sweep checks it again."""
     failed: tuple[tuple[Garbage, TrainyardError | OSError], ...] = ()
 
     def to_document(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _refuse_missing(contents: Contents) -> None:
 
 
 def _once(contents: Contents, found: Sequence[Garbage]) -> list[Garbage]:
-    """Without the contents of corpus versions that are removed as a whole."""
+    """The garbage without the contents of corpus versions, which are removed as a whole."""
     wholes = tuple(one.url.rstrip("/") + "/" for one in found if one.kind == "corpus version")
     return [one for one in found if not wholes or not one.url.startswith(wholes)]
 
@@ -141,7 +141,7 @@ def sweep(
     engines: Sequence[str | None] = (),
 ) -> Swept:
     """Decide what can be removed, and remove it only with `remove`. A failed removal does not stop
-    the others. What a run started to work on in the meantime is left for the next sweep."""
+    the others. Items that a run uses by now are left for the next sweep."""
     todo = plan(root, homes, policy, is_named, engines)
     if not remove:
         return Swept(todo, ())

@@ -1,1 +1,1 @@
-"""The Prefect servers that we start, and what they need from us."""
+"""The Prefect servers that trainyard starts, with their settings, guard and passwords."""

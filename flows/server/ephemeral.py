@@ -1,8 +1,8 @@
 """Prefect's API for one flow run on this machine, when no server is running.
 
 A server that Prefect starts outlives a killed flow and accepts any client. This one ends with the
-program that started it, because it reads from a pipe of that program, as stages do. It asks for a
-password that only that program knows; both have it from the environment.
+program that started it, because it reads from a pipe of that program, as stages do. It requires a
+password that only that program has; both get it from the environment.
 
     python -m flows.server.ephemeral SOCKET LIFELINE      (two inherited descriptors)"""
 
@@ -24,7 +24,8 @@ from flows.server.home import PASSWORD, URL, closed, make_home, new_password, pr
 from trainyard.errors import InfrastructureError
 
 START_SECONDS = 240.0
-"""Up to half of it waiting for servers that start in the same home (flows/server/process.py)."""
+"""Up to half of it may pass waiting for servers that start in the same home
+(flows/server/process.py)."""
 STOP_SECONDS = 10.0
 
 FULL_BYTES = 65_536
@@ -39,7 +40,7 @@ LEASES = {
 too. They are under PREFECT_HOME, where all servers of one database find them."""
 
 LEASE_SECONDS = 60
-"""Duration of the lease of a slot: when a flow is killed, its slot is free after that."""
+"""Duration of the lease of a slot: how long the slot of a killed flow stays taken."""
 
 SETTINGS = {
     **LEASES,
@@ -104,7 +105,7 @@ class EphemeralServer:
             os.close(read_end)
 
     def wait(self) -> None:
-        """Wait until it answers; raises InfrastructureError if it does not."""
+        """Wait until the server answers; InfrastructureError if it does not."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
@@ -118,7 +119,7 @@ class EphemeralServer:
         )
 
     def _why(self) -> str:
-        """The last line of its log, or that the disk is full, which leaves no log."""
+        """The last line of the server's log; if the disk is full, which leaves no log, that."""
         if shutil.disk_usage(self._home).free < FULL_BYTES:
             return f"the disk of {self._home} is full; make room, and run it again"
         with open(self._log.name, "rb") as log:
@@ -131,7 +132,7 @@ class EphemeralServer:
         return f"exit status {status}; {last}"
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the server."""
         os.close(self._lifeline)
         self._process.terminate()
         try:

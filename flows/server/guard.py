@@ -1,4 +1,4 @@
-"""The guard before Prefect's server, which by itself answers pages of any site.
+"""The guard in front of Prefect's server, which without it answers pages of any site.
 
 It refuses requests under a foreign host name and from pages of other origins, and forbids framing.
 Prefect checks the password; the guard only refuses credentials that Prefect cannot compare."""

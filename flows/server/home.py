@@ -1,7 +1,7 @@
 """Prefect's folder in a yard, readable by its owner only, and the password of `make ui` in it.
 
-A shell reads the file (`. yard/.prefect/ui.env`), so the address and the password of a server
-always come together, and no other server gets the password."""
+A shell reads the file (`. yard/.prefect/ui.env`), which has the address and the password of a
+server, so that no other server gets the password."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def new_password() -> str:
 
 
 def make_home(home: Path) -> None:
-    """Create Prefect's folder, or close it to others; ConfigError if it, or a file, is theirs."""
+    """Create Prefect's folder for its owner only; ConfigError if it or a file is another user's."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -104,7 +104,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def closed(server: str, password: str, home: Path) -> dict[str, str]:
-    """Settings of a server with a password, whose answers no page of another origin may read.
+    """Settings of a server with a password that no page of another origin may read.
 
     server: its URL without a path."""
     return {

@@ -1,8 +1,8 @@
-"""Storage of the leases of slots for servers that outlive a flow: on disk, with a grace at start.
+"""Stores the leases of slots for servers that outlive a flow: on disk, with a grace at start.
 
 Prefect alone frees every lease that expired while the server was down, as soon as it is up again.
-The slot then goes to another training beside the one that still runs. Here the holders have a
-minute to renew their leases first. PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE names this module."""
+The slot then goes to another training while the first one still runs. Here the holders first have
+a minute to renew their leases. PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE names this module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ConcurrencyLeaseStorage(filesystem.ConcurrencyLeaseStorage):
     """Leases on disk; none expires in the first minute of a server."""
 
     async def read_expired_lease_ids(self, limit: int = 100) -> list[UUID]:
-        """The leases to take back; `renew_lease` renews any other one, expired or not."""
+        """The leases to revoke; `renew_lease` renews all others, expired or not."""
         if time.monotonic() - _began < LEASE_SECONDS:
             return []
         return await super().read_expired_lease_ids(limit)

@@ -1,4 +1,4 @@
-"""How a browser gets the password of Prefect's pages without typing.
+"""Passes the password of Prefect's pages to a browser without typing.
 
 A file that only the owner of the yard can open redirects to a page of the server. The password
 follows the # of that address, which no browser sends. A script of the page stores it where
@@ -37,7 +37,7 @@ HEADERS = (
 
 
 class LogIn:
-    """Adds that page to an application."""
+    """Adds the log-in page to an application."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -51,7 +51,7 @@ class LogIn:
 
 
 def leading_page(server: str, password: str) -> str:
-    """The file that redirects a browser there. server: its URL without a path."""
+    """The file that redirects a browser to the log-in page. server: its URL without a path."""
     url = f"{server}{PATH}#{base64.b64encode(password.encode()).decode()}"
     return (
         '<!DOCTYPE html><meta name="referrer" content="no-referrer"><title>Prefect</title>\n'

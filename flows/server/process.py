@@ -1,4 +1,4 @@
-"""The process of a Prefect server, a flow's own or that of `make ui`.
+"""The process of a Prefect server, for one flow or for `make ui`.
 
 Several servers may share one home. They migrate its database one after another: two at once would
 both create the same tables, and one would fail."""
@@ -55,7 +55,7 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """A server that reports when its start has ended, and when it serves."""
+    """A server that reports when it has started, and when it serves."""
 
     def __init__(
         self, config: uvicorn.Config, tried: Callable[[], None], serves: Callable[[], None]

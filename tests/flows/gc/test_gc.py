@@ -262,7 +262,7 @@ def test_a_claim_renewed_in_a_sweep_stays(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(store, "observers", [renew])
     done = swept(str(tmp_path))
     assert done.failed == ()
-    assert "its holder lives" in str(done.left[0][1])
+    assert "its holder is alive" in str(done.left[0][1])
     assert json.loads(Path(url).read_text())["beat"] == 1
 
 
