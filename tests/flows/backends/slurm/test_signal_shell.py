@@ -33,9 +33,9 @@ LISTS_CHILDREN = any(Path("/proc/self/task").glob("*/children"))
 
 
 @contextmanager
-def started(shell: list[str], *launcher: str, leave: int = 0) -> Iterator[subprocess.Popen[str]]:
+def started(shell: list[str], *launcher: str, delay: int = 0) -> Iterator[subprocess.Popen[str]]:
     """The shell, and the launcher below it, which has said that it is up."""
-    text = RANKS_SHELL.format(leave=leave)
+    text = RANKS_SHELL.format(delay=delay)
     command = [*shell, "-c", text, "trainyard", *launcher]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -70,7 +70,7 @@ def test_a_launcher_with_a_rank_is_left_alone_however_often_it_is_told(shell: li
 
 
 def test_one_of_several_nodes_leaves_the_others_their_time() -> None:
-    with started(["sh"], *NO_RANK, leave=1) as process:
+    with started(["sh"], *NO_RANK, delay=1) as process:
         process.terminate()
         began = time.monotonic()
         assert process.wait(20) == KILLED
@@ -79,7 +79,7 @@ def test_one_of_several_nodes_leaves_the_others_their_time() -> None:
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
 def test_it_is_sound_sh() -> None:
-    text = RANKS_SHELL.format(leave=0)
+    text = RANKS_SHELL.format(delay=0)
     # It does not see that a trap calls a function.
     command = ["shellcheck", "--shell=sh", "--exclude=SC2317", "-"]
     found = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
