@@ -92,7 +92,7 @@ class RangedFile:
             base = number * size
             low, high = max(start - base, 0), min(end - base, size)
             data = self._folder.read(self._key, str(number), low, high)
-            pieces.append(self._fetched(number)[low:high] if data is None else data)
+            pieces.append(self._fetched(number, low, high) if data is None else data)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -130,17 +130,21 @@ class RangedFile:
             coming = process.coming[number] = Future()
         _fetchers(os.getpid()).submit(self._fetch, process, number, coming)
 
-    def _fetched(self, number: int) -> bytes:
-        """A block out of the store; threads that want the same one wait for the first."""
+    def _fetched(self, number: int, low: int, high: int) -> bytes:
+        """Bytes of a block out of the store; threads that want the same one wait for the first."""
         process = self._process
         with process.lock:
             coming = process.coming.get(number)
             is_first = coming is None
             if coming is None:
+                # Another thread may have fetched it since the caller looked.
+                data = self._folder.read(self._key, str(number), low, high)
+                if data is not None:
+                    return data
                 coming = process.coming[number] = Future()
         if is_first:
             self._fetch(process, number, coming)
-        return coming.result()
+        return coming.result()[low:high]
 
     def _fetch(self, process: _Process, number: int, coming: Future[bytes]) -> None:
         """Settle `coming` in every case: another thread may wait for it."""
