@@ -16,6 +16,7 @@ from typing import Any
 
 from flows.backends.outcome import Kind
 from flows.backends.spec import LaunchSpec
+from trainyard.artifacts.replace_file import replace_file
 from trainyard.errors import ConfigError, InfrastructureError
 
 LOG = "log.txt"
@@ -81,9 +82,7 @@ def read_record(path: Path, name: str | None = None) -> dict[str, Any] | None:
 
 def write_record(path: Path, document: dict[str, Any]) -> None:
     """Record a document atomically, also if this program is killed meanwhile."""
-    partial = path.with_name(f"{path.name}.tmp")
-    partial.write_text(json.dumps(document) + "\n")
-    partial.replace(path)
+    replace_file(path, f"{json.dumps(document)}\n".encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainyard.artifacts.replace_file import replace_file
+
 LOG_LINE = re.compile(r"^\d\d:\d\d:\d\d (debug|info|warning|error|critical) +(.*)$", re.DOTALL)
 """Format of trainyard/logging.py, whose time and level the run's logger replaces."""
 
@@ -88,7 +90,5 @@ class Followed:
 
     def remember(self) -> None:
         """Record how far each file was read, for the next program."""
-        partial = self._memory.with_suffix(".tmp")
         read = {name: at - self._lines[name].pending_bytes for name, at in self._at.items()}
-        partial.write_text(json.dumps(read))
-        partial.replace(self._memory)
+        replace_file(self._memory, json.dumps(read).encode())

@@ -49,6 +49,7 @@ from flows.runner.stage_spec import DOCUMENT, stage_document, stage_spec
 from flows.runner.submission import SETTLED, follow
 from flows.yard.profile import SCHEDULED, StageEnvironment
 from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.artifacts.replace_file import replace_file
 from trainyard.errors import ConfigError, TrainyardError
 
 _failed_attempts: dict[str, FailedAttempts] = {}
@@ -163,9 +164,7 @@ def _prepare(job: StageJob, site: StageEnvironment) -> LaunchSpec:
         document = folder / DOCUMENT
         if not document.exists():
             folder.mkdir(exist_ok=True)
-            being_written = folder / "config.tmp"
-            being_written.write_bytes(tomli_w.dumps(stage_document(job, site)).encode())
-            being_written.replace(document)
+            replace_file(document, tomli_w.dumps(stage_document(job, site)).encode())
         shares = _shares(job, site, attempts, key)
     return stage_spec(job, site, folder, key, shares)
 

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +20,7 @@ from trainyard.artifacts.digest import digest_bytes, digest_document, digest_fil
 from trainyard.artifacts.error_text import why_absent
 from trainyard.artifacts.manifest import Manifest, read_manifest, read_slot
 from trainyard.artifacts.output import FINAL_NAMES, MANIFEST, Output, is_housekeeping
+from trainyard.artifacts.replace_file import replace_file
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import (
     basename,
@@ -236,10 +236,7 @@ def raw_digest(url: str) -> str:
 
 def _save_digest(entry: Path, document: dict[str, object]) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
-    # A process id is not unique: each container has a process 7.
-    temporary = entry.with_suffix(f".{uuid.uuid4().hex}.tmp")
-    temporary.write_text(json.dumps(document))
-    temporary.replace(entry)
+    replace_file(entry, json.dumps(document).encode())
 
 
 @lru_cache(maxsize=8)

@@ -48,7 +48,10 @@ CORRECT = (
     (r"bind source path does not exist", "make that folder on the machine of the engine"),
     (r"network \S+ not found", "correct the container option network"),
     (r"adding device|error gathering device", "correct the container option devices"),
-    (r"executable file not found|no such file or directory", "the image has no such program"),
+    (
+        r"executable file not found|exec: .*no such file or directory",
+        "the image has no such program",
+    ),
     (r"permission denied", "the image's program may not be run by that user"),
     (r"unable to find user|no matching entries", "correct the container option user"),
     (r"chdir to cwd|Cwd must be an absolute path", "the working directory is not in the image"),

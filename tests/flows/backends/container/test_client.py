@@ -108,7 +108,9 @@ FULL = "write /layer: no space left on device"
 RESET = "read tcp: connection reset by peer"
 NO_MANIFEST = "no matching manifest for linux/arm64"
 NO_DRIVER = (500, {"message": "could not select device driver"})
+NO_PROGRAM = (400, {"message": 'runc: exec: "/x/y": stat /x/y: no such file or directory'})
 BROKEN = (500, {"message": "devmapper: broken"})
+NOT_MOUNTED = (500, {"message": "error creating overlay mount: no such file or directory"})
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,9 @@ BROKEN = (500, {"message": "devmapper: broken"})
         (fails(RESET), [], InfrastructureError, f"{RESET}.*registry became unavailable"),
         (fails(NO_MANIFEST), [], ConfigError, f"{NO_MANIFEST}.*docker pull"),
         (PULLED, [NO_DRIVER], ConfigError, "NVIDIA"),
+        (PULLED, [NO_PROGRAM], ConfigError, "no such program"),
         (PULLED, [BROKEN], InfrastructureError, "devmapper: broken"),
+        (PULLED, [NOT_MOUNTED], InfrastructureError, "overlay mount"),
         (PULLED, [NO_IMAGE], ConfigError, "it was pulled just now"),
     ],
 )

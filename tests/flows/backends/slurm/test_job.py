@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import time
@@ -283,10 +284,19 @@ def test_a_job_that_ended_well_before_it_could_be_cancelled_is_done(tmp_path: Pa
     assert "scancel" not in played.asked
 
 
-def test_a_folder_that_takes_no_note_keeps_no_job_from_being_ended(tmp_path: Path) -> None:
-    (tmp_path / f"{STOP_RECORD}.tmp").mkdir()
+def test_a_folder_that_takes_no_record_keeps_no_job_from_being_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     silent = block(tmp_path, played := Played([state("RUNNING")], heeds_scancel=True))
     silent.hang_seconds = 0.01
+    replace = Path.replace
+
+    def refuse(path: Path, target: Path) -> Path:
+        if target.name == STOP_RECORD:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
     assert follow(silent).kind is Kind.HANG
     assert "scancel" in played.asked
 
