@@ -19,13 +19,13 @@ def test_the_first_run_makes_what_compose_needs(tmp_path: Path) -> None:
     path = tmp_path / ".env"
     path.write_text(f"YARD_HOME={tmp_path / 'yard'}\n")
     command = [sys.executable, env.__file__, "--file", str(path)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     values = env.read(path)
     assert values["TRAINYARD_VERSION"] == VERSION
     assert values["YARD_HOME"] == str(tmp_path / "yard")
     assert (tmp_path / "yard").is_dir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert not [name for name in SECRETS if values[name] in told]
+    assert not [name for name in SECRETS if values[name] in output]
     assert sorted(tmp_path.iterdir()) == [path, tmp_path / "yard"]
 
 

@@ -28,7 +28,7 @@ def looks_and_then_writes(there: set[str]) -> store.Application:
 
 
 def race(application: store.Application) -> list[bytes]:
-    """What each of some writers is told that create the same object at once."""
+    """The answers to several writers that create the same object at once."""
     barrier = threading.Barrier(WRITERS)
 
     def write(_number: int) -> bytes:
@@ -41,8 +41,8 @@ def race(application: store.Application) -> list[bytes]:
 
 def test_one_of_a_race_comes_first() -> None:
     assert race(looks_and_then_writes(set())).count(b"200") > 1
-    told = race(store.one_after_another(looks_and_then_writes(set())))
-    assert sorted(told) == [b"200"] + [b"412"] * (WRITERS - 1)
+    answers = race(store.one_after_another(looks_and_then_writes(set())))
+    assert sorted(answers) == [b"200"] + [b"412"] * (WRITERS - 1)
 
 
 def test_who_reads_waits_for_nobody() -> None:

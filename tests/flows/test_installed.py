@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 )
 def test_a_missing_yard_names_the_folder(tmp_path: Path, command: tuple[str, ...]) -> None:
     shutil.copytree(ROOT / "flows", tmp_path / "flows")
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", *command, "compose"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
@@ -28,6 +28,6 @@ def test_a_missing_yard_names_the_folder(tmp_path: Path, command: tuple[str, ...
         text=True,
         check=False,
     )
-    assert told.returncode == 2
-    assert f"profiles are read from {tmp_path}/deploy/yards, which does not exist" in told.stderr
-    assert "Traceback" not in told.stderr
+    assert result.returncode == 2
+    assert f"profiles are read from {tmp_path}/deploy/yards, which does not exist" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -33,33 +33,33 @@ signal.pause()
 
 
 @pytest.fixture
-def said(tmp_path: Path) -> Path:
-    return tmp_path / "said"
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "output"
 
 
 @pytest.fixture
-def worker(said: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-c", WORKER, STAGE, str(said)]
+def worker(output: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", WORKER, STAGE, str(output)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
         try:
-            while not said.exists() or not said.read_text():
+            while not output.exists() or not output.read_text():
                 time.sleep(0.02)
             yield worker
         finally:
             worker.kill()
 
 
-def test_flows_stop_before_the_worker(said: Path, worker: subprocess.Popen[bytes]) -> None:
+def test_flows_stop_before_the_worker(output: Path, worker: subprocess.Popen[bytes]) -> None:
     (flow,) = below(worker.pid)
     assert is_alive(flow)
     stop_all(worker.pid)
-    assert said.read_text() == "up saved "
+    assert output.read_text() == "up saved "
     assert not is_alive(flow)
-    assert is_alive(worker.pid)  # it is told last
+    assert is_alive(worker.pid)  # it is signalled last
 
 
 def test_where_jobs_are_left_nothing_hears_of_its_end(
-    said: Path, worker: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    output: Path, worker: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (flow,) = below(worker.pid)
     killed, kill = [], os.kill
@@ -71,4 +71,4 @@ def test_where_jobs_are_left_nothing_hears_of_its_end(
     while is_alive(flow):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert said.read_text() == "up "
+    assert output.read_text() == "up "

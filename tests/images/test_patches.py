@@ -30,11 +30,11 @@ What is wrong, where it was reported, when this can go.
 def site(tmp_path: Path) -> Path:
     """An environment that has a package, `toy-package`, and nothing else."""
     found = tmp_path / "site"
-    package, told = found / "toy", found / "toy_package-1.0.dist-info"
+    package, metadata = found / "toy", found / "toy_package-1.0.dist-info"
     package.mkdir(parents=True)
-    told.mkdir()
+    metadata.mkdir()
     (package / "answer.py").write_text("def answer():\n    return 41\n\n")
-    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-package\nVersion: 1.0\n")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-package\nVersion: 1.0\n")
     return found
 
 

@@ -52,8 +52,8 @@ def test_every_image_of_others_is_pinned_in_one_place() -> None:
         "postgres",
         "python",
     ]
-    told = [str(one) for place in pins.PLACES for one in pins.images((ROOT / place).read_text())]
-    assert sorted(told) == sorted(named)
+    pinned = [str(one) for place in pins.PLACES for one in pins.images((ROOT / place).read_text())]
+    assert sorted(pinned) == sorted(named)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_an_image_that_is_not_there_is_named(
     before = place.read_text().replace("base:1", "base:2")
     place.write_text(before)
     assert run(monkeypatch) == 3
-    said = capsys.readouterr().err
-    assert "team/base:2: http://" in said
-    assert "404" in said
+    stderr = capsys.readouterr().err
+    assert "team/base:2: http://" in stderr
+    assert "404" in stderr
     assert place.read_text() == before

@@ -94,9 +94,9 @@ def test_numbers_of_a_version(version: str, numbers: tuple[int, ...]) -> None:
 
 def test_this_environment_is_no_image() -> None:
     command = [sys.executable, smoke.__file__, "collect", "--device", "cpu", "--version", "0"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert "not in the lock" in told.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "not in the lock" in result.stderr
 
 
 # --- a CUDA image, as far as it can be had without one ------------------------------------------

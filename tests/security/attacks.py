@@ -217,7 +217,7 @@ def statuses_for_stranger(target: Target, asked: list[tuple[str, Any]]) -> list[
         finally:
             os._exit(0)
     os.close(write_end)
-    with os.fdopen(read_end) as said:
-        text = said.read()
+    with os.fdopen(read_end) as answers:
+        text = answers.read()
     os.waitpid(child, 0)
     return list(json.loads(text))

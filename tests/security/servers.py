@@ -62,8 +62,8 @@ def ui_server(yard: Path, log: IO[str] | None = None) -> Iterator[Target]:
     ) as process:
         try:
             assert process.stdout is not None
-            said = iter(process.stdout.readline, "")
-            url = next(line.split()[-1] for line in said if line.startswith("Prefect's pages"))
+            lines = iter(process.stdout.readline, "")
+            url = next(line.split()[-1] for line in lines if line.startswith("Prefect's pages"))
             text = (yard / ".prefect" / "ui.env").read_text()
             password = re.findall(rf"export {PASSWORD}=(\S+)", text)[0]
             yield Target(url, password, yard / ".prefect", (process.pid,))
@@ -133,7 +133,7 @@ def refuses_websockets(target: Target) -> None:
 
 
 def lets_in(url: str, token: str | None, origin: str | None = None) -> bool:
-    """Whether a websocket comes so far that the server takes what is said."""
+    """Whether the server accepts messages on a websocket."""
     for protocols in (["prefect"], None):
         try:
             with connect(url, subprotocols=protocols, origin=origin, open_timeout=10) as socket:

@@ -21,7 +21,7 @@ async def served(scope: Message, receive: Receive, send: Send) -> None:
 
 
 def first(*headers: tuple[str, str], kind: str = "http", path: str = "/", **traits: Any) -> Message:
-    """The first thing that is said to a request."""
+    """The first message of the answer to a request."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -60,8 +60,8 @@ def test_pages_of_other_origins_are_turned_away(pattern: str) -> None:
     assert first(("host", HOST), origin)["status"] == 403
     both = (("origin", f"http://{HOST}"), origin)
     assert first(("host", HOST), *both)["status"] == 403
-    told = first(("host", HOST), origin, kind="websocket")
-    assert told["type"] == "websocket.close"
+    answer = first(("host", HOST), origin, kind="websocket")
+    assert answer["type"] == "websocket.close"
 
 
 def test_a_name_may_be_allowed_and_every_address() -> None:

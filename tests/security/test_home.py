@@ -88,8 +88,8 @@ def test_the_password_is_kept_and_read_by_a_shell(home: Path) -> None:
     replace(home / UI, settings_of_shell(URL, word))
     assert kept_password(home) == word
     shown = f'. {home / UI}; echo "$PREFECT_API_URL $PREFECT_API_AUTH_STRING"'
-    said = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True)
-    assert said.stdout == f"{URL} {word}\n"
+    result = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True)
+    assert result.stdout == f"{URL} {word}\n"
 
 
 @pytest.mark.parametrize("wrong", [0o644, 0o660, 0o604, 0o777])

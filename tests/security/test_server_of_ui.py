@@ -88,9 +88,9 @@ def in_its_shell(target: Target, command: str) -> subprocess.Popen[str]:
 def done(target: Target, command: str) -> str:
     """The same, to its end."""
     with in_its_shell(target, command) as process:
-        said, _ = process.communicate(timeout=servers.SECONDS)
-    assert process.returncode == 0, said
-    return said
+        output, _ = process.communicate(timeout=servers.SECONDS)
+    assert process.returncode == 0, output
+    return output
 
 
 @contextmanager
@@ -137,8 +137,8 @@ def test_no_stranger_makes_a_worker_run_a_command(target: Target, tmp_path: Path
 def test_the_commands_of_the_readme_find_the_password(target: Target) -> None:
     """A deployment, as the test before has registered them."""
     assert "0 written" in done(target, "make register")
-    said = done(target, "prefect deployment run pretrain-gpt/local --param recipe=none.toml")
-    assert "Created flow run" in said
+    output = done(target, "prefect deployment run pretrain-gpt/local --param recipe=none.toml")
+    assert "Created flow run" in output
     assert "auth" in done(target, "python -m flows.doctor --yard local --only auth")
 
 

@@ -60,9 +60,9 @@ COUNTING = f"""{SAY}
 import json, os, signal, time
 run = os.environ["TRAINYARD_RUN_DIR"]
 def save(number, frame):
-    said = dict(exit_status=128 + number, step=step, message="saved")
-    said["class"] = "Stopped"
-    json.dump(said, open(run + "/failure.json", "w"))
+    report = dict(exit_status=128 + number, step=step, message="saved")
+    report["class"] = "Stopped"
+    json.dump(report, open(run + "/failure.json", "w"))
     say(f"saved step {{step}}")
     raise SystemExit(128 + number)
 signal.signal(signal.SIGUSR1, save)

@@ -39,4 +39,4 @@ def of_servers(folder: Path) -> Iterator[str]:
     """Those in the logs of all servers whose folders lie below one, each with its log."""
     for log in sorted(folder.rglob("server.log")):
         if not log.is_symlink() and not (log.parent / BROKEN).exists():
-            yield from (f"{log}: {told}" for told in tracebacks(log.read_text(errors="replace")))
+            yield from (f"{log}: {error}" for error in tracebacks(log.read_text(errors="replace")))

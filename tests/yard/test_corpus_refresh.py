@@ -123,8 +123,8 @@ def test_an_event_that_the_server_does_not_take_is_not_marked_as_sent(yard: Yard
 def test_of_two_runs_at_once_one_does_the_work_and_the_other_reuses_it(yard: Yard) -> None:
     recipe = yard.recipe(RECIPE.format(folder=yard.folder))
     both = [yard.start("-m", "flows.corpus_refresh", recipe) for _ in range(2)]
-    said = [process.communicate(timeout=120) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert sorted("no new sources since" in err for _, err in said) == [False, True]
-    assert sorted("merge" in err for _, err in said) == [False, True]
-    assert said[0][0] == said[1][0]
+    outputs = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert sorted("no new sources since" in err for _, err in outputs) == [False, True]
+    assert sorted("merge" in err for _, err in outputs) == [False, True]
+    assert outputs[0][0] == outputs[1][0]

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(300)]
 class Failed:
     """A training that failed, was tried again, and was given up."""
 
-    said: str
+    output: str
     """In the terminal."""
     step: int
     """After which it failed each time, by its failure.json."""
@@ -37,21 +37,21 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Failed]:
     try:
         given = {**server.environment, "TRAINYARD_CACHE": str(folder / "cache")}
         ended = in_one_attempt(Yard(folder, given), folder, str(document)).ends(180)
-        assert ended.states("pretrain") == ["runs", "failed", "runs", "failed"], ended.said
+        assert ended.states("pretrain") == ["runs", "failed", "runs", "failed"], ended.output
         first, second = (json.loads(path.read_text()) for path in folder.rglob("failure.json"))
         assert first["step"] == second["step"] >= 1
         for failure in (first, second):
             assert f"step {first['step'] + 1}" in failure["message"]
-        yield Failed(ended.said, first["step"], Api(server.url))
+        yield Failed(ended.output, first["step"], Api(server.url))
     finally:
         server.kill()
 
 
 def test_the_terminal_says_after_which_step_a_training_failed(failed: Failed) -> None:
     how = f"infrastructure after step {failed.step}"
-    lines = [line for line in failed.said.splitlines() if "  pretrain  " in line and how in line]
+    lines = [line for line in failed.output.splitlines() if "  pretrain  " in line and how in line]
     assert [line.rpartition("  ")[2] for line in lines] == [how, how]
-    assert f"error: pretrain: {how}: step {failed.step + 1}" in failed.said
+    assert f"error: pretrain: {how}: step {failed.step + 1}" in failed.output
 
 
 def test_so_does_the_page_of_the_stage(failed: Failed) -> None:
@@ -62,10 +62,10 @@ def test_so_does_the_page_of_the_stage(failed: Failed) -> None:
 
 
 def test_the_line_of_prefect_is_one_that_a_person_reads(failed: Failed) -> None:
-    said = [log["message"] for log in failed.api.ask("logs/filter", {})]
-    (line,) = (text for text in said if text.startswith("Task run failed with exception"))
+    messages = [log["message"] for log in failed.api.ask("logs/filter", {})]
+    (line,) = (text for text in messages if text.startswith("Task run failed with exception"))
     words = f"pretrain: infrastructure after step {failed.step}: step {failed.step + 1}"
     assert line.startswith(f"Task run failed with exception: {words}")
     assert len(line.splitlines()) == 1
     assert len(line) < 320
-    assert not any("StageError(" in text for text in (*said, failed.said))
+    assert not any("StageError(" in text for text in (*messages, failed.output))

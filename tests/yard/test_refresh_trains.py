@@ -66,7 +66,7 @@ def yard(tmp_path: Path, server: WholeServer) -> Yard:
 
 
 def refresh(yard: Yard) -> str:
-    """Look for news as the yard; what is told of them."""
+    """Refresh the corpus with the profile of the yard; what the flow logs."""
     profile = ("--profile", str(yard.folder / "nightly.toml"))
     done = yard.run("-m", "flows.corpus_refresh", str(yard.folder / "news.toml"), *profile)
     assert done.status == 0, done.err
@@ -90,8 +90,8 @@ def test_news_start_one_training_on_the_new_version(server: WholeServer, yard: Y
     assert training["parameters"]["profile"] == "nightly"
 
     with working(yard, "nightly") as worker:
-        assert comes(400, lambda: server.state(training["id"]) in ENDED), worker.said
-    assert server.state(training["id"]) == "COMPLETED", worker.said
+        assert comes(400, lambda: server.state(training["id"]) in ENDED), worker.output
+    assert server.state(training["id"]) == "COMPLETED", worker.output
     pointer = json.loads((yard.folder / "yard" / "news" / "current.json").read_text())
     manifest = json.loads(
         (yard.folder / "yard" / "web" / "checkpoint" / "manifest.json").read_text()

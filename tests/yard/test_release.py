@@ -210,7 +210,7 @@ def test_a_deployed_release_ends_well_or_in_words(yard: Yard, prefect_api: dict[
         good = server.begin("release/local", **given, benchmark={"num_tokens_to_generate": 2})
         bad = server.begin("release/local", recipe=recipe, checkpoint=step_url(yard, 3))
         assert comes(150, lambda: {server.state(run) for run in (good, bad)} <= set(ENDED))
-    assert server.state(good) == "COMPLETED", worker.said
+    assert server.state(good) == "COMPLETED", worker.output
     assert {task["name"] for task in server.of_run("task_runs", good)} == set(STAGES)
     (folder,) = (yard.tiny / "releases").glob("checkpoint-iter_0000002-*")
     check_published(folder, step_url(yard, 2))

@@ -58,8 +58,8 @@ def test_slot_is_kept_over_a_long_outage(tmp_path: Path, mortal: Server, yard: Y
     assert taken(mortal.url) == 1
     flow.process.send_signal(signal.SIGTERM)
     ended = flow.ends(60)
-    assert ended.states("pretrain") == ["runs", "stopped"], ended.said
-    assert "was lost" not in ended.said
+    assert ended.states("pretrain") == ["runs", "stopped"], ended.output
+    assert "was lost" not in ended.output
     assert taken(mortal.url) == 0
 
 
@@ -75,6 +75,6 @@ def test_slot_with_a_forgotten_lease_is_kept(tmp_path: Path, mortal: Server, yar
     assert there["active_slots"] == [task]
     flow.process.send_signal(signal.SIGTERM)
     ended = flow.ends(60)
-    assert f"that of {LIMIT} was lost while the server could not be reached" in ended.said
-    assert "and taken again" in ended.said
+    assert f"that of {LIMIT} was lost while the server could not be reached" in ended.output
+    assert "and taken again" in ended.output
     assert taken(mortal.url) == 0

@@ -20,9 +20,10 @@ def run_twice(yard: Yard, recipe: str) -> list[Ended]:
     """Start the flow twice, and wait for both."""
     flows = [yard.start("-m", "flows.pretrain_gpt", recipe) for _ in range(2)]
     with ThreadPoolExecutor() as pool:  # a pipe that nobody reads would stop its flow
-        said = list(pool.map(lambda flow: flow.communicate(timeout=FLOW_SECONDS), flows))
+        outputs = list(pool.map(lambda flow: flow.communicate(timeout=FLOW_SECONDS), flows))
     return [
-        Ended(flow.returncode, out, err, 0.0) for flow, (out, err) in zip(flows, said, strict=True)
+        Ended(flow.returncode, out, err, 0.0)
+        for flow, (out, err) in zip(flows, outputs, strict=True)
     ]
 
 
@@ -33,12 +34,12 @@ def digests(ended: Ended) -> dict[str, str]:
 
 
 def outcomes(yard: Yard) -> dict[str, list[str]]:
-    """What the attempts at each stage said of themselves, "ran" or "noop", in order."""
+    """The outcomes of the attempts at each stage, "ran" or "noop", in order."""
     found: dict[str, list[str]] = {}
     for path in (yard.folder / "yard").rglob("outcome.json"):
-        said = json.loads(path.read_text())["outcome"]
-        found.setdefault(path.parent.parent.name, []).append(said)
-    return {job: sorted(said, reverse=True) for job, said in found.items()}
+        outcome = json.loads(path.read_text())["outcome"]
+        found.setdefault(path.parent.parent.name, []).append(outcome)
+    return {job: sorted(outcome, reverse=True) for job, outcome in found.items()}
 
 
 def ledger_steps(checkpoint: Path) -> list[int]:
@@ -61,6 +62,6 @@ def test_of_two_whole_flows_one_makes_everything_and_the_other_reuses_it(tmp_pat
 
     of_stages = outcomes(yard)
     assert of_stages["pretrain"] == ["ran", "noop"]
-    assert all(said.count("ran") == 1 for said in of_stages.values()), of_stages
+    assert all(attempts.count("ran") == 1 for attempts in of_stages.values()), of_stages
     assert ledger_steps(yard.tiny / "checkpoint") == list(range(1, 7))
     assert yard.wait_until_empty(15) == []

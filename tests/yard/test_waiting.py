@@ -34,10 +34,10 @@ def test_new_file_is_tokenized_once(tmp_path: Path, prefect_api: dict[str, str])
     write_corpus(tmp_path / "docs" / "b.jsonl", 60, seed=2)
     held.release()
 
-    said = [flow.communicate(timeout=FLOW_SECONDS)[0] for flow in flows]
+    outputs = [flow.communicate(timeout=FLOW_SECONDS)[0] for flow in flows]
     ended = [
         Ended(flow.returncode, out, log.read_text(), 0.0)
-        for flow, out, log in zip(flows, said, logs, strict=True)
+        for flow, out, log in zip(flows, outputs, logs, strict=True)
     ]
     assert [each.status for each in ended] == [0, 0], [each.err for each in ended]
     made, reused = sorted(ended, key=lambda each: "reused" in each.states().values())

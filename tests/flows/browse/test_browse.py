@@ -280,7 +280,7 @@ def test_names_that_are_ours_are_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "told"),
+    ("sent", "status_line"),
     [
         (b"nonsense\r\n\r\n", b"Bad request syntax ('nonsense')"),
         (b"GET / HTTP/9.9\r\n\r\n", b"Invalid HTTP version (9.9)"),
@@ -289,7 +289,7 @@ def test_names_that_are_ours_are_answered(tmp_path: Path) -> None:
         (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"HTTP/1.0 414"),
     ],
 )
-def test_malformed_requests_are_refused(tmp_path: Path, sent: bytes, told: bytes) -> None:
+def test_malformed_requests_are_refused(tmp_path: Path, sent: bytes, status_line: bytes) -> None:
     with bound(Root(str(tmp_path)), LOCAL, 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
@@ -297,7 +297,7 @@ def test_malformed_requests_are_refused(tmp_path: Path, sent: bytes, told: bytes
             connection.sendall(sent)
             received = b"".join(iter(lambda: connection.recv(65536), b""))
         server.shutdown()
-    assert received.startswith(told)
+    assert received.startswith(status_line)
     assert b"<" not in received
 
 
@@ -355,9 +355,9 @@ def program(root: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], str
 def test_a_signal_ends_it_at_once_whatever_it_is_doing(tmp_path: Path, number: int) -> None:
     with (tmp_path / "long.txt").open("wb") as file:
         file.truncate(1 << 30)
-    with program(tmp_path) as (process, said):
-        port = int(said.rstrip("/\n").rpartition(":")[2])
-        assert said == f"{tmp_path} is shown at http://127.0.0.1:{port}/\n"
+    with program(tmp_path) as (process, line):
+        port = int(line.rstrip("/\n").rpartition(":")[2])
+        assert line == f"{tmp_path} is shown at http://127.0.0.1:{port}/\n"
         with socket.create_connection((LOCAL, port)) as reading:
             reading.sendall(b"GET /long.txt HTTP/1.0\r\nHost: localhost\r\n\r\n")
             assert reading.recv(15) == b"HTTP/1.0 200 OK"  # and takes no more of it
@@ -371,8 +371,8 @@ def test_it_ends_with_the_process_that_it_is_told_of(tmp_path: Path) -> None:
     command = ["sh", "-c", shell + "echo $!; exec sleep 60"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        said = sorted(parent.stdout.readline() for _ in range(2))
-        pid = int(next(line for line in said if line.strip().isdecimal()))
+        printed = sorted(parent.stdout.readline() for _ in range(2))
+        pid = int(next(line for line in printed if line.strip().isdecimal()))
         assert is_running(pid)
         parent.kill()
         parent.wait()

@@ -50,8 +50,8 @@ def test_a_profile_in_the_place_of_the_root_is_refused(
     main: Main, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
-    said = capsys.readouterr().err
-    assert "slurm" in said.partition("write --profile ")[2]
+    stderr = capsys.readouterr().err
+    assert "slurm" in stderr.partition("write --profile ")[2]
 
 
 @pytest.mark.parametrize("main", [gc, doctor, register])
@@ -61,11 +61,11 @@ def test_a_root_in_the_place_of_a_profile_is_refused(
 ) -> None:
     root = root.format(folder=tmp_path)
     assert main(["--yard", root]) == 2
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     if main is register:
-        assert "register takes no root" in said
+        assert "register takes no root" in stderr
     else:
-        assert f"write --root {root}" in said
+        assert f"write --root {root}" in stderr
 
 
 @pytest.mark.parametrize("root", [None, "yard", "./slurm", "runs/slurm", "s3://slurm", "mine.v2"])

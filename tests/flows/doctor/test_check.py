@@ -97,9 +97,9 @@ def test_needs_name_checks_that_come_before() -> None:
 def test_a_finding_says_what_to_do_and_where_to_read(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = examine_yard([check("disk", warn("9 GiB " * 30, "free some"))], None)
     print_finding(found)
-    said = capsys.readouterr().out
-    assert said.startswith("disk                warn     9 GiB 9 GiB")
-    assert "-> free some" in said
-    assert "see docs/troubleshooting.md#somewhere" in said
-    assert all(len(line) <= 120 for line in said.splitlines())
-    assert "\033" not in said
+    stdout = capsys.readouterr().out
+    assert stdout.startswith("disk                warn     9 GiB 9 GiB")
+    assert "-> free some" in stdout
+    assert "see docs/troubleshooting.md#somewhere" in stdout
+    assert all(len(line) <= 120 for line in stdout.splitlines())
+    assert "\033" not in stdout

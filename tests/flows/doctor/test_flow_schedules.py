@@ -54,7 +54,7 @@ DUE = (NOW - timedelta(hours=26, minutes=4), NOW - LATE)
 
 
 @pytest.mark.parametrize(
-    ("where", "state", "told", "todo"),
+    ("where", "state", "message", "todo"),
     [
         (
             queue(polled=NOW - timedelta(minutes=7)),
@@ -79,12 +79,14 @@ DUE = (NOW - timedelta(hours=26, minutes=4), NOW - LATE)
     ],
     ids=["worker gone", "never a worker", "paused", "full", "no pool"],
 )
-def test_late_runs_name_the_cause(where: Queue | None, state: State, told: str, todo: str) -> None:
+def test_late_runs_name_the_cause(
+    where: Queue | None, state: State, message: str, todo: str
+) -> None:
     answer = judge([timetable(due=DUE, queue=where)], "night", NOW)
     late = f"late runs of {NAME}: 2, the oldest by 26 h 4 min (due 2026-11-22 00:56 UTC)"
     assert answer.state is state
     assert answer.message.startswith(late)
-    assert told in answer.message
+    assert message in answer.message
     assert todo in answer.todo
 
 

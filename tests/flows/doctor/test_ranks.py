@@ -62,7 +62,7 @@ def test_a_report_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "nodes", "gpus", "lacking"),
+    ("report", "nodes", "gpus", "lacking"),
     [
         (SAID_OF_NCCL, 2, 1, ""),
         (OF_CPUS, 2, 0, ""),
@@ -78,7 +78,9 @@ def test_a_report_in_words() -> None:
         ({**OVER_GLOO, "devices": 2}, 1, 2, "must be nccl"),
     ],
 )
-def test_idle_gpus_are_reported(said: dict[str, Any], nodes: int, gpus: int, lacking: str) -> None:
-    found = without_gpus(said, Resources(nodes=nodes, gpus_per_node=gpus))
+def test_idle_gpus_are_reported(
+    report: dict[str, Any], nodes: int, gpus: int, lacking: str
+) -> None:
+    found = without_gpus(report, Resources(nodes=nodes, gpus_per_node=gpus))
     assert lacking in found
     assert bool(found) == bool(lacking)

@@ -26,8 +26,8 @@ def test_its_parameters_are_the_policy_with_the_same_defaults() -> None:
 
 
 def test_each_is_explained_in_the_form() -> None:
-    told = inspect.getdoc(collect_garbage.fn) or ""
-    assert [field.name for field in fields(Policy) if f"{field.name}: " not in told] == []
+    doc = inspect.getdoc(collect_garbage.fn) or ""
+    assert [field.name for field in fields(Policy) if f"{field.name}: " not in doc] == []
 
 
 class SeenError(Exception):

@@ -342,12 +342,12 @@ def test_a_root_of_a_store_that_holds_nothing_is_refused(s3_url: str) -> None:
 
 def test_a_dry_run_says_what_and_how_much_and_why(tmp_path: Path) -> None:
     claim(str(tmp_path / "out.claim.json"), GONE)
-    said = [
+    report = [
         line for line in lines(swept(str(tmp_path), remove=False), True) if "scratch" not in line
     ]
-    assert said[0].startswith(f"stale claim: {tmp_path}/out.claim.json, ")
-    assert "not renewed for" in said[0]
-    assert said[-1].endswith("would be removed")
+    assert report[0].startswith(f"stale claim: {tmp_path}/out.claim.json, ")
+    assert "not renewed for" in report[0]
+    assert report[-1].endswith("would be removed")
 
 
 @pytest.mark.parametrize("wrong", [{"keep_corpus_versions": 0}, {"run_days": -1.0}])

@@ -66,8 +66,8 @@ attempts = st.lists(
 
 @QUICK
 @given(submissions(), attempts)
-def test_every_moment_counts_once(told: list[Submission], trained: list[Attempt]) -> None:
-    found = account(told, trained)
+def test_every_moment_counts_once(drawn: list[Submission], trained: list[Attempt]) -> None:
+    found = account(drawn, trained)
     assert sum(found.spent.values()) == found.end - found.begin
     assert min(found.spent.values()) >= 0
     assert set(found.spent) == set(KINDS)
@@ -77,14 +77,14 @@ def test_every_moment_counts_once(told: list[Submission], trained: list[Attempt]
     assert sum(row.end - row.begin for row in found.rows) == found.allocated
     ends = [row.end for row in found.rows]
     assert all(end <= row.begin for end, row in zip(ends, found.rows[1:], strict=False))
-    for begin, end in (span for submission in told for span in submission.holds):
+    for begin, end in (span for submission in drawn for span in submission.holds):
         covered = [(max(r.begin, begin), min(r.end, end)) for r in found.rows]
         assert sum(max(b - a, 0) for a, b in covered) == end - begin
 
 
 @QUICK
 @given(submissions(), attempts, st.integers(0, 100))
-def test_old_restart_loses_more(told: list[Submission], trained: list[Attempt], back: int) -> None:
+def test_old_restart_loses_more(drawn: list[Submission], trained: list[Attempt], back: int) -> None:
     if not trained:
         return
     last = max(range(len(trained)), key=lambda i: trained[i].began)
@@ -93,7 +93,7 @@ def test_old_restart_loses_more(told: list[Submission], trained: list[Attempt], 
         return
     earlier = list(trained)
     earlier[last] = replace(trained[last], from_step=max(step - back, 0))
-    before, after = account(told, trained), account(told, earlier)
+    before, after = account(drawn, trained), account(drawn, earlier)
     assert after.spent["lost"] >= before.spent["lost"]
     assert after.spent["step"] <= before.spent["step"]
     assert sum(after.spent.values()) == sum(before.spent.values())

@@ -121,8 +121,10 @@ def test_the_last_sign_of_a_job_whose_end_nobody_saw_is_its_log(tmp_path: Path) 
 
 def test_an_earlier_run_of_the_job_is_not_of_this_one() -> None:
     kinds = ("node failure", "done", "time limit", "done")
-    told = [Submission(attempt=str(i), waits=((i, i + 1),), kind=k) for i, k in enumerate(kinds)]
-    assert [submission.attempt for submission in last_run(told)] == ["2", "3"]
+    submissions = [
+        Submission(attempt=str(i), waits=((i, i + 1),), kind=k) for i, k in enumerate(kinds)
+    ]
+    assert [submission.attempt for submission in last_run(submissions)] == ["2", "3"]
     assert last_run([]) == []
 
 
@@ -148,8 +150,8 @@ def test_command_prints_the_account(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([f"{runs}x", run]) == 2
     assert f"error: {runs}x: there is no such folder" in capsys.readouterr().err
     assert main([runs, f"{run}x"]) == 2
-    said = capsys.readouterr()
-    assert (said.out, f"error: {run}x: no training has recorded" in said.err) == ("", True)
+    captured = capsys.readouterr()
+    assert (captured.out, f"error: {run}x: no training has recorded" in captured.err) == ("", True)
 
 
 # --- reading what blocks and trainings recorded ---------------------------------------------------
@@ -160,7 +162,7 @@ def event(name: str, time: float, **facts: str) -> Event:
 
 
 def test_events_are_waits_and_holds() -> None:
-    told = [
+    events = [
         event("submitted", 1.0),
         event("queued", 1.5),
         event("started", 4.0),
@@ -169,7 +171,7 @@ def test_events_are_waits_and_holds() -> None:
         event("started", 7.5),
         event("ended", 9.0, kind="done"),
     ]
-    found = submission_of(told, last_sign=0.0)
+    found = submission_of(events, last_sign=0.0)
     assert found is not None
     assert found.waits == ((1000, 4000), (6000, 7500))
     assert found.holds == ((4000, 6000), (7500, 9000))
@@ -186,8 +188,8 @@ def test_a_job_whose_end_nobody_noted_lasts_to_its_last_sign() -> None:
 
 
 def test_clocks_that_disagree_make_no_negative_time() -> None:
-    told = [event("submitted", 5.0), event("started", 3.0), event("ended", 4.0)]
-    found = submission_of(told, last_sign=0.0)
+    events = [event("submitted", 5.0), event("started", 3.0), event("ended", 4.0)]
+    found = submission_of(events, last_sign=0.0)
     assert found is not None
     assert all(begin <= end for begin, end in (*found.waits, *found.holds))
     assert submission_of([], last_sign=0.0) is None

@@ -41,5 +41,5 @@ def test_gpus_whose_memory_nobody_says_are_told(
     file = tmp_path / "mysite.toml"
     file.write_text('block = "container"\nimage = "r.io/{stage}:{version}"\n' + text)
     assert main(["--yard", str(file)]) == 0
-    said = capsys.readouterr().err
-    assert ("warning: yard mysite: a training gets GPUs" in said) == is_told
+    stderr = capsys.readouterr().err
+    assert ("warning: yard mysite: a training gets GPUs" in stderr) == is_told

@@ -141,10 +141,10 @@ def test_bad_yard_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     file = tmp_path / "mysite.toml"
     file.write_text(text)
     assert main(["--yard", str(file)]) == 2
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
 
-    assert re.search(pattern(f"error: {file}: yard mysite.*{words}"), said), said
-    assert "Traceback" not in said
+    assert re.search(pattern(f"error: {file}: yard mysite.*{words}"), stderr), stderr
+    assert "Traceback" not in stderr
 
 
 def test_what_can_be_is_loaded_with_its_schedule() -> None:
@@ -165,9 +165,9 @@ def test_a_yard_has_a_valid_name(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_bad_chat_url(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TRAINYARD_NOTIFY_URL", "hooks.chat.org/geheim")
     assert main(["--yard", "local"]) == 2
-    said = capsys.readouterr().err
-    assert "TRAINYARD_NOTIFY_URL is not a URL" in said
-    assert "geheim" not in said
+    stderr = capsys.readouterr().err
+    assert "TRAINYARD_NOTIFY_URL is not a URL" in stderr
+    assert "geheim" not in stderr
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in YARDS.glob("*.toml")))

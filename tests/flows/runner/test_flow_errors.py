@@ -46,9 +46,9 @@ def test_prefect_sees_the_parameters_and_their_types() -> None:
     async def run(recipe: str, count: int = 3) -> None:
         """What it does."""
 
-    told = report_errors(run)
-    assert inspect.signature(told) == inspect.signature(run, eval_str=True)
-    assert (told.__name__, told.__doc__) == ("run", "What it does.")
+    reporting = report_errors(run)
+    assert inspect.signature(reporting) == inspect.signature(run, eval_str=True)
+    assert (reporting.__name__, reporting.__doc__) == ("run", "What it does.")
 
 
 def record(error: Exception) -> logging.LogRecord:

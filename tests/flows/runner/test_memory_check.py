@@ -96,20 +96,20 @@ def test_nothing_is_said_of_a_yard_without_gpus_or_with_their_memory(profile: Pr
 
 
 def test_a_person_is_told_what_keeps_a_training_from_being_planned() -> None:
-    told = unchecked_layout(training(**LEARNT), yard(**GPU, **MEMORY, **CONTAINER), "a.toml")
-    assert told is not None
-    assert told.startswith("a.toml: the layout is not checked")
-    assert "vocab_size" in told
+    warning = unchecked_layout(training(**LEARNT), yard(**GPU, **MEMORY, **CONTAINER), "a.toml")
+    assert warning is not None
+    assert warning.startswith("a.toml: the layout is not checked")
+    assert "vocab_size" in warning
     assert unchecked_layout(training(**LEARNT), yard(), "a.toml") is None
 
 
 def test_a_person_is_told_of_gpus_whose_memory_nobody_says() -> None:
     profile = yard(**GPU, **CONTAINER)
-    told = unknown_gpu_memory(profile)
-    assert told is not None
-    assert told.startswith("yard site: a training gets GPUs")
-    assert "Write gpu_memory_gib" in told
-    assert unchecked_layout(training(), profile, "a.toml") == told
+    warning = unknown_gpu_memory(profile)
+    assert warning is not None
+    assert warning.startswith("yard site: a training gets GPUs")
+    assert "Write gpu_memory_gib" in warning
+    assert unchecked_layout(training(), profile, "a.toml") == warning
     merge = StageJob(stage="merge", document={}, output=None)
     assert unchecked_layout(merge, profile, "a.toml") is None
 

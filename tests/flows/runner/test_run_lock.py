@@ -22,21 +22,21 @@ def test_a_second_run_begins_when_the_first_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(turn_module, "SILENT_SECONDS", 0.05)
-    told: list[str] = []
+    lines: list[str] = []
 
     async def run(name: str) -> None:
         async with run_lock(str(tmp_path), log):
-            told.append(f"{name} begins")
+            lines.append(f"{name} begins")
             await asyncio.sleep(0.3)
-            told.append(f"{name} ends")
+            lines.append(f"{name} ends")
 
     async def both() -> None:
         await asyncio.gather(run("one"), run("other"))
 
     with caplog.at_level("INFO"):
         asyncio.run(both())
-    first, second = told[0].split()[0], told[2].split()[0]
-    assert told == [f"{first} begins", f"{first} ends", f"{second} begins", f"{second} ends"]
+    first, second = lines[0].split()[0], lines[2].split()[0]
+    assert lines == [f"{first} begins", f"{first} ends", f"{second} begins", f"{second} ends"]
     assert "another flow run works on" in caplog.text
     assert not (tmp_path / TURN).exists()
 

@@ -95,8 +95,8 @@ def test_the_mark_of_a_job_that_has_ended_is_whole_or_not_there(
             settle(scheduled, spec, Kind.TIME_LIMIT, "too long", (1, 3))
     assert not (folder / SETTLED).exists()
     settle(scheduled, spec, Kind.TIME_LIMIT, "too long", (1, 3))
-    told = json.loads((folder / SETTLED).read_text())
-    assert told == {"kind": "time limit", "message": "too long", "shares": [1, 3]}
+    recorded = json.loads((folder / SETTLED).read_text())
+    assert recorded == {"kind": "time limit", "message": "too long", "shares": [1, 3]}
 
 
 @pytest.mark.slow

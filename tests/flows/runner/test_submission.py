@@ -134,7 +134,7 @@ def folder(place: StageEnvironment, submission: int = 1) -> Path:
     return found
 
 
-def told(caplog: pytest.LogCaptureFixture, state: str) -> list[str]:
+def headlines(caplog: pytest.LogCaptureFixture, state: str) -> list[str]:
     found = (one for one in caplog.records if getattr(one, "headline", "") == state)
     return [one.getMessage() for one in found if one.name == "followed"]
 
@@ -156,17 +156,17 @@ def test_a_job_outlives_a_place_that_is_away_for_longer_than_all_attempts_last(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def end_when_told() -> None:
-        if told(caplog, "runs"):
+        if headlines(caplog, "runs"):
             controller.end()
 
     away_once_it_runs(controller, LOOKS, then=end_when_told)
     with caplog.at_level(logging.INFO, "followed"):
         assert run(place).job == "verify"
     assert list(controller.states.values()) == ["COMPLETED"]
-    (waits,) = told(caplog, "waits")
+    (waits,) = headlines(caplog, "waits")
     assert "its job cannot be seen since" in waits
     assert "Unable to contact slurm controller" in waits
-    (seen,) = told(caplog, "runs")
+    (seen,) = headlines(caplog, "runs")
     assert "its job is seen again, after" in seen
     assert [state[:5] for state in shown] == ["waits", "runs:"]
     assert json.loads((folder(place) / SETTLED).read_text())["kind"] == Kind.DONE
@@ -196,7 +196,7 @@ def test_cancelled_while_its_place_is_away_a_stage_ends_and_says_what_is_left(
 ) -> None:
     monkeypatch.setattr(retry, "PAUSES_SECONDS", (pause,))
     away_once_it_runs(controller, 10**6)
-    cancel(place, lambda: bool(told(caplog, "waits")))
+    cancel(place, lambda: bool(headlines(caplog, "waits")))
     assert "cancelled, and its job could not be stopped" in caplog.text
     assert "It may run on: end it there (scancel 1)" in caplog.text
     assert controller.states == {"1": "RUNNING"}
@@ -223,7 +223,7 @@ def test_cancelled_between_two_looks_a_job_is_ended_where_its_place_answers_agai
 ) -> None:
     monkeypatch.setattr(retry, "PAUSES_SECONDS", (60.0,))
     away_once_it_runs(controller, 1)
-    cancel(place, lambda: bool(told(caplog, "waits")))
+    cancel(place, lambda: bool(headlines(caplog, "waits")))
     assert controller.states == {"1": "CANCELLED"}
     assert json.loads((folder(place) / SETTLED).read_text())["kind"] == Kind.STOPPED
 

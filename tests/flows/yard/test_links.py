@@ -1,4 +1,4 @@
-"""Links of pages: such as a browser follows, where somebody said how."""
+"""Links of pages, which browsers follow if a web server is named."""
 
 from __future__ import annotations
 

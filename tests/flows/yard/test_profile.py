@@ -82,9 +82,9 @@ def test_outside_a_checkout_it_says_where_profiles_are_looked_for(
     monkeypatch.setattr(read_profile_module, "YARDS", nowhere)
     with pytest.raises(ConfigError) as refused:
         read_profile("compose")
-    said = str(refused.value)
-    assert f"no yard profile 'compose': profiles are read from {nowhere}, which {words}" in said
-    assert "a checkout or in the image of the flows; or give the path of a .toml" in said
+    message = str(refused.value)
+    assert f"no yard profile 'compose': profiles are read from {nowhere}, which {words}" in message
+    assert "a checkout or in the image of the flows; or give the path of a .toml" in message
 
 
 def test_a_stages_table_goes_over_the_common_one() -> None:
@@ -127,8 +127,8 @@ def test_options_of_a_stage_go_key_by_key_over_those_of_all(
     place = parse(f'block = "{block}"\n[{block}]\n{text}').stage_environment("yard/tiny")
     assert (place.options_of("merge"), place.options_of("pretrain")) == (merge, pretrain)
     spec = LaunchSpec(name="x", command=("true",), run_directory=str(tmp_path))
-    told = [JOB_BLOCKS[block](place, spec, stage).model_dump()["options"] for stage in STAGES]
-    assert told == [vars_of(pretrain), vars_of(merge)]
+    options = [JOB_BLOCKS[block](place, spec, stage).model_dump()["options"] for stage in STAGES]
+    assert options == [vars_of(pretrain), vars_of(merge)]
 
 
 def vars_of(options: Any) -> dict[str, Any]:

@@ -24,8 +24,8 @@ def test_one_build_or_one_that_nobody_knows_is_no_remark(theirs: str, ours: str)
 
 
 def test_two_builds_of_a_version_are_told_apart() -> None:
-    told = check_build("site", registered("aaa"), "bbb")
-    assert "of revision aaa, and this worker is of bbb" in told
+    warning = check_build("site", registered("aaa"), "bbb")
+    assert "of revision aaa, and this worker is of bbb" in warning
 
 
 def test_a_block_of_before_revisions_were_kept_is_read() -> None:

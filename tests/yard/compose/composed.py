@@ -95,10 +95,10 @@ class Run:
     def submissions(self) -> dict[str, tuple[str, ...]]:
         """The events of each submission, by its job and attempt."""
         found = self.folder.rglob("events.jsonl")
-        told = {path.parent: read_events(path.parent) for path in found}
+        by_folder = {path.parent: read_events(path.parent) for path in found}
         return {
             f"{folder.parent.name}/{folder.name}": tuple(one.event for one in events)
-            for folder, events in told.items()
+            for folder, events in by_folder.items()
         }
 
     def shown(self, key: str) -> str:

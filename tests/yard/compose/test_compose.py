@@ -175,9 +175,9 @@ def test_doctor_finds_the_yard_sound_from_within(registered: Compose) -> None:
     more = ("slots", "schedules", "jobs", "text")
     of_ranks = ("shared memory", "GPUs")
     only = [word for name in (*checks, *more, *of_ranks) for word in ("--only", name)]
-    said = in_flow_image(registered, "python", "-m", "flows.doctor", "--yard", "compose", *only)
+    output = in_flow_image(registered, "python", "-m", "flows.doctor", "--yard", "compose", *only)
     count = len(checks) + len(more)
-    assert said.splitlines()[-1] == f"{count} ok, {len(of_ranks)} skipped", said
+    assert output.splitlines()[-1] == f"{count} ok, {len(of_ranks)} skipped", output
 
 
 def run_deployment(yard: Compose, name: str, **parameters: str) -> None:
@@ -218,9 +218,9 @@ def test_schedule_refreshes_a_corpus(registered: Compose, monkeypatch: pytest.Mo
     in_flow_image(registered, *REGISTER[:-1], str(profile))
     run = first_of(server, "corpus-refresh/night", SCHEDULED_SECONDS)
     pause(server, "corpus-refresh/night")
-    said = registered.run("logs", "--tail", "60", "worker", "server").stdout
-    assert run is not None, said
-    assert (run["state_type"], run["auto_scheduled"]) == ("COMPLETED", True), said
+    log = registered.run("logs", "--tail", "60", "worker", "server").stdout
+    assert run is not None, log
+    assert (run["state_type"], run["auto_scheduled"]) == ("COMPLETED", True), log
     assert "versions/0001-" in store.read_bytes("s3://yard/nightly/current.json").decode()
 
 
@@ -266,6 +266,6 @@ def test_a_stage_writes_into_the_folder_of_the_yard(yard: Compose, tmp_path: Pat
 
 
 def test_no_secret_is_in_what_is_logged(yard: Compose) -> None:
-    said = yard.run("logs").stdout
+    log = yard.run("logs").stdout
     for name in ("POSTGRES_PASSWORD", "YARD_S3_SECRET", "PREFECT_AUTH"):
-        assert yard.secret(name).removeprefix("admin:") not in said
+        assert yard.secret(name).removeprefix("admin:") not in log

@@ -106,11 +106,11 @@ def test_sigterm_stops_a_stage_and_a_rerun_resumes(project: Compose, tmp_path: P
         began = time.monotonic()
         docker("stop", "--time", "60", name)
         assert time.monotonic() - began < STOP_SECONDS
-        said = docker("logs", name).stderr
+        log = docker("logs", name).stderr
         ended = docker("inspect", "--format", "{{.State.ExitCode}}", name).stdout
     finally:
         docker("rm", "--force", name)
-    assert (ended, said.splitlines()[-1][9:]) == (
+    assert (ended, log.splitlines()[-1][9:]) == (
         f"{128 + signal.SIGTERM}\n",
         "warning tokenize: stopped by SIGTERM; nothing incomplete was published",
     )
@@ -135,11 +135,11 @@ def test_an_image_says_what_it_is(project: Compose, name: str) -> None:
 def test_the_bill_of_materials_names_the_lock_and_debian(project: Compose, name: str) -> None:
     bill = json.loads(inside(name, "cat", "/usr/share/trainyard/sbom.cdx.json"))
     assert bill["bomFormat"] == "CycloneDX"
-    told = {(normal(one["name"]), one["version"]) for one in bill["components"]}
+    listed = {(normal(one["name"]), one["version"]) for one in bill["components"]}
     pins = set(PINNED.findall((ROOT / "images" / "locks" / f"{name}.txt").read_text()))
     assert len(pins) > 20
-    assert {(normal(pin), version) for pin, version in pins} <= told
-    assert ("trainyard", VERSION) in told
+    assert {(normal(pin), version) for pin, version in pins} <= listed
+    assert ("trainyard", VERSION) in listed
     debian = "pkg:deb/debian/libc6@"
     (libc,) = [one for one in bill["components"] if one.get("purl", "").startswith(debian)]
     assert libc["purl"].endswith("&distro=debian-12")
@@ -159,14 +159,14 @@ def smoke(name: str, claimed: str) -> tuple[int, str]:
 
 def test_the_smoke_test_knows_too_much_from_too_little(project: Compose) -> None:
     assert smoke("tokenize", "tokenize")[0] == 0
-    status, said = smoke("tokenize", "merge")
+    status, output = smoke("tokenize", "merge")
     assert status != 0
-    assert "in the image and not in the lock" in said
-    assert "pyarrow" in said
-    status, said = smoke("tokenize", "flow")
+    assert "in the image and not in the lock" in output
+    assert "pyarrow" in output
+    status, output = smoke("tokenize", "flow")
     assert status != 0
-    assert "not as the lock has them" in said
-    assert "prefect" in said
+    assert "not as the lock has them" in output
+    assert "prefect" in output
 
 
 @pytest.mark.full
@@ -174,8 +174,8 @@ def test_images_with_torch_share_its_layer(torch_project: Compose) -> None:
     layers = [inspected(name)["RootFS"]["Layers"] for name in TORCH]
     shared = [one for one, other in zip(*layers, strict=False) if one == other]
     assert layers[0] != layers[1]
-    told = docker("history", "--human=false", "--format", "{{.Size}}", image("pretrain")).stdout
-    sizes = [int(size) for size in reversed(told.split()) if int(size)]  # oldest first
+    history = docker("history", "--human=false", "--format", "{{.Size}}", image("pretrain")).stdout
+    sizes = [int(size) for size in reversed(history.split()) if int(size)]  # oldest first
     torch = sizes.index(max(sizes))
     assert sizes[torch] > TORCH_BYTES
     assert len(shared) > torch
@@ -184,10 +184,10 @@ def test_images_with_torch_share_its_layer(torch_project: Compose) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", TORCH)
 def test_torch_computes_as_nobody_on_a_read_only_disk(torch_project: Compose, name: str) -> None:
-    said = inside(
+    output = inside(
         name, "python", "-c", "import torch; print(torch.version.cuda, torch.ones(2).sum())"
     )
-    assert said == "None tensor(2.)\n"
+    assert output == "None tensor(2.)\n"
 
 
 FAISS = """
@@ -232,6 +232,6 @@ def test_every_image_builds_and_is_a_service(project: Compose) -> None:
         stage.replace("_", "-") for stage in stages
     } | {"flow"}
     for stage in stages:
-        told = project.stage(stage.replace("_", "-"), "--help").stdout
-        assert f"stages.{stage}" in told
-        assert "--config" in told
+        help_text = project.stage(stage.replace("_", "-"), "--help").stdout
+        assert f"stages.{stage}" in help_text
+        assert "--config" in help_text

@@ -244,8 +244,10 @@ def test_an_upgrade_in_the_middle_of_a_run(operated: Operated) -> None:
     assert operated.states() == HEALTHY
     assert operated.knows("kept")
     assert operated.compose.secret("TRAINYARD_VERSION") == NEXT_VERSION
-    told = json.loads(docker("inspect", *run.yard.run("ps", "-q", "worker").stdout.split()).stdout)
-    assert told[0]["Config"]["Image"] == f"{REGISTRY}/flow:{NEXT_VERSION}"
+    containers = json.loads(
+        docker("inspect", *run.yard.run("ps", "-q", "worker").stdout.split()).stdout
+    )
+    assert containers[0]["Config"]["Image"] == f"{REGISTRY}/flow:{NEXT_VERSION}"
     assert "asked to stop" in logs(run.folder)
     assert comes(120, lambda: len(logs_of(run)) == 2), run.yard.run("logs", "worker").stdout
     first, second = logs_of(run)

@@ -182,10 +182,10 @@ def test_a_wrong_setting_ends_a_stage_in_seconds_and_is_named(
     began = time.monotonic()
     ended = typed(other, "plan", *PLAN, "--output-dir", f"{s3_url}/plan")
     seconds = time.monotonic() - began
-    said = ended.stdout + ended.stderr
-    assert ended.returncode == status, said
-    assert words in said
-    assert "Traceback" not in said
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == status, output
+    assert words in output
+    assert "Traceback" not in output
     assert seconds < SECONDS
     assert store.list_files(s3_url) == {}
 
@@ -211,7 +211,7 @@ def test_doctor_finds_all_of_the_yard_sound_from_within(yard: Compose) -> None:
 def test_doctor_names_a_wrong_secret(yard: Compose, tmp_path: Path) -> None:
     visit = doctor(with_settings(yard, tmp_path, YARD_S3_SECRET="wrong"), "store", "store closed")
     assert (visit.status, visit.ill()) == (WRONG_SETTING, {"store"})
-    assert "AWS_SECRET_ACCESS_KEY" in visit.told("store")
+    assert "AWS_SECRET_ACCESS_KEY" in visit.message("store")
     assert visit.findings["store closed"]["state"] == "skipped"
 
 
@@ -219,7 +219,7 @@ def test_browse_reports_a_wrong_secret(yard: Compose, s3_url: str, tmp_path: Pat
     store.write_bytes(f"{s3_url}/card.html", b"<!doctype html>")
     path = f"{s3_url.partition(BUCKET)[2].lstrip('/')}/card.html"
     try:
-        # Mostly it is told as unhealthy; in the moment before it is refused it is healthy.
+        # Mostly it counts as unhealthy; for a moment before the refusal it is healthy.
         with_settings(yard, tmp_path, YARD_S3_SECRET="wrong").run(*UP, check=False)
         assert comes(60, lambda: "AWS_SECRET_ACCESS_KEY" in yard.run("logs", "browse").stdout)
     finally:

@@ -51,16 +51,16 @@ def training(yard: Compose) -> str:
 def restarts(yard: Compose, *services: str) -> list[str]:
     """When and how often containers of services were started."""
     names = yard.run("ps", "--quiet", *services).stdout.split()
-    told = "{{.Name}} {{.State.StartedAt}} {{.RestartCount}}"
-    return docker("inspect", "--format", told, *names).stdout.splitlines()
+    template = "{{.Name}} {{.State.StartedAt}} {{.RestartCount}}"
+    return docker("inspect", "--format", template, *names).stdout.splitlines()
 
 
 def check_ran_once(yard: Compose, run: Run) -> None:
     """One flow run, one submission of each job, every step once."""
     assert api(yard).ask(f"flow_runs/{run.id}")["run_count"] == 1
-    told = run.submissions()
-    assert set(told.values()) == {("submitted", "started", "ended")}
-    assert sorted(name.partition("/")[0] for name in told) == sorted(JOBS)
+    submissions = run.submissions()
+    assert set(submissions.values()) == {("submitted", "started", "ended")}
+    assert sorted(name.partition("/")[0] for name in submissions) == sorted(JOBS)
     assert run.trained() == list(range(1, ITERATIONS + 1))
 
 
@@ -134,8 +134,10 @@ def test_a_training_outlives_its_worker_and_the_next_one_follows_it(yard: Compos
     finally:
         docker("unpause", container)
     assert run.ended(300) == "COMPLETED", yard.run("logs", "worker").stdout
-    told = run.submissions().items()
-    (seen,) = [events for name, events in told if name.startswith("pretrain/")]  # one training
+    submissions = run.submissions().items()
+    (seen,) = [
+        events for name, events in submissions if name.startswith("pretrain/")
+    ]  # one training
     assert seen == ("submitted", "started", "reattached", "ended")
     assert api(yard).ask(f"flow_runs/{run.id}")["run_count"] == 2
     assert run.trained() == list(range(1, LONG + 1))
@@ -148,10 +150,10 @@ def test_a_worker_that_is_stopped_has_its_runs_save_and_the_next_one_goes_on(yar
     run = begin(yard, "stopped", LONG, saves=500)
     assert comes(240, lambda: is_training(run)), yard.run("logs", "worker").stdout
     yard.run("stop", "worker")
-    said = yard.run("logs", "worker").stdout
-    assert comes(30, lambda: run.state() == "SCHEDULED"), said  # crashed, and to be resumed
-    assert "asked to stop" in logs(run.folder), said
-    assert steps(run.checkpoint)[-1] % 500, "it did not save when it was told to stop"
+    log = yard.run("logs", "worker").stdout
+    assert comes(30, lambda: run.state() == "SCHEDULED"), log  # crashed, and to be resumed
+    assert "asked to stop" in logs(run.folder), log
+    assert steps(run.checkpoint)[-1] % 500, "it did not save when it was stopped"
     yard.run("up", "--detach", "--wait", "--no-build", "worker")
     assert run.ended(300) == "COMPLETED", yard.run("logs", "worker").stdout
     assert run.trained() == list(range(1, LONG + 1))

@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.yard, pytest.mark.timeout(180)]
 
 
 def cancelled_after_a_step(block: ContainerJob) -> float:
-    """Cancel the waiting when a step was said; seconds that this takes."""
+    """Cancel the waiting once the log has a step; the seconds that this takes."""
 
     async def whole() -> float:
         run = await block.trigger()

@@ -76,10 +76,10 @@ def test_unseen_end_is_recorded_before_removal(tmp_path: Path, key: str, image: 
     asyncio.run(until(lambda: state(key) == "exited"))
 
     name = f"trainyard-job-{key}"
-    told = gc(tmp_path, "--attempt-days", "0")
-    assert told.status == 0, told.err
-    assert f"container: {name}, " in told.out
-    assert "no flow followed it" in told.out
+    result = gc(tmp_path, "--attempt-days", "0")
+    assert result.status == 0, result.err
+    assert f"container: {name}, " in result.out
+    assert "no flow followed it" in result.out
     assert name not in gc(tmp_path).out  # not yet, by the standing policy
     assert left(key, STANDARD) == []
     assert state(key) == "exited"

@@ -53,8 +53,8 @@ def test_exit_status_returns(tmp_path: Path, key: str, image: str, status: int, 
     assert text_of(block) == "here\n"
     assert run.container_id
     assert containers(key) == []
-    told = [event.event for event in read_events(block.spec.run_directory)]
-    assert told == ["submitted", "started", "ended"]
+    events = [event.event for event in read_events(block.spec.run_directory)]
+    assert events == ["submitted", "started", "ended"]
 
 
 FACTS = """

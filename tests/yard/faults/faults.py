@@ -112,12 +112,12 @@ class Ended:
     """A flow that has ended."""
 
     status: int
-    said: str
+    output: str
     seconds: float
 
     def states(self, job: str) -> list[str]:
         """What became of a job, attempt after attempt."""
-        return [state for name, state, _ in HEADLINE.findall(self.said) if name == job]
+        return [state for name, state, _ in HEADLINE.findall(self.output) if name == job]
 
 
 @dataclass
@@ -175,8 +175,10 @@ def closed_store(folder: Path) -> Iterator[dict[str, str]]:
         return Session().create_client(service, REGION, endpoint_url=url, **keys)
 
     with (
-        (folder / "store.txt").open("w") as said,
-        subprocess.Popen(command, env=environment, stdout=said, stderr=said) as server,
+        (folder / "store.txt").open("w") as output_file,
+        subprocess.Popen(
+            command, env=environment, stdout=output_file, stderr=output_file
+        ) as server,
     ):
         try:
             wait_for(lambda: answers(port))

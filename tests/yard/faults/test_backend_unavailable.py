@@ -45,7 +45,7 @@ class Impatient(KubernetesJob):
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
-    """Looks at a job that found nobody; each is told, and another follows at once."""
+    """Polls that found the backend unavailable; each is logged, and the next follows at once."""
     monkeypatch.setattr(retry, "PAUSES_SECONDS", (0.1,))
     monkeypatch.setattr(submission, "AGAIN_SECONDS", 0.0)
     monkeypatch.setattr(submission, "get_run_logger", lambda: logging.getLogger("followed"))

@@ -33,10 +33,10 @@ def test_flow_without_worker_stops(tmp_path: Path, mortal: Server, yard: Yard, s
     (run,) = api.ask("flow_runs/filter", {})
     cancel(mortal, run["id"], state)
     ended = flow.ends(30)
-    assert ended.status == 128 + signal.SIGTERM, ended.said
+    assert ended.status == 128 + signal.SIGTERM, ended.output
     assert ended.states("pretrain") == ["runs", "stopped"]
-    assert "cancelled in Prefect; run it again to resume" in ended.said
-    assert "Traceback" not in ended.said
+    assert "cancelled in Prefect; run it again to resume" in ended.output
+    assert "Traceback" not in ended.output
     assert api.state(run["id"]) == "CANCELLED"
     assert not is_training(yard)
 
@@ -51,12 +51,12 @@ def test_run_is_cancelled_after_a_server_outage(tmp_path: Path, mortal: Server, 
         run = api.begin("run-stage/local", stage="pretrain", config=document)
         wait_for(lambda: steps(save))
         mortal.kill()
-        assert comes(180, lambda: DEAF in worker.said), worker.said[-4000:]
+        assert comes(180, lambda: DEAF in worker.output), worker.output[-4000:]
         time.sleep(40)
         mortal.start()
         assert is_training(yard)
         cancel(mortal, run)
-        assert comes(30, lambda: not is_training(yard)), worker.said[-4000:]
+        assert comes(30, lambda: not is_training(yard)), worker.output[-4000:]
         assert comes(15, lambda: api.state(run) == "CANCELLED"), api.state(run)
         # It is not taken for a crashed run and started again.
         assert not comes(10, lambda: api.state(run) != "CANCELLED")

@@ -46,7 +46,7 @@ def test_killed_server_costs_nothing(tmp_path: Path, server: Server, yard: Yard)
     server.start()
     assert taken(server.url) == 1
     ended = flow.ends()
-    assert ended.status == 0, ended.said
+    assert ended.status == 0, ended.output
     assert ended.states("pretrain") == ["runs", "done"]
     assert steps(save)[-1] == 150
     runs = Api(server.url).ask("flow_runs/filter", {})
@@ -54,9 +54,9 @@ def test_killed_server_costs_nothing(tmp_path: Path, server: Server, yard: Yard)
     # Its slot is free again: the next training does not wait.
     assert taken(server.url) == 0
     following = start_stage(yard, "pretrain", training(tmp_path, str(tmp_path / "next"), 20)).ends()
-    assert following.status == 0, following.said
+    assert following.status == 0, following.output
     assert following.states("pretrain") == ["runs", "done"]
-    assert "waits" not in following.said
+    assert "waits" not in following.output
 
 
 # --- slots of a limit -----------------------------------------------------------------------------
@@ -76,16 +76,16 @@ def test_orphaned_slot_is_named_and_freed(tmp_path: Path, server: Server, yard: 
     Api(server.url).ask(f"v2/concurrency_limits/{LIMIT}", {"active_slots": 1}, method="PATCH")
     flow = start_stage(yard, "pretrain", training(tmp_path, str(tmp_path / "save"), 20))
     command = f"prefect gcl update {LIMIT} --active-slots 0"
-    told = doctor(server, yard)
-    assert f"1 of 1 slots of {LIMIT} taken, 1 of them by nothing that has a lease" in told
-    assert command in told
+    report = doctor(server, yard)
+    assert f"1 of 1 slots of {LIMIT} taken, 1 of them by nothing that has a lease" in report
+    assert command in report
     time.sleep(LOST_SECONDS + 5)
     assert taken(server.url) == 1
     freed = yard.run("-m", *shlex.split(command))
     assert freed.status == 0, freed.out + freed.err
     ended = flow.ends(30)
-    assert ended.status == 0, ended.said
-    waiting = [line for line in ended.said.splitlines() if " waits " in line]
+    assert ended.status == 0, ended.output
+    waiting = [line for line in ended.output.splitlines() if " waits " in line]
     assert len(waiting) == 2
     assert f"1 of 1 slots of {LIMIT} taken" in waiting[0]
     assert f"PREFECT_API_URL={server.url}/ {command}" in waiting[1]
@@ -96,13 +96,13 @@ def test_orphaned_slot_is_named_and_freed(tmp_path: Path, server: Server, yard: 
 def test_waiting_flow_ends_at_sigterm(tmp_path: Path, server: Server, yard: Yard) -> None:
     save = tmp_path / "save"
     first = in_training(yard, save, 100_000)
-    said = tmp_path / "said.txt"
-    with said.open("w") as err:
+    console = tmp_path / "said.txt"
+    with console.open("w") as err:
         document = training(tmp_path, str(tmp_path / "next"), 20)
         command = ("-m", "flows.run_stage", "pretrain", "--config", document)
         second = yard.start(*command, stderr=err)
-    wait_for(lambda: " waits " in said.read_text())
-    assert f"1 of 1 slots of {LIMIT} taken, by pretrain of flow run pretrain" in said.read_text()
+    wait_for(lambda: " waits " in console.read_text())
+    assert f"1 of 1 slots of {LIMIT} taken, by pretrain of flow run pretrain" in console.read_text()
     second.send_signal(signal.SIGTERM)
     second.communicate(timeout=15)
     assert second.returncode == 128 + signal.SIGTERM
@@ -127,10 +127,10 @@ def test_wrong_secrets(tmp_path: Path, prefect_api: dict[str, str], store: dict[
     yard = Yard(tmp_path, {**prefect_api, **store, "AWS_SECRET_ACCESS_KEY": "mistyped"})
     document = plan(tmp_path, f"s3://yard-tests/{tmp_path.name}")
     ended = start_stage(yard, "plan", document).ends()
-    assert ended.status == 2, ended.said
+    assert ended.status == 2, ended.output
     assert ended.states("plan") == ["runs", "failed"]
-    assert "SignatureDoesNotMatch" in ended.said
-    assert "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY" in ended.said
+    assert "SignatureDoesNotMatch" in ended.output
+    assert "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY" in ended.output
     assert ended.seconds < 30
 
 
@@ -169,7 +169,7 @@ def test_full_disk_then_room(tmp_path: Path, small_disk: Path, prefect_api: dict
     wait_for(lambda: "No space left on device" in logs(tmp_path))
     disks.give_room(small_disk)
     ended = flow.ends()
-    assert ended.status == 0, ended.said
+    assert ended.status == 0, ended.output
     assert ended.states("pretrain") == ["runs", "failed", "runs", "done"]
     assert steps(small_disk / "save")[-1] == 60
 

@@ -49,7 +49,7 @@ def test_server_absent_for_half_a_minute(tmp_path: Path, mortal: Server, yard: Y
     time.sleep(AWAY_SECONDS)
     mortal.start()
     ended = flow.ends(180)
-    assert ended.status == 0, ended.said
+    assert ended.status == 0, ended.output
     assert ended.states("pretrain") == ["runs", "done"]
 
 
@@ -62,7 +62,7 @@ def test_database_locked_for_half_a_minute(tmp_path: Path, mortal: Server, yard:
         time.sleep(AWAY_SECONDS)
         database.execute("COMMIT")
     ended = flow.ends(180)
-    assert ended.status == 0, ended.said
+    assert ended.status == 0, ended.output
     assert ended.states("pretrain") == ["runs", "done"]
 
 
@@ -77,12 +77,12 @@ def test_absent_store_is_awaited(tmp_path: Path, yard: Yard, s3_settings: dict[s
     wait_for(lambda: "does not answer; waiting" in logs(tmp_path))
     wire.mend()
     ended = flow.ends(300)
-    assert ended.status == 0, ended.said
+    assert ended.status == 0, ended.output
     assert ended.states("pretrain") == ["runs", "done"]
-    said = logs(tmp_path)
-    assert said.count("does not answer; waiting up to 60 s for it") == 1
-    assert said.count("answers again after") == 1
-    assert re.search(r"iteration +200", said)
+    log = logs(tmp_path)
+    assert log.count("does not answer; waiting up to 60 s for it") == 1
+    assert log.count("answers again after") == 1
+    assert re.search(r"iteration +200", log)
 
 
 # --- who runs it is killed ------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_killed_flow_ends_its_stage_and_the_next_resumes(tmp_path: Path, yard: Y
     reached, before = steps(save)[-1], set(tmp_path.rglob("log.txt"))
     assert reached < 1000
     ended = start_stage(yard, "pretrain", training(tmp_path, str(save), 1000)).ends(180)
-    assert ended.status == 0, ended.said
+    assert ended.status == 0, ended.output
     (log,) = set(tmp_path.rglob("log.txt")) - before
     made = [int(step) for step in ITERATION.findall(log.read_text())]
     assert reached < made[0] <= reached + 10
@@ -118,8 +118,10 @@ def test_slot_of_a_flow_killed_with_its_server_lasts_one_lease(tmp_path: Path) -
     flow.kill()
     assert yard.wait_until_empty(30) == []
     ended = start_stage(yard, "pretrain", training(tmp_path, str(save), 1000)).ends(240)
-    assert ended.status == 0, ended.said
-    began = [said for said in ended.said.splitlines() if re.search(r"pretrain +(waits|runs)", said)]
+    assert ended.status == 0, ended.output
+    began = [
+        text for text in ended.output.splitlines() if re.search(r"pretrain +(waits|runs)", text)
+    ]
     assert len(began) == 2
     assert f"1 of 1 slots of {LIMIT} taken, by pretrain of flow run pretrain" in began[0]
     waited = seconds_of(began[1]) - seconds_of(began[0])
@@ -127,9 +129,9 @@ def test_slot_of_a_flow_killed_with_its_server_lasts_one_lease(tmp_path: Path) -
     assert steps(save)[-1] == 1000
 
 
-def seconds_of(said: str) -> int:
+def seconds_of(line: str) -> int:
     """The time of day in front of a line."""
-    hours, minutes, seconds = (int(part) for part in said.split()[0].split(":"))
+    hours, minutes, seconds = (int(part) for part in line.split()[0].split(":"))
     return (hours * 60 + minutes) * 60 + seconds
 
 
@@ -148,8 +150,8 @@ def worker(yard: Yard) -> Iterator[subprocess.Popen[str]]:
 
 
 def start_worker(yard: Yard) -> subprocess.Popen[str]:
-    with (yard.folder / "worker.txt").open("a") as said:
-        return yard.start("-m", "prefect", "worker", "start", "--pool", "local", stderr=said)
+    with (yard.folder / "worker.txt").open("a") as output_file:
+        return yard.start("-m", "prefect", "worker", "start", "--pool", "local", stderr=output_file)
 
 
 def trainings(yard: Yard) -> int:
@@ -214,9 +216,9 @@ def test_cancelled_flow_stops_its_container(tmp_path: Path, mortal: Server, yard
     script = tmp_path / "served.py"
     script.write_text(IN_A_CONTAINER)
     yard.environment["PYTHONPATH"] = str(ROOT)
-    with running_engine() as image, (tmp_path / "served.txt").open("w") as said:
+    with running_engine() as image, (tmp_path / "served.txt").open("w") as output_file:
         yard.environment["DOCKER_HOST"] = os.environ["DOCKER_HOST"]
-        serving = yard.start(str(script), stderr=said)
+        serving = yard.start(str(script), stderr=output_file)
         try:
             document = training(tmp_path, str(save), 100_000)
             parameters = {
@@ -231,11 +233,11 @@ def test_cancelled_flow_stops_its_container(tmp_path: Path, mortal: Server, yard
             wait_for(lambda: steps(save), 120)
             (name,) = docker("ps", "-q", "--filter", f"volume={tmp_path}").split()
             yard.run("-m", "prefect", "flow-run", "cancel", run)
-            told = time.monotonic()
+            signalled_at = time.monotonic()
             wait_for(lambda: not docker("ps", "-aq", "--filter", f"id={name}"), STOP_SECONDS)
-            left = STOP_SECONDS - (time.monotonic() - told)
+            left = STOP_SECONDS - (time.monotonic() - signalled_at)
             wait_for(lambda: server.state(run) == "CANCELLED", left)
-            assert "asked to stop" in logs(tmp_path), "it did not save when it was told to stop"
+            assert "asked to stop" in logs(tmp_path), "it did not save when it was stopped"
         finally:
             serving.kill()
             serving.communicate()

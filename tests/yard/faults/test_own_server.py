@@ -63,9 +63,9 @@ def test_refused_flow_names_the_variable(tmp_path: Path, closed: WholeServer, gi
     if given:
         yard.environment["PREFECT_API_AUTH_STRING"] = given
     ended = start_stage(yard, "plan", plan(tmp_path, str(tmp_path / "plan"))).ends()
-    assert ended.status == 2, ended.said
-    assert f"error: {closed.url} refuses: 401; set PREFECT_API_AUTH_STRING" in ended.said
-    assert "Traceback" not in ended.said
+    assert ended.status == 2, ended.output
+    assert f"error: {closed.url} refuses: 401; set PREFECT_API_AUTH_STRING" in ended.output
+    assert "Traceback" not in ended.output
     assert ended.seconds < 30
 
 
@@ -96,13 +96,13 @@ def broken(tmp_path: Path, mortal: Server) -> Iterator[tuple[Yard, Flow]]:
 def test_signal_ends_it(tmp_path: Path, broken: tuple[Yard, Flow], number: signal.Signals) -> None:
     yard, flow = broken
     time.sleep(5)  # calls that are tried again are on their way
-    told = time.monotonic()
+    signalled_at = time.monotonic()
     flow.process.send_signal(number)
     ended = flow.ends(STOP_SECONDS)
-    assert time.monotonic() - told < STOP_SECONDS
-    assert ended.status == 128 + number, ended.said
-    assert f"stopped by {number.name}" in ended.said
-    assert "Traceback" not in ended.said
+    assert time.monotonic() - signalled_at < STOP_SECONDS
+    assert ended.status == 128 + number, ended.output
+    assert f"stopped by {number.name}" in ended.output
+    assert "Traceback" not in ended.output
     assert "saved step" in logs(tmp_path)
     assert yard.wait_until_empty(15) == []
 
@@ -127,10 +127,10 @@ def test_a_full_disk_ends_a_flow_until_there_is_room(tmp_path: Path, small_disk:
     wait_for(lambda: steps(small_disk / "save"))
     filler = fill(small_disk)
     ended = flow.ends(150)
-    assert ended.status == 3, ended.said
-    assert "No space left on device" in ended.said
-    assert "error: " in ended.said
-    assert "Traceback" not in ended.said
+    assert ended.status == 3, ended.output
+    assert "No space left on device" in ended.output
+    assert "error: " in ended.output
+    assert "Traceback" not in ended.output
     assert yard.wait_until_empty(15) == []
     filler.unlink()
     reached = steps(small_disk / "save")[-1]
@@ -147,8 +147,8 @@ def test_a_signal_ends_a_flow_whose_disk_is_full(tmp_path: Path, small_disk: Pat
     time.sleep(5)
     flow.process.send_signal(signal.SIGTERM)
     ended = flow.ends(STOP_SECONDS)
-    assert ended.status == 128 + signal.SIGTERM, ended.said
-    assert "stopped by SIGTERM" in ended.said
+    assert ended.status == 128 + signal.SIGTERM, ended.output
+    assert "stopped by SIGTERM" in ended.output
     assert yard.wait_until_empty(15) == []
 
 
@@ -157,8 +157,8 @@ def test_a_disk_full_before_the_start_is_reported(tmp_path: Path, small_disk: Pa
     ended = start_stage(
         on(small_disk, tmp_path), "plan", plan(tmp_path, str(tmp_path / "p"))
     ).ends()
-    assert ended.status == 3, ended.said
-    assert str(small_disk / "yard" / ".prefect") in ended.said
-    assert "No space left on device" in ended.said or "is full" in ended.said
-    assert "Traceback" not in ended.said
+    assert ended.status == 3, ended.output
+    assert str(small_disk / "yard" / ".prefect") in ended.output
+    assert "No space left on device" in ended.output or "is full" in ended.output
+    assert "Traceback" not in ended.output
     assert ended.seconds < 60

@@ -24,12 +24,12 @@ def test_a_service_that_fails_is_told_with_its_name_and_its_error(tmp_path: Path
     (tmp_path / "home").mkdir()
     log = tmp_path / "home" / "server.log"
     log.write_text(BUSY + FAILED)
-    (told,) = of_servers(tmp_path)
-    assert told.startswith(f"{log}: [ 115ms] schedule_deployments()")
-    assert told.endswith("InvalidRequestError: Can't evaluate bulk DML statement")
+    (line,) = of_servers(tmp_path)
+    assert line.startswith(f"{log}: [ 115ms] schedule_deployments()")
+    assert line.endswith("InvalidRequestError: Can't evaluate bulk DML statement")
     log.write_text(BUSY + BUSY.replace("is locked", "disk image is malformed"))
-    (told,) = of_servers(tmp_path)
-    assert told.endswith("malformed")
+    (line,) = of_servers(tmp_path)
+    assert line.endswith("malformed")
     log.unlink()  # it lies where those of real servers are looked for
 
 

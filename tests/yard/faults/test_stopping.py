@@ -60,10 +60,10 @@ def stop_in_training(yard: Yard, console: Path, number: signal.Signals) -> int:
 def test_stopped_flow_saves(yard: Yard, console: Path, number: signal.Signals, status: int) -> None:
     assert stop_in_training(yard, console, number) == status
     assert yard.wait_until_empty(5) == []
-    said = console.read_text()
-    assert "saved step" in said
-    assert f"stopped by {number.name}" in said
-    assert "Traceback" not in said
+    output = console.read_text()
+    assert "saved step" in output
+    assert f"stopped by {number.name}" in output
+    assert "Traceback" not in output
 
 
 def test_a_flow_that_is_killed_leaves_nothing(yard: Yard, console: Path) -> None:

@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 
 def status(code: int, reason: str, message: str) -> Document:
-    told = "Failure" if code >= 400 else "Success"
-    whole = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": told}
+    result = "Failure" if code >= 400 else "Success"
+    whole = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": result}
     return {**whole, "reason": reason, "message": message, "code": code}
 
 
@@ -187,8 +187,8 @@ class FakeKube:
     @web.middleware
     async def _gate(self, request: web.Request, handler: Any) -> web.StreamResponse:
         plural = request.match_info.get("plural", "")
-        told = "watch" if request.query.get("watch") else request.method
-        self.asked.append((told, request.path))
+        verb = "watch" if request.query.get("watch") else request.method
+        self.asked.append((verb, request.path))
         if self.is_away:
             return web.Response(status=503, text="<html>no upstream</html>")
         if request.headers.get("authorization", "").split()[-1:] != [self.token]:

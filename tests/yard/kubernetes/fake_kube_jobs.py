@@ -26,8 +26,8 @@ class JobFailedError(Exception):
 
 
 def condition(kind: str, reason: str, message: str = "", status: str = "True") -> Document:
-    told = {"type": kind, "status": status, "reason": reason, "message": message}
-    return {**told, "lastTransitionTime": now()}
+    fields = {"type": kind, "status": status, "reason": reason, "message": message}
+    return {**fields, "lastTransitionTime": now()}
 
 
 @dataclass
@@ -96,15 +96,15 @@ class Cluster:
                 await self._run_indices(job, network, completed, failed)
             if failed:
                 raise JobFailedError("FailedIndexes", "Job has failed indexes")
-            told = condition("Complete", "CompletionsReached")
+            ended_as = condition("Complete", "CompletionsReached")
         except TimeoutError:
             text = "Job was active longer than specified deadline"
-            told = await self._give_up(job, "DeadlineExceeded", text)
+            ended_as = await self._give_up(job, "DeadlineExceeded", text)
         except JobFailedError as error:
-            told = await self._give_up(job, *error.args)
+            ended_as = await self._give_up(job, *error.args)
         finally:
             network.close()
-        job["status"] |= {"active": 0, "conditions": [told]}
+        job["status"] |= {"active": 0, "conditions": [ended_as]}
         self._count(job, completed, failed)
         if spec.get("ttlSecondsAfterFinished", 9999) < 60:
             await asyncio.sleep(spec["ttlSecondsAfterFinished"])
@@ -193,8 +193,8 @@ class Cluster:
             if fitting:
                 pod["spec"]["nodeName"] = fitting[index % len(fitting)]
                 return True
-            told = condition("PodScheduled", "Unschedulable", why, "False")
-            self._set(pod, conditions=[told])
+            scheduled = condition("PodScheduled", "Unschedulable", why, "False")
+            self._set(pod, conditions=[scheduled])
             await asyncio.sleep(BACK_OFF_SECONDS)
         return False
 
@@ -227,8 +227,8 @@ class Cluster:
             self._wait_for(pod, state)
             await asyncio.sleep(BACK_OFF_SECONDS)
             if state["reason"] == "ErrImagePull":
-                told = f'Back-off pulling image "{container["image"]}"'
-                self._wait_for(pod, {"reason": "ImagePullBackOff", "message": told})
+                message = f'Back-off pulling image "{container["image"]}"'
+                self._wait_for(pod, {"reason": "ImagePullBackOff", "message": message})
                 await asyncio.sleep(BACK_OFF_SECONDS)
         return False
 
@@ -306,9 +306,9 @@ class Cluster:
         text = "Taint manager: deleting due to NoExecute taint"
         for pod in pods:
             if pod["status"]["phase"] == "Running":
-                told = condition("DisruptionTarget", "DeletionByTaintManager", text)
+                disruption = condition("DisruptionTarget", "DeletionByTaintManager", text)
                 pod["metadata"]["deletionTimestamp"] = now()
-                self._set(pod, conditions=[told])
+                self._set(pod, conditions=[disruption])
                 self._set(pod, phase="Failed")
                 self.store.remove("pods", pod)
 
@@ -384,13 +384,15 @@ def _by_policy(job: Document, pod: Document) -> str:
         wanted = rule.get("onExitCodes")
         if wanted is None:
             fits = any(one["type"] in held for one in rule["onPodConditions"])
-            told = f"Pod {name} has condition DisruptionTarget matching"
+            message = f"Pod {name} has condition DisruptionTarget matching"
         else:
             fits = any(code in wanted["values"] for code in codes)
-            told = f"Container {wanted.get('containerName')} for pod {name} failed with exit code "
-            told += f"{codes[0] if codes else None} matching"
+            message = (
+                f"Container {wanted.get('containerName')} for pod {name} failed with exit code "
+            )
+            message += f"{codes[0] if codes else None} matching"
         if fits and rule["action"] == "FailJob":
-            raise JobFailedError("PodFailurePolicy", f"{told} FailJob rule at index {number}")
+            raise JobFailedError("PodFailurePolicy", f"{message} FailJob rule at index {number}")
         if fits:
             return str(rule["action"])
     return "Count"

@@ -177,8 +177,8 @@ class Container:
 
 
 def container_status(name: str, image: str, state: Document) -> Document:
-    told = {"name": name, "ready": "running" in state, "restartCount": 0, "state": state}
-    return {**told, "image": image, "imageID": ""}
+    status = {"name": name, "ready": "running" in state, "restartCount": 0, "state": state}
+    return {**status, "image": image, "imageID": ""}
 
 
 def environment(

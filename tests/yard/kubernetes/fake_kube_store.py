@@ -32,7 +32,7 @@ class Store:
     objects: dict[Key, Document] = field(default_factory=dict)
     version: int = 100
     oldest: int = 0
-    """Changes before this version are forgotten: whoever asks for them is told 410."""
+    """Changes before this version are forgotten: a request for them gets 410."""
     changes: list[tuple[int, str, str, Document]] = field(default_factory=list)
     """Version, ADDED or MODIFIED or DELETED, plural, object."""
     news: asyncio.Condition = field(default_factory=asyncio.Condition)

@@ -71,13 +71,13 @@ def ended(fake: FakeKube, name: str) -> Callable[[], dict[str, Any] | None]:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What the stage itself said last."""
+    """The last line of the stage itself."""
     document: dict[str, Any] = json.loads((folder / "outcome.json").read_text())
     return document
 
 
 def run_by_hand(person: Person, fake: FakeKube, file: Path) -> dict[str, Any]:
-    """Create what was kept, wait for its end, and remove it; what the stage said."""
+    """Create what was kept, wait for its end, and remove it; the output of the stage."""
     (file.parent / "outcome.json").unlink(missing_ok=True)
     *_, job = create(person, file)
     assert job[0].kind == "Job"

@@ -43,7 +43,7 @@ def jobs(fake: FakeKube, name: str) -> list[str]:
 
 def test_cancelling_during_creation_leaves_no_job(fake: FakeKube, tmp_path: Path) -> None:
     def is_created() -> bool:
-        return any("POST" in told and path.endswith("/jobs") for told, path in fake.asked)
+        return any("POST" in verb and path.endswith("/jobs") for verb, path in fake.asked)
 
     async def whole() -> None:
         triggering = asyncio.create_task(job(fake, tmp_path, "early-1", training()).trigger())
@@ -160,7 +160,7 @@ echo begun
 while :; do sleep 0.2; done
 """
 HEEDS = {"saves": "echo asked to stop; exit 143", "pays no heed": ""}
-"""What it does when it is told to stop; nothing, as where a rank hangs in a collective."""
+"""What it does when it is stopped; nothing, as where a rank hangs in a collective."""
 
 
 @pytest.mark.full
@@ -183,16 +183,16 @@ def test_a_run_of_a_worker_that_is_cancelled_is_over_in_30_seconds(
     before = names(fake)
     with working(yard, "pods") as worker:
         run = server.begin("run-stage/pods", stage="pretrain", config=document)
-        assert holds(90, lambda: trainings.logs(tmp_path).count("begun") == 2), worker.said
+        assert holds(90, lambda: trainings.logs(tmp_path).count("begun") == 2), worker.output
         assert {kind for kind, _ in names(fake) - before} == {"jobs", "services", "pods"}
         pressed = time.monotonic()
         cancelled = yard.run("-m", "prefect", "flow-run", "cancel", run)
         assert cancelled.status == 0, cancelled.err
-        assert holds(STOP_SECONDS, lambda: not names(fake) - before), worker.said
+        assert holds(STOP_SECONDS, lambda: not names(fake) - before), worker.output
         assert time.monotonic() - pressed < STOP_SECONDS
         # Prefect's own word for it comes up to three seconds after the flow has ended, and then
         # loads the flow to look for hooks, which a slow machine takes its time for.
-        assert holds(STOP_SECONDS, lambda: server.state(run) == "CANCELLED"), worker.said
+        assert holds(STOP_SECONDS, lambda: server.state(run) == "CANCELLED"), worker.output
     saved = trainings.logs(tmp_path).count("asked to stop")
     assert saved == (2 if heeds == "saves" else 0)
 

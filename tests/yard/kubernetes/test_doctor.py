@@ -58,11 +58,11 @@ def test_missing_namespace_and_silent_server(fake: FakeKube, practice: Practice)
     profile = profile_on_pods(fake, practice.folder)
     found = practice.visit(profile.replace('namespace = "yard"', 'namespace = "yrad"'), "jobs")
     assert (found.status, found.ill()) == (WRONG_SETTING, {"jobs"})
-    assert 'namespaces "yrad" not found' in found.told("jobs")
+    assert 'namespaces "yrad" not found' in found.message("jobs")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         found = practice.visit(profile_of(silent, practice.folder), "jobs")
     assert (found.status, found.ill()) == (MAY_PASS, {"jobs"})
-    assert "does not answer within 12 s" in found.told("jobs")
+    assert "does not answer within 12 s" in found.message("jobs")
 
 
 # --- faster, in this process ----------------------------------------------------------------------
@@ -99,7 +99,9 @@ def test_nothing_is_left_and_nothing_is_asked_that_the_role_does_not_allow(
     allowed = {
         (verb, r) for rule in role["rules"] for r in rule["resources"] for verb in rule["verbs"]
     }
-    asked = [(VERBS[told], path.split("/")[-1]) for told, path in fake.asked if "/yard/" in path]
+    asked = [
+        (VERBS[method], path.split("/")[-1]) for method, path in fake.asked if "/yard/" in path
+    ]
     made = {plural for verb, plural in asked if verb == "create"}
     assert made == ({"jobsets"} if has_jobsets else {"services", "jobs"})
     assert set(asked) <= allowed
@@ -124,14 +126,14 @@ def test_a_wrong_setting_is_named(
     profile = profile_on_pods(fake, tmp_path)
     found = visit(profile.replace(old, new), tmp_path, capsys)
     assert (found.status, found.ill()) == (WRONG_SETTING, {"jobs"})
-    assert words in found.told("jobs")
+    assert words in found.message("jobs")
 
 
 def test_missing_right(fake: FakeKube, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake.denied.add(("POST", "jobs"))
     found = visit(profile_on_pods(fake, tmp_path), tmp_path, capsys)
     assert (found.status, found.ill()) == (WRONG_SETTING, {"jobs"})
-    assert "create Job in namespace yard is not allowed" in found.told("jobs")
+    assert "create Job in namespace yard is not allowed" in found.message("jobs")
 
 
 def test_wrong_token(fake: FakeKube, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +141,7 @@ def test_wrong_token(fake: FakeKube, tmp_path: Path, capsys: pytest.CaptureFixtu
     wrong.write_text(fake.kubeconfig.read_text().replace(fake.token, "another"))
     found = visit(profile_through(wrong, tmp_path), tmp_path, capsys)
     assert (found.status, found.ill()) == (WRONG_SETTING, {"jobs"})
-    assert "the cluster does not know these credentials" in found.told("jobs")
+    assert "the cluster does not know these credentials" in found.message("jobs")
 
 
 def test_a_server_that_takes_calls_and_says_nothing_is_no_hang(
@@ -149,4 +151,4 @@ def test_a_server_that_takes_calls_and_says_nothing_is_no_hang(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         found = visit(profile_of(silent, tmp_path), tmp_path, capsys)
     assert (found.status, found.ill()) == (MAY_PASS, {"jobs"})
-    assert "does not answer within 1 s" in found.told("jobs")
+    assert "does not answer within 1 s" in found.message("jobs")

@@ -47,9 +47,9 @@ def test_exit_status_comes_back(fake: FakeKube, tmp_path: Path, status: int, kin
 def test_ranks_on_two_nodes_meet_by_service_names(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "ranks-1", ALL_REDUCE, **TWO_NODES)
     assert follow(block).kind is Kind.DONE, log_of(block).read_text()
-    said = log_of(block).read_text()
-    assert "0: rank 0 on job-ranks-1-0: 3.0" in said
-    assert "1: rank 1 on job-ranks-1-1: 3.0" in said
+    log = log_of(block).read_text()
+    assert "0: rank 0 on job-ranks-1-0: 3.0" in log
+    assert "1: rank 1 on job-ranks-1-1: 3.0" in log
 
 
 def test_done_jobs_are_removed_and_failed_jobs_stay(fake: FakeKube, tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_only_a_failed_share_is_run_again(fake: FakeKube, tmp_path: Path) -> Non
     again = Shares(count=3, only=outcome.failed_shares)
     block = job(fake, tmp_path, "shares-2", "import sys; print(sys.argv[1:])", shares=again)
     assert follow(block).kind is Kind.DONE
-    told = (tmp_path / "shares-2" / "log-00001.txt").read_text()
-    assert told == "['--world-size', '3', '--rank', '1']\n"
+    log = (tmp_path / "shares-2" / "log-00001.txt").read_text()
+    assert log == "['--world-size', '3', '--rank', '1']\n"
 
 
 ONE_SHARE = """
@@ -99,7 +99,7 @@ def test_rerun_shares_are_one_job_within_the_limit(fake: FakeKube, tmp_path: Pat
     spans = [[(one / name).stat().st_mtime for name in ("began", "ended")] for one in folders]
     at_once = [sum(began <= at < ended for began, ended in spans) for at, _ in spans]
     assert max(at_once) == 2
-    posted = [path for told, path in fake.asked if told == "POST"]
+    posted = [path for verb, path in fake.asked if verb == "POST"]
     assert len(posted) == 1
 
 
@@ -126,8 +126,8 @@ def test_where_jobsets_are_installed_ranks_run_in_one(fake: FakeKube, tmp_path: 
 
 WRONG = """
 import json, os, sys
-said = {"class": "ConfigError", "exit_status": 2, "message": "no such size", "step": None}
-json.dump(said, open(os.environ["TRAINYARD_RUN_DIR"] + "/failure.json", "w"))
+report = {"class": "ConfigError", "exit_status": 2, "message": "no such size", "step": None}
+json.dump(report, open(os.environ["TRAINYARD_RUN_DIR"] + "/failure.json", "w"))
 sys.exit(2)
 """
 
@@ -193,8 +193,8 @@ if (run / "begun").exists():
     sys.exit(70)
 (run / "begun").touch()
 print("began", flush=True)
-told = {"class": "Stopped", "exit_status": 143, "message": "told to stop"}
-(run / "failure.json").write_text(json.dumps(told))
+report = {"class": "Stopped", "exit_status": 143, "message": "told to stop"}
+(run / "failure.json").write_text(json.dumps(report))
 time.sleep(60)
 """
 

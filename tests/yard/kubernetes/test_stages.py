@@ -80,8 +80,8 @@ def test_twenty_steps_of_training_on_two_nodes(fake: FakeKube, tmp_path: Path) -
     document |= {"data_path": [write_tokens(tmp_path)], "save": str(tmp_path / "model")}
     summary = run("pretrain", document, kube(fake, tmp_path))
     assert summary.output_digest
-    said = Path(summary.log).read_text()
-    assert "0: " in said
+    log = Path(summary.log).read_text()
+    assert "0: " in log
     steps = ledger_steps(tmp_path / "model")
     assert steps == sorted(set(steps))
     assert max(steps) == 20
@@ -140,7 +140,7 @@ def test_a_killed_flow_costs_no_step_and_no_second_job(fake: FakeKube, tmp_path:
     with begin(fake, tmp_path, document) as flow:
         out, _ = flow.communicate(timeout=200)
     assert flow.returncode == 0, log.read_text()
-    assert [path for told, path in fake.asked if told == "POST" and path.endswith("/jobs")] == [
+    assert [path for verb, path in fake.asked if verb == "POST" and path.endswith("/jobs")] == [
         "/apis/batch/v1/namespaces/yard/jobs"
     ]
     steps = ledger_steps(tmp_path / "model")

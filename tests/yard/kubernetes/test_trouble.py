@@ -165,11 +165,11 @@ def test_job_in_a_queue(fake: FakeKube, tmp_path: Path, caplog: pytest.LogCaptur
     caplog.set_level("INFO")
     options = site(fake, tmp_path, queue="team-a")
 
-    def told() -> bool:
+    def was_reported() -> bool:
         return any("waits in queue team-a" in record.message for record in caplog.records)
 
     block = job(fake, tmp_path, "queue-1", "print('in')", options=options)
-    assert follow(block, when(told, fake.let_go)).kind is Kind.DONE
+    assert follow(block, when(was_reported, fake.let_go)).kind is Kind.DONE
 
 
 # --- refusals -----------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_a_long_name_is_one_that_jobset_takes(fake: FakeKube, tmp_path: Path) ->
     block = job(fake, tmp_path, "7c1f0d9a2b3e4f56-1", "pass", **two)
     block.spec = replace(block.spec, name="pretrain-" + "x" * 60)
     assert follow(block).kind is Kind.DONE
-    assert [path for told, path in fake.asked if told == "POST" and path.endswith("/jobsets")]
+    assert [path for verb, path in fake.asked if verb == "POST" and path.endswith("/jobsets")]
 
 
 def test_a_namespace_that_is_not_there_is_named(fake: FakeKube, tmp_path: Path) -> None:
@@ -253,8 +253,8 @@ def test_broken_watches_and_logs_resume(fake: FakeKube, tmp_path: Path) -> None:
             time.sleep(0.7)
 
     assert follow(block, when(says(block, "step 3"), trouble)).kind is Kind.DONE
-    told = log_of(block).read_text()
-    assert told == "".join(f"step {number}\n" for number in range(40))
+    log = log_of(block).read_text()
+    assert log == "".join(f"step {number}\n" for number in range(40))
 
 
 def test_a_token_that_is_replaced_is_read_anew(fake: FakeKube, tmp_path: Path) -> None:
@@ -322,9 +322,9 @@ def test_an_absent_server_ends_the_wait_but_not_the_job(fake: FakeKube, tmp_path
 
 def test_hidden_events(fake: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fake.denied.add(("GET", "events"))
-    fake.cluster.quota = "no pod is made until it was told"
+    fake.cluster.quota = "no pod is created before the warning"
 
-    def told() -> bool:
+    def was_reported() -> bool:
         words = "list Event in namespace yard is not allowed"
         return any(words in record.message for record in caplog.records)
 
@@ -332,5 +332,5 @@ def test_hidden_events(fake: FakeKube, tmp_path: Path, caplog: pytest.LogCapture
         fake.cluster.quota = ""
 
     block = job(fake, tmp_path, "events-1", "print('ran')")
-    assert follow(block, when(told, give)).kind is Kind.DONE
-    assert told()
+    assert follow(block, when(was_reported, give)).kind is Kind.DONE
+    assert was_reported()

@@ -34,5 +34,5 @@ def test_command_passes(fake: FakeKube, tmp_path: Path, monkeypatch: pytest.Monk
     )
     assert done.returncode == 0, done.stdout
     assert "skipped" not in done.stdout
-    kinds = [path.rpartition("/")[2] for told, path in fake.asked if told == "POST"]
+    kinds = [path.rpartition("/")[2] for verb, path in fake.asked if verb == "POST"]
     assert {"jobs", "jobsets", "services"} <= set(kinds)

@@ -163,10 +163,10 @@ def working(
     program: Sequence[str] = ("prefect", "worker", "start"),
 ) -> Iterator[Worker]:
     """A worker of a pool, for as long as this lasts."""
-    with (yard.folder / f"{name}.txt").open("w") as said:
+    with (yard.folder / f"{name}.txt").open("w") as output_file:
         arguments = ("--pool", pool, "--name", name, *more)
-        process = yard.start("-m", *program, *arguments, stderr=said)
-    worker = Worker(process, Path(said.name))
+        process = yard.start("-m", *program, *arguments, stderr=output_file)
+    worker = Worker(process, Path(output_file.name))
     try:
         yield worker
     finally:
@@ -185,7 +185,7 @@ class Worker:
         self._log = log
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """By it, and by its flow runs."""
         return self._log.read_text()
 

@@ -20,7 +20,7 @@ PROCESSES = 'block = "process"\n'
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What doctor said."""
+    """The findings of doctor."""
 
     status: int
     findings: dict[str, dict[str, Any]]
@@ -28,7 +28,7 @@ class Visit:
     def ill(self) -> set[str]:
         return {name for name, found in self.findings.items() if found["state"] == "fail"}
 
-    def told(self, name: str) -> str:
+    def message(self, name: str) -> str:
         found = self.findings[name]
         assert found["see"].startswith("docs/troubleshooting.md#")
         return f"{found['told']} -> {found['todo']}"

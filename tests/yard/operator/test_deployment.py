@@ -56,7 +56,7 @@ def begin(yard: Yard, deployment: str, **parameters: str) -> str:
 def test_prefect_has_the_stages_of_a_flow(yard: Yard, server: Api, worker: Worker) -> None:
     run = begin(yard, "pretrain-gpt/local", recipe=yard.recipe(COLLECTED))
     assert comes(120, lambda: server.state(run) in ENDED)
-    assert server.state(run) == "COMPLETED", worker.said
+    assert server.state(run) == "COMPLETED", worker.output
 
     stages = {task["name"]: task["state_type"] for task in server.of_run("task_runs", run)}
     assert stages["pretrain"] == stages["tokenize-train-00001"] == "COMPLETED"
@@ -89,7 +89,7 @@ def test_cancelling_in_prefect_stops_the_stage(yard: Yard, server: Api) -> None:
 def check_told_in_words(server: Api, worker: Worker, run: str, words: str) -> None:
     """A run that failed for what somebody wrote: these words are its state, they come in its log,
     and no traceback stands over them."""
-    assert comes(90, lambda: server.state(run) in ENDED), worker.said
+    assert comes(90, lambda: server.state(run) in ENDED), worker.output
     state = server.ask(f"flow_runs/{run}")["state"]
     assert (state["type"], state["message"]) == ("FAILED", words)
     assert server.of_run("task_runs", run) == []
@@ -117,7 +117,7 @@ def test_wrong_recipe_is_named(yard: Yard, server: Api, worker: Worker, tmp_path
     least = "--keep-corpus-versions must be at least 1, got 0"
     check_told_in_words(server, worker, swept, least)
     # None of ours: Prefect's heartbeat has one where a flow ends just when it beats.
-    assert f'File "{ROOT}/flows/' not in worker.said
+    assert f'File "{ROOT}/flows/' not in worker.output
 
 
 @pytest.mark.full
@@ -125,7 +125,7 @@ def test_another_version_is_refused(yard: Yard, server: Api, worker: Worker) -> 
     (block,) = (one for one in server.ask("block_documents/filter", {}) if one["name"] == "local")
     _patch(server, block, {**block["data"], "version": "0.0.0"})
     run = begin(yard, "run-stage/local", stage="verify", config="none.toml")
-    assert comes(60, lambda: server.state(run) in ENDED), worker.said
+    assert comes(60, lambda: server.state(run) in ENDED), worker.output
     _patch(server, block, block["data"])
     state = server.ask(f"flow_runs/{run}")["state"]
     assert state["type"] == "FAILED"

@@ -56,9 +56,9 @@ def test_bad_store_and_no_server(practice: Practice, s3_url: str, s3_server: str
         seen = practice.visit(root=s3_url, environment=environment)
     assert seen.ill() == {"conditional writes", "clock", "Prefect"}
     assert seen.status == WRONG_SETTING
-    assert "If-None-Match" in seen.told("conditional writes")
-    assert "ahead of ours" in seen.told("clock")
-    assert "http://127.0.0.1:9/api" in seen.told("Prefect")
+    assert "If-None-Match" in seen.message("conditional writes")
+    assert "ahead of ours" in seen.message("clock")
+    assert "http://127.0.0.1:9/api" in seen.message("Prefect")
     assert seen.findings["versions"]["told"] == "Prefect failed"
 
 
@@ -71,11 +71,11 @@ def test_wrong_credentials_and_no_engine(practice: Practice, s3_url: str, s3_ser
         seen = practice.visit(CONTAINERS, root=s3_url, environment=environment)
     assert seen.ill() == {"store", "jobs", "Prefect"}
     assert seen.status == WRONG_SETTING
-    assert "AWS_ACCESS_KEY_ID" in seen.told("store")
+    assert "AWS_ACCESS_KEY_ID" in seen.message("store")
     assert seen.findings["conditional writes"]["told"] == "store failed"
-    assert "does not answer" in seen.told("jobs")
+    assert "does not answer" in seen.message("jobs")
     assert seen.findings["image"]["told"] == seen.findings["ranks"]["told"] == "jobs failed"
-    assert "PREFECT_API_URL is not set" in seen.told("Prefect")
+    assert "PREFECT_API_URL is not set" in seen.message("Prefect")
 
 
 def test_no_store_and_an_interpreter_without_trainyard(practice: Practice, s3_url: str) -> None:
@@ -86,15 +86,15 @@ def test_no_store_and_an_interpreter_without_trainyard(practice: Practice, s3_ur
     environment = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     seen = practice.visit(profile, "store", "jobs", "image", root=s3_url, environment=environment)
     assert (seen.status, seen.ill()) == (WRONG_SETTING, {"store", "image"})
-    assert "AWS_ENDPOINT_URL" in seen.told("store")
+    assert "AWS_ENDPOINT_URL" in seen.message("store")
     assert seen.findings["store"]["seconds"] < 5
-    assert "no trainyard" in seen.told("image")
+    assert "no trainyard" in seen.message("image")
 
 
 def test_a_bucket_that_is_not_there(practice: Practice, s3_url: str) -> None:
     seen = practice.visit(PROCESSES, "store", root="s3://no-such-bucket-here/yard")
     assert (seen.status, seen.ill()) == (WRONG_SETTING, {"store"})
-    assert "bucket does not exist" in seen.told("store")
+    assert "bucket does not exist" in seen.message("store")
 
 
 @pytest.mark.full
@@ -103,15 +103,15 @@ def test_a_silent_store_is_no_hang(practice: Practice, s3_url: str) -> None:
         environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}"}
         seen = practice.visit(PROCESSES, "store", "text", root=s3_url, environment=environment)
     assert (seen.status, seen.ill()) == (MAY_PASS, {"store"})
-    assert "no answer within 12 s" in seen.told("store")
+    assert "no answer within 12 s" in seen.message("store")
     assert seen.findings["store"]["seconds"] < 14
 
 
 def test_a_server_without_authentication(practice: Practice, server: WholeServer) -> None:
     seen = practice.visit(CONTAINERS, *SERVER, "work pool", environment=server.environment)
     assert (seen.status, seen.ill()) == (WRONG_SETTING, {"auth", "work pool"})
-    assert "PREFECT_SERVER_API_AUTH_STRING" in seen.told("auth")
-    assert "flows.register" in seen.told("work pool")
+    assert "PREFECT_SERVER_API_AUTH_STRING" in seen.message("auth")
+    assert "flows.register" in seen.message("work pool")
 
 
 @pytest.mark.full
@@ -132,7 +132,7 @@ def test_a_server_that_is_closed_lets_in_who_may(practice: Practice) -> None:
     finally:
         api.stop()
     assert (seen.status, seen.ill()) == (WRONG_SETTING, {"versions"})
-    assert "PREFECT_API_AUTH_STRING" in seen.told("versions")
+    assert "PREFECT_API_AUTH_STRING" in seen.message("versions")
 
 
 HASTY = (
@@ -160,18 +160,20 @@ def test_idle_scheduler_and_no_worker(practice: Practice, prefect_api: dict[str,
     finally:
         api.ask(f"deployments/{made}", method="DELETE")
     assert (seen.status, seen.ill()) == (MAY_PASS, {"schedules"})
-    told = seen.told("schedules")
-    assert "nightly/profile has an active schedule and no planned run" in told
-    assert "late runs of nightly/profile: 1, the oldest by " in told
-    assert "(due 2026-01-01 03:00 UTC): no worker polls queue default of work pool nobody" in told
-    assert "prefect worker start --pool nobody" in told
+    message = seen.message("schedules")
+    assert "nightly/profile has an active schedule and no planned run" in message
+    assert "late runs of nightly/profile: 1, the oldest by " in message
+    assert (
+        "(due 2026-01-01 03:00 UTC): no worker polls queue default of work pool nobody" in message
+    )
+    assert "prefect worker start --pool nobody" in message
 
 
 def test_an_image_that_is_not_there(practice: Practice) -> None:
     with running_engine():
         seen = practice.visit(CONTAINERS, "jobs", "image")
     assert (seen.status, seen.ill()) == (WRONG_SETTING, {"image"})
-    assert "trainyard/none:0" in seen.told("image")
+    assert "trainyard/none:0" in seen.message("image")
 
 
 @contextmanager
@@ -197,13 +199,15 @@ def test_image_of_another_version_and_one_that_fails(practice: Practice) -> None
         with labelled(python, "0.0.1") as old:
             seen = practice.visit(profile(old), "jobs", "image")
         assert (seen.status, seen.ill()) == (WRONG_SETTING, {"image"})
-        assert f"image {old} is of version 0.0.1, the flows are of {VERSION}" in seen.told("image")
+        assert f"image {old} is of version 0.0.1, the flows are of {VERSION}" in seen.message(
+            "image"
+        )
         with labelled(python, VERSION) as bare:
             seen = practice.visit(profile(bare), "jobs", "image")
         assert (seen.status, seen.ill()) == (WRONG_SETTING, {"image"})
-        assert f"image {bare}: stage " in seen.told("image")
-        assert "does not start in it: status 1: " in seen.told("image")
-        assert "No module named" in seen.told("image")
+        assert f"image {bare}: stage " in seen.message("image")
+        assert "does not start in it: status 1: " in seen.message("image")
+        assert "No module named" in seen.message("image")
 
 
 def test_a_machine_with_all_that_a_machine_can_have(practice: Practice) -> None:
@@ -223,12 +227,12 @@ def test_a_machine_with_all_that_a_machine_can_have(practice: Practice) -> None:
     within = (*NAMESPACE, script)
     seen = practice.visit(profile, *checks, environment=environment, within=within)
     assert (seen.status, seen.ill()) == (WRONG_SETTING, set(checks))
-    assert f"runs {full}/runs: cannot be written to (No space left" in seen.told("disk")
-    assert "flows.gc" in seen.told("disk")
-    assert "64 MiB free in /dev/shm" in seen.told("shared memory")
-    assert "nofile 256" in seen.told("limits")
-    assert "C.UTF-8" in seen.told("text")
-    assert "8 GPUs" in seen.told("GPUs")
+    assert f"runs {full}/runs: cannot be written to (No space left" in seen.message("disk")
+    assert "flows.gc" in seen.message("disk")
+    assert "64 MiB free in /dev/shm" in seen.message("shared memory")
+    assert "nofile 256" in seen.message("limits")
+    assert "C.UTF-8" in seen.message("text")
+    assert "8 GPUs" in seen.message("GPUs")
 
 
 @pytest.mark.full
@@ -238,7 +242,7 @@ def test_missing_partition_and_ranks_on_two_nodes(practice: Practice, cluster: C
     wrong = f'{slurm}[slurm]\npartition = "h100"\n'
     seen = practice.visit(wrong, "jobs", "ranks", environment=here)
     assert (seen.status, seen.ill()) == (WRONG_SETTING, {"jobs"})
-    assert "h100" in seen.told("jobs")
+    assert "h100" in seen.message("jobs")
     seen = practice.visit(slurm, "jobs", "ranks", "limits", environment=here, more=["--submit"])
     assert seen.status == 0, seen.findings
     assert "2 ranks on node1, node2 over gloo" in seen.findings["ranks"]["told"]

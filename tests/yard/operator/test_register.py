@@ -243,10 +243,10 @@ def test_a_failure_is_posted(server: Server, tmp_path: Path) -> None:
         yard = Yard(tmp_path, {**server.environment, "PREFECT_API_AUTH_STRING": PASSWORD})
         with working(yard, "told") as worker:
             run = server.begin("run-stage/told", stage="merge", config=missing)
-            assert comes(90, lambda: posted), worker.said
-    (told,) = posted
+            assert comes(90, lambda: posted), worker.output
+    (post,) = posted
     assert server.state(run) == "FAILED"
-    assert told["text"].startswith(
+    assert post["text"].startswith(
         f"run-stage/merge in yard told: Failed. --config {missing} cannot be read: "
     )
 

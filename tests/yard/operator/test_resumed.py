@@ -64,8 +64,8 @@ def test_a_run_is_started_again_so_often_and_no_more(tmp_path: Path, server: Who
         put(server, run, "RUNNING")
         put(server, run, "CRASHED", GONE)
         assert comes(30, lambda: server.state(run) == "SCHEDULED")
-    told = server.ask(f"flow_runs/{run}")["state"]
-    assert (told["name"], "2 times at most" in told["message"]) == ("AwaitingRetry", True)
+    state = server.ask(f"flow_runs/{run}")["state"]
+    assert (state["name"], "2 times at most" in state["message"]) == ("AwaitingRetry", True)
 
     put(server, run, "PENDING")
     put(server, run, "CRASHED", GONE)  # before it ran again: the same count, which has fired
@@ -98,16 +98,16 @@ def test_sigterm_is_resumed_and_cancellation_is_not(tmp_path: Path, server: Whol
     document = training(tmp_path, str(save), 100_000, save_interval=50)
     with working(yard, "site") as worker:
         run = server.begin("run-stage/site", stage="pretrain", config=document)
-        assert comes(90, lambda: steps(save)), worker.said
+        assert comes(90, lambda: steps(save)), worker.output
         flow = int(server.ask(f"flow_runs/{run}")["infrastructure_pid"].rpartition(":")[2])
         os.kill(flow, signal.SIGTERM)
-        assert comes(60, lambda: "AwaitingRetry" in history(server, run)), worker.said
+        assert comes(60, lambda: "AwaitingRetry" in history(server, run)), worker.output
         reached = steps(save)[-1]
-        assert comes(90, lambda: steps(save)[-1] > reached), worker.said
+        assert comes(90, lambda: steps(save)[-1] > reached), worker.output
         assert "Crashed" in history(server, run)
 
         server.cancel(run)
-        assert comes(60, lambda: server.state(run) == "CANCELLED"), worker.said
+        assert comes(60, lambda: server.state(run) == "CANCELLED"), worker.output
         assert stays(server, run, "CANCELLED")
         assert not pids(f"stages.pretrain --config {tmp_path}")
         assert server.ask(f"flow_runs/{run}")["run_count"] == 2
@@ -138,7 +138,7 @@ def test_a_run_whose_machine_died_is_taken_up_by_another_worker_by_itself(
     document = training(tmp_path, str(save), STEPS, save_interval=200)
     with working(yard, "site", "first", program=program) as first:
         run = server.begin("run-stage/site", stage="pretrain", config=document)
-        assert comes(90, lambda: steps(save)), first.said
+        assert comes(90, lambda: steps(save)), first.output
         if program is REPLACED:
             first.process.terminate()
             assert first.process.wait(10) == 0
@@ -146,10 +146,10 @@ def test_a_run_whose_machine_died_is_taken_up_by_another_worker_by_itself(
             first.power_off()
     killed = time.monotonic()
     with working(yard, "site", "second") as second:
-        assert comes(180, lambda: "AwaitingRetry" in history(server, run)), second.said
+        assert comes(180, lambda: "AwaitingRetry" in history(server, run)), second.output
         missed = time.monotonic() - killed
-        assert comes(300, lambda: server.state(run) in ENDED), second.said
-    assert server.state(run) == "COMPLETED", second.said
+        assert comes(300, lambda: server.state(run) in ENDED), second.output
+    assert server.state(run) == "COMPLETED", second.output
     assert missed > 25  # heard at most 30 s before, silent for 60
     names = history(server, run)
     assert names.index("Crashed") < names.index("AwaitingRetry") < names.index("Completed")
@@ -170,7 +170,7 @@ def test_a_run_cancelled_without_worker_is_not_resumed(tmp_path: Path, server: W
     document = training(tmp_path, str(save), 100_000, save_interval=50)
     with working(yard, "site") as worker:
         run = server.begin("run-stage/site", stage="pretrain", config=document)
-        assert comes(90, lambda: steps(save)), worker.said
+        assert comes(90, lambda: steps(save)), worker.output
         worker.power_off()
     server.ask(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
     assert comes(150, lambda: server.state(run) in ENDED)

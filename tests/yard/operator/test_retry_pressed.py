@@ -36,19 +36,19 @@ def test_retry_reuses_stages_and_resumes_the_last_one(tmp_path: Path, server: Wh
     with working(yard, "local") as worker:
         run = server.begin("pretrain-gpt/local", recipe=yard.recipe(LONGER))
         checkpoint = yard.tiny / "checkpoint"
-        assert comes(120, lambda: steps(checkpoint)), worker.said
+        assert comes(120, lambda: steps(checkpoint)), worker.output
         (stage,) = pids(f"stages.pretrain --config {yard.tiny}")
         os.kill(stage, signal.SIGTERM)
-        assert comes(60, lambda: server.state(run) in ENDED), worker.said
+        assert comes(60, lambda: server.state(run) in ENDED), worker.output
         assert server.state(run) == "FAILED"
         reached = steps(checkpoint)[-1]
         assert 0 < reached < 300
 
         server.press_retry(run)
-        assert comes(300, lambda: server.state(run) in ENDED), worker.said
-    assert server.state(run) == "COMPLETED", worker.said
-    told = server.ask(f"flow_runs/{run}")
-    assert told["run_count"] == 2
+        assert comes(300, lambda: server.state(run) in ENDED), worker.output
+    assert server.state(run) == "COMPLETED", worker.output
+    flow_run = server.ask(f"flow_runs/{run}")
+    assert flow_run["run_count"] == 2
     assert steps(checkpoint)[-1] == 300
     trained = trained_steps(checkpoint)
     assert trained == sorted(set(trained))  # no step was made twice
@@ -110,24 +110,24 @@ def test_retry_follows_the_job_of_a_dead_machine(tmp_path: Path, server: WholeSe
     stays.write_text(BENCHMARK)
     with working(yard, "site", "first", "--limit", "1") as first:
         lost = server.begin("run-stage/site", stage="pretrain", config=document)
-        assert comes(90, lambda: steps(save)), first.said
+        assert comes(90, lambda: steps(save)), first.output
         with working(yard, "site", "second", "--limit", "1") as second:
             lives = server.begin("run-stage/site", stage="benchmark", config=str(stays))
-            assert comes(60, lambda: server.state(lives) == "RUNNING"), second.said
+            assert comes(60, lambda: server.state(lives) == "RUNNING"), second.output
             first.power_off()
             killed = time.monotonic()
             assert server.state(lost) == "RUNNING"
-            assert comes(120, lambda: server.state(lost) == "CRASHED"), second.said
+            assert comes(120, lambda: server.state(lost) == "CRASHED"), second.output
             assert time.monotonic() - killed > 25  # heard at most 30 s before, silent for 60
-            said = server.ask(f"flow_runs/{lost}")["state"]["message"]
-            assert "Nothing was heard of this run" in said
+            message = server.ask(f"flow_runs/{lost}")["state"]["message"]
+            assert "Nothing was heard of this run" in message
             time.sleep(10)
             assert server.state(lives) == "RUNNING"
             server.cancel(lives)
-            assert comes(60, lambda: server.state(lives) == "CANCELLED"), second.said
+            assert comes(60, lambda: server.state(lives) == "CANCELLED"), second.output
 
             server.press_retry(lost)
-            assert comes(240, lambda: server.state(lost) == "COMPLETED"), second.said
+            assert comes(240, lambda: server.state(lost) == "COMPLETED"), second.output
     (run,) = (tmp_path / "runs" / "yard" / "pretrain").iterdir()
     name = f"--name=pretrain-{run.name}"
     assert len(ask("squeue", "--noheader", "--states=all", name, "--format=%i").split()) == 1

@@ -60,6 +60,6 @@ def test_schedule_refreshes_a_corpus(
     with working(yard, name) as worker:
         run = first_of(server, f"corpus-refresh/{name}", SECONDS)
         pause(server, f"corpus-refresh/{name}")
-    assert run is not None, f"nothing started by itself: {worker.said}"
-    assert (run["state_type"], run["auto_scheduled"]) == ("COMPLETED", True), worker.said
+    assert run is not None, f"nothing started by itself: {worker.output}"
+    assert (run["state_type"], run["auto_scheduled"]) == ("COMPLETED", True), worker.output
     assert (tmp_path / "yard" / "tiny" / "current.json").exists()

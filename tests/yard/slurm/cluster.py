@@ -84,9 +84,9 @@ class Cluster:
         environment = {**os.environ, **({} if wait else {"YARD_SLURM_NO_WAIT": "1"})}
         deadline = time.monotonic() + WAIT_SECONDS
         while (status := self._script("slurm-up.sh", environment)) == TAKEN:
-            assert time.monotonic() < deadline, self._said.read_text()
+            assert time.monotonic() < deadline, self._output.read_text()
             time.sleep(1)
-        assert status == 0, self._said.read_text()
+        assert status == 0, self._output.read_text()
         os.environ["SLURM_CONF"] = str(self.folder / "slurm.conf")
 
     def down(self) -> None:
@@ -125,15 +125,19 @@ class Cluster:
         return (self.folder / "cgroup.conf").exists()
 
     @property
-    def _said(self) -> Path:
+    def _output(self) -> Path:
         return self.folder.parent / "up.txt"
 
     def _script(self, name: str, environment: dict[str, str]) -> int:
         command = [ROOT / "deploy/dev" / name, self.folder]
         # To a file: the daemons keep what they inherit open.
-        with self._said.open("w") as said:
+        with self._output.open("w") as output_file:
             done = subprocess.run(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output_file,
+                stderr=output_file,
             )
         return done.returncode
 

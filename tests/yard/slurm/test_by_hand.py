@@ -53,11 +53,11 @@ class Kept:
         elsewhere.mkdir(exist_ok=True)
         shell = {name: os.environ[name] for name in PERSONS if name in os.environ}
         command = ["sbatch", str(self.script)]
-        said = subprocess.run(
+        output = subprocess.run(
             command, cwd=elsewhere, env=shell, capture_output=True, text=True, check=True
         ).stdout
-        found = re.fullmatch(r"Submitted batch job (\d+)\n", said)
-        assert found is not None, said
+        found = re.fullmatch(r"Submitted batch job (\d+)\n", output)
+        assert found is not None, output
 
         def shown() -> str:
             return ask("scontrol", "show", "job", "--oneliner", found[1])
@@ -66,7 +66,7 @@ class Kept:
         return shown()
 
     def outcome(self) -> dict[str, Any]:
-        """What the stage itself said last."""
+        """The last line of the stage itself."""
         document: dict[str, Any] = json.loads((self.folder / "outcome.json").read_text())
         return document
 
@@ -122,6 +122,6 @@ def test_a_training_on_two_nodes_by_hand_makes_the_same_weights(tmp_path: Path) 
     document["data_path"] = [write_tokens(tmp_path)]
     kept = made_by_a_flow(tmp_path, "pretrain", document, output)
     check_by_hand(kept, tmp_path / "elsewhere")
-    said = (kept.folder / LOG).read_text()
-    assert "0: " in said
-    assert "1: " in said
+    log = (kept.folder / LOG).read_text()
+    assert "0: " in log
+    assert "1: " in log

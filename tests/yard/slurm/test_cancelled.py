@@ -61,19 +61,19 @@ def test_cancelled_run(cluster: Cluster, tmp_path: Path, server: WholeServer, he
 
     with working(yard, "site") as worker:
         run = server.begin("run-stage/site", stage="pretrain", config=document)
-        assert comes(120, has_begun), worker.said
+        assert comes(120, has_begun), worker.output
         assert jobs_left()
         server.cancel(run)
         pressed = time.monotonic()
         is_over = comes(STOP_SECONDS, lambda: not jobs_left())
-        assert is_over, worker.said
+        assert is_over, worker.output
         gone = time.monotonic() - pressed
         left = STOP_SECONDS - gone
-        assert comes(left, lambda: server.state(run) == "CANCELLED"), worker.said
+        assert comes(left, lambda: server.state(run) == "CANCELLED"), worker.output
         print(f"gone after {gone:.1f} s, cancelled after {time.monotonic() - pressed:.1f} s")
-        said = worker.said
+        output = worker.output
     (folder,) = tmp_path.glob("runs/*/pretrain/*")
     assert '"kind": "stopped"' in (folder / "settled.json").read_text()
-    assert "did not exit" not in said  # nobody had to kill it
+    assert "did not exit" not in output  # nobody had to kill it
     (log,) = folder.glob("log.txt")
     assert ("saved step" in log.read_text()) is heeds

@@ -47,15 +47,15 @@ def counts(block: SlurmJob, text: str, number: int) -> Callable[[], bool]:
 
 def scancel_when(ready: Callable[[], bool], block: SlurmJob) -> float:
     """Seconds from scancel to the end, which was a person's doing."""
-    told = []
+    moments = []
 
     async def meanwhile(run: SlurmJobRun) -> None:
         await asyncio.to_thread(wait_until, ready)
-        told.append(time.monotonic())
+        moments.append(time.monotonic())
         await asyncio.to_thread(ask, "scancel", run.job_id)
 
     run, outcome = follow(block, meanwhile)
-    seconds = time.monotonic() - told[0]
+    seconds = time.monotonic() - moments[0]
     assert outcome.kind is Kind.STOPPED, Path(block.spec.run_directory, "log.txt").read_text()
     assert "JobState=CANCELLED" in ask("scontrol", "show", "job", run.job_id)
     return seconds

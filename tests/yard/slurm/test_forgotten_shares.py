@@ -37,8 +37,8 @@ def test_an_early_failure_of_a_share_is_remembered(cluster: Cluster, tmp_path: P
 
     async def meanwhile(run: SlurmJobRun) -> None:
         def is_forgotten() -> bool:
-            told = ask("scontrol", "show", "job", "--oneliner", run.job_id)
-            return "ArrayTaskId=1" in told and "ArrayTaskId=0 " not in told
+            answer = ask("scontrol", "show", "job", "--oneliner", run.job_id)
+            return "ArrayTaskId=1" in answer and "ArrayTaskId=0 " not in answer
 
         def has_ended() -> bool:
             return "FAILED" in ask("scontrol", "show", "job", "--oneliner", run.job_id)

@@ -101,9 +101,9 @@ def test_ranks_on_two_nodes_find_each_other(folder: Path) -> None:
     )
     _, outcome = follow(block)
     assert outcome.kind is Kind.DONE, log_of(block).read_text()
-    said = log_of(block).read_text()
-    assert said.count(": 3.0") == 2
-    assert said.count("on node1") == said.count("on node2") == 1
+    log = log_of(block).read_text()
+    assert log.count(": 3.0") == 2
+    assert log.count("on node1") == log.count("on node2") == 1
 
 
 def test_only_a_failed_share_is_run_again(folder: Path) -> None:
@@ -189,11 +189,11 @@ def cancel(block: SlurmJob, ready: Callable[[], bool]) -> Cancelled:
         run = await block.trigger()
         waiting = asyncio.create_task(run.wait_for_completion())
         await asyncio.to_thread(wait_until, ready)
-        told = time.monotonic()
+        signalled_at = time.monotonic()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        seconds = time.monotonic() - told
+        seconds = time.monotonic() - signalled_at
         return Cancelled(run, await run.fetch_result(), seconds)
 
     return asyncio.run(whole())
@@ -306,9 +306,9 @@ def test_a_cancelled_job_may_save_after_its_flow_is_killed(folder: Path) -> None
     submit_and_be_killed(block, says(block, "begun"), cancelling=says(block, "saving"))
     run, outcome = follow(block)
     assert outcome.kind is Kind.STOPPED
-    said = log_of(block).read_text().split("\n")
-    assert "all of it is saved" in said
-    assert "cut short" not in said
+    lines = log_of(block).read_text().split("\n")
+    assert "all of it is saved" in lines
+    assert "cut short" not in lines
     assert ask("squeue", "--noheader", f"--jobs={run.job_id}", "--states=R,PD,CG").strip() == ""
 
 
@@ -332,8 +332,8 @@ def test_a_lost_node_costs_a_restart_and_no_second_job(cluster: Cluster, folder:
 
     run, outcome = follow(block, meanwhile)
     assert outcome.kind is Kind.DONE, log_of(block).read_text()
-    said = log_of(block).read_text()
-    assert "run 0" in said
-    assert "run 1" in said
+    log = log_of(block).read_text()
+    assert "run 0" in log
+    assert "run 1" in log
     exit_file = json.loads(Path(block.spec.run_directory, "exit.json").read_text())
     assert (exit_file["job_id"], exit_file["restarts"]) == (run.job_id, 1)

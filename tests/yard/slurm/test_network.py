@@ -59,13 +59,13 @@ def report(folder: Path) -> dict[str, object]:
 def test_ranks_that_cannot_connect_are_retried_and_given_up(yard: Yard) -> None:
     """gloo uses an interface that leads to no other machine."""
     ended = start(yard, "lo", 100).ends(300)
-    assert ended.status == 3, ended.said
-    assert ended.states("pretrain") == ["runs", "failed", "runs", "failed"], ended.said
-    assert kinds(yard) == [Kind.COMMUNICATION] * 2, ended.said
+    assert ended.status == 3, ended.output
+    assert ended.states("pretrain") == ["runs", "failed", "runs", "failed"], ended.output
+    assert kinds(yard) == [Kind.COMMUNICATION] * 2, ended.output
     for one in attempts(yard):
         assert report(one)["class"] == "CommunicationError"
         assert re.search(r"rank \d of 2 (did not find|could not join)", str(report(one)["message"]))
-    assert "pretrain: NCCL or rendezvous: rank " in ended.said
+    assert "pretrain: NCCL or rendezvous: rank " in ended.output
     assert not steps(yard.folder / "save")
 
 
@@ -111,12 +111,12 @@ def test_a_network_cut_costs_an_attempt_and_no_saved_step(yard: Yard, cut: Cut) 
     wait_for((first / "failure.json").exists)
     cut.end()
     ended: Ended = flow.ends(200)
-    assert ended.status == 0, ended.said
-    assert kinds(yard) == [Kind.COMMUNICATION, Kind.DONE], ended.said
+    assert ended.status == 0, ended.output
+    assert kinds(yard) == [Kind.COMMUNICATION, Kind.DONE], ended.output
     assert report(first)["class"] == "CommunicationError"
-    assert "NCCL or rendezvous" in ended.said
+    assert "NCCL or rendezvous" in ended.output
     assert ended.states("pretrain")[-2:] == ["runs", "done"]
-    assert "retries in" in ended.said
+    assert "retries in" in ended.output
     log = (attempts(yard)[1] / "log.txt").read_text()
     assert re.search(r"resuming from step \d+0\b", log), log
     assert steps(yard.folder / "save")[-1] == 400

@@ -70,15 +70,15 @@ def goes_on(
     profile.write_text(profile_on_two_nodes(folder, tables=slurm, resources=limit))
     document = training(folder, str(save), iterations, save_interval=100)
     arguments = ("pretrain", "--config", document, "--profile", str(profile))
-    said = folder / "said.txt"
-    with said.open("w") as stderr:
+    console = folder / "said.txt"
+    with console.open("w") as stderr:
         flow = yard.start("-m", "flows.run_stage", *arguments, stderr=stderr)
-        assert comes(120, lambda: steps(save)), said.read_text()
+        assert comes(120, lambda: steps(save)), console.read_text()
         disturb()
         flow.communicate(timeout=450)
     (attempts,) = folder.glob("runs/*/pretrain")
     went = Went(sorted(attempts.iterdir()), account_of(attempts, str(save)))
-    assert flow.returncode == 0, said.read_text() + went.log
+    assert flow.returncode == 0, console.read_text() + went.log
     assert "resuming from step " in went.log, went.log
     before, _, after = went.log.partition("resuming from step ")
     saved = max(map(int, re.findall(r"saved checkpoint step=(\d+)", before)))
@@ -120,8 +120,8 @@ def test_a_training_at_its_time_limit_saves_and_resumes(tmp_path: Path) -> None:
     went = goes_on(tmp_path, "debug", time_is_soon_over, MANY)
     assert went.kinds == ["time limit", "done"]
     assert [row.ended for row in went.spent.rows] == ["time limit", "done"]
-    told = json.loads((went.folders[0] / "failure.json").read_text())
-    assert told["exit_status"] == 128 + signal.SIGUSR1
+    failure = json.loads((went.folders[0] / "failure.json").read_text())
+    assert failure["exit_status"] == 128 + signal.SIGUSR1
     (saved,) = re.findall(r"saved step (\d+) \(asked to stop\)", went.log)
     assert f"resuming from step {saved}" in went.log
     # It left before its time was over: Slurm did not have to end it.

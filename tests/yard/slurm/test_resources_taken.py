@@ -79,14 +79,14 @@ def test_a_job_that_does_not_leave_in_its_grace_was_preempted(folder: Path) -> N
 
 SAVES_LONG = f"""{SAY}
 import signal, time
-told = []
-signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+signals = []
+signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
 say("on")
-while not told:
+while not signals:
     time.sleep(0.1)
 for tenth in range(330):
     if tenth == 320:  # torchrun tells those that are left when the first has ended
-        say(f"almost saved, told {{len(told)}}")
+        say(f"almost saved, signals {{len(signals)}}")
     time.sleep(0.1)
 say("saved")
 raise SystemExit(143)
@@ -110,9 +110,9 @@ def test_ranks_have_the_grace_of_the_partition(folder: Path, long_grace: str, no
     key = f"grace-{nodes}"
     block = job(folder, key, SAVES_LONG, options=options, resources=wanted, rank_launcher=TORCHRUN)
     outcome = follow(block, pushed_out_when(says(block, "on\n", 2 * nodes)))[1]
-    said = log_of(block).read_text()
-    assert said.count("almost saved, told 1\n") == 2 * nodes
-    assert len(re.findall(r"^(\d: )?saved$", said, re.MULTILINE)) == 2 * nodes
+    log = log_of(block).read_text()
+    assert log.count("almost saved, signals 1\n") == 2 * nodes
+    assert len(re.findall(r"^(\d: )?saved$", log, re.MULTILINE)) == 2 * nodes
     assert outcome.kind is Kind.PREEMPTED
 
 
@@ -120,10 +120,10 @@ def test_a_requeued_job_resumes_under_its_id(folder: Path) -> None:
     code = f"import os; print('run', os.environ.get('SLURM_RESTART_COUNT', '0'))\n{training(12)}"
     block = job(folder, "debug-1", code, options=ON_NODE2)
     run, outcome = follow(block, pushed_out_when(says(block, "step 2")))
-    said = log_of(block).read_text()
-    assert outcome.kind is Kind.DONE, said
-    assert "run 0" in said
-    assert "run 1" in said
+    log = log_of(block).read_text()
+    assert outcome.kind is Kind.DONE, log
+    assert "run 0" in log
+    assert "run 1" in log
     exit_file = json.loads(Path(block.spec.run_directory, "exit.json").read_text())
     assert (exit_file["job_id"], exit_file["restarts"]) == (run.job_id, 1)
 
@@ -147,10 +147,10 @@ def test_cgroup_end_is_memory(cluster: Cluster, folder: Path, launcher: tuple[st
     key = f"memory-{len(launcher)}"
     block = job(folder, key, GREEDY, resources=wanted, rank_launcher=launcher)
     outcome = follow(block)[1]
-    said = log_of(block).read_text()
-    assert "holds 100\n" in said
-    assert "holds 700\n" not in said
-    assert (outcome.kind, outcome.is_retryable) == (Kind.OUT_OF_MEMORY, True), said
+    log = log_of(block).read_text()
+    assert "holds 100\n" in log
+    assert "holds 700\n" not in log
+    assert (outcome.kind, outcome.is_retryable) == (Kind.OUT_OF_MEMORY, True), log
     assert "more memory than it asked for" in outcome.message
 
 

@@ -95,9 +95,9 @@ def test_all_that_the_worker_refers_to_is_there() -> None:
     sources = CONTAINER["envFrom"]
     assert {one["configMapRef"]["name"] for one in sources if "configMapRef" in one} == maps
     # Secrets are no manifests: the docs have the commands that make them.
-    told = (FOLDER.parents[1] / "docs/kubernetes.md").read_text()
+    page = (FOLDER.parents[1] / "docs/kubernetes.md").read_text()
     for secret in (one["secretRef"]["name"] for one in sources if "secretRef" in one):
-        assert f"create secret generic {secret} " in told
+        assert f"create secret generic {secret} " in page
     assert CONTAINER["livenessProbe"]["httpGet"]["port"] in {p["name"] for p in CONTAINER["ports"]}
 
 

@@ -60,9 +60,9 @@ def test_a_replaced_pod_is_not_the_cause(end: dict[str, object], is_last_named: 
     job = WorkloadRecord(name="j", has_ended=True, reason="PodFailurePolicy", message=message)
     for pods in ([evicted, last], [last, evicted]):
         for index in (None, 1):  # a job of one pod, and a share
-            told = end_of(index, [job], pods)
-            assert (told.verdict, told.exit_code) == (last.verdict, last.exit_code)
-            assert "j-1-bbbbb" in told.words
+            found = end_of(index, [job], pods)
+            assert (found.verdict, found.exit_code) == (last.verdict, last.exit_code)
+            assert "j-1-bbbbb" in found.words
 
 
 def test_a_deadline_after_an_eviction_is_a_deadline() -> None:

@@ -32,8 +32,8 @@ def ended(code: int, reason: str = "Error") -> list[dict[str, Any]]:
 
 
 def disrupted(reason: str, message: str = "") -> list[dict[str, Any]]:
-    told = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
-    return [{"type": "Ready", "status": "False"}, told]
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+    return [{"type": "Ready", "status": "False"}, condition]
 
 
 EVICTED = "The node was low on resource: {}. Threshold quantity: 100Mi, available: 4Mi."
@@ -73,10 +73,10 @@ def test_a_sidecar_is_not_the_stage() -> None:
 
 
 def workload(kind: str, reason: str = "", message: str = "", **status: Any) -> dict[str, Any]:
-    told = {"type": kind, "status": "True", "reason": reason, "message": message}
+    condition = {"type": kind, "status": "True", "reason": reason, "message": message}
     earlier = {"type": "FailureTarget", "status": "True", "reason": reason}
     meta = {"name": "merge-k-1", "uid": "u"}
-    return {"metadata": meta, "spec": {}, "status": {"conditions": [earlier, told], **status}}
+    return {"metadata": meta, "spec": {}, "status": {"conditions": [earlier, condition], **status}}
 
 
 def test_a_job_that_only_is_about_to_fail_has_not_ended() -> None:

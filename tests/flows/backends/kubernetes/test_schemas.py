@@ -113,9 +113,9 @@ def fields_of_schema(schema: dict[str, Any], path: str = "") -> Fields:
     for name, field in schema["properties"].items():
         at, found = f"{path}.{name}", resolved(field)
         item = resolved(found.get("items", found))
-        told = item.get("type", "string")  # a constant has none
-        told = f"array of {told}" if "items" in found else told
-        yield at, told, name in schema.get("required", ())
+        type_name = item.get("type", "string")  # a constant has none
+        type_name = f"array of {type_name}" if "items" in found else type_name
+        yield at, type_name, name in schema.get("required", ())
         if "properties" in item and not at.endswith(".template"):
             yield from fields_of_schema(item, at)
 
@@ -129,11 +129,11 @@ def resolved(field: dict[str, Any]) -> dict[str, Any]:
 
 def fields_of_client(model: Any, path: str = "") -> Fields:
     for name, field in model.model_fields.items():
-        at, told, form = f"{path}.{field.alias or name}", "", field.annotation
+        at, type_name, form = f"{path}.{field.alias or name}", "", field.annotation
         while get_args(form):
-            told = "array of " if get_origin(form) is list else told
+            type_name = "array of " if get_origin(form) is list else type_name
             form = get_args(form)[0]
-        yield at, told + TYPES.get(form, "object"), field.is_required()
+        yield at, type_name + TYPES.get(form, "object"), field.is_required()
         if hasattr(form, "model_fields") and not form.__name__.endswith(OF_KUBERNETES):
             yield from fields_of_client(form, at)
 

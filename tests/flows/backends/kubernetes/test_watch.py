@@ -51,9 +51,9 @@ class Breaking:
             raise UnavailableError("broken")
 
 
-def read(folder: Path, client: Any, said: list[str]) -> None:
+def read(folder: Path, client: Any, relayed: list[str]) -> None:
     async def whole() -> None:
-        logs = PodLogs(client, folder, said.append)
+        logs = PodLogs(client, folder, relayed.append)
         logs.follow("pod", "log.txt", "0: ")
         logs.mark_ended("pod")
         await logs.finish(5)
@@ -67,10 +67,10 @@ def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_broken_connections_cost_no_line_and_give_none_twice(tmp_path: Path) -> None:
-    said: list[str] = []
-    read(tmp_path, Breaking(lines(40)), said)
-    assert said == [f"0: line {number}" for number in range(40)]
-    assert (tmp_path / "log.txt").read_text() == "".join(f"{line}\n" for line in said)
+    relayed: list[str] = []
+    read(tmp_path, Breaking(lines(40)), relayed)
+    assert relayed == [f"0: line {number}" for number in range(40)]
+    assert (tmp_path / "log.txt").read_text() == "".join(f"{line}\n" for line in relayed)
 
 
 def test_what_was_written_and_not_noted_is_written_again_once(tmp_path: Path) -> None:
@@ -81,5 +81,5 @@ def test_what_was_written_and_not_noted_is_written_again_once(tmp_path: Path) ->
     second: list[str] = []
     read(tmp_path, Breaking(lines(20)), second)
     assert second == [f"0: line {number}" for number in range(6, 20)]
-    told = "".join(f"0: line {number}\n" for number in range(20))
-    assert (tmp_path / "log.txt").read_text() == told
+    expected = "".join(f"0: line {number}\n" for number in range(20))
+    assert (tmp_path / "log.txt").read_text() == expected

@@ -48,13 +48,16 @@ class Played:
             self.scontrol = [state("CANCELLED")]
         if command[0] == "scontrol":
             return self.scontrol.pop(0) if len(self.scontrol) > 1 else self.scontrol[0]
-        told = {"sbatch": CommandResult(0, "17\n", ""), "squeue": CommandResult(0, self.squeue, "")}
-        return {"sacct": NO_ACCOUNTING, "scancel": CommandResult(0, "", ""), **told}[command[0]]
+        answers = {
+            "sbatch": CommandResult(0, "17\n", ""),
+            "squeue": CommandResult(0, self.squeue, ""),
+        }
+        return {"sacct": NO_ACCOUNTING, "scancel": CommandResult(0, "", ""), **answers}[command[0]]
 
 
 def state(name: str, **fields: str) -> CommandResult:
-    told = {"JobId": "17", "JobName": "merge-k-1", "JobState": name, **fields}
-    return CommandResult(0, " ".join(f"{key}={value}" for key, value in told.items()), "")
+    known = {"JobId": "17", "JobName": "merge-k-1", "JobState": name, **fields}
+    return CommandResult(0, " ".join(f"{key}={value}" for key, value in known.items()), "")
 
 
 class PlayedJob(SlurmJob):

@@ -26,9 +26,9 @@ class Full(Played):
     refused: Event = field(default_factory=Event)
 
     def __call__(self, command: Sequence[str]) -> CommandResult:
-        said = super().__call__(command)
+        answer = super().__call__(command)
         if command[0] != "sbatch" or self.asked.count("sbatch") > self.times:
-            return said
+            return answer
         self.refused.set()
         return CommandResult(
             1, "", "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: refused\n"
@@ -42,8 +42,8 @@ def test_a_submission_waits_until_there_is_room_and_says_so_once(
     played = Full([state("COMPLETED")], times=7)
     assert follow(block(tmp_path, played)).kind is Kind.DONE
     assert played.asked.count("sbatch") == 8
-    (told,) = [text for text in caplog.messages if "waits to be submitted" in text]
-    assert "QOSMaxSubmitJobPerUserLimit" in told
+    (warning,) = [text for text in caplog.messages if "waits to be submitted" in text]
+    assert "QOSMaxSubmitJobPerUserLimit" in warning
 
 
 def test_a_submission_that_finds_no_room_for_too_long_is_infrastructure(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Tape:
         return sum(asked.split()[0] == program for asked in self.asked)
 
 
-def said(out: str) -> CommandResult:
+def printed(out: str) -> CommandResult:
     return CommandResult(0, out, "")
 
 
@@ -57,13 +57,13 @@ SCRIPT = Path("/yard/run/job.sbatch")
 
 
 def test_a_script_is_submitted_once() -> None:
-    tape = Tape({"sbatch": [said("17\n")]})
+    tape = Tape({"sbatch": [printed("17\n")]})
     assert tape.client().submit(SCRIPT, "merge-a-1") == "17"
     assert tape.asked == ["sbatch --parsable /yard/run/job.sbatch"]
 
 
 def test_a_submission_whose_answer_was_lost_is_found_and_not_repeated() -> None:
-    tape = Tape({"sbatch": [CommandResult(1, "", SOCKET)], "squeue": [said("17\n")]})
+    tape = Tape({"sbatch": [CommandResult(1, "", SOCKET)], "squeue": [printed("17\n")]})
     assert tape.client().submit(SCRIPT, "merge-a-1") == "17"
     assert tape.count("sbatch") == 1
     assert "--name=merge-a-1" in tape.asked[1]
@@ -71,8 +71,8 @@ def test_a_submission_whose_answer_was_lost_is_found_and_not_repeated() -> None:
 
 def test_a_submission_that_did_not_get_through_is_repeated() -> None:
     answers = {
-        "sbatch": [CommandResult(1, "", AWAY), CommandResult(1, "", AWAY), said("18\n")],
-        "squeue": [said("")],
+        "sbatch": [CommandResult(1, "", AWAY), CommandResult(1, "", AWAY), printed("18\n")],
+        "squeue": [printed("")],
         "sacct": [NO_ACCOUNTING],
     }
     tape = Tape(answers)
@@ -83,7 +83,7 @@ def test_a_submission_that_did_not_get_through_is_repeated() -> None:
 
 def test_a_controller_that_stays_away_is_infrastructure() -> None:
     tape = Tape(
-        {"sbatch": [CommandResult(1, "", AWAY)], "squeue": [said("")], "sacct": [NO_ACCOUNTING]}
+        {"sbatch": [CommandResult(1, "", AWAY)], "squeue": [printed("")], "sacct": [NO_ACCOUNTING]}
     )
     with pytest.raises(InfrastructureError, match="Unable to contact slurm controller"):
         tape.client().submit(SCRIPT, "merge-a-1")
@@ -133,36 +133,38 @@ def test_a_limit_that_no_waiting_lifts_is_a_wrong_option_and_named(reason: str) 
 
 
 def test_the_newest_job_of_a_name_is_found_also_in_accounting() -> None:
-    tape = Tape({"squeue": [said("9\n10\n")]})
+    tape = Tape({"squeue": [printed("9\n10\n")]})
     assert tape.client().find("merge-a-1") == "10"
-    tape = Tape({"squeue": [said("")], "sacct": [said("9_0\n9_1\n")]})
+    tape = Tape({"squeue": [printed("")], "sacct": [printed("9_0\n9_1\n")]})
     assert tape.client().find("merge-a-1") == "9"
-    assert Tape({"squeue": [said("")], "sacct": [said("")]}).client().find("merge-a-1") is None
+    assert (
+        Tape({"squeue": [printed("")], "sacct": [printed("")]}).client().find("merge-a-1") is None
+    )
 
 
 def test_a_job_that_the_controller_forgot_is_looked_up_in_accounting() -> None:
     row = "17|COMPLETED|0:0|node1|merge-a-1\n"
-    tape = Tape({"scontrol": [UNKNOWN], "sacct": [said(row)]})
+    tape = Tape({"scontrol": [UNKNOWN], "sacct": [printed(row)]})
     (record,) = tape.client().records("17")
     assert (record.state, record.name) == ("COMPLETED", "merge-a-1")
 
 
 def test_ends_of_shares_that_the_controller_forgot_are_looked_up_in_accounting() -> None:
-    held = said("JobId=19 ArrayJobId=17 ArrayTaskId=2 JobState=RUNNING")
+    held = printed("JobId=19 ArrayJobId=17 ArrayTaskId=2 JobState=RUNNING")
     rows = "17_0|FAILED|1:0|node1|a\n17_1|COMPLETED|0:0|node1|a\n17_2|RUNNING|0:0|node1|a\n"
-    tape = Tape({"scontrol": [held], "sacct": [said(rows)]})
-    told = [(r.shares, r.state) for r in tape.client().records("17", {0, 2})]
-    assert told == [((2,), "RUNNING"), ((0,), "FAILED")]
+    tape = Tape({"scontrol": [held], "sacct": [printed(rows)]})
+    found = [(r.shares, r.state) for r in tape.client().records("17", {0, 2})]
+    assert found == [((2,), "RUNNING"), ((0,), "FAILED")]
     assert Tape({"scontrol": [held]}).client().records("17", {2})[0].state == "RUNNING"
 
 
 def test_nothing_known_is_no_error_and_not_the_end() -> None:
-    assert Tape({"scontrol": [UNKNOWN], "sacct": [said("")]}).client().records("17") == []
+    assert Tape({"scontrol": [UNKNOWN], "sacct": [printed("")]}).client().records("17") == []
     assert Tape({"scontrol": [UNKNOWN], "sacct": [NO_ACCOUNTING]}).client().records("17") == []
 
 
 def test_questions_are_repeated_while_the_controller_is_away() -> None:
-    tape = Tape({"scontrol": [CommandResult(1, "", AWAY), said("JobId=17 JobState=RUNNING")]})
+    tape = Tape({"scontrol": [CommandResult(1, "", AWAY), printed("JobId=17 JobState=RUNNING")]})
     assert tape.client().records("17")[0].state == "RUNNING"
     with pytest.raises(InfrastructureError, match="scontrol show job"):
         Tape({"scontrol": [CommandResult(1, "", AWAY)]}).client().records("17")
@@ -192,9 +194,9 @@ def test_a_machine_without_slurm_is_told_so() -> None:
 
 def test_a_program_is_run_to_its_end() -> None:
     program = "import sys; print('x'); print('bad', file=sys.stderr); raise SystemExit(4)"
-    said = run_program((sys.executable, "-c", program), 30)
-    assert said == CommandResult(4, "x\n", "bad\n")
-    assert said.last_line == "bad"
+    result = run_program((sys.executable, "-c", program), 30)
+    assert result == CommandResult(4, "x\n", "bad\n")
+    assert result.last_line == "bad"
     assert run((sys.executable, "-c", program), 30) == (4, "bad")
     assert run((sys.executable, "-c", "print(' 7 ')"), 30) == (0, "7")
     assert run((sys.executable, "-c", "raise SystemExit(3)"), 30)[1].endswith(": status 3")
@@ -209,9 +211,9 @@ def test_one_that_cannot_be_run_is_told_so(tmp_path: Path) -> None:
 
 
 def test_one_that_does_not_end_is_not_waited_for() -> None:
-    said = run_program((sys.executable, "-c", "import time; time.sleep(60)"), 0.2)
-    assert said.status == OVERDUE
-    assert said.last_line.endswith("did not answer within 0.2 s")
+    result = run_program((sys.executable, "-c", "import time; time.sleep(60)"), 0.2)
+    assert result.status == OVERDUE
+    assert result.last_line.endswith("did not answer within 0.2 s")
 
 
 def test_variables_that_change_a_submission_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:

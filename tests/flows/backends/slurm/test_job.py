@@ -227,8 +227,8 @@ def test_reads_at_the_same_time_pass_each_line_on_once(
 def test_being_cancelled_while_slurm_refuses_is_being_cancelled(tmp_path: Path) -> None:
     class Refuses(Slow):
         def __call__(self, command: Sequence[str]) -> CommandResult:
-            said = super().__call__(command)
-            return CommandResult(1, "", "Invalid partition") if command[0] == "sbatch" else said
+            answer = super().__call__(command)
+            return CommandResult(1, "", "Invalid partition") if command[0] == "sbatch" else answer
 
     played = Refuses([UNKNOWN])
     cancelled_while_it_submits(block(tmp_path, played), played)

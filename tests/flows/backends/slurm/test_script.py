@@ -1,4 +1,4 @@
-"""Scripts for sbatch: letter by letter, as bash reads them, and what cannot be said to Slurm."""
+"""Scripts for sbatch: golden files, how bash reads them, and refused jobs."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def execute(
     for name, text in {"srun": srun, "scontrol": "#!/bin/sh\necho node7\necho node8\n"}.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    told = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "node[7-8]", "SAID": str(folder / "s")}
+    slurm = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "node[7-8]", "SAID": str(folder / "s")}
     path = f"{folder}:{os.environ['PATH']}"
     script = render_slurm(job, site or SlurmOptions())
     return subprocess.run(
-        ["bash"], input=script, text=True, env={"PATH": path, **told, **variables}
+        ["bash"], input=script, text=True, env={"PATH": path, **slurm, **variables}
     ).returncode
 
 
@@ -102,9 +102,9 @@ def words(folder: Path) -> list[str]:
 def test_ranks_meet_at_the_first_node_under_an_id_of_this_run_alone(tmp_path: Path) -> None:
     job = spec(run_directory=str(tmp_path / "run"), resources=Resources(nodes=2))
     assert execute(tmp_path, job, SHOW_ARGUMENTS, SLURM_RESTART_COUNT="3") == 0
-    said = words(tmp_path)
-    assert "--rdzv-endpoint=node7:22345" in said
-    assert said[-len(job.command) - 1 :] == ["--no-python", *job.command]
+    arguments = words(tmp_path)
+    assert "--rdzv-endpoint=node7:22345" in arguments
+    assert arguments[-len(job.command) - 1 :] == ["--no-python", *job.command]
     ids = set()
     for _ in range(2):
         assert execute(tmp_path, job, SHOW_RENDEZVOUS_ID, SLURM_RESTART_COUNT="3") == 0
@@ -119,8 +119,8 @@ def test_the_exit_file_tells_how_the_step_ended(tmp_path: Path, code: int) -> No
     (tmp_path / "run").mkdir()
     (tmp_path / "run/failure.json").write_text("of an earlier run")
     assert execute(tmp_path, job, SHOW_ARGUMENTS, CODE=str(code)) == code
-    said = json.loads((tmp_path / "run/exit.json").read_text())
-    assert (said["exit_status"], said["job_id"], said["restarts"]) == (code, "12345", 0)
+    recorded = json.loads((tmp_path / "run/exit.json").read_text())
+    assert (recorded["exit_status"], recorded["job_id"], recorded["restarts"]) == (code, "12345", 0)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["exit.json"]
 
 
@@ -145,8 +145,8 @@ def test_what_people_write_arrives_as_it_is(text: str) -> None:
     job = spec(command=("program", text), environment={"VALUE": text})
     script = render_slurm(job, SlurmOptions())
     start, end = script.index("command=("), script.index("step=(")
-    told = f'{script[start:end]}\nexport VALUE={shlex.quote(text)}\nprintf %s "${{command[1]}}"'
-    heard = subprocess.run(["bash", "-c", told], capture_output=True, check=True)
+    program = f'{script[start:end]}\nexport VALUE={shlex.quote(text)}\nprintf %s "${{command[1]}}"'
+    heard = subprocess.run(["bash", "-c", program], capture_output=True, check=True)
     assert heard.stdout == text.encode()
     assert f"export VALUE={shlex.quote(text)}\n" in script
 

@@ -37,8 +37,8 @@ class Accounted(Played):
     sacct: str = ""
 
     def __call__(self, command: Sequence[str]) -> CommandResult:
-        said = super().__call__(command)
-        return CommandResult(0, self.sacct, "") if command[0] == "sacct" else said
+        answer = super().__call__(command)
+        return CommandResult(0, self.sacct, "") if command[0] == "sacct" else answer
 
 
 TWO, THREE = Shares(count=2), Shares(count=3)

@@ -34,7 +34,7 @@ LISTS_CHILDREN = any(Path("/proc/self/task").glob("*/children"))
 
 @contextmanager
 def started(shell: list[str], *launcher: str, delay: int = 0) -> Iterator[subprocess.Popen[str]]:
-    """The shell, and the launcher below it, which has said that it is up."""
+    """The shell with a launcher below it that has started."""
     text = RANKS_SHELL.format(delay=delay)
     command = [*shell, "-c", text, "trainyard", *launcher]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
