@@ -1,8 +1,8 @@
-"""Pairwise testing: few of many combinations, such that every pair of choices occurs.
+"""Pairwise testing: a few of many combinations, in which every pair of values occurs.
 
 Most faults of options come from one of them or from two together (Kuhn, Wallace, Gallo, IEEE TSE
-30(6), 2004), so a selection in which every pair of values occurs finds nearly all of what the whole
-cross product would. Pure; a function of its arguments alone."""
+30(6), 2004). So a selection in which every pair of values occurs finds nearly all faults that the
+whole cross product would. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = tuple[Hashable, ...]
 """One value of every factor, in a fixed order."""
 
 Combination = tuple[tuple[int, Hashable], ...]
-"""Values of some factors, each with the place of its factor."""
+"""Values of some factors, each with the index of its factor."""
 
 
 def cross(
@@ -29,15 +29,16 @@ def cross(
 
 
 def covering_rows(rows: Sequence[Row], strength: int = 2) -> list[Row]:
-    """A small selection of `rows` that has every combination of `strength` values that they have.
+    """A small selection of `rows` with every combination of `strength` values that occurs in them.
 
-    What occurs in no row (an invalid pair) is not asked for. Greedy: each row taken has the most
-    combinations that are still missing, the earliest of several; that is within a factor of the
-    logarithm of the best, and in practice within a few rows."""
+    A combination that occurs in no row, such as an invalid pair, is not required. Greedy: each next
+    row has the most combinations that are still missing, and is the first of several such rows. The
+    result is larger than the smallest selection by a logarithmic factor at most, in practice by a
+    few rows."""
     numbers: dict[Combination, int] = {}
     masks = [_mask(row, strength, numbers) for row in rows]
     missing = (1 << len(numbers)) - 1
-    # A row's worth only falls, so what stood first with an old worth and stays first is the best.
+    # The gain of a row never grows, so a row whose updated gain is still the first is the best.
     heap = [(-mask.bit_count(), index) for index, mask in enumerate(masks)]
     heapq.heapify(heap)
     chosen = []
@@ -62,7 +63,7 @@ def _combinations(row: Row, strength: int) -> Iterator[Combination]:
 
 
 def _mask(row: Row, strength: int, numbers: dict[Combination, int]) -> int:
-    """The row's combinations as bits; those seen for the first time are numbered on."""
+    """The row's combinations as bits; new ones get the next numbers."""
     mask = 0
     for found in _combinations(row, strength):
         mask |= 1 << numbers.setdefault(found, len(numbers))

@@ -1,8 +1,8 @@
-"""Run a function on several ranks over gloo or NCCL, as a test calls a function.
+"""Runs a function on several ranks over gloo or NCCL, for tests.
 
-The ranks are forked from a server process that has imported torch once, so the first call of a test
-session costs seconds and the others tenths of one. They end with the call; pool.py has ranks that
-stay, for tests that make many calls."""
+The ranks are forked from a server process that imports torch once, so the first call of a test
+session takes seconds and the others tenths of a second. The ranks end with the call; those of
+pool.py serve many calls."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_SECONDS = 300.0
-"""Generous: eight ranks on two cores exchange some 300 messages a second, and a call of half a
-minute may take four times as long on a busy machine."""
+"""Eight ranks on two cores exchange only some 300 messages a second, and a call of half a minute may
+take four times as long on a busy machine."""
 PRELOADED = ("torch", "torch.distributed", "torch.testing")
-"""Modules that the fork server imports; it starts once, so all its users need these."""
+"""Modules that the fork server imports when it starts, which it does once for all its users."""
 
 Target = tuple[str, str, str]
 """File, module and qualified name of a function."""
@@ -39,9 +39,9 @@ class Failure:
 
     rank: int
     when: float
-    """On the clock that all processes of a machine share."""
+    """time.monotonic(), which all processes of a machine share."""
     error: BaseException | str | None
-    """The exception, or its text if it cannot be pickled; None for a process that is gone."""
+    """The exception, or its text if it cannot be pickled; None for a process that left none."""
     text: str = ""
     exit_code: int | None = None
 
@@ -53,7 +53,7 @@ def run_distributed(
     *args: Any,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> list[Any]:
-    """Call `fn(*args)` on every rank, the default process group being up; what each rank returned.
+    """Call `fn(*args)` on every rank, with a default process group. Returns the result of each.
 
     Raises the first error, with its traceback as a note; TimeoutError if the ranks do not finish in
     time. No process outlives the call."""
@@ -106,7 +106,7 @@ def _cause(codes: Sequence[int | None], folder: Path) -> BaseException:
 
 
 def first_cause(failures: Sequence[Failure]) -> BaseException:
-    """The error that came first: a rank that ends takes the others with it, who may end sooner."""
+    """The earliest error: a rank that fails makes the others fail, perhaps before it has ended."""
     for failure in failures:
         if failure.error is None:
             code = failure.exit_code
@@ -141,22 +141,22 @@ def _rank_main(target: Target, folder: str, rank: int, world_size: int, backend:
     except BaseException as error:
         (here / f"{rank}.partial").write_bytes(pickled_error(error))
         (here / f"{rank}.partial").rename(here / f"{rank}.error")
-        os._exit(1)  # not through destructors that wait for ranks which will not come
+        os._exit(1)  # skips destructors, which would wait for the other ranks
 
 
 def pickled_error(error: BaseException) -> bytes:
-    """When (on the clock that all processes of a machine share), what, and its traceback."""
+    """The arguments of a `Failure`: time, error, traceback."""
     when, text = time.monotonic(), traceback.format_exc()
     try:
         data = pickle.dumps((when, error, text))
-        pickle.loads(data)  # some exceptions only fail on the way back
+        pickle.loads(data)  # some exceptions can be pickled but not unpickled
     except Exception:
         return pickle.dumps((when, repr(error), text))
     return data
 
 
 def target_of(fn: Callable[..., Any]) -> Target:
-    """Where another process finds the function."""
+    """The place where another process finds the function."""
     return inspect.getfile(fn), fn.__module__, fn.__qualname__
 
 

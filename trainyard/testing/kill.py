@@ -1,12 +1,11 @@
-"""Kill a stage at its n-th store operation, run it again, compare: the kill-anywhere harness.
+"""Kills a stage at its n-th store operation, runs it again, and compares: kill-anywhere tests.
 
     with Zygote("stages.tokenize.run") as zygote:
         check_kill_anywhere(zygote, "stages.tokenize", arguments_for, points=20)
 
-The kill is SIGKILL from inside: no handler, no clean-up, no flush, as a power cut or an
-out-of-memory killer would have it. A zygote imports the stage's module once and forks a process for
-every run, so that hundreds of runs of a stage with torch take seconds each, not the seconds of its
-import."""
+The process sends itself SIGKILL: no handler, clean-up or flush runs, as in a power cut or an
+out-of-memory kill. A zygote imports the stage's module once and forks a process for every run, so
+that hundreds of runs do not import torch."""
 
 from __future__ import annotations
 
@@ -29,18 +28,18 @@ from trainyard.artifacts.manifest import read_manifest
 KILLED = -signal.SIGKILL
 
 TRIALS = 3
-"""Runs that are started to be killed at a point, where they end before it comes."""
+"""Attempts to kill a run at some operation, as a run may end before it."""
 
 SOONER = 0.9
-"""Share of its operations after which the next run is killed."""
+"""Share of the operations of such a run, at which the next attempt kills."""
 
 CLAIM = "claim"
-"""The thread that shows every few seconds that a run is alive: how often it does depends on how
-busy the machine is, so its operations are not counted."""
+"""The thread that renews the claim every few seconds. Its operations are not counted: their number
+depends on how busy the machine is."""
 
 
 class Zygote:
-    """A process that has imported the modules named, and forks a child for each run of a stage."""
+    """A process that imports the given modules, and forks a child for each run of a stage."""
 
     def __init__(self, *modules: str) -> None:
         self._modules = modules
@@ -67,7 +66,7 @@ class Zygote:
     def run(self, module: str, arguments: list[str], kill_at: int = 0) -> tuple[int, int, str]:
         """Run a stage as a forked process, killed before its n-th store operation (0: never).
 
-        Returns exit status (negative: signal), operations made, and what it logged."""
+        Returns exit status (negative: signal), number of operations, and log."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {"module": module, "arguments": arguments, "kill_at": kill_at}
@@ -94,14 +93,14 @@ def check_kill_anywhere(
     manifest_url: Callable[[str], str],
     points: int,
 ) -> int:
-    """Run undisturbed, then killed at every point and run again: all output digests are equal.
+    """Check that a run that was killed and repeated has the output digest of an undisturbed one.
 
-    `arguments` and `manifest_url` make a command line and a place from the name of a run.
-    Returns the number of kills. Raises AssertionError with the log of the run that went wrong."""
+    `arguments` and `manifest_url` return the command line and the manifest of a run by its name.
+    Returns the number of kills. Raises AssertionError with the log of the failed run."""
     status, _, log = zygote.run(module, arguments("undisturbed"))
     assert status == 0, f"the undisturbed run failed ({status}):\n{log}"
     expected = _digest(manifest_url("undisturbed"))
-    # Counted in a second run: the first one also read what digests are remembered for.
+    # Counted in a second run: the first one also computed digests that are cached now.
     _, operations, log = zygote.run(module, arguments("again"))
     assert _digest(manifest_url("again")) == expected, f"two runs differ:\n{log}"
     kills = spread(operations, points)
@@ -117,11 +116,11 @@ def check_kill_anywhere(
 def kill_a_run(
     zygote: Zygote, module: str, arguments: Callable[[str], list[str]], number: int
 ) -> tuple[int, str]:
-    """Kill a run before an operation; which it was, and the name of the run.
+    """Kill a run before an operation. Returns the number of the operation and the name of the run.
 
-    How many operations a run makes is not quite the same every time: a file that was written just
-    now is read once more for its digest, a copy in the background is overtaken. A run that was done
-    before it came so far is no kill, so another one is killed sooner."""
+    The number of operations differs a little from run to run: a file that was just written is read
+    again for its digest, or a copy in the background is cancelled. If a run ends before the
+    operation, another one is killed earlier."""
     point = number
     for trial in range(TRIALS):
         name = f"kill-{point}" + f"-{trial}" * (trial > 0)
@@ -129,14 +128,14 @@ def kill_a_run(
         if status == KILLED:
             return number, name
         assert status == 0, f"operation {number}: not killed but ended with {status}:\n{log}"
-        assert 0 < operations < number, f"operation {number} came, and no kill:\n{log}"
+        assert 0 < operations < number, f"operation {number} did not kill the run:\n{log}"
         number = max(1, round(operations * SOONER))
-    raise AssertionError(f"{TRIALS} runs ended before the operation they were to be killed at")
+    raise AssertionError(f"{TRIALS} runs ended before the operation at which to kill them")
 
 
 def _digest(manifest_url: str) -> str:
     found = read_manifest(manifest_url)
-    assert found is not None, f"{manifest_url}: no manifest after a run that ended well"
+    assert found is not None, f"{manifest_url}: no manifest after a successful run"
     return found[0].output_digest
 
 

@@ -1,9 +1,9 @@
 """A pool of rank processes: a test calls a function on 1 to 8 of them.
 
-The processes are forked once, from a server that has imported torch, when they are first needed. A
-call gives them a fresh default process group and takes it down again, which costs milliseconds.
-What a rank imports and leaves in modules stays until the pool is closed; what a call drew from
-torch's generators does not. After a failure the ranks that took part are replaced.
+The processes are forked once, from a server that imports torch, when they are first needed. Each
+call creates and destroys a default process group, which takes milliseconds. Imports and module
+state of a rank stay until the pool is closed; torch's generators are seeded again for each call.
+After a failure, the ranks of the call are replaced.
 
 In tests, by the fixture `ranks` (tests/conftest.py):
 
@@ -55,7 +55,8 @@ class RankPool:
     """Up to `max_ranks` processes that serve one call after another."""
 
     def __init__(self, max_ranks: int = MAX_RANKS, preloaded: Sequence[str] = PRELOADED) -> None:
-        """preloaded: what ranks find imported, where theirs is the first pool of this process."""
+        """preloaded: modules to import once for all ranks; only the first pool of a process
+        decides."""
         self.max_ranks, self.preloaded = max_ranks, (*preloaded,)
         self._ranks: list[_Rank] = []
         self._num_calls = 0
@@ -81,14 +82,14 @@ class RankPool:
         *args: Any,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> list[Any]:
-        """Call `fn(*args)` on ranks 0 to world_size - 1 over gloo; what each of them returned.
+        """Call `fn(*args)` on ranks 0 to world_size - 1 over gloo. Returns the result of each.
 
         Raises the first error, with its traceback as a note; TimeoutError, with the stack of each
         rank as notes, if they do not finish in time."""
         assert 1 <= world_size <= self.max_ranks, (world_size, self.max_ranks)
         try:
             return self._run(fn, world_size, args, timeout_seconds)
-        except NotJoinedError:  # once in some thousand calls gloo's ranks do not find each other
+        except NotJoinedError:  # once in some thousand calls, with gloo
             return self._run(fn, world_size, args, timeout_seconds)
 
     def _run(
@@ -105,7 +106,7 @@ class RankPool:
             failures = self._collect(ranks, replies, timeout_seconds)
             if failures:
                 raise first_cause(failures)
-        except BaseException:  # an interrupt as well: half a call must not meet the next one
+        except BaseException:  # also an interrupt: the next call must not meet half of this one
             self._replace(ranks)
             raise
         return [replies[number] for number in range(world_size)]
@@ -156,7 +157,7 @@ class NotJoinedError(RuntimeError):
 
 
 def _out_of_time(running: Sequence[_Rank], timeout_seconds: float) -> TimeoutError:
-    """Which ranks have not finished, and where each stands: slow or waiting, and for what."""
+    """The error with the ranks that have not finished, and the stacks of each as notes."""
     numbers = sorted(rank.number for rank in running)
     error = TimeoutError(f"ranks {numbers} still ran after {timeout_seconds:.0f} s")
     for rank in running:
@@ -184,7 +185,7 @@ class _Rank:
         stacks.close()
 
     def receive(self, replies: dict[int, Any]) -> Failure | None:
-        """What the rank sent: into `replies`, or a failure; its end is a failure too."""
+        """Put the reply of the rank into `replies`, or return its failure; exiting is one too."""
         try:
             is_well, data = self.connection.recv()
         except EOFError:
@@ -201,11 +202,11 @@ class _Rank:
         os.kill(self.process.pid, signal.SIGUSR1)
         text = b""
         while self._stacks.poll(STACKS_SECONDS if not text else 0.1):
-            more = os.read(self._stacks.fileno(), 1 << 16)  # bare text, not what a pipe is sent
+            more = os.read(self._stacks.fileno(), 1 << 16)  # text, no messages
             if not more:
                 break
             text += more
-        return text.decode(errors="replace") or "which does not say where it stands"
+        return text.decode(errors="replace") or "which did not dump its stacks"
 
     def kill(self) -> None:
         """End the process now."""
@@ -245,7 +246,7 @@ def _serve(number: int, port: int, connection: Connection, stacks: Connection) -
                 dist.destroy_process_group()
             except BaseException as error:
                 connection.send((False, pickled_error(error)))
-                return  # what is left of its groups would disturb the next call
+                return  # remains of its groups would disturb the next call
             connection.send((True, result))
 
 
