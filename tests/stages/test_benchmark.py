@@ -73,7 +73,7 @@ def test_generations_do_not_depend_on_the_batch(checkpoint: str, tmp_path: Path)
     assert together == apart
 
 
-def test_random_prompts_hold_no_special_token(checkpoint: str, tmp_path: Path) -> None:
+def test_random_prompts_have_no_special_token(checkpoint: str, tmp_path: Path) -> None:
     options = {"num_input_tokens": 40, "inference_max_requests": 5, "num_tokens_to_generate": 2}
     generations, _ = benchmark(checkpoint, tmp_path, **options)
     prompts = [request["prompt_tokens"] for request in generations["requests"]]
@@ -82,7 +82,9 @@ def test_random_prompts_hold_no_special_token(checkpoint: str, tmp_path: Path) -
     assert len({tuple(prompt) for prompt in prompts}) == 5
 
 
-def test_too_long_a_prompt_is_refused_before_any_output(checkpoint: str, tmp_path: Path) -> None:
+def test_a_prompt_that_is_too_long_is_refused_before_any_output(
+    checkpoint: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="the model has 64 positions"):
         benchmark(checkpoint, tmp_path / "out", prompts=["x" * 60])
     assert not (tmp_path / "out").exists()
@@ -100,7 +102,7 @@ def test_too_long_a_prompt_is_refused_before_any_output(checkpoint: str, tmp_pat
         ({"prompts": ["a"], "top_p": 0.9}, "--top-k 1 and --top-p 0.9"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], named: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         from_dict(BenchmarkConfig, {"load": "x", **options})
 
@@ -114,7 +116,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], named: str)
         ({"ffn_hidden_size": 2**30}, r"linear_fc1.weight is .128, 32., wanted .1073741824, 32."),
     ],
 )
-def test_a_model_that_the_tensors_are_not_of_is_refused_before_memory_is_asked_for(
+def test_a_model_other_than_that_of_the_tensors_is_refused_before_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
 ) -> None:
     monkeypatch.setattr(samples, "to_dict", lambda config: {**to_dict(config), **changes})
@@ -135,7 +137,7 @@ def test_a_model_that_the_tensors_are_not_of_is_refused_before_memory_is_asked_f
         ),
     ],
 )
-def test_more_prompts_than_there_is_room_for_are_refused(
+def test_prompts_that_exceed_the_memory_are_refused(
     checkpoint: str, tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):

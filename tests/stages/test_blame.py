@@ -79,7 +79,7 @@ def ask(capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
     return document
 
 
-def test_every_step_agrees_with_the_ledger_and_its_pieces_lead_back(
+def test_every_step_matches_the_ledger_and_its_sources_lead_back_to_it(
     trained: Path, tokens: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served: list[dict[str, Any]] = []
@@ -310,7 +310,7 @@ def test_each_step_is_placed_by_its_own_ranks(
         blame_of(load=load, step=4, rank=1)
 
 
-def test_without_the_number_of_ranks_the_place_is_unknown(
+def test_without_the_number_of_ranks_rank_and_row_are_unknown(
     recorded: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -335,7 +335,7 @@ GROWING = {"train_samples": 40, "rampup_batch_size": [2, 2, 12], "global_batch_s
 SIZES = [2, 2, 4, 6, 8, 8, 8]  # 2 up to 4 consumed samples, 4 up to 8, 6 up to 12
 
 
-def test_a_growing_batch_is_followed(
+def test_growing_batches_are_located(
     pretrain: Pretrain, tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shared = {**GROWING, "dataloader_type": "cyclic", "data_path": blend(tokens)}

@@ -62,7 +62,7 @@ def command(*words: object, expect: int | None = None) -> Done:
 # --- sound runs ---------------------------------------------------------------------------------
 
 
-def test_a_finished_run_is_proven_whole(whole: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_proven_completely(whole: Path, tmp_path: Path) -> None:
     written = tmp_path / "certificate.json"
     done = command(whole, "--check-digests", "--complete", "--output", written, expect=0)
     assert "proven: steps 1 to 8 follow each other, up to 32 samples, none lost" in done.out
@@ -101,7 +101,9 @@ def test_growing_cyclic_batches_are_proven(pretrain: Pretrain, tokens: str, tmp_
     assert found_in(folder, check_every=3).is_proven
 
 
-def test_proof_spans_the_loaded_run(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
+def test_the_proof_includes_the_run_that_was_loaded(
+    pretrain: Pretrain, whole: Path, tmp_path: Path
+) -> None:
     folder, before = tmp_path / "on", tmp_path / "before"
     shutil.copytree(whole, before)
     pretrain(folder, load=str(before / "iter_0000003"), lr_decay_iters=8)
@@ -276,7 +278,7 @@ def test_changed_data_is_unavailable(pretrain: Pretrain, whole: Path, tmp_path: 
     assert "does not exist; give its present path with --data-path" in reasons["samples"]
 
 
-def test_data_of_a_program_is_unavailable(copied: Path) -> None:
+def test_data_provided_by_a_program_is_unavailable(copied: Path) -> None:
     def provided(data: bytes) -> bytes:
         provided = {"provided": {"dataset_provider": "my.samples"}}
         return json.dumps({**json.loads(data), **provided}).encode()

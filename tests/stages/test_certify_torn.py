@@ -37,7 +37,7 @@ TORN = b'{"format_version": 1, "status'
         ("manifest.json", (8, "files"), "manifest.json: not a manifest"),
     ],
 )
-def test_a_document_that_is_torn_is_a_broken_link(
+def test_a_truncated_document_is_a_broken_link(
     copied: Path, name: str, link: tuple[int, str], words: str
 ) -> None:
     (copied / name).write_bytes(TORN)
@@ -49,7 +49,7 @@ def test_a_document_that_is_torn_is_a_broken_link(
     assert f"the first broken link: step {link[0]}, {link[1]} (" in done.err
 
 
-def test_a_document_that_is_gone_is_a_broken_link(copied: Path) -> None:
+def test_a_missing_document_is_a_broken_link(copied: Path) -> None:
     (copied / "iter_0000006/state.json").unlink()
     assert link_in(copied)[:2] == (6, "state")
     (copied / "iter_0000006/ledger.jsonl").unlink()
@@ -82,6 +82,6 @@ def test_files_that_differ_from_the_manifests_are_named(copied: Path) -> None:
     assert link_in(copied).found == "no such file"
 
 
-def test_a_checkpoint_that_is_gone_is_a_gap(copied: Path) -> None:
+def test_a_missing_checkpoint_is_a_gap(copied: Path) -> None:
     shutil.rmtree(copied / "iter_0000006")
     assert link_in(copied)[:4] == (4, "steps", "step 4", "step 7")

@@ -116,7 +116,7 @@ def test_unlisted_tokenizer_file_is_refused(sound: Path, tmp_path: Path, reader:
 
 @pytest.mark.parametrize("how", SPOILED)
 @pytest.mark.parametrize("reader", ["certify", "blame", "report", "verify", "pretrain", "convert"])
-def test_readers_of_a_run_refuse_it_too(
+def test_stages_that_read_a_run_refuse_a_changed_document(
     finished: Path, tokens: str, tmp_path: Path, reader: str, how: str
 ) -> None:
     run, out = tmp_path / "run", tmp_path / "out"

@@ -49,25 +49,27 @@ def test_corpus_has_shards_and_a_held_out_part(corpus: tuple[Path, dict[str, Any
     assert 500_000 < metrics["bytes"] + metrics["heldout_bytes"] < 700_000
 
 
-def test_what_is_held_out_is_in_no_shard(corpus: tuple[Path, dict[str, Any]]) -> None:
+def test_no_shard_has_held_out_text(corpus: tuple[Path, dict[str, Any]]) -> None:
     heldout = (corpus[0] / "heldout.txt").read_text()
     assert 0 < len(heldout.encode()) <= collect_run.HELDOUT_BYTES + 1000
     assert not any(document["text"] in heldout for document in rows(corpus[0]))
 
 
-def test_same_environment_same_bytes(corpus: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_same_environment_gives_the_same_bytes(
+    corpus: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     collect(tmp_path)
     for path in corpus[0].iterdir():
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
-def test_the_environment_is_part_of_what_is_asked_for() -> None:
+def test_the_environment_is_part_of_the_options() -> None:
     assert CollectConfig(output_dir="d").environment == environment_fingerprint()
     assert CollectConfig(output_dir="d", environment="given").environment == "given"
 
 
 @pytest.mark.slow
-def test_packages_are_found_and_we_are_not_among_them() -> None:
+def test_packages_are_found_except_trainyard() -> None:
     modules = collect_run.installed_modules()
     packages = {package for package, _ in modules.values()}
     assert "pytest" in packages
@@ -107,7 +109,7 @@ def entries(count: int) -> list[Entry]:
     return [Entry(f"id{i}", "src", f"{i:05d} {LONG}") for i in range(count)]
 
 
-def test_texts_are_taken_once_and_up_to_a_size() -> None:
+def test_texts_are_collected_once_and_up_to_a_size() -> None:
     twice = entries(5) + entries(5) + [Entry("short", "src", "short")]
     assert list(distinct(iter(twice))) == entries(5)
     size = len(entries(1)[0].text)
@@ -115,7 +117,7 @@ def test_texts_are_taken_once_and_up_to_a_size() -> None:
     assert len(list(take(iter(entries(9)), 3 * size + 1))) == 4
 
 
-def test_a_hundredth_is_set_aside_and_no_more_than_the_bound() -> None:
+def test_a_hundredth_is_held_out_up_to_the_bound() -> None:
     training, heldout = hold_out(entries(5000))
     assert 20 < len(heldout) < 90
     assert sorted(training + heldout, key=lambda e: e.id) == sorted(
@@ -125,7 +127,7 @@ def test_a_hundredth_is_set_aside_and_no_more_than_the_bound() -> None:
     assert len(hold_out(large)[1]) == 15
 
 
-def test_a_document_keeps_its_shard_when_others_come() -> None:
+def test_a_document_keeps_its_shard_when_others_are_added() -> None:
     few, many = distribute(entries(50), 4), distribute(entries(100), 4)
     assert all(set(a) <= set(b) for a, b in zip(few, many, strict=True))
     assert all(many)
@@ -139,6 +141,6 @@ def test_a_document_keeps_its_shard_when_others_come() -> None:
         ({"environment": "another"}, "--environment is the fingerprint of another Python"),
     ],
 )
-def test_refusals(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         collect(tmp_path, **options)

@@ -52,7 +52,7 @@ def evaluate(checkpoint: str, data: str, out: str, **options: Any) -> dict[str, 
     return document
 
 
-def test_a_text_of_one_window_has_the_models_own_loss(
+def test_a_text_of_one_window_has_the_loss_of_the_model(
     model: GPTModel, checkpoint: str, store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = store.join(store_url, "held.txt")
@@ -111,7 +111,7 @@ def test_any_line_end_gives_the_same_results(checkpoint: str, tmp_path: Path, en
     assert set(json.loads(here)) >= {"task", "avg_loss", "ppl", "adjusted_ppl", "bits_per_byte"}
 
 
-def test_a_text_that_cannot_be_measured_is_refused(checkpoint: str, tmp_path: Path) -> None:
+def test_an_invalid_text_is_refused(checkpoint: str, tmp_path: Path) -> None:
     out, bad, empty = str(tmp_path / "out"), tmp_path / "bad.txt", tmp_path / "empty.txt"
     bad.write_bytes(b"good \xff bad")
     empty.write_bytes(b"")

@@ -64,7 +64,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(capsys)
 
 
-def test_a_command_of_a_guide_is_understood(command: Command) -> None:
+def test_a_command_from_a_guide_runs(command: Command) -> None:
     assert command(GUIDE) == {
         **{"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 64},
         **{"save": "s", "lr": 1e-3, "micro_batch_size": 4, "train_iters": 10},
@@ -76,7 +76,7 @@ def test_a_command_of_a_guide_is_understood(command: Command) -> None:
         assert f"{flags}: ignored: " in command.err
 
 
-def test_a_file_is_read_and_flags_go_over_it(command: Command, tmp_path: Path) -> None:
+def test_flags_override_the_yaml_file(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(FILE)
     read = command(f"--yaml-cfg {path}")
@@ -100,7 +100,9 @@ def test_a_file_is_read_and_flags_go_over_it(command: Command, tmp_path: Path) -
         ("--no-such-flag 1", "--no-such-flag is not an option"),
     ],
 )
-def test_conflicts_end_with_2(command: Command, tmp_path: Path, line: str, message: str) -> None:
+def test_conflicting_options_exit_with_2(
+    command: Command, tmp_path: Path, line: str, message: str
+) -> None:
     files = {"path": FILE, "other": "num_layers: 2", "wrong": "num_layers: two"}
     files["twice"] = "a: {lr: 1}\nlr: 2"
     paths = {name: tmp_path / f"{name}.yaml" for name in files}
@@ -136,6 +138,6 @@ def test_help_is_quick() -> None:
 
 
 @pytest.mark.parametrize("text", fenced("docs/training.md", "yaml"))
-def test_printed_files_are_read(text: str) -> None:
+def test_yaml_files_printed_in_guides_are_read(text: str) -> None:
     document, _ = read_yaml_cfg(text, PretrainConfig, {"HOME": "/home"}, "printed")
     assert from_dict(PretrainConfig, document).training.micro_batch_size == 4

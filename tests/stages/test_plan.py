@@ -91,7 +91,7 @@ def test_experts_insert_their_lines() -> None:
     assert plan(configure(MIXTRAL))["parameters"]["exact"] == 46_702_792_704
 
 
-def test_the_parts_of_memory_stand_apart_and_add_up() -> None:
+def test_the_parts_of_memory_add_up_to_the_total() -> None:
     shared = {"use_distributed_optimizer": True, "world_size": 8, "global_batch_size": 64}
     document = plan(configure(**shared))
     memory, shard = document["memory_bytes"], document["parameters"]["most_loaded_shard"]
@@ -115,14 +115,14 @@ def test_memory_equals_megatrons_figures(golden: Path, name: str, model: dict[st
     assert f"weight and optimizer={upstream / 2**20:.2f} MB" in line
 
 
-def test_full_recompute_has_a_number_of_its_own() -> None:
+def test_full_recompute_has_its_own_number() -> None:
     assert plan(configure())["activations_with_full_recompute_bytes"] is None
     config = configure(recompute_granularity="full")
     assert plan(config)["activations_with_full_recompute_bytes"] > 0
     assert "Activations with full recomputation" in report(config)
 
 
-def test_the_document_and_the_picture_are_written_where_asked(tmp_path: Path) -> None:
+def test_the_document_and_the_picture_are_written_to_the_output_folder(tmp_path: Path) -> None:
     options = {**GPT_345M, "show_schedule": True}
     metrics = run_directly(PlanConfig, run, **options, output_dir=str(tmp_path / "plan"))
     document = json.loads((tmp_path / "plan" / "plan.json").read_text())
@@ -156,7 +156,7 @@ def test_the_schedule_is_left_out_unless_asked_for() -> None:
     assert "pipeline" not in plan(quiet)
 
 
-def test_a_layout_that_makes_room_for_the_output_layer_idles_less() -> None:
+def test_a_layout_that_counts_the_output_layer_idles_less() -> None:
     even = plan(configure(**PIPELINE))["pipeline"]
     better = plan(configure(**PIPELINE, pipeline_model_parallel_layout="Et*7|t*7|t*7|t*3L"))
     assert better["pipeline"]["bubble"] < even["bubble"] - 0.1
@@ -165,7 +165,7 @@ def test_a_layout_that_makes_room_for_the_output_layer_idles_less() -> None:
     assert list(map(len, layers)) == [7, 7, 7, 3]
 
 
-def test_the_first_of_uneven_ranks_counts_for_memory() -> None:
+def test_memory_is_that_of_the_first_of_uneven_ranks() -> None:
     even = plan(configure(pipeline_model_parallel_size=4))
     heavy = plan(configure(pipeline_model_parallel_size=4, decoder_first_pipeline_num_layers=9))
     light = plan(configure(pipeline_model_parallel_size=4, decoder_first_pipeline_num_layers=3))
@@ -176,7 +176,7 @@ def test_the_first_of_uneven_ranks_counts_for_memory() -> None:
     assert heavy["parameters"]["other_shards"] < even["parameters"]["other_shards"]
 
 
-def test_interleaving_is_the_same_by_layers_or_by_number() -> None:
+def test_interleaving_by_layers_equals_interleaving_by_number() -> None:
     by_layers = plan(configure(**PIPELINE, num_layers_per_virtual_pipeline_stage=3))
     by_number = plan(configure(**PIPELINE, num_virtual_stages_per_pipeline_rank=2))
     assert by_layers == by_number
@@ -238,7 +238,7 @@ GROUP_OF_3 = {
         ({"num_experts": 4, "expert_model_parallel_size": 3}, "--num-experts"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(changes: dict[str, Any], named: str) -> None:
+def test_sizes_that_do_not_match_are_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         configure(**changes)
 
@@ -249,7 +249,7 @@ PRESETS = sorted((Path(__file__).parents[2] / "recipes" / "models").glob("*.toml
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
-def test_every_preset_of_a_training_can_be_planned(preset: Path) -> None:
+def test_every_preset_can_be_planned(preset: Path) -> None:
     document = tomllib.loads(preset.read_text())
     config = from_dict(PlanConfig, {**document, "vocab_size": 50257}, preset.stem)
     found = plan(config)
@@ -265,7 +265,7 @@ def test_every_preset_of_a_training_can_be_planned(preset: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
-def test_every_preset_says_how_it_is_planned(preset: Path) -> None:
+def test_the_plan_command_in_every_preset_works(preset: Path) -> None:
     text = preset.read_text()
     (command,) = re.findall(r"python -m stages\.plan (--config \S+ \\\n#.*)\n", text)
     words = command.replace("\\\n#", "").split()
@@ -277,7 +277,7 @@ def test_every_preset_says_how_it_is_planned(preset: Path) -> None:
     assert plan(from_dict(PlanConfig, tomllib.loads(text) | flags))["num_devices"] > 1
 
 
-def test_a_preset_is_read_by_the_command_and_flags_go_before_it() -> None:
+def test_flags_override_a_preset() -> None:
     flags = ["--vocab-size", "128256", "--world-size", "64", "--context-parallel-size", "4"]
     preset = next(str(path) for path in PRESETS if path.stem == "llama3-8b")
     done = run_program("stages.plan", "--config", preset, *flags, expect=0)
@@ -287,7 +287,7 @@ def test_a_preset_is_read_by_the_command_and_flags_go_before_it() -> None:
     ) in done.out
 
 
-def test_a_key_that_a_training_does_not_know_either_is_refused() -> None:
+def test_a_key_that_is_no_option_of_pretrain_either_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown key 'overlap_grad_reduc'; did you mean 'over"):
         configure(overlap_grad_reduc=True)
 
@@ -305,7 +305,7 @@ def test_context_parallel_ranks_share_activations_and_the_state_of_the_optimizer
     assert four["flops_per_iteration"] == one["flops_per_iteration"]
 
 
-def test_experts_are_in_no_formula_of_this_project() -> None:
+def test_with_experts_there_is_no_detailed_memory() -> None:
     assert plan(configure(MIXTRAL))["memory_detail_bytes"] is None
     assert "tensor by tensor" not in report(configure(MIXTRAL))
 

@@ -21,12 +21,12 @@ def config(document: dict[str, Any], **options: Any) -> PlanConfig:
     return from_dict(PlanConfig, {**document, **options}, "test")
 
 
-def test_what_fits_passes_and_without_a_memory_everything_does() -> None:
+def test_a_layout_that_fits_passes_and_without_a_limit_every_layout_does() -> None:
     check_fit(config(CUT_8B))
     check_fit(config(CUT_8B, tensor_model_parallel_size=8, gpu_memory_gib=80))
 
 
-def test_the_bytes_are_those_of_the_plan() -> None:
+def test_the_checked_bytes_are_those_of_the_plan() -> None:
     dense = config(GPT_345M)
     assert device_bytes(dense) == plan(dense)["memory_detail_bytes"]["total"]
     experts = config(MIXTRAL, world_size=8, expert_model_parallel_size=8)
@@ -41,7 +41,7 @@ def test_a_layout_that_does_not_fit_is_refused_with_the_nearest_that_do() -> Non
 
 
 @pytest.mark.parametrize("gibibytes", [24, 40, 80])
-def test_every_layout_that_is_named_fits_and_does_the_same_work(gibibytes: int) -> None:
+def test_every_suggested_layout_fits_and_does_the_same_work(gibibytes: int) -> None:
     alone = config(CUT_8B)
     usable = USABLE * gibibytes * GIBIBYTE
     found = nearest_that_fit(alone, usable)
@@ -54,14 +54,14 @@ def test_every_layout_that_is_named_fits_and_does_the_same_work(gibibytes: int) 
         assert (other.num_devices, other.global_batch) == (8, 64)
 
 
-def test_the_nearest_changes_little() -> None:
+def test_the_nearest_layout_has_the_fewest_changes() -> None:
     alone = config(CUT_8B)
     barely = device_bytes(dataclasses.replace(alone, use_distributed_optimizer=True))
     (first, *_) = nearest_that_fit(alone, barely)
     assert first.changes == {"use_distributed_optimizer": True}
 
 
-def test_where_nothing_fits_the_fewest_devices_that_would_do_are_named() -> None:
+def test_if_no_layout_fits_the_fewest_sufficient_devices_are_named() -> None:
     alone = config(CUT_8B, gpu_memory_gib=10)
     usable = USABLE * 10 * GIBIBYTE
     with pytest.raises(ConfigError, match=r"none fits on as many.*on more: --world-size 32 "):
@@ -74,12 +74,12 @@ def test_where_nothing_fits_the_fewest_devices_that_would_do_are_named() -> None
 
 
 @pytest.mark.slow
-def test_where_nothing_would_do_that_is_said() -> None:
+def test_if_no_number_of_devices_suffices_the_error_says_so() -> None:
     with pytest.raises(ConfigError, match=r"none fits on up to 512 devices"):
         check_fit(config(CUT_8B, gpu_memory_gib=0.1))
 
 
-def test_a_pipeline_that_is_interleaved_may_lose_that_with_its_pipeline() -> None:
+def test_a_suggestion_without_pipeline_is_not_interleaved() -> None:
     cut = config(
         CUT_8B,
         pipeline_model_parallel_size=2,

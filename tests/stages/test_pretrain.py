@@ -40,7 +40,7 @@ def whole(pretrain: Pretrain, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_folder_holds_steps_ledger_and_timings(whole: Path) -> None:
+def test_a_run_folder_has_steps_ledger_and_timings(whole: Path) -> None:
     assert find_steps(str(whole)) == [3, 6, 8]
     lines = ledger(whole)
     assert [line["step"] for line in lines] == list(range(9))
@@ -66,7 +66,9 @@ def test_a_step_carries_configuration_and_tokenizer_without_paths(whole: Path) -
 
 
 @pytest.mark.slow
-def test_resumed_run_equals_the_whole_one(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    pretrain: Pretrain, whole: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     pretrain(folder, eval_at_start=True, exit_interval=5, expect=128 + signal.SIGTERM)
     assert not (folder / "manifest.json").exists()
@@ -84,7 +86,7 @@ def test_execution_options_do_not_rerun_a_finished_run(pretrain: Pretrain, whole
 
 
 @pytest.mark.slow
-def test_forced_it_is_trained_anew_to_the_same_result(pretrain: Pretrain, tmp_path: Path) -> None:
+def test_force_trains_again_to_the_same_result(pretrain: Pretrain, tmp_path: Path) -> None:
     short = partial(pretrain, tmp_path / "run", train_iters=3, eval_iters=0)
     short()
     digest = manifest(tmp_path / "run").output_digest
@@ -112,7 +114,9 @@ def test_steps_of_other_options_are_set_aside(pretrain: Pretrain, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_load_of_save_with_other_options_is_refused(pretrain: Pretrain, tmp_path: Path) -> None:
+def test_load_equal_to_save_with_other_options_is_refused(
+    pretrain: Pretrain, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     short = {"eval_iters": 0, "train_iters": 3}
     pretrain(folder, **short)
@@ -122,7 +126,9 @@ def test_load_of_save_with_other_options_is_refused(pretrain: Pretrain, tmp_path
 
 
 @pytest.mark.slow
-def test_load_resumes_and_finetune_starts(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
+def test_load_resumes_and_finetune_starts_over(
+    pretrain: Pretrain, whole: Path, tmp_path: Path
+) -> None:
     load = {"load": str(whole / "iter_0000003"), "lr_decay_iters": 8}
     pretrain(tmp_path / "on", **load)
     lines = ledger(tmp_path / "on")
@@ -151,7 +157,7 @@ def test_load_resumes_and_finetune_starts(pretrain: Pretrain, whole: Path, tmp_p
         ({"device": "cuda"}, 2, "--device cuda"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_published(
+def test_impossible_options_are_refused_and_nothing_is_published(
     pretrain: Pretrain,
     whole: Path,
     tmp_path: Path,
@@ -194,7 +200,7 @@ def test_every_flag_has_one_owner() -> None:
     assert len(names) == len(set(names))
 
 
-def test_load_that_names_save_is_not_an_input(tokens: str) -> None:
+def test_load_equal_to_save_is_not_an_input(tokens: str) -> None:
     options = {**OPTIONS, "data_path": [tokens], "save": "x/run", "load": "x/run/"}
     config = from_dict(PretrainConfig, options)
     assert config.inputs()["load"] == ()
@@ -268,7 +274,7 @@ def test_two_ranks_train_stop_and_continue_as_one_run(tokens: str, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_a_validation_of_two_ranks_is_cut_short_and_made_good_by_one(tmp_path: Path) -> None:
+def test_a_validation_cut_short_on_two_ranks_is_repeated_on_one(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     train, valid = write_pair(data / "t", [60] * 40), write_pair(data / "v", [60] * 2001)

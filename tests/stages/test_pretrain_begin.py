@@ -40,7 +40,9 @@ def test_changed_rates_are_refused_by_name(pretrain: Pretrain, whole: Path, tmp_
     assert find_steps(str(tmp_path / "on")) == []
 
 
-def test_an_option_says_which_rates_win(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
+def test_an_option_chooses_between_the_rates_of_run_and_checkpoint(
+    pretrain: Pretrain, whole: Path, tmp_path: Path
+) -> None:
     options = {**QUICK, "load": str(whole / "iter_0000003"), "lr": 0.02}
     pretrain(tmp_path / "ours", **options, override_opt_param_scheduler=True)
     theirs = partial(
@@ -59,7 +61,9 @@ def test_an_option_says_which_rates_win(pretrain: Pretrain, whole: Path, tmp_pat
 # --- weights alone ------------------------------------------------------------------------------
 
 
-def test_finetune_applies_to_the_start(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
+def test_finetune_applies_only_to_the_first_start(
+    pretrain: Pretrain, whole: Path, tmp_path: Path
+) -> None:
     options = {**QUICK, "load": str(whole), "finetune": True, "lr": 1e-4}
     log = pretrain(tmp_path / "straight", **options)
     assert f"from step 6 of {whole}" in log
@@ -97,20 +101,20 @@ def test_fp32_run_resumes_in_bf16_and_back(pretrain: Pretrain, whole: Path, tmp_
 
 
 @pytest.mark.parametrize("finetune", [False, True])
-def test_another_padding_of_the_vocabulary_goes_on(
+def test_a_run_resumes_with_another_padding_of_the_vocabulary(
     pretrain: Pretrain, whole: Path, tmp_path: Path, finetune: bool
 ) -> None:
     options = {**QUICK, "load": str(whole / "iter_0000003"), "make_vocab_size_divisible_by": 768}
     options |= {"finetune": True} if finetune else {}
     log = pretrain(tmp_path / "on", **options)
-    said = "padded vocabulary: 1536 rows, 1024 in the checkpoint"
-    assert log.count(said) == 1
+    message = "padded vocabulary: 1536 rows, 1024 in the checkpoint"
+    assert log.count(message) == 1
     assert "rows from 1024 on get initial weights and zero moments" in log
     with open_checkpoint(str(tmp_path / "on")) as found:
         assert found.spec("model.embedding.word_embeddings.weight").shape[0] == 1536
 
 
-def test_other_vocabulary_is_refused(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
+def test_another_vocabulary_is_refused(pretrain: Pretrain, whole: Path, tmp_path: Path) -> None:
     options = {**QUICK, "load": str(whole), "finetune": True, "vocab_size": 1400}
     log = pretrain(tmp_path / "on", **options, expect=2)
     assert "has a vocabulary of 1024 rows (1001 tokens, padded)" in log

@@ -38,13 +38,13 @@ OF_RUN: dict[str, Any] = {
 
 def options(tmp_path: Path, **more: Any) -> dict[str, Any]:
     """Options of a run, as its own command has them, that converts the step at tmp_path/run."""
-    told = {
+    required = {
         "save": str(tmp_path / "trained"),
         "load": str(tmp_path / "run"),
         "ckpt_convert_format": "torch_dist",
         "ckpt_convert_save": str(tmp_path / "out"),
     }
-    given = {**OF_RUN, **told, **more}
+    given = {**OF_RUN, **required, **more}
     return {key: value for key, value in given.items() if value is not None}
 
 
@@ -61,7 +61,7 @@ def trained(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_either_format_holds_the_checkpoint_and_nothing_is_trained(trained: Path) -> None:
+def test_both_formats_hold_the_checkpoint_and_nothing_is_trained(trained: Path) -> None:
     split = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
     found = {kind: convert(trained, ckpt_convert_format=kind, **split) for kind in FORMATS}
     assert not (trained / "trained").exists()
@@ -85,7 +85,7 @@ EMBEDDING = "optimizer.exp_avg.embedding.word_embeddings.weight"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "said",
+    "layout",
     [
         {"num_layers_per_virtual_pipeline_stage": 1},
         {"num_virtual_stages_per_pipeline_rank": 2},
@@ -93,8 +93,8 @@ EMBEDDING = "optimizer.exp_avg.embedding.word_embeddings.weight"
     ],
     ids=["layers", "stages", "layout"],
 )
-def test_virtual_stages_are_those_of_the_run(trained: Path, said: dict[str, Any]) -> None:
-    convert(trained, ckpt_convert_format="torch", pipeline_model_parallel_size=2, **said)
+def test_virtual_stages_are_those_of_the_run(trained: Path, layout: dict[str, Any]) -> None:
+    convert(trained, ckpt_convert_format="torch", pipeline_model_parallel_size=2, **layout)
     with open_checkpoint(str(trained / "run")) as run:
         for stage, layers in enumerate([(0, 2), (1, 3)]):
             path = trained / f"out/torch/iter_0000100/mp_rank_00_{stage:03d}/model_optim_rng.pt"
@@ -106,17 +106,17 @@ def test_virtual_stages_are_those_of_the_run(trained: Path, said: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("said", "counts"),
+    ("layout", "counts"),
     [
         ({"decoder_first_pipeline_num_layers": 1}, [1, 3]),
         ({"pipeline_model_parallel_layout": "Et||ttt|L"}, [1, 0, 3, 0]),
     ],
     ids=["first", "layout"],
 )
-def test_uneven_stages_are_kept(trained: Path, said: dict[str, Any], counts: list[int]) -> None:
-    said |= {"pipeline_model_parallel_size": len(counts)}
-    said |= {"make_vocab_size_divisible_by": PADDED_VOCAB}
-    convert(trained, ckpt_convert_format="torch", **said)
+def test_uneven_stages_are_kept(trained: Path, layout: dict[str, Any], counts: list[int]) -> None:
+    layout |= {"pipeline_model_parallel_size": len(counts)}
+    layout |= {"make_vocab_size_divisible_by": PADDED_VOCAB}
+    convert(trained, ckpt_convert_format="torch", **layout)
     for stage, count in enumerate(counts):
         path = trained / f"out/torch/iter_0000100/mp_rank_00_{stage:03d}/model_optim_rng.pt"
         tree = torch.load(path, weights_only=False)
@@ -135,7 +135,7 @@ KINDS = ("model", "optimizer.param", "optimizer.exp_avg", "optimizer.exp_avg_sq"
 
 
 @pytest.mark.slow
-def test_theirs_is_converted_as_ours_is_and_comes_back(trained: Path) -> None:
+def test_checkpoints_convert_between_all_formats_and_back(trained: Path) -> None:
     """ours -> torch -> torch_dist -> ours, by the options of one run."""
     alike = {"make_vocab_size_divisible_by": PADDED_VOCAB}
     convert(trained, ckpt_convert_format="torch", **alike)
@@ -184,13 +184,13 @@ def test_invalid_options_are_refused(tmp_path: Path, more: dict[str, Any], words
         ({"vocab_size": 300}, "was trained with 257 tokens, and the tokenizer has 300"),
     ],
 )
-def test_other_model_is_refused_early(trained: Path, more: dict[str, Any], words: str) -> None:
+def test_another_model_is_refused_early(trained: Path, more: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         convert(trained, **more)
     assert not (trained / "out").exists()
 
 
-def test_layouts_count_for_a_conversion_alone(tmp_path: Path) -> None:
+def test_only_conversions_depend_on_the_layout(tmp_path: Path) -> None:
     """As a training goes on at any layout; files of `torch` are of one."""
 
     def digest(**more: Any) -> str:
@@ -207,7 +207,7 @@ def test_layouts_count_for_a_conversion_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_says_what_it_did_and_then_has_nothing_to_do(trained: Path) -> None:
+def test_the_command_logs_the_conversion_and_a_rerun_is_a_noop(trained: Path) -> None:
     given = options(trained, train_iters=4)
     words = [*flags(given), "--ckpt-convert-update-legacy-dist-opt-format", "--nproc-per-node", "8"]
     first, second = (run_program("stages.pretrain", *words) for _ in range(2))

@@ -56,7 +56,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_weights_are_whole_and_those_of_one_process(runs: Path) -> None:
+def test_sharded_weights_equal_those_of_one_process(runs: Path) -> None:
     with open_checkpoint(str(runs / "cut")) as cut, open_checkpoint(str(runs / "alone")) as alone:
         assert {n: cut.spec(n) for n in cut.names()} == {n: alone.spec(n) for n in alone.names()}
         assert any(name.startswith("optimizer.param.") for name in cut.names())
@@ -70,7 +70,7 @@ def test_weights_are_whole_and_those_of_one_process(runs: Path) -> None:
         assert one["rng"] == other["rng"]
 
 
-def test_tools_read_it(runs: Path, tmp_path: Path) -> None:
+def test_tools_read_a_sharded_checkpoint(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "again"
     run_directly(
         ReshardConfig, run_reshard, load_dir=str(runs / "cut"), save_dir=str(folder), num_shards=3
@@ -93,7 +93,7 @@ def test_tools_read_it(runs: Path, tmp_path: Path) -> None:
     assert perplexity(runs / "alone", "c") == pytest.approx(whole, rel=0.01)
 
 
-def test_it_goes_on_at_other_degrees(runs: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_under_another_parallel_layout(runs: Path, tmp_path: Path) -> None:
     tokens, folder = str(runs / "t"), tmp_path / "run"
     pretrain(tokens, folder, **MODEL, **CUT, exit_interval=2, expect=143)
     log = pretrain(tokens, folder, **MODEL)

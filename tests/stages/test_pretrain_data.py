@@ -35,7 +35,9 @@ def train(pretrain: Pretrain, save: Path, **options: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_each_validation_set_has_its_loss(pretrain: Pretrain, tokens: str, tmp_path: Path) -> None:
+def test_each_validation_set_has_its_own_loss(
+    pretrain: Pretrain, tokens: str, tmp_path: Path
+) -> None:
     paths = {"data_path": None, "train_data_path": f"{tokens}/t", "full_validation": True, **SHORT}
     valid = [f"{tokens}/u", f"{tokens}/v"]
     several = {"valid_data_path": valid, "multiple_validation_sets": True}
@@ -52,7 +54,7 @@ def test_each_validation_set_has_its_loss(pretrain: Pretrain, tokens: str, tmp_p
 
 
 @pytest.mark.slow
-def test_indices_of_these_options_are_built_ahead_too(
+def test_the_index_stage_builds_the_indices_of_these_options(
     pretrain: Pretrain, zygote: Zygote, tokens: str, tmp_path: Path
 ) -> None:
     paths = {"train_data_path": f"{tokens}/t", "valid_data_path": [f"{tokens}/u", f"{tokens}/v"]}
@@ -80,14 +82,16 @@ def test_last_batch_may_exceed_the_run(pretrain: Pretrain, tokens: str, tmp_path
 
 
 @pytest.mark.slow
-def test_made_up_data_trains_without_files(pretrain: Pretrain, tmp_path: Path) -> None:
+def test_mock_data_trains_without_files(pretrain: Pretrain, tmp_path: Path) -> None:
     lines = train(pretrain, tmp_path / "run", mock_data=True)
     assert lines[-1]["step"] == 2
     assert train(pretrain, tmp_path / "again", mock_data=True) == lines
 
 
 @pytest.mark.slow
-def test_masks_by_document_keep_samples(pretrain: Pretrain, tokens: str, tmp_path: Path) -> None:
+def test_masks_by_document_do_not_change_the_samples(
+    pretrain: Pretrain, tokens: str, tmp_path: Path
+) -> None:
     """No token here is the end of a document, but a document of the file ends all 9 tokens."""
     data = {"data_path": f"{tokens}/s"}
     masks = {"reset_attention_mask": True, "reset_position_ids": True}
@@ -100,7 +104,7 @@ def test_masks_by_document_keep_samples(pretrain: Pretrain, tokens: str, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_pad_that_is_the_bos_too_masks_nothing(pretrain: Pretrain, tmp_path: Path) -> None:
+def test_a_pad_token_that_is_also_bos_masks_nothing(pretrain: Pretrain, tmp_path: Path) -> None:
     """<s> is id 1, and stands in the data; so it does as the end of document, id 2, and <unk>."""
     prefix = tmp_path / "t"
     with open(f"{prefix}.bin", "wb") as bin_file, open(f"{prefix}.idx", "wb") as idx_file:
@@ -123,7 +127,9 @@ def test_a_pad_that_is_the_bos_too_masks_nothing(pretrain: Pretrain, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [True, False])
-def test_eod_is_needed_and_a_pad_is_not(pretrain: Pretrain, tmp_path: Path, end: bool) -> None:
+def test_eod_is_required_and_a_pad_token_is_not(
+    pretrain: Pretrain, tmp_path: Path, end: bool
+) -> None:
     model = tmp_path / "a.model"
     model.write_bytes(train_pieces(**({} if end else {"eos_id": -1})))
     options = {"tokenizer_type": "SentencePieceTokenizer", "tokenizer_model": str(model)}
@@ -134,7 +140,7 @@ def test_eod_is_needed_and_a_pad_is_not(pretrain: Pretrain, tmp_path: Path, end:
     assert (no_end in log) is not end  # the model has no pad, and needs none
 
 
-def test_an_external_loader_is_for_programs(tokens: str) -> None:
+def test_only_programs_can_use_an_external_loader(tokens: str) -> None:
     options = {**OPTIONS, "data_path": [f"{tokens}/t"], "save": "x", "dataloader_type": "external"}
     with pytest.raises(ConfigError, match="--dataloader-type external"):
         from_dict(PretrainConfig, options)

@@ -25,7 +25,7 @@ def assert_same_bits(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_leave_the_same_bits(pretrain: Pretrain, tmp_path: Path) -> None:
+def test_two_runs_write_the_same_bits(pretrain: Pretrain, tmp_path: Path) -> None:
     for name in ("one", "other"):
         pretrain(tmp_path / name, **OPTIONS)
     assert_same_bits(tmp_path / "one", tmp_path / "other")
@@ -56,7 +56,7 @@ def test_two_runs_of_several_ranks_are_equal(cut: str, tokens: str, tmp_path: Pa
     assert_same_bits(tmp_path / "one", tmp_path / "other")
 
 
-def test_sums_of_nccl_without_an_order_are_refused(
+def test_nccl_algorithms_without_a_fixed_order_are_refused(
     pretrain: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring,NVLS")

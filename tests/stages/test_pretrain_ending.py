@@ -77,7 +77,7 @@ def losing(step: int, error: BaseException | None = None) -> Callable[..., Tenso
     ],
     ids=["duration", "interval"],
 )
-def test_a_run_that_an_option_stops_is_saved_and_goes_on_to_the_same_end(
+def test_a_run_stopped_by_an_option_is_saved_and_resumes_to_the_same_end(
     train: Callable[..., dict[str, Any]],
     tmp_path: Path,
     option: dict[str, Any],
@@ -91,17 +91,19 @@ def test_a_run_that_an_option_stops_is_saved_and_goes_on_to_the_same_end(
             train(save, **option)
         assert stopped.value.exit_status == 143
         assert (save / f"iter_{step:07d}" / "manifest.json").exists()
-        told = summary(save)
-        assert (told["finished"], told["ended"]) == (False, f"stopped: {by}")
-        assert (told["last_step"], told["steps"]) == (step, 6)
-        assert told["step_ms"]["max"] > 0
-        assert len(told["memory_bytes"]["peak_of_ranks"]) == 1
+        written = summary(save)
+        assert (written["finished"], written["ended"]) == (False, f"stopped: {by}")
+        assert (written["last_step"], written["steps"]) == (step, 6)
+        assert written["step_ms"]["max"] > 0
+        assert len(written["memory_bytes"]["peak_of_ranks"]) == 1
     assert train(save)["steps"] == 6
     assert (summary(save)["finished"], summary(save)["ended"]) == (True, "finished")
     assert ledger(save) == ledger(tmp_path / "whole")
 
 
-def test_a_last_step_is_no_stop(train: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_a_stop_at_the_last_step_finishes_the_run(
+    train: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
     assert train(tmp_path, exit_interval=6)["steps"] == 6
     assert summary(tmp_path)["ended"] == "finished"
 
@@ -109,23 +111,23 @@ def test_a_last_step_is_no_stop(train: Callable[..., dict[str, Any]], tmp_path: 
 # --- failed -------------------------------------------------------------------------------------
 
 
-def test_a_diverged_run_leaves_its_figures_and_its_own_error(
+def test_a_diverged_run_writes_its_summary_and_keeps_its_error(
     train: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GPTModel, "forward_step", losing(3))
     with pytest.raises(DataError, match="step 3: loss nan") as error:
         train(tmp_path, rerun_mode="disabled")
-    told = summary(tmp_path)
-    assert told["finished"] is False
-    assert told["ended"].startswith("failed: DataError: step 3: loss nan")
-    assert told["ended"].removeprefix("failed: DataError: ") in str(error.value)
-    assert (told["last_step"], told["steps_measured"]) == (2, 1)
-    assert told["memory_bytes"]["of_rank"] == 0
+    written = summary(tmp_path)
+    assert written["finished"] is False
+    assert written["ended"].startswith("failed: DataError: step 3: loss nan")
+    assert written["ended"].removeprefix("failed: DataError: ") in str(error.value)
+    assert (written["last_step"], written["steps_measured"]) == (2, 1)
+    assert written["memory_bytes"]["of_rank"] == 0
     assert not (tmp_path / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("step", [1, 3])
-def test_a_run_out_of_memory_tells_what_it_held_from_the_first_step_on(
+def test_a_run_out_of_memory_reports_its_memory_at_any_step(
     train: Callable[..., dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -135,13 +137,13 @@ def test_a_run_out_of_memory_tells_what_it_held_from_the_first_step_on(
     monkeypatch.setattr(GPTModel, "forward_step", losing(step, full))
     with pytest.raises(HostMemoryError, match="rank 0 ran out of memory"):
         train(tmp_path)
-    told = summary(tmp_path)
-    assert told["ended"].startswith("failed: HostMemoryError: rank 0 ran out of memory")
-    assert told["last_step"] == (None if step == 1 else 2)
-    assert told["memory_bytes"]["planned"] > 0
+    written = summary(tmp_path)
+    assert written["ended"].startswith("failed: HostMemoryError: rank 0 ran out of memory")
+    assert written["last_step"] == (None if step == 1 else 2)
+    assert written["memory_bytes"]["planned"] > 0
 
 
-def test_what_cannot_be_written_does_not_hide_the_error(
+def test_a_failed_write_does_not_hide_the_error(
     train: Callable[..., dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -154,7 +156,7 @@ def test_what_cannot_be_written_does_not_hide_the_error(
     assert f"cannot write {SPEED} of the failed run" in caplog.text
 
 
-def test_unasked_nothing_is_written(
+def test_without_the_option_no_summary_is_written(
     train: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GPTModel, "forward_step", losing(3))
@@ -163,7 +165,7 @@ def test_unasked_nothing_is_written(
     assert not (tmp_path / SPEED).exists()
 
 
-def test_a_call_of_the_library_leaves_the_same_and_nothing_over_a_finished_run(
+def test_a_library_call_writes_the_same_summary_and_keeps_that_of_a_finished_run(
     tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = tmp_path / "run"
@@ -188,7 +190,9 @@ def test_a_call_of_the_library_leaves_the_same_and_nothing_over_a_finished_run(
 # --- other rhythms --------------------------------------------------------------------------------
 
 
-def test_skipped_steps_drop_samples(train: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_skipped_steps_consume_their_samples(
+    train: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
     train(tmp_path / "all")
     train(tmp_path / "run", iterations_to_skip=[2, 5])
     plain, skipping = ledger(tmp_path / "all"), ledger(tmp_path / "run")
@@ -206,7 +210,7 @@ def test_skipped_steps_drop_samples(train: Callable[..., dict[str, Any]], tmp_pa
 
 
 @pytest.mark.slow
-def test_garbage_is_collected_at_its_own_steps_and_changes_nothing(
+def test_manual_garbage_collection_does_not_change_the_result(
     train: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tmp_path / "plain")

@@ -66,7 +66,7 @@ def wait_for(save: Path, words: str, seconds: float = 60.0) -> None:
 
 
 def last_step(save: Path) -> int:
-    """That the first rank has told of."""
+    """The last step on the console."""
     return int(re.findall(r"iteration +(\d+)/", save.with_suffix(".log").read_text())[-1])
 
 
@@ -90,7 +90,9 @@ def _environment(process: int) -> str:
 
 
 @pytest.mark.parametrize("axis", ["tensor", "pipeline"])
-def test_a_killed_rank_ends_all_within_a_minute(tokens: str, tmp_path: Path, axis: str) -> None:
+def test_a_killed_rank_ends_all_ranks_within_a_minute(
+    tokens: str, tmp_path: Path, axis: str
+) -> None:
     save = tmp_path / "run"
     options = (f"--{axis}-model-parallel-size", "2", "--train-iters", "100000")
     with training(tokens, save, *options) as process:
@@ -128,7 +130,7 @@ def test_under_torchrun_survivors_report_a_killed_rank(tokens: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_hangs_is_named_with_stacks(tokens: str, tmp_path: Path, rank: int) -> None:
+def test_a_hanging_rank_is_named_with_its_stacks(tokens: str, tmp_path: Path, rank: int) -> None:
     save = tmp_path / "run"
     options = ("--train-iters", "100000", "--hang-timeout-minutes", "0.05")
     with training(tokens, save, *options) as process:
@@ -147,7 +149,7 @@ def test_a_rank_that_hangs_is_named_with_stacks(tokens: str, tmp_path: Path, ran
     assert "training/loop/step.py" in (save / "logs" / f"stacks-rank{1 - rank:04d}.txt").read_text()
 
 
-def test_ranks_without_memory_say_what_they_held(tokens: str, tmp_path: Path) -> None:
+def test_ranks_out_of_memory_report_their_memory(tokens: str, tmp_path: Path) -> None:
     save = tmp_path / "run"
     # A process may have 8 GB of addresses; the table of positions alone is of 20 GB.
     bounded = ("bash", "-c", 'ulimit -v 8000000; exec "$@"', "bash", sys.executable)
@@ -161,7 +163,7 @@ def test_ranks_without_memory_say_what_they_held(tokens: str, tmp_path: Path) ->
     assert outcome.step is None  # none was finished
 
 
-def test_sigusr1_saves_and_the_same_command_goes_on(tokens: str, tmp_path: Path) -> None:
+def test_sigusr1_saves_and_the_same_command_resumes(tokens: str, tmp_path: Path) -> None:
     save = tmp_path / "run"
     # Long enough that the signal comes before the end on any machine.
     options = ("--tensor-model-parallel-size", "2", "--train-iters", "200")

@@ -31,16 +31,16 @@ def run(stopped: Path, tmp_path: Path) -> Path:
     ("name", "link"),
     [("another digit", (3, "ledger")), ("another byte", (1, "steps")), ("gone", (1, "steps"))],
 )
-def test_a_damaged_ledger_of_an_old_step_costs_the_proof_and_nothing_else(
+def test_a_damaged_ledger_of_an_old_step_only_breaks_the_proof(
     pretrain: Pretrain, finished: Path, run: Path, name: str, link: tuple[int, str]
 ) -> None:
     damage, _ = DAMAGES[name]
     damage(run / "iter_0000003" / "ledger.jsonl")
     log = pretrain(run)
-    told = log.index("CANNOT BE PROVEN")
-    assert told < log.index("training parameters="), "before the first step"
-    assert f"{run}/iter_0000003/ledger.jsonl" in log[:told]
-    assert "has a gap at steps 1 to 3" in log[told:]
+    warned_at = log.index("CANNOT BE PROVEN")
+    assert warned_at < log.index("training parameters="), "before the first step"
+    assert f"{run}/iter_0000003/ledger.jsonl" in log[:warned_at]
+    assert "has a gap at steps 1 to 3" in log[warned_at:]
     for step in ("iter_0000006", "iter_0000008"):
         assert manifest(run / step).output_digest == manifest(finished / step).output_digest
     assert [line["step"] for line in ledger(run)][-5:] == [4, 5, 6, 7, 8]
@@ -59,7 +59,9 @@ def test_damaged_newest_step_is_skipped(pretrain: Pretrain, finished: Path, run:
     assert manifest(run).output_digest == manifest(finished).output_digest
 
 
-def test_only_step_resumes_without_ledger(pretrain: Pretrain, finished: Path, run: Path) -> None:
+def test_the_only_step_resumes_with_a_damaged_ledger(
+    pretrain: Pretrain, finished: Path, run: Path
+) -> None:
     shutil.rmtree(run / "iter_0000003")
     other_byte(run / "iter_0000005" / "ledger.jsonl")
     log = pretrain(run)
@@ -71,7 +73,9 @@ def test_only_step_resumes_without_ledger(pretrain: Pretrain, finished: Path, ru
     assert link_in(run).check == "steps"
 
 
-def test_torn_step_of_a_finished_run(pretrain: Pretrain, finished: Path, tmp_path: Path) -> None:
+def test_a_torn_step_of_a_finished_run_is_moved_aside(
+    pretrain: Pretrain, finished: Path, tmp_path: Path
+) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     (run / "manifest.json").unlink()
     (run / "iter_0000003" / "state.json").write_text("{")

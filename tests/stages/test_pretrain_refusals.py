@@ -70,7 +70,7 @@ LARGE = {"num_layers": 3000, "hidden_size": 2**20, "nproc_per_node": 1}
 
 
 @pytest.mark.parametrize(
-    ("others", "told"),
+    ("others", "message"),
     [
         ({"nproc_per_node": 3, **TP}, "3 ranks cannot be shared out: .* start 2 or 4 ranks"),
         ({"nproc_per_node": 3}, r"--global-batch-size \(4\) must be divisible .* near it: 3 or 6"),
@@ -111,13 +111,13 @@ LARGE = {"num_layers": 3000, "hidden_size": 2**20, "nproc_per_node": 1}
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_before_any_work(
-    zygote: Zygote, folder: Path, tmp_path: Path, others: dict[str, Any], told: str
+def test_options_that_do_not_fit_are_refused_before_any_work(
+    zygote: Zygote, folder: Path, tmp_path: Path, others: dict[str, Any], message: str
 ) -> None:
     save = tmp_path / "run"
     found, _, log = zygote.run("stages.pretrain", words(folder, save, **others))
     assert found == (1 if others.get("tokens") == "foreign" else 2), log
-    assert re.search(told, log), log
+    assert re.search(message, log), log
     assert "Traceback" not in log
     assert not list(save.glob("iter_*"))
     assert not (save / "manifest.json").exists()
@@ -167,20 +167,20 @@ def run_rank(
 
 
 @pytest.mark.parametrize(
-    ("others", "told"),
+    ("others", "message"),
     [
         ({"nproc_per_node": 3, **TP}, "3 ranks cannot be shared out: "),
         ({"nproc_per_node": 3}, "--global-batch-size (4) must be divisible"),
     ],
 )
-def test_a_dry_run_refuses_the_ranks_in_the_words_of_the_run(
-    zygote: Zygote, folder: Path, tmp_path: Path, others: dict[str, Any], told: str
+def test_a_dry_run_refuses_a_layout_with_the_message_of_the_run(
+    zygote: Zygote, folder: Path, tmp_path: Path, others: dict[str, Any], message: str
 ) -> None:
     line = words(folder, tmp_path / "run", **others)
     ends = [zygote.run("stages.pretrain", [*line, *more]) for more in ([], ["--dry-run"])]
     assert [status for status, _, _ in ends] == [2, 2]
     (of_run,), (of_dry_run,) = (
-        {text[text.index(told) :] for text in log.splitlines() if told in text}
+        {text[text.index(message) :] for text in log.splitlines() if message in text}
         for _, _, log in ends
     )
     assert of_run == of_dry_run
@@ -200,7 +200,7 @@ def test_degrees_are_compared_with_the_ranks_of_a_launcher(folder: Path, tmp_pat
 
 
 @pytest.mark.distributed
-def test_a_port_in_use_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_port_in_use_is_named_in_the_error(folder: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
@@ -212,13 +212,13 @@ def test_a_port_in_use_is_named(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("rank", "told"),
+    ("rank", "message"),
     [(0, "not all of 2 ranks came to 127.0.0.1"), (1, "rank 1 of 2 did not find the others")],
 )
-def test_missing_ranks_end_the_run(folder: Path, tmp_path: Path, rank: int, told: str) -> None:
+def test_missing_ranks_end_the_run(folder: Path, tmp_path: Path, rank: int, message: str) -> None:
     environment = a_rank(rank, 2, free_port())
     log = run_rank(folder, tmp_path, environment, expect=3, distributed_timeout_minutes=0.03)
-    assert told in log
+    assert message in log
     assert "--distributed-timeout-minutes" in log
     assert "Traceback" not in log
 
@@ -267,7 +267,7 @@ def test_killed_rank_is_named_first(folder: Path, tmp_path: Path, degrees: dict[
 
 
 @pytest.mark.distributed
-def test_under_torchrun_the_others_end_too(folder: Path, tmp_path: Path) -> None:
+def test_under_torchrun_the_other_ranks_end_too(folder: Path, tmp_path: Path) -> None:
     save, log = tmp_path / "run", tmp_path / "log"
     arguments = words(folder, save, train_iters=100000, **TP)
     launcher = torchrun("--standalone", "--nproc-per-node", "2")

@@ -40,7 +40,7 @@ def break_step(monkeypatch: pytest.MonkeyPatch, step: int, times: int) -> None:
     monkeypatch.setattr(GPTModel, "forward_step", broken)
 
 
-def test_a_machine_that_is_always_wrong_is_found_by_another(
+def test_a_faulty_machine_is_found_by_a_rerun_elsewhere(
     tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(tokens, tmp_path / "sound")
@@ -60,7 +60,7 @@ def test_a_machine_that_is_always_wrong_is_found_by_another(
     assert ledger(tmp_path / "sound") == ledger(save)
 
 
-def test_what_comes_out_everywhere_is_the_models(
+def test_the_same_result_on_every_machine_is_blamed_on_the_model(
     tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -73,7 +73,7 @@ def test_what_comes_out_everywhere_is_the_models(
         train(tokens, tmp_path)
 
 
-def test_a_transient_fault_ends_the_run_and_the_same_command_goes_on(
+def test_a_transient_fault_ends_the_run_and_the_same_command_resumes(
     tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

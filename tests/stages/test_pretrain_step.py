@@ -32,7 +32,9 @@ def train(tokens: str, save: Path, **options: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e20, 1e30])
-def test_divergence_has_a_step(tokens: str, tmp_path: Path, run_folder: Path, rate: float) -> None:
+def test_the_report_of_a_divergence_has_its_step(
+    tokens: str, tmp_path: Path, run_folder: Path, rate: float
+) -> None:
     train(tokens, tmp_path / "save", lr=rate, **DIVERGES)
     failure = read_failure(str(run_folder))
     assert failure is not None
@@ -45,14 +47,18 @@ def test_divergence_has_a_step(tokens: str, tmp_path: Path, run_folder: Path, ra
     assert str(StageError(outcome)).startswith(words)
 
 
-def test_run_without_a_step_has_none(tokens: str, tmp_path: Path, run_folder: Path) -> None:
+def test_the_report_of_a_run_without_a_step_has_no_step(
+    tokens: str, tmp_path: Path, run_folder: Path
+) -> None:
     train(tokens, tmp_path / "save", init_method_std=1e30, **DIVERGES)
     failure = json.loads((run_folder / "failure.json").read_text())
     assert failure["message"].startswith("step 1: ")
     assert "step" not in failure
 
 
-def test_steps_of_all_attempts_count(pretrain: Pretrain, tmp_path: Path, run_folder: Path) -> None:
+def test_the_reported_step_counts_all_attempts(
+    pretrain: Pretrain, tmp_path: Path, run_folder: Path
+) -> None:
     given = partial(pretrain, tmp_path / "save", exit_interval=3)
     for step in (3, 6):
         given(expect=143)
@@ -63,7 +69,7 @@ def test_steps_of_all_attempts_count(pretrain: Pretrain, tmp_path: Path, run_fol
     assert read_failure(str(run_folder)) is None
 
 
-def test_a_step_counts_as_soon_as_it_is_taken_and_not_when_it_is_saved() -> None:
+def test_a_step_counts_once_it_is_done_and_not_when_it_is_saved() -> None:
     state, progress = TrainState(step=4), ProgressFile()
     assert progress.step is None
     progress.begin(state)
@@ -72,7 +78,7 @@ def test_a_step_counts_as_soon_as_it_is_taken_and_not_when_it_is_saved() -> None
     assert progress.step == 5
 
 
-def test_a_parent_reads_what_its_first_rank_has_noted(tmp_path: Path) -> None:
+def test_a_parent_reads_the_step_that_its_first_rank_wrote(tmp_path: Path) -> None:
     file = tmp_path / "step"
     assert read_step(file) is None
     progress = ProgressFile(file)
@@ -83,7 +89,7 @@ def test_a_parent_reads_what_its_first_rank_has_noted(tmp_path: Path) -> None:
     assert file.stat().st_size == STEP_DIGITS
 
 
-def test_an_error_without_steps_is_left_as_it_is() -> None:
+def test_an_error_without_steps_is_unchanged() -> None:
     for step in (None, 0):
         error = ValueError("x")
         add_step(error, step)

@@ -154,7 +154,7 @@ PRETRAIN: dict[str, Case] = {
     "nothing to load": (nothing, {"load": "/no/run"}, 1, "--load /no/run: no file"),
     "no checkpoint": (nothing, {"load": "other"}, 2, "--load .*other: no checkpoint there"),
 }
-"""What is done to the files, options besides, the exit status and what is said."""
+"""Damage to the files, further options, exit status and message."""
 
 STEPS: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "a changed config": (edited(f"{STEP}/config.json", lambda d: d + b" "), 1, r"config\.json: "),
@@ -212,22 +212,22 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 
 
 def check_refused(
-    torchless: Zygote, module: str, words: list[str], status: int, told: str, out: Path
+    torchless: Zygote, module: str, words: list[str], status: int, message: str, out: Path
 ) -> None:
     found, _, log = torchless.run(f"stages.{module}", words)
     assert IMPORTED not in log
     assert found == status, log
-    assert re.search(told, log), log
+    assert re.search(message, log), log
     assert "Traceback" not in log
     assert not out.exists()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("case", PRETRAIN)
-def test_pretrain_refuses_data_and_files_that_cannot_be(
+def test_pretrain_refuses_invalid_data_and_files_without_torch(
     torchless: Zygote, folder: Path, tmp_path: Path, case: str, ranks: int
 ) -> None:
-    spoil, options, status, told = PRETRAIN[case]
+    spoil, options, status, message = PRETRAIN[case]
     spoil(folder)
     given: dict[str, Any] = {"data_path": "t", "nproc_per_node": ranks, **options}
     if "tokenizer_type" in options:
@@ -236,33 +236,35 @@ def test_pretrain_refuses_data_and_files_that_cannot_be(
         if value in ("t", "list") or str(value).startswith("other"):
             given[name] = folder / str(value)
     words = arguments("", tmp_path / "out", **given)
-    check_refused(torchless, "pretrain", words, status, told, tmp_path / "out")
+    check_refused(torchless, "pretrain", words, status, message, tmp_path / "out")
 
 
 @pytest.mark.parametrize("reader", LOADERS)
 @pytest.mark.parametrize("case", [*STEPS, *TOKENIZERS])
-def test_readers_of_checkpoints_refuse_one_that_cannot_be(
+def test_readers_refuse_an_invalid_checkpoint_without_torch(
     torchless: Zygote, folder: Path, tmp_path: Path, case: str, reader: str
 ) -> None:
     if case in TOKENIZERS and reader not in READ_TOKENIZERS:
         pytest.skip("does without the tokenizer that the step carries")
-    spoil, status, told = {**STEPS, **TOKENIZERS}[case]
+    spoil, status, message = {**STEPS, **TOKENIZERS}[case]
     spoil(folder / "run")
     module, out = MODULES.get(reader, reader), tmp_path / "out"
     places = {"RUN": folder / "run", "OUT": out, "TEXT": folder / "other" / "notes"}
     words = [str(places.get(word, word)) for word in LOADERS[reader]]
     if module == "pretrain":
         words += arguments(str(folder / "t"), out if reader == "pretrain" else tmp_path / "save")
-    check_refused(torchless, module, words, status, told, out)
+    check_refused(torchless, module, words, status, message, out)
 
 
-def test_a_description_needs_no_torch(torchless: Zygote, folder: Path) -> None:
+def test_inspect_needs_no_torch(torchless: Zygote, folder: Path) -> None:
     status, _, log = torchless.run("stages.inspect", [str(folder / "run")])
     assert status == 0, log
     assert "model.decoder.layers.0.mlp.linear_fc1.weight" in log
 
 
-def test_own_steps_come_before_load(torchless: Zygote, folder: Path, tmp_path: Path) -> None:
+def test_a_run_with_its_own_steps_does_not_check_load(
+    torchless: Zygote, folder: Path, tmp_path: Path
+) -> None:
     """Its own come first, so that what --load names may be gone bad since."""
     save = tmp_path / "save"
     shutil.copytree(folder / "run", save)
@@ -271,7 +273,7 @@ def test_own_steps_come_before_load(torchless: Zygote, folder: Path, tmp_path: P
     assert IMPORTED in torchless.run("stages.pretrain", words)[2]
 
 
-def test_sound_input_reaches_torch(torchless: Zygote, folder: Path, tmp_path: Path) -> None:
+def test_valid_input_reaches_torch(torchless: Zygote, folder: Path, tmp_path: Path) -> None:
     for name, data in tokenizer_files().items():
         (folder / "other" / name.split("/")[1]).write_bytes(data)
     tokenizer = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": folder / "other"}

@@ -192,7 +192,7 @@ def test_page_of_a_checkpoint_alone_is_shorter(yard: dict[str, str], tmp_path: P
     assert summary.keys() == {"format_version", "artifacts", "parameters", "training"}
 
 
-def test_every_svg_that_is_seen_has_a_title(yard: dict[str, str], tmp_path: Path) -> None:
+def test_every_visible_svg_has_a_title(yard: dict[str, str], tmp_path: Path) -> None:
     page, _ = report(tmp_path, **yard)
     ids = {attributes.get("id") for _, attributes in page.tags}
     pictures = [a for tag, a in page.tags if tag == "svg" and a.get("role") == "img"]
@@ -200,7 +200,7 @@ def test_every_svg_that_is_seen_has_a_title(yard: dict[str, str], tmp_path: Path
     assert all(picture["aria-labelledby"] in ids for picture in pictures)
 
 
-def test_parts_are_one_node_of_one_digest_whichever_was_found_first() -> None:
+def test_parts_are_one_node_with_a_digest_that_ignores_their_order() -> None:
     parts = [Artifact(key=f"parts/{n}", stage="tokenize", digest=str(n)) for n in range(3)]
     merged = Artifact(key="all", stage="merge", digest="m")
     edges = [(part.key, "all") for part in parts]
@@ -246,7 +246,7 @@ def page_of(**facts: Any) -> Page:
     return check_sound(render(Card(title="t", lineage=LINEAGE, **facts)))
 
 
-def test_page_of_nothing_but_a_checkpoint_stands() -> None:
+def test_a_page_of_only_a_checkpoint_is_valid() -> None:
     assert list(page_of().sections) == ["", "Where it came from"]
     page = page_of(steps=(Step(step=1, loss=2.0, tokens=0),))
     assert ["Training loss", "2.000", "at the last step"] in page.sections[""].rows
@@ -259,7 +259,7 @@ def test_headline_says_what_validation_was_measured() -> None:
     assert "at step 20" in page_of(steps=steps[2:]).sections[""].text
 
 
-def test_options_know_their_defaults() -> None:
+def test_options_have_their_defaults() -> None:
     options = options_of({"num_layers": 2, "swiglu": True, "clip_grad": 1.0, "finetune": False})
     assert [option.name for option in options if option.differs] == ["num_layers", "swiglu"]
 
@@ -267,7 +267,7 @@ def test_options_know_their_defaults() -> None:
 # --- the summary ------------------------------------------------------------------------------
 
 
-def test_summary_is_the_same_wherever_and_whenever(tmp_path: Path) -> None:
+def test_the_summary_does_not_depend_on_place_or_time(tmp_path: Path) -> None:
     summaries = []
     for place in ("one", "another"):
         options = make_run(str(tmp_path / place))
@@ -277,7 +277,7 @@ def test_summary_is_the_same_wherever_and_whenever(tmp_path: Path) -> None:
     assert summaries[0] == summaries[1]
 
 
-def test_summary_holds_what_the_run_came_to(yard: dict[str, str], tmp_path: Path) -> None:
+def test_the_summary_has_the_results_of_the_run(yard: dict[str, str], tmp_path: Path) -> None:
     _, summary = report(tmp_path, **yard)
     assert summary["training"]["steps"] == 6
     assert summary["training"]["tokens"] == 384
@@ -302,7 +302,7 @@ def test_lineage_is_the_same_on_s3(yard: dict[str, str], s3_url: str, tmp_path: 
 # --- lineage ----------------------------------------------------------------------------------
 
 
-def test_lineage_reaches_back_to_the_corpus_with_alike_parts_as_one(yard: dict[str, str]) -> None:
+def test_the_lineage_reaches_the_corpus_and_merges_similar_parts(yard: dict[str, str]) -> None:
     lineage = lineage_of(checkpoint=yard["checkpoint"], evaluation=yard["evaluation"])
     assert named_edges(lineage) == {
         ("collect", "train tokenizer"),
@@ -333,7 +333,7 @@ def test_lineage_of_raw_files_ends_in_one_source(tmp_path: Path) -> None:
     assert next(a for a in lineage.artifacts if not a.stage).size_bytes == 9
 
 
-def test_an_artifact_rebuilt_since_is_not_taken_for_the_origin(tmp_path: Path) -> None:
+def test_an_artifact_rebuilt_later_is_not_the_origin(tmp_path: Path) -> None:
     tokens, checkpoint = (Output.directory(str(tmp_path / name)) for name in ("tokens", "run"))
     make(tokens, "merge", {"a.bin": "before"})
     make(checkpoint, "pretrain", {"w": "x"}, {"data": (tokens.url,)})
@@ -342,7 +342,7 @@ def test_an_artifact_rebuilt_since_is_not_taken_for_the_origin(tmp_path: Path) -
     assert named_edges(lineage) == {("earlier tokens", "pretrain")}
 
 
-def test_a_step_of_a_run_counts_as_the_run(tmp_path: Path) -> None:
+def test_a_step_of_a_run_stands_for_the_run(tmp_path: Path) -> None:
     run_folder = Output.directory(str(tmp_path / "run"))
     step = Output.directory(str(tmp_path / "run" / "iter_0000006"))
     make(step, "pretrain", {"index.json": "{}"})

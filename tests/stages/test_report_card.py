@@ -30,7 +30,7 @@ def page(**facts: Any) -> Page:
 # --- performance --------------------------------------------------------------------------------
 
 
-def test_what_pretrain_writes_is_shown_with_its_conventions() -> None:
+def test_the_performance_of_pretrain_is_shown_with_its_conventions() -> None:
     timings = [StepTiming(step, 250.0, 8000.0, 494.7, 5.0, 2**30) for step in range(1, 9)]
     info = RunInfo(8, world_size=2, device_name="NVIDIA H200")
     timers = [{"forward-backward": 200.0}, {"forward-backward": 210.0}]
@@ -52,7 +52,7 @@ def test_what_pretrain_writes_is_shown_with_its_conventions() -> None:
     }
 
 
-def test_an_odd_performance_document_leaves_rows_out() -> None:
+def test_rows_missing_from_a_performance_document_are_left_out() -> None:
     odd = {"steps_measured": 0, "mfu": None, "step_ms": 3, "timers_ms": {"x": {}}}
     assert page(performance=odd).sections["How fast it trained"].facts == {}
 
@@ -93,7 +93,7 @@ def test_the_cost_of_saves_is_shown_by_kind() -> None:
         b'{"step": 1, "bytes": NaN, "blocked_seconds": 0, "durable_seconds": 1, "kind": "local"}',
     ],
 )
-def test_a_line_that_is_no_save_is_refused_by_its_place(line: bytes) -> None:
+def test_an_invalid_line_of_saves_is_refused_with_its_number(line: bytes) -> None:
     with pytest.raises(ArtifactError, match=r"saves\.jsonl: line 2 is not a save"):
         parse_saves(b"\n" + line, "saves.jsonl")
 

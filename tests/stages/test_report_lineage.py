@@ -45,7 +45,7 @@ def test_long_edges_pass_between_nodes() -> None:
                 assert abs(placed.y[node] - placed.y[edge]) >= NODE_HEIGHT / 2 + GAP
 
 
-def test_a_start_stands_beside_the_node_that_needs_it() -> None:
+def test_a_source_is_placed_beside_the_node_that_needs_it() -> None:
     placed = place([*NODES, "heldout"], [*EDGES, ("heldout", "evaluation")], "run")
     assert placed.layer["heldout"] == placed.layer["evaluation"] - 1
 

@@ -32,9 +32,9 @@ class RanksConfig:
     how: str = execution("")
     """How it fails: infrastructure, kill, memory."""
     seconds: float = execution(0.0)
-    """How long the others take."""
+    """How long the other ranks work."""
     saving_seconds: float = execution(0.0)
-    """How long a rank saves that was told to stop."""
+    """How long a rank saves after a request to stop."""
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """None."""

@@ -75,7 +75,7 @@ def test_locations_and_execution_options_are_outside_the_digest() -> None:
         (GIVEN | {"workers": 0}, "--workers must be positive"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(document: dict[str, object], words: str) -> None:
+def test_invalid_values_are_refused(document: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         from_dict(Outer, document)
 

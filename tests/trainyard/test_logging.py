@@ -29,7 +29,7 @@ def stream() -> Iterator[io.StringIO]:
         log.setLevel(level)
 
 
-def test_what_a_terminal_would_obey_is_written_out() -> None:
+def test_control_characters_are_escaped() -> None:
     assert printable(HOSTILE) == one_line(HOSTILE) == WRITTEN_OUT
     assert printable("half \udc80 a letter") == r"half \udc80 a letter"
     assert printable("first\n\tsecond") == "first\n\tsecond"
@@ -38,7 +38,7 @@ def test_what_a_terminal_would_obey_is_written_out() -> None:
         assert printable(text) == one_line(text) == text
 
 
-def test_messages_and_tracebacks_are_written_out(stream: io.StringIO) -> None:
+def test_control_characters_in_messages_and_tracebacks_are_escaped(stream: io.StringIO) -> None:
     log = logging.getLogger("stages.toy")
     log.warning("tensor %s\nis unknown", HOSTILE)
     try:
@@ -52,13 +52,13 @@ def test_messages_and_tracebacks_are_written_out(stream: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("error", [ArtifactError(HOSTILE), RuntimeError(HOSTILE)])
-def test_the_words_of_a_failure_are_written_out(
+def test_control_characters_in_failures_are_escaped(
     stream: io.StringIO, error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report_failure("toy", error, debug=True)
-    told = capsys.readouterr().err + stream.getvalue()
-    assert told.count(WRITTEN_OUT) == 2
-    assert told.replace("\n", "").isprintable()
+    output = capsys.readouterr().err + stream.getvalue()
+    assert output.count(WRITTEN_OUT) == 2
+    assert output.replace("\n", "").isprintable()
 
 
 def test_a_colour_is_the_only_escape_on_a_terminal(
@@ -72,7 +72,7 @@ def test_a_colour_is_the_only_escape_on_a_terminal(
     assert r"no \x1b[2J" in stream.getvalue()
 
 
-def test_an_option_that_is_no_text_is_refused_in_text() -> None:
+def test_control_characters_in_options_are_escaped() -> None:
     done = run_program("stages.inspect", "/nowhere/\x1b[2J")
     assert done.status == 2
     assert r"/nowhere/\x1b[2J: no checkpoint there" in done.err

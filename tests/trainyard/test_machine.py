@@ -32,7 +32,7 @@ def write(folder: Path, name: str, text: str) -> None:
         ("", "", "memory.events", EVENTS, 0),
     ],
 )
-def test_kills_are_counted_in_the_group_of_this_process(
+def test_kills_are_counted_in_the_control_group_of_this_process(
     tmp_path: Path, membership: str, folder: str, file: str, text: str, kills: int
 ) -> None:
     write(tmp_path / "groups" / folder, file, text)
@@ -40,7 +40,7 @@ def test_kills_are_counted_in_the_group_of_this_process(
     assert memory_kills(tmp_path / "groups", tmp_path / "membership") == kills
 
 
-def test_a_machine_without_control_groups_says_nothing(tmp_path: Path) -> None:
+def test_a_machine_without_control_groups_reports_no_kills(tmp_path: Path) -> None:
     assert memory_kills(tmp_path, tmp_path / "membership") == 0
 
 
@@ -54,7 +54,7 @@ def test_a_machine_without_control_groups_says_nothing(tmp_path: Path) -> None:
         ("", "", "memory.max", "1048576\n", False),
     ],
 )
-def test_memory_is_that_of_the_group_or_of_the_machine(
+def test_memory_is_that_of_the_control_group_or_the_machine(
     tmp_path: Path, membership: str, folder: str, file: str, text: str, bound: bool
 ) -> None:
     whole = memory_bytes(tmp_path / "none", tmp_path / "none")

@@ -18,13 +18,13 @@ def test_the_line_has_share_rate_and_time_left() -> None:
     assert line == "tokenize: 1,000 of 4,000 documents (25 %), 400 documents/s, 8 s left"
 
 
-def test_a_resumed_count_does_not_flatter_the_rate() -> None:
+def test_the_rate_of_a_resumed_count_ignores_earlier_work() -> None:
     progress = Progress(100, "steps", "pretrain", start=90)
     progress.update(5)
     assert "95 of 100 steps (95 %), 0.50 steps/s, 10 s left" in progress.line(progress._began + 10)
 
 
-def test_without_a_terminal_there_are_plain_lines_now_and_then(
+def test_without_a_terminal_progress_is_occasional_log_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -37,7 +37,7 @@ def test_without_a_terminal_there_are_plain_lines_now_and_then(
     ]
 
 
-def test_every_line_names_its_rank_where_there_are_several(
+def test_every_line_names_its_rank_if_there_are_several(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     record = logging.LogRecord("trainyard.a.loop", logging.INFO, "", 0, "loss=%s", (1,), None)
@@ -48,7 +48,7 @@ def test_every_line_names_its_rank_where_there_are_several(
     assert Formatter(colour=False).format(record).endswith("info    loop: loss=1")
 
 
-def test_other_libraries_are_quiet_and_ours_is_not() -> None:
+def test_other_libraries_log_only_warnings() -> None:
     stream = io.StringIO()
     root = logging.getLogger()
     before = root.handlers[:]

@@ -145,7 +145,7 @@ def test_dry_run_prints_a_document_that_config_reads_back(toy: Toy, tmp_path: Pa
         (("--fail", "defect"), 70, "defect of trainyard: ZeroDivisionError"),
     ],
 )
-def test_a_refusal_has_its_exit_status_its_words_and_no_output(
+def test_a_refusal_has_its_exit_status_and_message_and_no_output(
     toy: Toy, arguments: tuple[str, ...], status: int, words: str
 ) -> None:
     text = toy(*arguments, expect=status)
@@ -155,7 +155,7 @@ def test_a_refusal_has_its_exit_status_its_words_and_no_output(
     assert not store.exists(store.join(toy.output, ".claim.json"))
 
 
-def test_a_failure_leaves_word_for_a_caller_behind_a_launcher(toy: Toy) -> None:
+def test_a_failure_writes_failure_json_for_the_caller(toy: Toy) -> None:
     toy.process("--fail", "data", expect=1)
     left = toy.left("failure.json")
     assert (left["class"], left["exit_status"], left["stage"]) == ("DataError", 1, "toy")
@@ -181,7 +181,7 @@ def test_signal_stops_and_keeps_units(toy: Toy, number: signal.Signals, status: 
 
 
 @pytest.mark.slow
-def test_a_second_run_waits_for_the_first_and_finds_its_work(toy: Toy, tmp_path: Path) -> None:
+def test_a_second_run_waits_for_the_first_and_is_a_noop(toy: Toy, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     first = toy.start("--gate", str(gate))
     until(toy.has_finished_a_unit)
@@ -196,7 +196,7 @@ def test_a_second_run_waits_for_the_first_and_finds_its_work(toy: Toy, tmp_path:
     first.communicate()
 
 
-def test_a_stage_stops_when_whoever_started_it_dies(toy: Toy) -> None:
+def test_a_stage_stops_when_its_starter_dies(toy: Toy) -> None:
     script = (
         "import os, subprocess, sys, time\n"
         "r, w = os.pipe()\n"
@@ -247,11 +247,11 @@ def test_an_output_that_is_a_file_is_refused(toy: Toy) -> None:
     assert "a file stands where a folder is needed" in toy(expect=2)
 
 
-def test_numbers_that_are_none_are_refused(toy: Toy) -> None:
+def test_invalid_numbers_are_refused(toy: Toy) -> None:
     assert "--seconds must be a finite number, got nan" in toy("--seconds", "nan", expect=2)
 
 
-def test_units_of_other_code_are_not_taken_over(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_of_other_code_are_not_reused(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     run = StageRun("toy", {}, Output.directory(toy.output), lineage="a", code="one")
     run.work.publish("0", {})
     for code, found in (("one", {}), ("two", None)):
@@ -259,7 +259,7 @@ def test_units_of_other_code_are_not_taken_over(toy: Toy, monkeypatch: pytest.Mo
         assert again.work.published("0") == found
 
 
-def test_a_run_that_lost_its_claim_writes_nothing_more(toy: Toy) -> None:
+def test_a_run_that_lost_its_claim_stops_writing(toy: Toy) -> None:
     output = Output.directory(toy.output)
     run = StageRun("toy", {}, output, claim=claim.acquire(output.claim_url, 0))
     assert run.claim is not None
@@ -272,7 +272,7 @@ def test_a_run_that_lost_its_claim_writes_nothing_more(toy: Toy) -> None:
     run.claim.release()
 
 
-def test_files_of_an_earlier_version_go_and_files_of_others_stay(toy: Toy) -> None:
+def test_files_of_an_earlier_version_are_removed_and_other_files_stay(toy: Toy) -> None:
     toy()
     url = store.join(toy.output, "manifest.json")
     document = store.read_json(url)
@@ -286,7 +286,7 @@ def test_files_of_an_earlier_version_go_and_files_of_others_stay(toy: Toy) -> No
     assert names == {"upper.txt", "timing.json", "manifest.json", "notes-of-a-person.txt"}
 
 
-def test_options_that_may_be_unset_load_no_checker_of_types() -> None:
+def test_optional_options_import_no_type_checker() -> None:
     program = """if True:
         import sys
         from stages.runtime.cli import stage_main

@@ -14,7 +14,7 @@ MODEL = ("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2
 PLAN = (*MODEL, "--seq-length", "32", "--vocab-size", "300")
 
 
-def test_the_same_version_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_version_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_FLOW_VERSION", VERSION)
     run_program("stages.plan", *PLAN, expect=0)
 
@@ -23,8 +23,10 @@ def test_refusal_names_both_versions(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TRAINYARD_FLOW_VERSION", "0.0.9")
     monkeypatch.setenv("TRAINYARD_RUN_DIR", str(tmp_path))
     run_program("stages.plan", *PLAN, "--output-dir", str(tmp_path / "plan"), expect=2)
-    said = json.loads((tmp_path / "failure.json").read_text())["message"]
-    assert f"this stage runs trainyard {VERSION}, but the flow that started it runs 0.0.9" in said
+    message = json.loads((tmp_path / "failure.json").read_text())["message"]
+    assert (
+        f"this stage runs trainyard {VERSION}, but the flow that started it runs 0.0.9" in message
+    )
     assert not (tmp_path / "plan").exists()
 
 
@@ -32,7 +34,7 @@ def test_refusal_names_both_versions(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("stage", "flow", "is_told"),
     [("aaa", "bbb", True), ("aaa", "aaa", False), ("aaa", "", False), ("unknown", "bbb", False)],
 )
-def test_another_build_of_the_same_version_is_told_where_both_are_known(
+def test_another_build_of_the_same_version_logs_a_warning_if_both_revisions_are_known(
     monkeypatch: pytest.MonkeyPatch, stage: str, flow: str, is_told: bool
 ) -> None:
     monkeypatch.setenv("TRAINYARD_FLOW_VERSION", VERSION)

@@ -18,7 +18,9 @@ NOTHING: Any = None
 """What a heartbeat does not look at."""
 
 
-def test_steps_renew_it_at_most_so_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_touch_the_heartbeat_at_most_every_few_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [1000.0]
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
     beat = Heartbeat(tmp_path / heartbeat.FILE)
@@ -32,7 +34,9 @@ def test_steps_renew_it_at_most_so_often(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / heartbeat.FILE).stat().st_mtime > 1
 
 
-def test_rank_0_renews_the_backends_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_touches_the_heartbeat_of_the_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert heartbeat.FILE == run_folder.HEARTBEAT
     monkeypatch.setenv(RUN_DIR, str(tmp_path))
     assert len(heartbeats(0)) == 1
@@ -41,7 +45,7 @@ def test_rank_0_renews_the_backends_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert heartbeats(0) == ()
 
 
-def test_missing_folder_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_folder_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         Heartbeat(tmp_path / "gone" / heartbeat.FILE).begin(NOTHING)
     assert "cannot touch heartbeat" in caplog.text

@@ -32,7 +32,7 @@ def left(status: int, setup: str = "") -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("status", [0, 3, 143])
-def test_output_and_exit_functions_come_first_and_no_thread_is_waited_for(status: int) -> None:
+def test_output_and_exit_functions_run_first_and_threads_are_not_joined(status: int) -> None:
     process = left(status)
     assert (process.returncode, process.stdout, process.stderr) == (status, "said last word\n", "")
 
@@ -44,7 +44,9 @@ def test_output_that_cannot_be_written_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize("world_size", ["1", None])
-def test_single_process_is_not(world_size: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process_is_not_one_of_several(
+    world_size: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from stages.runtime.process_exit import is_one_of_several
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)

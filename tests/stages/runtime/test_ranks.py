@@ -33,7 +33,7 @@ def test_three_ranks_write_one_artifact(tmp_path: Path) -> None:
     ("how", "words"),
     [("raise", "the network is gone"), ("kill", "rank 1 was killed by SIGKILL")],
 )
-def test_the_failure_of_one_rank_ends_all(tmp_path: Path, how: str, words: str) -> None:
+def test_a_failed_rank_ends_all_ranks(tmp_path: Path, how: str, words: str) -> None:
     began = time.monotonic()
     failing = ("--fail-rank", "1", "--how", how, "--seconds", "30")
     given = ("--output-dir", str(tmp_path), "--nproc-per-node", "3", *failing)
@@ -43,7 +43,7 @@ def test_the_failure_of_one_rank_ends_all(tmp_path: Path, how: str, words: str) 
 
 
 @pytest.mark.slow
-def test_a_rank_that_the_kernel_ended_for_its_memory_is_told_as_that(tmp_path: Path) -> None:
+def test_a_rank_killed_for_its_memory_is_reported_as_out_of_memory(tmp_path: Path) -> None:
     output, run = tmp_path / "output", tmp_path / "run"
     options = ["--nproc-per-node", "2", "--fail-rank", "1", "--how", "memory", "--seconds", "30"]
     with little_memory() as bounded:
@@ -84,7 +84,7 @@ def test_under_torchrun_rank_0_decides_for_all(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_under_torchrun_the_refusal_of_rank_0_is_what_is_told(tmp_path: Path) -> None:
+def test_under_torchrun_the_refusal_of_rank_0_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     in_the_way, run = tmp_path / "output", tmp_path / "run"
     in_the_way.write_text("a file")

@@ -35,7 +35,7 @@ def killed() -> Path:
     return folder
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_the_next_run_removes_the_scratch_folder_of_a_killed_one(tmp_path: Path) -> None:
     left = killed()
     for name in ("trainyard-no-lock", "other"):
         (tmp_path / name).mkdir()
@@ -50,7 +50,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
     assert names == ["other", "trainyard-link", "trainyard-no-lock"]
 
 
-def test_another_machines_folder_is_left(tmp_path: Path) -> None:
+def test_the_folder_of_another_machine_stays(tmp_path: Path) -> None:
     left = killed()
     (left / scratch.LOCK).write_bytes(b"another boot")
     Scratch("a").close()

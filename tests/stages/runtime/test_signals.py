@@ -27,7 +27,7 @@ TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
 def toy(
     folder: Path, saving_seconds: float, *launcher: str, ranks: int = 1
 ) -> subprocess.Popen[str]:
-    """Ranks that work until they are told to stop, and then save for so long."""
+    """Ranks that work until a signal stops them, and then save for so long."""
     options = ["--output-dir", str(folder), "--seconds", "600"]
     options += ["--saving-seconds", str(saving_seconds)]
     if not launcher:
@@ -55,7 +55,7 @@ def saved(folder: Path) -> list[str]:
     [(TERM, (TERM, TERM)), (USR1, (TERM,)), (INT, (TERM,))],
     ids=["SIGTERM three times", "SIGUSR1 and SIGTERM", "Ctrl-C and SIGTERM"],
 )
-def test_what_is_being_saved_is_not_cut_short_by_a_signal_that_comes_again(
+def test_a_repeated_signal_does_not_interrupt_a_save(
     tmp_path: Path, first: signal.Signals, again: tuple[signal.Signals, ...]
 ) -> None:
     with toy(tmp_path, 0.3) as process:
@@ -106,7 +106,9 @@ def test_every_rank_saves_if_all_are_signalled(tmp_path: Path, launcher: tuple[s
 # --- a run that stops at once ---------------------------------------------------------------------
 
 
-def test_repeated_signal_spares_cleanup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_signal_does_not_interrupt_cleanup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = StageRun("toy", {}, Output.directory(str(tmp_path)))
     for number in (TERM, INT):
         with pytest.raises(Stopped):

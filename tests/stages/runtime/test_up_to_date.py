@@ -37,7 +37,9 @@ def tokenize(root: Path, input: str, prefix: str, **options: object) -> str | No
     ("input", "prefix"),
     [("a.jsonl", "a"), ("a_b.jsonl", "a"), ("a.b.jsonl", "a"), ("a.worker.jsonl", "a")],
 )
-def test_an_input_may_begin_like_the_output(tmp_path: Path, input: str, prefix: str) -> None:
+def test_an_input_may_start_with_the_prefix_of_the_output(
+    tmp_path: Path, input: str, prefix: str
+) -> None:
     assert tokenize(tmp_path, input, prefix) == "there is no manifest yet"
     assert tokenize(tmp_path, input, prefix, rank=0, world_size=2) == "there is no manifest yet"
     pattern = input.replace("jsonl", "js*l")
@@ -56,12 +58,14 @@ def test_an_input_may_begin_like_the_output(tmp_path: Path, input: str, prefix: 
         ("a.bad_lines.jsonl", {"on_bad_line": "skip"}),
     ],
 )
-def test_output_over_input_fails(tmp_path: Path, input: str, options: dict[str, object]) -> None:
+def test_an_output_that_overwrites_an_input_is_refused(
+    tmp_path: Path, input: str, options: dict[str, object]
+) -> None:
     with pytest.raises((ConfigError, ArtifactError), match=r"would overwrite|not a manifest"):
         tokenize(tmp_path, input, "a", **options)
 
 
-def test_an_output_that_its_pattern_means_is_refused(tmp_path: Path) -> None:
+def test_an_output_that_matches_the_input_pattern_is_refused(tmp_path: Path) -> None:
     store.write_bytes(str(tmp_path / "x.jsonl"), b"{}\n")
     with pytest.raises(ConfigError, match="would overwrite"):
         tokenize(tmp_path, "*", "a")
@@ -73,7 +77,7 @@ def test_an_output_that_its_pattern_means_is_refused(tmp_path: Path) -> None:
         tokenize(tmp_path, ".", "below/a")
 
 
-def test_what_an_earlier_run_left_is_no_input_of_the_run_that_removes_it(tmp_path: Path) -> None:
+def test_files_that_a_run_will_remove_are_refused_as_inputs(tmp_path: Path) -> None:
     prefix = str(tmp_path / "a")
     record = store.write_bytes(prefix + "_old.jsonl", b"{}\n", "_old.jsonl")
     publish(prefix + ".manifest.json", Manifest(stage="tokenize", files=(record,)), None)
@@ -81,7 +85,7 @@ def test_what_an_earlier_run_left_is_no_input_of_the_run_that_removes_it(tmp_pat
         tokenize(tmp_path, "a_old.jsonl", "a")
 
 
-def test_a_run_that_was_killed_while_it_replaced_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_while_replacing_resumes(tmp_path: Path) -> None:
     tokenize(tmp_path, "a.jsonl", "a")
     prefix = str(tmp_path / "a")
     record = store.write_bytes(prefix + "_old.bin", b"{}\n", "_old.bin")
@@ -110,7 +114,7 @@ class Other:
         return self.to
 
 
-def test_where_names_are_not_told_any_that_begins_so_is_refused(tmp_path: Path) -> None:
+def test_without_declared_names_any_file_with_the_prefix_is_refused(tmp_path: Path) -> None:
     prefix, folder = Output.prefix(str(tmp_path / "a")), Output.directory(str(tmp_path / "f"))
     for name, output in (("a.bin", prefix), ("a_b.idx", prefix), ("f/x", folder)):
         store.write_bytes(str(tmp_path / name), b"1")
@@ -120,7 +124,7 @@ def test_where_names_are_not_told_any_that_begins_so_is_refused(tmp_path: Path) 
             )
 
 
-def test_twenty_thousand_listed_files_are_looked_at_in_no_time(tmp_path: Path) -> None:
+def test_twenty_thousand_listed_files_are_checked_quickly(tmp_path: Path) -> None:
     files = tuple(str(tmp_path / f"in/{i % 7}/{i}.jsonl") for i in range(20_000))
     inputs = {"input": Input("input", files, files, "digest")}
     output = Output.prefix(str(tmp_path / "in/out"), ["_text_document.bin"])
@@ -139,7 +143,7 @@ def test_twenty_thousand_listed_files_are_looked_at_in_no_time(tmp_path: Path) -
 # --- what is missing --------------------------------------------------------------------------
 
 
-def test_what_is_missing_is_told_by_its_option(tmp_path: Path) -> None:
+def test_a_missing_input_is_named_by_its_option(tmp_path: Path) -> None:
     def decide_on(path: str, model: str) -> None:
         config = TokenizeConfig(
             input=(path,),
@@ -172,7 +176,7 @@ def test_what_is_missing_is_told_by_its_option(tmp_path: Path) -> None:
         decide_on(str(tmp_path / "a.jsonl"), "meta/llama")
 
 
-def test_a_pattern_that_a_stage_makes_is_told_by_the_option_of_its_input(tmp_path: Path) -> None:
+def test_a_derived_pattern_is_named_by_the_option_of_its_input(tmp_path: Path) -> None:
     config = MergeConfig(input=(str(tmp_path / "x*"),), output_prefix=str(tmp_path / "o/out"))
     with pytest.raises(ArtifactError, match=r"^--input .*x\*.*: no file matches"):
         decide("merge", config, ["stages.runtime.up_to_date"], force=False)

@@ -28,7 +28,7 @@ def chart(*points: tuple[float, float | None]) -> LineChart | None:
     ],
     ids=["one point", "zero", "constant", "not finite", "wide", "many"],
 )
-def test_charts_of_odd_curves_are_sound(points: list[tuple[float, float | None]]) -> None:
+def test_charts_of_extreme_curves_are_valid(points: list[tuple[float, float | None]]) -> None:
     drawn = chart(*points)
     assert drawn is not None
     plot = drawn.plot()
@@ -45,7 +45,7 @@ def test_a_chart_without_points_is_none() -> None:
     assert chart((1, math.nan)) is None
 
 
-def test_a_chart_is_described_by_its_ends() -> None:
+def test_the_description_of_a_chart_has_first_and_last_values() -> None:
     drawn = chart((1, 2.0), (2, 9.0), (3, 1.0))
     assert drawn is not None
     assert drawn.description == "Loss by step. t: 2.000 at step 1, 1.000 at step 3."
@@ -61,7 +61,7 @@ def test_thinning_keeps_spikes_and_ends() -> None:
 
 
 @pytest.mark.parametrize("values", [(4.1, 8.3), (0.0, 6e-4), (-2.0, 3.0), (1e6, 1.1e6)])
-def test_scales_hold_all_values_and_have_ticks_that_differ(values: tuple[float, float]) -> None:
+def test_scales_contain_all_values_and_have_distinct_ticks(values: tuple[float, float]) -> None:
     scale = charts.value_scale(values)
     assert scale.low <= min(values) < max(values) <= scale.high
     assert 2 <= len(scale.ticks) <= 8

@@ -5,12 +5,12 @@ from __future__ import annotations
 from trainyard.charts.markup import Markup, element, join
 
 
-def test_elements_escape_what_is_not_markup() -> None:
+def test_elements_escape_plain_text() -> None:
     assert element("a", "<", title='"') == '<a title="&quot;">&lt;</a>'
     assert element("p", element("b", "x"), None, Markup("&amp;")) == "<p><b>x</b>&amp;</p>"
     rect = element("rect", x=1.5, rx=2.0, class_="c", fill=None)
     assert rect == '<rect x="1.5" rx="2" class="c"/>'
 
 
-def test_what_cannot_be_encoded_is_replaced() -> None:
+def test_characters_that_cannot_be_encoded_are_replaced() -> None:
     assert join(["a\0", "\ud800", "b"]) == "a\ufffd\ufffdb"

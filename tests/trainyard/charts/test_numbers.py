@@ -26,5 +26,5 @@ from trainyard.charts import numbers
         (numbers.shown(math.nan), "not finite"),
     ],
 )
-def test_numbers_read_well(shown: str, text: str) -> None:
+def test_numbers_are_formatted_for_people(shown: str, text: str) -> None:
     assert shown.replace(numbers.NARROW, " ") == text

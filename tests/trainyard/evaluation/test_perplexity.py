@@ -42,7 +42,9 @@ def test_every_target_is_scored_exactly_once(num_tokens: int, length: int, strid
 
 
 @pytest.mark.parametrize(("num_tokens", "length", "stride"), CUTS)
-def test_the_sum_equals_one_target_at_a_time(num_tokens: int, length: int, stride: int) -> None:
+def test_the_loss_equals_that_of_one_target_at_a_time(
+    num_tokens: int, length: int, stride: int
+) -> None:
     model = small_model()
     generator = torch.Generator().manual_seed(4)
     tokens = torch.randint(0, 50, (num_tokens,), generator=generator).tolist()
@@ -77,7 +79,7 @@ def test_adjusted_perplexity_counts_words_of_the_file() -> None:
     assert numbers["bits_per_byte"] == pytest.approx(300 / math.log(2) / 400)
 
 
-def test_a_hopeless_loss_is_bounded() -> None:
+def test_the_perplexity_of_a_huge_loss_is_bounded() -> None:
     numbers = summary(loss_sum=5000.0, num_tokens=101, num_words=51, num_bytes=400)
     assert numbers["ppl"] == numbers["adjusted_ppl"] == math.exp(20.0)
 
@@ -88,7 +90,7 @@ def test_a_file_without_text_is_refused() -> None:
         check_text("\n", 0, "a.txt")
 
 
-def test_windows_that_the_model_cannot_see_are_refused() -> None:
+def test_windows_longer_than_the_model_supports_are_refused() -> None:
     assert EvaluationConfig(task="WIKITEXT103").window(128, 128) == 128
     with pytest.raises(ConfigError, match="--seq-length 256 is longer than the 128 positions"):
         EvaluationConfig(task="WIKITEXT103", seq_length=256).window(128, 128)

@@ -29,11 +29,11 @@ from trainyard.evaluation.wikitext import DETOKENIZERS, detokenize_wikitext
         ("Britain 's coast", "Britain's coast"),
     ],
 )
-def test_each_rule_gives_what_people_write(tokenised: str, plain: str) -> None:
+def test_each_rule_gives_plain_text(tokenised: str, plain: str) -> None:
     assert detokenize_wikitext(tokenised) == plain
 
 
-def test_the_detokeniser_is_chosen_by_name_or_by_hand() -> None:
+def test_the_detokeniser_is_chosen_by_file_name_or_option() -> None:
     config = EvaluationConfig(task="WIKITEXT103")
     for path in ("/data/wikitext-103/valid.txt", "wiki.test.tokens", "s3://b/x/wiki.txt"):
         assert config.for_file(path).detokenizer == "wikitext"

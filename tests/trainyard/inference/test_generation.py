@@ -78,7 +78,7 @@ def test_ragged_rows_equal_each_row_alone(kind: dict[str, Any]) -> None:
         assert output == greedy_without_cache(model, prompt, 12)
 
 
-def test_a_sampled_prompt_does_not_know_its_company() -> None:
+def test_a_sampled_prompt_does_not_depend_on_its_batch() -> None:
     model, prompts = build(), prompts_of(5, 11, 2, 8)
     sampling = SamplingConfig(top_k=0, temperature=1.5, seed=9)
     together = generate(model, prompts, 16, sampling=sampling).outputs
@@ -113,20 +113,20 @@ def test_steps_are_timed_by_the_callers_clock() -> None:
     assert result.seconds_per_token(0) == [1.0] * 5
 
 
-def test_padding_of_the_vocabulary_is_never_chosen() -> None:
+def test_generate_with_a_vocabulary_size_never_chooses_padding() -> None:
     model, prompts = build(), prompts_of(4, 4)
     result = generate(model, prompts, 30, vocab_size=8)
     assert max(max(output) for output in result.outputs) < 8
 
 
-def test_a_model_that_knows_its_padding_never_chooses_it() -> None:
+def test_a_model_with_a_true_vocabulary_size_never_generates_padding() -> None:
     model = build()
-    told = GPTModel(model.config, VOCAB, true_vocab_size=8)
-    told.load_state_dict(model.state_dict())
+    limited = GPTModel(model.config, VOCAB, true_vocab_size=8)
+    limited.load_state_dict(model.state_dict())
     for sampling in (SamplingConfig(), SamplingConfig(top_k=0, temperature=100.0)):
         free = generate(model, prompts_of(4, 4), 30, sampling=sampling)
         assert max(map(max, free.outputs)) >= 8, "it would be chosen"
-        found = generate(told.eval(), prompts_of(4, 4), 30, sampling=sampling)
+        found = generate(limited.eval(), prompts_of(4, 4), 30, sampling=sampling)
         assert max(map(max, found.outputs)) < 8
 
 
@@ -145,8 +145,6 @@ def test_cache_reports_its_memory() -> None:
         ([[1], [1] * 40], 9, "prompt 1 of 40 tokens .* make 49, and the model has 48"),
     ],
 )
-def test_what_cannot_be_generated_is_refused(
-    prompts: list[list[int]], new: int, named: str
-) -> None:
+def test_impossible_requests_are_refused(prompts: list[list[int]], new: int, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         generate(build(), prompts, new)

@@ -50,7 +50,7 @@ def test_top_p_keeps_the_token_that_crosses_the_bound(p: float, expected: list[i
     assert kept(keep_top_p(LOGITS, p)) == expected
 
 
-def test_top_p_treats_rows_apart() -> None:
+def test_top_p_filters_each_row_separately() -> None:
     both = torch.cat((LOGITS, LOGITS.flip(1)))
     out = keep_top_p(both, 0.5)
     assert kept(out[:1]) == [1, 3]
@@ -58,7 +58,7 @@ def test_top_p_treats_rows_apart() -> None:
     assert torch.equal(out[0], out[1].flip(0))
 
 
-def test_temperature_comes_before_the_cut() -> None:
+def test_temperature_applies_before_top_k_and_top_p() -> None:
     sharp = filtered_logits(LOGITS, SamplingConfig(temperature=0.1, top_k=0, top_p=0.6))
     flat = filtered_logits(LOGITS, SamplingConfig(temperature=10.0, top_k=0, top_p=0.6))
     assert kept(sharp) == [1]
@@ -78,7 +78,7 @@ def test_draws_follow_the_distribution() -> None:
     torch.testing.assert_close(counts, PROBABILITIES[0], atol=2e-4, rtol=0)
 
 
-def test_the_ends_of_the_interval_give_a_token_that_may_be_chosen() -> None:
+def test_the_ends_of_the_interval_give_an_allowed_token() -> None:
     logits = torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]])
     ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     assert draw(logits.expand(2, -1), ends).tolist() == [1, 2]

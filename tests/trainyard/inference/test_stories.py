@@ -84,7 +84,7 @@ def read_pieces(path: Path) -> list[bytes]:
 
 
 @pytest.mark.slow
-def test_the_known_story_is_told(shared: Path) -> None:
+def test_a_published_model_generates_its_known_story(shared: Path) -> None:
     folder = shared / "data" / "checkpoints" / "stories260K"
     model, pieces = read_model(folder / "stories260K.bin"), read_pieces(folder / "tok512.bin")
     expected = (folder / "expected_greedy_200.txt").read_text().rstrip("\n")

@@ -17,7 +17,7 @@ def test_every_combination_of_values_is_in_the_selection(strength: int) -> None:
     assert chosen == covering_rows(rows, strength)
 
 
-def test_invalid_rows_are_not_taken_and_their_pairs_not_asked_for() -> None:
+def test_invalid_rows_are_not_selected_and_their_pairs_not_required() -> None:
     factors = {"tp": (1, 2, 4), "sequence_parallel": (False, True), "pp": (1, 2, 4)}
     rows = cross(
         factors,
@@ -34,5 +34,5 @@ def test_eight_factors_of_three_values_need_a_few_rows_of_6561() -> None:
     assert 9 <= len(covering_rows(rows)) <= 20
 
 
-def test_nothing_is_covered_by_nothing() -> None:
+def test_no_rows_need_no_selection() -> None:
     assert covering_rows([]) == []

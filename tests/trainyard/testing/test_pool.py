@@ -43,14 +43,14 @@ def die() -> None:
     dist.barrier()
 
 
-def test_the_first_error_comes_out_and_the_next_call_is_well(ranks: RankPool) -> None:
+def test_the_first_error_is_raised_and_the_next_call_works(ranks: RankPool) -> None:
     with pytest.raises(ConfigError, match="--this is wrong") as caught:
         ranks.run(refuse, 2)
     assert "raised on rank 1" in caught.value.__notes__[0]
     assert ranks.run(total, 2, 0.0)[1][0] == 1.0
 
 
-def test_a_rank_that_dies_is_told_and_replaced(ranks: RankPool) -> None:
+def test_a_rank_that_dies_is_reported_and_replaced(ranks: RankPool) -> None:
     with pytest.raises(RuntimeError, match="rank 2 ended with exit code 9"):
         ranks.run(die, 3)
     assert [value for value, _ in ranks.run(total, 3, 0.0)] == [3.0] * 3
@@ -62,7 +62,7 @@ def sleep_on_one() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_end_is_named_with_where_it_stands(ranks: RankPool) -> None:
+def test_a_rank_that_does_not_end_is_named_with_its_stacks(ranks: RankPool) -> None:
     with pytest.raises(TimeoutError, match=r"ranks \[1\] still ran after 1 s") as caught:
         ranks.run(sleep_on_one, 2, timeout_seconds=1.0)
     (note,) = caught.value.__notes__
@@ -75,12 +75,12 @@ def draw() -> float:
     return torch.rand(()).item()
 
 
-def test_generators_begin_anew_with_each_call(ranks: RankPool) -> None:
+def test_generators_are_seeded_again_for_each_call(ranks: RankPool) -> None:
     assert ranks.run(draw, 2) == ranks.run(draw, 2)
 
 
 @pytest.mark.parametrize("misses", [1, 2])
-def test_ranks_that_did_not_find_each_other_are_asked_once_more(
+def test_a_call_whose_ranks_did_not_join_is_repeated_once(
     ranks: RankPool, monkeypatch: pytest.MonkeyPatch, misses: int
 ) -> None:
     run, calls = ranks._run, []

@@ -51,7 +51,7 @@ class Died(Exception):  # noqa: N818  # it is what happened
 
 @dataclass
 class Death(Callback):
-    """Ends a leg behind a step, with nothing said to anybody and nothing saved for it."""
+    """Ends a leg after a step, without a message and without a save."""
 
     step: int | None
 

@@ -33,7 +33,7 @@ SMALL = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "global_ba
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_run_that_went_astray_goes_on_to_the_run_that_it_was_to_be(
+def test_a_run_stopped_by_wrong_samples_resumes_to_the_correct_result(
     fault: str, tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, save = tmp_path / "whole", tmp_path / "run"
@@ -65,7 +65,7 @@ def test_a_run_that_went_astray_goes_on_to_the_run_that_it_was_to_be(
     ],
     ids=str,
 )
-def test_one_rank_that_goes_astray_ends_all_before_the_step(
+def test_one_rank_with_wrong_samples_ends_all_ranks_before_the_update(
     layout: dict[str, int],
     world_size: int,
     rank: int,

@@ -32,7 +32,7 @@ def run(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "run"))
 
 
-def test_a_whole_run_is_whole_however_closely_one_looks(run: Path) -> None:
+def test_an_undamaged_run_passes_every_check(run: Path) -> None:
     found = find_own_steps(str(run), "l")
     assert found == FoundSteps((2, 4, 6))
     assert skip_damaged(found, str(run), "sizes") == found
@@ -40,7 +40,7 @@ def test_a_whole_run_is_whole_however_closely_one_looks(run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00001.safetensors", "ledger.jsonl", "state.json"])
-def test_damage_is_seen_as_far_as_one_looks(
+def test_each_check_finds_its_kinds_of_damage(
     run: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = run / "iter_0000006" / name
@@ -61,7 +61,7 @@ def test_damage_is_seen_as_far_as_one_looks(
 
 @pytest.mark.parametrize("verify", ["none", "sizes", "digests"])
 @pytest.mark.parametrize("name", ["state.json", "index.json"])
-def test_a_changed_document_is_seen_at_every_level(run: Path, name: str, verify: Verify) -> None:
+def test_every_check_finds_a_changed_document(run: Path, name: str, verify: Verify) -> None:
     file = run / "iter_0000006" / name
     file.write_bytes(file.read_bytes().replace(b" ", b"\t", 1))  # of the same meaning, and length
     found = find_own_steps(str(run), "l")
@@ -71,7 +71,7 @@ def test_a_changed_document_is_seen_at_every_level(run: Path, name: str, verify:
 @pytest.mark.parametrize("name", ["state.json", "manifest.json"])
 @pytest.mark.parametrize("text", ["", "[]", '{"stays"', None], ids=repr)
 @pytest.mark.parametrize("step", [2, 6])
-def test_a_step_whose_papers_are_torn_is_passed_over(
+def test_a_step_with_torn_documents_is_skipped(
     run: Path, name: str, text: str | None, step: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = run / f"iter_{step:07d}" / name
@@ -90,7 +90,7 @@ def test_a_step_whose_papers_are_torn_is_passed_over(
         finished_steps(str(run), "l")
 
 
-def test_where_every_step_is_damaged_none_is_left(tmp_path: Path) -> None:
+def test_if_every_step_is_damaged_none_is_left(tmp_path: Path) -> None:
     go_on(tmp_path, replace(TRAINING, save_interval=2), lambda: False, Lines())
     for step in (2, 4, 6):
         (tmp_path / f"iter_{step:07d}" / "index.json").write_text("{}")

@@ -25,7 +25,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
-def test_without_a_word_sums_come_in_one_order() -> None:
+def test_without_nccl_algo_a_fixed_order_is_chosen() -> None:
     use_deterministic_algorithms()
     assert os.environ["NCCL_ALGO"] == "^NVLS"
     assert torch.are_deterministic_algorithms_enabled()
@@ -39,7 +39,9 @@ def test_reproducible_algorithms_are_kept(algorithm: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("algorithm", ["NVLS", "NVLSTree", "Ring,NVLS", ""])
-def test_others_are_refused_by_name(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_algorithms_are_refused_by_name(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NCCL_ALGO", algorithm)
     with pytest.raises(ConfigError, match=f"NCCL_ALGO={algorithm}: .* leave it unset"):
         use_deterministic_algorithms()
@@ -56,7 +58,7 @@ FLASH_4 = Device("cuda", (10, 0), flash_attn=4)
     ("device", "needs", "refused"),
     [(HOPPER, {}, ["cuDNN"]), (ENGINE, {"window": True}, ["cuDNN", "Transformer Engine"])],
 )
-def test_a_kernel_asked_for_by_name_that_does_not_repeat_its_bits_is_refused(
+def test_a_requested_kernel_that_is_not_reproducible_is_refused(
     device: Device, needs: dict[str, Any], refused: list[str]
 ) -> None:
     assert choose_backend("fused", ENGINE, Needs(**BF16, **needs)).kernel == "cudnn"
@@ -78,7 +80,7 @@ def test_a_kernel_asked_for_by_name_that_does_not_repeat_its_bits_is_refused(
         ("flash", FLASH_4, {}, ("sdpa", "flash"), "flash-attn 4"),
     ],
 )
-def test_others_are_passed_over_and_the_reason_says_so(
+def test_kernels_that_are_not_reproducible_are_skipped_with_the_reason(
     request_: Any,
     device: Device,
     needs: dict[str, Any],
@@ -92,7 +94,7 @@ def test_others_are_passed_over_and_the_reason_says_so(
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_packages_that_can_repeat_their_bits_are_told_to(version: int) -> None:
+def test_kernels_with_a_deterministic_mode_use_it(version: int) -> None:
     device = Device("cuda", (9, 0), flash_attn=version)
     needs = Needs(**BF16, deterministic=True)
     choice = choose_backend("flash", device, needs)

@@ -112,7 +112,7 @@ FP32 = {
     "journey",
     [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in JOURNEYS],
 )
-def test_a_run_goes_on_at_other_layouts(
+def test_a_run_resumes_under_other_layouts(
     journey: str, tokens: str, undisturbed: Path, ranks: RankPool, tmp_path: Path
 ) -> None:
     ways, folder = JOURNEYS[journey], tmp_path / "run"
@@ -129,7 +129,7 @@ def test_a_run_goes_on_at_other_layouts(
 
 
 @pytest.mark.slow
-def test_where_the_padding_of_the_vocabulary_changes_too(
+def test_a_run_resumes_with_another_padding_of_the_vocabulary(
     tokens: str, ranks: RankPool, tmp_path: Path
 ) -> None:
     """1021 tokens are 1021 rows on one rank, 1022 on two and 1024 on four: each padded row is one
@@ -147,7 +147,9 @@ def test_where_the_padding_of_the_vocabulary_changes_too(
 
 
 @pytest.mark.slow
-def test_16_bits_go_on_at_other_layouts(tokens: str, ranks: RankPool, tmp_path: Path) -> None:
+def test_a_16_bit_run_resumes_under_other_layouts(
+    tokens: str, ranks: RankPool, tmp_path: Path
+) -> None:
     bounds = dict.fromkeys(COMPUTED, BF16_LAYOUT.loss) | {"grad_norm": BF16_LAYOUT.grad_norm}
     assert go(tokens, tmp_path / "whole", bf16=True) == "finished"
     ways = (Way(dp=2, zero=True), Way(tp=2, pp=2), Way())
@@ -156,7 +158,7 @@ def test_16_bits_go_on_at_other_layouts(tokens: str, ranks: RankPool, tmp_path: 
     assert certificate(tmp_path / "run").is_complete
 
 
-def test_another_micro_batch_goes_on(tokens: str, tmp_path: Path) -> None:
+def test_a_run_resumes_with_another_micro_batch_size(tokens: str, tmp_path: Path) -> None:
     """In the same folder or in another: the same samples, and without dropout (which is drawn for
     each micro-batch) the same losses but for rounding."""
     still = {"hidden_dropout": 0.0}
@@ -185,7 +187,7 @@ def test_another_micro_batch_goes_on(tokens: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_five_deaths_and_three_layouts_are_certified(
+def test_a_run_killed_five_times_under_three_layouts_is_certified(
     tokens: str, undisturbed: Path, ranks: RankPool, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"

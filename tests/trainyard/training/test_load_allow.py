@@ -33,9 +33,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_pair(tmp_path_factory.mktemp("tokens") / "t", [60] * 10)
 
 
-def test_a_missing_weight_is_drawn_where_that_is_allowed_by_name(
-    tokens: str, tmp_path: Path
-) -> None:
+def test_a_missing_weight_is_initialised_if_allowed_by_name(tokens: str, tmp_path: Path) -> None:
     tied, new = tmp_path / "tied", tmp_path / "new"
     go(tokens, tied, **SMALL)
     go(tokens, new, **SMALL, **UNTIED, iterations_to_skip=[1])  # as it is drawn
@@ -58,7 +56,7 @@ def test_a_missing_weight_is_drawn_where_that_is_allowed_by_name(
         assert not found.read(EMBEDDING).equal(drawn.read(EMBEDDING))
 
 
-def test_a_weight_too_many_is_left_where_that_is_allowed_by_name(
+def test_an_unexpected_weight_is_ignored_if_allowed_by_name(
     tokens: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     go(tokens, tmp_path / "untied", **SMALL, **UNTIED)
@@ -84,13 +82,13 @@ def test_shapes_are_never_allowed_to_differ(tokens: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("option", ["load_allow_missing", "load_allow_unexpected"])
-def test_a_run_that_goes_on_may_lack_nothing(option: str, tokens: str, tmp_path: Path) -> None:
+def test_a_run_that_resumes_needs_all_tensors(option: str, tokens: str, tmp_path: Path) -> None:
     flag = "--" + option.replace("_", "-")
     with pytest.raises(ConfigError, match=rf"{flag} x\*: a run that resumes needs all"):
         go(tokens, tmp_path, load="elsewhere", **SMALL, **{option: ["x*"]})
 
 
-def test_patterns_are_of_names_with_or_without_their_kind() -> None:
+def test_patterns_match_names_with_or_without_prefix() -> None:
     names = ["model.a.weight", "model.b.weight", "model.model.c"]
     assert Allowed.matching(names, ["b.*"]) == ["model.b.weight"]
     assert Allowed.matching(names, ["model.*.weight"]) == ["model.a.weight", "model.b.weight"]

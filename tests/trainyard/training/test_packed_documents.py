@@ -86,7 +86,7 @@ def test_packed_documents_have_the_losses_of_separate_ones(
             torch.testing.assert_close(together[row : row + 1, first:last], alone)
 
 
-def test_without_bounds_documents_see_each_other(tmp_path: Path) -> None:
+def test_without_bounds_documents_attend_to_each_other(tmp_path: Path) -> None:
     model, batch = build_model("rope"), packed_batch(tmp_path / "t", by_file=False)
     apart = losses_of(model, batch)
     del batch["cu_seqlens"]

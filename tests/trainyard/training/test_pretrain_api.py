@@ -110,7 +110,7 @@ def run_program(code: str, folder: str, world_size: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_the_printed_model_learns_the_same_however_it_is_cut(
+def test_the_documented_model_learns_the_same_under_any_layout(
     tmp_path: Path, ranks: RankPool
 ) -> None:
     cuts = {
@@ -138,19 +138,19 @@ def test_the_printed_model_learns_the_same_however_it_is_cut(
 
 
 @pytest.mark.slow
-def test_the_printed_program_learns_as_it_says(tmp_path: Path) -> None:
+def test_the_documented_program_learns_as_the_page_says(tmp_path: Path) -> None:
     run_program(PROGRAM, str(tmp_path), 1)
     lines = ledger(tmp_path / "run-bytes")
-    said = re.search(r"The loss falls from (\S+) to about (\d\.\d)\. Called again", PAGE)
-    assert said is not None
-    assert lines[0]["lm_loss"] == pytest.approx(float(said[1]), abs=0.01)
-    assert lines[-1]["lm_loss"] == pytest.approx(float(said[2]), abs=0.1)
+    losses = re.search(r"The loss falls from (\S+) to about (\d\.\d)\. Called again", PAGE)
+    assert losses is not None
+    assert lines[0]["lm_loss"] == pytest.approx(float(losses[1]), abs=0.01)
+    assert lines[-1]["lm_loss"] == pytest.approx(float(losses[2]), abs=0.1)
 
 
 # --- stopping and going on ----------------------------------------------------------------------
 
 
-def test_a_paused_run_goes_on_to_the_same_ledger(tmp_path: Path) -> None:
+def test_a_paused_run_resumes_to_the_same_ledger(tmp_path: Path) -> None:
     whole = pretrain(None, counting, options(tmp_path / "whole"))
     assert whole.outcome == "finished"
     assert [line["step"] for line in whole.ledger] == [1, 2, 3, 4]
@@ -202,7 +202,7 @@ class Bag(nn.Module):
         return logits
 
 
-def test_model_loss_and_first_weights_are_the_callers(tmp_path: Path) -> None:
+def test_the_caller_provides_model_loss_and_initial_weights(tmp_path: Path) -> None:
     seen: list[str] = []
 
     def model(parallel: ModelParallel, pipeline_stage: PipelineStage) -> nn.Module:
@@ -250,7 +250,7 @@ class Loading(Counting):
             yield {key: torch.from_numpy(np.stack([r[key] for r in rows])) for key in rows[0]}
 
 
-def test_data_may_load_itself(tmp_path: Path) -> None:
+def test_data_may_come_from_an_external_loader(tmp_path: Path) -> None:
     config = options(tmp_path, data=ProvidedData(dataloader_type="external"))
     training = replace(TRAINING, eval_iters=0)
     result = pretrain(None, lambda t, v: (Loading(), None), replace(config, training=training))
@@ -258,7 +258,7 @@ def test_data_may_load_itself(tmp_path: Path) -> None:
     assert {line["samples"] for line in result.ledger} == {""}
 
 
-def test_with_nothing_brought_along_it_is_the_run_of_the_stage(tmp_path: Path) -> None:
+def test_without_overrides_the_run_equals_that_of_the_stage(tmp_path: Path) -> None:
     prefix = tmp_path / "tokens"
     with open(f"{prefix}.bin", "wb") as data, open(f"{prefix}.idx", "wb") as index:
         writer = IndexedWriter(data, np.uint16)
@@ -305,7 +305,7 @@ def test_with_nothing_brought_along_it_is_the_run_of_the_stage(tmp_path: Path) -
         ({}, lambda train, valid: (Counting(), Counting(valid - 1)), "valid has 11 samples"),
     ],
 )
-def test_what_cannot_be_is_told_in_words(
+def test_invalid_calls_are_refused(
     tmp_path: Path, others: dict[str, Any], provider: Any, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -318,7 +318,7 @@ def test_paths_and_a_provider_are_not_both_given() -> None:
         ProvidedData(data_path=("somewhere",))
 
 
-def test_samples_are_looked_at(tmp_path: Path) -> None:
+def test_invalid_samples_are_refused(tmp_path: Path) -> None:
     class Wrong(Counting):
         def __getitem__(self, index: int) -> dict[str, Any]:
             sample = super().__getitem__(index)

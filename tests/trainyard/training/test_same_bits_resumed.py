@@ -73,7 +73,9 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     "kind", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in KINDS]
 )
-def test_a_run_that_died_ends_as_one_that_did_not(kind: str, tokens: str, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_equals_an_undisturbed_one(
+    kind: str, tokens: str, tmp_path: Path
+) -> None:
     options = {**SMALL, **KINDS[kind], "save_interval": 3}
     assert go(tokens, tmp_path / "whole", **options) == "finished"
     folder = tmp_path / "run"
@@ -86,7 +88,7 @@ def test_a_run_that_died_ends_as_one_that_did_not(kind: str, tokens: str, tmp_pa
     assert found.is_complete, found.sentence
 
 
-def test_the_scale_of_fp16_does_move_in_these_runs(tokens: str, tmp_path: Path) -> None:
+def test_the_loss_scale_changes_in_these_runs(tokens: str, tmp_path: Path) -> None:
     """Or the equality above would say little."""
     assert go(tokens, tmp_path, **{**SMALL, **KINDS["fp16"]}) == "finished"
     lines = ledger(tmp_path)
@@ -122,7 +124,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_so_does_one_over_ranks(layout: str, tokens: str, ranks: RankPool, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_on_two_ranks_equals_an_undisturbed_one(
+    layout: str, tokens: str, ranks: RankPool, tmp_path: Path
+) -> None:
     options = {**SMALL, "save_interval": 3, "world_size": 2, **LAYOUTS[layout]}
     assert go(tokens, tmp_path / "whole", ranks, **options) == "finished"
     folder = tmp_path / "run"

@@ -35,7 +35,7 @@ KERNELS = [
     ("is_built_in", "say", "lines"),
     [(True, True, KERNELS), (False, True, KERNELS[2:]), (True, False, [])],
 )
-def test_one_rank_says_whose_kernels_are_taken(
+def test_one_rank_logs_the_chosen_kernels(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     is_built_in: bool,
@@ -47,7 +47,7 @@ def test_one_rank_says_whose_kernels_are_taken(
     assert caplog.messages == lines
 
 
-def test_a_run_says_it_before_its_first_step(
+def test_a_run_logs_kernels_and_conventions_before_its_first_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -74,7 +74,7 @@ def test_a_run_says_it_before_its_first_step(
         ),
     ],
 )
-def test_what_cannot_be_had_ends_the_run_before_any_work(
+def test_an_unavailable_kernel_ends_the_run_before_any_work(
     tmp_path: Path, others: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"{words} be had here: .* needs a CUDA device, not cpu"):
@@ -82,7 +82,7 @@ def test_what_cannot_be_had_ends_the_run_before_any_work(
     assert not list(tmp_path.glob("iter_*"))
 
 
-def test_the_convention_is_that_of_whoever_counts() -> None:
+def test_the_flop_convention_is_that_of_the_model() -> None:
     def model(parallel: Any, pipeline_stage: Any) -> nn.Module:
         raise AssertionError
 
@@ -94,7 +94,7 @@ def test_the_convention_is_that_of_whoever_counts() -> None:
     assert Overrides(model_provider=model, flops_per_token=7.0).flop_convention(MODEL) is GIVEN
 
 
-def test_the_peak_is_told_with_the_convention() -> None:
+def test_the_peak_is_logged_with_the_convention() -> None:
     info = RunInfo(1, device_name="NVIDIA H200", flops=PER_PARAMETER)
     assert info.conventions() == (
         "6N (6 for each parameter and token, attention and recompute not); "
@@ -102,6 +102,6 @@ def test_the_peak_is_told_with_the_convention() -> None:
     )
 
 
-def test_arguments_in_another_order_are_told() -> None:
+def test_arguments_in_another_order_are_refused() -> None:
     with pytest.raises(ConfigError, match="takes a PretrainConfig last, not function"):
         pretrain(None, None, counting)  # type: ignore[arg-type]

@@ -98,7 +98,7 @@ def at_look(place: int) -> Callable[[], bool]:
 
 
 @pytest.mark.slow
-def test_few_steps_are_kept_and_every_line_of_the_ledger(tmp_path: Path) -> None:
+def test_retention_keeps_few_steps_and_the_whole_ledger(tmp_path: Path) -> None:
     few = replace(TRAINING, save_interval=1, save_retain_interval=4, save_keep_last=2)
     there: dict[int, list[int]] = {}
 
@@ -118,7 +118,7 @@ def test_few_steps_are_kept_and_every_line_of_the_ledger(tmp_path: Path) -> None
     assert len(digests) == 6
 
 
-def test_what_is_kept_must_be_saved() -> None:
+def test_retained_steps_must_be_saved_steps() -> None:
     with pytest.raises(ConfigError, match=r"--save-retain-interval 5 must be a multiple .* \(2\)"):
         replace(TRAINING, save_interval=2, save_retain_interval=5)
     with pytest.raises(ConfigError, match="--save-keep-last must be at least 1"):
@@ -136,7 +136,7 @@ def test_what_is_kept_must_be_saved() -> None:
     ],
     ids=["every 2", "every 3", "few kept", "in the background"],
 )
-def test_wherever_a_run_is_stopped_it_ends_as_the_undisturbed(
+def test_a_run_stopped_anywhere_ends_as_the_undisturbed(
     tmp_path: Path, saving: dict[str, Any]
 ) -> None:
     training = replace(TRAINING, eval_at_start=True, **saving)
@@ -158,7 +158,7 @@ def test_wherever_a_run_is_stopped_it_ends_as_the_undisturbed(
         assert heard.measured == [0, 3, 6]
 
 
-def test_a_stop_is_heard_between_the_batches_of_a_measurement(tmp_path: Path) -> None:
+def test_a_stop_takes_effect_between_the_batches_of_a_validation(tmp_path: Path) -> None:
     calls = count(1)
     # Three steps look once each; the fifth look is before the second batch of the measurement.
     assert go_on(tmp_path / "run", TRAINING, lambda: next(calls) >= 5, Lines()) == "stopped"
@@ -176,7 +176,7 @@ def test_a_stop_is_heard_between_the_batches_of_a_measurement(tmp_path: Path) ->
     assert heard.measured == [3, 6]
 
 
-def test_the_largest_number_of_batches_decides_when_ranks_have_different_ones(
+def test_ranks_with_fewer_batches_wait_for_those_with_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A rank without batches goes on agreeing for as long as another has some."""

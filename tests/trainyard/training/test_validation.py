@@ -105,7 +105,7 @@ def test_each_set_is_measured_by_itself_and_shown_by_number() -> None:
     assert f"lm loss value: {alone[1]:.6E}" in shown[1]
 
 
-def test_one_set_is_recorded_as_ever() -> None:
+def test_a_single_set_is_recorded_without_names() -> None:
     record = StepRecord(3, 6, 12)
     record.set_validation({"valid": 1.5})
     assert json.loads(record.line()) == {
@@ -119,7 +119,7 @@ def test_one_set_is_recorded_as_ever() -> None:
 # --- test sets --------------------------------------------------------------------------------
 
 
-def test_test_data_are_measured_once_behind_the_last_step_and_change_nothing_else(
+def test_test_data_are_measured_once_after_the_last_step(
     tmp_path: Path,
 ) -> None:
     info, options = RunInfo(6), LoggingConfig(log_validation_ppl_to_tensorboard=True)
@@ -162,7 +162,7 @@ def test_several_test_sets_and_the_whole_of_a_small_one(full: bool) -> None:
     assert shown == [" validation-0", " validation-1"]
 
 
-def test_without_measurements_there_is_no_test_either() -> None:
+def test_without_validation_there_is_no_test_loss() -> None:
     (_, records), lines = run(replace(TRAINING, eval_iters=0), Shifted(0, 64), test=[Shifted(9, 9)])
     assert all(record.test_loss is None for record in records)
     assert not any("loss at" in line for line in lines)

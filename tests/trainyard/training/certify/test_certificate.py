@@ -65,7 +65,7 @@ def saves(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("name", RUNS)
 @settings(max_examples=15)
 @given(saved=saves())
-def test_a_sound_run_is_proven_however_it_was_saved(
+def test_a_valid_run_is_proven_for_any_saved_steps(
     name: str, saved: tuple[list[int], list[int]]
 ) -> None:
     made = RUNS[name]
@@ -127,7 +127,7 @@ FIELDS = {
 @pytest.mark.parametrize("name", FIELDS)
 @settings(max_examples=10)
 @given(step=st.integers(1, STEPS))
-def test_what_is_changed_in_a_line_is_found_there(name: str, step: int) -> None:
+def test_a_change_in_a_line_is_found_at_its_step(name: str, step: int) -> None:
     def change(lines: Lines) -> None:
         value = lines[step - 1][name]
         lines[step - 1][name] = f"{value}x" if isinstance(value, str) else value * 1.001 + 1
@@ -138,21 +138,21 @@ def test_what_is_changed_in_a_line_is_found_there(name: str, step: int) -> None:
     assert f"step {step}, {FIELDS[name]} (iter_0000012): expected" in link.text
 
 
-def test_a_line_that_no_rule_knows_better_breaks_the_digest() -> None:
+def test_a_change_that_breaks_no_rule_breaks_the_digest() -> None:
     link = link_after(lambda lines: lines[6].update(lm_loss=1.0))
     assert (link.step, link.check) == (STEPS, "ledger")
 
 
 @given(step=st.integers(1, STEPS - 1))
 @settings(max_examples=10)
-def test_a_step_that_is_missing_or_told_twice_is_the_first_broken_link(step: int) -> None:
+def test_a_missing_or_repeated_step_is_the_first_broken_link(step: int) -> None:
     link = link_after(lambda lines: lines.pop(step - 1))
     assert link[:4] == (step, "steps", f"step {step}", f"step {step + 1}")
     link = link_after(lambda lines: lines.insert(step + 1, lines[step - 1]))
     assert link[:2] == (step, "steps")
 
 
-def test_steps_told_twice_over_two_checkpoints_are_found() -> None:
+def test_steps_repeated_over_two_checkpoints_are_found() -> None:
     first, second = MadeRun().published([5, STEPS])
     both = replace(second, lines=(*first.lines[-2:], *second.lines))
     assert first_link([first, both])[:4] == (4, "steps", "step 6", "step 4")
@@ -169,10 +169,10 @@ def test_a_checkpoint_that_is_missing_leaves_a_gap() -> None:
     }
 
 
-def test_what_two_checkpoints_tell_of_a_step_must_be_the_same() -> None:
+def test_two_checkpoints_must_have_the_same_line_for_a_step() -> None:
     passing, staying = MadeRun().published([STEPS], [4])
-    told = json.loads(passing.lines[1])
-    lines = (passing.lines[0], json.dumps({**told, "lm_loss": 0.5}), *passing.lines[2:])
+    line = json.loads(passing.lines[1])
+    lines = (passing.lines[0], json.dumps({**line, "lm_loss": 0.5}), *passing.lines[2:])
     links = [first_link([replace(passing, lines=lines), staying])]
     links.append(first_link([passing, replace(staying, lines=(*lines, *staying.lines[4:]))]))
     assert {(link.step, link.check) for link in links} == {(2, "steps")}
@@ -189,7 +189,7 @@ def test_a_checkpoint_that_is_not_at_its_step_is_found(name: str) -> None:
     assert link.expected == f"{{'{name}': {first.state[name]}}}"
 
 
-def test_a_loss_scale_that_does_not_follow_the_overflows_is_found() -> None:
+def test_a_wrong_loss_scale_is_found() -> None:
     made = MadeRun(precision=FP16, overflows=(1, 2, 7))
     other = replace(made, overflows=(1, 2, 8))
 
@@ -210,14 +210,14 @@ def test_a_loss_scale_that_does_not_follow_the_overflows_is_found() -> None:
     assert link.expected.startswith("{'loss_scaler'")
 
 
-def test_a_measurement_that_was_left_out_or_made_elsewhere_is_found() -> None:
+def test_a_missing_or_misplaced_validation_is_found() -> None:
     left_out = link_after(lambda lines: lines[4].pop("validation_loss"))
     assert (left_out.step, left_out.check) == (5, "validation")
     elsewhere = link_after(lambda lines: lines[2].update(validation_loss=1.0))
     assert (elsewhere.step, elsewhere.check) == (3, "validation")
 
 
-def test_a_measurement_that_is_still_to_be_made_is_no_break() -> None:
+def test_a_pending_validation_is_not_a_broken_link() -> None:
     stopped, last = MadeRun().published([STEPS], [5])
     *before, pending = stopped.lines
     record = json.loads(pending)
@@ -232,7 +232,7 @@ def test_a_measurement_that_is_still_to_be_made_is_no_break() -> None:
     assert alone.last_step == 4
 
 
-def test_a_finished_run_has_all_its_steps_and_one_ledger_of_them() -> None:
+def test_a_finished_run_has_all_steps_and_one_ledger() -> None:
     made = MadeRun()
     steps = made.published([4, STEPS])
     text = "".join(f"{line}\n" for step in steps for line in step.lines)
@@ -258,7 +258,7 @@ def joined() -> tuple[MadeRun, MadeRun]:
     return before, replace(before, begin=state)
 
 
-def test_a_run_is_joined_to_the_one_that_it_went_on_from() -> None:
+def test_a_run_continues_the_ledger_of_the_run_that_it_loaded() -> None:
     before, after = joined()
     found = after.certify(after.published([8, STEPS]))
     assert found.is_proven, found.sentence
@@ -272,7 +272,7 @@ def test_a_run_is_joined_to_the_one_that_it_went_on_from() -> None:
     assert (link.step, link.check) == (8, "ledger")
 
 
-def test_without_the_one_that_it_went_on_from_its_first_checkpoint_tells_less() -> None:
+def test_without_the_loaded_run_less_is_proven() -> None:
     _, after = joined()
     steps = after.published([8, STEPS])
     guess = start_before(steps[0], "not at hand")
@@ -289,7 +289,7 @@ def test_without_the_one_that_it_went_on_from_its_first_checkpoint_tells_less() 
 # --- what cannot be checked ---------------------------------------------------------------------
 
 
-def test_samples_that_cannot_be_worked_out_are_said_not_to_be_checked() -> None:
+def test_samples_that_cannot_be_computed_are_reported_as_not_checked() -> None:
     steps = MadeRun().published([STEPS])
     found = MadeRun().certify(steps, samples=None, why_no_samples="data not available")
     assert found.is_proven
@@ -302,7 +302,7 @@ def test_samples_that_cannot_be_worked_out_are_said_not_to_be_checked() -> None:
     assert "not all checked: samples" in found.sentence
 
 
-def test_every_so_many_th_step_is_enough_where_that_was_asked_for() -> None:
+def test_check_every_checks_only_every_nth_step() -> None:
     found = MadeRun().certify(MadeRun().published([STEPS]), every=5)
     counts = {check.name: check.checked for check in found.checks}
     assert (counts["samples"], counts["rng"], counts["rates"]) == (2, 2, STEPS)
@@ -311,13 +311,13 @@ def test_every_so_many_th_step_is_enough_where_that_was_asked_for() -> None:
 @pytest.mark.parametrize(
     "text", ["{", "[1]", "{}", '{"step": -1}', '{"step": "1"}', '{"step": 1.0}']
 )
-def test_what_is_no_line_of_a_ledger_is_named(text: str) -> None:
+def test_an_invalid_line_of_a_ledger_is_named(text: str) -> None:
     (step,) = MadeRun().published([STEPS])
     with pytest.raises(ArtifactError, match=r"iter_0000012: a line of the ledger is not a step"):
         MadeRun().certify([replace(step, lines=(text, *step.lines))])
 
 
-def test_the_document_says_what_the_sentence_says() -> None:
+def test_the_document_and_the_sentence_agree() -> None:
     steps = MadeRun(spans=(DpSpan(1, STEPS, 2, 2),)).published([STEPS])
     sound = MadeRun(spans=(DpSpan(1, STEPS, 2, 2),)).certify(steps).document()
     assert json.loads(json.dumps(sound, allow_nan=False)) == sound

@@ -19,7 +19,7 @@ def test_the_selection_has_every_pair_and_no_more_than_it_needs() -> None:
     assert 30 <= len(chosen) <= 50
 
 
-def test_the_full_cross_multiplies_recomputation_and_means_of_communication() -> None:
+def test_the_full_product_includes_recomputation_and_communication() -> None:
     possible, cuts = [cut_of(row) for row in valid_rows()], all_cuts()
     assert {(degrees_of(cut), cut.recompute) for cut in cuts} == {
         (degrees_of(cut), cut.recompute) for cut in possible

@@ -19,7 +19,7 @@ def counts(text: str) -> list[tuple[str, list[int]]]:
     ]
 
 
-def test_the_page_shows_the_cuts_that_there_are() -> None:
+def test_the_page_lists_all_layouts() -> None:
     fresh = table({str(cut): NOTHING for cut in all_cuts()}, "2000-01-01")
     page = PAGE.read_text()
     generated = page[page.index(BEGIN) : page.index(END)]
@@ -31,7 +31,7 @@ def test_the_page_shows_the_cuts_that_there_are() -> None:
     assert f"{total} of {len(all_cuts())} cuts, all within the tolerances" in generated
 
 
-def test_the_generated_part_alone_is_replaced() -> None:
+def test_only_the_generated_part_is_replaced() -> None:
     fresh = table({str(cut): NOTHING for cut in all_cuts()}, "2000-01-01")
     page = PAGE.read_text()
     assert (
@@ -40,5 +40,5 @@ def test_the_generated_part_alone_is_replaced() -> None:
     assert sum(sum(cells) for _, cells in counts(fresh)) == len(all_cuts())
 
 
-def test_names_of_cuts_tell_them_apart() -> None:
+def test_names_of_layouts_are_distinct() -> None:
     assert len({str(cut) for cut in all_cuts()}) == len(all_cuts())

@@ -15,11 +15,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 
 @pytest.mark.parametrize("cut", pairwise_cuts(), ids=str)
-def test_every_pair_of_choices_equals_one_process(cut: Cut, ranks: RankPool) -> None:
+def test_every_pair_of_options_equals_one_process(cut: Cut, ranks: RankPool) -> None:
     assert_equals_one_process(cut, ranks)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("cut", all_cuts(), ids=str)
-def test_every_cut_equals_one_process(cut: Cut, ranks: RankPool) -> None:
+def test_every_layout_equals_one_process(cut: Cut, ranks: RankPool) -> None:
     assert_equals_one_process(cut, ranks)

@@ -63,7 +63,7 @@ def train_with_late_parameters(cut: Cut, as_compiled: bool) -> Share:
 @pytest.mark.parametrize("as_compiled", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("pp", [1, 2])
-def test_nothing_is_read_before_it_has_come(
+def test_no_parameter_is_read_before_it_is_gathered(
     pp: int, tied: bool, as_compiled: bool, ranks: RankPool
 ) -> None:
     cut = Cut(dp=2, pp=pp, tied=tied, bucket_size=1, reduction="zero overlap")

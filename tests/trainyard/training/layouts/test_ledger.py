@@ -79,7 +79,7 @@ def ledger_of(cut: Cut) -> list[dict[str, Any]]:
     ],
     ids=str,
 )
-def test_a_growing_batch_gives_the_same_ledger_at_any_cut(cut: Cut, ranks: RankPool) -> None:
+def test_a_growing_batch_gives_the_same_ledger_under_any_layout(cut: Cut, ranks: RankPool) -> None:
     expected = ledger_of(cut.alone())
     assert [line["global_batch_size"] for line in expected] == [4, 4, 8, 12, 16, 16]
     for of_rank in ranks.run(ledger_of, cut.world_size, cut):

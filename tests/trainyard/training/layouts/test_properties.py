@@ -34,23 +34,25 @@ def test_the_order_of_micro_batches_does_not_matter() -> None:
     ],
     ids=str,
 )
-def test_nor_does_which_rank_takes_which_micro_batch(cut: Cut, ranks: RankPool) -> None:
+def test_the_assignment_of_micro_batches_to_ranks_does_not_matter(
+    cut: Cut, ranks: RankPool
+) -> None:
     found = run_of(replace(cut, order=PERMUTED), ranks)
     assert not distance(found, reference(BASE)).exceeds(FP32_LAYOUT)
 
 
-def test_a_mean_of_means_is_another_loss() -> None:
+def test_the_mean_of_means_differs_from_the_per_token_loss() -> None:
     """Micro-batches do have different numbers of tokens, or the tests above would show little."""
     means = reference(replace(BASE, per_token=False))
     assert distance(means, reference(BASE)).gradient > 1e-3
 
 
-def test_all_these_runs_drop_something() -> None:
+def test_dropout_changes_the_loss_of_these_runs() -> None:
     """... so that their equality says that dropout is the same at any cut."""
     dropped, kept = reference(Cut()), reference(Cut(hidden_dropout=0.0))
     assert abs(dropped.losses[0] - kept.losses[0]) > 1e-3
     assert Cut().model.hidden_dropout > 0
 
 
-def test_the_bound_of_the_gradient_is_felt() -> None:
+def test_gradient_clipping_changes_these_runs() -> None:
     assert min(reference(Cut()).norms) > Cut().clip_grad > 0

@@ -60,13 +60,13 @@ STAGES = {
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("stages", quick(STAGES, "chunks spelt out, one empty"))
-def test_stages_are_one_process_bit_for_bit(stages: str, ranks: RankPool) -> None:
+def test_pipeline_stages_equal_one_process_bit_for_bit(stages: str, ranks: RankPool) -> None:
     check_stages(STAGES[stages], ranks)
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_a_rank_without_a_layer_turns_nothing(ranks: RankPool) -> None:
+def test_a_rank_without_a_layer_needs_no_rotary_embedding(ranks: RankPool) -> None:
     check_stages(replace(STAGES["a rank without a layer"], kind="llama"), ranks)
 
 
@@ -130,7 +130,7 @@ FAMILIES = {
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("family", quick(FAMILIES, "data"))
-def test_how_gradients_travel_changes_no_bit(family: str, ranks: RankPool) -> None:
+def test_the_way_of_reducing_gradients_changes_no_bit(family: str, ranks: RankPool) -> None:
     first, *others = FAMILIES[family]
     expected = run_of(first, ranks, STEPS)
     for cut in others:
@@ -152,7 +152,7 @@ ORDERS = [
     [Cut(tensor="tp2 sp", pp=2, dp=2, reduction="zero"), Cut(tensor="tp2", context="p2p", pp=2)],
     ids=str,
 )
-def test_no_order_of_ranks_changes_a_bit(cut: Cut, ranks: RankPool) -> None:
+def test_the_rank_order_changes_no_bit(cut: Cut, ranks: RankPool) -> None:
     expected = run_of(cut, ranks, 2)
     for order in ORDERS:
         assert_same_bits(run_of(replace(cut, rank_order=order), ranks, 2), expected)

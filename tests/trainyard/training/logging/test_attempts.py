@@ -64,7 +64,7 @@ def mark(kept: Kept, number: int = 1, place: int = -1) -> dict[str, float]:
     return found
 
 
-def test_marks_are_kept_at_saves_and_say_what_was_spent_between() -> None:
+def test_marks_at_saves_have_the_time_spent_since_the_last_one() -> None:
     kept = Kept()
     made = attempt(kept, 5, None)
     for step in range(1, 8):
@@ -76,7 +76,7 @@ def test_marks_are_kept_at_saves_and_say_what_was_spent_between() -> None:
     assert last["evaluation"] == 0.0
 
 
-def test_what_the_first_step_took_longer_is_compilation() -> None:
+def test_the_additional_time_of_the_first_step_is_compilation() -> None:
     kept = Kept()
     made = attempt(kept, None)
     for step, ms in enumerate((5000.0, 90.0, 110.0), 1):
@@ -85,7 +85,7 @@ def test_what_the_first_step_took_longer_is_compilation() -> None:
     assert mark(kept)["step_seconds"] == pytest.approx(0.3)
 
 
-def test_a_measurement_is_what_passed_besides_the_step() -> None:
+def test_the_time_of_a_validation_excludes_the_step() -> None:
     kept = Kept()
     made = attempt(kept, 1)
     time.sleep(0.05)
@@ -113,14 +113,14 @@ def test_attempts_are_numbered_and_published_together() -> None:
     assert own["began"] <= own["loop_began"] <= own["marks"][0]["time"] <= own["ended"]
 
 
-def test_a_failure_is_the_last_word() -> None:
+def test_a_failure_is_the_outcome_of_an_attempt() -> None:
     kept = Kept()
     attempt(kept, 10).failed()
     assert kept.documents["attempt-0001"]["outcome"] == "failed"
     assert kept.documents["attempt-0001"]["marks"] == []
 
 
-def test_a_store_that_is_away_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unavailable_store_does_not_end_training(caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept()
     made = attempt(kept, 1)
     kept.is_away = True
@@ -133,7 +133,7 @@ def test_a_store_that_is_away_ends_no_training(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 40])
-def test_old_marks_become_coarser_and_tell_of_as_much_time(count: int) -> None:
+def test_old_marks_are_merged_and_keep_their_total_time(count: int) -> None:
     marks: list[dict[str, float]] = []
     for step in range(1, count + 1):
         one = {"step": step, "time": float(step), **dict.fromkeys(SPENT, 0.25)}
@@ -146,7 +146,7 @@ def test_old_marks_become_coarser_and_tell_of_as_much_time(count: int) -> None:
     assert steps[-2:] == [count - 1, count]
 
 
-def test_ranks_without_a_folder_keep_nothing() -> None:
+def test_ranks_without_a_folder_write_nothing() -> None:
     made = Attempt(None, 4, (1,))
     made.wrap(Slow())
     made.begin(TrainState())

@@ -56,7 +56,7 @@ def taken(step: int, **fields: Any) -> StepEvent:
 # --- console ----------------------------------------------------------------------------------
 
 
-def test_the_line_has_megatrons_fields_and_the_figures_of_a_gpu() -> None:
+def test_the_line_has_megatrons_fields_and_figures_per_gpu() -> None:
     events = [taken(1), taken(2, loss_scale=1024.0, num_zeros=3, params_norm=7.0)]
     line = training_line(events, INFO, True, "2026-01-01 00:00:00")
     assert line == (
@@ -71,7 +71,7 @@ def test_the_line_has_megatrons_fields_and_the_figures_of_a_gpu() -> None:
     )
 
 
-def test_a_decoupled_rate_stands_behind_the_other() -> None:
+def test_a_decoupled_rate_follows_the_learning_rate() -> None:
     made = replace(taken(1), next_step=NextStep(9e-4, 1e-4))
     line = training_line([made], INFO, False, "2026-01-01 00:00:00")
     assert " learning rate: 9.000000E-04 | decoupled learning rate: 1.000000E-04 | " in line
@@ -79,7 +79,7 @@ def test_a_decoupled_rate_stands_behind_the_other() -> None:
     assert (found["learning-rate"], found["decoupled-learning-rate"]) == (9e-4, 1e-4)
 
 
-def test_steps_that_were_not_taken_are_counted_and_not_averaged() -> None:
+def test_skipped_steps_are_counted_and_not_averaged() -> None:
     nan = event(2, learning_rate=1e-3, skipped=True)
     overflow = event(3, lm_loss=100.0, learning_rate=1e-3, skipped=True, loss_scale=2.0)
     passed = event(4, passed_over=True)
@@ -102,14 +102,14 @@ def test_steps_that_were_not_taken_are_counted_and_not_averaged() -> None:
         ("cpu", None),
     ],
 )
-def test_the_peak_follows_from_the_name_of_the_device(name: str, tflops: float | None) -> None:
+def test_the_peak_is_looked_up_by_device_name(name: str, tflops: float | None) -> None:
     assert peak_tflops(name) == tflops
 
 
 # --- files ------------------------------------------------------------------------------------
 
 
-def test_json_lines_go_on_after_the_steps_that_count(tmp_path: Path) -> None:
+def test_json_lines_resume_after_the_last_valid_step(tmp_path: Path) -> None:
     path = tmp_path / "new" / "metrics.jsonl"
     (sink,) = (
         s for s in build_loggers(LoggingConfig(metrics_jsonl=str(path)), INFO) if s.name == "jsonl"
@@ -188,7 +188,7 @@ def test_wandb_keeps_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("wandb", {"wandb_project": "yard"}),
     ],
 )
-def test_a_logger_without_its_package_is_refused_in_words(
+def test_a_logger_without_its_package_is_refused(
     module: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -212,7 +212,7 @@ def make(config, info):
 """
 
 
-def test_a_package_brings_a_logger_by_an_entry_point(
+def test_a_package_adds_a_logger_by_an_entry_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in_house_logs.py").write_text(PLUG_IN)
@@ -237,7 +237,7 @@ class Broken(Callback):
             raise OSError(28, "No space left on device")
 
 
-def test_a_logger_that_fails_costs_its_own_lines_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_logger_loses_only_its_own_lines(caplog: pytest.LogCaptureFixture) -> None:
     collector = Collector([])
     assert build_loop(build_train_module(), callbacks=[Guarded("x", Broken()), collector]).run()
     assert len(collector.events) == 6
@@ -255,12 +255,12 @@ def test_a_logger_that_fails_costs_its_own_lines_only(caplog: pytest.LogCaptureF
         ({"metrics_jsonl": "s3://bucket/file"}, "--metrics-jsonl"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_logging_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         LoggingConfig(**options)
 
 
-def test_memory_is_of_cuda_devices_alone() -> None:
+def test_memory_is_logged_only_for_cuda_devices() -> None:
     from trainyard.training.logging.scalars import memory_scalars
 
     assert memory_scalars(torch.device("cpu")) == []
@@ -270,7 +270,7 @@ def test_memory_is_of_cuda_devices_alone() -> None:
 # --- saves --------------------------------------------------------------------------------------
 
 
-def test_what_a_save_cost_is_logged_once_when_it_is_known(tmp_path: Path) -> None:
+def test_the_cost_of_a_save_is_logged_once_it_is_known(tmp_path: Path) -> None:
     info = replace(INFO, saves=[])
     lines = JsonLines(tmp_path / "m.jsonl", info)
     board = TensorBoard(writer := ScalarWriter(), LoggingConfig(), info)
@@ -286,8 +286,8 @@ def test_what_a_save_cost_is_logged_once_when_it_is_known(tmp_path: Path) -> Non
     for sink in (lines, board):
         sink.end()
     found = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
-    told = [(line["step"], line["saves"]) for line in found if "saves" in line]
-    assert told == [(2, [first.document()]), (2, [local.document()])]
+    costs = [(line["step"], line["saves"]) for line in found if "saves" in line]
+    assert costs == [(2, [first.document()]), (2, [local.document()])]
     entered = {(t, s): v for t, v, s in writer.scalars if t.startswith("save")}
     assert entered == {
         ("save-blocked-time", 1): 0.5,

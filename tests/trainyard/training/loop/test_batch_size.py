@@ -58,7 +58,7 @@ def test_the_ramp_is_megatrons_at_every_sample(
 
 @settings(max_examples=50)
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(1, 12), st.integers(1, 400), st.data())
-def test_steps_and_samples_of_a_run_are_those_of_walking_it(
+def test_the_computed_length_equals_that_of_a_step_by_step_count(
     start: int, increment: int, num_steps: int, samples: int, data: st.DataObject
 ) -> None:
     assume(increment or num_steps == 1)
@@ -77,7 +77,7 @@ def test_steps_and_samples_of_a_run_are_those_of_walking_it(
         assert batches.samples_after(step) == consumed
 
 
-def test_a_last_batch_that_the_run_has_no_room_for() -> None:
+def test_a_last_batch_beyond_the_samples_counts_as_in_megatron() -> None:
     ramp, table = (
         batch_sizes(rampup_batch_size=(16, 16, 100)),
         batch_sizes(step_batch_size_schedule="0:16 32:48 150:64", seq_length=1),
@@ -92,7 +92,7 @@ def test_a_last_batch_that_the_run_has_no_room_for() -> None:
     assert batch_sizes(step_batch_size_schedule="0:64").iterations_to(65) == 2
 
 
-def test_the_ramp_of_the_largest_gpt3() -> None:
+def test_the_ramp_of_the_largest_gpt3_is_as_published() -> None:
     batches = batch_sizes(
         global_batch_size=1536, micro_batch_size=1, dp=8, rampup_batch_size=(16, 16, 5859375)
     )
@@ -107,13 +107,13 @@ def test_the_ramp_of_the_largest_gpt3() -> None:
     assert steps == pytest.approx((146_484_375 - 5_859_375) / 1536 + 19_600, rel=0.01)
 
 
-def test_the_golden_sequence_of_a_small_ramp() -> None:
+def test_a_small_ramp_has_its_golden_sequence() -> None:
     batches = batch_sizes(rampup_batch_size=(16, 16, 100))
     sizes = [batches.at(consumed).global_batch_size for consumed in walked(batches, 9)[:-1]]
     assert sizes == [16, 16, 16, 32, 48, 64, 64, 64, 64]
 
 
-def test_a_table_over_tokens() -> None:
+def test_a_table_sets_batch_sizes_by_tokens() -> None:
     batches = batch_sizes(
         global_batch_size=None,
         micro_batch_size=4,
@@ -137,7 +137,7 @@ def test_a_batch_that_ranks_do_not_fill_may_be_lowered() -> None:
         batch_sizes(global_batch_size=3, decrease_if_needed=True)
 
 
-def test_a_constant_batch() -> None:
+def test_a_constant_batch_size_is_filled_by_micro_batches() -> None:
     for size, count in ((None, 1), (24, 3)):
         built = build_batch_size_schedule(global_batch_size=size, micro_batch_size=4, dp=2)
         assert built.final.num_microbatches == count
@@ -171,12 +171,12 @@ def test_a_constant_batch() -> None:
         ),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_sizes_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         batch_sizes(**options)
 
 
-def test_runs_whose_length_is_not_said_are_refused() -> None:
+def test_runs_without_a_length_are_refused() -> None:
     for lengths in ((None, None), (1, 1)):
         with pytest.raises(ConfigError, match="--train-iters or --train-samples"):
             run_length(batch_sizes(), *lengths)

@@ -52,7 +52,7 @@ def test_the_ledger_counts_samples_and_tokens_and_reads_back_to_the_same_bits() 
     assert lines[0]["learning_rate"] == 0.01
 
 
-def test_it_learns() -> None:
+def test_the_loss_falls() -> None:
     training = replace(TRAINING, train_iters=40, eval_interval=40, eval_at_start=True)
     train_module = build_train_module(training)
     collector = Collector([])
@@ -61,7 +61,7 @@ def test_it_learns() -> None:
     assert last < first - 0.5
 
 
-def test_a_run_cut_in_two_is_the_whole_run() -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one() -> None:
     whole = build_train_module(dropout=0.2)
     build_loop(whole, callbacks=[collector := Collector([])]).run()
 
@@ -99,7 +99,7 @@ def test_a_request_to_stop_ends_the_loop_after_the_step() -> None:
     assert [event.is_stopping for event in collector.events] == [False, False, True]
 
 
-def test_measurements_are_at_the_interval_the_end_and_the_start_if_asked() -> None:
+def test_validation_runs_at_the_interval_the_end_and_optionally_the_start() -> None:
     base = replace(TRAINING, train_iters=10, eval_interval=4)
     other = replace(base, eval_interval=5)
     assert base.evaluation_steps(10) == [4, 8, 10]
@@ -160,12 +160,12 @@ def test_figures_of_a_step_follow_from_its_time() -> None:
         ({"eval_iters": 0, "eval_at_start": True}, "--eval-at-start"),
     ],
 )
-def test_a_rhythm_that_means_nothing_is_refused(options: dict[str, int], words: str) -> None:
+def test_invalid_intervals_are_refused(options: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         replace(TRAINING, **options)  # type: ignore[arg-type]
 
 
-def test_steps_that_are_passed_over_have_no_speed() -> None:
+def test_skipped_steps_have_no_speed() -> None:
     collector = Collector([])
     training = replace(TRAINING, iterations_to_skip=(2, 4))
     assert build_loop(build_train_module(training), training, [collector]).run() == "finished"

@@ -1,4 +1,4 @@
-"""CUDA_DEVICE_MAX_CONNECTIONS: set where communication is hidden behind products, and told."""
+"""CUDA_DEVICE_MAX_CONNECTIONS is set and logged if products hide communication."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RING = {"context_parallel_size": 2, "cp_comm_type": "p2p"}
     ],
 )
 @pytest.mark.parametrize("environ", [{}, {VARIABLE: "8"}])
-def test_nothing_is_done_where_nothing_is_hidden(
+def test_the_variable_stays_unset_without_hidden_communication(
     parallel: dict[str, Any], environ: dict[str, str]
 ) -> None:
     before = dict(environ)
@@ -40,7 +40,7 @@ def test_nothing_is_done_where_nothing_is_hidden(
     ("parallel", "option"),
     [(TENSOR, "--tensor-model-parallel-size 2"), (RING, "--context-parallel-size 2 --cp-comm")],
 )
-def test_one_queue_is_set_where_nobody_has(parallel: dict[str, Any], option: str) -> None:
+def test_the_variable_is_set_to_one_queue_if_unset(parallel: dict[str, Any], option: str) -> None:
     environ: dict[str, str] = {}
     done = arrange_connections(ParallelConfig(**parallel), environ, cuda_started=False)
     assert done is not None
@@ -52,7 +52,9 @@ def test_one_queue_is_set_where_nobody_has(parallel: dict[str, Any], option: str
 
 @pytest.mark.parametrize(("value", "is_warning"), [("1", False), ("8", True), ("", True)])
 @pytest.mark.parametrize("cuda_started", [False, True])
-def test_what_was_given_stays_and_is_told(value: str, is_warning: bool, cuda_started: bool) -> None:
+def test_a_given_value_stays_and_is_logged(
+    value: str, is_warning: bool, cuda_started: bool
+) -> None:
     environ = {VARIABLE: value}
     done = arrange_connections(ParallelConfig(**TENSOR), environ, cuda_started=cuda_started)
     assert done is not None
@@ -61,7 +63,7 @@ def test_what_was_given_stays_and_is_told(value: str, is_warning: bool, cuda_sta
     assert done.message.startswith(f"{VARIABLE}={value}, from the environment")
 
 
-def test_too_late_is_told() -> None:
+def test_a_cuda_that_already_runs_logs_a_warning() -> None:
     environ: dict[str, str] = {}
     done = arrange_connections(ParallelConfig(**TENSOR), environ, cuda_started=True)
     assert done is not None

@@ -44,11 +44,11 @@ def judged(judge: StepJudge, *results: StepSums) -> StepSums:
 
 
 @pytest.mark.parametrize("result", [sums(2.0), sums(2.0, math.inf, overflow=True)])
-def test_a_possible_result_or_an_overflow_is_computed_once(result: StepSums) -> None:
+def test_a_finite_result_or_an_expected_overflow_is_computed_once(result: StepSums) -> None:
     assert judged(StepJudge(RerunMachine(HERE)), result).loss == 2.0
 
 
-def test_the_same_result_twice_ends_the_run_to_be_tried_elsewhere() -> None:
+def test_the_same_bad_result_twice_ends_the_run_for_a_rerun_elsewhere() -> None:
     kept: list[Suspicion | None] = []
     with pytest.raises(RerunElsewhere, match=r"both times on a/cuda:0.*other machines") as error:
         judged(StepJudge(RerunMachine(HERE), keep=kept.append), sums(NAN, NAN), sums(NAN, NAN))
@@ -61,7 +61,7 @@ def test_the_same_result_twice_ends_the_run_to_be_tried_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("second", [(2.001, math.inf), (NAN, NAN), (math.inf, 3.0)])
-def test_not_finite_twice_is_the_same_whatever_the_other_digits(
+def test_two_results_with_nan_or_inf_count_as_the_same(
     second: tuple[float, float],
 ) -> None:
     judge = StepJudge(RerunMachine(HERE))
@@ -81,7 +81,7 @@ def test_another_result_the_second_time_is_a_transient_fault() -> None:
 SUSPECTED = Suspicion(7, NAN, NAN, HERE)
 
 
-def test_elsewhere_the_same_result_is_the_models_and_another_the_machines() -> None:
+def test_elsewhere_the_same_result_blames_the_model_and_another_the_machine() -> None:
     forgotten: list[Suspicion | None] = []
     judge = StepJudge(RerunMachine(THERE, SUSPECTED), keep=forgotten.append)
     with pytest.raises(ValidationFailed, match="the cause is the model or its data"):
@@ -91,7 +91,7 @@ def test_elsewhere_the_same_result_is_the_models_and_another_the_machines() -> N
     assert forgotten == [None, None]
 
 
-def test_the_same_machine_again_tells_nothing() -> None:
+def test_a_rerun_on_the_same_machine_decides_nothing() -> None:
     kept: list[Suspicion | None] = []
     judge = StepJudge(RerunMachine(("a/cuda:1", "b/cuda:0"), SUSPECTED), keep=kept.append)
     with pytest.raises(RerunElsewhere, match="a/cuda:1"):
@@ -103,7 +103,7 @@ def test_the_same_machine_again_tells_nothing() -> None:
     ("second", "words"),
     [(9.0, "gave the same spike"), (9.001, "gave the same spike"), (2.0, "transient fault")],
 )
-def test_a_spike_is_looked_into_and_training_goes_on(
+def test_a_spike_is_rerun_and_training_continues(
     second: float, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     judge = StepJudge(RerunMachine(HERE), SpikeDetector())
@@ -154,7 +154,7 @@ def test_a_step_run_twice_is_the_same_step() -> None:
     assert "6 steps were run twice, 0 gave another loss" in judge.report()
 
 
-def test_watching_for_faults_costs_no_computing_and_no_waiting() -> None:
+def test_without_a_fault_the_judge_adds_no_computation_and_no_synchronization() -> None:
     """Each micro-batch is taken when the one before is done, and the norm is measured once."""
     order: list[str] = []
     plain, watched = Collector([]), Collector([])
@@ -182,9 +182,7 @@ def test_watching_for_faults_costs_no_computing_and_no_waiting() -> None:
 @pytest.mark.parametrize(
     ("spoiled", "error"), [({9}, ValidationFailed), (set(range(8, 99)), RerunElsewhere)]
 )
-def test_a_fault_leaves_the_state_before_the_step_to_be_saved(
-    spoiled: set[int], error: type[Exception]
-) -> None:
+def test_a_fault_saves_the_state_before_the_step(spoiled: set[int], error: type[Exception]) -> None:
     collector = Collector([])
     train_module = with_judge(StepJudge(RerunMachine(HERE)))
     spoil(train_module, lambda call: call in spoiled)  # four micro-batches a step: step 3
@@ -197,7 +195,7 @@ def test_a_fault_leaves_the_state_before_the_step_to_be_saved(
     assert train_module.optimizer.num_updates == 2
 
 
-def test_without_the_check_a_step_that_is_not_finite_is_passed_over_and_counted() -> None:
+def test_without_the_check_a_step_with_nan_or_inf_is_skipped_and_counted() -> None:
     collector, train_module = Collector([]), build_train_module()
     spoil(train_module, lambda call: call == 5)
     with pytest.raises(DataError, match="diverged"):

@@ -73,7 +73,7 @@ def check_refused(
 
 @pytest.mark.parametrize("place", ["in front of the loader", "behind the loader"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_step_of_other_samples_is_not_taken(
+def test_a_step_with_other_samples_updates_nothing(
     fault: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     astray(monkeypatch, FAULTS[fault], place)
@@ -97,7 +97,7 @@ def test_the_first_sample_that_differs_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_samples_are_named_in_worker_processes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_worker_processes_have_sample_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     training, data = without_evaluation(), DataConfig(data_path=("none",), num_workers=2)
     ledgers = []
     for config in (data, replace(data, num_workers=0)):
@@ -117,7 +117,7 @@ def test_samples_are_named_in_worker_processes_too(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_step_that_is_passed_over_takes_its_own_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_skipped_step_consumes_its_own_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     training = without_evaluation(iterations_to_skip=(2,))
     loop = build_loop(build_train_module(training), training)
     assert loop.run() == "finished"
@@ -132,7 +132,7 @@ def samples_in(loop: TrainLoop) -> list[str]:
     return [line.partition('"samples": "')[2][:16] for line in loop.ledger.lines]
 
 
-def test_a_step_run_again_must_take_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_run_again_must_use_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only be handed the right samples by the loader."""
     from_start = Repeated.from_start
 
@@ -152,7 +152,7 @@ def test_a_step_run_again_must_take_the_same_again(monkeypatch: pytest.MonkeyPat
 # --- seeds --------------------------------------------------------------------------------------
 
 
-def test_a_step_that_is_to_draw_from_another_seed_is_not_taken() -> None:
+def test_a_step_with_another_seed_updates_nothing() -> None:
     train_module = build_train_module(WITHOUT_EVALUATION)
     train_module._options = replace(train_module._options, seed=TRAINING.seed + 1)
     message = "micro-batch 0: the generators of its dropout were seeded with"
@@ -174,7 +174,7 @@ def test_generators_that_were_not_seeded_are_noticed(monkeypatch: pytest.MonkeyP
 # --- what is carried, and by whom ---------------------------------------------------------------
 
 
-def test_a_model_does_not_see_what_the_loader_says_of_a_batch() -> None:
+def test_a_model_does_not_get_the_sample_ids_of_a_batch() -> None:
     train_module, seen = build_train_module(), set[str]()
     forward = train_module._options.forward
 
@@ -188,7 +188,7 @@ def test_a_model_does_not_see_what_the_loader_says_of_a_batch() -> None:
     assert SAMPLE_IDS not in seen
 
 
-def test_a_loader_of_ones_own_that_ends_too_early_is_told_of(
+def test_an_external_loader_that_ends_too_early_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Ending:
@@ -208,7 +208,7 @@ def test_a_loader_of_ones_own_that_ends_too_early_is_told_of(
     assert [line for line in loop.ledger.lines if '"samples": ""' in line] == loop.ledger.lines
 
 
-def test_ids_that_are_no_ids_are_refused() -> None:
+def test_invalid_sample_ids_are_refused() -> None:
     class Odd:
         def __len__(self) -> int:
             return 4
@@ -281,7 +281,7 @@ RUNS = st.builds(
 
 @given(RUNS)
 @settings(max_examples=40)
-def test_what_is_served_is_what_the_ledger_tells_at_any_cut(run: Run) -> None:
+def test_the_ledger_has_the_served_samples_under_any_layout(run: Run) -> None:
     """From any step on, on all ranks together; and it is what a proof works out by itself, in more
     than one epoch where the order has several."""
     batch_size_schedule, shape = (
@@ -322,7 +322,7 @@ def test_what_is_served_is_what_the_ledger_tells_at_any_cut(run: Run) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kind", ["single", "cyclic"])
-def test_no_rank_takes_what_is_anothers(kind: str, fault: str) -> None:
+def test_a_rank_that_reads_the_samples_of_another_is_detected(kind: str, fault: str) -> None:
     run = Run(2, 1, kind, sharding=False, rampup=False, leg_begins=0)
     for dp_rank in range(2):
         data = RunData(run.data, Numbers(), (), run.batch_size_schedule.final, dp_rank)
@@ -343,7 +343,7 @@ def test_no_rank_takes_what_is_anothers(kind: str, fault: str) -> None:
             assert evidence.samples == ""
 
 
-def test_the_digest_of_seeds_is_that_of_a_proof() -> None:
+def test_the_digest_of_seeds_equals_that_of_the_proof() -> None:
     collector = Collector([])
     build_loop(build_train_module(dropout=0.1), callbacks=[collector]).run()
     for event in collector.events:

@@ -87,7 +87,7 @@ def on_two_ranks(
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("per_token", [False, True])
-def test_two_ranks_take_the_step_of_one_dropout_included(ranks: RankPool, per_token: bool) -> None:
+def test_two_ranks_make_the_same_step_as_one_with_dropout(ranks: RankPool, per_token: bool) -> None:
     training = replace(TRAINING, calculate_per_token_loss=per_token)
     expected, moments = one_step(training, dropout=0.2)
     (first, a), (second, b) = ranks.run(on_two_ranks, 2, training, 0.2)
@@ -108,13 +108,13 @@ def test_evaluation_draws_nothing_and_changes_nothing() -> None:
     assert larger == pytest.approx(losses.pop(), rel=1e-6)
 
 
-def test_dropout_depends_on_the_place_of_a_micro_batch_alone() -> None:
+def test_dropout_depends_only_on_seed_step_and_micro_batch() -> None:
     seeds = {microbatch_seed(1, step, place) for step in range(50) for place in range(50)}
     assert len(seeds) == 2500
     assert microbatch_seed(1, 2, 3) == microbatch_seed(1, 2, 3) != microbatch_seed(2, 2, 3)
 
 
-def test_divergence_is_told_in_words_before_the_update() -> None:
+def test_divergence_is_reported_before_the_update() -> None:
     train_module = build_train_module()
     with torch.no_grad():
         next(train_module.chunks[0].parameters())[3] = float("inf")

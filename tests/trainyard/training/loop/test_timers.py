@@ -27,7 +27,7 @@ from trainyard.training.watch.garbage_collection import GarbageCollection
         (2, set(LEVELS) - {"embedding-grads-all-reduce"}),  # of a pipeline alone
     ],
 )
-def test_a_level_times_its_parts_and_those_of_the_levels_below(level: int, parts: set[str]) -> None:
+def test_a_level_includes_the_levels_below(level: int, parts: set[str]) -> None:
     timers = Timers(level)
     train_module = build_train_module()
     train_module._options = replace(train_module._options, timed=timers)
@@ -42,7 +42,7 @@ def test_a_level_times_its_parts_and_those_of_the_levels_below(level: int, parts
     assert timers.take() == {}
 
 
-def test_what_is_not_timed_costs_nothing() -> None:
+def test_untimed_parts_cost_nothing() -> None:
     timers = Timers(0, always=COMPUTE)
     assert isinstance(timers("optimizer"), nullcontext)
     with timers("forward-compute"):
@@ -52,7 +52,7 @@ def test_what_is_not_timed_costs_nothing() -> None:
     assert not Timers(0).is_on
 
 
-def test_ranks_meet_before_parts_of_level_one_only() -> None:
+def test_only_parts_of_level_one_have_a_barrier() -> None:
     calls: list[None] = []
     timers = Timers(2, barrier=lambda: calls.append(None))
     for name in ("forward-backward", "forward-compute", "forward-compute", "optimizer"):
@@ -142,7 +142,7 @@ def gather_reports(interval: int) -> tuple[list[str], list[dict[str, float]], di
 
 
 @pytest.mark.distributed
-def test_times_of_all_ranks_are_told_by_the_first(ranks: RankPool) -> None:
+def test_rank_0_prints_the_times_of_all_ranks(ranks: RankPool) -> None:
     (lines, last, gauges), (others, same, _) = ranks.run(gather_reports, 2, 4)
     assert others == []
     assert last == same
@@ -171,7 +171,7 @@ def test_waiting_for_data_is_measured_for_every_step() -> None:
 
 
 @pytest.mark.slow
-def test_garbage_is_collected_at_steps_of_its_own_and_the_collector_comes_back() -> None:
+def test_garbage_is_collected_at_given_steps_and_the_setting_is_restored() -> None:
     import gc
 
     seen: list[bool] = []
@@ -189,7 +189,7 @@ def test_garbage_is_collected_at_steps_of_its_own_and_the_collector_comes_back()
 # --- the summary ------------------------------------------------------------------------------
 
 
-def test_the_summary_is_of_the_time_and_not_of_rates() -> None:
+def test_the_summary_averages_times_and_not_rates() -> None:
     timings = [
         StepTiming(1, 9000.0, 10.0, 1.0, 0.0, 7),
         StepTiming(2, 100.0, 4000.0, 400.0, 10.0, 8),
@@ -211,7 +211,7 @@ def test_the_summary_is_of_the_time_and_not_of_rates() -> None:
     assert performance_document([], info, peaks=[])["steps_measured"] == 0
 
 
-def test_percentiles_lie_between_values() -> None:
+def test_percentiles_interpolate_between_values() -> None:
     assert [percentile([4.0, 1.0, 3.0, 2.0], share) for share in (0, 50, 75, 100)] == [
         1.0,
         2.5,

@@ -82,7 +82,7 @@ def resumes(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_a_newer_step_of_its_node(
+def test_a_run_resumes_from_a_newer_step_of_its_node(
     tokens: str, whole: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, node = tmp_path / "run", tmp_path / "node"
@@ -100,7 +100,7 @@ def test_a_run_goes_on_from_a_newer_step_of_its_node(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("async_save", [False, True])
-def test_a_full_disk_of_a_node_is_warned_of_and_costs_the_run_nothing(
+def test_a_full_disk_of_a_node_logs_a_warning_and_training_continues(
     async_save: bool, tokens: str, whole: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, options = tmp_path / "run", {**SMALL, **local(tmp_path, "node"), "async_save": async_save}
@@ -120,7 +120,7 @@ def test_a_full_disk_of_a_node_is_warned_of_and_costs_the_run_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verify", ["sizes", "digests"])
-def test_a_damaged_one_is_passed_over_in_words(
+def test_a_damaged_node_local_step_is_skipped_with_a_message(
     verify: str, tokens: str, whole: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, node = tmp_path / "run", tmp_path / "node"
@@ -139,7 +139,7 @@ def test_a_damaged_one_is_passed_over_in_words(
 
 
 @pytest.mark.slow
-def test_a_run_folder_that_was_removed_is_begun_anew(
+def test_a_run_whose_folder_was_removed_starts_over(
     tokens: str, whole: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, node = tmp_path / "run", tmp_path / "node"
@@ -156,7 +156,7 @@ def test_a_run_folder_that_was_removed_is_begun_anew(
 
 
 @pytest.mark.slow
-def test_a_ledger_that_does_not_join_is_not_gone_on_with(
+def test_a_step_whose_ledger_leaves_a_gap_is_not_resumed(
     tokens: str, whole: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
@@ -214,7 +214,7 @@ def test_steps_of_a_node_are_copied_while_training_goes_on(
 
 
 @pytest.mark.slow
-def test_a_copy_that_is_overtaken_is_broken_off(
+def test_a_copy_of_an_older_step_is_cancelled(
     tokens: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, slow_copies: None
 ) -> None:
     run = tmp_path / "run"
@@ -228,7 +228,7 @@ def test_a_copy_that_is_overtaken_is_broken_off(
 
 
 @pytest.mark.slow
-def test_a_signal_amid_a_copy_saves_and_leaves_no_half_step(
+def test_a_signal_during_a_copy_saves_and_leaves_no_torn_step(
     tokens: str, whole: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, sent = tmp_path / "run", []
@@ -264,7 +264,9 @@ CUTS: dict[str, dict[str, Any]] = {
 @pytest.mark.distributed
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("lost", [False, True])
-def test_over_nodes(cut: str, lost: bool, tokens: str, ranks: RankPool, tmp_path: Path) -> None:
+def test_a_run_resumes_from_the_steps_of_several_nodes(
+    cut: str, lost: bool, tokens: str, ranks: RankPool, tmp_path: Path
+) -> None:
     options = {**SMALL, **CUTS[cut]}
     assert go(tokens, tmp_path / "whole", ranks, 2, **options) == "finished"
     options |= local(tmp_path, "node-$RANK")
@@ -290,7 +292,9 @@ def test_over_nodes(cut: str, lost: bool, tokens: str, ranks: RankPool, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_more_nodes_than_wrote_it_read_it(tokens: str, ranks: RankPool, tmp_path: Path) -> None:
+def test_more_nodes_can_read_a_step_than_wrote_it(
+    tokens: str, ranks: RankPool, tmp_path: Path
+) -> None:
     options = {**SMALL, **local(tmp_path, "node-$RANK"), "micro_batch_size": 1}
     options["use_distributed_optimizer"] = True
     run = tmp_path / "run"
@@ -309,7 +313,7 @@ def test_more_nodes_than_wrote_it_read_it(tokens: str, ranks: RankPool, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_a_folder_for_all_in_place_of_nodes(tokens: str, ranks: RankPool, tmp_path: Path) -> None:
+def test_global_saves_go_to_one_shared_folder(tokens: str, ranks: RankPool, tmp_path: Path) -> None:
     options = {**SMALL, "use_distributed_optimizer": True}
     assert go(tokens, tmp_path / "whole", ranks, 2, **options) == "finished"
     options |= {"non_persistent_save_interval": 1, "non_persistent_ckpt_type": "global"}
@@ -380,7 +384,7 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], wo
         ("s3://bucket/x", "not a local folder"),
     ],
 )
-def test_a_place_that_is_none_is_refused(
+def test_an_invalid_local_folder_is_refused(
     folder: str, words: str, tokens: str, tmp_path: Path
 ) -> None:
     options = {**SMALL, **local(tmp_path), "non_persistent_local_ckpt_dir": folder}

@@ -89,9 +89,7 @@ CUTS = {
 
 
 @pytest.mark.parametrize("name", CUTS)
-def test_new_rows_are_those_of_initial_weights_and_their_moments_are_zero(
-    name: str, tmp_path: Path
-) -> None:
+def test_new_rows_have_initial_weights_and_zero_moments(name: str, tmp_path: Path) -> None:
     cut = CUTS[name]
     before = save(cut, tmp_path, VOCAB)
     found = assembled(load(cut, str(tmp_path), VOCAB, MORE))
@@ -116,7 +114,7 @@ def model_names(tensors: Tensors) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CUTS)
-def test_to_fewer_rows_and_back_only_the_padding_is_drawn_anew(name: str, tmp_path: Path) -> None:
+def test_fewer_rows_and_back_only_draws_the_padding_again(name: str, tmp_path: Path) -> None:
     cut = CUTS[name]
     before = save(cut, tmp_path / "more", MORE)
     fewer = assembled(load(cut, str(tmp_path / "more"), MORE, VOCAB))
@@ -125,7 +123,7 @@ def test_to_fewer_rows_and_back_only_the_padding_is_drawn_anew(name: str, tmp_pa
         assert torch.equal(tensor, kept), name
 
 
-def test_between_fp32_and_16_bits_too(tmp_path: Path) -> None:
+def test_repadding_works_between_fp32_and_16_bits(tmp_path: Path) -> None:
     cut = CUTS["bf16"]
     before = save(replace(cut, bf16=False), tmp_path, VOCAB)
     found = assembled(load(cut, str(tmp_path), VOCAB, MORE))
@@ -160,7 +158,7 @@ def test_every_layout_has_the_same_rows(cut: Cut, ranks: RankPool, tmp_path: Pat
         assert not different
 
 
-def test_another_model_is_refused_as_ever(tmp_path: Path) -> None:
+def test_another_model_is_refused(tmp_path: Path) -> None:
     save(Cut(), tmp_path, VOCAB)
     with pytest.raises(ArtifactError, match="of another shape"):
         load(Cut(kind="llama"), str(tmp_path), VOCAB + 1, MORE)

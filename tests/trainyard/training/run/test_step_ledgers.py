@@ -110,7 +110,7 @@ def begin(run: Path, verify: Verify = "sizes") -> FoundSteps:
 
 
 @pytest.mark.slow
-def test_of_a_sound_run_nothing_is_said(
+def test_a_valid_run_logs_no_warning(
     whole: Path, stopped: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("WARNING")
@@ -124,18 +124,18 @@ def test_of_a_sound_run_nothing_is_said(
 
 @pytest.mark.parametrize("name", DAMAGES)
 @pytest.mark.parametrize("step", [2, 4])
-def test_damage_in_an_old_step_is_told_at_the_start_and_the_run_ends_all_the_same(
+def test_damage_in_an_old_step_is_logged_at_the_start_and_the_run_finishes(
     run: Path, name: str, step: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage, left = DAMAGES[name]
     damage(ledger(run, step))
     assert begin(run) == FoundSteps((2, 4, 6)), "the weights of step 6 are sound"
-    said = caplog.text
-    assert said.count("CANNOT BE PROVEN") == 1
-    assert f"{ledger(run, step)}: " in said
-    assert f"that steps {step - 1} to {step} lost and repeated no sample" in said
+    first_log = caplog.text
+    assert first_log.count("CANNOT BE PROVEN") == 1
+    assert f"{ledger(run, step)}: " in first_log
+    assert f"that steps {step - 1} to {step} lost and repeated no sample" in first_log
     records, text = finished_steps(str(run), "l")
-    assert f"has a gap at steps {step - 1} to {step}" in caplog.text.removeprefix(said)
+    assert f"has a gap at steps {step - 1} to {step}" in caplog.text.removeprefix(first_log)
     lines = [line["step"] for line in parse_ledger(text)]
     assert lines == [s for s in range(1, 7) if s not in (step - 1, step) or s < step - 1 + left]
     # What the run is published with is what is there.
@@ -148,7 +148,7 @@ def test_damage_in_an_old_step_is_told_at_the_start_and_the_run_ends_all_the_sam
 
 @pytest.mark.parametrize("verify", ["none", "sizes", "digests"])
 @pytest.mark.parametrize("name", DAMAGES)
-def test_the_step_to_go_on_from_is_passed_over_for_its_ledger_however_closely_one_looks(
+def test_a_damaged_ledger_skips_the_step_under_every_check(
     run: Path, stopped: Path, name: str, verify: Verify, caplog: pytest.LogCaptureFixture
 ) -> None:
     DAMAGES[name][0](ledger(run, 6))
@@ -161,7 +161,7 @@ def test_the_step_to_go_on_from_is_passed_over_for_its_ledger_however_closely_on
     assert begin(passing, verify) == FoundSteps((2, 4), damaged=(5,))
 
 
-def test_without_a_whole_step_a_run_goes_on_from_one_of_which_only_the_ledger_is_damaged(
+def test_without_a_whole_step_a_run_resumes_from_one_with_a_damaged_ledger(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for step in (2, 4, 6):
@@ -172,9 +172,7 @@ def test_without_a_whole_step_a_run_goes_on_from_one_of_which_only_the_ledger_is
     assert caplog.text.count("CANNOT BE PROVEN") == 2
 
 
-def test_a_run_that_goes_on_over_a_damaged_ledger_ends_as_the_undisturbed(
-    run: Path, tmp_path: Path
-) -> None:
+def test_a_run_with_a_damaged_ledger_ends_as_the_undisturbed(run: Path, tmp_path: Path) -> None:
     sound, digests = contents(run)
     shutil.rmtree(run / "iter_0000006")
     other_byte(ledger(run, 2))
@@ -186,7 +184,7 @@ def test_a_run_that_goes_on_over_a_damaged_ledger_ends_as_the_undisturbed(
     assert text.splitlines() == [*sound.splitlines()[:1], *sound.splitlines()[2:]]
 
 
-def test_lines_that_do_not_lead_from_step_to_step_are_told(
+def test_lines_that_do_not_chain_from_step_to_step_are_logged(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other_digit(ledger(run, 4))
@@ -202,7 +200,7 @@ def test_lines_that_do_not_lead_from_step_to_step_are_told(
     assert "it starts at step 5, and the one before it ends at 2" in caplog.text
 
 
-def test_a_line_that_its_manifest_vouches_for_and_nobody_can_read_is_left_out(run: Path) -> None:
+def test_an_unreadable_line_that_matches_its_manifest_is_left_out(run: Path) -> None:
     nested(ledger(run, 4))
     vouch(run, 4)
     _, text = finished_steps(str(run), "l")
@@ -218,7 +216,7 @@ def test_a_ledger_that_is_a_link_is_not_followed(run: Path) -> None:
     assert not [record for record in records if record.path == "iter_0000002/ledger.jsonl"]
 
 
-def test_lines_that_no_step_that_stays_has_are_carried_on(
+def test_lines_without_a_permanent_step_are_carried_over(
     stopped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     step = str(stopped / "iter_0000005")
@@ -231,7 +229,7 @@ def test_lines_that_no_step_that_stays_has_are_carried_on(
 
 
 @pytest.mark.slow
-def test_a_step_of_a_node_whose_ledger_is_damaged_is_passed_over(
+def test_a_node_local_step_with_a_damaged_ledger_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -250,7 +248,7 @@ def test_a_step_of_a_node_whose_ledger_is_damaged_is_passed_over(
 
 
 @pytest.mark.parametrize("name", ["state.json", "manifest.json"])
-def test_a_step_with_torn_papers_does_not_keep_a_run_from_its_end(
+def test_a_step_with_torn_documents_does_not_block_the_end_of_a_run(
     run: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (run / "iter_0000002" / name).write_text("{")

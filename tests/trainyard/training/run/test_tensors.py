@@ -13,7 +13,7 @@ def held(model: nn.Module, *, buffers_apart: bool) -> dict[str, Tensor]:
     return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
 
-def test_weights_are_live_memory_and_buffers_are_where_nothing_goes_on() -> None:
+def test_weights_are_live_memory_and_buffers_are_copied_for_async_saves() -> None:
     model = nn.BatchNorm1d(4)
     found = held(model, buffers_apart=False)
     for name, tensor in model.state_dict(keep_vars=True).items():

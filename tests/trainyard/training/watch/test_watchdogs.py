@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 # --- hangs ------------------------------------------------------------------------------------
 
 
-def test_all_ranks_write_their_stacks_and_the_one_behind_is_named(tmp_path: Path) -> None:
+def test_all_ranks_write_stacks_and_the_rank_behind_is_named(tmp_path: Path) -> None:
     ended: list[InfrastructureError] = []
     watches: list[HangWatch] = []
     mailbox, over = LocalMailbox(), threading.Event()
@@ -94,7 +94,7 @@ class Unreachable:
         raise RuntimeError("Broken pipe")
 
 
-def test_without_the_store_a_rank_speaks_for_itself(tmp_path: Path) -> None:
+def test_without_the_store_a_rank_reports_only_itself(tmp_path: Path) -> None:
     ended: list[InfrastructureError] = []
     watch = HangWatch(1, 2, Unreachable(), tmp_path, 0.1 / 60, end=ended.append, poll_seconds=0.02)
     watch.begin(TrainState(step=3))
@@ -104,7 +104,7 @@ def test_without_the_store_a_rank_speaks_for_itself(tmp_path: Path) -> None:
     assert "rank 0, which keeps the messages of ranks, does not answer" in str(ended[0])
 
 
-def test_signs_of_life_keep_it_quiet(tmp_path: Path) -> None:
+def test_progress_prevents_the_alarm(tmp_path: Path) -> None:
     ended: list[InfrastructureError] = []
     watch = HangWatch(0, 1, LocalMailbox(), tmp_path, 0.3 / 60, end=ended.append, poll_seconds=0.01)
     watch.begin(TrainState())
@@ -116,7 +116,7 @@ def test_signs_of_life_keep_it_quiet(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_without_a_limit_it_follows_from_the_steps(tmp_path: Path) -> None:
+def test_the_default_timeout_follows_from_the_steps(tmp_path: Path) -> None:
     watch = HangWatch(0, 1, LocalMailbox(), tmp_path)
     collector = Collector([])
     build_loop(build_train_module(), callbacks=[collector]).run()
@@ -144,7 +144,7 @@ def test_a_rank_that_computes_is_named_before_those_that_wait() -> None:
 # --- replicas ---------------------------------------------------------------------------------
 
 
-def test_a_checksum_sees_a_bit_and_a_place() -> None:
+def test_a_checksum_depends_on_every_bit_and_position() -> None:
     values = torch.arange(10.0)
     flipped = values.clone()
     flipped.view(torch.int32)[3] ^= 1
@@ -203,7 +203,7 @@ def test_checksums_are_by_name() -> None:
 BF16 = PrecisionConfig(bf16=True)
 
 
-def test_the_plan_is_that_of_the_formulas() -> None:
+def test_the_memory_plan_follows_the_formulas() -> None:
     whole = plan_memory(MODEL, VOCAB, ParallelLayout(), BF16)
     assert whole.gradients == 2 * whole.parameters
     assert whole.optimizer == 6 * whole.parameters
@@ -257,7 +257,7 @@ def explained(
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
     ],
 )
-def test_running_out_of_memory_says_what_was_held_planned_and_would_help(error: Exception) -> None:
+def test_an_out_of_memory_error_has_allocation_plan_and_remedies(error: Exception) -> None:
     layout = ParallelLayout(micro_batch_size=4, dp=2)
     assert is_out_of_memory(error)
     text = explained(error, plan_memory(MODEL, VOCAB, layout, BF16), layout)
@@ -273,14 +273,14 @@ def test_running_out_of_memory_says_what_was_held_planned_and_would_help(error: 
         assert flag in text
 
 
-def test_of_a_model_without_formulas_no_plan_is_told() -> None:
+def test_without_formulas_the_error_has_no_plan() -> None:
     text = explained(MemoryError(), None, ParallelLayout(micro_batch_size=4, dp=2))
     assert "the plan" not in text
     assert "--use-distributed-optimizer;" in text
     assert text.index("--micro-batch-size 2") < text.index("--use-distributed-optimizer")
 
 
-def test_beside_a_gpu_the_hosts_memory_is_told_as_its_own() -> None:
+def test_host_memory_beside_a_gpu_has_its_own_remedies() -> None:
     layout = ParallelLayout(micro_batch_size=4, dp=2)
     plan = plan_memory(MODEL, VOCAB, layout, BF16)
     text = explained(ask_for(10**16), plan, layout, torch.device("cuda", 0))
@@ -290,7 +290,7 @@ def test_beside_a_gpu_the_hosts_memory_is_told_as_its_own() -> None:
     assert "the plan was" not in text
 
 
-def test_what_is_done_already_is_not_suggested() -> None:
+def test_options_in_use_are_not_suggested() -> None:
     layout = ParallelLayout(
         dp=2, tp=2, sequence_parallel=True, recompute="full", distributed_optimizer=True
     )
@@ -305,7 +305,7 @@ def test_what_is_done_already_is_not_suggested() -> None:
         raise RuntimeError("shape mismatch")
 
 
-def test_memory_is_noted_all_the_while(tmp_path: Path) -> None:
+def test_memory_is_recorded_during_the_whole_run(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "memory-rank0000.jsonl"
     monitor = MemoryMonitor(path, CPU, 0.01)
     build_loop(build_train_module(), callbacks=[monitor]).run()
@@ -315,7 +315,7 @@ def test_memory_is_noted_all_the_while(tmp_path: Path) -> None:
     assert [line["seconds"] for line in lines] == sorted(line["seconds"] for line in lines)
 
 
-def test_a_folder_that_cannot_be_written_ends_the_notes_alone(tmp_path: Path) -> None:
+def test_an_unwritable_folder_only_ends_the_monitor(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monitor = MemoryMonitor(tmp_path / "file" / "memory.jsonl", CPU, 0.01)
     assert build_loop(build_train_module(), callbacks=[monitor]).run() == "finished"
@@ -336,6 +336,6 @@ def test_peaks_name_the_worst_rank() -> None:
         ({"check_for_spiky_loss": True, "rerun_mode": "disabled"}, "--rerun-mode"),
     ],
 )
-def test_watches_that_cannot_be_meant_are_refused(options: dict[str, object], words: str) -> None:
+def test_invalid_watch_options_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         WatchConfig(**options)  # type: ignore[arg-type]
