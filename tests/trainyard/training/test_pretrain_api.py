@@ -235,7 +235,7 @@ def test_the_caller_provides_model_loss_and_initial_weights(tmp_path: Path) -> N
     assert isinstance(result.chunks[0], Bag)
     assert {"tokens", "labels", "loss_mask"} <= set(seen)
     document = json.loads((tmp_path / "iter_0000004/config.json").read_text())
-    assert document["provided"]["model_provider"].endswith("callers.<locals>.model")
+    assert document["provided"]["model_provider"].endswith("initial_weights.<locals>.model")
     with pytest.raises(ArtifactError, match="a model of a user's program"):
         load_model(str(tmp_path))
 
@@ -299,7 +299,7 @@ def test_without_overrides_the_run_equals_that_of_the_stage(tmp_path: Path) -> N
         (
             {},
             lambda train, valid: (Counting(train - 1), Counting()),
-            "has 15 samples and the run takes 16",
+            "has 15 samples and the run needs 16",
         ),
         ({}, lambda train, valid: (Counting(), None), "no validation data"),
         ({}, lambda train, valid: (Counting(), Counting(valid - 1)), "valid has 11 samples"),
