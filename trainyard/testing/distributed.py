@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_SECONDS = 300.0
-"""Eight ranks on two cores exchange only some 300 messages a second, and a call of half a minute may
-take four times as long on a busy machine."""
+"""Long: eight ranks on two cores exchange only 300 messages a second, and a call of half a minute
+may take four times as long on a busy machine."""
 PRELOADED = ("torch", "torch.distributed", "torch.testing")
 """Modules that the fork server imports when it starts, which it does once for all its users."""
 
