@@ -17,7 +17,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.backends.spec import OF_PREFECT
 from flows.cli.options import add_listening, address, cannot_listen, is_of_this_machine
 from flows.cli.run_flow import ENVIRONMENT, fail
 from flows.server.home import (
@@ -33,6 +32,7 @@ from flows.server.home import (
 from flows.server.log_in import leading_page
 from flows.server.process import LOCK, serve, turn_to_start
 from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
+from trainyard.variables import OF_PREFECT
 
 PORT = 4200
 LOG_IN = "log-in.html"

@@ -12,12 +12,14 @@ import functools
 import json
 import math
 import re
+import reprlib
 import tomllib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
+from trainyard import yaml_loader
 from trainyard.errors import ConfigError
 
 C = TypeVar("C")
@@ -237,6 +239,15 @@ def _validated(config: C, where: str) -> C:
     return type(config)(**values)
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
+
+
+def shown(value: Any) -> str:
+    """A value of a document in a message, cut to a few hundred characters."""
+    return _SHORT.repr(value)
+
+
 def convert(value: Any, annotation: Any, where: str) -> Any:
     """A value of a document as a field's type; ConfigError for a wrong type."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
@@ -247,15 +258,17 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
         return None if value is None else convert(value, inner, where)
     if origin is Literal:
         if value not in args:
-            raise ConfigError(f"{where} is {value!r}; choose one of {', '.join(map(repr, args))}")
+            raise ConfigError(
+                f"{where} is {shown(value)}; choose one of {', '.join(map(repr, args))}"
+            )
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where} must be a list, got {value!r}")
+            raise ConfigError(f"{where} must be a list, got {shown(value)}")
         return tuple(convert(item, args[0], where) for item in value)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(value, dict):
-            raise ConfigError(f"{where} must be a table, got {value!r}")
+            raise ConfigError(f"{where} must be a table, got {shown(value)}")
         return {key: convert(item, args[1], f"{where}.{key}") for key, item in value.items()}
     if _is_config(annotation):
         return from_table(annotation, value, where)
@@ -270,7 +283,9 @@ def _convert_scalar(value: Any, annotation: Any, where: str) -> Any:
     exact_bool = isinstance(value, bool) == (annotation is bool)
     if not isinstance(value, annotation) or not exact_bool:
         names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
-        raise ConfigError(f"{where} must be {names.get(annotation, annotation)}, got {value!r}")
+        raise ConfigError(
+            f"{where} must be {names.get(annotation, annotation)}, got {shown(value)}"
+        )
     return value
 
 
@@ -290,7 +305,7 @@ def from_table(cls: type[C], table: Any, where: str) -> C:
 
     Raises ConfigError for an unknown or missing key, a wrong type, or a rule of the class."""
     if not isinstance(table, dict):
-        raise ConfigError(f"{where} must be a table, got {table!r}")
+        raise ConfigError(f"{where} must be a table, got {shown(table)}")
     fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, cls))}
     check_known(table, fields, where)
     for name, field in fields.items():
@@ -313,7 +328,7 @@ def parse_document(text: str, suffix: str, where: str) -> dict[str, Any]:
     try:
         if suffix == ".toml":
             document: Any = tomllib.loads(text)
-        elif suffix in (".yaml", ".yml"):
+        elif suffix in YAML:
             document = _parse_yaml(text)
         elif suffix == ".json":
             document = json.loads(text)
@@ -323,25 +338,48 @@ def parse_document(text: str, suffix: str, where: str) -> dict[str, Any]:
             )
     except ConfigError:
         raise
+    except RecursionError:
+        raise ConfigError(f"{where} is nested too deeply") from None
     except Exception as error:  # each parser raises its own kinds of errors
-        raise ConfigError(f"{where} is not well-formed {suffix[1:].upper()}: {error}") from error
+        what = yaml_loader.describe(error) if suffix in YAML else str(error)
+        raise ConfigError(f"{where} is not well-formed {suffix[1:].upper()}: {what}") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{where} must be a table of keys and values")
+    _check_size(document, where)
+    for number, key in enumerate(document, 1):
+        # Not shown: a file that is no config may have a secret there.
+        if not isinstance(key, str) or not KEY.fullmatch(key):
+            raise ConfigError(f"{where}: key {number} is not a name of letters, digits and '_'")
     return document
 
 
-YAML_FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+")
-"""Numbers such as 1e-4, which YAML 1.1, and so PyYAML, reads as text."""
+YAML = (".yaml", ".yml")
+KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+MAX_VALUES = 1_000_000
+"""Of a document, with what its aliases repeat."""
+MAX_DEPTH = 50
 
 
 def _parse_yaml(text: str) -> Any:
     import yaml  # 15 ms, needed for YAML only
 
-    class Loader(yaml.SafeLoader):
-        pass
+    return yaml.load(text, yaml_loader.loader_class())
 
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", YAML_FLOAT, list("-+.0123456789"))
-    return yaml.load(text, Loader)
+
+def _check_size(document: dict[str, Any], where: str) -> None:
+    """Refuse a document that a walk over its values would not finish."""
+    left, waiting = MAX_VALUES, [iter(document.values())]
+    while waiting:
+        for value in waiting[-1]:
+            left -= 1
+            if left < 0 or len(waiting) > MAX_DEPTH:
+                raise ConfigError(f"{where} unfolds into too many values, or is nested too deeply")
+            if isinstance(value, dict | list | tuple | set):
+                inner = value.values() if isinstance(value, dict) else value
+                waiting.append(iter(inner))
+                break
+        else:
+            waiting.pop()
 
 
 def dump_toml(config: Any) -> str:

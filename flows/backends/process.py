@@ -23,8 +23,9 @@ from flows.backends.base import StageJobRun
 from flows.backends.live_jobs import live
 from flows.backends.outcome import Outcome, classify, read_failure
 from flows.backends.run_folder import LOG, NOT_BEGUN, run_folder_io
-from flows.backends.spec import OF_PREFECT, LaunchSpec
+from flows.backends.spec import LaunchSpec
 from flows.logs.lines import Lines
+from trainyard.variables import OF_PREFECT
 
 LIFELINE = "TRAINYARD_LIFELINE_FD"
 RUN_DIRECTORY = "TRAINYARD_RUN_DIR"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from trainyard.errors import ConfigError
+from trainyard.variables import looks_secret
 
 GRACE_SECONDS = 20.0
 """Between SIGTERM and SIGKILL: enough to save a checkpoint, short for a person who waits."""
@@ -22,14 +23,6 @@ IMAGE = re.compile(r"[A-Za-z0-9/._-][A-Za-z0-9/._:@#+=-]*")
 MOUNTED = re.compile(r"/[^,:\n\0]*")
 """A path that every runtime's list of mounts can express."""
 KEY = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-SECRET = re.compile(
-    r"(^|_)(SECRET|PASSWORD|PASSPHRASE|TOKEN|CREDENTIALS?|AUTH_STRING|"
-    r"(ACCESS|API|PRIVATE)_KEY(_ID)?)(_|$)"
-)
-
-OF_PREFECT = "PREFECT_"
-"""Prefix of Prefect's variables. Stages do not inherit them: their password lets a stage start
-programs on the workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +166,7 @@ class LaunchSpec:
                 raise ConfigError(
                     f"job {self.name}: {key!r} is not a name of an environment variable"
                 )
-            if SECRET.search(key.upper()):
+            if looks_secret(key):
                 raise ConfigError(
                     f"job {self.name}: {key} looks like a secret and would be stored with the run; "
                     f"set it in the environment where the job runs"

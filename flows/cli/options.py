@@ -13,6 +13,7 @@ from pathlib import Path
 
 from flows.yard.profile import Profile
 from flows.yard.read_profile import DEFAULT, YARDS, read_profile
+from trainyard.artifacts.urls import show_url
 from trainyard.errors import ConfigError
 
 NAME = re.compile(r"[\w.-]+")
@@ -74,6 +75,7 @@ def check_root(root: str | None) -> None:
         return
     is_named = NAME.fullmatch(root) is not None and (YARDS / f"{root}.toml").is_file()
     if is_named or root.endswith(".toml"):
+        root = show_url(root)
         raise ConfigError(
             f"--root {root} (or --yard) names the folder or URL of all output, and {root} is a "
             f"profile, which says where stages run: write --profile {root}. A folder of that name "
@@ -83,12 +85,13 @@ def check_root(root: str | None) -> None:
 
 def check_profile(profile: str, *, has_root: bool = True) -> None:
     """Refuse a root as a profile."""
+    shown = show_url(profile)
     is_root = "://" in profile or Path(profile).is_dir() or profile.endswith("/")
     if is_root and not profile.endswith(".toml") and not (YARDS / f"{profile}.toml").is_file():
-        instead = f"write --root {profile}, beside the --profile that it belongs to"
+        instead = f"write --root {shown}, beside the --profile that it belongs to"
         raise ConfigError(
-            f"--profile {profile} (or --yard) names where stages run, a file of deploy/yards or of "
-            f"your own, and {profile} is a folder or URL of output: "
+            f"--profile {shown} (or --yard) names where stages run, a file of deploy/yards or of "
+            f"your own, and {shown} is a folder or URL of output: "
             f"{instead if has_root else 'register takes no root, so leave it out'}"
         )
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from flows.recipes.stage_job import StageJob, stage_job, unreadable
 from flows.stage_configs import CONFIGS
-from trainyard.artifacts import store
-from trainyard.artifacts.urls import basename, join, parent
+from trainyard.artifacts.documents import read_text, suffix
+from trainyard.artifacts.urls import basename, join, parent, refuse_secrets, show_url
 from trainyard.config import convert, leaves, other_names, parse_document, suggest
 from trainyard.errors import ConfigError, TrainyardError
 
@@ -74,14 +74,16 @@ class Recipe:
 
 def yard_root(yard: str | None = None) -> str:
     """The folder or URL of all runs: given, else variable YARD, else `yard`."""
-    return (yard or os.environ.get("YARD") or "yard").rstrip("/")
+    root = yard or os.environ.get("YARD") or "yard"
+    refuse_secrets(root)
+    return root.rstrip("/")
 
 
 def read_recipe(path: str, yard: str | None = None) -> Recipe:
     """Read a recipe; ConfigError if it is not valid."""
     try:
-        text = store.read_bytes(path).decode()
-    except (TrainyardError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except TrainyardError as error:
         raise unreadable("recipe", path, error) from error
     return parse_recipe(text, path, yard)
 
@@ -89,7 +91,7 @@ def read_recipe(path: str, yard: str | None = None) -> Recipe:
 def parse_recipe(text: str, path: str, yard: str | None = None) -> Recipe:
     """The recipe in a text; `path` gives its name."""
     name = Path(basename(path))
-    document = parse_document(text, name.suffix, path)
+    document = parse_document(text, suffix(path), path)
     for key, value in document.items():
         _check_key(key, value, path)
     tables = {key: value for key, value in document.items() if key in TABLES}
@@ -112,10 +114,10 @@ def _preset(preset: str, path: str) -> dict[str, Any]:
     is_whole = "://" in preset or preset.startswith("/")
     url = preset if is_whole else join(parent(path), preset)
     try:
-        text = store.read_bytes(url).decode()
-    except (TrainyardError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: preset {preset} cannot be read: {error}") from error
-    document = parse_document(text, Path(basename(url)).suffix, url)
+        text = read_text(url)
+    except TrainyardError as error:
+        raise ConfigError(f"{path}: preset {show_url(preset)} cannot be read: {error}") from error
+    document = parse_document(text, suffix(url), url)
     strangers = sorted(document.keys() - _keys_of("pretrain"))
     if strangers:
         raise ConfigError(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from flows.stage_configs import CONFIGS
-from trainyard.artifacts import store
+from trainyard.artifacts.documents import read_text, suffix
 from trainyard.artifacts.output import MANIFEST, Output
+from trainyard.artifacts.urls import show_url
 from trainyard.config import from_dict, parse_document, suggest
 from trainyard.errors import ConfigError, TrainyardError
 
@@ -60,20 +61,20 @@ def build_config(stage: str, document: Mapping[str, Any], where: str) -> Any:
 def read_job(stage: str, config: str) -> StageJob:
     """The job that a config document describes."""
     try:
-        text = store.read_bytes(config).decode()
-    except (TrainyardError, UnicodeDecodeError) as error:
+        text = read_text(config)
+    except TrainyardError as error:
         raise unreadable("--config", config, error) from error
-    suffix = PurePosixPath(config).suffix
-    return stage_job(stage, parse_document(text, suffix, config), config)
+    return stage_job(stage, parse_document(text, suffix(config), config), config)
 
 
 def unreadable(what: str, path: str, error: Exception) -> ConfigError:
     """The error for a file that cannot be read. For a relative path it names the folder where the
     path starts, which may be that of a worker."""
-    message = str(error).removeprefix(f"{path}: ")
+    shown = show_url(path)
+    message = str(error).removeprefix(f"{shown}: ")
     is_whole = "://" in path or path.startswith("/")
     where = "" if is_whole else f"; the path starts at {Path.cwd()}"
-    return ConfigError(f"{what} {path} cannot be read: {message}{where}")
+    return ConfigError(f"{what} {shown} cannot be read: {message}{where}")
 
 
 def stage_job(stage: str, document: Mapping[str, Any], where: str, label: str = "") -> StageJob:

@@ -17,7 +17,7 @@ from flows.backends.slurm.options import SlurmOptions
 from flows.backends.spec import GRACE_SECONDS, Mount, Resources
 from flows.stage_configs import CONFIGS
 from flows.yard.links import check_browse
-from trainyard.artifacts.urls import basename, is_local, join, local_path
+from trainyard.artifacts.urls import basename, is_local, join, local_path, refuse_secrets
 from trainyard.config import check_known
 from trainyard.errors import ConfigError
 from trainyard.version import VERSION
@@ -275,7 +275,9 @@ class Profile:
 
     def yard_root(self, yard: str | None = None) -> str:
         """Folder or URL of all runs: given, else variable YARD, else `store`, else `yard`."""
-        return (yard or os.environ.get("YARD") or self.store or "yard").rstrip("/")
+        root = yard or os.environ.get("YARD") or self.store or "yard"
+        refuse_secrets(root)
+        return root.rstrip("/")
 
     def training_resources(self) -> TrainingResources:
         """The resources of a training here, for the plan."""

@@ -13,10 +13,11 @@ from typing import Any, TypeVar, cast
 from flows.backends.spec import Mount, Resources
 from flows.stage_configs import CONFIGS
 from flows.yard.profile import BACKEND_OPTIONS, Automations, FlowSchedule, Pool, Profile, Watch
-from trainyard.artifacts import store
-from trainyard.artifacts.urls import basename
+from trainyard.artifacts.documents import read_text
+from trainyard.artifacts.urls import basename, show_url
 from trainyard.config import check_known, convert, from_table, parse_document, suggest
 from trainyard.errors import ConfigError, TrainyardError
+from trainyard.variables import variable
 
 YARDS = Path(__file__).resolve().parents[2] / "deploy" / "yards"
 """The profiles that come with trainyard."""
@@ -47,7 +48,7 @@ def naming_file(name: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{_url(name)}: {error}") from error
+        raise ConfigError(f"{show_url(_url(name))}: {error}") from error
 
 
 def profile_name(name: str) -> str:
@@ -59,9 +60,9 @@ def read_document(name: str) -> dict[str, Any]:
     """The tables of a profile, as written."""
     url = _url(name)
     try:
-        text = store.read_bytes(url).decode()
-    except (TrainyardError, UnicodeDecodeError) as error:
-        raise ConfigError(f"yard profile {name} cannot be read: {error}") from error
+        text = read_text(url)
+    except TrainyardError as error:
+        raise ConfigError(f"yard profile {show_url(name)} cannot be read: {error}") from error
     return parse_document(text, ".toml", url)
 
 
@@ -70,6 +71,7 @@ def _url(name: str) -> str:
         return name
     path = YARDS / f"{name}.toml"
     if not path.is_file():
+        name = show_url(name)
         known = sorted(file.stem for file in YARDS.glob("*.toml"))
         if not known:
             raise ConfigError(
@@ -169,7 +171,7 @@ def filled_in(value: Any, variables: Mapping[str, str], where: str) -> Any:
 
 def _variable(found: re.Match[str], variables: Mapping[str, str], where: str) -> str:
     name, default = found["name"], found["default"]
-    value = variables.get(name) or default
+    value = variable(name, variables, where) or default
     if value is None:
         raise ConfigError(
             f"{where}: the variable {name} is not set; set it where flows run, or write "

@@ -18,7 +18,6 @@ import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_type_hints
 
 import tyro
@@ -295,8 +294,10 @@ def _url_of(option: str, arguments: list[str]) -> str | None:
 def _document(config_class: type, url: str | None) -> dict[str, Any]:
     if url is None:
         return {}
+    from trainyard.artifacts.documents import suffix  # not for --help
+
     text = _text_of("--config", url)
-    document = parse_document(text, Path(url).suffix, f"--config {url}")
+    document = parse_document(text, suffix(url), f"--config {url}")
     check_keys(config_class, document, f"--config {url}")
     return document
 
@@ -316,11 +317,9 @@ def _yaml_document(
 
 
 def _text_of(option: str, url: str) -> str:
-    from trainyard.artifacts import store  # not for --help
+    from trainyard.artifacts.documents import read_text  # not for --help
 
     try:
-        return store.read_bytes(url).decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{option} {url}: not a text file: {error}") from error
+        return read_text(url)
     except TrainyardError as error:
         raise ConfigError(f"{option}: {error}") from error

@@ -131,6 +131,13 @@ def read_bytes(url: str) -> bytes:
         return store.read_version(url)[0]
 
 
+def read_document(url: str) -> bytes:
+    """The whole contents of a document that anyone may have named; a web server may redirect only
+    within itself."""
+    with operation("read", url) as store:
+        return store.read_document(url)
+
+
 def read_range(url: str, start: int, end: int, version: str | None = None) -> bytes:
     """Bytes `start` up to `end`.
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from trainyard.errors import ConfigError
+
+PORT = re.compile("[0-9]{1,5}")
 
 
 def is_local(url: str) -> bool:
@@ -34,16 +37,36 @@ def local_path(url: str) -> Path | None:
     return Path(unquote(parts.path))
 
 
+def show_url(url: str) -> str:
+    """A URL as a message may have it: without user, password, query and fragment."""
+    scheme, mark, rest = url.partition("://")
+    if not mark or not _has_secret(url):
+        return url
+    address = rest.rpartition("@")[2] if _has_user(rest) else rest
+    path = re.split("[?#]", address, maxsplit=1)[0].partition("/")[2]
+    return f"{scheme}://...{'/' + path if path else ''}"
+
+
 def refuse_secrets(url: str) -> None:
     """Refuse a URL with credentials, which would be written into manifests and logs."""
-    parts = urlsplit(url) if "://" in url else None
-    if parts is not None and (
-        "@" in parts.netloc or (parts.scheme.startswith("http") and parts.query)
-    ):
+    if _has_secret(url):
         raise ConfigError(
-            f"{parts.scheme}://...{parts.path}: a URL with a user, a password or a query would be "
+            f"{show_url(url)}: a URL with a user, a password or a query would be "
             "written into manifests and logs; give credentials in the environment instead"
         )
+
+
+def _has_secret(url: str) -> bool:
+    scheme, mark, rest = url.partition("://")
+    is_asked = "http" in scheme.lower() and ("?" in rest or "#" in rest)
+    return bool(mark) and (is_asked or _has_user(rest))
+
+
+def _has_user(rest: str) -> bool:
+    """Whether what follows `://` begins with USER@ or USER:PASSWORD@; a password may have a `/`."""
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    port = authority.rpartition("]")[2].partition(":")[2]
+    return "@" in authority or (bool(port) and not PORT.fullmatch(port) and "@" in rest)
 
 
 def canonical(url: str) -> str:

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.config import YAML_FLOAT
+from trainyard import yaml_loader
+from trainyard.config import KEY
 from trainyard.errors import ConfigError
+from trainyard.variables import variable
 
 VARIABLE = re.compile(r"\$\{([^{}]+)\}")
 
@@ -38,20 +40,19 @@ def read_entries(text: str, environ: Mapping[str, str], where: str) -> dict[str,
     where: names the file in messages."""
     import yaml  # imported only if a file is YAML: it costs 15 ms of start-up
 
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", YAML_FLOAT, list("-+.0123456789"))
-    loader = Loader(text)
+    loader = None
     try:
+        loader = yaml_loader.loader_class()(text)
         root = loader.get_single_node()
         if root is not None:
             _fill_in(root, loader, environ, where, set())
         return _entries(root, loader, where)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where} is not well-formed YAML: {error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        what = yaml_loader.describe(error)
+        raise ConfigError(f"{where} is not well-formed YAML: {what}") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def _entries(root: Any, loader: Any, where: str) -> dict[str, Entry]:
@@ -68,6 +69,10 @@ def _entries(root: Any, loader: Any, where: str) -> dict[str, Entry]:
         for key_node, value_node in mapping.value:
             key = str(loader.construct_object(key_node))
             line = key_node.start_mark.line + 1
+            if not KEY.fullmatch(key):
+                raise ConfigError(
+                    f"{where}, line {line}: the key is not a name of letters, digits and '_'"
+                )
             if isinstance(value_node, yaml.MappingNode):
                 if section:
                     raise ConfigError(
@@ -115,10 +120,11 @@ def _fill_in(
 
 
 def _variable(found: re.Match[str], environ: Mapping[str, str], node: Any, where: str) -> str:
-    value = environ.get(found[1])
+    line = f"{where}, line {node.start_mark.line + 1}"
+    value = variable(found[1], environ, line)
     if value is None:
         raise ConfigError(
-            f"{where}, line {node.start_mark.line + 1}: the environment variable {found[1]} is not "
+            f"{line}: the environment variable {found[1]} is not "
             f"set; set it, or write the value in place of {found[0]}"
         )
     return value

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from flows.backends.option_checks import check_choice, check_pattern
-from flows.backends.spec import OF_PREFECT
 from trainyard.errors import ConfigError
+from trainyard.variables import OF_PREFECT
 
 Pull = Literal["missing", "never"]
 

@@ -22,8 +22,8 @@ from flows.backends.slurm.records import (
     parse_scontrol,
     parse_submitted,
 )
-from flows.backends.spec import OF_PREFECT
 from trainyard.errors import ConfigError, InfrastructureError
+from trainyard.variables import OF_PREFECT
 
 AWAY = re.compile(
     r"Unable to contact slurm|Socket timed out|Connection (refused|timed out|reset)|"

@@ -114,6 +114,9 @@ class Backend(Protocol):
     def read_version(self, url: str) -> tuple[bytes, str]:
         """Contents and version of a small file."""
 
+    def read_document(self, url: str) -> bytes:
+        """Contents of a small file that anyone may have named."""
+
     def put_if_absent(self, url: str, data: bytes) -> str | None:
         """The version written, or None when the name is taken."""
 

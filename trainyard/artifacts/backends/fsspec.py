@@ -147,6 +147,9 @@ class FsspecBackend:
         for name in reversed(names):
             self.fs.rm_file(join(source, name))
 
+    def read_document(self, url: str) -> bytes:
+        return self.read_version(url)[0]
+
     def read_version(self, url: str) -> tuple[bytes, str]:
         return self.fs.cat_file(url), self.size_and_version(url)[1]
 

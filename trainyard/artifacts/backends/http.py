@@ -13,11 +13,12 @@ from http.client import HTTPException
 from typing import Any, BinaryIO, NoReturn
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from trainyard.artifacts.backends.base import Writer
 from trainyard.artifacts.backends.fsspec import FsspecBackend
 from trainyard.artifacts.backends.readahead import open_ranged
+from trainyard.artifacts.backends.web_access import open_url
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 from trainyard.version import VERSION
 
@@ -34,6 +35,7 @@ NO_HEAD = (405, 501)
 """Answers of servers without HEAD."""
 
 PAST_THE_END = 416
+MAX_DOCUMENT_BYTES = 2**24
 DOWNLOAD = "download it and give the path of the copy"
 
 
@@ -62,6 +64,12 @@ class HttpBackend(FsspecBackend):
     def read_version(self, url: str) -> tuple[bytes, str]:
         _, headers, data, _ = _ask(url, "GET", {}, None)
         return data, _version(headers)
+
+    def read_document(self, url: str) -> bytes:
+        _, _, data, _ = _ask(url, "GET", {}, MAX_DOCUMENT_BYTES + 1, stays=True)
+        if len(data) > MAX_DOCUMENT_BYTES:
+            raise ArtifactError(f"{url}: a document of more than {MAX_DOCUMENT_BYTES} bytes")
+        return data
 
     def size_and_version(self, url: str) -> tuple[int, str]:
         headers, final = self._look_at(url)
@@ -130,15 +138,15 @@ def _version(headers: Message) -> str:
 
 
 def _ask(
-    url: str, method: str, headers: dict[str, str], size: int | None
+    url: str, method: str, headers: dict[str, str], size: int | None, *, stays: bool = False
 ) -> tuple[int, Message, bytes, str]:
     """Status, headers, the first `size` bytes of the body (None: all), and the URL after redirects.
-    Retries errors that may be temporary."""
+    Retries errors that may be temporary. stays: refuse a redirect to another server."""
     name = {"User-Agent": f"trainyard/{VERSION}", "Accept-Encoding": "identity"}
     request = Request(quote(url, safe=SAFE), headers=name | headers, method=method)
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            with urlopen(request, timeout=TIMEOUT_SECONDS) as reply:
+            with open_url(request, TIMEOUT_SECONDS, stays=stays) as reply:
                 data = reply.read() if size is None else _read(reply, size)
                 return reply.status, reply.headers, data, reply.geturl()
         except HTTPError as error:

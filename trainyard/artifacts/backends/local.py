@@ -144,6 +144,9 @@ class LocalBackend:
         _path(target).parent.mkdir(parents=True, exist_ok=True)
         os.rename(_path(source), _path(target))
 
+    def read_document(self, url: str) -> bytes:
+        return self.read_version(url)[0]
+
     def read_version(self, url: str) -> tuple[bytes, str]:
         with self.open_input(url) as file:
             data = file.read()

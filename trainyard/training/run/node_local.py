@@ -31,6 +31,7 @@ from trainyard.training.options.node_local import NonPersistentConfig
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.run.run_steps import FoundSteps
 from trainyard.training.run.step_ledgers import ledger_fault
+from trainyard.variables import variable
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +163,8 @@ VERIFIED: dict[Verify, str] = {
 
 def expanded(folder: str) -> str:
     """A folder of this node, with its variables expanded."""
+    for found in VARIABLE.finditer(folder):
+        variable(found[1].strip("{}"), os.environ, f"--non-persistent-local-ckpt-dir {folder}")
     path = os.path.expanduser(os.path.expandvars(folder))
     unset = VARIABLE.search(path)
     if unset is not None:
