@@ -40,7 +40,7 @@ async def collect_garbage(
     An artifact from which another one in use was made always stays.
 
     Args:
-        profile: The yard: a file of deploy/yards, by its name or path.
+        profile: The yard: the name of a profile; at a shell also a path.
         yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
             `yard`.
         remove: Remove what is listed; unset: only list it.

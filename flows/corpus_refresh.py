@@ -55,7 +55,7 @@ async def corpus_refresh(
         recipe: TOML file or URL with `corpus`, and [tokenize] with a tokenizer.
         yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
             `yard`.
-        profile: Where stages run: a file of deploy/yards, by its name or path.
+        profile: Where stages run: the name of a profile; at a shell also a path.
         tokenize: Options that override the recipe's [tokenize].
         merge: Options that override the recipe's [merge]."""
     site = await yard_profile(profile)

@@ -43,7 +43,7 @@ async def prepare_corpus(
         recipe: TOML file or URL with a table of options for each stage.
         yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
             `yard`.
-        profile: Where stages run: a file of deploy/yards, by its name or path.
+        profile: Where stages run: the name of a profile; at a shell also a path.
         collect: Options that override the recipe's [collect].
         train_tokenizer: Options that override the recipe's [train_tokenizer].
         tokenize: Options that override the recipe's [tokenize].

@@ -45,7 +45,7 @@ async def release(
         checkpoint: Run folder or step folder; unset: the one of the recipe.
         yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
             `yard`.
-        profile: Where stages run: a file of deploy/yards, by its name or path.
+        profile: Where stages run: the name of a profile; at a shell also a path.
         reshard: Options that override the recipe's [reshard].
         evaluate: Options that override the recipe's [evaluate].
         benchmark: Options that override the recipe's [benchmark]."""

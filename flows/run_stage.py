@@ -41,7 +41,7 @@ async def run_stage(
         stage: Name of the stage, a package under stages/.
         config: Path or URL of its options, a TOML, YAML or JSON document.
         yard: Folder of the logs; unset: variable YARD, else that of the profile, else `yard`.
-        profile: Where the stage runs: a file of deploy/yards, by its name or path.
+        profile: Where the stage runs: the name of a profile; at a shell also a path.
         options: Its options, by their flags with underscores; they override those of `config`."""
     if config is None and not options:
         raise ConfigError("run-stage needs config, a document of options, or options")

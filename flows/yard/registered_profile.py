@@ -4,6 +4,7 @@ Every flow run of a deployment reads it, so that workers need no copy of the fil
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from prefect import get_client, get_run_logger, runtime
@@ -12,8 +13,12 @@ from prefect.exceptions import ObjectNotFound
 
 from flows.yard.profile import Profile
 from flows.yard.read_profile import parse_profile, profile_name, read_profile
+from trainyard.artifacts.urls import show_url
 from trainyard.errors import ConfigError
+from trainyard.logging import one_line
 from trainyard.version import VERSION, build_revision
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
 
 class YardProfile(Block):
@@ -36,10 +41,12 @@ class YardProfile(Block):
 async def yard_profile(name: str) -> Profile:
     """The profile of a flow run: as registered for a deployment, else from the file.
 
-    Raises ConfigError if another version of trainyard registered it; warns of another build of the
-    same version."""
+    A profile decides which programs run, so a deployment takes only a registered profile or one of
+    deploy/yards. Raises ConfigError for any other, and if another version of trainyard registered
+    it; warns of another build of the same version."""
     if runtime.deployment.id is None:
         return read_profile(name)
+    check_is_name(name)
     slug, document = YardProfile.get_block_type_slug(), block_name(profile_name(name))
     async with get_client() as client:
         try:
@@ -51,6 +58,16 @@ async def yard_profile(name: str) -> Profile:
     if remark := check_build(name, registered, build_revision()):
         get_run_logger().warning("%s", remark)
     return parse_profile(registered.document, profile_name(name))
+
+
+def check_is_name(name: str) -> None:
+    """Raise ConfigError for a profile by a path or URL."""
+    if not NAME.fullmatch(name) or name.endswith(".toml"):
+        raise ConfigError(
+            f"profile {one_line(show_url(name))!r}: a deployment takes the name of a registered "
+            f"profile or of one in deploy/yards, since a profile decides which programs run; "
+            f"register the file with `python -m flows.register --profile FILE` and give its name"
+        )
 
 
 def check_yard(ours: str, theirs: str) -> None:

@@ -115,7 +115,9 @@ def test_no_redirect_leads_to_a_metadata_service_or_off_the_web(
 ) -> None:
     with redirecting(tmp_path, target) as root:
         for reader in READERS:
-            with pytest.raises(TrainyardError, match=r"link-local|no web address|status 302|another server"):
+            with pytest.raises(
+                TrainyardError, match=r"link-local|no web address|status 302|another server"
+            ):
                 reader(f"{root}/to/x.toml")
 
 

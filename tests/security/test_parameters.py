@@ -1,0 +1,97 @@
+"""Parameters of a flow run that somebody starts through a server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect.exceptions import ObjectNotFound
+
+from flows.yard import registered_profile
+from flows.yard.registered_profile import yard_profile
+from trainyard.errors import ConfigError
+
+SECRET = "hunter2"
+
+PROGRAM = """
+block = "process"
+python = "{folder}/evil"
+"""
+
+PROFILES = [
+    "https://evil.example/site.toml",
+    f"https://user:{SECRET}@evil.example/site.toml",
+    "s3://bucket/site.toml",
+    "file:///tmp/site.toml",
+    "{folder}/site.toml",
+    "{folder}/local.toml",
+    "site.toml",
+    "./site.toml",
+    "../site.toml",
+    "site.toml/../../site.toml",
+    "../../tmp/site",
+    "/etc/passwd",
+    "deploy/yards/local.toml",
+    "local\n",
+    "local\x1b[2J",
+    "local/../../x",
+    "",
+    "local#.toml",
+]
+
+
+class NoBlocks:
+    """A server where no profile is registered."""
+
+    async def __aenter__(self) -> NoBlocks:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def read_block_document_by_name(self, *_: Any) -> Any:
+        raise ObjectNotFound(Exception("none"))
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a profile of the attacker."""
+    for name in ("site", "local"):
+        (tmp_path / f"{name}.toml").write_text(PROGRAM.format(folder=tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registered_profile, "get_client", NoBlocks)
+    return tmp_path
+
+
+def started_by_a_server(monkeypatch: pytest.MonkeyPatch, is_started: bool = True) -> None:
+    deployment = SimpleNamespace(id="an id" if is_started else None)
+    monkeypatch.setattr(registered_profile, "runtime", SimpleNamespace(deployment=deployment))
+
+
+@pytest.mark.parametrize("pattern", PROFILES)
+def test_a_deployment_takes_no_profile_by_its_address(
+    pattern: str, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started_by_a_server(monkeypatch)
+    with pytest.raises(ConfigError, match="takes the name of a registered profile") as caught:
+        asyncio.run(yard_profile(pattern.format(folder=site)))
+    assert SECRET not in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_a_deployment_takes_a_profile_that_comes_with_trainyard(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started_by_a_server(monkeypatch)
+    assert asyncio.run(yard_profile("local")).name == "local"
+    assert asyncio.run(yard_profile("local")).python is None
+    with pytest.raises(ConfigError, match="there is no yard profile 'site'"):
+        asyncio.run(yard_profile("site"))
+
+
+def test_a_user_at_a_shell_may_name_a_file(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started_by_a_server(monkeypatch, is_started=False)
+    assert asyncio.run(yard_profile(str(site / "site.toml"))).python == f"{site}/evil"
