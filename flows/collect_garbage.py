@@ -15,6 +15,7 @@ from flows.gc.sweep import Swept, sweep
 from flows.runner.flow_errors import report_errors
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
+from trainyard.charts.markdown import code
 from trainyard.errors import InfrastructureError
 from trainyard.version import VERSION
 
@@ -82,7 +83,7 @@ async def collect_garbage(
 
 async def _show(swept: Swept, is_dry: bool) -> None:
     found = size(swept.plan.size_bytes) if swept.plan.garbage else "nothing"
-    description = f"{found} to remove under {swept.plan.root}"
+    description = f"{found} to remove under {code(swept.plan.root)}"
     if is_dry and swept.plan.garbage:
         description += "; `remove` is off, so nothing was removed. The log lists the names"
     await acreate_table_artifact(key=KEY, table=rows(swept), description=description)

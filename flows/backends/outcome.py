@@ -28,6 +28,7 @@ from trainyard.errors import (
     Stopped,
     ValidationFailed,
 )
+from trainyard.logging import one_line, printable
 
 
 class Kind(StrEnum):
@@ -153,7 +154,8 @@ def reported(name: str, failure: Mapping[str, Any], status: int, message: str = 
     """The outcome that a failure.json means; status and message replace what it lacks."""
     stated = failure.get("exit_status")
     status = stated if stated in KINDS and stated != 0 else status
-    kind, error = KINDS.get(status, Kind.DEFECT), str(failure.get("class") or "")
+    kind = KINDS.get(status, Kind.DEFECT)
+    error = one_line(str(failure.get("class") or ""))
     if kind is Kind.INFRASTRUCTURE:
         kind = BY_CLASS.get(error, kind)
     step = failure.get("step")
@@ -161,7 +163,7 @@ def reported(name: str, failure: Mapping[str, Any], status: int, message: str = 
         name=name,
         kind=kind,
         exit_status=status,
-        message=str(failure.get("message") or message),
+        message=printable(str(failure.get("message") or message)),
         error=error,
         step=step if isinstance(step, int) else None,
     )
@@ -348,7 +350,7 @@ def read_outcome(run_directory: str) -> dict[str, Any] | None:
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         document = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 

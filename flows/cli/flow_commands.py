@@ -23,6 +23,7 @@ from flows.server.home import home_under
 from flows.yard.profile import Profile
 from trainyard.artifacts import store
 from trainyard.errors import TrainyardError
+from trainyard.logging import printable
 
 Given = argparse.Namespace
 
@@ -102,7 +103,7 @@ def _run_recipe(module: str, argv: Sequence[str] | None) -> int:
         command.check(recipe, profile, given)
     except TrainyardError as error:
         return fail(error)
-    print(f"{given.recipe}: everything goes to {recipe.root}", file=sys.stderr)
+    print(printable(f"{given.recipe}: everything goes to {recipe.root}"), file=sys.stderr)
     options = {name: getattr(given, name) for name in command.options}
     status, result = _run(module, profile, given, recipe=given.recipe, **options)
     if status == 0:

@@ -22,6 +22,7 @@ from flows.doctor import backends, flow_schedules, machine, ranks, server, slots
 from flows.doctor.check import Check, Finding, State, examine_yard, worst
 from flows.doctor.context import YardContext
 from trainyard.errors import TrainyardError
+from trainyard.logging import printable
 
 CHECKS: tuple[Check[YardContext], ...] = (
     *store.CHECKS,
@@ -92,13 +93,14 @@ def _exit_status(status: int) -> int:
 def print_finding(finding: Finding) -> None:
     """Print a finding, then what to do."""
     width = max(60, shutil.get_terminal_size().columns)
-    lines = textwrap.wrap(finding.message, width - len(INDENT), break_on_hyphens=False) or [""]
+    message = printable(finding.message)
+    lines = textwrap.wrap(message, width - len(INDENT), break_on_hyphens=False) or [""]
     state = _coloured(f"{finding.state:<{STATE_WIDTH}}", finding.state)
     print(f"{finding.name:<{NAME_WIDTH}}{state}{lines[0]}")
     for line in lines[1:]:
         print(INDENT + line)
     if finding.todo:
-        todo = f"-> {finding.todo}"
+        todo = printable(f"-> {finding.todo}")
         for line in textwrap.wrap(todo, width - len(INDENT), break_on_hyphens=False):
             print(INDENT + line)
     if finding.see:

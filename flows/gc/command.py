@@ -26,6 +26,7 @@ from flows.gc.sweep import sweep
 from flows.yard.profile import Profile
 from trainyard.artifacts.urls import local_path
 from trainyard.errors import InfrastructureError, TrainyardError
+from trainyard.logging import printable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {len(swept.failed)} could not be removed", file=sys.stderr)
         return InfrastructureError.exit_status
     if swept.plan.unseen:
-        print(f"error: {swept.plan.unseen[0]}", file=sys.stderr)
+        print(printable(f"error: {swept.plan.unseen[0]}"), file=sys.stderr)
         return InfrastructureError.exit_status
     return 0
 

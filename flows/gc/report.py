@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from flows.gc.sweep import Swept
+from trainyard.logging import one_line
 
 UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
@@ -20,6 +21,10 @@ def size(value: int) -> str:
 
 def lines(swept: Swept, is_dry: bool) -> list[str]:
     """The lines of a report: what was found and why, what stays, and the sum."""
+    return [one_line(line) for line in _lines(swept, is_dry)]
+
+
+def _lines(swept: Swept, is_dry: bool) -> list[str]:
     report = [f"{one.kind}: {one.url}, {size(one.size_bytes)}: {one.why}" for one in _all(swept)]
     report += [f"kept: {place}: in use by {by}" for place, by in sorted(swept.plan.kept.items())]
     report += [f"left for the next sweep: {one.url}: {error}" for one, error in swept.left]

@@ -33,7 +33,9 @@ from flows.goodput.account import (
 from trainyard.artifacts import store
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import basename, join
+from trainyard.charts.markdown import code, escape
 from trainyard.errors import ConfigError, TrainyardError
+from trainyard.logging import printable
 
 SHOWN_MS = 50
 """A kind of less time has no line; it is part of the sums."""
@@ -255,7 +257,8 @@ def markdown(found: Account) -> str:
             lost = _time(row.spent["lost"])
         time = _time(row.end - row.begin)
         lines.append(
-            f"| `{row.attempt}` | {time} | {row.ranks or ''} | {steps} | {lost} | {row.ended} |"
+            f"| {code(row.attempt)} | {time} | {row.ranks or ''} | {steps} | {lost} "
+            f"| {escape(row.ended)} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -279,6 +282,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(markdown(account_of(given.attempts, given.checkpoint)), end="")
     except TrainyardError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return error.exit_status
     return 0

@@ -14,6 +14,8 @@ import sys
 import time
 from typing import Any, TextIO, TypeAlias
 
+from trainyard.logging import one_line, printable
+
 Log: TypeAlias = "logging.Logger | logging.LoggerAdapter[Any]"
 
 HEADLINE = "headline"
@@ -43,7 +45,7 @@ def headline(
     """Log that a stage started or ended, which the console always shows."""
     took = "" if seconds is None else f"{seconds:.1f} s"
     text = f"{job:<{WIDTH}} {state:<7} {took:>8}  {digest:<12}  {note}".rstrip()
-    log.log(level, "%s", text, extra={HEADLINE: state})
+    log.log(level, "%s", one_line(text), extra={HEADLINE: state})
 
 
 class Console(logging.Handler):
@@ -65,15 +67,16 @@ class Console(logging.Handler):
             self.handleError(record)
 
     def _show(self, record: logging.LogRecord) -> None:
+        message = printable(record.getMessage())
         state, job = getattr(record, HEADLINE, ""), getattr(record, JOB, "")
         if state:
-            self._print(f"{_clock(record)}  {self._painted(record.getMessage(), state)}")
+            self._print(f"{_clock(record)}  {self._painted(message, state)}")
         elif job and self.verbose:
-            self._print(f"          {job}: {record.getMessage()}")
+            self._print(f"          {job}: {message}")
         elif job:
-            self._pass_by(f"{job}: {_brief(record.getMessage())}")
+            self._pass_by(f"{job}: {_brief(message)}")
         elif record.levelno >= logging.WARNING and not record.name.startswith("prefect"):
-            self._print(f"{_clock(record)}  {record.levelname.lower()}: {record.getMessage()}")
+            self._print(f"{_clock(record)}  {record.levelname.lower()}: {message}")
 
     def _painted(self, text: str, state: str) -> str:
         return f"{PAINT.get(state, '')}{text}{RESET}" if self._colour else text

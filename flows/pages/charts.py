@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from stages.report.lineage import Ancestry, Lineage
 from stages.report.lineage_picture import wide
 from trainyard.charts.line_chart import Series, finite, line_chart
+from trainyard.charts.markdown import code, escape
 from trainyard.charts.markup import Markup, element
 from trainyard.charts.numbers import duration, fixed, size
 
@@ -108,12 +109,12 @@ def lineage_page(lineage: Lineage) -> str:
     ]
     for artifact in lineage.artifacts:
         cells = (
-            artifact.long_label,
-            f"`{artifact.digest[:16]}`" if artifact.digest else "",
+            escape(artifact.long_label),
+            code(artifact.digest[:16]),
             "" if artifact.size_bytes is None else size(artifact.size_bytes),
             "" if artifact.seconds is None else duration(artifact.seconds),
-            f"`{artifact.key}`",
-            ", ".join(origin.long_label for origin in lineage.parents(artifact)),
+            code(artifact.key),
+            ", ".join(escape(origin.long_label) for origin in lineage.parents(artifact)),
         )
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

@@ -24,6 +24,7 @@ from flows.yard.links import BROWSE, how_to_open, link_to
 from trainyard.artifacts import store
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import is_web, join, parent
+from trainyard.charts.markdown import code, escape
 
 if TYPE_CHECKING:
     from flows.recipes.stage_job import StageJob
@@ -81,7 +82,7 @@ class RunPages:
         """Write the pages of the ended run; error: why it failed, None if it did not."""
         table = stage_table(self.summaries)
         if error is not None:
-            table += f"\n\n**Stopped:** {_cell(str(error))}\n"
+            table += f"\n\n**Stopped:** {escape(str(error))}\n"
             for job in self._jobs:
                 is_done = any(summary.job == job.name for summary in self.summaries)
                 if job.stage == TRAINED and job.output is not None and not is_done:
@@ -95,7 +96,7 @@ class RunPages:
                     link,
                     link_text="run card",
                     key=page_key(self._flow, "card"),
-                    description=f"The run card: `{self._card}`{how_to_open(link)}",
+                    description=f"The run card: {code(self._card)}{how_to_open(link)}",
                 )
             )
 
@@ -111,7 +112,7 @@ class RunPages:
         picture = loss_curve(ledger.splitlines(), f"{summary.job}: loss, nats per token")
         if picture is not None:
             key = page_key(self._flow, "loss")
-            description = f"Loss of `{summary.job}` by step"
+            description = f"Loss of {code(summary.job)} by step"
             url = await asyncio.to_thread(self._picture_url, f"{summary.job}-loss", picture)
             await acreate_image_artifact(url, key=key, description=description)
 
@@ -131,7 +132,7 @@ class RunPages:
             record_goodput, Path(self._runs, name), output, goodput_url(self._root, name)
         )
         if found is not None:
-            await self._markdown("goodput", markdown(found), f"Where the time of `{name}` went")
+            await self._markdown("goodput", markdown(found), f"Where the time of {code(name)} went")
 
     async def _show_lineage(self) -> None:
         urls = {s.job: parent_of(s.manifest_url) for s in self.summaries if s.manifest_url}
@@ -156,12 +157,12 @@ def stage_table(summaries: Sequence[Summary]) -> str:
     lines.append("| --- | --- | ---: | --- | --- | --- |")
     for summary in summaries:
         cells = (
-            f"`{summary.job}`",
+            code(summary.job),
             "reused" if summary.reused else "done",
             f"{summary.seconds:.1f}",
-            f"`{summary.output_digest[:12]}`" if summary.output_digest else "",
-            _cell(summary.reason),
-            _cell(metrics_text(summary.metrics)),
+            code(summary.output_digest[:12]),
+            escape(summary.reason),
+            escape(metrics_text(summary.metrics)),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -176,7 +177,3 @@ def metrics_text(metrics: dict[str, Any]) -> str:
     }
     shown = list(numbers.items())[:SHOWN_METRICS]
     return ", ".join(f"{key} {number(value)}" for key, value in shown)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

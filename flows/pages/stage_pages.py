@@ -24,7 +24,9 @@ from flows.backends.outcome import BRIEF_CHARS, Outcome, brief
 from flows.backends.slurm.script import SCRIPT as SBATCH
 from flows.backends.spec import LaunchSpec
 from trainyard.artifacts.manifest import InputRecord, Manifest, read_manifest
+from trainyard.charts.markdown import code, code_block
 from trainyard.errors import TrainyardError
+from trainyard.logging import printable
 
 if TYPE_CHECKING:
     from flows.recipes.summary import Summary
@@ -90,8 +92,8 @@ def submitted(spec: LaunchSpec) -> str:
     for name, language in SUBMITTED.items():
         path = Path(spec.run_directory, name)
         if path.exists():
-            return f"`{path}`\n\n```{language}\n{path.read_text().rstrip()}\n```\n"
-    return f"```bash\n{shell_command(spec).rstrip()}\n```\n"
+            return f"{code(str(path))}\n\n{code_block(path.read_text(), language)}"
+    return code_block(shell_command(spec), "bash")
 
 
 def shell_command(spec: LaunchSpec) -> str:
@@ -118,7 +120,7 @@ async def _show_stage(summary: Summary) -> None:
     await acreate_table_artifact(
         table=stage_rows(summary, manifest),
         key=page_key(summary.job, "stage"),
-        description=f"Stage `{summary.stage}`: {'reused' if summary.reused else 'done'}",
+        description=f"Stage {code(summary.stage)}: {'reused' if summary.reused else 'done'}",
     )
 
 
@@ -128,7 +130,7 @@ async def show_failed(stage: str, outcome: Outcome, seconds: float, log: str) ->
         page = acreate_table_artifact(
             table=failed_rows(stage, outcome, seconds, log),
             key=page_key(outcome.name, "stage"),
-            description=f"Stage `{stage}`: failed, {outcome.kind}",
+            description=f"Stage {code(stage)}: failed, {outcome.kind}",
         )
         await shown(page)
 
@@ -139,7 +141,7 @@ async def show_waiting(stage: str, spec: LaunchSpec, state: str, message: str = 
         rows = [_row(f"stage {stage}", state)]
         rows += [_row("message", message)] if message else []
         key = page_key(spec.name, "stage")
-        description = f"Stage `{stage}`: {'waits' if message else 'runs'}"
+        description = f"Stage {code(stage)}: {'waits' if message else 'runs'}"
         await shown(acreate_table_artifact(table=rows, key=key, description=description))
 
 
@@ -176,7 +178,8 @@ def stage_rows(summary: Summary, manifest: Manifest | None) -> list[Row]:
 
 
 def _row(what: str, value: str, digest: str = "") -> Row:
-    return {"what": what, "digest": digest[:DIGEST_CHARS], "value": value}
+    cells = {"what": what, "digest": digest[:DIGEST_CHARS], "value": value}
+    return {name: printable(cell) for name, cell in cells.items()}
 
 
 def _input(name: str, record: InputRecord) -> Row:

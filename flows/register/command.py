@@ -21,6 +21,7 @@ from flows.register.report import Report
 from flows.runner.memory_check import unknown_gpu_memory
 from flows.yard.read_profile import naming_file, parse_profile, profile_name, read_document
 from trainyard.errors import ConfigError, TrainyardError
+from trainyard.logging import one_line
 
 if TYPE_CHECKING:
     from flows.register.deployments import Flows
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report = _register(plan, given)
     except TrainyardError as error:
         return fail(error)
-    print("\n".join(report.lines))
+    print("\n".join(map(one_line, report.lines)))
     if plan.notify_url is None:
         print(
             f"no notification of failures: {profile.automations.notify_variable} is not set",

@@ -16,6 +16,7 @@ from prefect.states import Failed
 from flows.backends.outcome import StageError
 from flows.runner.cancellation import run_until_cancelled
 from trainyard.errors import TrainyardError
+from trainyard.logging import printable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,7 +41,7 @@ def report_errors(
             return await run_until_cancelled(run(*args, **kwargs))
         except OURS as error:
             # A state that a flow returns becomes the state of its run.
-            return cast(R, Failed(message=str(error), data=error))
+            return cast(R, Failed(message=printable(str(error)), data=error))
 
     # Prefect would look for the names of types in this module, not in that of the flow.
     vars(reporting)["__signature__"] = inspect.signature(run, eval_str=True)

@@ -94,7 +94,7 @@ def report_failure(stage: str, error: BaseException, debug: bool) -> int:
         "format_version": 1,
         "stage": stage,
         "class": failure_class(error).__name__,
-        "message": message,
+        "message": printable(message),
         "exit_status": status,
     }
     if (step := getattr(error, STEP, None)) is not None:
