@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import re
 import shutil
 import time
 import uuid
@@ -25,7 +24,7 @@ from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.machine import Machine
 
 PROBE = "trainyard.parallel.probe"
-SAID = re.compile(r"^.*?probe: (\{.*\})\s*$", re.MULTILINE)
+SAID = "probe: {"
 
 RANKS_SECONDS = 60.0
 """Limit of the run: both ranks import torch, from a shared file system that may be cold."""
@@ -153,10 +152,16 @@ async def _run(
         except TimeoutError:
             await run.stop()
     log = Path(spec.run_directory, LOG)
-    found = SAID.findall(log.read_text(errors="replace")) if log.exists() else []
-    documents = [json.loads(text) for text in found]
+    text = log.read_text(errors="replace") if log.exists() else ""
+    documents = [json.loads(found) for line in text.splitlines() if (found := report_in(line))]
     ill = [document for document in documents if "error" in document]
     return outcome, (ill or documents or [None])[0]
+
+
+def report_in(line: str) -> str:
+    """The JSON document that a rank reports in a line of its log; empty for other lines."""
+    _, mark, rest = line.rstrip().partition(SAID)
+    return "{" + rest if mark and rest.endswith("}") else ""
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ CHUNK_BYTES = 2**20
 
 PROGRESS_LINES = (
     re.compile(r"\biteration\s+(?P<done>\d+)/\s*(?P<all>\d+)\b"),
-    re.compile(r": (?P<done>[\d,]+) of (?P<all>[\d,]+) \S.* \(\d+ %\), "),
+    re.compile(r": (?P<done>[\d,]{1,30}) of (?P<all>[\d,]{1,30}) \S.{0,200}? \(\d{1,3} %\), "),
 )
 """Lines of training (trainyard/training/logging/console.py), and of trainyard/progress.py."""
 

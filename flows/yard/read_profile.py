@@ -26,7 +26,7 @@ DEFAULT = "local"
 
 C = TypeVar("C")
 
-VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_]\w*)(:-(?P<default>[^}]*))?\}")
+VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_]\w*)(:-(?P<default>(?:(?!\$\{)[^}])*))?\}")
 
 PLAIN = (
     *("store", "run_folder", "image", "python", "gpu_memory_gib", "shares_at_once"),

@@ -23,6 +23,7 @@ from trainyard.artifacts.documents import read_text
 from trainyard.artifacts.urls import refuse_secrets, show_url
 from trainyard.config import parse_document
 from trainyard.errors import ConfigError, TrainyardError
+from trainyard.evaluation.wikitext import detokenize_wikitext
 from trainyard.megatron_cli.yaml_cfg import read_yaml_cfg
 from trainyard.megatron_cli.yaml_text import read_entries
 from trainyard.training.run.node_local import expanded
@@ -315,3 +316,19 @@ def test_a_long_value_is_cut_in_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_recipe("corpus: " + N * "x", "x.yaml")
     assert len(str(caught.value)) < 500
+
+
+# --- texts that are evaluated on ------------------------------------------------------------------
+
+BRACKETS = ["(", "( ", "[", "{ \t", '" ', "' '", "( )", "([{", ") (", "=" * 4, " @-@ "]
+
+
+@pytest.mark.parametrize("unit", BRACKETS)
+def test_a_tokenised_text_becomes_plain_in_linear_time(unit: str) -> None:
+    def seconds(length: int) -> float:
+        began = time.thread_time()
+        detokenize_wikitext(unit * length + " " * length)
+        return time.thread_time() - began
+
+    once = min(seconds(20_000) for _ in range(3))
+    assert min(seconds(40_000) for _ in range(3)) < 3 * once + 0.01

@@ -6,7 +6,6 @@ perplexities of GPT-2 and Megatron-LM were measured with. Pure functions of a st
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 Detokenizer = Callable[[str], str]
@@ -26,16 +25,7 @@ _JOINED = (
     (" ? ", "? "),
     (" , ", ", "),
 )
-_ENCLOSED = tuple(
-    (re.compile(rf"{before}\s*([^{after}]*?)\s*{after}"), template)
-    for before, after, template in (
-        (r"\(", r"\)", r"(\1)"),
-        (r"\[", r"\]", r"[\1]"),
-        (r"\{", r"\}", r"{\1}"),
-        ('"', '"', r'"\1"'),
-        ("'", "'", r"'\1'"),
-    )
-)
+_ENCLOSED = ("()", "[]", "{}", '""', "''")
 _REST = (
     ("= = = =", "===="),
     ("= = =", "==="),
@@ -52,11 +42,22 @@ def detokenize_wikitext(text: str) -> str:
     """Plain text of a WikiText file."""
     for tokenised, plain in _JOINED:
         text = text.replace(tokenised, plain)
-    for pattern, template in _ENCLOSED:
-        text = pattern.sub(template, text)
+    for before, after in _ENCLOSED:
+        text = _tighten(text, before, after)
     for tokenised, plain in _REST:
         text = text.replace(tokenised, plain)
     return text
+
+
+def _tighten(text: str, before: str, after: str) -> str:
+    """The text without white space at the inner ends of each pair of brackets or quotes.
+
+    The protocol has a regular expression for it, which takes cubic time."""
+    parts, at = [], 0
+    while (start := text.find(before, at)) >= 0 and (end := text.find(after, start + 1)) >= 0:
+        parts += [text[at:start], before, text[start + 1 : end].strip(), after]
+        at = end + 1
+    return "".join(parts) + text[at:]
 
 
 def unchanged(text: str) -> str:

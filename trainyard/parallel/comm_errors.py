@@ -15,12 +15,13 @@ import torch.distributed as dist
 from trainyard.errors import CommunicationError, InfrastructureError, lack_of_memory
 
 MESSAGES = re.compile(
-    r"gloo/|\bgloo\b.*(timed out|closed|connect)|connection (closed|reset|refused)|"
-    r"\bnccl\b.*(error|abort|timeout|timed out)|ncclsystemerror|ncclremoteerror|"
-    r"ncclunhandledcudaerror|watchdog.*(timeout|timed out|collective)|"
-    r"(recv|send|read|write)\w* .*(broken pipe|reset by peer)|broken pipe|"
-    r"application timeout caused pair closure|processgroup\w* .*(abort|timeout|timed out|shut)|"
-    r"(socket|store|wait) timeout|tcpstore|timed out waiting \d+\s*ms|work.*timed out",
+    r"gloo/|\bgloo\b.{0,500}(timed out|closed|connect)|connection (closed|reset|refused)|"
+    r"\bnccl\b.{0,500}(error|abort|timeout|timed out)|ncclsystemerror|ncclremoteerror|"
+    r"ncclunhandledcudaerror|watchdog.{0,500}(timeout|timed out|collective)|"
+    r"(recv|send|read|write)\w{0,40} .{0,500}(broken pipe|reset by peer)|broken pipe|"
+    r"application timeout caused pair closure|"
+    r"processgroup\w{0,40} .{0,500}(abort|timeout|timed out|shut)|"
+    r"(socket|store|wait) timeout|tcpstore|timed out waiting \d{1,20}\s?ms|work.{0,500}timed out",
     re.IGNORECASE,
 )
 """Messages of gloo, NCCL and torch's stores when a rank or the network is gone."""

@@ -49,8 +49,8 @@ ENDED_AS = {
 SHORT_OF = re.compile(r"low on resource: *([\w-]+)|exceeds the (?:total )?limit", re.IGNORECASE)
 
 BY_POLICY = re.compile(
-    r"for pod \S+/(?P<pod>\S+) failed with exit code (?P<code>\d+)|"
-    r"[Pp]od \S+/(?P<disrupted>\S+) has condition DisruptionTarget"
+    r"for pod [^\s/]+/(?P<pod>[^\s/]+) failed with exit code (?P<code>\d+)|"
+    r"[Pp]od [^\s/]+/(?P<disrupted>[^\s/]+) has condition DisruptionTarget"
 )
 """Message of a Job that was ended by its pod failure policy."""
 

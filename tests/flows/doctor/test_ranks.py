@@ -9,7 +9,7 @@ import pytest
 
 from flows.backends.spec import Resources
 from flows.doctor.context import YardContext
-from flows.doctor.ranks import SAID, described, probe_job, without_gpus
+from flows.doctor.ranks import described, probe_job, report_in, without_gpus
 from flows.yard.read_profile import parse_profile
 
 
@@ -39,7 +39,8 @@ def test_two_ranks_are_asked_for_whatever_training_wants(
 
 def test_what_ranks_say_is_found_among_other_lines() -> None:
     log = 'NCCL INFO stuff\n[node1] probe: {"ranks": 2}\nprobe: {broken\nbye\n'
-    assert SAID.findall(log) == ['{"ranks": 2}']
+    found = [report for line in log.splitlines() if (report := report_in(line))]
+    assert found == ['{"ranks": 2}']
 
 
 SAID_OF_NCCL = {

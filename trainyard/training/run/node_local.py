@@ -39,7 +39,10 @@ MARK = "non_persistent.json"
 RUN = "run.json"
 FORMAT_VERSION = 1
 
-VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
+MAX_PATH = 4096
+"""Of Linux; expandvars takes quadratic time."""
+
+VARIABLE = re.compile(r"\$(\w+|\{[^{}]*\})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,8 @@ VERIFIED: dict[Verify, str] = {
 
 def expanded(folder: str) -> str:
     """A folder of this node, with its variables expanded."""
+    if len(folder) > MAX_PATH:
+        raise ConfigError(f"--non-persistent-local-ckpt-dir has more than {MAX_PATH} characters")
     for found in VARIABLE.finditer(folder):
         variable(found[1].strip("{}"), os.environ, f"--non-persistent-local-ckpt-dir {folder}")
     path = os.path.expanduser(os.path.expandvars(folder))

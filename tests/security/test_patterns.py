@@ -1,0 +1,128 @@
+"""No regular expression of the project takes more than linear time, whatever the text."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from nltk.tokenize import punkt
+
+from flows.backends.container.client import CORRECT
+from tests.security.patterns import Found, Text, attacks, patterns
+from trainyard.tokenizers.fast.seams import letter_seam, word_seam
+
+LENGTH = 2**13
+SOON = 0.004
+"""Seconds in which LENGTH of linear work is done many times over, and quadratic work is not."""
+TOO_LONG = 3.0
+"""Times as long for twice the text: linear work takes 2, quadratic 4."""
+ALARM_SECONDS = 10
+
+EXEMPT = {"trainyard/artifacts/code_digest.py": "reads the sources of trainyard itself"}
+
+ONLY = {"trainyard/yaml_loader.py": ("match",)}
+"""By file: the methods by which a library uses a pattern."""
+
+NON_WORD = punkt.PunktLanguageVars()._re_non_word_chars
+
+MADE_AT_RUN_TIME: dict[str, list[str]] = {
+    "flows/backends/container/client.py": [pattern for pattern, _ in CORRECT],
+    "trainyard/corpus/sentences.py": [rf"{NON_WORD}|\S+"],
+    "trainyard/tokenizers/fast/seams.py": [
+        seam.pattern for seam in (letter_seam(["<a>"]), word_seam(["<a>"])) if seam
+    ],
+    "trainyard/tokenizers/fast/sentencepiece_engine.py": [r"<a>|<a><b>|\[x\]"],
+}
+"""By file: the patterns that are not of constants, or some like them."""
+
+ALL = [
+    replace(one, methods=ONLY.get(one.file, one.methods))
+    for one in patterns()
+    if one.file not in EXEMPT
+]
+SAMPLES = [
+    Found(f"{file}:0", pattern, 0, ("search",))
+    for file, several in MADE_AT_RUN_TIME.items()
+    for pattern in several
+]
+
+
+@contextmanager
+def alarm() -> Iterator[None]:
+    """Ends a match that would take forever."""
+
+    def ring(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, ALARM_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def seconds(used: Any, text: Text) -> float:
+    began = time.thread_time()
+    used(text)
+    return time.thread_time() - began
+
+
+def is_slow(used: Any, attack: tuple[str, str, str], kind: type) -> bool:
+    """Whether twice the text takes more than thrice the time, again and again."""
+
+    def text(length: int) -> Text:
+        made = attack[0] + attack[1] * length + attack[2]
+        return made if kind is str else made.encode()
+
+    used(text(24))
+    if seconds(used, text(LENGTH)) < SOON:
+        return False
+    # A busy machine may make one measurement long, and not three of two doublings.
+    for _ in range(3):
+        lengths = (LENGTH, 2 * LENGTH, 4 * LENGTH)
+        took = [min(seconds(used, text(length)) for _ in range(3)) for length in lengths]
+        if any(twice <= TOO_LONG * once for once, twice in pairwise(took)):
+            return False
+    return True
+
+
+def slow_attacks(found: Found) -> Iterator[tuple[str, tuple[str, str, str]]]:
+    assert found.pattern is not None
+    compiled = re.compile(found.pattern, found.flags)
+    for attack in attacks(found.pattern, found.flags):
+        for method in found.methods:
+            substitutes = method in ("sub", "subn")
+            empty = "" if isinstance(found.pattern, str) else b""
+            used = getattr(compiled, method)
+            call = (lambda text, used=used, empty=empty: used(empty, text)) if substitutes else used
+            if method == "finditer":
+                call = lambda text, used=used: list(used(text))  # noqa: E731
+            try:
+                with alarm():
+                    if is_slow(call, attack, type(found.pattern)):
+                        yield method, attack
+            except TimeoutError:
+                yield method, attack
+
+
+def test_every_pattern_is_known() -> None:
+    assert len(ALL) > 100
+    assert {one.file for one in ALL if one.pattern is None} == MADE_AT_RUN_TIME.keys()
+
+
+KNOWN = [*(one for one in ALL if one.pattern), *SAMPLES]
+
+
+@pytest.mark.parametrize("found", KNOWN, ids=lambda one: one.where)
+def test_a_pattern_takes_linear_time(found: Found) -> None:
+    slow = next(slow_attacks(found), None)
+    assert slow is None, f"{found.pattern!r}: {slow}"
