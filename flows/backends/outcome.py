@@ -213,8 +213,7 @@ HINTS = (
         Kind.COMMUNICATION,
         re.compile(
             r"Rendezvous\w{0,40}Error|Dist(Backend|Network|Store)Error|NCCL error|"
-            r"ncclRemoteError|ncclSystemError|ncclUnhandledCudaError|"
-            r"Watchdog caught collective operation timeout|"
+            r"nccl(Remote|System|UnhandledCuda)Error|Watchdog caught collective operation timeout|"
             r"\[[^\[\]\n]{0,200}gloo[^\[\]\n]{0,200}\] (Connection (closed|reset)|Timed out)|"
             r"rank \d+ of \d+ lost its connection"
         ),

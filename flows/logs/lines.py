@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainyard.artifacts.replace_file import replace_file
-from trainyard.logging import one_line
+from trainyard.logging import printable
 
 LOG_LINE = re.compile(r"^\d\d:\d\d:\d\d (debug|info|warning|error|critical) +(.*)$", re.DOTALL)
 """Format of trainyard/logging.py, whose time and level the run's logger replaces."""
@@ -26,7 +26,7 @@ CHUNK_BYTES = 2**20
 def parse_line(line: str) -> tuple[int, str]:
     """The level and text of a stage's log line, any other line is INFO; what would steer a terminal
     is escaped."""
-    line = one_line(line)
+    line = printable(line, kept="\t")
     label = LABEL.match(line)
     found = LOG_LINE.match(line[label.end() :] if label else line)
     if found is None:
