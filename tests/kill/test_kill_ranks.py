@@ -16,7 +16,7 @@ from tests.stages.directly import run_process
 from tests.stages.pretrain_runs import arguments, manifest
 from tests.stages.test_pretrain_failures import rank_process
 from tests.trainyard.datasets.test_gpt import write_pair
-from tests.trainyard.training.legs import certificate
+from tests.trainyard.training.resumed_runs import certificate
 
 pytestmark = [pytest.mark.kill, pytest.mark.distributed, pytest.mark.timeout(300)]
 

@@ -25,7 +25,7 @@ from flows.runner import submission as following
 from flows.runner.stage_task import run_stage_task, should_retry
 from flows.runner.submission import SETTLED
 from flows.yard.profile import StageEnvironment
-from tests.flows.backends.slurm.slurm_played import AWAY, NO_ACCOUNTING, PlayedJob, shorten_waits
+from tests.flows.backends.slurm.fake_slurm import AWAY, NO_ACCOUNTING, FakeSlurmJob, shorten_waits
 
 JOB = StageJob(stage="verify", document={}, output=None)
 LOOKS = 8
@@ -82,8 +82,8 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
     """No pause lasts, and stages of Slurm ask this controller."""
     controller = Controller()
 
-    def block(place: StageEnvironment, spec: LaunchSpec, stage: str) -> PlayedJob:
-        return PlayedJob(spec=spec, played=controller, poll_seconds=0, patience_seconds=0)
+    def block(place: StageEnvironment, spec: LaunchSpec, stage: str) -> FakeSlurmJob:
+        return FakeSlurmJob(spec=spec, played=controller, poll_seconds=0, patience_seconds=0)
 
     monkeypatch.setitem(following.JOB_BLOCKS, "slurm", block)
     monkeypatch.setattr(following, "LOOK_SECONDS", 0.001)

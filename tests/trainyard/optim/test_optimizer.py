@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainyard.optim.cut import (
+from tests.trainyard.optim.sharded_parameters import (
     NUM_MICROBATCHES,
     STEPS,
     WHOLES,

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.trainyard.optim.cut import (
+from tests.trainyard.optim.sharded_parameters import (
     EMBEDDING,
     NUM_MICROBATCHES,
     STEPS,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainyard.training.small import TRAINING
+from tests.trainyard.training.small_gpt import TRAINING
 from tests.trainyard.training.test_stop_validation import Lines, go_on
 from trainyard.checkpoint.stored_step import Verify
 from trainyard.errors import ArtifactError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainyard.datasets.test_gpt import write_pair
-from tests.trainyard.training.legs import COMPUTED, certificate, exact, go, ledger
+from tests.trainyard.training.resumed_runs import COMPUTED, certificate, exact, go, ledger
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import BF16_LAYOUT, FP32_LAYOUT, LEARNING
 from trainyard.training.run.dp_history import DpSpan

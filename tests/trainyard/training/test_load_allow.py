@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.trainyard.datasets.test_gpt import write_pair
-from tests.trainyard.training.legs import go
+from tests.trainyard.training.resumed_runs import go
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.run.restore import Allowed

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from stages.pretrain.config import PretrainConfig as StageConfig
 from stages.runtime.up_to_date import decide
-from tests.trainyard.training.small import LENGTH, MODEL
-from tests.trainyard.training.small import VOCAB as VOCABULARY
+from tests.trainyard.training.small_gpt import LENGTH, MODEL
+from tests.trainyard.training.small_gpt import VOCAB as VOCABULARY
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint.model import load_model

@@ -9,7 +9,7 @@ import pytest
 
 from tests.stages.pretrain_runs import arguments
 from tests.trainyard.datasets.test_gpt import write_pair
-from tests.trainyard.training.legs import certificate, check_kills, digest, go, ledger
+from tests.trainyard.training.resumed_runs import certificate, check_kills, digest, go, ledger
 from trainyard.testing.pool import RankPool
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainyard.training.small import TRAINING, build_loop, build_train_module
+from tests.trainyard.training.small_gpt import TRAINING, build_loop, build_train_module
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint.background import BackgroundSave

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainyard.training.small import (
+from tests.trainyard.training.small_gpt import (
     TRAINING,
     Collector,
     Counting,

@@ -22,7 +22,7 @@ from tests.yard.compose.composed import REGISTER
 from tests.yard.compose.engine import Compose, compose, docker, engine
 from tests.yard.faults.wire import Wire
 from tests.yard.operator.deployed import comes
-from tests.yard.operator.practice import MAY_PASS, WRONG_SETTING, Visit, seen
+from tests.yard.operator.doctor_visits import MAY_PASS, WRONG_SETTING, Visit, seen
 from tests.yard.yard import ROOT, write_corpus
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest

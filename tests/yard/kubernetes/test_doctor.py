@@ -12,7 +12,7 @@ from flows.backends.kubernetes.manifests import JOBSET
 from flows.doctor import cluster, command
 from tests.yard.kubernetes.fake_kube import FakeKube, kubeconfig
 from tests.yard.kubernetes.kube import profile_on_pods, profile_through
-from tests.yard.operator.practice import MAY_PASS, WRONG_SETTING, Practice, Visit, seen
+from tests.yard.operator.doctor_visits import MAY_PASS, WRONG_SETTING, Practice, Visit, seen
 from tests.yard.yard import ROOT
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]

@@ -18,7 +18,7 @@ from flows.server.ephemeral import EphemeralServer
 from tests.faulty_s3 import Faults, gateway
 from tests.yard.container.containers import docker, running_engine
 from tests.yard.operator.deployed import Api, WholeServer
-from tests.yard.operator.practice import MAY_PASS, PROCESSES, WRONG_SETTING, Practice
+from tests.yard.operator.doctor_visits import MAY_PASS, PROCESSES, WRONG_SETTING, Practice
 from tests.yard.slurm.cluster import Cluster
 from trainyard.version import VERSION
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.flows.backends.slurm.slurm_played import shorten_waits
+from tests.flows.backends.slurm.fake_slurm import shorten_waits
 
 
 @pytest.fixture(autouse=True)

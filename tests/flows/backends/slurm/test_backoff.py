@@ -14,12 +14,12 @@ from flows.backends.outcome import Kind
 from flows.backends.slurm import job as slurm
 from flows.backends.slurm.client import CommandResult
 from flows.backends.slurm.options import SlurmOptions
-from tests.flows.backends.slurm.slurm_played import UNKNOWN, Played, block, follow, state
+from tests.flows.backends.slurm.fake_slurm import UNKNOWN, FakeSlurm, block, follow, state
 from trainyard.errors import ConfigError, InfrastructureError
 
 
 @dataclass
-class Full(Played):
+class Full(FakeSlurm):
     """A queue that takes no more jobs, for so many tries."""
 
     times: int = 10_000
@@ -72,7 +72,7 @@ def test_a_submission_that_waits_for_room_is_cancelled_at_once(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["SLURM_CLUSTERS", "SBATCH_CLUSTERS"])
 def test_other_clusters_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "there")
-    played = Played([state("COMPLETED")])
+    played = FakeSlurm([state("COMPLETED")])
     with pytest.raises(ConfigError, match=rf"variable {name} \(there\).*unset it"):
         follow(block(tmp_path / "run", played))
     assert not played.asked

@@ -29,12 +29,12 @@ from flows.backends.slurm import job as slurm
 from flows.backends.slurm.client import CommandResult
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.slurm.script import SCRIPT
-from tests.flows.backends.slurm.slurm_played import (
+from tests.flows.backends.slurm.fake_slurm import (
     AWAY,
     NO_LOG,
     UNKNOWN,
-    Played,
-    PlayedJob,
+    FakeSlurm,
+    FakeSlurmJob,
     block,
     follow,
     state,
@@ -45,12 +45,12 @@ from trainyard.errors import ConfigError, InfrastructureError
 
 def test_the_exit_file_tells_the_end_of_a_job_that_slurm_has_forgotten(tmp_path: Path) -> None:
     write_exit(tmp_path, 2)
-    outcome = follow(block(tmp_path, Played([UNKNOWN], squeue="17")))
+    outcome = follow(block(tmp_path, FakeSlurm([UNKNOWN], squeue="17")))
     assert (outcome.kind, outcome.exit_status) == (Kind.CONFIG, 2)
 
 
 def test_a_job_of_which_nothing_is_left_is_unknown_and_not_submitted_again(tmp_path: Path) -> None:
-    played = Played([UNKNOWN])
+    played = FakeSlurm([UNKNOWN])
     first = follow(block(tmp_path, played))
     assert (first.kind, first.is_retryable) == (Kind.UNKNOWN, False)
     assert "forgotten" in first.message
@@ -59,12 +59,12 @@ def test_a_job_of_which_nothing_is_left_is_unknown_and_not_submitted_again(tmp_p
 
 
 def test_another_clusters_job_of_the_same_number_is_not_ours(tmp_path: Path) -> None:
-    played = Played([state("COMPLETED", JobName="somebody-elses")])
+    played = FakeSlurm([state("COMPLETED", JobName="somebody-elses")])
     assert follow(block(tmp_path, played)).kind is Kind.UNKNOWN
 
 
 def test_a_controller_that_stays_away_ends_the_waiting_and_not_the_job(tmp_path: Path) -> None:
-    played = Played([state("RUNNING"), AWAY])
+    played = FakeSlurm([state("RUNNING"), AWAY])
     with pytest.raises(InfrastructureError, match="Unable to contact"):
         follow(block(tmp_path, played))
     assert "scancel" not in played.asked
@@ -75,7 +75,7 @@ def test_a_controller_that_stays_away_ends_the_waiting_and_not_the_job(tmp_path:
 
 def test_wait_for_a_stuck_job_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "KILL_SECONDS", 0.01)
-    silent = block(tmp_path, Played([state("RUNNING")]))
+    silent = block(tmp_path, FakeSlurm([state("RUNNING")]))
     silent.hang_seconds = 0.01
     with pytest.raises(InfrastructureError, match="still exists 0 s after scancel"):
         follow(silent)
@@ -83,7 +83,7 @@ def test_wait_for_a_stuck_job_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_job_that_slurm_holds_for_ever_is_ended_as_a_node_failure(tmp_path: Path) -> None:
     held = state("PENDING", Reason="launch_failed_requeued_held")
-    played = Played([held], heeds_scancel=True)
+    played = FakeSlurm([held], heeds_scancel=True)
     assert follow(block(tmp_path, played)).kind is Kind.NODE_FAILURE
     assert "scancel" in played.asked
 
@@ -100,44 +100,46 @@ def test_a_step_that_a_cgroup_ended_is_told_by_srun(tmp_path: Path, log: str, ki
     """Slurm says FAILED, and srun's status is that of a fault in the data."""
     write_exit(tmp_path, 1)
     (tmp_path / LOG).write_text(f"line\n{log}line\n")
-    played = Played([state("FAILED", Reason="NonZeroExitCode", ExitCode="1:0")])
+    played = FakeSlurm([state("FAILED", Reason="NonZeroExitCode", ExitCode="1:0")])
     assert follow(block(tmp_path, played)).kind is kind
 
 
 def test_a_job_that_can_never_start_is_ended_but_not_a_held_one(tmp_path: Path) -> None:
     waits = [state("PENDING", Reason="PartitionTimeLimit")]
     at_once = SlurmOptions(broken_seconds=0)
-    never = block(tmp_path / "never", Played(waits, heeds_scancel=True))
+    never = block(tmp_path / "never", FakeSlurm(waits, heeds_scancel=True))
     never.options = at_once
     outcome = follow(never)
     assert (outcome.kind, outcome.is_retryable) == (Kind.CONFIG, False)
     assert "job 17 could not have started: the partition does not allow so long" in outcome.message
 
     patient = block(
-        tmp_path / "patient", Played([*waits * 3, state("COMPLETED")], heeds_scancel=True)
+        tmp_path / "patient", FakeSlurm([*waits * 3, state("COMPLETED")], heeds_scancel=True)
     )
     assert follow(patient).kind is Kind.DONE
     is_held = [state("PENDING", Reason="JobHeldUser")]
-    held = block(tmp_path / "held", Played([*is_held * 3, state("COMPLETED")], heeds_scancel=True))
+    held = block(
+        tmp_path / "held", FakeSlurm([*is_held * 3, state("COMPLETED")], heeds_scancel=True)
+    )
     held.options = at_once
     assert follow(held).kind is Kind.DONE
 
 
 def test_the_script_is_kept_and_the_job_is_noted(tmp_path: Path) -> None:
-    follow(block(tmp_path, Played([state("COMPLETED")])))
+    follow(block(tmp_path, FakeSlurm([state("COMPLETED")])))
     assert "#SBATCH --job-name=merge-k-1" in (tmp_path / SCRIPT).read_text()
     assert json.loads((tmp_path / SUBMITTED).read_text()) == {"name": "merge-k-1", "job_id": "17"}
 
 
 def test_a_run_folder_is_for_one_submission(tmp_path: Path) -> None:
-    follow(block(tmp_path, Played([state("COMPLETED")])))
+    follow(block(tmp_path, FakeSlurm([state("COMPLETED")])))
     with pytest.raises(ConfigError, match="belongs to job merge-k-1, not to merge-k-2"):
-        follow(block(tmp_path, Played([state("COMPLETED")]), key="k-2"))
+        follow(block(tmp_path, FakeSlurm([state("COMPLETED")]), key="k-2"))
 
 
 def test_the_result_of_a_running_job_is_refused_with_the_next_step(tmp_path: Path) -> None:
     async def ask() -> None:
-        run = await block(tmp_path, Played([state("RUNNING")])).trigger()
+        run = await block(tmp_path, FakeSlurm([state("RUNNING")])).trigger()
         with pytest.raises(ValueError, match="call wait_for_completion"):
             await run.fetch_result()
 
@@ -145,7 +147,7 @@ def test_the_result_of_a_running_job_is_refused_with_the_next_step(tmp_path: Pat
 
 
 @dataclass
-class Slow(Played):
+class Slow(FakeSlurm):
     """One program, from some moment on, answers when `answer` is set; `asked_slow` is set first."""
 
     program: str = "sbatch"
@@ -160,7 +162,7 @@ class Slow(Played):
         return super().__call__(command)
 
 
-def cancelled_while_it_submits(block: PlayedJob, played: Slow, times: int = 1) -> None:
+def cancelled_while_it_submits(block: FakeSlurmJob, played: Slow, times: int = 1) -> None:
     async def whole() -> None:
         triggering = asyncio.create_task(block.trigger())
         await asyncio.to_thread(played.asked_slow.wait, 10)
@@ -208,7 +210,7 @@ def test_reads_at_the_same_time_pass_each_line_on_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A cancelled read continues in its thread."""
-    run = asyncio.run(block(tmp_path, Played([state("RUNNING")])).trigger())
+    run = asyncio.run(block(tmp_path, FakeSlurm([state("RUNNING")])).trigger())
     replace = Path.replace
 
     def slowly(path: Path, target: Path) -> Path:
@@ -243,14 +245,14 @@ def test_a_log_that_cannot_be_opened_is_a_node_failure(tmp_path: Path, restarts:
     if restarts != "0":
         (tmp_path / LOG).write_text("of the run before\n")
         write_exit(tmp_path, 143)
-    outcome = follow(block(tmp_path, Played([state("FAILED", **NO_LOG, Restarts=restarts)])))
+    outcome = follow(block(tmp_path, FakeSlurm([state("FAILED", **NO_LOG, Restarts=restarts)])))
     assert (outcome.kind, outcome.is_retryable) == (Kind.NODE_FAILURE, True)
     assert f"could not open the job's log, {tmp_path / LOG}: does n7 see" in outcome.message
 
 
 def test_a_script_that_began_and_died_of_that_signal_is_no_node_failure(tmp_path: Path) -> None:
     (tmp_path / LOG).write_text("step 1\n")
-    outcome = follow(block(tmp_path, Played([state("FAILED", **NO_LOG)])))
+    outcome = follow(block(tmp_path, FakeSlurm([state("FAILED", **NO_LOG)])))
     assert (outcome.kind, outcome.is_retryable) == (Kind.DEFECT, False)
 
 
@@ -266,7 +268,7 @@ def test_a_script_that_began_and_died_of_that_signal_is_no_node_failure(tmp_path
     ],
 )
 def test_ending_is_resumed(tmp_path: Path, kind: Kind, was_signalled: bool, signals: int) -> None:
-    played = Played([state("RUNNING")], heeds_scancel=True)
+    played = FakeSlurm([state("RUNNING")], heeds_scancel=True)
     killed = block(tmp_path, played, grace_seconds=0.01)
     asyncio.run(killed.trigger())
     write_stop_record(tmp_path, StopRecord(kind=kind, was_signalled=was_signalled))
@@ -279,7 +281,7 @@ def test_ending_is_resumed(tmp_path: Path, kind: Kind, was_signalled: bool, sign
 
 def test_a_job_that_ended_well_before_it_could_be_cancelled_is_done(tmp_path: Path) -> None:
     write_stop_record(tmp_path, StopRecord(kind=Kind.STOPPED, was_signalled=True))
-    played = Played([state("COMPLETED", ExitCode="0:0")])
+    played = FakeSlurm([state("COMPLETED", ExitCode="0:0")])
     assert follow(block(tmp_path, played)).kind is Kind.DONE
     assert "scancel" not in played.asked
 
@@ -287,7 +289,7 @@ def test_a_job_that_ended_well_before_it_could_be_cancelled_is_done(tmp_path: Pa
 def test_a_folder_that_takes_no_record_keeps_no_job_from_being_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent = block(tmp_path, played := Played([state("RUNNING")], heeds_scancel=True))
+    silent = block(tmp_path, played := FakeSlurm([state("RUNNING")], heeds_scancel=True))
     silent.hang_seconds = 0.01
     replace = Path.replace
 
@@ -306,7 +308,7 @@ def test_a_folder_that_takes_no_record_keeps_no_job_from_being_ended(
 
 @pytest.mark.parametrize("name", [LOG, HEARTBEAT, SUBMITTED, STOP_RECORD])
 def test_an_unreadable_run_folder_ends_the_wait_but_not_the_job(tmp_path: Path, name: str) -> None:
-    played = Played([state("RUNNING")], squeue="17")
+    played = FakeSlurm([state("RUNNING")], squeue="17")
     asyncio.run(block(tmp_path, played).trigger())
     there = (tmp_path / name).exists() and (tmp_path / name).rename(tmp_path / "kept")
     (tmp_path / name).symlink_to(name)  # a loop: neither a file nor none

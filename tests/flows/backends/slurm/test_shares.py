@@ -12,9 +12,9 @@ from flows.backends.outcome import Kind
 from flows.backends.slurm import job as slurm
 from flows.backends.slurm.client import CommandResult
 from flows.backends.spec import Shares
-from tests.flows.backends.slurm.slurm_played import (
+from tests.flows.backends.slurm.fake_slurm import (
     UNKNOWN,
-    Played,
+    FakeSlurm,
     block,
     follow,
     state,
@@ -31,7 +31,7 @@ def listed(*shares: CommandResult) -> CommandResult:
 
 
 @dataclass
-class Accounted(Played):
+class Accounted(FakeSlurm):
     """A cluster with accounting."""
 
     sacct: str = ""
@@ -47,7 +47,7 @@ TWO, THREE = Shares(count=2), Shares(count=3)
 def test_shares_not_listed_yet_are_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "FORGOTTEN_SECONDS", 60)
     first = share(0, "COMPLETED")
-    played = Played([first, first, listed(first, share(1, "COMPLETED"))])
+    played = FakeSlurm([first, first, listed(first, share(1, "COMPLETED"))])
     assert follow(block(tmp_path, played, shares=TWO)).kind is Kind.DONE
     assert played.asked.count("scontrol") == 3
 
@@ -56,7 +56,7 @@ def test_shares_not_listed_yet_are_awaited(tmp_path: Path, monkeypatch: pytest.M
 def test_seen_end_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     monkeypatch.setattr(slurm, "FORGOTTEN_SECONDS", 60)
     write_exit(tmp_path / "share-1", 0)
-    played = Played([listed(share(0, end), share(1, "RUNNING")), share(1, "COMPLETED")])
+    played = FakeSlurm([listed(share(0, end), share(1, "RUNNING")), share(1, "COMPLETED")])
     outcome = follow(block(tmp_path, played, shares=TWO))
     assert (outcome.is_retryable, outcome.failed_shares) == (True, (0,))
     assert played.asked.count("scontrol") == 2, "the end is seen at once"
@@ -67,9 +67,9 @@ def test_a_share_that_is_requeued_has_not_ended_yet(tmp_path: Path) -> None:
     again = listed(share(0, "PENDING", Restarts="1"), share(1, "COMPLETED"))
     running = listed(share(0, "RUNNING"), share(1, "RUNNING"))
     part_lost = listed(share(0, "NODE_FAIL"), share(1, "RUNNING"))
-    played = Played([running, part_lost, again, share(0, "COMPLETED", Restarts="1")])
+    played = FakeSlurm([running, part_lost, again, share(0, "COMPLETED", Restarts="1")])
     assert follow(block(tmp_path / "again", played, shares=TWO)).kind is Kind.DONE
-    assert follow(block(tmp_path / "lost", Played([lost]), shares=TWO)).kind is Kind.NODE_FAILURE
+    assert follow(block(tmp_path / "lost", FakeSlurm([lost]), shares=TWO)).kind is Kind.NODE_FAILURE
 
 
 def test_accounting_has_the_ends_of_forgotten_shares(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_exit_files_replace_accounting(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(slurm, "FORGOTTEN_SECONDS", 60)
     write_exit(tmp_path / "share-0", 3)
     write_exit(tmp_path / "share-1", 0)
-    played = Played([share(2, "RUNNING"), share(2, "COMPLETED")])
+    played = FakeSlurm([share(2, "RUNNING"), share(2, "COMPLETED")])
     outcome = follow(block(tmp_path, played, shares=THREE))
     assert (outcome.kind, outcome.failed_shares) == (Kind.INFRASTRUCTURE, (0,))
     assert played.asked.count("scontrol") == 2
@@ -98,7 +98,7 @@ def test_shares_that_wait_in_a_list_that_is_cut_are_waited_for(tmp_path: Path, r
     ended = listed(*(share(index, "COMPLETED") for index in range(3)))
     for index in range(3):  # of a run before, that was requeued
         write_exit(tmp_path / f"share-{index}", 3)
-    played = Played([waiting, waiting, ended])
+    played = FakeSlurm([waiting, waiting, ended])
     assert follow(block(tmp_path, played, shares=THREE)).kind is Kind.DONE
     assert played.asked.count("scontrol") == 3
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainyard.training.made_runs import (
+from tests.trainyard.training.fabricated_runs import (
     FP16,
     OPTIMIZER,
     TRAINING,

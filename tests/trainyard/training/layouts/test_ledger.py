@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainyard.training.layouts.cases import SEQ_LENGTH, VOCAB, Cut
 from tests.trainyard.training.layouts.runs import SEED, train_module_of
-from tests.trainyard.training.small import Counting
+from tests.trainyard.training.small_gpt import Counting
 from trainyard.datasets.config import DataConfig
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.schedule import build_optimizer_schedule

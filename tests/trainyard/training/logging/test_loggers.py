@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainyard.training.small import (
+from tests.trainyard.training.small_gpt import (
     TRAINING,
     Collector,
     ScalarWriter,

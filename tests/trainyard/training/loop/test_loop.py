@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.trainyard.training.small import (
+from tests.trainyard.training.small_gpt import (
     LENGTH,
     TRAINING,
     Collector,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from tests.trainyard.training.small import (
+from tests.trainyard.training.small_gpt import (
     TRAINING,
     Collector,
     Counting,

@@ -14,8 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.trainyard.training.astray import AT, FAULTS, astray, skipping, swapping
-from tests.trainyard.training.small import (
+from tests.trainyard.training.faulty_loaders import (
+    AT,
+    FAULTS,
+    inject_loader_fault,
+    skipping,
+    swapping,
+)
+from tests.trainyard.training.small_gpt import (
     TRAINING,
     Collector,
     build_loop,
@@ -68,7 +74,7 @@ def check_refused(
     assert len(loop.ledger.lines) == step - 1
 
 
-# --- loaders that go astray ---------------------------------------------------------------------
+# --- faulty loaders ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["in front of the loader", "behind the loader"])
@@ -76,7 +82,7 @@ def check_refused(
 def test_a_step_with_other_samples_updates_nothing(
     fault: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    astray(monkeypatch, FAULTS[fault], place)
+    inject_loader_fault(monkeypatch, FAULTS[fault], place)
     row = 2 if fault == "sticks" else 1
     check_refused(2, f"row 0 of micro-batch {row} is sample .* the order of the data")
 
@@ -106,7 +112,7 @@ def test_batches_of_worker_processes_have_sample_ids(monkeypatch: pytest.MonkeyP
         assert loop.run() == "finished"
         ledgers.append(loop.ledger.text())
     assert ledgers[0] == ledgers[1]
-    astray(monkeypatch, skipping, "in front of the loader")
+    inject_loader_fault(monkeypatch, skipping, "in front of the loader")
     train_module = build_train_module(training)
     data_in_workers = run_data(train_module, training, [], data)
     check_refused(
@@ -124,7 +130,7 @@ def test_a_skipped_step_consumes_its_own_samples(monkeypatch: pytest.MonkeyPatch
     plain = build_loop(build_train_module(), without_evaluation())
     assert plain.run() == "finished"
     assert samples_in(loop) == samples_in(plain)
-    astray(monkeypatch, swapping, "in front of the loader")
+    inject_loader_fault(monkeypatch, swapping, "in front of the loader")
     check_refused(2, "row 0 of micro-batch 1", training)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.trainyard.training.small import (
+from tests.trainyard.training.small_gpt import (
     TRAINING,
     Counting,
     build_train_module,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.trainyard.training.small import Collector, build_loop, build_train_module
+from tests.trainyard.training.small_gpt import Collector, build_loop, build_train_module
 from trainyard.testing.pool import RankPool
 from trainyard.training.logging.performance import percentile, performance_document
 from trainyard.training.logging.run_info import RunInfo

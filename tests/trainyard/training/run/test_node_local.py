@@ -16,7 +16,7 @@ import pytest
 
 from tests.stages.pretrain_runs import arguments
 from tests.trainyard.datasets.test_gpt import write_pair
-from tests.trainyard.training.legs import certificate, check_kills, digest, go
+from tests.trainyard.training.resumed_runs import certificate, check_kills, digest, go
 from trainyard.artifacts import store
 from trainyard.config import from_dict
 from trainyard.errors import ConfigError

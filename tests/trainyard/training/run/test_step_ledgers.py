@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.trainyard.datasets.test_gpt import write_pair
-from tests.trainyard.training.legs import digest, go
+from tests.trainyard.training.resumed_runs import digest, go
 from tests.trainyard.training.run.test_node_local import SMALL, local, resumes
-from tests.trainyard.training.small import TRAINING
+from tests.trainyard.training.small_gpt import TRAINING
 from tests.trainyard.training.test_stop_validation import Lines, contents, go_on
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.manifest import read_manifest

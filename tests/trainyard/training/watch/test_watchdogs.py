@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainyard.training.small import MODEL, VOCAB, Collector, build_loop, build_train_module
+from tests.trainyard.training.small_gpt import (
+    MODEL,
+    VOCAB,
+    Collector,
+    build_loop,
+    build_train_module,
+)
 from trainyard.errors import ConfigError, HangError, HostMemoryError, InfrastructureError
 from trainyard.models.parallel_layout import ParallelLayout
 from trainyard.optim.precision import PrecisionConfig

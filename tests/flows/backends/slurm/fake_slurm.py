@@ -29,7 +29,7 @@ MAX_COMMANDS = 3000
 
 
 @dataclass
-class Played:
+class FakeSlurm:
     """Answers of Slurm's programs; the last of a list is given for ever."""
 
     scontrol: list[CommandResult]
@@ -60,7 +60,7 @@ def state(name: str, **fields: str) -> CommandResult:
     return CommandResult(0, " ".join(f"{key}={value}" for key, value in known.items()), "")
 
 
-class PlayedJob(SlurmJob):
+class FakeSlurmJob(SlurmJob):
     """Asks the Slurm that is played."""
 
     _block_type_name = "Played Slurm Job"
@@ -73,14 +73,14 @@ class PlayedJob(SlurmJob):
         return SlurmClient(self.played, self.patience_seconds, sleep=lambda seconds: None)
 
 
-def block(folder: Path, played: Played, **values: Any) -> PlayedJob:
+def block(folder: Path, played: FakeSlurm, **values: Any) -> FakeSlurmJob:
     given = {"name": "merge", "command": ("true",), "key": "k-1", **values}
-    return PlayedJob(
+    return FakeSlurmJob(
         spec=LaunchSpec(run_directory=str(folder), **given), played=played, poll_seconds=0
     )
 
 
-def follow(block: PlayedJob) -> Outcome:
+def follow(block: FakeSlurmJob) -> Outcome:
     async def whole() -> Outcome:
         run = await block.trigger()
         await run.wait_for_completion()

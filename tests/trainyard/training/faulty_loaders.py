@@ -1,4 +1,4 @@
-"""Loaders that go astray: they skip, repeat, swap or never leave a micro-batch."""
+"""Faulty loaders: they skip, repeat, swap or never leave a micro-batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainyard.training.loop.data import RunData
 T = TypeVar("T")
 
 AT = 5
-"""The micro-batch at which a loader goes astray: the second of step 2 in all of these runs."""
+"""The micro-batch at which the fault happens: the second of step 2 in all of these runs."""
 
 
 def skipping(batches: Iterator[T]) -> Iterator[T]:
@@ -47,8 +47,10 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def astray(monkeypatch: pytest.MonkeyPatch, fault: Fault, place: str, rank: int = 0) -> None:
-    """Let one data-parallel rank be given other batches than the order of the data has."""
+def inject_loader_fault(
+    monkeypatch: pytest.MonkeyPatch, fault: Fault, place: str, rank: int = 0
+) -> None:
+    """Make the loader of one data-parallel rank serve wrong batches."""
     indices, batches = _RankBatches.__iter__, RunData.train_batches
 
     def other_indices(self: _RankBatches) -> Iterator[list[int]]:

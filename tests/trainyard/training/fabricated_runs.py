@@ -1,4 +1,4 @@
-"""Runs that nobody trained: what one would have published, line by line, for tests of the proof."""
+"""Fabricated runs: everything that a training would publish, for tests of the proof."""
 
 from __future__ import annotations
 

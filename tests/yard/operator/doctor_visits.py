@@ -1,4 +1,4 @@
-"""A visit of doctor to a yard that is set up for it."""
+"""Runs doctor on a yard that is set up for it."""
 
 from __future__ import annotations
 

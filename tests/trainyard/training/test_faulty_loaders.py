@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.trainyard.datasets.test_gpt import write_pair
-from tests.trainyard.training.astray import FAULTS, astray
-from tests.trainyard.training.legs import RUN, certificate, go, ledger, leg
+from tests.trainyard.training.faulty_loaders import FAULTS, inject_loader_fault
+from tests.trainyard.training.resumed_runs import RUN, certificate, go, ledger, leg
 from trainyard.testing.pool import RankPool
 from trainyard.training.loop.sample_check import StepMismatchError
 
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.slow
 FULL = pytest.mark.full
 
 
-def astray_leg(options: dict[str, Any], fault: str, rank: int) -> str:
+def faulty_leg(options: dict[str, Any], fault: str, rank: int) -> str:
     """A leg in which one data-parallel rank is given other samples."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        astray(monkeypatch, FAULTS[fault], "in front of the loader", rank)
+        inject_loader_fault(monkeypatch, FAULTS[fault], "in front of the loader", rank)
         return leg(options)
 
 
@@ -39,7 +39,7 @@ def test_a_run_stopped_by_wrong_samples_resumes_to_the_correct_result(
     whole, save = tmp_path / "whole", tmp_path / "run"
     assert go(tokens, whole, save_interval=1, **SMALL) == "finished"
     with monkeypatch.context() as patched:
-        astray(patched, FAULTS[fault], "in front of the loader")
+        inject_loader_fault(patched, FAULTS[fault], "in front of the loader")
         with pytest.raises(StepMismatchError, match="step 2, rank 0: row 0 of micro-batch"):
             go(tokens, save, save_interval=1, **SMALL)
         assert sorted(path.name for path in save.glob("iter_*")) == ["iter_0000001"]
@@ -78,7 +78,7 @@ def test_one_rank_with_wrong_samples_ends_all_ranks_before_the_update(
     options = {**RUN, "data_path": [tokens], "save": str(save), "save_interval": 1, **layout}
     options["global_batch_size"] = 8 * dp
     with pytest.raises(StepMismatchError, match=r"step 2, rank \d: row 0 of micro-batch 1"):
-        ranks.run(astray_leg, world_size, options, "skips", rank)
+        ranks.run(faulty_leg, world_size, options, "skips", rank)
     assert sorted(path.name for path in save.glob("iter_*")) == ["iter_0000001"]
     assert ranks.run(leg, world_size, options) == ["finished"] * world_size
     assert certificate(save).is_complete
