@@ -63,7 +63,7 @@ def state(name: str, **fields: str) -> CommandResult:
 class FakeSlurmJob(SlurmJob):
     """Asks the Slurm that is played."""
 
-    _block_type_name = "Played Slurm Job"
+    _block_type_name = "Fake Slurm Job"
     _block_type_slug = "played-slurm-job"
 
     played: Any

@@ -74,7 +74,7 @@ def check_refused(
     assert len(loop.ledger.lines) == step - 1
 
 
-# --- faulty loaders ----------------------------------------------------------------------------------
+# --- faulty loaders -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["in front of the loader", "behind the loader"])
