@@ -13,6 +13,7 @@ from flows.gc.policy import STANDARD, Policy
 from flows.gc.report import lines, rows, size
 from flows.gc.sweep import Swept, sweep
 from flows.runner.flow_errors import report_errors
+from flows.runner.run_name import of_sweep
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.charts.markdown import code
@@ -22,7 +23,7 @@ from trainyard.version import VERSION
 KEY = "garbage"
 
 
-@flow(name="collect-garbage", flow_run_name="{profile}", persist_result=False, version=VERSION)
+@flow(name="collect-garbage", flow_run_name=of_sweep, persist_result=False, version=VERSION)
 @report_errors
 async def collect_garbage(
     profile: str = DEFAULT,

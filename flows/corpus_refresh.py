@@ -23,10 +23,11 @@ from prefect.events.related import related_resources_from_run_context
 from prefect.settings import PREFECT_API_URL
 
 from flows.logs.console import headline
-from flows.recipes.form_schema import EMPTY, Merge, Tokenize, non_empty
+from flows.recipes.overrides import read_overrides
 from flows.recipes.recipe import Recipe, read_recipe
 from flows.recipes.refresh import CURRENT, CorpusVersion, mark_announced, plan_refresh, publish
 from flows.runner.flow_errors import report_errors
+from flows.runner.run_name import of_recipe
 from flows.runner.stage_runner import StageRunner
 from flows.server.ephemeral import is_alone
 from flows.yard.read_profile import DEFAULT
@@ -40,27 +41,31 @@ YARD = "trainyard.yard"
 """Label of that resource: the profile of the refresh."""
 
 
-@flow(name="corpus-refresh", flow_run_name="{recipe}", persist_result=False, version=VERSION)
+@flow(name="corpus-refresh", flow_run_name=of_recipe, persist_result=False, version=VERSION)
 @report_errors
 async def corpus_refresh(
     recipe: str,
+    workers: int | None = None,
+    overrides: str | None = None,
     yard: str | None = None,
     profile: str = DEFAULT,
-    tokenize: Tokenize = EMPTY,
-    merge: Merge = EMPTY,
 ) -> dict[str, Any]:
     """Tokenize the new sources of a corpus, and publish a new version beside the old ones.
 
     Args:
-        recipe: TOML file or URL with `corpus`, and [tokenize] with a tokenizer.
-        yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
-            `yard`.
-        profile: Where stages run: the name of a profile; at a shell also a path.
-        tokenize: Options that override the recipe's [tokenize].
-        merge: Options that override the recipe's [merge]."""
+        recipe: TOML file with `corpus` and a tokenizer in [tokenize], of the sources or by path or
+            URL.
+        workers: Processes of a tokenization. Empty: as the recipe says.
+        overrides: More options, as lines of STAGE.KEY = VALUE or as in a recipe, such as
+            `tokenize.on_bad_line = skip`.
+        yard: Folder or URL of all artifacts. Empty: variable YARD, else `store` of the profile,
+            else `yard`.
+        profile: Where stages run: the name of a profile; at a shell also a path."""
     site = await yard_profile(profile)
-    tables = {"tokenize": tokenize, "merge": merge}
-    written = read_recipe(recipe, site.yard_root(yard)).with_options(non_empty(tables))
+    given = read_overrides(
+        overrides, ("tokenize", "merge"), top_level=("corpus",), tokenize={"workers": workers}
+    )
+    written = read_recipe(recipe, site.yard_root(yard)).with_options(given)
     async with StageRunner("corpus-refresh", written.root, profile=site) as runner:
         work = await asyncio.to_thread(plan_refresh, written)
         await runner.expect(work.all())

@@ -17,45 +17,60 @@ from typing import Any
 from prefect import flow
 
 from flows.recipes.corpus import CorpusJobs, corpus_jobs
-from flows.recipes.form_schema import EMPTY, Collect, Merge, Tokenize, TrainTokenizer, non_empty
+from flows.recipes.overrides import AS_RECIPE, CORPUS_STAGES, TOP_LEVEL, Choice, read_overrides
 from flows.recipes.recipe import read_recipe
 from flows.runner.flow_errors import report_errors
+from flows.runner.run_name import of_recipe
 from flows.runner.stage_runner import StageRunner
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION
 
 
-@flow(name="prepare-corpus", flow_run_name="{recipe}", persist_result=False, version=VERSION)
+@flow(name="prepare-corpus", flow_run_name=of_recipe, persist_result=False, version=VERSION)
 @report_errors
 async def prepare_corpus(
     recipe: str = "recipes/quickstart.toml",
+    max_size_mb: float | None = None,
+    vocab_size: int | None = None,
+    tokenizer_type: str | None = None,
+    tokenizer_model: str | None = None,
+    append_eod: Choice = AS_RECIPE,
+    workers: int | None = None,
+    overrides: str | None = None,
     yard: str | None = None,
     profile: str = DEFAULT,
-    collect: Collect = EMPTY,
-    train_tokenizer: TrainTokenizer = EMPTY,
-    tokenize: Tokenize = EMPTY,
-    merge: Merge = EMPTY,
 ) -> dict[str, Any]:
     """Collect, train a tokenizer, tokenize and merge, as far as the recipe has these tables.
 
     Args:
-        recipe: TOML file or URL with a table of options for each stage.
-        yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
-            `yard`.
-        profile: Where stages run: the name of a profile; at a shell also a path.
-        collect: Options that override the recipe's [collect].
-        train_tokenizer: Options that override the recipe's [train_tokenizer].
-        tokenize: Options that override the recipe's [tokenize].
-        merge: Options that override the recipe's [merge]."""
+        recipe: TOML file with a table of options for each stage, of the sources or by path or URL.
+        max_size_mb: Text to collect. Empty: as the recipe says.
+        vocab_size: Tokens of the tokenizer to train. Empty: as the recipe says.
+        tokenizer_type: Of an existing tokenizer. Empty: as the recipe says.
+        tokenizer_model: Its file or folder. Empty: as the recipe says.
+        append_eod: Mark the end of each document.
+        workers: Processes of a tokenization. Empty: as the recipe says.
+        overrides: More options, as lines of STAGE.KEY = VALUE or as in a recipe, such as
+            `corpus = ["books/*.jsonl"]`.
+        yard: Folder or URL of all artifacts. Empty: variable YARD, else `store` of the profile,
+            else `yard`.
+        profile: Where stages run: the name of a profile; at a shell also a path."""
     site = await yard_profile(profile)
-    tables = {
-        "collect": collect,
-        "train_tokenizer": train_tokenizer,
-        "tokenize": tokenize,
-        "merge": merge,
-    }
-    written = read_recipe(recipe, site.yard_root(yard)).with_options(non_empty(tables))
+    given = read_overrides(
+        overrides,
+        CORPUS_STAGES,
+        top_level=tuple(TOP_LEVEL),
+        collect={"max_size_mb": max_size_mb},
+        train_tokenizer={"vocab_size": vocab_size},
+        tokenize={
+            "tokenizer_type": tokenizer_type,
+            "tokenizer_model": tokenizer_model,
+            "append_eod": append_eod,
+            "workers": workers,
+        },
+    )
+    written = read_recipe(recipe, site.yard_root(yard)).with_options(given)
     await asyncio.to_thread(corpus_jobs, written)  # a wrong recipe fails before any waiting
     async with StageRunner("prepare-corpus", written.root, profile=site) as runner:
         # Derive the jobs again: another run that had the lock may have added files.

@@ -16,74 +16,89 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from flows.recipes.form_schema import (
-    EMPTY,
-    Benchmark,
-    Collect,
-    Evaluate,
-    Merge,
-    Plan,
-    Pretrain,
-    Reshard,
-    Tokenize,
-    TrainTokenizer,
-    non_empty,
+from flows.recipes.overrides import (
+    AS_RECIPE,
+    CORPUS_STAGES,
+    RELEASE_STAGES,
+    TOP_LEVEL,
+    Choice,
+    read_overrides,
 )
 from flows.recipes.pretrain import pretrain_jobs
 from flows.recipes.recipe import read_recipe
 from flows.runner.flow_errors import report_errors
 from flows.runner.memory_check import unknown_gpu_memory
+from flows.runner.run_name import of_recipe
 from flows.runner.stage_runner import StageRunner
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION
 
+STAGES = (*CORPUS_STAGES, "plan", "pretrain", *RELEASE_STAGES)
 
-@flow(name="pretrain-gpt", flow_run_name="{recipe}", persist_result=False, version=VERSION)
+
+@flow(name="pretrain-gpt", flow_run_name=of_recipe, persist_result=False, version=VERSION)
 @report_errors
 async def pretrain_gpt(
     recipe: str = "recipes/quickstart.toml",
+    train_iters: int | None = None,
+    lr: float | None = None,
+    global_batch_size: int | None = None,
+    micro_batch_size: int | None = None,
+    seed: int | None = None,
+    bf16: Choice = AS_RECIPE,
+    tokens: str | None = None,
+    evaluation_data: str | None = None,
+    load: str | None = None,
+    save_interval: int | None = None,
+    eval_interval: int | None = None,
+    log_interval: int | None = None,
+    overrides: str | None = None,
     yard: str | None = None,
     profile: str = DEFAULT,
-    collect: Collect = EMPTY,
-    train_tokenizer: TrainTokenizer = EMPTY,
-    tokenize: Tokenize = EMPTY,
-    merge: Merge = EMPTY,
-    plan: Plan = EMPTY,
-    pretrain: Pretrain = EMPTY,
-    reshard: Reshard = EMPTY,
-    evaluate: Evaluate = EMPTY,
-    benchmark: Benchmark = EMPTY,
 ) -> dict[str, Any]:
     """Collect, tokenize, pretrain, reshard, evaluate, benchmark, report.
 
     Args:
-        recipe: TOML file or URL with a table of options for each stage.
-        yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
-            `yard`.
-        profile: Where stages run: the name of a profile; at a shell also a path.
-        collect: Options that override the recipe's [collect].
-        train_tokenizer: Options that override the recipe's [train_tokenizer].
-        tokenize: Options that override the recipe's [tokenize].
-        merge: Options that override the recipe's [merge].
-        plan: Options that override the recipe's [plan].
-        pretrain: Options that override the recipe's [pretrain].
-        reshard: Options that override the recipe's [reshard].
-        evaluate: Options that override the recipe's [evaluate].
-        benchmark: Options that override the recipe's [benchmark]."""
+        recipe: TOML file with a table of options for each stage, of the sources or by path or URL.
+        train_iters: Steps of the training. Empty: as the recipe says.
+        lr: Peak learning rate. Empty: as the recipe says.
+        global_batch_size: Sequences per step. Empty: as the recipe says.
+        micro_batch_size: Sequences per micro-batch on a rank. Empty: as the recipe says.
+        seed: Of weights, dropout and order of samples. Empty: as the recipe says.
+        bf16: Train in bfloat16.
+        tokens: Prefix of token files, or pointer of corpus-refresh. Empty: as the recipe says.
+        evaluation_data: Text to evaluate on. Empty: as the recipe says.
+        load: Checkpoint to start from. Empty: as the recipe says.
+        save_interval: Steps between checkpoints. Empty: as the recipe says.
+        eval_interval: Steps between validations. Empty: as the recipe says.
+        log_interval: Steps between log lines. Empty: as the recipe says.
+        overrides: More options, as lines of STAGE.KEY = VALUE or as in a recipe, such as
+            `pretrain.clip_grad = 0.5`.
+        yard: Folder or URL of all artifacts. Empty: variable YARD, else `store` of the profile,
+            else `yard`.
+        profile: Where stages run: the name of a profile; at a shell also a path."""
     site = await yard_profile(profile)
-    tables = {
-        "collect": collect,
-        "train_tokenizer": train_tokenizer,
-        "tokenize": tokenize,
-        "merge": merge,
-        "plan": plan,
-        "pretrain": pretrain,
-        "reshard": reshard,
-        "evaluate": evaluate,
-        "benchmark": benchmark,
-    }
-    written = read_recipe(recipe, site.yard_root(yard)).with_options(non_empty(tables))
+    given = read_overrides(
+        overrides,
+        STAGES,
+        top_level=tuple(TOP_LEVEL),
+        tokens=tokens,
+        evaluation_data=evaluation_data,
+        pretrain={
+            "train_iters": train_iters,
+            "lr": lr,
+            "global_batch_size": global_batch_size,
+            "micro_batch_size": micro_batch_size,
+            "seed": seed,
+            "bf16": bf16,
+            "load": load,
+            "save_interval": save_interval,
+            "eval_interval": eval_interval,
+            "log_interval": log_interval,
+        },
+    )
+    written = read_recipe(recipe, site.yard_root(yard)).with_options(given)
     # A wrong recipe fails before any waiting.
     checked = await asyncio.to_thread(pretrain_jobs, written, site.training_resources())
     if remark := unknown_gpu_memory(site, checked.plan):

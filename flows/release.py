@@ -17,41 +17,53 @@ from typing import Any
 
 from prefect import flow
 
-from flows.recipes.form_schema import EMPTY, Benchmark, Evaluate, Reshard, non_empty
+from flows.recipes.overrides import RELEASE_STAGES, read_overrides
 from flows.recipes.recipe import read_recipe
 from flows.recipes.release import check_checkpoint, release_jobs
 from flows.runner.flow_errors import report_errors
+from flows.runner.run_name import of_recipe
 from flows.runner.stage_runner import StageRunner
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION
 
 
-@flow(name="release", flow_run_name="{recipe}", persist_result=False, version=VERSION)
+@flow(name="release", flow_run_name=of_recipe, persist_result=False, version=VERSION)
 @report_errors
 async def release(
     recipe: str = "recipes/quickstart.toml",
     checkpoint: str | None = None,
+    evaluation_data: str | None = None,
+    num_shards: int | None = None,
+    num_tokens_to_generate: int | None = None,
+    overrides: str | None = None,
     yard: str | None = None,
     profile: str = DEFAULT,
-    reshard: Reshard = EMPTY,
-    evaluate: Evaluate = EMPTY,
-    benchmark: Benchmark = EMPTY,
 ) -> dict[str, Any]:
     """Reshard, export, evaluate and benchmark a checkpoint.
 
     Args:
-        recipe: TOML file or URL; its [reshard], [evaluate] and [benchmark] are used.
-        checkpoint: Run folder or step folder; unset: the one of the recipe.
-        yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
-            `yard`.
-        profile: Where stages run: the name of a profile; at a shell also a path.
-        reshard: Options that override the recipe's [reshard].
-        evaluate: Options that override the recipe's [evaluate].
-        benchmark: Options that override the recipe's [benchmark]."""
+        recipe: TOML file whose [reshard], [evaluate] and [benchmark] are used, of the sources or by
+            path or URL.
+        checkpoint: Run folder or step folder. Empty: the checkpoint of the recipe.
+        evaluation_data: Text to evaluate on. Empty: as the recipe says.
+        num_shards: Files of the resharded checkpoint. Empty: as the recipe says.
+        num_tokens_to_generate: Tokens for each prompt of the benchmark. Empty: as the recipe says.
+        overrides: More options, as lines of STAGE.KEY = VALUE or as in a recipe, such as
+            `evaluate.overlapping_eval = 32`.
+        yard: Folder or URL of all artifacts. Empty: variable YARD, else `store` of the profile,
+            else `yard`.
+        profile: Where stages run: the name of a profile; at a shell also a path."""
     site = await yard_profile(profile)
-    tables = {"reshard": reshard, "evaluate": evaluate, "benchmark": benchmark}
-    written = read_recipe(recipe, site.yard_root(yard)).with_options(non_empty(tables))
+    given = read_overrides(
+        overrides,
+        RELEASE_STAGES,
+        top_level=("evaluation_data",),
+        evaluation_data=evaluation_data,
+        reshard={"num_shards": num_shards},
+        benchmark={"num_tokens_to_generate": num_tokens_to_generate},
+    )
+    written = read_recipe(recipe, site.yard_root(yard)).with_options(given)
     jobs = release_jobs(written, checkpoint)
     async with StageRunner("release", written.root, profile=site) as runner:
         await runner.expect(jobs.all())

@@ -13,9 +13,11 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
+from flows.recipes.overrides import parse_text
 from flows.recipes.stage_job import read_job, stage_job
 from flows.runner.flow_errors import report_errors
 from flows.runner.memory_check import plan_before, unchecked_layout
+from flows.runner.run_name import of_stage
 from flows.runner.stage_runner import StageRunner
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
@@ -23,14 +25,14 @@ from trainyard.errors import ConfigError
 from trainyard.version import VERSION
 
 
-@flow(name="run-stage", flow_run_name="{stage}", persist_result=False, version=VERSION)
+@flow(name="run-stage", flow_run_name=of_stage, persist_result=False, version=VERSION)
 @report_errors
 async def run_stage(
     stage: str,
     config: str | None = None,
+    options: str | dict[str, Any] | None = None,
     yard: str | None = None,
     profile: str = DEFAULT,
-    options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run one stage from a config document, from options, or from a document with options over it.
 
@@ -40,15 +42,17 @@ async def run_stage(
     Args:
         stage: Name of the stage, a package under stages/.
         config: Path or URL of its options, a TOML, YAML or JSON document.
-        yard: Folder of the logs; unset: variable YARD, else that of the profile, else `yard`.
-        profile: Where the stage runs: the name of a profile; at a shell also a path.
-        options: Its options, by their flags with underscores; they override those of `config`."""
+        options: Its options, as lines of KEY = VALUE or a table; a key is a flag with underscores.
+            They override those of `config`.
+        yard: Folder of the logs. Empty: variable YARD, else `store` of the profile, else `yard`.
+        profile: Where the stage runs: the name of a profile; at a shell also a path."""
     if config is None and not options:
         raise ConfigError("run-stage needs config, a document of options, or options")
     site = await yard_profile(profile)
     written = read_job(stage, config).document if config is not None else {}
     where = config or f"options of {stage}"
-    job = stage_job(stage, {**written, **(options or {})}, where)
+    given = parse_text(options, where) if isinstance(options, str) else options or {}
+    job = stage_job(stage, {**written, **given}, where)
     plan = plan_before(job, site.training_resources(), where)
     if remark := unchecked_layout(job, site, where):
         get_run_logger().warning("%s", remark)

@@ -62,10 +62,16 @@ class Recipe:
             )
         return stage_job(stage, {**written, **decided}, where, label)
 
-    def with_options(self, tables: Mapping[str, Mapping[str, Any]]) -> Recipe:
-        """The recipe with options that override those written."""
-        merged = {stage: {**self.table(stage), **table} for stage, table in tables.items()}
-        return dataclasses.replace(self, tables={**self.tables, **merged})
+    def with_options(self, document: Mapping[str, Any]) -> Recipe:
+        """The recipe with options that override those written: tables, and keys above them."""
+        keys = {key: value for key, value in document.items() if key not in TABLES}
+        tables = dict(self.tables)
+        for stage, table in ((name, document[name]) for name in document if name in TABLES):
+            others = other_names(CONFIGS[stage])
+            written = self.table(stage).items()
+            kept = {key: value for key, value in written if others.get(key, key) not in table}
+            tables[stage] = {**kept, **table}
+        return dataclasses.replace(self, **keys, tables=tables)
 
     def at(self, *parts: str) -> str:
         """An address under the root."""

@@ -16,6 +16,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import ValidationError as NotValid
 
+from flows.recipes.form_schema import form_schema, recipes_in
 from flows.register.desired_state import ROOT, DesiredState
 from flows.yard.profile import FlowSchedule
 from trainyard.config import check_known
@@ -31,7 +32,7 @@ def load_flows(desired: DesiredState) -> Flows:
     for one in desired.deployments:
         flow: Flow[..., Any] = load_flow_from_entrypoint(str(ROOT / one.entrypoint))
         flows[one.entrypoint] = flow
-        form = parameter_schema(flow).model_dump_for_openapi()
+        form = form_of(flow)
         if one.schedule is not None:
             where = f"yard {one.name} [schedules.{flow.name}]"
             check_flow_schedule(one.schedule, where)
@@ -40,6 +41,11 @@ def load_flows(desired: DesiredState) -> Flows:
             check_parameters(one.schedule.parameters, form, own)
         check_parameters(one.parameters, form, f"prefect.yaml: deployment {one.entrypoint}")
     return flows
+
+
+def form_of(flow: Flow[..., Any]) -> dict[str, Any]:
+    """The schema of a flow's form, with the recipes of these sources."""
+    return form_schema(parameter_schema(flow).model_dump_for_openapi(), recipes_in(ROOT))
 
 
 def check_flow_schedule(schedule: FlowSchedule, where: str) -> None:

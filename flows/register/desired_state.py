@@ -59,6 +59,7 @@ class DesiredDeployment:
     description: str
     parameters: Mapping[str, Any]
     tags: tuple[str, ...]
+    """The flow's name among them: lists show the deployment's, which is the yard's, in bold."""
     directory: str
     """Folder of the sources, from which workers load the flow."""
     concurrency_limit: int | None = None
@@ -197,7 +198,7 @@ def _deployment(
         pool=profile.pool.name,
         description=str(entry.get("description", "")),
         parameters={**entry.get("parameters", {}), "profile": profile.name, **of_schedule},
-        tags=tuple(dict.fromkeys((*entry.get("tags", ()), *tags))),
+        tags=tuple(dict.fromkeys((flow, *entry.get("tags", ()), *tags))),
         directory=profile.pool.code or str(ROOT),
         concurrency_limit=entry.get("concurrency_limit"),
         schedule=schedule,

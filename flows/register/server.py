@@ -21,10 +21,9 @@ from prefect.client.schemas.filters import (
     DeploymentFilterTags,
 )
 from prefect.exceptions import ObjectNotFound
-from prefect.utilities.callables import parameter_schema
 from prefect.workers.utilities import get_default_base_job_template_for_infrastructure_type
 
-from flows.register.deployments import Flows
+from flows.register.deployments import Flows, form_of
 from flows.register.desired_state import DesiredDeployment, DesiredState
 from flows.register.flow_schedules import (
     active_before,
@@ -219,7 +218,7 @@ def _fields(desired: DesiredDeployment, flow: Flow[..., Any]) -> dict[str, Any]:
         "version": desired.version,
         "description": desired.description,
         "parameters": dict(desired.parameters),
-        "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
+        "parameter_openapi_schema": form_of(flow),
         "enforce_parameter_schema": True,
         "tags": sorted(desired.tags),
         "entrypoint": desired.entrypoint,

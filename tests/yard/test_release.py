@@ -207,7 +207,7 @@ def test_a_deployed_release_ends_well_or_in_words(yard: Yard, prefect_api: dict[
     register(yard, "local")
     with working(yard, "local") as worker:
         given = {"recipe": recipe, "checkpoint": step_url(yard, 2)}
-        good = server.begin("release/local", **given, benchmark={"num_tokens_to_generate": 2})
+        good = server.begin("release/local", **given, num_tokens_to_generate=2)
         bad = server.begin("release/local", recipe=recipe, checkpoint=step_url(yard, 3))
         assert comes(150, lambda: {server.state(run) for run in (good, bad)} <= set(ENDED))
     assert server.state(good) == "COMPLETED", worker.output

@@ -1,7 +1,8 @@
-"""The forms of flows: every option of a stage with its words, default and choices."""
+"""The forms of flows: short, explained, and without a value in a field that nobody filled."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -10,63 +11,72 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
 from flows.pretrain_gpt import pretrain_gpt
-from flows.recipes.form_schema import DECIDED, non_empty, options_schema
+from flows.recipes.form_schema import form_schema, recipes_in
+from flows.register.deployments import form_of
 from flows.register.desired_state import ROOT, read_deployments
 from flows.stage_configs import CONFIGS
-from trainyard.config import leaves
 
 ENTRYPOINTS = [entry["entrypoint"] for entry in read_deployments(ROOT / "prefect.yaml")]
 
 
-@pytest.mark.parametrize("stage", CONFIGS)
-def test_a_form_has_every_option_that_no_flow_decides_with_words(stage: str) -> None:
-    schema = options_schema(stage)
-    names = {name for name, _, _ in leaves(CONFIGS[stage])} - {*DECIDED.get(stage, ())}
-    assert set(schema["properties"]) == names
-    jsonschema.Draft202012Validator.check_schema(schema)
-    for name, option in schema["properties"].items():
-        words = option["description"]
-        assert words.partition("Default:")[0].strip(), name
-
-
-def test_an_option_tells_type_default_and_choices() -> None:
-    options = options_schema("pretrain")["properties"]
-    assert options["num_layers"]["type"] == "integer"
-    assert "Required" in options["num_layers"]["description"]
-    assert options["clip_grad"]["type"] == "number"
-    assert options["clip_grad"]["description"].endswith("Default: 1.0.")
-    assert "cosine" in options["lr_decay_style"]["enum"]
-    assert options["swiglu"] == {
-        "title": "swiglu",
-        "description": options["swiglu"]["description"],
-        "type": "boolean",
-    }
-    prompts = options_schema("benchmark")["properties"]["prompts"]
-    assert (prompts["type"], prompts["items"]) == ("array", {"type": "string"})
+def form(entrypoint: str) -> dict[str, Any]:
+    flow: Any = load_flow_from_entrypoint(str(ROOT / entrypoint))
+    assert flow.name == entrypoint.rpartition(":")[2].replace("_", "-")
+    return form_of(flow)
 
 
 @pytest.mark.parametrize("entrypoint", ENTRYPOINTS)
-def test_every_parameter_of_a_flow_is_explained(entrypoint: str) -> None:
+def test_every_field_of_a_form_is_explained_and_there_are_few(entrypoint: str) -> None:
+    fields = form(entrypoint)["properties"]
+    assert [name for name, field in fields.items() if not field.get("description")] == []
+    assert "profile" in fields
+    assert len(fields) <= 16
+
+
+@pytest.mark.parametrize("entrypoint", ENTRYPOINTS)
+def test_an_untouched_field_sends_nothing_or_the_flows_default(entrypoint: str) -> None:
+    """The pages send every default, and false for each boolean without one."""
     flow: Any = load_flow_from_entrypoint(str(ROOT / entrypoint))
-    assert flow.name == entrypoint.rpartition(":")[2].replace("_", "-")
-    schema = parameter_schema(flow).model_dump_for_openapi()
-    for name, parameter in schema["properties"].items():
-        assert parameter.get("description"), name
-    assert "profile" in schema["properties"]
+    schema = form_of(flow)
+    defaults = {k: f["default"] for k, f in schema["properties"].items() if "default" in f}
+    check = jsonschema.Draft202012Validator({**schema, "required": []}).is_valid
+    assert check(defaults)
+    assert None not in defaults.values()
+    for name, field in schema["properties"].items():
+        if field.get("type") == "boolean":
+            assert defaults[name] is False
+        if name in defaults:
+            assert defaults[name] == parameter_schema(flow).properties[name]["default"]
 
 
-def test_the_form_of_a_flow_refuses_what_the_stage_would() -> None:
-    schema = parameter_schema(pretrain_gpt).model_dump_for_openapi()
-    check = jsonschema.Draft202012Validator(schema).is_valid
-    assert check({"pretrain": {"train_iters": 8, "lr": 1e-3, "lr_decay_style": "cosine"}})
-    for name, parameter in schema["properties"].items():  # what the pages send untouched
-        assert "default" not in parameter or check({name: parameter["default"]})
-    assert not check({"pretrain": {"train_iter": 8}})
-    assert not check({"pretrain": {"train_iters": "many"}})
-    assert not check({"pretrain": {"lr_decay_style": "cosinus"}})
-    assert not check({"pretrain": {"save": "/elsewhere"}})
+def test_a_form_refuses_wrong_names_and_types() -> None:
+    check = jsonschema.Draft202012Validator(form_of(pretrain_gpt)).is_valid
+    assert check({"train_iters": 8, "lr": 1e-3, "bf16": True, "overrides": "pretrain.lr = 1"})
+    assert check({"bf16": "as the recipe says", "recipe": "s3://bucket/mine.toml"})
+    assert not check({"train_iter": 8})
+    assert not check({"train_iters": "many"})
+    assert not check({"bf16": "yes"})
+    assert not check({"pretrain": {"lr": 1e-3}})
 
 
-def test_what_is_left_empty_in_a_form_stays_as_the_recipe_says() -> None:
-    filled = {"pretrain": {"lr": 1e-3, "min_lr": None}, "merge": {}, "plan": {"json": None}}
-    assert non_empty(filled) == {"pretrain": {"lr": 1e-3}}
+def test_recipes_are_offered_and_presets_are_not() -> None:
+    found = recipes_in(ROOT)
+    assert {"recipes/quickstart.toml", "recipes/corpora/incoming.toml"} <= set(found)
+    assert not any("models" in name for name in found)
+    assert all((ROOT / name).is_file() for name in found)
+    fields = form_of(pretrain_gpt)["properties"]
+    offered, free = fields["recipe"]["anyOf"]
+    assert (offered["enum"], free["type"]) == (found, "string")
+    assert fields["recipe"]["default"] in found
+
+
+def test_without_recipes_in_the_sources_the_field_is_free(tmp_path: Path) -> None:
+    assert recipes_in(tmp_path) == []
+    schema = form_schema(parameter_schema(pretrain_gpt).model_dump_for_openapi(), [])
+    assert schema["properties"]["recipe"]["type"] == "string"
+
+
+def test_a_stage_is_a_choice() -> None:
+    fields = form("flows/run_stage.py:run_stage")["properties"]
+    assert fields["stage"]["enum"] == sorted(CONFIGS)
+    assert [one["type"] for one in fields["options"]["anyOf"]] == ["string", "object"]

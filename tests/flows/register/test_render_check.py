@@ -119,8 +119,8 @@ REFUSED: dict[str, tuple[str, str]] = {
         "[schedules.corpus-refresh.parameters]: unknown key 'recip'; did you mean 'recipe'",
     ),
     "a parameter of another type": (
-        NIGHT + 'parameters = { tokenize = "x" }',
-        "[schedules.corpus-refresh.parameters]: .*'x' is not of type 'object'",
+        NIGHT + 'parameters = { workers = "x" }',
+        "[schedules.corpus-refresh.parameters]: .*'x' is not of type 'integer'",
     ),
     "news for a flow that is not deployed": (
         'deployments = ["run-stage"]\n[automations]\ntrain_on_new_corpus = "a.toml"',

@@ -108,7 +108,7 @@ def test_wrong_recipe_is_named(yard: Yard, server: Api, worker: Worker, tmp_path
     words = f"{recipe}: unknown table 'tokenise'; did you mean 'tokenize'?"
     flows = ("prepare-corpus", "pretrain-gpt", "release", "corpus-refresh")
     runs = [server.begin(f"{flow}/local", recipe=str(recipe)) for flow in flows]
-    one = server.begin("run-stage/local", stage="tokenise")
+    one = server.begin("run-stage/local", stage="tokenize")
     swept = server.begin("collect-garbage/local", keep_corpus_versions=0)
     for run in runs:
         check_told_in_words(server, worker, run, words)

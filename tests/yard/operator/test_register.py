@@ -101,7 +101,8 @@ def test_a_yard_is_registered_once_and_again_nothing_changes(server: Server, sit
     refresh = found[FLOWS.index("corpus-refresh")]
     assert refresh["schedules"][0]["schedule"]["cron"] == "0 3 * * *"
     form = found[FLOWS.index("pretrain-gpt")]["parameter_openapi_schema"]["properties"]
-    assert form["pretrain"]["properties"]["lr"]["type"] == "number"
+    assert form["lr"]["type"] == "number"
+    assert "recipes/quickstart.toml" in form["recipe"]["anyOf"][0]["enum"]
     assert server.ask("work_pools/mysite")["concurrency_limit"] == 3
     limits = server.ask("concurrency_limits/tag/yard:mysite:pretrain")
     assert limits["concurrency_limit"] == 2
@@ -246,9 +247,9 @@ def test_a_failure_is_posted(server: Server, tmp_path: Path) -> None:
             assert comes(90, lambda: posted), worker.output
     (post,) = posted
     assert server.state(run) == "FAILED"
-    assert post["text"].startswith(
-        f"run-stage/merge in yard told: Failed. --config {missing} cannot be read: "
-    )
+    name, _, failure = post["text"].partition(" in yard told: ")
+    assert name.startswith("run-stage/merge ")
+    assert failure.startswith(f"Failed. --config {missing} cannot be read: ")
 
 
 def test_what_prefect_would_refuse_leaves_no_half_of_a_yard(server: Server, tmp_path: Path) -> None:
