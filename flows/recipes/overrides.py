@@ -6,12 +6,11 @@ its quotes. Names and types are checked against the options of the stages. Pure.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from flows.stage_configs import CONFIGS
-from trainyard.config import check_known, convert, leaves, other_names, suggest
+from trainyard.config import check_known, convert, leaves, other_names, parse_document, suggest
 from trainyard.errors import ConfigError
 
 AS_RECIPE: Literal["as the recipe says"] = "as the recipe says"
@@ -74,12 +73,12 @@ def read_overrides(
 def parse_text(text: str, where: str = WHERE) -> dict[str, Any]:
     """The document in a text; ConfigError if it is neither TOML nor lines of options."""
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return parse_document(text, ".toml", where)
+    except ConfigError as error:
         return _parse_lines(text, error, where)
 
 
-def _parse_lines(text: str, error: tomllib.TOMLDecodeError, where: str) -> dict[str, Any]:
+def _parse_lines(text: str, error: ConfigError, where: str) -> dict[str, Any]:
     """The same line by line, where a value that is not TOML is a string."""
     document: dict[str, Any] = {}
     table = ""
@@ -94,7 +93,7 @@ def _parse_lines(text: str, error: tomllib.TOMLDecodeError, where: str) -> dict[
         if found is None:
             raise ConfigError(
                 f"{where}: line {number}, {bare!r}, is not STAGE.KEY = VALUE, such as "
-                f"pretrain.lr = 2e-3; as TOML: {error}"
+                f"pretrain.lr = 2e-3"
             ) from error
         _put(
             document,
@@ -107,11 +106,11 @@ def _parse_lines(text: str, error: tomllib.TOMLDecodeError, where: str) -> dict[
 
 def _value(written: str, where: str) -> Any:
     try:
-        return tomllib.loads(f"x = {written}")["x"]
-    except tomllib.TOMLDecodeError as error:
+        return parse_document(f"x = {written}", ".toml", where)["x"]
+    except ConfigError as error:
         bare = COMMENT.sub("", written).strip()
         if not bare or bare[0] in "[{\"'":
-            raise ConfigError(f"{where}: {written!r} is no value of TOML: {error}") from error
+            raise ConfigError(f"{where}: the value is no TOML: {written[:40]!r}") from error
         return bare
 
 

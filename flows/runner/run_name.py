@@ -13,7 +13,7 @@ from typing import Any
 from prefect import runtime
 
 from flows.recipes.overrides import AS_RECIPE, parse_text
-from trainyard.artifacts.urls import basename
+from trainyard.artifacts.urls import basename, show_url
 from trainyard.errors import ConfigError
 
 ELSEWHERE = ("recipe", "stage", "config", "options", "yard", "profile", "overrides")
@@ -42,7 +42,7 @@ def of_sweep() -> str:
 
 def recipe_name(parameters: Mapping[str, Any], due: datetime) -> str:
     """The name of a run of a recipe with these parameters."""
-    stem = PurePosixPath(basename(str(parameters.get("recipe")))).stem
+    stem = PurePosixPath(basename(show_url(str(parameters.get("recipe"))))).stem
     given = [f"{name}={_short(value)}" for name, value in _overridden(parameters).items()]
     others = [f"+{len(given) - SHOWN}"] if len(given) > SHOWN else []
     return " ".join([stem, *given[:SHOWN], *others, _shown(due)])
@@ -63,7 +63,7 @@ def _overridden(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else " ".join(str(value).split())
+    text = str(value).lower() if isinstance(value, bool) else " ".join(show_url(str(value)).split())
     return text if len(text) <= LONGEST else f"...{text[3 - LONGEST :]}"
 
 

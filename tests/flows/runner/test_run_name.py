@@ -20,6 +20,7 @@ DUE = datetime(2026, 11, 23, 17, 5).astimezone()
         ({"lr": 2e-3, "bf16": True}, "quickstart lr=0.002 bf16=true 11-23 17:05"),
         ({"overrides": "pretrain.lr = 1\ntokens = a"}, "quickstart pretrain.lr=1 tokens=a 11-23"),
         ({"overrides": "what"}, "quickstart overrides=? 11-23"),
+        ({"load": "https://h/a?token=secret"}, "quickstart load=https://.../a 11-23"),
         (dict.fromkeys("abcde", 1), "quickstart a=1 b=1 c=1 +2 11-23"),
         ({"load": "s3://bucket/" + "x" * 90 + "/iter_0000002"}, "quickstart load=...xxx"),
     ],
