@@ -19,7 +19,7 @@ def status(url: str, monkeypatch: pytest.MonkeyPatch) -> int:
     return s3check.main()
 
 
-def test_a_bucket_is_made_once_and_is_fit(
+def test_a_bucket_is_created_once_and_passes_the_checks(
     s3_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bucket = f"made-by-s3check-{uuid.uuid4().hex[:8]}"  # a store of one's own keeps it
@@ -55,7 +55,7 @@ def test_no_store_has_the_status_of_infrastructure(
     assert "AWS_ENDPOINT_URL" in capsys.readouterr().err
 
 
-def test_who_is_not_let_in_is_told_which_variables_to_look_at(
+def test_a_refused_client_gets_the_names_of_the_variables(
     s3_url: str,
     s3_server: str,
     monkeypatch: pytest.MonkeyPatch,

@@ -24,7 +24,9 @@ def test_port_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert list((tmp_path / ".prefect").iterdir()) == []
 
 
-def test_a_yard_that_is_a_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_yard_that_is_a_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "yard").write_text("a file")
     assert ui.main(["--root", str(tmp_path / "yard"), "--port", "0"]) == 3
     assert "Prefect's database cannot be kept in" in capsys.readouterr().err
@@ -37,7 +39,7 @@ def test_readable_password_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "ui.env is readable by others" in capsys.readouterr().err
 
 
-def test_a_root_or_a_folder_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_root_or_a_folder_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         ui.main([])
     assert "--root --home" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_flows_stop_before_the_worker(output: Path, worker: subprocess.Popen[byt
     assert is_alive(worker.pid)  # it is signalled last
 
 
-def test_where_jobs_are_left_nothing_hears_of_its_end(
+def test_with_leave_jobs_flows_get_no_signal(
     output: Path, worker: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (flow,) = below(worker.pid)

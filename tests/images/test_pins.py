@@ -132,7 +132,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return pins.main()
 
 
-def test_a_tag_that_moved_is_told_and_then_written(
+def test_a_moved_tag_is_reported_and_then_written(
     place: Path, host: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = place.read_text()

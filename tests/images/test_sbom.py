@@ -66,7 +66,7 @@ def test_packages_name_the_distribution(root: Path, text: str, name: str, versio
     ]
 
 
-def test_the_machines_own_word_goes_over_that_of_the_vendor(root: Path) -> None:
+def test_etc_os_release_overrides_the_one_of_the_vendor(root: Path) -> None:
     (root / "usr/lib/os-release").write_text(DEBIAN)
     assert sbom.distribution(root)["name"] == "debian"
     (root / "etc/os-release").write_text(UBUNTU)

@@ -47,7 +47,7 @@ def test_another_version_is_named() -> None:
         smoke.check_versions({"numpy": "0.1"}, set(), exact=False)
 
 
-def test_what_is_missing_is_named() -> None:
+def test_a_missing_package_is_named() -> None:
     with pytest.raises(smoke.Smoke, match="no-such-package"):
         smoke.check_versions({}, {"no-such-package"}, exact=False)
 
@@ -56,7 +56,7 @@ def test_a_lock_that_fits_passes() -> None:
     smoke.check_versions({"numpy": metadata.version("numpy")}, {"trainyard"}, exact=False)
 
 
-def test_a_module_that_must_not_be_there_is_named() -> None:
+def test_a_forbidden_module_is_named() -> None:
     smoke.check_absent(("no_such_module",))
     with pytest.raises(smoke.Smoke, match="numpy"):
         smoke.check_absent(("no_such_module", "numpy"))

@@ -110,7 +110,7 @@ def test_a_password_that_others_may_know_is_refused(home: Path, wrong: int) -> N
         "# export PREFECT_API_AUTH_STRING=a:b",
     ],
 )
-def test_what_is_no_password_is_replaced(home: Path, text: str) -> None:
+def test_an_invalid_password_is_replaced(home: Path, text: str) -> None:
     replace(home / UI, text)
     assert kept_password(home).startswith("trainyard:")
 

@@ -142,7 +142,7 @@ def test_the_commands_of_the_readme_find_the_password(target: Target) -> None:
     assert "auth" in done(target, "python -m flows.doctor --yard local --only auth")
 
 
-def test_a_browser_is_let_in_by_a_file_and_by_no_wrong_link(target: Target) -> None:
+def test_the_log_in_file_opens_the_pages_and_a_wrong_link_does_not(target: Target) -> None:
     page = (target.home / "log-in.html").read_text()
     (link,) = re.findall(r'<a href="(.*?)">', page)
     path, _, word = link.removeprefix(target.url).partition("#")

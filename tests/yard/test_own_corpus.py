@@ -73,7 +73,7 @@ def test_one_document_more_runs_what_depends_on_it_and_says_why(yard: Yard) -> N
 
 
 @pytest.mark.usefixtures("first")
-def test_a_file_that_is_gone_is_gone_from_the_tokens(yard: Yard) -> None:
+def test_tokens_of_a_removed_file_are_removed(yard: Yard) -> None:
     extra = yard.folder / "docs" / "c.jsonl"
     write_corpus(extra, 5, seed=3)
     document = yard.recipe(recipe(yard.folder))

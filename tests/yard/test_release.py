@@ -202,7 +202,9 @@ def test_a_named_step_is_released_apart(yard: Yard, monkeypatch: pytest.MonkeyPa
     check_measured(export.parent, model, 4)
 
 
-def test_a_deployed_release_ends_well_or_in_words(yard: Yard, prefect_api: dict[str, str]) -> None:
+def test_a_deployed_release_succeeds_or_fails_with_a_message(
+    yard: Yard, prefect_api: dict[str, str]
+) -> None:
     server, recipe = Api(prefect_api["PREFECT_API_URL"]), str(yard.folder / "tiny.toml")
     register(yard, "local")
     with working(yard, "local") as worker:
@@ -226,7 +228,7 @@ def test_a_deployed_release_ends_well_or_in_words(yard: Yard, prefect_api: dict[
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_a_step_that_is_not_there_is_refused_and_those_that_are_are_named(yard: Yard) -> None:
+def test_a_missing_step_is_refused_with_the_existing_steps(yard: Yard) -> None:
     before = stamps(yard.folder)
     ended = release(yard, "--checkpoint", step_url(yard, 5))
     assert (ended.status, ended.states(), ended.out) == (2, {}, "")
@@ -236,7 +238,7 @@ def test_a_step_that_is_not_there_is_refused_and_those_that_are_are_named(yard: 
     assert stamps(yard.folder) == before
 
 
-def test_a_recipe_that_has_not_trained_is_told_to(tmp_path: Path) -> None:
+def test_a_recipe_without_a_training_gives_an_error(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     recipe = yard.recipe(RECIPE.format(folder=tmp_path))
     ended = release(yard)

@@ -10,7 +10,7 @@ import pytest
 from flows.backends.events import FILE, read_events, record_event
 
 
-def test_what_was_noted_is_read_back_in_order(tmp_path: Path) -> None:
+def test_recorded_events_are_read_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "attempt-7"
     before = time.time()
     assert record_event(folder, "submitted", job="17")
@@ -23,7 +23,7 @@ def test_what_was_noted_is_read_back_in_order(tmp_path: Path) -> None:
     assert ended.facts == {"kind": "done"}
 
 
-def test_what_is_no_news_is_not_noted(tmp_path: Path) -> None:
+def test_an_unchanged_state_is_not_recorded(tmp_path: Path) -> None:
     names = ("queued", "queued", "started", "reattached", "started", "queued", "started", "ended")
     noted = [record_event(tmp_path, name) for name in names]  # type: ignore[arg-type]
     assert noted == [True, False, True, True, False, True, True, True]

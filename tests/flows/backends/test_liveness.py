@@ -82,7 +82,7 @@ def test_stale_handle(tmp_path: Path, clock: list[float], monkeypatch: pytest.Mo
     assert signs.silent_seconds() == 10
 
 
-def test_a_folder_that_leads_nowhere_is_infrastructure_too(tmp_path: Path) -> None:
+def test_an_unreachable_folder_is_an_infrastructure_error(tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "run")
     with pytest.raises(InfrastructureError, match=f"run folder {tmp_path}/run cannot be used"):
         Liveness((tmp_path / "run" / "heartbeat",))

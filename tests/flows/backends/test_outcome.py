@@ -299,12 +299,12 @@ def test_errors_of_the_system_and_of_torch_have_a_kind(error: Exception, kind: K
     assert classify_exit("reshard", JobEnd(failure=report_of(error))).kind is kind
 
 
-def test_what_a_stage_reported_is_kept() -> None:
+def test_the_report_of_a_stage_is_kept() -> None:
     outcome = classify_exit("tokenize", JobEnd(failure=DATA, exit_code=1, is_of_launcher=True))
     assert (outcome.message, outcome.error, outcome.step) == (DATA["message"], "DataError", 40)
 
 
-def test_a_scheduler_adds_the_step_that_the_stage_reported_and_its_own_words() -> None:
+def test_the_message_has_the_reported_step_and_the_schedulers_reason() -> None:
     failure = {**SAVED, "step": 1200}
     seen = JobEnd(failure=failure, verdict=Kind.PREEMPTED, message="Slurm says PREEMPTED")
     outcome = classify_exit("pretrain", seen)

@@ -80,7 +80,7 @@ raise SystemExit(137)
 TALK = "import sys; [print('x' * 999) for _ in range(400)]; sys.exit(0)"
 
 
-def test_a_disk_that_fills_up_keeps_no_job_from_its_end(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_keep_a_job_from_ending(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         assert run(disk / "run", TALK).kind is Kind.DONE
         assert 0 < (disk / "run" / "log.txt").stat().st_size < 400_000

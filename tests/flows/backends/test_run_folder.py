@@ -21,7 +21,7 @@ from flows.backends.spec import KEY, LaunchSpec
 from trainyard.errors import ConfigError
 
 
-def test_what_was_noted_is_read_by_who_comes_after(tmp_path: Path) -> None:
+def test_records_are_read_by_the_next_program(tmp_path: Path) -> None:
     path = tmp_path / "submitted.json"
     assert read_record(path, "merge-k-1") is None
     write_record(path, {"name": "merge-k-1", "job_id": "17"})

@@ -89,7 +89,7 @@ def ask(store_url: str) -> Iterator[Ask]:
 # --- what is shown --------------------------------------------------------------------------------
 
 
-def test_a_card_is_handed_out_whole_and_can_do_nothing(ask: Ask) -> None:
+def test_a_card_is_served_whole_and_runs_no_script(ask: Ask) -> None:
     reply = ask("/tiny/card.html")
     assert (reply.status, reply.kind, reply.body) == (200, "text/html; charset=utf-8", CARD)
     policy = reply.headers["Content-Security-Policy"].split("; ")
@@ -119,7 +119,7 @@ def test_a_folder_lists_what_lies_in_it_and_its_links_lead_there(ask: Ask) -> No
     assert "../" not in top
 
 
-def test_a_file_of_another_kind_is_named_and_not_handed_out(ask: Ask) -> None:
+def test_a_file_of_another_kind_is_listed_and_not_served(ask: Ask) -> None:
     page = ask("/tiny/tokens/").text
     assert "corpus.bin" in page
     assert 'href="./corpus.bin"' not in page
@@ -193,7 +193,7 @@ HIDDEN = (
 )
 
 
-def test_a_path_that_leaves_the_root_leads_nowhere(ask: Ask, store_url: str) -> None:
+def test_a_path_outside_the_root_is_refused(ask: Ask, store_url: str) -> None:
     store.write_bytes(store.join(store.parent(store_url), "outside.txt"), b"of somebody else")
     for path in OUTSIDE:
         reply = ask(path)
@@ -267,7 +267,7 @@ def test_a_foreign_name_of_this_machine_is_turned_away(ask: Ask) -> None:
         assert f"start it with --allow-host {host.partition(':')[0]}" in reply.text
 
 
-def test_a_host_that_is_no_name_is_refused(ask: Ask) -> None:
+def test_an_invalid_host_name_is_refused(ask: Ask) -> None:
     for host in ("", "a b", "127.0.0.1@evil.example", "[::1", "127.0.0.1:x"):
         assert ask("/tiny/card.html", Host=host).status == 400, host
 
@@ -330,7 +330,7 @@ def test_a_missing_bucket_ends_it_at_once(
     assert "error: s3://no-such-bucket-here" in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server((LOCAL, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--port {port} cannot be listened on"):

@@ -45,14 +45,14 @@ def test_every_partition_is_looked_at() -> None:
     assert "2 of 2 nodes of cpu run jobs; 4 of 4 nodes of h100 run jobs" in answer.message
 
 
-def test_variables_that_lead_to_other_clusters_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_for_other_clusters_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CLUSTERS", "there")
     answer = asked("")
     assert answer.state is State.FAIL
     assert "SLURM_CLUSTERS (there)" in answer.message
 
 
-def test_a_stages_partition_that_is_not_there_is_named() -> None:
+def test_a_missing_partition_of_a_stage_is_named() -> None:
     answer = asked('[slurm]\npartition = "cpu"\n[slurm.pretrain]\npartition = "h200"\n')
     assert (answer.state, answer.message) == (State.FAIL, "no partition h200")
 
@@ -66,7 +66,7 @@ def test_gpus_are_looked_for_where_the_stage_goes_that_asks_for_them() -> None:
     assert answer.todo == "choose another partition for pretrain, or lower gpus_per_node"
 
 
-def test_a_partition_whose_nodes_are_down_runs_nothing() -> None:
+def test_a_partition_without_a_running_node_fails_the_check() -> None:
     answer = asked('[slurm.merge]\npartition = "old"\n')
     assert (answer.state, answer.message) == (State.FAIL, "0 of 1 nodes of old run jobs")
 
@@ -78,7 +78,7 @@ def test_a_partition_whose_nodes_are_down_runs_nothing() -> None:
         ("[watch.pretrain]\ngrace_seconds = 31", State.WARN),
     ],
 )
-def test_what_scancel_leaves_a_training_to_save_in_is_told(watch: str, state: State) -> None:
+def test_the_time_that_scancel_leaves_to_save_is_reported(watch: str, state: State) -> None:
     answer = asked(f'[slurm]\npartition = "cpu"\n{watch}\n')
     assert answer.state is state
     assert "KillWait 30 s" in answer.message

@@ -55,7 +55,7 @@ def test_an_error_is_an_answer(error: Exception, status: int) -> None:
     assert worst([found]) == (status if status != 1 else 3)
 
 
-def test_a_check_that_hangs_holds_up_nothing() -> None:
+def test_a_hanging_check_does_not_delay_the_others() -> None:
     never = threading.Event()
 
     def hang(_: None) -> Answer:
@@ -81,7 +81,7 @@ def test_a_check_that_hangs_holds_up_nothing() -> None:
         ([fail(ConfigError, "", ""), Answer(State.FAIL, "", "", 70)], 70),
     ],
 )
-def test_a_wrong_setting_goes_before_what_may_pass(answers: list[Answer], status: int) -> None:
+def test_a_wrong_setting_outranks_a_temporary_failure(answers: list[Answer], status: int) -> None:
     checks = [check(str(number), answer) for number, answer in enumerate(answers)]
     assert worst(list(examine_yard(checks, None))) == status
 

@@ -71,7 +71,7 @@ def test_a_yard_whose_images_are_all_slow_is_not_cut_off() -> None:
 
 
 @pytest.mark.parametrize("error", [ReadTimeout, RequestsConnectionError])
-def test_a_stage_that_does_not_start_in_time_is_told_as_that(error: type[Exception]) -> None:
+def test_a_stage_that_starts_too_late_is_reported_as_such(error: type[Exception]) -> None:
     """requests says either, by whether the engine had begun to answer."""
 
     class Silent:

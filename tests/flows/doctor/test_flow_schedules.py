@@ -27,12 +27,12 @@ def timetable(**known: Any) -> Timetable:
     return Timetable(**{**given, "planned": NOW + timedelta(hours=1), **known})
 
 
-def test_a_schedule_with_a_run_to_come_is_well_and_the_time_is_told() -> None:
+def test_a_schedule_with_a_next_run_passes_and_reports_its_time() -> None:
     answer = judge([timetable()], "night", NOW)
     assert (answer.state, answer.message) == (State.OK, f"{NAME} next at 2026-11-23 04:00 UTC")
 
 
-def test_a_schedule_without_a_run_to_come_is_the_fault_of_the_server() -> None:
+def test_a_schedule_without_a_next_run_is_a_fault_of_the_server() -> None:
     answer = judge([timetable(planned=None)], "night", NOW)
     assert (answer.state, answer.exit_status) == (State.FAIL, InfrastructureError.exit_status)
     assert f"{NAME} has an active schedule and no planned run" in answer.message
@@ -46,7 +46,7 @@ def test_a_schedule_that_was_just_written_is_given_time() -> None:
 
 
 @pytest.mark.parametrize("found", [[], [timetable(is_scheduled=False, planned=None)]])
-def test_a_yard_without_an_active_schedule_has_nothing_to_look_at(found: list[Timetable]) -> None:
+def test_the_check_skips_a_yard_without_an_active_schedule(found: list[Timetable]) -> None:
     assert judge(found, "night", NOW).state is State.SKIPPED
 
 
@@ -95,14 +95,14 @@ def test_a_run_that_a_person_asked_for_may_be_late_as_well() -> None:
     assert answer.state is State.WARN
 
 
-def test_one_of_several_is_told_alone_and_a_page_full_is_no_count() -> None:
+def test_only_the_late_deployment_is_named_and_a_full_page_counts_as_or_more() -> None:
     well, ill = timetable(), timetable(name="release/night", due=(NOW - LATE,) * PAGE)
     answer = judge([well, ill], "night", NOW)
     assert answer.message.startswith(f"late runs of release/night: {PAGE} or more, ")
     assert NAME not in answer.message
 
 
-def test_what_to_do_is_told_once() -> None:
+def test_the_advice_is_printed_once() -> None:
     names = (NAME, "collect-garbage/night")
     answer = judge([timetable(name=name, planned=None) for name in names], "night", NOW)
     assert all(name in answer.message for name in names)

@@ -37,7 +37,7 @@ def yard(found: Machine | None, folder: Path, **tables: Any) -> YardContext:
     return visited
 
 
-def test_a_sound_machine_is_sound(tmp_path: Path) -> None:
+def test_a_sound_machine_passes(tmp_path: Path) -> None:
     visited = yard(SOUND, tmp_path, resources={"gpus_per_node": 8})
     for look in (machine.shared_memory, machine.limits, machine.text, machine.gpus):
         assert look(visited).state is State.OK, look(visited)
@@ -79,7 +79,7 @@ def test_infiniband_wants_locked_memory(tmp_path: Path, monkeypatch: pytest.Monk
     assert machine.limits(yard(SOUND, tmp_path)).state is State.OK
 
 
-def test_a_machine_that_is_not_the_stages_is_told_as_such(tmp_path: Path) -> None:
+def test_a_report_names_a_machine_that_is_not_the_stages(tmp_path: Path) -> None:
     tables = {"block": "slurm", "slurm": {}, "resources": {"gpus_per_node": 8}}
     elsewhere = yard(None, tmp_path, **tables)
     assert "not the stages'" in machine.limits(elsewhere).message

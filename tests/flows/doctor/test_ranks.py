@@ -57,7 +57,7 @@ OVER_GLOO = {**SAID_OF_NCCL, "backend": "gloo", "nccl": ""}
 OF_CPUS = {**OVER_GLOO, "torch": "2.11.0+cpu", "cuda": "", "devices": 0}
 
 
-def test_a_report_in_words() -> None:
+def test_a_report_is_described_in_one_line() -> None:
     words = "2 ranks on node1, node2 over nccl 2.28.9, all-reduce 65.4 GB/s, torch 2.11.0+cu130"
     assert described(SAID_OF_NCCL) == words
 

@@ -100,7 +100,7 @@ def test_the_newest_versions_stay_whoever_uses_them(tmp_path: Path, keep: int) -
     assert verify(str(tmp_path)) == 2 * keep
 
 
-def test_a_version_waits_its_days_from_when_the_next_one_came(tmp_path: Path) -> None:
+def test_a_version_ages_from_the_time_of_the_next_one(tmp_path: Path) -> None:
     corpus = Corpus(str(tmp_path))
     corpus.publish("a")
     make_older(tmp_path, 30 * DAY)
@@ -330,7 +330,7 @@ def test_an_upload_that_nobody_completes_is_aborted(s3_url: str) -> None:
     assert kinds(swept(s3_url)) == {}
 
 
-def test_a_root_of_a_store_that_holds_nothing_is_refused(s3_url: str) -> None:
+def test_an_empty_root_of_a_store_is_refused(s3_url: str) -> None:
     with pytest.raises(ConfigError, match="nothing is there"):
         sweep(join(s3_url, "yrad"), [], AT_ONCE, remove=True, is_named=True)
     store.write_bytes(join(s3_url, "yard", "a"), b"1")
@@ -340,7 +340,7 @@ def test_a_root_of_a_store_that_holds_nothing_is_refused(s3_url: str) -> None:
 # --- words --------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_says_what_and_how_much_and_why(tmp_path: Path) -> None:
+def test_a_dry_run_reports_names_sizes_and_reasons(tmp_path: Path) -> None:
     claim(str(tmp_path / "out.claim.json"), GONE)
     report = [
         line for line in lines(swept(str(tmp_path), remove=False), True) if "scratch" not in line
@@ -351,6 +351,6 @@ def test_a_dry_run_says_what_and_how_much_and_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"keep_corpus_versions": 0}, {"run_days": -1.0}])
-def test_a_policy_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+def test_an_impossible_policy_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="--" + next(iter(wrong)).replace("_", "-")):
         Policy(**wrong)  # type: ignore[arg-type]

@@ -83,7 +83,7 @@ def test_the_run_folder_of_a_job_that_may_run_stays_whatever_the_policy(tmp_path
         ((), ("submitted", "started", "reattached"), False),
     ],
 )
-def test_what_tells_that_a_job_has_ended(
+def test_files_that_show_that_a_job_has_ended(
     tmp_path: Path, files: tuple[str, ...], events: tuple[Name, ...], over: bool
 ) -> None:
     folder = begin(tmp_path / ".runs", f"pretrain/{KEY}-1")

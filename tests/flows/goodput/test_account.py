@@ -174,7 +174,7 @@ def test_what_failed_before_training_ran_is_a_start() -> None:
     assert found.spent["start"] == found.allocated == 7_000
 
 
-def test_an_attempt_by_hand_counts_as_far_as_it_told() -> None:
+def test_an_attempt_by_hand_counts_up_to_its_last_record() -> None:
     found = account([], [KILLED])
     assert (found.begin, found.end) == (20_000, 130_000)
     assert [row.attempt for row in found.rows] == ["by hand"]

@@ -55,7 +55,7 @@ def finish(run: Path) -> Output:
     return Output.directory(str(run))
 
 
-def test_an_account_is_kept_and_goes_on_when_run_folders_are_gone(tmp_path: Path) -> None:
+def test_an_account_survives_the_removal_of_run_folders(tmp_path: Path) -> None:
     runs, url = tmp_path / "runs", goodput_url(str(tmp_path / "yard"), "pretrain")
     submit(runs / "a", 40.0, 60.0, "node failure")
     submit(runs / "b", 100.0, 200.0)
@@ -77,7 +77,7 @@ def test_an_account_is_kept_and_goes_on_when_run_folders_are_gone(tmp_path: Path
     assert store.read_json(url) == kept
 
 
-def test_what_an_attempt_told_outlives_a_change_of_the_code(tmp_path: Path) -> None:
+def test_records_of_an_attempt_survive_a_change_of_the_code(tmp_path: Path) -> None:
     """A new version resumes from the saved steps and removes the work folder."""
     runs, url, run = tmp_path / "runs", str(tmp_path / "goodput.json"), tmp_path / "run"
     work = Path(Output.directory(str(run)).work_url, "0123")
@@ -119,7 +119,7 @@ def test_the_last_sign_of_a_job_whose_end_nobody_saw_is_its_log(tmp_path: Path) 
     assert found.holds == ((40_000, 70_000),)
 
 
-def test_an_earlier_run_of_the_job_is_not_of_this_one() -> None:
+def test_an_earlier_run_of_the_job_does_not_count() -> None:
     kinds = ("node failure", "done", "time limit", "done")
     submissions = [
         Submission(attempt=str(i), waits=((i, i + 1),), kind=k) for i, k in enumerate(kinds)
@@ -178,7 +178,7 @@ def test_events_are_waits_and_holds() -> None:
     assert (found.attempt, found.kind) == ("a", "done")
 
 
-def test_a_job_whose_end_nobody_noted_lasts_to_its_last_sign() -> None:
+def test_a_job_without_a_recorded_end_lasts_to_its_last_output() -> None:
     found = submission_of([event("submitted", 1.0), event("started", 1.0)], last_sign=5.0)
     assert found is not None
     assert (found.holds, found.kind) == (((1000, 5000),), "")

@@ -41,7 +41,7 @@ def test_levels_are_found_behind_the_label_of_a_node(line: str, expected: tuple[
     assert parse_line(line) == expected
 
 
-def test_a_second_reader_goes_on_where_the_first_was(tmp_path: Path) -> None:
+def test_a_second_reader_continues_where_the_first_stopped(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     first = Followed(tmp_path)
     assert list(first.read("log.txt")) == []
@@ -56,7 +56,7 @@ def test_a_second_reader_goes_on_where_the_first_was(tmp_path: Path) -> None:
     assert list(first.read("log.txt")) == ["half", "three"]
 
 
-def test_a_log_that_was_begun_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_a_truncated_log_is_read_from_its_beginning(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("a long first line\n")
     followed = Followed(tmp_path)

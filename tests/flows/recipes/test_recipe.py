@@ -170,13 +170,13 @@ def names_of(job: StageJob) -> tuple[str, str]:
     return job.name, in_shares(job, 2).name
 
 
-def test_a_name_that_looks_like_one_with_a_digest_keeps_apart_as_well() -> None:
+def test_a_name_that_looks_like_one_with_a_digest_stays_unique() -> None:
     files = ["x/a.jsonl", "y/a.jsonl"]
     files.append(f"z/{part_names(files)[0]}.jsonl")
     assert len(set(part_names(files))) == 3
 
 
-def test_a_corpus_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_corpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no file matches"):
         jobs(own(tmp_path))
 
@@ -241,18 +241,18 @@ def test_a_preset_may_lie_anywhere(tmp_path: Path) -> None:
         ("num_layers = true", r"\[pretrain\]: num_layers must be"),
     ],
 )
-def test_what_is_no_preset_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_is_no_preset_is_refused(tmp_path: Path, text: str, message: str) -> None:
     recipe = (PRESET + TINY).replace("num_layers = 2\n", "")
     with pytest.raises(ConfigError, match=message):
         shelf(tmp_path, text, recipe)
 
 
-def test_a_preset_that_is_not_there_is_refused() -> None:
+def test_a_missing_preset_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"tiny\.toml: preset models/small\.toml cannot be read"):
         jobs(PRESET + TINY)
 
 
-def test_a_preset_in_the_place_of_a_recipe_is_told_where_it_belongs() -> None:
+def test_a_preset_in_place_of_a_recipe_gives_an_error_with_the_fix() -> None:
     path = str(ROOT / "recipes/models/gpt3-175b.toml")
     with pytest.raises(
         ConfigError, match=r"'num_layers' is an option of pretrain.*preset = .models/gpt"
@@ -276,7 +276,7 @@ def test_a_preset_in_the_place_of_a_recipe_is_told_where_it_belongs() -> None:
         ("[pretrain", "not well-formed TOML"),
     ],
 )
-def test_what_is_not_a_recipe_is_refused(text: str, message: str) -> None:
+def test_a_file_that_is_no_recipe_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         jobs(text)
 
@@ -305,7 +305,7 @@ def test_places_are_not_for_recipes() -> None:
         jobs(TINY.replace("[reshard]", '[reshard]\nsave_dir = "elsewhere"'))
 
 
-def test_a_recipe_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"recipe .*none.toml cannot be read"):
         read_recipe(str(tmp_path / "none.toml"))
 

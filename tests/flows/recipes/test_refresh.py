@@ -89,7 +89,9 @@ def test_only_what_is_new_or_changed_is_tokenized(root: str, first: Refresh) -> 
     assert merge.document["output_prefix"] != first.version.tokens["text"]
 
 
-def test_a_source_that_is_gone_is_news_and_nothing_is_tokenized(root: str, first: Refresh) -> None:
+def test_a_removed_source_makes_a_new_version_and_tokenizes_nothing(
+    root: str, first: Refresh
+) -> None:
     store.delete(f"{root}/in/a.jsonl")
     work = plan_refresh(recipe(root))
     assert work.is_news
@@ -120,7 +122,7 @@ def test_other_options_make_other_parts_and_leave_the_old(root: str, first: Refr
     assert not old & {source.part for source in work.version.sources}
 
 
-def test_speed_is_no_news(root: str, first: Refresh) -> None:
+def test_a_change_of_speed_options_makes_no_new_version(root: str, first: Refresh) -> None:
     assert not plan_refresh(recipe(root, tokenize=TOKENIZE + "workers = 1\n")).is_news
 
 
@@ -179,13 +181,13 @@ def test_a_recipe_without_sources_is_refused() -> None:
         plan_refresh(parse_recipe(TOKENIZE, "web.toml", "yard"))
 
 
-def test_a_source_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_source_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no file matches"):
         plan_refresh(recipe(str(tmp_path)))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format_version": 1}'])
-def test_a_broken_pointer_is_told(tmp_path: Path, text: str) -> None:
+def test_a_broken_pointer_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "current.json").write_text(text)
     with pytest.raises(ArtifactError, match="not a pointer"):
         read_pointer(str(tmp_path / "current.json"))

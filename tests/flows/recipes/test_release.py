@@ -35,13 +35,13 @@ def test_what_is_there_may_be_released(recipe: Recipe) -> None:
         check_checkpoint(recipe, named, "process")
 
 
-def test_a_recipe_without_a_checkpoint_is_told_to_train(recipe: Recipe) -> None:
+def test_a_recipe_without_a_checkpoint_gives_an_error(recipe: Recipe) -> None:
     store.write_bytes(recipe.at("checkpoint", ".claim.json"), b"{}")  # of a training that begins
     with pytest.raises(ConfigError, match=r"tiny\.toml: its training has left no checkpoint in"):
         check_checkpoint(recipe, None, "process")
 
 
-def test_a_checkpoint_that_is_not_there_is_named_with_what_is(recipe: Recipe) -> None:
+def test_a_missing_checkpoint_is_named_with_the_existing_steps(recipe: Recipe) -> None:
     for step in (2, 4):
         publish(recipe.at("checkpoint", f"iter_000000{step}"))
     beside = r"--checkpoint .*/iter_0000003: no checkpoint there.*: iter_0000002, iter_0000004$"

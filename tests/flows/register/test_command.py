@@ -30,7 +30,7 @@ GPU = "[resources.pretrain]\ngpus_per_node = 1\n"
 
 
 @pytest.mark.parametrize(("text", "is_told"), [(GPU, True), ("gpu_memory_gib = 24\n" + GPU, False)])
-def test_gpus_whose_memory_nobody_says_are_told(
+def test_gpus_of_unknown_memory_give_a_warning(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

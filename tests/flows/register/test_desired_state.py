@@ -91,7 +91,7 @@ def test_automations_are_those_that_somebody_asks_for() -> None:
         ('[schedules.corpus_refresh]\ncron = "* * * * *"', "did you mean 'corpus-refresh'"),
     ],
 )
-def test_a_flow_that_is_none_is_refused(text: str, words: str) -> None:
+def test_an_unknown_flow_is_refused(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"yard site.*{words}"):
         want(text)
 

@@ -39,7 +39,7 @@ def test_another_hour_does_not_wake_a_paused_schedule() -> None:
     assert found == FlowSchedule(cron=NOON, active=False)
 
 
-def test_one_that_a_person_added_is_not_taken_for_ours() -> None:
+def test_a_schedule_of_a_person_is_not_ours() -> None:
     wanted, ours = FlowSchedule(cron=NIGHT), there(NIGHT, True)
     assert switched(wanted, [there(NOON, False), ours], True) == wanted
     assert not is_as_desired(wanted, [there(NOON, False), ours])
@@ -53,7 +53,7 @@ def test_none_there_or_none_wanted() -> None:
     assert is_as_desired(None, [])
 
 
-def test_what_the_last_profile_said() -> None:
+def test_active_of_the_last_profile() -> None:
     document = {"schedules": {"release": {"cron": NIGHT}, "pretrain-gpt": {"active": False}}}
     found = [active_before(document, flow) for flow in ("release", "pretrain-gpt", "run-stage")]
     assert found == [True, False, None]

@@ -20,7 +20,7 @@ ENDED = Outcome(kind=Kind.DATA, name="merge", message="a.bin is torn", exit_stat
 @pytest.mark.parametrize(
     "error", [ConfigError("lr must be positive"), InfrastructureError("away"), StageError(ENDED)]
 )
-def test_an_error_of_ours_is_a_failed_state_with_its_words(error: Exception) -> None:
+def test_an_error_of_ours_is_a_failed_state_with_its_message(error: Exception) -> None:
     @report_errors
     async def run() -> object:
         raise error

@@ -95,7 +95,7 @@ def test_nothing_is_said_of_a_yard_without_gpus_or_with_their_memory(profile: Pr
     assert unchecked_layout(training(), profile, "a.toml") is None
 
 
-def test_a_person_is_told_what_keeps_a_training_from_being_planned() -> None:
+def test_a_training_that_cannot_be_planned_gives_a_warning() -> None:
     warning = unchecked_layout(training(**LEARNT), yard(**GPU, **MEMORY, **CONTAINER), "a.toml")
     assert warning is not None
     assert warning.startswith("a.toml: the layout is not checked")
@@ -103,7 +103,7 @@ def test_a_person_is_told_what_keeps_a_training_from_being_planned() -> None:
     assert unchecked_layout(training(**LEARNT), yard(), "a.toml") is None
 
 
-def test_a_person_is_told_of_gpus_whose_memory_nobody_says() -> None:
+def test_gpus_of_unknown_memory_give_a_warning() -> None:
     profile = yard(**GPU, **CONTAINER)
     warning = unknown_gpu_memory(profile)
     assert warning is not None
@@ -114,7 +114,7 @@ def test_a_person_is_told_of_gpus_whose_memory_nobody_says() -> None:
     assert unchecked_layout(merge, profile, "a.toml") is None
 
 
-def test_a_plan_that_says_the_memory_itself_is_enough() -> None:
+def test_a_plan_that_states_the_memory_gives_no_warning() -> None:
     profile, job = yard(**GPU, **CONTAINER), training()
     plan = plan_before(job, GPUS, "a.toml")
     assert plan is not None

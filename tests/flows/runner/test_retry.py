@@ -149,7 +149,7 @@ def test_waiting_for_a_claim_has_pauses_of_its_own() -> None:
     assert failed.pause_seconds == PAUSES_SECONDS[0]
 
 
-def test_why_it_is_given_up_is_told() -> None:
+def test_the_reason_against_a_retry_is_in_the_error() -> None:
     error = StageError(failed(), "log.txt", no_retry_reason(count([40, 40, 40])))
     assert str(error).endswith(
         "(2 attempts in a row failed and none got beyond step 40: not retried)"

@@ -87,7 +87,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_the_turn_of_a_run_that_was_killed_is_taken_over_at_once(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_run_is_taken_over_at_once(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, check=False)
     assert killed.returncode == -9
     assert (tmp_path / TURN).exists()

@@ -58,10 +58,10 @@ def test_only_failed_shares_are_run_again(site: StageEnvironment) -> None:
     assert second.shares == Shares(count=4, only=(1, 3), at_once=2)
 
 
-def test_a_job_of_its_own_has_none(site: StageEnvironment) -> None:
+def test_a_job_without_shares_has_none(site: StageEnvironment) -> None:
     assert stage_task._prepare(stage_job("tokenize", DOCUMENT, "test"), site).shares is None
 
 
-def test_a_stage_is_told_the_version_of_its_flow(site: StageEnvironment) -> None:
+def test_a_stage_gets_the_version_of_its_flow(site: StageEnvironment) -> None:
     spec = stage_task._prepare(stage_job("tokenize", DOCUMENT, "test"), site)
     assert spec.environment == {"TRAINYARD_FLOW_VERSION": VERSION}

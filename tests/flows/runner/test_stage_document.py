@@ -43,6 +43,6 @@ def test_a_stage_with_gpus_computes_on_them_unless_it_says_where(
     assert stage_document(benchmark(**written), site).get("device") == device
 
 
-def test_a_stage_that_knows_no_device_is_told_none() -> None:
+def test_a_stage_without_a_device_option_gets_none() -> None:
     everywhere = StageEnvironment(run_folder="/runs", resources=Resources(gpus_per_node=8))
     assert "device" not in stage_document(merge(), everywhere)

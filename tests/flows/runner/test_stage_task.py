@@ -144,7 +144,7 @@ def test_a_job_is_cancelled_on_a_full_disk(tmp_path: Path, site: StageEnvironmen
     assert "ended" not in events.read_text()
 
 
-def test_a_failure_carries_class_words_and_log(tmp_path: Path, site: StageEnvironment) -> None:
+def test_a_failure_has_class_message_and_log(tmp_path: Path, site: StageEnvironment) -> None:
     document = {"input": [str(tmp_path / "nothing")], "output_prefix": str(tmp_path / "out")}
     with pytest.raises(StageError, match="nothing") as caught:
         run(stage_job("merge", document, "test", "merge-again"), site)

@@ -149,7 +149,7 @@ def away_once_it_runs(
     controller.when_asked = leave
 
 
-def test_a_job_outlives_a_place_that_is_away_for_longer_than_all_attempts_last(
+def test_a_job_survives_a_backend_outage_longer_than_all_attempts(
     controller: Controller,
     place: StageEnvironment,
     shown: list[str],

@@ -22,7 +22,7 @@ def test_one_server_starts_at_a_time(tmp_path: Path) -> None:
         assert lock.read_text().strip() == holder
 
 
-def test_a_home_that_cannot_be_made_is_told_in_words(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_created_gives_an_error_message(tmp_path: Path) -> None:
     (tmp_path / "yard").write_text("a file")
     with pytest.raises(InfrastructureError, match="Prefect's database cannot be kept in"):
         EphemeralServer(tmp_path / "yard" / ".prefect")

@@ -217,7 +217,7 @@ def test_variables_are_filled_in_or_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert parse(text).store == "s3://other/x"
 
 
-def test_a_training_is_told_what_it_gets() -> None:
+def test_a_training_gets_the_resources_of_its_yard() -> None:
     gpus = SLURM + "gpu_memory_gib = 80\n[resources.pretrain]\nnodes = 4\nprocesses_per_node = 8\n"
     assert parse(gpus + "gpus_per_node = 8\n").training_resources().to_plan() == {
         "world_size": 32,

@@ -23,12 +23,12 @@ def test_one_build_or_one_that_nobody_knows_is_no_remark(theirs: str, ours: str)
     assert check_build("site", registered(theirs), ours) == ""
 
 
-def test_two_builds_of_a_version_are_told_apart() -> None:
+def test_two_builds_of_a_version_give_a_warning() -> None:
     warning = check_build("site", registered("aaa"), "bbb")
     assert "of revision aaa, and this worker is of bbb" in warning
 
 
-def test_a_block_of_before_revisions_were_kept_is_read() -> None:
+def test_a_block_without_a_revision_is_read() -> None:
     assert YardProfile(document={}, version=VERSION).revision == ""
 
 
@@ -41,7 +41,7 @@ def test_names_of_blocks_are_what_prefect_takes() -> None:
     assert block_name("My_site.2") == "my-site-2"
 
 
-def test_two_yards_of_almost_one_name_are_told_apart() -> None:
+def test_two_yards_with_similar_names_are_distinguished() -> None:
     assert block_name("my_site") == block_name("my-site")
     with pytest.raises(
         ConfigError, match=r"yard my_site and yard my-site, .* yard-profile/my-site"

@@ -231,7 +231,7 @@ def test_browse_reports_a_wrong_secret(yard: Compose, s3_url: str, tmp_path: Pat
         assert read.read() == b"<!doctype html>"
 
 
-def test_the_secret_is_in_no_log_and_in_no_run_folder(yard: Compose) -> None:
+def test_no_log_and_no_run_folder_has_the_secret(yard: Compose) -> None:
     secret = yard.secret("YARD_S3_SECRET")
     assert secret not in yard.run("logs").stdout
     kept = [path for path in yard.home.rglob("*") if path.is_file()]

@@ -66,7 +66,7 @@ def check_ran_once(yard: Compose, run: Run) -> None:
 
 @pytest.mark.parametrize("begins", [is_planned, is_training])
 @pytest.mark.parametrize(("leave", "come"), [("stop", "start"), ("pause", "unpause")])
-def test_a_database_that_is_away_for_half_a_minute_costs_nothing(
+def test_a_database_outage_of_half_a_minute_costs_nothing(
     yard: Compose, leave: str, come: str, begins: Callable[[Run], bool]
 ) -> None:
     run = begin(yard, f"{leave}-{begins.__name__.replace('_', '-')}")
@@ -146,7 +146,7 @@ def test_a_training_outlives_its_worker_and_the_next_one_follows_it(yard: Compos
 # --- the worker is stopped ------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_stopped_has_its_runs_save_and_the_next_one_goes_on(yard: Compose) -> None:
+def test_a_stopped_worker_saves_its_runs_and_the_next_one_resumes(yard: Compose) -> None:
     run = begin(yard, "stopped", LONG, saves=500)
     assert comes(240, lambda: is_training(run)), yard.run("logs", "worker").stdout
     yard.run("stop", "worker")

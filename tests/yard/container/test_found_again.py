@@ -126,14 +126,14 @@ def test_two_flows_of_one_key_share_a_container(tmp_path: Path, key: str, image:
     assert text_of(block, "starts") == "start\n"
 
 
-def test_what_has_ended_is_not_started_again(tmp_path: Path, key: str, image: str) -> None:
+def test_an_ended_container_is_not_started_again(tmp_path: Path, key: str, image: str) -> None:
     block = job(tmp_path, key, image, "import os; print('once'); os._exit(3)")
     first, second = follow(block)[1], follow(block)[1]
     assert first == second
     assert text_of(block) == "once\n"
 
 
-def test_what_somebody_removed_is_not_started_again(tmp_path: Path, key: str, image: str) -> None:
+def test_a_removed_container_is_not_started_again(tmp_path: Path, key: str, image: str) -> None:
     block = job(tmp_path, key, image, counting())
 
     async def left_alone() -> None:
@@ -166,7 +166,7 @@ def test_absent_engine_costs_nothing(tmp_path: Path, key: str, image: str) -> No
     assert steps_of(block) == list(range(60))
 
 
-def test_an_engine_that_stays_away_ends_the_waiting_and_not_the_container(
+def test_an_unavailable_engine_ends_the_waiting_and_not_the_container(
     tmp_path: Path, key: str, image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(container_job, "AWAY_SECONDS", 0.5)

@@ -250,7 +250,7 @@ def test_missing_image_is_reported_at_once(tmp_path: Path, key: str, image: str,
         ({"options": ContainerOptions(devices=("/dev/nowhere",))}, "option devices"),
     ],
 )
-def test_what_the_engine_refuses_is_told_with_what_to_do(
+def test_a_refusal_of_the_engine_comes_with_advice(
     tmp_path: Path, key: str, image: str, values: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"the Docker engine refuses: .*{words}"):
@@ -270,7 +270,7 @@ def test_a_program_that_the_image_does_not_have(tmp_path: Path, key: str, image:
     assert containers(f"{key}-2") == []
 
 
-def test_an_engine_that_is_not_there_is_named(tmp_path: Path, key: str) -> None:
+def test_an_absent_engine_is_named(tmp_path: Path, key: str) -> None:
     options = ContainerOptions(engine=f"unix://{tmp_path}/no.sock")
     with pytest.raises(InfrastructureError, match=r"no\.sock does not answer.*DOCKER_HOST"):
         follow(job(tmp_path, key, "any", "pass", options=options))

@@ -69,7 +69,7 @@ def follow(
     return outcome.kind
 
 
-def test_a_cluster_whose_server_is_away_for_longer_than_all_attempts_last(
+def test_a_job_survives_an_api_server_outage_longer_than_all_attempts(
     fake: FakeKube, tmp_path: Path, looks: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = job(fake, tmp_path, "unseen-1", training(60))
@@ -87,7 +87,7 @@ def test_a_cluster_whose_server_is_away_for_longer_than_all_attempts_last(
     assert len([path for method, path in fake.asked if method == "POST"]) == 1
 
 
-def test_an_engine_that_is_away_for_longer_than_all_attempts_last(
+def test_a_job_survives_an_engine_outage_longer_than_all_attempts(
     tmp_path: Path,
     key: str,
     image: str,

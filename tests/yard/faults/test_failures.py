@@ -77,7 +77,7 @@ def test_daily_preemption_is_always_retried(tmp_path: Path, prefect_api: dict[st
     assert len(list((tmp_path / "plan").glob("iter_*"))) == 30
 
 
-def test_a_wrong_recipe_is_refused_at_once_and_nothing_is_made(tmp_path: Path) -> None:
+def test_a_wrong_recipe_is_refused_before_any_output(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     ended = yard.pretrain(yard.recipe(COLLECTED.replace("hidden_size", "hiden_size")))
     assert ended.status == 2
@@ -86,7 +86,7 @@ def test_a_wrong_recipe_is_refused_at_once_and_nothing_is_made(tmp_path: Path) -
     assert not (tmp_path / "yard").exists()
 
 
-def test_a_server_that_is_not_there_is_infrastructure(tmp_path: Path) -> None:
+def test_an_absent_server_is_an_infrastructure_error(tmp_path: Path) -> None:
     yard = Yard(tmp_path, {"PREFECT_API_URL": "http://127.0.0.1:9/api"})
     ended = yard.pretrain(yard.recipe(COLLECTED))
     assert ended.status == 3, ended.err

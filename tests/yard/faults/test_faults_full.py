@@ -159,7 +159,7 @@ def trainings(yard: Yard) -> int:
     return sum("stages.pretrain" in program for program in yard.processes())
 
 
-def test_a_worker_that_is_killed_ends_no_job_and_the_next_one_starts_none_again(
+def test_a_killed_worker_stops_no_job_and_the_next_one_follows_it(
     tmp_path: Path, mortal: Server, yard: Yard, worker: subprocess.Popen[str]
 ) -> None:
     save = tmp_path / "save"

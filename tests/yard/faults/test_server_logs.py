@@ -20,7 +20,7 @@ sqlite3.OperationalError: database is locked
 """
 
 
-def test_a_service_that_fails_is_told_with_its_name_and_its_error(tmp_path: Path) -> None:
+def test_a_failing_service_is_reported_with_name_and_error(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     log = tmp_path / "home" / "server.log"
     log.write_text(BUSY + FAILED)

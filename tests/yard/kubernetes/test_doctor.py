@@ -84,7 +84,7 @@ def profile_of(silent: socket.socket, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("has_jobsets", [False, True])
-def test_nothing_is_left_and_nothing_is_asked_that_the_role_does_not_allow(
+def test_the_check_leaves_nothing_and_asks_only_what_the_role_allows(
     fake: FakeKube, tmp_path: Path, capsys: pytest.CaptureFixture[str], has_jobsets: bool
 ) -> None:
     fake.has_jobsets = has_jobsets
@@ -144,7 +144,7 @@ def test_wrong_token(fake: FakeKube, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "the cluster does not know these credentials" in found.message("jobs")
 
 
-def test_a_server_that_takes_calls_and_says_nothing_is_no_hang(
+def test_a_silent_server_does_not_hang_the_check(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "SECONDS", 1.0)

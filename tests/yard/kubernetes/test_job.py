@@ -133,7 +133,9 @@ sys.exit(2)
 
 
 @pytest.mark.full
-def test_a_wrong_option_of_a_jobset_comes_back(fake: FakeKube, tmp_path: Path) -> None:
+def test_the_message_of_a_wrong_option_in_a_jobset_reaches_the_outcome(
+    fake: FakeKube, tmp_path: Path
+) -> None:
     fake.has_jobsets = True
     options = site(fake, tmp_path, variant="jobset")
     outcome = follow(job(fake, tmp_path, "set-2", WRONG, options=options, **TWO_NODES))
@@ -141,7 +143,7 @@ def test_a_wrong_option_of_a_jobset_comes_back(fake: FakeKube, tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_a_preempted_jobset_is_told_so(fake: FakeKube, tmp_path: Path) -> None:
+def test_a_preempted_jobset_is_reported_as_such(fake: FakeKube, tmp_path: Path) -> None:
     fake.has_jobsets = True
     block = job(fake, tmp_path, "set-3", training(), **TWO_NODES)
     outcome = follow(block, when(says(block, "step 3", 2), lambda: fake.preempt(1)))
@@ -150,7 +152,7 @@ def test_a_preempted_jobset_is_told_so(fake: FakeKube, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_jobset_out_of_time_is_told_so(fake: FakeKube, tmp_path: Path) -> None:
+def test_a_jobset_out_of_time_is_reported_as_such(fake: FakeKube, tmp_path: Path) -> None:
     fake.has_jobsets = True
     limit = Resources(nodes=2, time_limit_seconds=6)
     values = {**TWO_NODES, "resources": limit}
@@ -179,7 +181,7 @@ def test_a_preempted_node_ends_the_job(fake: FakeKube, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_preempted_pod_alone_is_made_again_by_the_cluster(fake: FakeKube, tmp_path: Path) -> None:
+def test_a_single_preempted_pod_is_replaced_by_the_cluster(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "preempt-2", training(30))
     outcome = follow(block, when(says(block, "step 3"), lambda: fake.preempt(0)))
     assert outcome.kind is Kind.DONE
@@ -206,13 +208,13 @@ def test_failure_after_a_preempted_pod_counts(fake: FakeKube, tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_a_lost_node_is_told_from_preemption(fake: FakeKube, tmp_path: Path) -> None:
+def test_a_lost_node_is_distinguished_from_preemption(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "lost-1", training(), **TWO_NODES)
     outcome = follow(block, when(says(block, "step 3", 2), lambda: fake.lose_node_of(1)))
     assert outcome.kind is Kind.NODE_FAILURE, outcome
 
 
-def test_a_job_out_of_memory_is_told_so(fake: FakeKube, tmp_path: Path) -> None:
+def test_a_job_out_of_memory_is_reported_as_such(fake: FakeKube, tmp_path: Path) -> None:
     if not (CGROUPS / "memory.limit_in_bytes").exists():
         pytest.skip("no memory cgroup of version 1 here")
     small = Resources(memory_bytes_per_node=64 * 2**20)
@@ -222,20 +224,20 @@ def test_a_job_out_of_memory_is_told_so(fake: FakeKube, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_job_out_of_time_is_told_so(fake: FakeKube, tmp_path: Path) -> None:
+def test_a_job_out_of_time_is_reported_as_such(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "time-1", training(), resources=Resources(time_limit_seconds=2))
     outcome = follow(block)
     assert (outcome.kind, outcome.exit_status) == (Kind.TIME_LIMIT, 3)
     assert saves(block) == 1
 
 
-def test_a_job_that_somebody_deletes_is_no_failure_to_retry(fake: FakeKube, tmp_path: Path) -> None:
+def test_a_job_that_a_person_deletes_is_not_retried(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "deleted-1", training())
     outcome = follow(block, when(says(block, "step 2"), fake.delete_job))
     assert (outcome.kind, outcome.is_retryable) == (Kind.STOPPED, False)
 
 
-def test_a_job_that_falls_silent_is_ended(fake: FakeKube, tmp_path: Path) -> None:
+def test_a_silent_job_is_stopped(fake: FakeKube, tmp_path: Path) -> None:
     code = "import time; print('last words', flush=True); time.sleep(600)"
     block = job(fake, tmp_path, "hang-1", code, hang_seconds=2.0, grace_seconds=1.0)
     outcome = follow(block)

@@ -102,7 +102,7 @@ def test_ranks_on_two_nodes_find_each_other(variant: Variant) -> None:
     assert log_of(one).count(f": {2.0 ** (2 * per_node) - 1}") == 2 * per_node
 
 
-def test_a_failed_share_is_named_and_made_again_alone() -> None:
+def test_only_the_failed_share_is_named_and_made_again() -> None:
     code = "import sys; print('share', sys.argv[-1]); sys.exit(3 * (sys.argv[-1] in {}))"
     first = follow(block(code.format("('1', '2')"), shares=Shares(count=4, at_once=2)))
     assert (first.kind, first.failed_shares) == (Kind.INFRASTRUCTURE, (1, 2))

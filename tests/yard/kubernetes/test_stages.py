@@ -66,7 +66,7 @@ def test_a_stage_makes_the_same_in_pods_and_is_reused(fake: FakeKube, tmp_path: 
     assert keys <= {path.name for path in attempts.iterdir()}
 
 
-def test_a_wrong_option_comes_back_as_the_stage_said_it(fake: FakeKube, tmp_path: Path) -> None:
+def test_the_message_of_a_wrong_option_reaches_the_outcome(fake: FakeKube, tmp_path: Path) -> None:
     document = {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path / "plan")}
     passed = stage_job("plan", document, "test")
     wrong = replace(passed, document={**document, "hidden_size": 31})  # past the first validation

@@ -54,7 +54,7 @@ JOBS = "/apis/batch/v1/namespaces/yard/jobs"
         ("room", {"node_selector": {"disk": "none"}}, {}, Kind.INFRASTRUCTURE, "no node has room"),
     ],
 )
-def test_what_keeps_a_job_from_starting_is_told_at_once_and_ends_it(
+def test_an_obstacle_is_logged_at_once_and_stops_the_job(
     fake: FakeKube,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -73,7 +73,7 @@ def test_what_keeps_a_job_from_starting_is_told_at_once_and_ends_it(
     assert not [one for one in fake.all("jobs") if f"start-{key}" in one["metadata"]["name"]]
 
 
-def test_a_claim_that_is_not_there_is_a_wrong_option(fake: FakeKube, tmp_path: Path) -> None:
+def test_a_missing_claim_is_a_wrong_option(fake: FakeKube, tmp_path: Path) -> None:
     claims = (Claim(name="nowhere", target=str(tmp_path)),)
     options = site(fake, tmp_path, claims=claims, broken_seconds=1)
     outcome = follow(job(fake, tmp_path, "claim-1", "pass", options=options))
@@ -228,7 +228,7 @@ def test_a_long_name_is_one_that_jobset_takes(fake: FakeKube, tmp_path: Path) ->
     assert [path for verb, path in fake.asked if verb == "POST" and path.endswith("/jobsets")]
 
 
-def test_a_namespace_that_is_not_there_is_named(fake: FakeKube, tmp_path: Path) -> None:
+def test_a_missing_namespace_is_named(fake: FakeKube, tmp_path: Path) -> None:
     options = site(fake, tmp_path, namespace="nowhere")
     with pytest.raises(ConfigError, match='namespaces "nowhere" not found'):
         follow(job(fake, tmp_path, "space-1", "pass", options=options))
@@ -257,7 +257,7 @@ def test_broken_watches_and_logs_resume(fake: FakeKube, tmp_path: Path) -> None:
     assert log == "".join(f"step {number}\n" for number in range(40))
 
 
-def test_a_token_that_is_replaced_is_read_anew(fake: FakeKube, tmp_path: Path) -> None:
+def test_a_replaced_token_is_read_again(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "renew-1", training(30))
     first = fake.kubeconfig.read_text()
 
@@ -276,7 +276,7 @@ def test_a_token_that_is_replaced_is_read_anew(fake: FakeKube, tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_a_server_that_is_away_for_a_while_is_waited_for(fake: FakeKube, tmp_path: Path) -> None:
+def test_requests_wait_for_an_unavailable_server(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "away-1", training(30))
 
     def trouble() -> None:

@@ -33,7 +33,7 @@ def practice(tmp_path: Path) -> Practice:
     return Practice(tmp_path)
 
 
-def test_a_sound_yard_is_sound(practice: Practice) -> None:
+def test_a_sound_yard_passes(practice: Practice) -> None:
     seen = practice.visit()
     assert (seen.status, seen.ill()) == (0, set()), seen.findings
     for name in ("store", "conditional writes", "clock", "jobs", "image", "ranks", "disk", "text"):
@@ -91,7 +91,7 @@ def test_no_store_and_an_interpreter_without_trainyard(practice: Practice, s3_ur
     assert "no trainyard" in seen.message("image")
 
 
-def test_a_bucket_that_is_not_there(practice: Practice, s3_url: str) -> None:
+def test_a_missing_bucket_is_reported(practice: Practice, s3_url: str) -> None:
     seen = practice.visit(PROCESSES, "store", root="s3://no-such-bucket-here/yard")
     assert (seen.status, seen.ill()) == (WRONG_SETTING, {"store"})
     assert "bucket does not exist" in seen.message("store")
@@ -115,7 +115,7 @@ def test_a_server_without_authentication(practice: Practice, server: WholeServer
 
 
 @pytest.mark.full
-def test_a_server_that_is_closed_lets_in_who_may(practice: Practice) -> None:
+def test_a_closed_server_accepts_credentials(practice: Practice) -> None:
     secret = "yard:of-a-test"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_SERVER_CSRF_PROTECTION_ENABLED", "true")

@@ -68,7 +68,7 @@ def test_a_dry_run_then_the_flow_then_nothing(tmp_path: Path, prefect_api: dict[
     assert "5 artifacts" in verified.out
 
 
-def test_a_policy_that_cannot_be_is_refused_before_anything_is_looked_at(tmp_path: Path) -> None:
+def test_an_impossible_policy_is_refused_before_any_request(tmp_path: Path) -> None:
     ended = Yard(tmp_path).run("-m", "flows.gc", "--keep-corpus-versions", "0")
     assert ended.status == 2
     assert "--keep-corpus-versions must be at least 1" in ended.err

@@ -324,7 +324,7 @@ def test_paused_and_resumed_schedules_keep_their_parameters(server: Server, tmp_
     assert "unchanged" in verbs(server.register("--yard", str(profile)))
 
 
-def test_a_parameter_that_is_gone_says_what_replaced_it(server: Server, tmp_path: Path) -> None:
+def test_a_removed_parameter_names_its_replacement(server: Server, tmp_path: Path) -> None:
     profile = tmp_path / "old.toml"
     profile.write_text(SCHEDULED.replace("run_days = 90", "dry_run = true"))
     refused = server.register("--yard", str(profile))

@@ -52,7 +52,7 @@ def stays(server: WholeServer, run: str, kind: str) -> bool:
 
 
 @pytest.mark.full
-def test_a_run_is_started_again_so_often_and_no_more(tmp_path: Path, server: WholeServer) -> None:
+def test_a_crashed_run_restarts_only_up_to_the_limit(tmp_path: Path, server: WholeServer) -> None:
     yard_of(tmp_path, server, "[automations]\nresume_crashed = 2\n")
     run = server.begin("run-stage/site", stage="merge")
     put(server, run, "PENDING")
@@ -127,7 +127,7 @@ REPLACED = ("flows.worker", "--leave-jobs")
 @pytest.mark.parametrize(
     "program", [("prefect", "worker", "start"), REPLACED], ids=["power lost", "pod replaced"]
 )
-def test_a_run_whose_machine_died_is_taken_up_by_another_worker_by_itself(
+def test_another_worker_resumes_the_run_of_a_dead_machine(
     tmp_path: Path, server: WholeServer, fake: FakeKube, program: tuple[str, ...]
 ) -> None:
     """Worker and flow are killed for good in the middle of a training in pods, and another worker

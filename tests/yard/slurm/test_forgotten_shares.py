@@ -30,7 +30,7 @@ while not pathlib.Path(FILE).exists():
 
 
 @pytest.mark.full
-def test_an_early_failure_of_a_share_is_remembered(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_early_failure_of_a_share_is_kept(cluster: Cluster, tmp_path: Path) -> None:
     go = tmp_path / "go"
     code = ONE_IS_KILLED.replace("FILE", repr(str(go)))
     went: list[float] = []

@@ -117,7 +117,7 @@ def test_only_a_failed_share_is_run_again(folder: Path) -> None:
     assert "['--rank', '1', '--world-size', '3']" in log.read_text()
 
 
-def test_what_slurm_refuses_is_told_in_its_words(folder: Path) -> None:
+def test_the_error_quotes_the_refusal_of_slurm(folder: Path) -> None:
     block = job(folder, "refused-1", "pass", options=SlurmOptions(partition="nowhere"))
     with pytest.raises(ConfigError, match=r"Invalid partition name.*Correct the Slurm options"):
         follow(block)
@@ -126,7 +126,7 @@ def test_what_slurm_refuses_is_told_in_its_words(folder: Path) -> None:
 # --- ended by others ----------------------------------------------------------------------------
 
 
-def test_a_job_out_of_time_is_told_so(folder: Path) -> None:
+def test_a_job_out_of_time_is_reported_as_such(folder: Path) -> None:
     block = job(folder, "time-1", "import time; print('begun', flush=True); time.sleep(600)")
 
     async def meanwhile(run: SlurmJobRun) -> None:
@@ -137,7 +137,7 @@ def test_a_job_out_of_time_is_told_so(folder: Path) -> None:
     assert (outcome.kind, outcome.exit_status) == (Kind.TIME_LIMIT, 3)
 
 
-def test_scancel_by_a_person_is_no_failure_to_retry(folder: Path) -> None:
+def test_scancel_by_a_person_is_not_retried(folder: Path) -> None:
     block = job(folder, "scancel-1", training())
 
     async def meanwhile(run: SlurmJobRun) -> None:
@@ -160,7 +160,7 @@ def test_scancel_of_ranks_on_two_nodes_is_no_good_end_although_srun_says_so(fold
     assert follow(block, meanwhile)[1].kind is Kind.STOPPED
 
 
-def test_a_job_that_falls_silent_is_ended(folder: Path) -> None:
+def test_a_silent_job_is_stopped(folder: Path) -> None:
     code = "import time; print('last words', flush=True); time.sleep(600)"
     _, outcome = follow(job(folder, "hang-1", code, hang_seconds=3.0))
     assert (outcome.kind, outcome.is_retryable) == (Kind.HANG, True)

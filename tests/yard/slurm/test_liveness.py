@@ -39,7 +39,7 @@ def test_a_heartbeat_is_a_sign_of_life(folder: Path) -> None:
     assert follow(block)[1].kind is Kind.DONE
 
 
-def test_a_heartbeat_that_stops_is_none(folder: Path) -> None:
+def test_a_heartbeat_that_stops_does_not_count(folder: Path) -> None:
     code = BEATING + "time.sleep(600)"
     began = time.monotonic()
     outcome = follow(job(folder, "beats-2", code, hang_seconds=HANG_SECONDS))[1]
@@ -47,7 +47,7 @@ def test_a_heartbeat_that_stops_is_none(folder: Path) -> None:
     assert time.monotonic() - began > BEATS_SECONDS + HANG_SECONDS
 
 
-def test_scancel_by_a_person_of_a_job_that_waits_is_no_failure_to_retry(folder: Path) -> None:
+def test_scancel_of_a_waiting_job_by_a_person_is_not_retried(folder: Path) -> None:
     block = job(folder, "scancel-3", "pass", options=SlurmOptions(extra=("--hold",)))
 
     async def meanwhile(run: SlurmJobRun) -> None:

@@ -26,7 +26,7 @@ ONE, TWO = ["done"], ["node failure", "done"]
     [('requeue = "requeue"', [ONE, TWO]), ('requeue = "no-requeue"', [TWO])],
     ids=["by Slurm", "by its flow"],
 )
-def test_a_training_that_loses_a_node_goes_on_when_there_are_two_again(
+def test_a_training_that_lost_a_node_resumes_on_two_nodes(
     cluster: Cluster, tmp_path: Path, option: str, kinds: list[list[str]]
 ) -> None:
     def lose_a_node() -> None:

@@ -157,7 +157,7 @@ def test_cgroup_end_is_memory(cluster: Cluster, folder: Path, launcher: tuple[st
 # --- never started --------------------------------------------------------------------------------
 
 
-def test_a_job_that_waits_for_what_never_comes_is_ended(folder: Path) -> None:
+def test_a_job_that_can_never_start_is_stopped(folder: Path) -> None:
     """A partition is made smaller while the job waits: sbatch refuses no such job."""
     options = SlurmOptions(broken_seconds=2)
     ask("scontrol", "create", "PartitionName=small", "Nodes=ALL", "MaxNodes=1")

@@ -74,7 +74,7 @@ def test_the_script_that_is_kept_makes_the_same_when_a_person_submits_it(tmp_pat
     assert found[0].output_digest == digest
 
 
-def test_a_wrong_option_comes_back_as_the_stage_said_it(tmp_path: Path) -> None:
+def test_the_message_of_a_wrong_option_reaches_the_outcome(tmp_path: Path) -> None:
     document = {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path / "plan")}
     passed = stage_job("plan", document, "test")
     wrong = replace(passed, document={**document, "hidden_size": 31})  # past the first validation

@@ -72,7 +72,7 @@ def test_a_deadline_after_an_eviction_is_a_deadline() -> None:
     assert end_of(None, [late], [evicted, waiting]).verdict is Kind.TIME_LIMIT
 
 
-def test_a_job_that_is_gone_was_done_when_all_of_its_pods_were() -> None:
+def test_a_deleted_job_is_done_if_all_of_its_pods_were() -> None:
     done = [pod(index, phase="Succeeded", exit_code=0) for index in (0, 1)]
     there = WorkloadRecord(name="j")
     assert end_of(None, [there], done, 2).verdict is Kind.DONE
@@ -80,7 +80,7 @@ def test_a_job_that_is_gone_was_done_when_all_of_its_pods_were() -> None:
     assert end_of(None, [], [], 2) == End(words="the cluster no longer knows it")
 
 
-def test_a_share_that_is_done_is_so_though_others_failed() -> None:
+def test_a_share_can_be_done_although_others_failed() -> None:
     job = WorkloadRecord(name="j", has_ended=True, completed=frozenset({0}))
     pods = [pod(0, phase="Succeeded", exit_code=0), pod(1, exit_code=3)]
     assert end_of(0, [job], pods).verdict is Kind.DONE
@@ -153,7 +153,7 @@ def test_outcome_of_an_end(
         assert outcome.step == 7
 
 
-def test_a_forgotten_job_is_told_by_what_the_stage_wrote_last(tmp_path: Path) -> None:
+def test_the_last_file_of_a_stage_decides_the_outcome_of_a_forgotten_job(tmp_path: Path) -> None:
     assert classify_end(spec(tmp_path), None, End(words="forgotten"), None).kind is Kind.UNKNOWN
     (tmp_path / "outcome.json").write_text('{"outcome": "ran"}')
     assert classify_end(spec(tmp_path), None, End(words="forgotten"), None).kind is Kind.DONE

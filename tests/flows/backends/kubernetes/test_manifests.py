@@ -145,7 +145,7 @@ def test_what_people_write_is_not_expanded() -> None:
     assert variables["LITERAL"] == "$$(HOME), $$$$(HOME) and $$HOME"
 
 
-def test_preemption_is_told_from_failure() -> None:
+def test_preemption_is_distinguished_from_failure() -> None:
     whole, share = job_of("four-nodes"), job_of("shares")
     first, second = whole["podFailurePolicy"]["rules"]
     assert first["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
@@ -187,7 +187,7 @@ def run_pod(job: LaunchSpec, **environment: str) -> subprocess.CompletedProcess[
     return subprocess.run(words, env=given, capture_output=True, text=True, check=False)
 
 
-def test_a_pod_that_replaces_another_begins_without_its_last_word(tmp_path: Path) -> None:
+def test_a_replacement_pod_starts_without_the_report_of_the_first(tmp_path: Path) -> None:
     (tmp_path / "failure.json").write_text('{"class": "Stopped"}')
     (tmp_path / "config.toml").write_text("")
     job = spec(command=(sys.executable, "-c", "exit(7)"))
@@ -279,7 +279,7 @@ def test_all_that_belongs_to_a_submission_is_found_by_its_key() -> None:
         ({"run_directory": "/elsewhere/run"}, r"is on no volume of the pods \(/yard\)"),
     ],
 )
-def test_what_a_cluster_cannot_be_told_is_refused(values: dict[str, Any], message: str) -> None:
+def test_jobs_that_kubernetes_cannot_run_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         render_kubernetes(spec(**values), SITE)
 

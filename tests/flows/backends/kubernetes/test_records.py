@@ -79,7 +79,7 @@ def workload(kind: str, reason: str = "", message: str = "", **status: Any) -> d
     return {"metadata": meta, "spec": {}, "status": {"conditions": [earlier, condition], **status}}
 
 
-def test_a_job_that_only_is_about_to_fail_has_not_ended() -> None:
+def test_a_job_that_is_about_to_fail_has_not_ended() -> None:
     assert not read_workload(workload("FailureTarget", "PodFailurePolicy")).has_ended
     assert not read_workload({"metadata": {"name": "a"}}).has_ended
 

@@ -92,7 +92,7 @@ def test_faulty_job_is_refused(path: tuple[str | int, ...], value: object, messa
             check(changed("one-process", path, value), version)
 
 
-def test_a_kind_that_nobody_knows_is_told() -> None:
+def test_an_unknown_kind_is_reported() -> None:
     with pytest.raises(NoSchemaError, match="PyTorchJob of kubeflow"):
         check({"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "a"}})
 

@@ -73,7 +73,7 @@ def test_broken_connections_cost_no_line_and_give_none_twice(tmp_path: Path) -> 
     assert (tmp_path / "log.txt").read_text() == "".join(f"{line}\n" for line in relayed)
 
 
-def test_what_was_written_and_not_noted_is_written_again_once(tmp_path: Path) -> None:
+def test_unrecorded_lines_are_written_again_once(tmp_path: Path) -> None:
     first: list[str] = []
     read(tmp_path, Breaking(lines(6)), first)
     with (tmp_path / "log.txt").open("a") as log:

@@ -35,7 +35,7 @@ class Full(FakeSlurm):
         )
 
 
-def test_a_submission_waits_until_there_is_room_and_says_so_once(
+def test_a_submission_waits_for_room_and_logs_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(slurm, "ROOM_PAUSE_SECONDS", 0.001)

@@ -81,7 +81,7 @@ def test_a_submission_that_did_not_get_through_is_repeated() -> None:
     assert tape.count("sacct") == 1, "a cluster without accounting is asked for it once"
 
 
-def test_a_controller_that_stays_away_is_infrastructure() -> None:
+def test_an_unavailable_controller_is_an_infrastructure_error() -> None:
     tape = Tape(
         {"sbatch": [CommandResult(1, "", AWAY)], "squeue": [printed("")], "sacct": [NO_ACCOUNTING]}
     )
@@ -126,7 +126,7 @@ def test_a_full_queue_is_no_fault_of_the_options(reason: str) -> None:
 @pytest.mark.parametrize(
     "reason", ["QOSMaxWallDurationPerJobLimit", "AssocMaxNodePerJobLimit", "QOSGrpCpuLimit", ""]
 )
-def test_a_limit_that_no_waiting_lifts_is_a_wrong_option_and_named(reason: str) -> None:
+def test_a_permanent_limit_is_named_as_a_wrong_option(reason: str) -> None:
     words = f"sbatch: error: {reason}\n{POLICY}\n" if reason else POLICY
     with pytest.raises(ConfigError, match=rf"{reason}.*Job violates.*Correct the Slurm options"):
         Tape({"sbatch": [CommandResult(1, "", words)]}).client().submit(SCRIPT, "merge-a-1")
@@ -163,7 +163,7 @@ def test_nothing_known_is_no_error_and_not_the_end() -> None:
     assert Tape({"scontrol": [UNKNOWN], "sacct": [NO_ACCOUNTING]}).client().records("17") == []
 
 
-def test_questions_are_repeated_while_the_controller_is_away() -> None:
+def test_requests_are_repeated_while_the_controller_is_unavailable() -> None:
     tape = Tape({"scontrol": [CommandResult(1, "", AWAY), printed("JobId=17 JobState=RUNNING")]})
     assert tape.client().records("17")[0].state == "RUNNING"
     with pytest.raises(InfrastructureError, match="scontrol show job"):
@@ -184,7 +184,7 @@ def test_programs_that_hang_use_up_the_patience_too(monkeypatch: pytest.MonkeyPa
     assert now == 120
 
 
-def test_a_machine_without_slurm_is_told_so() -> None:
+def test_a_machine_without_slurm_gives_an_error() -> None:
     with pytest.raises(ConfigError, match="no-such-sbatch is not installed here"):
         run_here(("no-such-sbatch",))
 
@@ -202,7 +202,7 @@ def test_a_program_is_run_to_its_end() -> None:
     assert run((sys.executable, "-c", "raise SystemExit(3)"), 30)[1].endswith(": status 3")
 
 
-def test_one_that_cannot_be_run_is_told_so(tmp_path: Path) -> None:
+def test_a_program_that_cannot_run_gives_a_status(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("no program")
     missing = run_program(("no-such-sinfo",), 30)
@@ -210,7 +210,7 @@ def test_one_that_cannot_be_run_is_told_so(tmp_path: Path) -> None:
     assert run_program((str(plain),), 30) == CommandResult(FORBIDDEN, "", f"{plain} may not be run")
 
 
-def test_one_that_does_not_end_is_not_waited_for() -> None:
+def test_a_program_that_does_not_end_is_killed() -> None:
     result = run_program((sys.executable, "-c", "import time; time.sleep(60)"), 0.2)
     assert result.status == OVERDUE
     assert result.last_line.endswith("did not answer within 0.2 s")

@@ -43,13 +43,13 @@ from tests.flows.backends.slurm.fake_slurm import (
 from trainyard.errors import ConfigError, InfrastructureError
 
 
-def test_the_exit_file_tells_the_end_of_a_job_that_slurm_has_forgotten(tmp_path: Path) -> None:
+def test_the_exit_file_shows_the_end_of_a_job_that_slurm_has_forgotten(tmp_path: Path) -> None:
     write_exit(tmp_path, 2)
     outcome = follow(block(tmp_path, FakeSlurm([UNKNOWN], squeue="17")))
     assert (outcome.kind, outcome.exit_status) == (Kind.CONFIG, 2)
 
 
-def test_a_job_of_which_nothing_is_left_is_unknown_and_not_submitted_again(tmp_path: Path) -> None:
+def test_a_job_without_a_trace_is_unknown_and_not_submitted_again(tmp_path: Path) -> None:
     played = FakeSlurm([UNKNOWN])
     first = follow(block(tmp_path, played))
     assert (first.kind, first.is_retryable) == (Kind.UNKNOWN, False)
@@ -63,7 +63,7 @@ def test_another_clusters_job_of_the_same_number_is_not_ours(tmp_path: Path) -> 
     assert follow(block(tmp_path, played)).kind is Kind.UNKNOWN
 
 
-def test_a_controller_that_stays_away_ends_the_waiting_and_not_the_job(tmp_path: Path) -> None:
+def test_an_unavailable_controller_ends_the_waiting_and_not_the_job(tmp_path: Path) -> None:
     played = FakeSlurm([state("RUNNING"), AWAY])
     with pytest.raises(InfrastructureError, match="Unable to contact"):
         follow(block(tmp_path, played))
@@ -81,7 +81,7 @@ def test_wait_for_a_stuck_job_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
         follow(silent)
 
 
-def test_a_job_that_slurm_holds_for_ever_is_ended_as_a_node_failure(tmp_path: Path) -> None:
+def test_a_job_that_slurm_holds_forever_ends_as_a_node_failure(tmp_path: Path) -> None:
     held = state("PENDING", Reason="launch_failed_requeued_held")
     played = FakeSlurm([held], heeds_scancel=True)
     assert follow(block(tmp_path, played)).kind is Kind.NODE_FAILURE
@@ -96,7 +96,9 @@ def test_a_job_that_slurm_holds_for_ever_is_ended_as_a_node_failure(tmp_path: Pa
         ("srun: error: node1: task 0: Exited with exit code 1\n", Kind.DATA),
     ],
 )
-def test_a_step_that_a_cgroup_ended_is_told_by_srun(tmp_path: Path, log: str, kind: Kind) -> None:
+def test_the_log_of_srun_shows_a_step_that_a_cgroup_killed(
+    tmp_path: Path, log: str, kind: Kind
+) -> None:
     """Slurm says FAILED, and srun's status is that of a fault in the data."""
     write_exit(tmp_path, 1)
     (tmp_path / LOG).write_text(f"line\n{log}line\n")
@@ -104,7 +106,7 @@ def test_a_step_that_a_cgroup_ended_is_told_by_srun(tmp_path: Path, log: str, ki
     assert follow(block(tmp_path, played)).kind is kind
 
 
-def test_a_job_that_can_never_start_is_ended_but_not_a_held_one(tmp_path: Path) -> None:
+def test_a_job_that_can_never_start_is_stopped_and_a_held_one_is_not(tmp_path: Path) -> None:
     waits = [state("PENDING", Reason="PartitionTimeLimit")]
     at_once = SlurmOptions(broken_seconds=0)
     never = block(tmp_path / "never", FakeSlurm(waits, heeds_scancel=True))
@@ -125,7 +127,7 @@ def test_a_job_that_can_never_start_is_ended_but_not_a_held_one(tmp_path: Path) 
     assert follow(held).kind is Kind.DONE
 
 
-def test_the_script_is_kept_and_the_job_is_noted(tmp_path: Path) -> None:
+def test_the_script_and_the_job_are_recorded(tmp_path: Path) -> None:
     follow(block(tmp_path, FakeSlurm([state("COMPLETED")])))
     assert "#SBATCH --job-name=merge-k-1" in (tmp_path / SCRIPT).read_text()
     assert json.loads((tmp_path / SUBMITTED).read_text()) == {"name": "merge-k-1", "job_id": "17"}
@@ -279,7 +281,7 @@ def test_ending_is_resumed(tmp_path: Path, kind: Kind, was_signalled: bool, sign
     assert read_stop_record(tmp_path) == StopRecord(kind=kind, was_signalled=kind is Kind.STOPPED)
 
 
-def test_a_job_that_ended_well_before_it_could_be_cancelled_is_done(tmp_path: Path) -> None:
+def test_a_job_that_succeeds_before_its_cancellation_is_done(tmp_path: Path) -> None:
     write_stop_record(tmp_path, StopRecord(kind=Kind.STOPPED, was_signalled=True))
     played = FakeSlurm([state("COMPLETED", ExitCode="0:0")])
     assert follow(block(tmp_path, played)).kind is Kind.DONE

@@ -63,7 +63,7 @@ def test_a_requeued_job_keeps_its_name_and_counts_its_restarts() -> None:
     assert only("running").restarts == 0
 
 
-def test_a_node_that_is_gone_is_named_to_people() -> None:
+def test_the_message_names_a_lost_node() -> None:
     assert only("node-fail").summary == "Slurm says NODE_FAIL NodeDown on node2"
 
 

@@ -114,7 +114,7 @@ def test_ranks_meet_at_the_first_node_under_an_id_of_this_run_alone(tmp_path: Pa
 
 
 @pytest.mark.parametrize("code", [0, 2, 143])
-def test_the_exit_file_tells_how_the_step_ended(tmp_path: Path, code: int) -> None:
+def test_the_exit_file_has_the_status_of_the_step(tmp_path: Path, code: int) -> None:
     job = spec(run_directory=str(tmp_path / "run"))
     (tmp_path / "run").mkdir()
     (tmp_path / "run/failure.json").write_text("of an earlier run")
@@ -127,7 +127,7 @@ def test_the_exit_file_tells_how_the_step_ended(tmp_path: Path, code: int) -> No
 STEP_THAT_ENDS_WELL_WHEN_CANCELLED = "#!/bin/sh\nkill -TERM $PPID\nsleep 0.2\n"
 
 
-def test_a_script_that_was_told_to_stop_does_not_say_that_all_is_well(tmp_path: Path) -> None:
+def test_a_stopped_script_does_not_exit_with_0(tmp_path: Path) -> None:
     job = spec(run_directory=str(tmp_path / "run"))
     assert execute(tmp_path, job, STEP_THAT_ENDS_WELL_WHEN_CANCELLED) == 143
     assert json.loads((tmp_path / "run/exit.json").read_text())["exit_status"] == 143

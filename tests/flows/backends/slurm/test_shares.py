@@ -103,7 +103,7 @@ def test_shares_that_wait_in_a_list_that_is_cut_are_waited_for(tmp_path: Path, r
     assert played.asked.count("scontrol") == 3
 
 
-def test_a_share_whose_log_could_not_be_opened_is_told_by_accounting_too(tmp_path: Path) -> None:
+def test_accounting_reports_a_share_without_a_log(tmp_path: Path) -> None:
     rows = "17_0|FAILED|0:53|n7|merge-k-1\n17_1|COMPLETED|0:0|n7|merge-k-1\n"
     outcome = follow(block(tmp_path, Accounted([UNKNOWN], sacct=rows), shares=TWO))
     assert (outcome.kind, outcome.failed_shares) == (Kind.NODE_FAILURE, (0,))

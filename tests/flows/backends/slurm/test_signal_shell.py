@@ -60,7 +60,7 @@ def test_a_launcher_without_a_rank_ends_at_sigterm(shell: list[str]) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
-def test_a_launcher_with_a_rank_is_left_alone_however_often_it_is_told(shell: list[str]) -> None:
+def test_a_launcher_with_a_rank_ignores_repeated_signals(shell: list[str]) -> None:
     with started(shell, sys.executable, "-c", WITH_RANK, "1.5") as process:
         for _ in range(3):
             process.send_signal(signal.SIGTERM)
