@@ -45,7 +45,7 @@ def test_one_of_a_race_comes_first() -> None:
     assert sorted(answers) == [b"200"] + [b"412"] * (WRITERS - 1)
 
 
-def test_who_reads_waits_for_nobody() -> None:
+def test_readers_do_not_wait() -> None:
     is_writing, may_end = threading.Event(), threading.Event()
 
     def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:

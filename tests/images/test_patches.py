@@ -77,7 +77,7 @@ def test_an_image_without_the_package_stays_as_it_is(site: Path, tmp_path: Path)
     assert (site / "toy" / "answer.py").read_text().endswith("41\n\n")
 
 
-def test_no_patches_are_no_fault(site: Path) -> None:
+def test_no_patches_are_accepted(site: Path) -> None:
     """As it is today."""
     assert apply(site, PATCHES).returncode == 0
 

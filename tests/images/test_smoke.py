@@ -92,7 +92,7 @@ def test_numbers_of_a_version(version: str, numbers: tuple[int, ...]) -> None:
     assert smoke.release(version) == numbers
 
 
-def test_this_environment_is_no_image() -> None:
+def test_this_environment_fails_the_smoke_test() -> None:
     command = [sys.executable, smoke.__file__, "collect", "--device", "cpu", "--version", "0"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 1

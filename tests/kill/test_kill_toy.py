@@ -42,7 +42,7 @@ def test_a_run_that_ends_before_the_point_is_killed_sooner() -> None:
     assert kill(Runs([98, 100]), 100) == (88, "kill-100-1")
 
 
-def test_runs_that_cannot_be_killed_are_no_proof() -> None:
+def test_runs_that_cannot_be_killed_fail_the_check() -> None:
     with pytest.raises(AssertionError, match="operation 100 did not kill the run"):
         kill(Runs([100], dies=False), 100)
     with pytest.raises(AssertionError, match="operation 5 did not kill"):

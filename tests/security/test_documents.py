@@ -252,7 +252,7 @@ NO_RECIPES = [
 
 @pytest.mark.parametrize("ending", [".toml", ".yaml", ".json"])
 @pytest.mark.parametrize("text", NO_RECIPES)
-def test_what_is_no_recipe_is_not_quoted(text: str, ending: str) -> None:
+def test_a_file_that_is_no_recipe_is_not_quoted(text: str, ending: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_recipe(text, f"x{ending}")
     assert SECRET not in str(caught.value)

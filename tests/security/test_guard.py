@@ -55,7 +55,7 @@ def test_one_header_host_is_wanted(hosts: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("pattern", [*ORIGINS, HOST, f"ftp://{HOST}", f"http://{HOST}/", "http://"])
-def test_pages_of_other_origins_are_turned_away(pattern: str) -> None:
+def test_pages_of_other_origins_are_refused(pattern: str) -> None:
     origin = ("origin", pattern.format(port=PORT))
     assert first(("host", HOST), origin)["status"] == 403
     both = (("origin", f"http://{HOST}"), origin)

@@ -71,7 +71,7 @@ def test_a_home_of_another_user_is_refused(home: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 @pytest.mark.parametrize("name", ["prefect.db", "start.lock", "profiles.toml"])
-def test_what_another_user_left_in_an_open_home_is_refused(home: Path, name: str) -> None:
+def test_files_of_another_user_in_an_open_home_are_refused(home: Path, name: str) -> None:
     victim = home.parent / "victim"
     victim.write_text("precious")
     (home / name).symlink_to(victim) if name == "start.lock" else (home / name).touch()

@@ -67,7 +67,7 @@ def events(api: dict[str, str]) -> list[str]:
     return [event["payload"]["version"] for event in found["events"]]
 
 
-def test_news_make_a_version_and_no_news_nothing(yard: Yard, prefect_api: dict[str, str]) -> None:
+def test_only_new_sources_make_a_new_version(yard: Yard, prefect_api: dict[str, str]) -> None:
     first, one = refresh(yard)
     stages = {"tokenize-a": "done", "tokenize-b": "done", "merge": "done"}
     assert first.states() == {**stages, "corpus": "done"}
@@ -92,7 +92,7 @@ def test_news_make_a_version_and_no_news_nothing(yard: Yard, prefect_api: dict[s
 
 
 @pytest.mark.full
-def test_next_run_announces_news(yard: Yard, prefect_api: dict[str, str]) -> None:
+def test_the_next_run_announces_the_version(yard: Yard, prefect_api: dict[str, str]) -> None:
     write(yard.folder, "late", "11 12")
     by_hand = replace(yard, environment={"TRAINYARD_CACHE": yard.environment["TRAINYARD_CACHE"]})
     done, alone = refresh(by_hand)

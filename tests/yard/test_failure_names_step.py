@@ -47,7 +47,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Failed]:
         server.kill()
 
 
-def test_the_terminal_says_after_which_step_a_training_failed(failed: Failed) -> None:
+def test_the_terminal_shows_the_step_at_which_a_training_failed(failed: Failed) -> None:
     how = f"infrastructure after step {failed.step}"
     lines = [line for line in failed.output.splitlines() if "  pretrain  " in line and how in line]
     assert [line.rpartition("  ")[2] for line in lines] == [how, how]

@@ -81,7 +81,7 @@ def trainings(server: WholeServer, yard: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.full
-def test_news_start_one_training_on_the_new_version(server: WholeServer, yard: Yard) -> None:
+def test_a_new_version_starts_one_training_on_it(server: WholeServer, yard: Yard) -> None:
     assert "merge" in refresh(yard)
     assert comes(60, lambda: trainings(server, "nightly"))
     assert "no new sources since" in refresh(yard)

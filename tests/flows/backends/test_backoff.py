@@ -13,7 +13,7 @@ FULL = NoRoomError("exceeded quota: yard")
 LOG = logging.getLogger(__name__)
 
 
-def test_it_waits_as_long_as_it_may_and_then_says_what_was_in_the_way() -> None:
+def test_it_waits_up_to_the_limit_and_then_names_the_obstacle() -> None:
     room = SubmitBackoff("merge", 100, LOG)
     assert room.pause(FULL, 1000.0, 30.0) == 30.0
     assert room.pause(FULL, 1090.0, 30.0) == 10.0
@@ -21,7 +21,7 @@ def test_it_waits_as_long_as_it_may_and_then_says_what_was_in_the_way() -> None:
         room.pause(FULL, 1100.0, 30.0)
 
 
-def test_it_is_said_once_and_then_rarely(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_warning_is_logged_once_and_then_rarely(caplog: pytest.LogCaptureFixture) -> None:
     room = SubmitBackoff("merge", None, LOG)
     for minute in range(121):
         assert room.pause(FULL, minute * 60.0, 30.0) == 30.0

@@ -82,7 +82,7 @@ def submission(nodes: int = NODES, text: str = "") -> Submission:
     return Submission(render_slurm(spec, site.options_of(job.stage)), document)
 
 
-def test_the_script_and_the_stages_document_are_what_they_were() -> None:
+def test_the_script_and_the_stages_document_match_their_golden_files() -> None:
     made = submission()
     check_golden_script("slurm-gpt3-175b-1024-gpus.sbatch", made.script)
     check_golden("slurm-gpt3-175b-1024-gpus.config.toml", made.config)

@@ -42,7 +42,7 @@ def test_a_changed_file_counts_whatever_its_time_is(tmp_path: Path, clock: list[
     assert signs.silent_seconds() == 20  # a clock ahead of ours does not keep it alive
 
 
-def test_what_was_there_before_is_no_sign(tmp_path: Path, clock: list[float]) -> None:
+def test_earlier_files_are_no_sign_of_life(tmp_path: Path, clock: list[float]) -> None:
     write(tmp_path / "log.txt", time.time())
     signs = Liveness((tmp_path / "log.txt",))
     clock[0] = 107.0

@@ -92,7 +92,7 @@ def test_documents_of_a_run_folder(tmp_path: Path) -> None:
     assert read_outcome(str(tmp_path)) == {"outcome": "noop"}
 
 
-def test_the_error_says_what_and_where_and_can_be_stored() -> None:
+def test_the_error_names_step_and_cause_and_can_be_pickled() -> None:
     error = StageError(classify("pretrain", 3, {"message": "store is away", "step": 12}), "log.txt")
     assert str(error) == "pretrain: infrastructure after step 12: store is away"
     copy = pickle.loads(pickle.dumps(error))
@@ -118,7 +118,7 @@ def test_an_error_with_nothing_to_say_ends_with_its_kind() -> None:
 
 
 @given(st.text(), st.integers(20, 200))
-def test_what_is_brief_is_one_line_and_short_and_short_words_stay(text: str, most: int) -> None:
+def test_brief_text_is_one_short_line(text: str, most: int) -> None:
     line = brief(text, most)
     assert len(line) <= most
     assert len(line.splitlines()) <= 1

@@ -42,7 +42,7 @@ def test_a_secret_is_refused(key: str) -> None:
         spec(environment={key: "x"})
 
 
-def test_what_only_sounds_like_a_secret_is_not() -> None:
+def test_names_that_only_resemble_a_secret_are_accepted() -> None:
     spec(environment={"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "KEYRING": "no"})
 
 
@@ -82,7 +82,7 @@ def test_impossible_resources_are_refused(values: dict[str, int], rule: str) -> 
         ),
     ],
 )
-def test_what_no_scheduler_could_start_is_refused(values: dict[str, Any], rule: str) -> None:
+def test_jobs_that_no_scheduler_could_start_are_refused(values: dict[str, Any], rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         spec(**values)
 

@@ -100,7 +100,7 @@ def test_a_card_is_served_whole_and_runs_no_script(ask: Ask) -> None:
     assert "Access-Control-Allow-Origin" not in reply.headers
 
 
-def test_head_tells_the_same_without_contents(ask: Ask) -> None:
+def test_head_has_the_same_headers_without_contents(ask: Ask) -> None:
     whole, head = ask("/tiny/card.html"), ask("/tiny/card.html", "HEAD")
     del whole.headers["Date"], head.headers["Date"]
     assert (head.status, head.headers.items(), head.body) == (200, whole.headers.items(), b"")
@@ -134,7 +134,7 @@ def test_a_folder_without_a_slash_leads_to_the_one_with_it(ask: Ask) -> None:
     assert ask("/").status == 200
 
 
-def test_nothing_there_is_told(ask: Ask) -> None:
+def test_missing_names_give_404(ask: Ask) -> None:
     for path in ("/tiny/none.html", "/none/", "/none", "/tiny/card.html/", "/favicon.ico"):
         assert ask(path).status == 404, path
 
@@ -201,7 +201,7 @@ def test_a_path_outside_the_root_is_refused(ask: Ask, store_url: str) -> None:
         assert "somebody" not in reply.text
 
 
-def test_what_is_hidden_stays_hidden(ask: Ask) -> None:
+def test_hidden_files_stay_hidden(ask: Ask) -> None:
     for path in HIDDEN:
         reply = ask(path)
         assert reply.status in (400, 403), path
@@ -260,7 +260,7 @@ def test_nothing_can_be_changed(ask: Ask) -> None:
     assert ask("/tiny/card.html").body == CARD
 
 
-def test_a_foreign_name_of_this_machine_is_turned_away(ask: Ask) -> None:
+def test_a_foreign_host_name_is_refused(ask: Ask) -> None:
     for host in ("evil.example", "evil.example:4201", "127.0.0.1.evil.example", "localhost."):
         reply = ask("/tiny/card.html", Host=host)
         assert reply.status == 421, host
@@ -366,7 +366,7 @@ def test_a_signal_ends_it_at_once_whatever_it_is_doing(tmp_path: Path, number: i
 
 
 @pytest.mark.slow
-def test_it_ends_with_the_process_that_it_is_told_of(tmp_path: Path) -> None:
+def test_it_ends_with_the_given_process(tmp_path: Path) -> None:
     shell = f'{sys.executable} -m flows.browse --root "{tmp_path}" --port 0 --end-with $$ & '
     command = ["sh", "-c", shell + "echo $!; exec sleep 60"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:

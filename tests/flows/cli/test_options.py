@@ -74,7 +74,7 @@ def test_what_can_be_a_root_is_none_of_our_business(root: str | None) -> None:
 
 
 @pytest.mark.parametrize("profile", ["local", "slurn", "mysite.toml", "s3://yards/mysite.toml"])
-def test_what_can_be_a_profile_is_looked_for_by_others(profile: str) -> None:
+def test_a_possible_profile_name_is_accepted(profile: str) -> None:
     check_profile(profile)
 
 

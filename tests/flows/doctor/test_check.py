@@ -21,7 +21,7 @@ def check(name: str, answer: Answer | Exception, *needs: str) -> Check[None]:
     return Check(name, look, "somewhere", needs)
 
 
-def test_what_needs_a_check_that_failed_is_skipped_and_all_else_is_looked_at() -> None:
+def test_only_checks_that_need_a_failed_one_are_skipped() -> None:
     checks = [
         check("a", fail(InfrastructureError, "down", "start it")),
         check("b", ok("fine"), "a"),
@@ -94,7 +94,7 @@ def test_needs_name_checks_that_come_before() -> None:
         assert 0 < one.limit_seconds <= 700
 
 
-def test_a_finding_says_what_to_do_and_where_to_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finding_names_the_fix_and_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = examine_yard([check("disk", warn("9 GiB " * 30, "free some"))], None)
     print_finding(found)
     stdout = capsys.readouterr().out

@@ -37,7 +37,7 @@ def test_two_ranks_are_asked_for_whatever_training_wants(
     assert str(tmp_path) in job.run_directory
 
 
-def test_what_ranks_say_is_found_among_other_lines() -> None:
+def test_the_report_of_ranks_is_found_among_other_lines() -> None:
     log = 'NCCL INFO stuff\n[node1] probe: {"ranks": 2}\nprobe: {broken\nbye\n'
     found = [report for line in log.splitlines() if (report := report_in(line))]
     assert found == ['{"ranks": 2}']

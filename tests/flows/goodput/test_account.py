@@ -169,7 +169,7 @@ def test_a_slow_save_is_a_stall_and_nothing_else() -> None:
     assert moved == {"step": -20_000, "checkpoint": 20_000}
 
 
-def test_what_failed_before_training_ran_is_a_start() -> None:
+def test_an_attempt_that_failed_before_training_counts_as_start() -> None:
     found = account([Submission(attempt="a", holds=((0, 7_000),))], [])
     assert found.spent["start"] == found.allocated == 7_000
 

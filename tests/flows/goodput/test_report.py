@@ -97,7 +97,7 @@ def test_records_of_an_attempt_survive_a_change_of_the_code(tmp_path: Path) -> N
     assert (second.spent["lost"], second.spent["step"]) == (12_000, 80_000)
 
 
-def test_what_was_reused_or_never_trained_has_no_account(tmp_path: Path) -> None:
+def test_a_reused_or_untrained_run_has_no_account(tmp_path: Path) -> None:
     runs, url = tmp_path / "runs", str(tmp_path / "goodput.json")
     submit(runs / "a", 40.0, 60.0, "wrong option")
     assert record_goodput(runs, Output.directory(str(tmp_path / "run")), url) is None
@@ -111,7 +111,7 @@ def test_a_submission_that_found_nothing_to_do_is_left_out(tmp_path: Path) -> No
     assert read_submissions(tmp_path / "nowhere") == []
 
 
-def test_the_last_sign_of_a_job_whose_end_nobody_saw_is_its_log(tmp_path: Path) -> None:
+def test_the_log_gives_the_last_sign_of_a_job_without_a_recorded_end(tmp_path: Path) -> None:
     folder = submit(tmp_path / "a", 40.0, None)
     (folder / "log.txt").write_text("iteration 1/ 2\n")
     os.utime(folder / "log.txt", (70.0, 70.0))

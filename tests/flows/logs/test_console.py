@@ -38,7 +38,7 @@ def test_headlines_line_up(log: logging.Logger) -> None:
     assert second.endswith("0123456789ab  there is no manifest yet")
 
 
-def test_prefect_itself_is_not_heard_but_warnings_of_others_are(log: logging.Logger) -> None:
+def test_the_console_shows_warnings_of_others_and_none_of_prefect(log: logging.Logger) -> None:
     out = io.StringIO()
     log.addHandler(Console(out))
     log.error("Finished in state Failed('...')")

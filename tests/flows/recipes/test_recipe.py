@@ -368,7 +368,7 @@ def test_options_of_a_form_go_over_the_recipe() -> None:
         pretrain_jobs(recipe.with_options({"pretrain": {"lrr": 1}}))
 
 
-def test_a_release_of_another_checkpoint_lies_apart() -> None:
+def test_a_release_of_another_checkpoint_has_its_own_folder() -> None:
     recipe = parse_recipe(TINY, "recipes/tiny.toml", "/y")
     own, other = release_jobs(recipe), release_jobs(recipe, "s3://b/run/step-00000010")
     assert own.all() == [getattr(jobs(), job.name) for job in own.all()]

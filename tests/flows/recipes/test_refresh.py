@@ -70,7 +70,7 @@ def test_the_first_version_has_every_source(root: str, first: Refresh) -> None:
     assert beside["tokens"] == current.tokens
 
 
-def test_without_news_there_is_nothing_to_do(root: str, first: Refresh) -> None:
+def test_without_new_sources_there_is_nothing_to_do(root: str, first: Refresh) -> None:
     again = plan_refresh(recipe(root))
     assert (again.is_news, again.all(), again.version) == (False, [], first.version)
 
@@ -99,7 +99,7 @@ def test_a_removed_source_makes_a_new_version_and_tokenizes_nothing(
     assert [url.rpartition("/")[2] for url in work.version.removed] == ["a.jsonl"]
 
 
-def test_what_comes_back_is_not_tokenized_again(root: str, first: Refresh) -> None:
+def test_a_source_that_returns_is_not_tokenized_again(root: str, first: Refresh) -> None:
     text = store.read_bytes(f"{root}/in/a.jsonl")
     store.delete(f"{root}/in/a.jsonl")
     carry_out(recipe(root), plan_refresh(recipe(root)))
@@ -110,7 +110,7 @@ def test_what_comes_back_is_not_tokenized_again(root: str, first: Refresh) -> No
     assert third.version.sources == first.version.sources
 
 
-def test_a_copy_under_another_name_is_no_news(root: str, first: Refresh) -> None:
+def test_a_copy_under_another_name_makes_no_new_version(root: str, first: Refresh) -> None:
     store.write_bytes(f"{root}/in/z.jsonl", store.read_bytes(f"{root}/in/a.jsonl"))
     assert not plan_refresh(recipe(root)).is_news
 
@@ -142,7 +142,7 @@ def test_keys_that_differ_in_case_are_two_jobs(root: str) -> None:
     assert len({job.name.lower() for job in work.merge}) == 2
 
 
-def test_of_two_that_publish_at_once_one_is_told(root: str, first: Refresh) -> None:
+def test_one_of_two_concurrent_publications_fails(root: str, first: Refresh) -> None:
     write(root, "c", "8")
     one = plan_refresh(recipe(root))
     write(root, "d", "9")

@@ -16,7 +16,7 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
 
 
-def test_without_a_server_it_says_which_variable(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_server_the_error_names_the_variable(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--yard", "local"]) == 2
     assert "PREFECT_API_URL is not set" in capsys.readouterr().err
 

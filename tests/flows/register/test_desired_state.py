@@ -72,7 +72,7 @@ def test_the_url_of_notifications_comes_from_the_environment() -> None:
     assert want(own, {"CHAT": "https://y"}).notify_url == "https://y"
 
 
-def test_automations_are_those_that_somebody_asks_for() -> None:
+def test_only_requested_automations_are_written() -> None:
     found = [
         f"trainyard site: {what}" for what in ("zombie runs", "cancelled runs", "crashed runs")
     ]
@@ -113,7 +113,7 @@ def test_ignored_keys_are_refused(tmp_path: Path, change: dict[str, object], wor
         read_deployments(tmp_path / "gone.yaml")
 
 
-def test_the_report_says_what_was_done_or_would_be() -> None:
+def test_the_report_lists_what_was_or_would_be_done() -> None:
     done, dry = Report(is_dry=False), Report(is_dry=True)
     for report in (done, dry):
         report.created("a")

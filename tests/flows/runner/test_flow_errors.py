@@ -32,7 +32,7 @@ def test_an_error_of_ours_is_a_failed_state_with_its_message(error: Exception) -
         asyncio.run(state.aresult())
 
 
-def test_what_it_returns_is_returned_and_a_defect_goes_through() -> None:
+def test_results_and_defects_pass_through() -> None:
     @report_errors
     async def run(given: int) -> float:
         return 12 / given

@@ -91,7 +91,7 @@ def pointed(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("first", ["asked earlier", "asked later"])
-def test_whichever_of_two_that_wait_has_the_turn_first_both_train_on_the_newest_version(
+def test_two_waiting_runs_both_train_on_the_newest_version(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     stages: Stages,
@@ -187,7 +187,7 @@ def test_inputs_are_kept(tmp_path: Path, stages: Stages, slot: list[Waiting], pr
     assert read_manifest(f"{used}.manifest.json") is None
 
 
-def test_what_a_killed_run_was_going_to_read_is_no_reason_to_keep_it(tmp_path: Path) -> None:
+def test_inputs_of_a_killed_run_are_not_kept(tmp_path: Path) -> None:
     corpus = Corpus(str(tmp_path))
     used = corpus.publish("a")
     corpus.publish("b")

@@ -90,7 +90,7 @@ def yard(**document: Any) -> Profile:
 
 
 @pytest.mark.parametrize("profile", [yard(), yard(**GPU, **MEMORY, **CONTAINER)])
-def test_nothing_is_said_of_a_yard_without_gpus_or_with_their_memory(profile: Profile) -> None:
+def test_a_yard_without_gpus_or_with_known_memory_gives_no_warning(profile: Profile) -> None:
     assert unknown_gpu_memory(profile) is None
     assert unchecked_layout(training(), profile, "a.toml") is None
 

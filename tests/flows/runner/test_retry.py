@@ -225,7 +225,9 @@ def test_no_progress_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, li
     assert attempts.made == 2 + limit
 
 
-def test_waiting_for_a_claim_is_no_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_claim_does_not_count_as_an_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attempts = Attempts(tmp_path / "run", [10] * 9)
     monkeypatch.setattr(attempts, "outcome", replace(failed(), error="ClaimHeldError"))
     assert try_all(attempts, 1, monkeypatch) is None

@@ -187,7 +187,7 @@ def test_what_is_no_absence_is_given_up(controller: Controller, place: StageEnvi
 
 
 @pytest.mark.parametrize("pause", [0.0, 60.0], ids=["while it looks", "between two looks"])
-def test_cancelled_while_its_place_is_away_a_stage_ends_and_says_what_is_left(
+def test_a_stage_cancelled_during_an_outage_ends_and_names_its_job(
     controller: Controller,
     place: StageEnvironment,
     pause: float,

@@ -73,7 +73,7 @@ def test_a_name_leads_to_ours_and_a_path_to_any(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("made", "words"), [(False, "does not exist"), (True, "has none")])
-def test_outside_a_checkout_it_says_where_profiles_are_looked_for(
+def test_outside_a_checkout_the_error_names_the_folder_of_profiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool, words: str
 ) -> None:
     nowhere = tmp_path / "yards"
@@ -188,7 +188,7 @@ def test_deep_tables_become_what_blocks_take() -> None:
     assert place.mounts == (Mount(source="/data", target="/data"),)
 
 
-def test_an_image_is_told_stage_and_version() -> None:
+def test_an_image_gets_stage_and_version() -> None:
     text = 'block = "container"\nimage = "r.io/{stage}:{version}"\n[images]\nmerge = "r.io/own:1"\n'
     place = parse(text).stage_environment("yard/tiny")
     assert place.image_of("train_tokenizer") == f"r.io/train-tokenizer:{VERSION}"
@@ -281,7 +281,7 @@ REFUSED: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("text", "words"), REFUSED)
-def test_what_cannot_be_is_refused_where_it_stands(text: str, words: str) -> None:
+def test_impossible_values_are_refused_with_their_place(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s)yard site.*{words}"):
         parse(text)
 

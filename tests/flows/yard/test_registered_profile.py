@@ -19,7 +19,7 @@ def test_another_version_is_refused_whatever_the_revision() -> None:
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("aaa", "aaa"), ("", "aaa"), ("aaa", ""), ("", "")])
-def test_one_build_or_one_that_nobody_knows_is_no_remark(theirs: str, ours: str) -> None:
+def test_the_same_or_an_unknown_build_gives_no_warning(theirs: str, ours: str) -> None:
     assert check_build("site", registered(theirs), ours) == ""
 
 

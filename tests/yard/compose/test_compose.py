@@ -169,7 +169,7 @@ def registered(yard: Compose) -> Compose:
     return yard
 
 
-def test_doctor_finds_the_yard_sound_from_within(registered: Compose) -> None:
+def test_checks_of_the_yard_pass_from_within(registered: Compose) -> None:
     # Not "store closed": this store is open to all. All are in test_own_store.py.
     checks = ("store", "conditional writes", "clock", "Prefect", "versions", "auth", "work pool")
     more = ("slots", "schedules", "jobs", "text")
@@ -265,7 +265,7 @@ def test_a_stage_writes_into_the_folder_of_the_yard(yard: Compose, tmp_path: Pat
     assert f"{made.stat().st_uid}:{made.stat().st_gid}" == yard.secret("YARD_USER")
 
 
-def test_no_secret_is_in_what_is_logged(yard: Compose) -> None:
+def test_no_log_has_a_secret(yard: Compose) -> None:
     log = yard.run("logs").stdout
     for name in ("POSTGRES_PASSWORD", "YARD_S3_SECRET", "PREFECT_AUTH"):
         assert yard.secret(name).removeprefix("admin:") not in log

@@ -197,7 +197,7 @@ def doctor(yard: Compose, *only: str) -> Visit:
     return seen(done.returncode, done.stdout, done.stderr)
 
 
-def test_doctor_finds_all_of_the_yard_sound_from_within(yard: Compose) -> None:
+def test_all_checks_of_the_yard_pass_from_within(yard: Compose) -> None:
     visit = doctor(yard)
     states = {name: found["state"] for name, found in visit.findings.items()}
     of_this_machine = ("disk", "limits")

@@ -162,7 +162,7 @@ def test_a_stopped_worker_saves_its_runs_and_the_next_one_resumes(yard: Compose)
 # --- Retry pressed --------------------------------------------------------------------------------
 
 
-def test_published_stages_are_reused_and_the_container_that_failed_goes_on(yard: Compose) -> None:
+def test_published_stages_are_reused_and_the_failed_container_resumes(yard: Compose) -> None:
     """Somebody stops the container of a training: the run fails, a person looks, presses Retry."""
     run = begin(yard, "retried", LONG)
     assert comes(240, lambda: is_training(run)), yard.run("logs", "worker").stdout

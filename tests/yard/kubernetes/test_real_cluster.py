@@ -113,7 +113,7 @@ def test_only_the_failed_share_is_named_and_made_again() -> None:
         assert log.read_text() == f"share {share}\n"
 
 
-def test_an_image_that_is_not_there_ends_it_in_words() -> None:
+def test_a_missing_image_gives_an_error_message() -> None:
     options = replace(site().kubernetes, broken_seconds=20)
     one = block("pass", image="trainyard.invalid/no:missing", options=options)
     outcome = follow(one)

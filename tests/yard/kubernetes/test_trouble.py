@@ -186,7 +186,7 @@ def test_wrong_credentials_end_it_at_once(fake: FakeKube, tmp_path: Path) -> Non
     assert time.monotonic() - began < 5
 
 
-def test_what_the_account_may_not_is_named_with_the_role(fake: FakeKube, tmp_path: Path) -> None:
+def test_a_forbidden_request_is_named_with_the_role(fake: FakeKube, tmp_path: Path) -> None:
     fake.denied.add(("POST", "jobs"))
     with pytest.raises(ConfigError, match=r"create Job .* not allowed.*rbac.yaml"):
         follow(job(fake, tmp_path, "denied-1", "pass"))

@@ -98,7 +98,7 @@ def test_a_missing_bucket_is_reported(practice: Practice, s3_url: str) -> None:
 
 
 @pytest.mark.full
-def test_a_silent_store_is_no_hang(practice: Practice, s3_url: str) -> None:
+def test_a_silent_store_does_not_hang_the_check(practice: Practice, s3_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}"}
         seen = practice.visit(PROCESSES, "store", "text", root=s3_url, environment=environment)

@@ -90,7 +90,7 @@ def test_the_server_refuses_a_wrong_parameter(
         ("train_iters=many", "'many' is not of type 'integer', 'null'"),
     ],
 )
-def test_the_command_line_says_what_is_wrong(yard: Yard, given: str, words: str) -> None:
+def test_the_command_line_prints_the_error(yard: Yard, given: str, words: str) -> None:
     command = ("-m", "prefect", "deployment", "run", "pretrain-gpt/asked", "--param", given)
     refused = yard.run(*command)
     assert refused.status == 1

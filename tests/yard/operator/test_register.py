@@ -131,7 +131,7 @@ def refresh_of(server: Server) -> dict[str, Any]:
 
 
 @pytest.mark.full
-def test_what_a_person_paused_stays_paused(server: Server, site: str) -> None:
+def test_a_schedule_paused_by_a_person_stays_paused(server: Server, site: str) -> None:
     """The schedule's switch and the deployment's, as Prefect's pages send them."""
     before = refresh_of(server)
     schedule = before["schedules"][0]
@@ -152,7 +152,7 @@ def test_what_a_person_paused_stays_paused(server: Server, site: str) -> None:
 
 
 @pytest.mark.full
-def test_what_is_no_longer_written_is_named_and_left(server: Server, site: str) -> None:
+def test_leftovers_are_named_and_kept(server: Server, site: str) -> None:
     flows = '["pretrain-gpt", "corpus-refresh"]'
     text = Path(site).read_text().replace("[limits]\npretrain = 2\n", "")
     text = text.replace("[automations]", "[automations]\nzombie_seconds = 0\nresume_crashed = 0")
@@ -174,13 +174,13 @@ def test_what_is_no_longer_written_is_named_and_left(server: Server, site: str) 
         assert server.ask(f"deployments/name/{name}/mysite")["name"] == "mysite"
 
 
-def test_without_the_password_it_says_which_variable(server: Server) -> None:
+def test_without_the_password_the_error_names_the_variable(server: Server) -> None:
     refused = server.register(password=None)
     assert refused.returncode == 2
     assert "PREFECT_API_AUTH_STRING" in refused.stderr
 
 
-def test_without_a_server_it_says_which(server: Server) -> None:
+def test_without_a_server_the_error_names_the_url(server: Server) -> None:
     nowhere = server.register(PREFECT_API_URL="http://127.0.0.1:9/api")
     assert nowhere.returncode == 3
     assert "http://127.0.0.1:9/api" in nowhere.stderr
@@ -252,7 +252,9 @@ def test_a_failure_is_posted(server: Server, tmp_path: Path) -> None:
     assert failure.startswith(f"Failed. --config {missing} cannot be read: ")
 
 
-def test_what_prefect_would_refuse_leaves_no_half_of_a_yard(server: Server, tmp_path: Path) -> None:
+def test_a_refusal_of_prefect_leaves_no_half_registered_yard(
+    server: Server, tmp_path: Path
+) -> None:
     profile = tmp_path / "wrong.toml"
     profile.write_text('[schedules.corpus-refresh]\ncron = "0 3 * *"\n')
     before = {kind: server.ask(f"{kind}/filter", {}) for kind in ("work_pools", "block_documents")}

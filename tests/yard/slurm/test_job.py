@@ -149,7 +149,7 @@ def test_scancel_by_a_person_is_not_retried(folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_scancel_of_ranks_on_two_nodes_is_no_good_end_although_srun_says_so(folder: Path) -> None:
+def test_a_cancelled_job_on_two_nodes_is_not_done_although_srun_returns_0(folder: Path) -> None:
     stubborn = "import signal, time; signal.signal(15, print); say('on'); time.sleep(99)"
     block = job(folder, "scancel-2", SAY + stubborn, rank_launcher=TORCHRUN, resources=TWO_NODES)
 

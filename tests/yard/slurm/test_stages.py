@@ -85,7 +85,7 @@ def test_the_message_of_a_wrong_option_reaches_the_outcome(tmp_path: Path) -> No
     assert caught.value.outcome.kind is Kind.CONFIG
 
 
-def test_what_slurm_refuses_is_a_wrong_option_too(tmp_path: Path) -> None:
+def test_a_refusal_of_slurm_is_a_wrong_option(tmp_path: Path) -> None:
     job = stage_job("plan", {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path)}, "test")
     nowhere = SlurmOptions(partition="nowhere")
     place = StageEnvironment(run_folder=str(tmp_path), backend="slurm", slurm=nowhere)

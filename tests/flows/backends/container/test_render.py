@@ -109,7 +109,7 @@ def test_local_store_uses_the_host_network(environment: dict[str, str], network:
     assert chosen.body["HostConfig"]["NetworkMode"] == "trainyard"
 
 
-def test_what_the_job_sets_is_not_inherited() -> None:
+def test_variables_of_the_job_are_not_inherited() -> None:
     host = Host(user="1:1", environment={"AWS_REGION": "here"})
     job = spec(environment={"AWS_REGION": "there"})
     request = render_container(job, ContainerOptions(), host)
@@ -127,7 +127,7 @@ def test_what_the_job_sets_is_not_inherited() -> None:
         ({"run_directory": "runs/1"}, "absolute path"),
     ],
 )
-def test_what_one_container_cannot_be_is_refused(values: dict[str, Any], words: str) -> None:
+def test_jobs_that_one_container_cannot_run_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         render_container(spec(**values), ContainerOptions(), HOST)
 

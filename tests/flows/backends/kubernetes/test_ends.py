@@ -19,7 +19,7 @@ def pod(index: int, **values: object) -> PodRecord:
     return PodRecord(**{"name": f"j-{index}", "index": index, "phase": "Failed", **values})  # type: ignore[arg-type]
 
 
-def test_the_first_that_failed_is_the_cause_and_not_who_was_ended_after_it() -> None:
+def test_the_first_failed_pod_is_the_cause() -> None:
     pods = [
         pod(0, exit_code=143, finished="2026-11-21T10:00:00Z"),
         pod(1, exit_code=1, finished="2026-11-21T10:00:05Z"),
@@ -31,13 +31,13 @@ def test_the_first_that_failed_is_the_cause_and_not_who_was_ended_after_it() -> 
 
 
 @pytest.mark.parametrize("verdict", [Kind.OUT_OF_MEMORY, Kind.NODE_FAILURE, Kind.PREEMPTED])
-def test_what_the_cluster_knows_goes_before_exit_codes(verdict: Kind) -> None:
+def test_reports_of_the_cluster_outrank_exit_codes(verdict: Kind) -> None:
     pods = [pod(0, exit_code=1, finished="2026"), pod(1, verdict=verdict, message="told")]
     end = end_of(None, [FAILED], pods, 2)
     assert (end.verdict, "told" in end.words) == (verdict, True)
 
 
-def test_who_the_failure_policy_names_is_the_cause_also_when_the_pod_is_gone() -> None:
+def test_the_pod_of_the_failure_policy_is_the_cause_even_if_it_is_gone() -> None:
     text = "Container stage for pod y/j-1 failed with exit code 2 matching FailJob rule at index 1"
     job = WorkloadRecord(name="j", has_ended=True, reason="PodFailurePolicy", message=text)
     earlier = pod(0, exit_code=1, finished="2026-11-21T10:00:00Z")

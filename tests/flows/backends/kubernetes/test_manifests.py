@@ -105,7 +105,7 @@ def container_of(case: str) -> dict[str, Any]:
 
 
 @every_case
-def test_manifests_are_what_they_were(case: str) -> None:
+def test_manifests_match_their_golden_files(case: str) -> None:
     documents = render_kubernetes(*CASES[case])
     check_golden(f"kubernetes-{case}.yaml", yaml.safe_dump_all(documents, sort_keys=False))
 
@@ -140,7 +140,7 @@ def test_a_pods_rank_is_its_index_and_all_meet_at_the_first() -> None:
     assert INDEX_ANNOTATION in index["valueFrom"]["fieldRef"]["fieldPath"]
 
 
-def test_what_people_write_is_not_expanded() -> None:
+def test_text_of_people_is_not_expanded() -> None:
     variables = {one["name"]: one.get("value") for one in container_of("four-nodes")["env"]}
     assert variables["LITERAL"] == "$$(HOME), $$$$(HOME) and $$HOME"
 
@@ -202,7 +202,7 @@ def test_a_program_that_the_image_lacks_is_a_wrong_option(tmp_path: Path) -> Non
     assert "no-such-python: the image has no such program" in ended.stderr
 
 
-def test_of_several_nodes_none_removes_what_another_said() -> None:
+def test_pods_of_several_nodes_remove_no_report() -> None:
     for case in ("four-nodes", "four-nodes-jobset"):
         assert "failure.json" not in str(container_of(case)["command"])
 

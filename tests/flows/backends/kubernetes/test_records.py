@@ -85,7 +85,7 @@ def test_a_job_that_is_about_to_fail_has_not_ended() -> None:
 
 
 @pytest.mark.parametrize("done", ["Complete", "Completed"])
-def test_jobs_and_jobsets_that_went_well(done: str) -> None:
+def test_successful_jobs_and_jobsets_are_done(done: str) -> None:
     record = read_workload(workload(done))
     assert (record.has_succeeded, record.verdict) == (True, Kind.DONE)
 
@@ -139,7 +139,7 @@ def waiting(reason: str, message: str) -> dict[str, Any]:
     return pod("Pending", containerStatuses=state)
 
 
-def test_many_pods_with_one_reason_are_told_once() -> None:
+def test_one_reason_of_many_pods_is_logged_once() -> None:
     pods = [read_pod(waiting("ErrImagePull", "not found")) for _ in range(128)]
     (only,) = obstacles(pods)
     assert "image_pull_secrets" in only.message

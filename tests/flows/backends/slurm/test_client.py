@@ -99,7 +99,7 @@ def test_an_unavailable_controller_is_an_infrastructure_error() -> None:
         "combination specified",
     ],
 )
-def test_what_slurm_refuses_is_for_the_person_who_wrote_it(words: str) -> None:
+def test_a_refused_submission_is_a_config_error(words: str) -> None:
     tape = Tape({"sbatch": [CommandResult(1, "", words)]})
     with pytest.raises(ConfigError, match=r"was refused: .*Correct the Slurm options"):
         tape.client().submit(SCRIPT, "merge-a-1")
@@ -117,7 +117,7 @@ POLICY = (
     "reason",
     ["QOSMaxSubmitJobPerUserLimit", "AssocMaxSubmitJobLimit", "AssocGrpSubmitJobsLimit"],
 )
-def test_a_full_queue_is_no_fault_of_the_options(reason: str) -> None:
+def test_a_full_queue_is_not_a_config_error(reason: str) -> None:
     words = f"sbatch: error: {reason}\n{POLICY}\n"
     with pytest.raises(NoRoomError, match=reason):
         Tape({"sbatch": [CommandResult(1, "", words)]}).client().submit(SCRIPT, "merge-a-1")

@@ -99,7 +99,7 @@ def test_a_truncated_task_list_gives_the_listed_tasks(text: str, shares: tuple[i
     assert (row.job_id, row.shares) == ("17", shares)
 
 
-def test_what_people_write_into_a_job_is_not_read_as_its_state() -> None:
+def test_text_of_people_in_a_job_is_not_parsed_as_its_state() -> None:
     line = recorded("scontrol-failed").replace(
         "WorkDir=", "Comment=JobState=COMPLETED ExitCode=0:0 JobId=9 WorkDir="
     )
@@ -180,7 +180,7 @@ def test_an_answer_of_sbatch_without_an_id_is_an_error() -> None:
         parse_submitted("thank you\n")
 
 
-def test_states_on_the_way_are_no_ends() -> None:
+def test_transient_states_are_not_final() -> None:
     passing = {
         "PENDING",
         "RUNNING",

@@ -61,7 +61,7 @@ CASES: dict[str, tuple[LaunchSpec, SlurmOptions]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_scripts_are_what_they_were(case: str) -> None:
+def test_scripts_match_their_golden_files(case: str) -> None:
     check_golden_script(f"slurm-{case}.sbatch", render_slurm(*CASES[case]))
 
 
@@ -141,7 +141,7 @@ def test_a_share_gets_its_rank_and_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40))
-def test_what_people_write_arrives_as_it_is(text: str) -> None:
+def test_text_of_people_arrives_unchanged(text: str) -> None:
     job = spec(command=("program", text), environment={"VALUE": text})
     script = render_slurm(job, SlurmOptions())
     start, end = script.index("command=("), script.index("step=(")

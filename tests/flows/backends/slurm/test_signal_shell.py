@@ -78,7 +78,7 @@ def test_one_of_several_nodes_leaves_the_others_their_time() -> None:
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
-def test_it_is_sound_sh() -> None:
+def test_the_shell_code_passes_shellcheck() -> None:
     text = RANKS_SHELL.format(delay=0)
     # It does not see that a trap calls a function.
     command = ["shellcheck", "--shell=sh", "--exclude=SC2317", "-"]
