@@ -21,10 +21,10 @@ DESCRIPTION = "trainyard_tokenizer.json"
 """The file that names the tokenizer type of the files beside it."""
 
 FORMAT_VERSION = 2
-"""1 named the type, `vocab_size` and `vocab_extra_ids` only."""
+"""Version 1 had only the type, `vocab_size` and `vocab_extra_ids`."""
 
 Flat = tuple[NDArray[np.uint32], NDArray[np.int64]]
-"""The ids of several texts end to end, and where each begins: text i is ids[bounds[i]:bounds[i+1]],
+"""(ids, bounds): the ids of several texts, concatenated. Text i is ids[bounds[i]:bounds[i+1]];
 bounds[0] is 0 and the last bound is the number of ids."""
 
 Ids = Sequence[int] | NDArray[np.uint32]
@@ -32,7 +32,7 @@ Ids = Sequence[int] | NDArray[np.uint32]
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back."""
+    """Encodes text to ids, and decodes ids to text."""
 
     @property
     def config(self) -> TokenizerConfig:
@@ -48,7 +48,7 @@ class Tokenizer(Protocol):
 
     @property
     def pad(self) -> int | None:
-        """Id that fills a row, where there is one."""
+        """Id that pads a row, or None."""
 
     @property
     def engine(self) -> str:
@@ -56,7 +56,7 @@ class Tokenizer(Protocol):
 
     @property
     def releases_gil(self) -> bool:
-        """Whether two threads of one process encode side by side."""
+        """Whether two threads of one process can encode at the same time."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
@@ -65,19 +65,19 @@ class Tokenizer(Protocol):
         """The ids of several texts, in order."""
 
     def encode_flat(self, texts: Sequence[str]) -> Flat:
-        """The ids of several texts as arrays: the fastest way, from any number of threads."""
+        """The ids of several texts as arrays, the fastest way; safe from any number of threads."""
 
     def encode_reference(self, text: str) -> list[int]:
         """The ids of a text by the library that defines the type, built on first use."""
 
     def reference_array(self, text: str) -> NDArray[np.uint32]:
-        """The same as an array, at the memory of an array: for documents of any length."""
+        """The same as an array, without a list of that size: for documents of any length."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens included."""
 
     def files(self) -> dict[str, bytes]:
-        """Name and contents of every file that `load_tokenizer` needs to build the same again."""
+        """Name and contents of every file that `load_tokenizer` needs to rebuild the tokenizer."""
 
 
 def flatten(lists: Iterable[Sequence[int]]) -> Flat:
@@ -89,14 +89,14 @@ def flatten(lists: Iterable[Sequence[int]]) -> Flat:
 
 
 def join_rows(rows: Sequence[NDArray[np.uint32]]) -> Flat:
-    """Arrays of ids as one."""
+    """The ids of several texts from an array for each."""
     bounds = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=bounds[1:])
     return np.concatenate([np.zeros(0, np.uint32), *rows]), bounds
 
 
 def replace_rows(flat: Flat, numbers: Sequence[int], rows: Sequence[Ids]) -> Flat:
-    """The same with other ids for the rows of these ascending numbers."""
+    """A copy of `flat` with other ids for some rows. numbers: of those rows, ascending."""
     ids, bounds = flat
     lengths = np.diff(bounds)
     pieces, done = [], 0
@@ -114,7 +114,8 @@ def encode_apart(
     encode: Callable[[str], Ids],
     encode_flat: Callable[[Sequence[str]], Flat],
 ) -> Flat:
-    """The ids of several texts: of those apart by `encode`, of the others by `encode_flat`."""
+    """The ids of several texts: by `encode` for those that `is_apart`, by `encode_flat` for the
+    others."""
     numbers = [i for i, text in enumerate(texts) if is_apart(text)]
     if not numbers:
         return encode_flat(texts)
@@ -132,14 +133,14 @@ def as_lists(flat: Flat) -> list[list[int]]:
 
 
 def check_unicode(texts: Iterable[str]) -> None:
-    """UnicodeEncodeError for a lone surrogate, for which the libraries raise unclear errors."""
+    """Raise UnicodeEncodeError for a lone surrogate, as the libraries raise unclear errors."""
     for text in texts:
         text.encode()
 
 
 def description(config: TokenizerConfig) -> bytes:
-    """Contents of the file `DESCRIPTION`: every option that shapes ids, and no paths, so that it
-    does not depend on where it was made."""
+    """Contents of the file `DESCRIPTION`: every option that affects ids, and no path, so that it
+    does not depend on the machine."""
     document = {"format_version": FORMAT_VERSION} | digest_relevant(config)
     return json.dumps(document, indent=1).encode() + b"\n"
 
@@ -156,5 +157,5 @@ def check_vocab_size(config: TokenizerConfig, found: int) -> None:
 def read_part(flag: str, url: str, what: str) -> bytes:
     """The contents of a file that an option names; ArtifactError names the option."""
     if not store.exists(url):
-        raise ArtifactError(f"{flag}: there is no {what} at {url}; give the path or URL of a file")
+        raise ArtifactError(f"{flag}: no {what} at {url}; give the path or URL of a file")
     return store.read_bytes(url)

@@ -1,8 +1,8 @@
 """ByteLevelTokenizer: every byte of the text's UTF-8 is its own id.
 
-As in Megatron's library there are 512 ids unless `--vocab-size` says another number, id 0 ends a
-document and id 1 fills, and `--tokenizer-special-tokens` come after them, the last one first; they
-are not looked for in a text. Unlike there, decoded text keeps the spaces at its end."""
+As in Megatron-LM's library, there are 512 ids by default (`--vocab-size`), id 0 ends a document and
+id 1 pads. `--tokenizer-special-tokens` come after them, the last one first, and are not recognised
+in a text. Unlike there, decoded text keeps the spaces at its end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ByteLevelTokenizer:
         return np.frombuffer(b"".join(encoded), np.uint8).astype(np.uint32), bounds
 
     def encode_reference(self, text: str) -> list[int]:
-        """The same: there is no other library."""
+        """The same as `encode`: there is no other library."""
         return self.encode(text)
 
     def reference_array(self, text: str) -> NDArray[np.uint32]:
@@ -61,10 +61,10 @@ class ByteLevelTokenizer:
         return self.encode_flat([text])[0]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some bytes; ids that stand for nothing fall away, broken UTF-8 as well."""
+        """The text of some ids; drops ids without a meaning and invalid UTF-8."""
         parts = (bytes([i]) if i < NUM_BYTES else self._special.get(i, b"") for i in ids)
         return b"".join(parts).decode(errors="ignore")
 
     def files(self) -> dict[str, bytes]:
-        """Nothing but the description."""
+        """Only the description."""
         return {DESCRIPTION: description(self.config)}

@@ -1,4 +1,4 @@
-"""Which tokenizer, by Megatron's option names. Standard library only."""
+"""The options of a tokenizer, by Megatron-LM's names. Standard library only."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ FILES = ("tokenizer_model", "vocab_file", "merge_file", "chat_template")
 """Options that name files."""
 
 MAX_VOCAB_SIZE = 2**31 - 1
-"""Token files hold ids in 32 bits."""
+"""Token files store ids in 32 bits."""
 
 TAKES_EXTRA_IDS = ("BertWordPieceLowerCase", "BertWordPieceCase", "SentencePieceTokenizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerConfig:
-    """A tokenizer and the files it is made of. Nothing is ever looked up on a hub."""
+    """A tokenizer and its files. Nothing is downloaded from a hub."""
 
     tokenizer_type: TokenizerType
-    """Kind of tokenizer, by Megatron's name."""
+    """Kind of tokenizer, by Megatron-LM's name."""
     tokenizer_model: str | None = location(None)
-    """A tokenizer.json or the folder that holds one, a SentencePiece .model, or for TikTokenizer
-    its ranks as JSON or .tiktoken."""
+    """A tokenizer.json or its folder, a SentencePiece .model, or for TikTokenizer its ranks as JSON
+    or .tiktoken."""
     vocab_file: str | None = location(None)
     """GPT2BPETokenizer: vocab.json. BertWordPiece: vocab.txt."""
     merge_file: str | None = location(None)
     """GPT2BPETokenizer: merges.txt."""
     vocab_size: int | None = None
-    """NullTokenizer: number of ids, the last of which is the end of a document. The others know
-    their own; a size given for them must be that one, or for TikTokenizer how many to take."""
+    """NullTokenizer: number of ids; the last one ends a document. TikTokenizer: number of ids to
+    keep. For any other type it must be the size that the files have, or be left out."""
     vocab_extra_ids: int = 0
     """Sentinel tokens <extra_id_N> to add (BertWordPiece, SentencePieceTokenizer)."""
     tokenizer_special_tokens: tuple[str, ...] = also(
@@ -71,23 +71,23 @@ class TokenizerConfig:
     )
     """Special tokens to add (SentencePiece, TikTokenizer), or the tags of MultimodalTokenizer."""
     tokenizer_hf_no_use_fast: bool = False
-    """Accepted; there is one Hugging Face tokenizer here, the fast one."""
+    """Accepted and ignored: Hugging Face tokenizers are always the fast ones."""
     tokenizer_hf_include_special_tokens: bool = False
-    """BertWordPiece: put [CLS] before and [SEP] after every text or sentence, as Megatron-LM's main
-    does; BERT's dataset adds its own. HuggingFaceTokenizer puts its special tokens anyway."""
+    """BertWordPiece: add [CLS] before and [SEP] after every text or sentence, as Megatron-LM's main
+    does; BERT's dataset adds its own. HuggingFaceTokenizer adds its special tokens anyway."""
     tokenizer_hf_no_include_special_tokens: bool = False
-    """Leave out the special tokens that a Hugging Face tokenizer puts around a text."""
+    """Leave out the special tokens that a Hugging Face tokenizer adds around a text."""
     tokenizer_sentencepiece_legacy: bool = False
-    """SentencePieceTokenizer: cut the text at special tokens, as NeMo's old models want it."""
+    """SentencePieceTokenizer: split the text at special tokens, as NeMo's old models need it."""
     tokenizer_sentencepiece_ignore_extra_whitespaces: bool = True
-    """SentencePieceTokenizer: runs of spaces count as the model says; otherwise every one is
-    kept."""
+    """SentencePieceTokenizer: let the model decide about runs of spaces; if off, keep every
+    space."""
     tiktoken_pattern: Literal["v1", "v2"] | None = None
-    """TikTokenizer: how text is cut into words. v2 when not given."""
+    """TikTokenizer: the pattern that splits text into words. Unset: v2."""
     tiktoken_num_special_tokens: int = 1000
-    """TikTokenizer: ids kept for special tokens, before those of the ranks."""
+    """TikTokenizer: ids reserved for special tokens, before those of the ranks."""
     chat_template: str | None = location(None)
-    """A Jinja file that lays out a conversation, in place of the tokenizer's own."""
+    """A Jinja file that lays out a conversation, instead of the tokenizer's own template."""
     sft_tokenizer_prompt_format: str = "nemotron-h-aligned"
     """SFTTokenizer: nemotron-h-aligned, nemotron-nano-v2, identity or default."""
     tokenizer_prompt_format: str | None = None
@@ -97,11 +97,13 @@ class TokenizerConfig:
     force_system_message: bool = False
     """MultimodalTokenizer: begin every conversation with the format's own system message."""
     legacy_tokenizer: bool = execution(False)
-    """Accepted, as Megatron takes it; it changes nothing here."""
+    """Accepted for Megatron-LM's command lines and ignored."""
     trust_remote_code: bool = execution(False)
-    """Accepted, as Megatron takes it; no code from a tokenizer's folder is ever run."""
+    """Accepted for Megatron-LM's command lines and ignored: no code from a tokenizer's folder
+    runs."""
     use_gigatoken: bool = execution(True)
-    """Encode with gigatoken where it knows the tokenizer; the ids are the same without."""
+    """Encode with gigatoken, which is faster, if it supports the tokenizer; the ids are the
+    same."""
 
     def __post_init__(self) -> None:
         kind = self.tokenizer_type
@@ -112,12 +114,12 @@ class TokenizerConfig:
             raise ConfigError(f"--vocab-size must be positive, got {self.vocab_size}")
         if self.vocab_size is not None and self.vocab_size > MAX_VOCAB_SIZE:
             raise ConfigError(
-                f"--vocab-size must be at most {MAX_VOCAB_SIZE}, as token files hold ids in 32 "
+                f"--vocab-size must be at most {MAX_VOCAB_SIZE}, as token files store ids in 32 "
                 f"bits, got {self.vocab_size}"
             )
         if self.vocab_extra_ids < 0 or (self.vocab_extra_ids and kind not in TAKES_EXTRA_IDS):
             raise ConfigError(
-                f"--vocab-extra-ids {self.vocab_extra_ids}: {kind} takes none; leave the option out"
+                f"--vocab-extra-ids {self.vocab_extra_ids}: {kind} has none; leave the option out"
             )
         if self.tokenizer_hf_include_special_tokens and self.tokenizer_hf_no_include_special_tokens:
             raise ConfigError(
@@ -126,12 +128,12 @@ class TokenizerConfig:
             )
         if self.tiktoken_num_special_tokens < 3:
             raise ConfigError(
-                f"--tiktoken-num-special-tokens {self.tiktoken_num_special_tokens}: at least 3, "
-                "for <unk>, <s> and </s>"
+                "--tiktoken-num-special-tokens must be at least 3, for <unk>, <s> and </s>, got "
+                f"{self.tiktoken_num_special_tokens}"
             )
 
     def inputs(self) -> tuple[str, ...]:
-        """URLs of the files it is made of, for a stage to declare."""
+        """URLs of its files, for a stage to declare as inputs."""
         used = set(NEEDS[self.tokenizer_type]) | {"chat_template"}
         urls = (getattr(self, name) for name in FILES if name in used)
         return tuple(url for url in urls if url)

@@ -1,6 +1,6 @@
 """GPT2BPETokenizer: the byte-level BPE of GPT-2 from a local vocab.json and merges.txt.
 
-As with Megatron's type of this name, "<|endoftext|>" within a text becomes the id that ends a
+As in Megatron-LM's type of this name, "<|endoftext|>" within a text becomes the id that ends a
 document."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SETTINGS = {
     "unk_token": END_OF_TEXT,
     "clean_up_tokenization_spaces": False,
 }
-"""The tokenizer_config.json by which transformers loads the carried files."""
+"""The tokenizer_config.json with which transformers loads the files."""
 
 
 def build_gpt2(config: TokenizerConfig) -> NamingTokenizer:
@@ -54,9 +54,7 @@ def byte_level_library(vocab: dict[str, int], merges: list[tuple[str, str]], nam
     try:
         library = Library(BPE(vocab, merges))
     except Exception as error:  # the library raises plain Exception
-        raise ArtifactError(
-            f"{name}: these merges do not go with the vocabulary: {error}"
-        ) from None
+        raise ArtifactError(f"{name}: these merges do not fit the vocabulary: {error}") from None
     library.pre_tokenizer = ByteLevel(add_prefix_space=False)
     library.decoder = ByteLevelDecoder()
     library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
@@ -76,7 +74,7 @@ def _parse_vocab(data: bytes, url: str) -> dict[str, int]:
         )
     if END_OF_TEXT not in vocab:
         raise ConfigError(
-            f"--vocab-file {url} has no {END_OF_TEXT}, by which this type ends documents"
+            f"--vocab-file {url} has no {END_OF_TEXT}, which this type needs to end documents"
         )
     return vocab
 
@@ -89,7 +87,7 @@ def _not_text(flag: str, url: str, error: UnicodeDecodeError) -> ArtifactError:
     line = 1 + bytes(error.object[: error.start]).count(b"\n")
     return ArtifactError(
         f"{flag} {url}: byte {error.start}, on line {line}, is not UTF-8 text; is it the right "
-        "file, and whole?"
+        "file, and complete?"
     )
 
 

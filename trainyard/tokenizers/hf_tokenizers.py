@@ -1,6 +1,6 @@
-"""A tokenizer of the Hugging Face `tokenizers` library behind our protocol.
+"""Wraps a tokenizer of the Hugging Face `tokenizers` library in our protocol.
 
-The library is the reference; gigatoken encodes in its place where it makes the same ids."""
+The library is the reference; gigatoken encodes instead if it makes the same ids."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from trainyard.tokenizers.fast.seams import encode_in_parts, find_seam, is_long
 MODEL = "tokenizer.json"
 
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
-"""Files that name the special tokens, in the order in which they are asked."""
+"""Files that name the special tokens, the preferred one first."""
 
 ROLES = ("bos", "eos", "unk", "cls", "sep", "mask")
-"""Special tokens beside the end of document and the pad, as settings and attributes name them."""
+"""Special tokens besides the end of document and the pad, by their names in settings."""
 
 
 class EngineTokenizer:
-    """Any tokenizer of the library, with the files it came from and its special ids.
+    """Any tokenizer of the library, with its files and special ids.
 
-    `around`: whether the special tokens that its post-processor puts around a text are put."""
+    around: whether to add the special tokens that its post-processor puts around a text."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class EngineTokenizer:
         self._files = files
         self._around = around
         self.releases_gil = True
-        library.no_truncation()  # a file may carry the limits of some model; documents are not cut
+        library.no_truncation()  # a file may contain a model's limits; documents are never cut
         library.no_padding()
         add_special_tokens(library, config.tokenizer_special_tokens)
         self.vocab_size = count_ids(library)
@@ -68,15 +68,15 @@ class EngineTokenizer:
         self._gigatoken: Gigatoken | None = None
         frame = tokens_around(library) if around else ((), ())
         self._prefix, self._suffix = frame or ((), ())
-        # A post-processor that does more than put tokens around needs the whole text.
+        # A post-processor that does more than add tokens around a text needs all of it.
         self._seam = find_seam(library) if frame is not None else None
-        # gigatoken knows BPE alone; other models use the library without a warning.
+        # gigatoken supports only BPE; other models use the library without a warning.
         if config.use_gigatoken and frame is not None and type(library.model).__name__ == "BPE":
             self._gigatoken = gigatoken_for(library)
         self._find_named()
 
     def _find_named(self) -> None:
-        """For kinds that know further special tokens by name."""
+        """Hook for subclasses that look up more special tokens by name."""
 
     @property
     def engine(self) -> str:
@@ -118,7 +118,7 @@ class EngineTokenizer:
         return ids
 
     def reference_array(self, text: str) -> NDArray[np.uint32]:
-        """The same as an array; a long text in parts, where it can be cut."""
+        """The same as an array; a long text is encoded in parts if it can be cut."""
         if self._seam is None or not is_long(text):
             return np.array(self.encode_reference(text), np.uint32)
         ids = encode_in_parts(text, self._seam, lambda part: self._by_library([part], False)[0])
@@ -130,9 +130,9 @@ class EngineTokenizer:
         return text
 
     def files(self) -> dict[str, bytes]:
-        """What `load_tokenizer` needs; transformers loads the folder as well."""
+        """The files that `load_tokenizer` needs; transformers can load their folder too."""
         files = self._files | {DESCRIPTION: description(self.config)}
-        if MODEL not in files:  # made here, not read from a file
+        if MODEL not in files:  # it was built here, not read from a file
             files[MODEL] = self.library.to_str(pretty=False).encode()
         return files
 
@@ -149,9 +149,9 @@ class EngineTokenizer:
 
 
 class NamingTokenizer(EngineTokenizer):
-    """One whose files name its special tokens (`SETTINGS`).
+    """An EngineTokenizer whose files name its special tokens (`SETTINGS`).
 
-    bos, eos, unk, cls, sep, mask: their ids, None for one that there is not."""
+    bos, eos, unk, cls, sep, mask: their ids, None if it has none."""
 
     def _find_named(self) -> None:
         files = self._files
@@ -161,7 +161,7 @@ class NamingTokenizer(EngineTokenizer):
 
 
 def read_settings(data: bytes, name: str) -> dict[str, Any]:
-    """One of `SETTINGS`; empty for a JSON document that is not an object."""
+    """The contents of one of `SETTINGS`; empty for a JSON document that is not an object."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -170,7 +170,7 @@ def read_settings(data: bytes, name: str) -> dict[str, Any]:
 
 
 def named_token(settings: Iterable[Mapping[str, Any]], role: str) -> str | None:
-    """The token of a role, such as bos_token, by the first settings that name one."""
+    """The token of a role, such as bos_token, in the first settings that name one."""
     for document in settings:
         token = document.get(role)
         if isinstance(token, dict):  # an AddedToken written out
@@ -181,26 +181,26 @@ def named_token(settings: Iterable[Mapping[str, Any]], role: str) -> str | None:
 
 
 def find_id(library: Library, token: str | None) -> int | None:
-    """The id of a token; None for one that there is not."""
+    """The id of a token; None if the vocabulary does not have it."""
     found: int | None = None if token is None else library.token_to_id(token)
     return found
 
 
 def parse_library(data: bytes, name: str) -> Library:
-    """A tokenizer.json; ArtifactError when it is not one."""
+    """The tokenizer of a tokenizer.json. Raises ArtifactError if it is not one."""
     try:
         return Library.from_str(data.decode())
     except Exception as error:  # the library raises plain Exception
-        raise ArtifactError(f"{name}: not a tokenizer.json that can be read: {error}") from None
+        raise ArtifactError(f"{name}: not a readable tokenizer.json: {error}") from None
 
 
 def add_special_tokens(library: Library, tokens: Sequence[str]) -> None:
-    """Add tokens that are found anywhere in a text; existing ones stay."""
+    """Add special tokens, which are found anywhere in a text; existing ones stay."""
     library.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in tokens])
 
 
 def count_ids(library: Library) -> int:
-    """One above the highest id, which ids left out make more than the number of tokens."""
+    """One above the highest id. With gaps in the ids, this is more than the number of tokens."""
     vocab: dict[str, int] = library.get_vocab(with_added_tokens=True)
     return max(len(vocab), 1 + max(vocab.values(), default=-1))
 
@@ -222,7 +222,7 @@ def tokens_around(library: Library) -> tuple[tuple[int, ...], tuple[int, ...]] |
 
 
 def surround(flat: Flat, prefix: Sequence[int], suffix: Sequence[int]) -> Flat:
-    """The same with some ids before and after every row."""
+    """A copy of `flat` with the prefix before and the suffix after every row."""
     if not prefix and not suffix:
         return flat
     ids, bounds = flat

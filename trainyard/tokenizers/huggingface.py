@@ -1,9 +1,9 @@
 """HuggingFaceTokenizer: any `tokenizer.json`, without transformers and without a network.
 
-As with Megatron's type of this name, special tokens that the tokenizer puts around a text (a BOS,
-say) are put unless `--tokenizer-hf-no-include-special-tokens` is given, and a special token that is
-spelt out within a text becomes that token: raw text that contains "<|endoftext|>" yields the
-end-of-document id. `--tokenizer-special-tokens` are added to those that the tokenizer has."""
+As in Megatron-LM's type of this name, the special tokens that the tokenizer adds around a text,
+such as a BOS, are added unless `--tokenizer-hf-no-include-special-tokens` is given. A special token
+that is spelt out within a text becomes that token: raw text with "<|endoftext|>" yields the
+end-of-document id. `--tokenizer-special-tokens` extend those that the tokenizer has."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ USUAL_ENDS = ("<|endoftext|>", "</s>")
 
 
 def build_huggingface(config: TokenizerConfig) -> NamingTokenizer:
-    """The tokenizer of `--tokenizer-model`: a folder, or a tokenizer.json and nothing beside it."""
+    """The tokenizer of `--tokenizer-model`: a folder, or a tokenizer.json without other files."""
     url = config.tokenizer_model
     assert url is not None
     files = _read_files(url)
@@ -42,7 +42,7 @@ def build_huggingface(config: TokenizerConfig) -> NamingTokenizer:
     if eod is None:
         eod = _usual_end(library, url)
     if config.tokenizer_special_tokens:
-        del files[MODEL]  # the saved file has the tokens added
+        del files[MODEL]  # `files()` writes one that has the added tokens
     around = not config.tokenizer_hf_no_include_special_tokens
     pad = _token_id(library, settings, "pad_token", url)
     return NamingTokenizer(config, library, files, eod, pad, around=around)
@@ -53,8 +53,8 @@ def _read_files(url: str) -> dict[str, bytes]:
         return {MODEL: store.read_bytes(url)}
     if not store.exists(store.join(url, MODEL)):
         raise ArtifactError(
-            f"--tokenizer-model: {url} is neither a tokenizer.json nor a folder with one (names on "
-            "a hub are not looked up: download the tokenizer and give its folder)"
+            f"--tokenizer-model: {url} is neither a tokenizer.json nor a folder with one; if it is "
+            "a name on a hub, download the tokenizer and give its folder"
         )
     present = [name for name in CARRIED if store.exists(store.join(url, name))]
     return {name: store.read_bytes(store.join(url, name)) for name in present}
@@ -76,7 +76,7 @@ def _usual_end(library: Library, url: str) -> int:
         if found is not None:
             return found
     raise ConfigError(
-        f"--tokenizer-model {url} does not say which token ends a document and has none of "
-        f"{', '.join(USUAL_ENDS)}: put the eos_token into a tokenizer_config.json beside the "
+        f"--tokenizer-model {url} does not name the token that ends a document, and has none of "
+        f"{', '.join(USUAL_ENDS)}; name the eos_token in a tokenizer_config.json beside the "
         "tokenizer.json, and give the folder"
     )

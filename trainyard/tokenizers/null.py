@@ -13,13 +13,13 @@ from trainyard.tokenizers.base import DESCRIPTION, Flat, description, flatten
 from trainyard.tokenizers.config import TokenizerConfig
 
 MAX_DIGITS = 18
-"""A number of so many fits into 64 bits, whichever it is."""
+"""Any number with this many digits fits into 64 bits."""
 
 
 class NullTokenizer:
-    """Ids 0 to `--vocab-size` - 1, the last of which ends a document.
+    """Ids 0 to `--vocab-size` - 1; the last one ends a document.
 
-    (So it is in Megatron's newest version; in 0.15 there was one id more, which was the end.)"""
+    As in Megatron-LM's newest version; 0.15 had one id more, which was the end."""
 
     engine = "numbers"
     releases_gil = False
@@ -49,13 +49,13 @@ class NullTokenizer:
             return flatten(self.encode_batch(texts))
         ids = np.fromstring(joined, np.int64, sep=" ")
         if ids.max() >= self.vocab_size:
-            return flatten(self.encode_batch(texts))  # which says where
+            return flatten(self.encode_batch(texts))  # raises an error that names the word
         bounds = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=bounds[1:])
         return ids.astype(np.uint32), bounds
 
     def encode_reference(self, text: str) -> list[int]:
-        """The same: there is no other library."""
+        """The same as `encode`: there is no other library."""
         return self.encode(text)
 
     def reference_array(self, text: str) -> NDArray[np.uint32]:
@@ -67,7 +67,7 @@ class NullTokenizer:
         return " ".join(map(str, ids))
 
     def files(self) -> dict[str, bytes]:
-        """Nothing but the description."""
+        """Only the description."""
         return {DESCRIPTION: description(self.config)}
 
     def _id(self, word: str) -> int:

@@ -103,18 +103,18 @@ CARRIED_AS: dict[str, dict[str, str]] = {
     "SFTTokenizer": {"tokenizer_model": ""},
     "MultimodalTokenizer": {"tokenizer_model": ""},
 }
-"""The options that point a type at its carried files: option to file name, "" the folder itself."""
+"""The file names in a checkpoint for each option of a type; "" is the folder itself."""
 
 OF_FOLDER = "tokenizer.json"
 """The file that makes a folder a tokenizer."""
 
 CHAT_TEMPLATE = "chat_template.jinja"
-"""Carried beside the others where a template was given, or came with the tokenizer."""
+"""In the same folder if a template was given, or came with the tokenizer."""
 
 
 def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """The tokenizer that a configuration describes."""
-    if config.legacy_tokenizer and parent_process() is None:  # once, not by every worker as well
+    if config.legacy_tokenizer and parent_process() is None:  # not again in every worker
         _warn_legacy()
     return TOKENIZERS[config.tokenizer_type](config)
 
@@ -122,21 +122,21 @@ def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
 @cache
 def _warn_legacy() -> None:
     log.warning(
-        "--legacy-tokenizer changes nothing here. Files that Megatron-LM made before 0.15, or with "
-        "that option, may differ in the BOS before a text, the end of a document and special "
-        "tokens within a text (docs/corpus.md says which)"
+        "--legacy-tokenizer is ignored. Files that Megatron-LM made before 0.15, or with that "
+        "option, may differ in the BOS before a text, the end of a document and special tokens "
+        "within a text (see docs/corpus.md)"
     )
 
 
 def check_files(config: TokenizerConfig) -> None:
-    """Refuse a tokenizer with a missing file, without building one that is complete."""
+    """Raise the error of a missing file. Does not build the tokenizer if all files exist."""
     named = config.inputs()
     if not all(store.exists(url) or store.exists(store.join(url, OF_FOLDER)) for url in named):
         build_tokenizer(config)  # the error names the missing file
 
 
 def load_tokenizer(folder_url: str) -> Tokenizer:
-    """The tokenizer of a folder that holds its `files()`."""
+    """The tokenizer of a folder with the files that `Tokenizer.files` returned."""
     url = store.join(folder_url, DESCRIPTION)
     document = store.read_json(url)
     kind = _check(document, url)
@@ -156,8 +156,8 @@ def _check(document: Any, url: str) -> str:
         raise ArtifactError(f"{url}: not the description of a tokenizer")
     if document["format_version"] > FORMAT_VERSION:
         raise ArtifactError(
-            f"{url} has format_version {document['format_version']}, this program knows up to "
-            f"{FORMAT_VERSION}: use a newer trainyard"
+            f"{url} has format_version {document['format_version']}, but this program reads only "
+            f"up to {FORMAT_VERSION}; use a newer trainyard"
         )
     kind = document.get("tokenizer_type")
     if kind not in CARRIED_AS:

@@ -1,16 +1,16 @@
 """SentencePieceTokenizer, GPTSentencePieceTokenizer and Llama2Tokenizer: a SentencePiece .model.
 
-All three make the ids that the library's own `encode` makes, with no BOS before them, and end a
-document with its end-of-sentence piece, as Megatron-LM has it since its newest tokenizers.
+All three make the same ids as the library's own `encode`, without a BOS. A document ends with the
+end-of-sentence piece, as in Megatron-LM's newest tokenizers.
 
-SentencePieceTokenizer can do more: with `--vocab-extra-ids` or `--tokenizer-sentencepiece-legacy`
-it is the tokenizer of Megatron-LM up to 0.15 (and its T5): <CLS>, <SEP>, <EOD>, <MASK> and
-missing tokens for padding, begin and end get ids above those of the model, then <extra_id_N>. Each
-becomes its id where a text has it, and <EOD> ends a document. With `--tokenizer-special-tokens`
-(legacy only) it is these tokens instead.
+With `--vocab-extra-ids` or `--tokenizer-sentencepiece-legacy`, SentencePieceTokenizer is the one of
+Megatron-LM up to 0.15 (and its T5). Then <CLS>, <SEP>, <EOD>, <MASK> and missing tokens for
+padding, begin and end get ids above those of the model, followed by <extra_id_N>. Each becomes its
+id where a text spells it out, and <EOD> ends a document. `--tokenizer-special-tokens` (legacy only)
+replaces these tokens.
 
-A text for a unigram model is never cut into parts, because the model weighs all of it: the library
-holds up to 40 bytes for each byte of the text."""
+A text for a unigram model is never cut into parts, because the choice of pieces depends on all of
+it: the library needs up to 40 bytes for each byte of the text."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ EXTRA_SPACE = "\u262f"
 """Megatron-LM's mark for a space that the model would drop; few vocabularies have it."""
 
 LONG_LETTERS = 1 << 16
-"""A part of so many letters or more is encoded as an array."""
+"""A part of at least this many characters is encoded as an array."""
 
 Encode = Callable[[str], Ids]
 
 
 class SentencePieceTokenizer:
-    """A `Pieces` behind our protocol, with special tokens where there are some.
+    """Wraps `Pieces` in our protocol, and adds special tokens if configured.
 
-    bos, eos, cls, sep, mask: ids of special tokens, None for one that there is not."""
+    bos, eos, cls, sep, mask: ids of special tokens, None if it has none."""
 
     releases_gil = True
 
@@ -78,7 +78,7 @@ class SentencePieceTokenizer:
 
     @property
     def eod(self) -> int:
-        """Id that ends a document; ConfigError where the model has none."""
+        """Id that ends a document; ConfigError if the model has none."""
         return _end_of_document(self._end, self.eos, self.config)
 
     @property
@@ -113,7 +113,7 @@ class SentencePieceTokenizer:
         return encode_apart(texts, self._cut.search, self._encode_array, self._pieces.encode_flat)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids; special tokens that were added have a space after them."""
+        """The text of some ids; an added special token is followed by a space."""
         parts: list[str] = []
         rest: list[int] = []
         for i in ids:
@@ -131,7 +131,7 @@ class SentencePieceTokenizer:
 
     @cached_property
     def begins_word(self) -> NDArray[np.bool_]:
-        """(vocab_size,) whether a token begins a word: a piece that begins with a space does."""
+        """(vocab_size,) whether a token begins a word: pieces that begin with a space do."""
         library = self._pieces.library
         begins = np.ones(self.vocab_size, np.bool_)
         pieces = (library.id_to_piece(i) for i in range(library.get_piece_size()))
@@ -140,7 +140,8 @@ class SentencePieceTokenizer:
 
     @property
     def _trims(self) -> bool:
-        """Megatron-LM's newer tokenizer drops a space that a chat template puts behind a token."""
+        """Whether to drop a space after a special token, as Megatron-LM's newer tokenizer does for
+        chat templates."""
         return bool(self.config.tokenizer_special_tokens)
 
     def _encode_array(self, text: str) -> NDArray[np.uint32]:
@@ -157,7 +158,8 @@ class SentencePieceTokenizer:
         return self._pieces.reference_array(part)
 
     def _encode(self, text: str, encode: Encode) -> array[int]:
-        """The ids of a text, each part of it by `encode`; a list would be ten times as large."""
+        """The ids of a text, each part by `encode`. An array: a list would be ten times as
+        large."""
         ids = array("I")
         if self._keep_spaces:
             text = mark_spaces(text)
@@ -186,8 +188,8 @@ def build_sentencepiece(config: TokenizerConfig) -> SentencePieceTokenizer:
     assert url is not None
     if config.tokenizer_special_tokens and not _is_legacy(config):
         raise ConfigError(
-            "--tokenizer-special-tokens: a SentencePiece model has its special tokens from its "
-            "training; to add some take --tokenizer-type SentencePieceTokenizer with "
+            "--tokenizer-special-tokens: the special tokens of a SentencePiece model are fixed in "
+            "training; to add some, give --tokenizer-type SentencePieceTokenizer and "
             "--tokenizer-sentencepiece-legacy"
         )
     data = read_part("--tokenizer-model", url, "SentencePiece model")
@@ -195,8 +197,9 @@ def build_sentencepiece(config: TokenizerConfig) -> SentencePieceTokenizer:
 
 
 def special_tokens(config: TokenizerConfig, pieces: Pieces) -> tuple[dict[str, int], list[str]]:
-    """Tokens that a text is cut at, with their ids: those of the model, or above them in order;
-    and which of them are sentinels."""
+    """Special tokens, at which a text is split, with their ids; and those that are sentinels.
+
+    A token that the model lacks gets an id above the model's."""
     extra = [f"<extra_id_{k}>" for k in range(config.vocab_extra_ids)]
     names: Iterable[str] = config.tokenizer_special_tokens
     if not names and (extra or _is_legacy(config)):
@@ -213,7 +216,7 @@ def special_tokens(config: TokenizerConfig, pieces: Pieces) -> tuple[dict[str, i
 
 
 def keeps_spaces(config: TokenizerConfig, pieces: Pieces) -> bool:
-    """Whether spaces are kept that the model would drop."""
+    """Whether to keep spaces that the model would drop."""
     if config.tokenizer_sentencepiece_ignore_extra_whitespaces:
         return False
     two, one = pieces.by_library(["x  y", "x y"])
@@ -249,7 +252,7 @@ def _is_legacy(config: TokenizerConfig) -> bool:
 
 
 def _roles(library: sentencepiece.SentencePieceProcessor) -> list[str]:
-    """Pieces for padding, begin and end, named where the model has none."""
+    """Pieces for padding, begin and end; <PAD>, <BOS> and <EOS> for those that the model lacks."""
     ids = {"<PAD>": library.pad_id(), "<BOS>": library.bos_id(), "<EOS>": library.eos_id()}
     return [library.id_to_piece(i) if i >= 0 else name for name, i in ids.items()]
 
@@ -262,13 +265,13 @@ def _end_of_document(end: int | None, eos: int | None, config: TokenizerConfig) 
     found = eos if end is None else end
     if found is None:
         advice = (
-            "take --tokenizer-type SentencePieceTokenizer with --tokenizer-sentencepiece-legacy, "
-            f"which adds {END}"
+            "give --tokenizer-type SentencePieceTokenizer and --tokenizer-sentencepiece-legacy, "
+            f"which add {END}"
         )
         if _is_legacy(config):
             advice = f"add {END} to --tokenizer-special-tokens, or leave that option out"
         raise ConfigError(
-            f"--tokenizer-model {config.tokenizer_model} has no piece that ends a sentence, by "
-            f"which documents are ended; {advice}"
+            f"--tokenizer-model {config.tokenizer_model} has no end-of-sentence piece to end "
+            f"documents with; {advice}"
         )
     return found

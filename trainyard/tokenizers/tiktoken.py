@@ -1,9 +1,9 @@
 """TikTokenizer: a byte-level BPE by ranks, from Megatron-LM's JSON or a .tiktoken file.
 
-The first ids, `--tiktoken-num-special-tokens` of them, are special tokens: those of
-`--tokenizer-special-tokens`, or `SPECIAL`, and then <SPECIAL_N> for the rest; the ranks follow, cut
-to `--vocab-size` ids in all (131072 unless the file has fewer). </s> ends a document. As with
-Megatron-LM's newest tokenizer a special token that is spelt out in a text becomes its id."""
+The first `--tiktoken-num-special-tokens` ids are special tokens: `--tokenizer-special-tokens`, or
+`SPECIAL`, then <SPECIAL_N> for the rest. The ranks follow, up to `--vocab-size` ids in all (131072
+unless the file has fewer). </s> ends a document. A special token that is spelt out in a text
+becomes its id, as in Megatron-LM's newest tokenizer."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ PATTERNS = {
     "v2": rf"{BEFORE}?{UPPER}*{LOWER}+|{BEFORE}?{UPPER}+{LOWER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|{SPACES}",
 }
-"""How text is cut into words: part of the format, so equal to Megatron-LM's to the letter."""
+"""The patterns that split text into words; they determine ids, so they equal Megatron-LM's."""
 
 SCHEMES = {"v2": "nemotron"}
-"""gigatoken's names for those of them that it knows."""
+"""gigatoken's names for the patterns that it supports."""
 
 
 class TikTokenizer:
-    """A `tiktoken.Encoding` behind our protocol; gigatoken encodes where it makes the same ids.
+    """Wraps a `tiktoken.Encoding` in our protocol; gigatoken encodes if it makes the same ids.
 
-    bos, eos, unk, cls, sep, mask: ids of special tokens, None for one that there is not."""
+    bos, eos, unk, cls, sep, mask: ids of special tokens, None if it has none."""
 
     releases_gil = True
 
@@ -80,7 +80,7 @@ class TikTokenizer:
         self.eod = self.eos
         self._seam = letter_seam(special)
         self._gigatoken: Gigatoken | None = None
-        # Which of two overlapping tokens is found first, only the reference knows.
+        # The libraries may differ in which of two overlapping tokens they find first.
         mixed = any(overlap(a, b) for a, b in combinations(config.tokenizer_special_tokens, 2))
         if config.use_gigatoken and pattern in SCHEMES and not mixed:
             above = {token: len(ranks) + i for token, i in ids.items()}
@@ -109,7 +109,7 @@ class TikTokenizer:
         if self._gigatoken is None:
             return join_rows([self.reference_array(text) for text in texts])
         ids, bounds = self._gigatoken.encode_flat(texts)
-        # Its ids begin with the ranks; ours begin with the special tokens.
+        # gigatoken's ids begin with the ranks, ours with the special tokens.
         ids = ids + ids.dtype.type(self._num_special)
         ids[ids >= self.vocab_size] -= ids.dtype.type(self.vocab_size)
         return ids, bounds
@@ -120,8 +120,8 @@ class TikTokenizer:
             return self._library.encode(text, allowed_special="all")
         except ValueError as error:
             raise DataError(
-                f"a text of {len(text)} characters is more than the tiktoken library can cut "
-                f"({error}); it begins {text[:40]!a}"
+                f"the tiktoken library cannot encode a text of {len(text)} characters ({error}); "
+                f"it begins {text[:40]!a}"
             ) from None
 
     def reference_array(self, text: str) -> NDArray[np.uint32]:
@@ -156,14 +156,15 @@ def build_tiktoken(config: TokenizerConfig) -> TikTokenizer:
     size = config.vocab_size or min(USUAL_SIZE, len(special) + len(ranks))
     if not len(special) + NUM_BYTES <= size <= len(special) + len(ranks):
         raise ConfigError(
-            f"--vocab-size {size}: with {len(special)} special tokens (--tiktoken-num-special-"
-            f"tokens) and the {len(ranks)} tokens of {url} it may be "
-            f"{len(special) + NUM_BYTES} to {len(special) + len(ranks)}"
+            f"--vocab-size must be {len(special) + NUM_BYTES} to {len(special) + len(ranks)} with "
+            f"{len(special)} special tokens (--tiktoken-num-special-tokens) and the {len(ranks)} "
+            f"tokens of {url}, got {size}"
         )
     ranks = ranks[: size - len(special)]
     if len({token for token in ranks if len(token) == 1}) < NUM_BYTES:
         raise ArtifactError(
-            f"--tokenizer-model {url}: not every byte is among its first {len(ranks)} tokens"
+            f"--tokenizer-model {url}: its first {len(ranks)} tokens must include every byte, but "
+            "do not"
         )
     return TikTokenizer(config, ranks, special, data)
 
@@ -175,14 +176,15 @@ def special_tokens(config: TokenizerConfig) -> list[str]:
     tokens = named + [FILLER.format(i) for i in range(len(named), count)]
     if len(named) > count:
         raise ConfigError(
-            f"--tiktoken-num-special-tokens {count}: there are {len(named)}, {', '.join(named)}"
+            f"--tiktoken-num-special-tokens must be at least {len(named)}, for "
+            f"{', '.join(named)}, got {count}"
         )
     if not set(NEEDED) <= set(named):
-        raise ConfigError(f"--tokenizer-special-tokens must have {', '.join(NEEDED)} among them")
+        raise ConfigError(f"--tokenizer-special-tokens must include {', '.join(NEEDED)}")
     if len(set(tokens)) < len(tokens) or "" in tokens:
         raise ConfigError(
-            "--tokenizer-special-tokens: every one must be different from the others and from "
-            f"{FILLER.format(len(named))} and its like, and not empty"
+            "--tokenizer-special-tokens must be distinct, not empty, and not of the form "
+            f"{FILLER.format(len(named))}"
         )
     return tokens
 
@@ -211,7 +213,7 @@ def parse_lines(data: bytes) -> list[bytes]:
         raise ValueError("it has no tokens")
     if max(tokens) != len(tokens) - 1:
         missing = next(rank for rank in range(len(tokens)) if rank not in tokens)
-        raise ValueError(f"its ranks are not 0 to {len(tokens) - 1}: there is no {missing}")
+        raise ValueError(f"its ranks must be 0 to {len(tokens) - 1}, but {missing} is missing")
     return _unique([tokens[rank] for rank in range(len(tokens))])
 
 
@@ -219,7 +221,7 @@ def _token(value: Any, where: str) -> bytes:
     try:
         token = b64decode(value, validate=True)
     except (TypeError, ValueError):
-        raise ValueError(f"{where}: no token in base64: {str(value)[:40]!r}") from None
+        raise ValueError(f"{where}: not a token in base64: {str(value)[:40]!r}") from None
     if not token:
         raise ValueError(f"{where}: an empty token")
     return token

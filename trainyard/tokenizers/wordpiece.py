@@ -1,10 +1,10 @@
 """BertWordPieceLowerCase and BertWordPieceCase: BERT's word pieces from a local vocab.txt.
 
-A text becomes its pieces and nothing around them, as in Megatron-LM up to 0.16: datasets put [CLS]
-and [SEP] where they belong. With `--tokenizer-hf-include-special-tokens` they are around every
-text, as Megatron-LM's main has it by default (its datasets then put them once more), and an empty
-text is these two tokens. [SEP] ends a document. The cased kind has T5's hundred <extra_id_N> unless
-`--vocab-extra-ids` gives another number, as in Megatron-LM; the other has that number."""
+A text becomes only its pieces, as in Megatron-LM up to 0.16; datasets add [CLS] and [SEP]. With
+`--tokenizer-hf-include-special-tokens` every text has them around it, even an empty one. That is
+the default of Megatron-LM's main, whose datasets then add them again. [SEP] ends a document. The
+cased kind has T5's 100 <extra_id_N> by default, as in Megatron-LM, the other has none;
+`--vocab-extra-ids` changes the number."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ LONG_ROW = re.compile(
 
 
 class WordPieceTokenizer(EngineTokenizer):
-    """An `EngineTokenizer` that also knows the ids of BERT's special tokens."""
+    """An `EngineTokenizer` with the ids of BERT's special tokens."""
 
     def __init__(self, config: TokenizerConfig, library: Library, files: dict[str, bytes]) -> None:
         self.cls, self.sep, self.mask, self.pad_id, self.unk = (
             _id_of(library, token) for token in (FIRST, SEPARATOR, MASK, PAD, UNKNOWN)
         )
         self.bos, self.eos = self.cls, self.sep
-        """As in Megatron for a vocabulary without these tokens."""
+        """As in Megatron-LM for a vocabulary without these tokens."""
         around = config.tokenizer_hf_include_special_tokens
         super().__init__(config, library, files, eod=self.sep, pad=self.pad_id, around=around)
         contents = [token.content for token in library.get_added_tokens_decoder().values()]
@@ -66,8 +66,8 @@ class WordPieceTokenizer(EngineTokenizer):
     def reference_array(self, text: str) -> NDArray[np.uint32]:
         """The ids of a text by the library.
 
-        A long text goes in parts, and a long word without its middle: it is [UNK] either way, and
-        the library takes 50 bytes for each byte of a word."""
+        A long text is encoded in parts, and a long word without its middle: it is [UNK] either way,
+        and the library needs 50 bytes for each byte of a word."""
         if self._shortens and is_long(text):
             text = LONG_ROW.sub(lambda row: row[1] + row[2], text)
         return super().reference_array(text)
@@ -107,13 +107,13 @@ def build_wordpiece(config: TokenizerConfig) -> WordPieceTokenizer:
 
 
 def extra_tokens(config: TokenizerConfig) -> list[str]:
-    """The sentinel tokens that a configuration asks for."""
+    """The sentinel tokens of a configuration."""
     usual = CASED_EXTRA_IDS if config.tokenizer_type == "BertWordPieceCase" else 0
     return [f"<extra_id_{i}>" for i in range(config.vocab_extra_ids or usual)]
 
 
 def wordpiece_library(vocab: dict[str, int], *, lower: bool) -> Library:
-    """BERT's cleaning, cutting and longest match over a vocabulary."""
+    """BERT's cleaning, word splitting and longest match over a vocabulary."""
     library = Library(
         WordPiece(vocab, unk_token=UNKNOWN, max_input_chars_per_word=MAX_WORD_LETTERS)
     )
@@ -132,7 +132,8 @@ def wordpiece_library(vocab: dict[str, int], *, lower: bool) -> Library:
 
 
 def parse_vocab(data: bytes, url: str) -> dict[str, int]:
-    """A token a line; its number is its id. A token that comes twice has the later id."""
+    """Ids by token, from a file with one token a line. A token that occurs twice has the later
+    id."""
     try:
         lines = data.decode().split("\n")
     except UnicodeDecodeError as error:
@@ -145,7 +146,7 @@ def parse_vocab(data: bytes, url: str) -> dict[str, int]:
     missing = [token for token in SPECIAL if token not in vocab]
     if missing:
         raise ConfigError(
-            f"--vocab-file {url} has no {', '.join(missing)}: it is not a vocabulary of BERT"
+            f"--vocab-file {url} has no {', '.join(missing)}, so it is not a vocabulary of BERT"
         )
     return vocab
 

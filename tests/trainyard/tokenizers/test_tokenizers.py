@@ -142,7 +142,7 @@ def test_no_end_of_document_is_refused(folder: Path, tmp_path: Path) -> None:
     document["added_tokens"] = []
     document["model"]["vocab"].pop("<|endoftext|>")
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
-    with pytest.raises(ConfigError, match="does not say which token ends a document"):
+    with pytest.raises(ConfigError, match="does not name the token that ends a document"):
         huggingface(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<gone>"}')
     with pytest.raises(ConfigError, match="eos_token '<gone>' is not in its vocabulary"):
@@ -181,7 +181,7 @@ def test_files_that_are_not_there_or_not_tokenizers(folder: Path, tmp_path: Path
     with pytest.raises(ArtifactError, match="--tokenizer-model: gpt2 is neither"):
         huggingface("gpt2")
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
-    with pytest.raises(ArtifactError, match=r"not a tokenizer\.json"):
+    with pytest.raises(ArtifactError, match=r"not a readable tokenizer\.json"):
         huggingface(tmp_path)
     with pytest.raises(ArtifactError, match=r"--vocab-file: there is no vocab\.json"):
         build_gpt2_from(tmp_path, None, None)

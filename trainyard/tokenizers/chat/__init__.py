@@ -1,1 +1,1 @@
-"""Conversations to tokens, and to the targets that say which of them are learnt."""
+"""Tokenizers of conversations: tokens, and targets that mask what is not learnt."""

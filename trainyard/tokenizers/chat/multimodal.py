@@ -1,8 +1,8 @@
 """MultimodalTokenizer: conversations about images.
 
-`<image>` stands for an image in a text and is a separate token, like every other of
-`--tokenizer-special-tokens`. Other than in Megatron-LM these count in the size of the vocabulary,
-so that no id lies outside the embedding; the model knows the place of an image by the id -200."""
+`<image>` stands for an image in a text and is a separate token, like all other
+`--tokenizer-special-tokens`. Unlike in Megatron-LM, these count in the size of the vocabulary, so
+that every id is inside the embedding. The model gets the id -200 in the place of an image."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ VIDEO = "<video>"
 NUMBERED = re.compile(r"<image-(\d+)>")
 
 IMAGE_INDEX = -200
-"""What the model takes for an image, in place of the id of its token."""
+"""The id that the model gets for an image, instead of that of its token."""
 
 IMAGE_TAGS = {
     "": IMAGE,
     "nvlm": f"<Image>{IMAGE}</Image>",
     "internvl": f"<img>{IMAGE}</img>",
 }
-"""How an image is written, by `--image-tag-type`."""
+"""The text of an image, by `--image-tag-type`."""
 
 MAX_TILES = 12
 
@@ -67,7 +67,7 @@ class MultimodalTokenizer(ConversationTokenizer):
         return super().reference_array(self._tag(text))
 
     def model_ids(self, ids: Sequence[int] | NDArray[np.integer]) -> Ids:
-        """The same with -200 for every image."""
+        """A copy of `ids` with -200 for every image."""
         found = np.array(ids, np.int64)
         if self.image_id is not None:
             found[found == self.image_id] = IMAGE_INDEX
@@ -84,7 +84,7 @@ class MultimodalTokenizer(ConversationTokenizer):
         return [encoding.ids for encoding in encoded]
 
     def prepare(self, conversation: Sequence[Message]) -> list[Message]:
-        """The turns that are laid out: with the forced system message, and tags around images."""
+        """The turns to lay out, with the forced system message and tags around images."""
         turns = super().prepare(conversation)
         if self.config.force_system_message:
             rest = turns[1:] if turns[0]["role"] == "system" else turns
@@ -95,12 +95,14 @@ class MultimodalTokenizer(ConversationTokenizer):
         ]
 
     def check_turn(self, turns: Sequence[Message], number: int) -> None:
-        """Refuse an empty turn, and an image that the assistant would have to say."""
+        """Refuse an empty turn, and an image in a turn of the assistant."""
         turn = turns[number]
         if not turn["content"]:
             raise DataError(f"turn {number} ({turn['role']}) is empty")
         if turn["role"].lower() == "assistant" and IMAGE in turn["content"]:
-            raise DataError(f"turn {number} ({turn['role']}) has an {IMAGE}: none can be learnt")
+            raise DataError(
+                f"turn {number} ({turn['role']}) has an {IMAGE}, but a model cannot learn images"
+            )
 
     def _tag(self, text: str) -> str:
         return text if self._image == IMAGE else text.replace(IMAGE, self._image)
@@ -121,7 +123,9 @@ def build_multimodal(config: TokenizerConfig) -> MultimodalTokenizer:
         having = ", ".join(
             k for k, prompt_format in MULTIMODAL_FORMATS.items() if prompt_format.system_text
         )
-        raise ConfigError(f"--force-system-message: {flag} {name} has none; {having} have one")
+        raise ConfigError(
+            f"--force-system-message: {flag} {name} has no system message; {having} have one"
+        )
     if not config.tokenizer_special_tokens:
         config = replace(config, tokenizer_special_tokens=(IMAGE,))
     return MultimodalTokenizer(build_huggingface(config), prompt_format, f"{flag} {name}")
@@ -130,10 +134,11 @@ def build_multimodal(config: TokenizerConfig) -> MultimodalTokenizer:
 def tile_tags(prompt_format: str, max_num_tiles: int) -> list[str]:
     """The texts before each tile of an image and before its thumbnail, which comes last.
 
-    All have as many tokens, which is why numbers have two digits where some need them."""
+    Numbers have two digits if one of them needs two, so that all texts have the same number of
+    tokens."""
     if not 1 <= max_num_tiles <= MAX_TILES:
         raise ConfigError(
-            f"--max-num-tiles {max_num_tiles}: with tile tags it may be 1 to {MAX_TILES}"
+            f"--max-num-tiles must be 1 to {MAX_TILES} with tile tags, got {max_num_tiles}"
         )
     nemotron = prompt_format.startswith("nemotron")
     two_digits = max_num_tiles >= 10
@@ -147,13 +152,13 @@ def tile_tags(prompt_format: str, max_num_tiles: int) -> list[str]:
 def place_images(
     conversation: Sequence[Message], num_images: int, *, video: bool = False
 ) -> tuple[list[Message], list[int]]:
-    """The conversation with one `<image>` for every image, and the number of the image (from 0)
-    that belongs to each of them.
+    """The conversation with one `<image>` for every image, and for each of them the number of its
+    image (from 0).
 
-    `<image-N>` in a turn of the user is the Nth image (from 1), and if there is any such they say
-    which images are used. One image serves for any number of `<image>`; images without one come
-    before the first turn of the user; without images the tags go. With `video` there is one, and
-    `<video>` is its place."""
+    `<image-N>` in a turn of the user is the Nth image (from 1); if any occurs, only these images
+    are used. One image may serve several `<image>`. Images without a place come before the first
+    turn of the user. Without images, the tags are removed. video: there is one place, which may
+    also be written `<video>`."""
     turns = [dict(turn) for turn in conversation]
     users = [turn for turn in turns if turn["role"] == "user"]
     order: list[int] = []
@@ -164,7 +169,7 @@ def place_images(
             turn["content"] = turn["content"].replace(VIDEO, IMAGE)
     if any(not 0 <= number < num_images for number in order):
         numbers = ", ".join(f"<image-{number + 1}>" for number in order)
-        raise DataError(f"a conversation names {numbers}, and there are {num_images} images")
+        raise DataError(f"a conversation names {numbers}, but has {num_images} images")
     found = sum(turn["content"].count(IMAGE) for turn in users)
     images = order or list(range(num_images))
     if not video and len(images) == 1 and found > 1:
@@ -175,7 +180,9 @@ def place_images(
         return list(turns), []
     places = 1 if video else len(images)
     if found > places or (found < places and not users):
-        raise DataError(f"a conversation has {found} {IMAGE} in turns of the user for {places}")
+        raise DataError(
+            f"a conversation has {found} {IMAGE} in turns of the user for {places} images"
+        )
     if found < places:
         users[0]["content"] = IMAGE * (places - found) + "\n" + users[0]["content"]
     return list(turns), images

@@ -1,7 +1,7 @@
-"""How conversations are laid out: the named prompt formats of SFTTokenizer and MultimodalTokenizer.
+"""The named prompt formats of SFTTokenizer and MultimodalTokenizer, which lay out conversations.
 
-Each is a function from a turn to text, so that nothing but the formats that use a tokenizer's own
-template needs one. Standard library only."""
+Most are a function from a turn to text; only formats without one use the tokenizer's chat template.
+Standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Turn = tuple[str, str]
 """Role and content."""
 
 PromptLayout = Callable[[str, str, str], str]
-"""(role, content, end-of-sentence token) to the text of a turn."""
+"""Makes the text of a turn from (role, content, end-of-sentence token)."""
 
 QWEN_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 
@@ -26,27 +26,27 @@ class PromptFormat:
     layout: PromptLayout | None
     """None: the tokenizer's own chat template."""
     invitation: str = ""
-    """What asks the model for its turn."""
+    """The text that prompts the model for its turn."""
     pad: str = "pad_token"
-    """The token that fills a row, or the role of one: pad_token, unk_token."""
+    """The token that pads a row, or the role of one: pad_token, unk_token."""
     masked_prefix: int = 0
     """Tokens at the beginning of an assistant's turn that are not learnt."""
     begins: bool = False
-    """A BOS comes before the first turn, and a turn rendered alone has one as well."""
+    """Whether a BOS comes before the first turn, or before a turn that is rendered alone."""
     masks: bool = True
-    """Only turns of the assistant are learnt."""
+    """Whether only turns of the assistant are learnt."""
     system: bool = True
-    """Whether there is a place for a system turn; where there is none, the first is left out."""
+    """Whether the format has a system turn; otherwise that of a conversation is dropped."""
     system_text: str | None = None
-    """The system turn that `--force-system-message` puts."""
+    """The system turn for `--force-system-message`."""
     capitalizes: bool = False
-    """Roles begin with a capital letter."""
+    """Whether roles begin with a capital letter."""
 
 
 def render_turns(
     prompt_format: PromptFormat, turns: Sequence[Turn], *, bos: str, eos: str, invite: bool
 ) -> str:
-    """A conversation in a format that has a layout."""
+    """The text of a conversation in a format that has a layout."""
     assert prompt_format.layout is not None
     texts = (prompt_format.layout(role, content, eos) for role, content in turns)
     return (
@@ -57,7 +57,7 @@ def render_turns(
 
 
 def find_format(table: dict[str, PromptFormat], name: str, flag: str) -> PromptFormat:
-    """The format of that name; the option is named when there is none."""
+    """The format of a name. Raises ConfigError, which lists the known names. flag: the option."""
     if name not in table:
         raise ConfigError(f"{flag} {name}: known are {', '.join(table)}")
     return table[name]

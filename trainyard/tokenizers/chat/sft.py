@@ -1,6 +1,6 @@
-"""SFTTokenizer: conversations to tokens, and to the targets that say which of them are learnt.
+"""SFTTokenizer: conversations to tokens, and to targets that mask what is not learnt.
 
-Text alone it encodes and decodes as the Hugging Face tokenizer does that it is made of."""
+It encodes and decodes plain text like the Hugging Face tokenizer that it wraps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Message = Mapping[str, Any]
 class ConversationTokenizer:
     """A Hugging Face tokenizer with a prompt format.
 
-    masked_roles: whose turns are not learnt; those of the assistant are, and no role is unknown."""
+    masked_roles: roles whose turns are not learnt; the only other role is the assistant's."""
 
     masked_roles: tuple[str, ...] = ("system", "user")
 
@@ -49,19 +49,19 @@ class ConversationTokenizer:
             )
         elif inner.config.chat_template:
             raise ConfigError(
-                f"--chat-template is for formats without one of their own, not {flag}"
+                f"--chat-template does not apply to {flag}, which has a layout; leave it out"
             )
         ids = (self._id_of(self.special_tokens.get(f"{role}_token")) for role in ROLES)
         self.bos, self.eos, self.unk, self.cls, self.sep, self.mask = ids
         if prompt_format.begins and self.bos is None:
             raise ConfigError(
-                f"{flag} begins with the BOS token, and --tokenizer-model "
-                f"{inner.config.tokenizer_model} names none: put a bos_token into its "
+                f"{flag} begins with the BOS token, but --tokenizer-model "
+                f"{inner.config.tokenizer_model} names none; put a bos_token into its "
                 "tokenizer_config.json"
             )
         self.pad = self._find_pad()
 
-    # --- as the tokenizer that it is made of ---
+    # --- as the wrapped tokenizer ---
 
     @property
     def config(self) -> TokenizerConfig:
@@ -85,7 +85,7 @@ class ConversationTokenizer:
 
     @property
     def releases_gil(self) -> bool:
-        """Whether two threads of one process encode side by side."""
+        """Whether two threads of one process can encode at the same time."""
         return self._inner.releases_gil
 
     def encode(self, text: str) -> list[int]:
@@ -113,7 +113,7 @@ class ConversationTokenizer:
         return self._inner.decode(ids)
 
     def files(self) -> dict[str, bytes]:
-        """What `load_tokenizer` needs; a chat template only if it is used."""
+        """The files that `load_tokenizer` needs; a chat template only if it is used."""
         files = self._inner.files()
         if self._template is None:
             files.pop(TEMPLATE, None)
@@ -143,7 +143,7 @@ class ConversationTokenizer:
         return_target: bool = True,
         add_generation_prompt: bool = False,
     ) -> Ids | tuple[Ids, Ids]:
-        """The tokens of a conversation, and for each of them itself or -100 where it is not to be
+        """The tokens of a conversation and, for each, its target: the token, or -100 if it is not
         learnt. DataError names a turn that cannot be separated from its neighbours."""
         turns = self.prepare(conversation)
         text = self.render(turns, invite=add_generation_prompt)
@@ -156,7 +156,7 @@ class ConversationTokenizer:
         return tokens, targets
 
     def prepare(self, conversation: Sequence[Message]) -> list[Message]:
-        """The turns that are laid out."""
+        """The turns to lay out."""
         for number, turn in enumerate(conversation):
             if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
                 raise DataError(f"turn {number} is not an object with a role")
@@ -166,7 +166,7 @@ class ConversationTokenizer:
         if not self._prompt_format.system and turns and turns[0]["role"] == "system":
             del turns[0]
         if not turns:
-            raise DataError("a conversation without turns")
+            raise DataError("the conversation has no turns")
         return turns
 
     def render(self, turns: Sequence[Message], *, invite: bool = False) -> str:
@@ -182,7 +182,7 @@ class ConversationTokenizer:
         )
 
     def check_turn(self, turns: Sequence[Message], number: int) -> None:
-        """Refuse a turn that nothing can be learnt from."""
+        """Hook for subclasses: refuse a turn that nothing can be learnt from."""
 
     def _mask(self, turns: Sequence[Message], tokens: Ids, targets: Ids) -> None:
         place = 0
@@ -194,20 +194,19 @@ class ConversationTokenizer:
             self.check_turn(turns, number)
             alone = self._tokens(self.render([turn]))
             if self._prompt_format.begins and number > 0:
-                alone = alone[1:]  # there is one BOS, before the first turn
+                alone = alone[1:]  # in the conversation, only the first turn has a BOS
             end = place + len(alone)
             if not np.array_equal(tokens[place:end], alone):
                 raise DataError(
-                    f"turn {number} ({role}) gives other tokens alone than within its "
-                    f"conversation, so its targets are not known; it begins "
-                    f"{turn['content'][:40]!r}"
+                    f"turn {number} ({role}) has other tokens alone than within its conversation, "
+                    f"so its targets are not known; it begins {turn['content'][:40]!r}"
                 )
             masked = len(alone) if role in self.masked_roles else self._prompt_format.masked_prefix
             targets[place : place + masked] = IGNORED
             place = end
         if place != len(tokens):
             raise DataError(
-                f"the turns of a conversation give {place} tokens alone and {len(tokens)} "
+                f"the turns of a conversation have {place} tokens alone but {len(tokens)} "
                 "together, so their targets are not known"
             )
 
@@ -224,7 +223,7 @@ class ConversationTokenizer:
             found = self._id_of(self.special_tokens.get(name))
             return self.eos if found is None and not self._prompt_format.masks else found
         found = self._id_of(self.special_tokens.get(name, name))
-        # What a tokenizer does not have is its unknown token.
+        # A missing pad is the unknown token.
         return self.unk if found is None else found
 
 
@@ -234,7 +233,7 @@ class SFTTokenizer(ConversationTokenizer):
     masked_roles = ("system", "user", "tool")
 
     def check_turn(self, turns: Sequence[Message], number: int) -> None:
-        """Refuse a turn of the assistant that there is nothing to learn from."""
+        """Refuse a turn of the assistant that is empty or answers nothing."""
         role = turns[number]["role"].lower()
         if role != "assistant":
             return

@@ -1,7 +1,7 @@
-"""Chat templates: Jinja as the transformers library sets it up, in a sandbox.
+"""Chat templates: Jinja in a sandbox, set up as in the transformers library.
 
-There is no clock: a template that asks for the date gets the one that it names for this case, so
-that the same conversation is the same tokens tomorrow."""
+Templates get no clock. One that asks for the date gets its own default, so that a conversation
+always has the same tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainyard.tokenizers.huggingface import TEMPLATE
 
 
 class ChatTemplate:
-    """A template that has been read; it renders in any number of threads."""
+    """A parsed template; it may render in several threads at once."""
 
     def __init__(self, text: str, name: str) -> None:
         self._name = name
@@ -34,7 +34,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tokens: Mapping[str, Any], *, invite: bool
     ) -> str:
-        """The text of a conversation; `tokens` are the special tokens by their roles."""
+        """The text of a conversation. tokens: special tokens by role. invite: prompt for a turn."""
         # Some sources write null for a missing key; templates test whether the key exists.
         given = [{k: v for k, v in message.items() if v is not None} for message in messages]
         try:
@@ -62,7 +62,7 @@ def named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def own_template(files: Mapping[str, bytes], name: str) -> ChatTemplate:
-    """The chat template that comes with a tokenizer, or was given in place of it."""
+    """The chat template of a tokenizer, or the one that was given instead."""
     if TEMPLATE in files:
         try:
             return ChatTemplate(files[TEMPLATE].decode(), f"{name}: {TEMPLATE}")
@@ -83,16 +83,16 @@ def _settings(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 
 class _Generation(Extension):
-    """`{% generation %}`: marks what a model has said, of which nothing is made here."""
+    """`{% generation %}`, which marks the model's answers; here it only renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 # as the class above it declares it
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
-    def _said(self, caller: Callable[[], str]) -> str:
+    def _body(self, caller: Callable[[], str]) -> str:
         return caller()
 
 

@@ -1,8 +1,8 @@
 """gigatoken as an engine: the ids of a reference library, many times faster.
 
-It encodes for a tokenizer if it accepts it, if no part of the tokenizer is known to be read
-differently, and if both libraries make the same ids of the probe texts. Otherwise the log says why
-not. Texts that the libraries may cut differently (unicode_mismatch.py) go to the reference.
+gigatoken encodes for a tokenizer if it accepts it, if it reads no part of it differently as far as
+known, and if both libraries make the same ids of the probe texts. Otherwise the log says why not.
+Texts that the libraries may split differently (unicode_mismatch.py) go to the reference.
 
 gigatoken's readers of files and its thread pool are not used."""
 
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Reference = Callable[[Sequence[str]], Sequence[Any]]
-"""Texts to a list or an array of ids for each."""
+"""Returns a list or an array of ids for each text."""
 
 DOUBTFUL_LETTERS = 1 << 14
-"""Of a longer text only the suspect parts go to the reference, which is fifty times slower."""
+"""Only the suspect parts of a longer text go to the reference, which is fifty times slower."""
 
 REBUILD_LETTERS = 1 << 25
 """A worker encodes at least this many characters: building one costs as much as encoding 10
@@ -58,12 +58,12 @@ REBUILD_GROWTH_BYTES = 192 << 20
 """Growth of the process at which a worker is discarded."""
 
 REBUILD_UNMEASURED_LETTERS = 1 << 29
-"""The same where the size of the process is not known."""
+"""Characters after which a worker is discarded if the size of the process is not known."""
 
 
 def gigatoken_for(library: Library) -> Gigatoken | None:
-    """An engine that makes the ids of a `tokenizers` tokenizer, without the special tokens that
-    this puts around a text; None when there is none."""
+    """An engine that makes the ids of a `tokenizers` tokenizer, without the special tokens around a
+    text; None if gigatoken cannot."""
 
     def encode(texts: Sequence[str]) -> list[list[int]]:
         encodings = library.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -100,8 +100,8 @@ def gigatoken_for(library: Library) -> Gigatoken | None:
 def gigatoken_for_pieces(
     model: PieceModel, reference: Reference, apart: re.Pattern[str] | None
 ) -> Gigatoken | None:
-    """An engine that makes the ids of a SentencePiece model, as `reference` does, for texts in
-    which `apart` is not found; None when there is none."""
+    """An engine that makes the same ids as `reference`, for a SentencePiece model and texts in
+    which `apart` is not found; None if gigatoken cannot."""
     reason = refusal_of_pieces(model)
     if reason:
         _not_used(reason)
@@ -122,12 +122,12 @@ def gigatoken_for_ranks(
     reference: Reference,
     seam: Seam | None,
 ) -> Gigatoken | None:
-    """An engine for tokens in the order of their ranks, which are their ids, and special tokens
-    with ids above those, or None. `scheme`: gigatoken's name for the way text is cut."""
+    """An engine for tokens whose ids are their ranks, and special tokens with ids above those; None
+    if gigatoken cannot. scheme: gigatoken's name for the pattern that splits text."""
     lines = b"".join(b"%s %d\n" % (b64encode(token), i) for i, token in enumerate(ranks))
 
     def load(gigatoken: Any) -> Any:
-        with NamedTemporaryFile(suffix=".tiktoken") as file:  # it reads no bytes in memory
+        with NamedTemporaryFile(suffix=".tiktoken") as file:  # gigatoken reads only files
             file.write(lines)
             file.flush()
             return gigatoken.Tokenizer.from_tiktoken(file.name, scheme, special)
@@ -145,7 +145,7 @@ def _build(
     byte_level: bool = False,
     nfc: bool = False,
 ) -> Gigatoken | None:
-    """The engine that `load` makes, if it makes the ids of the reference of the probe `texts`."""
+    """The engine that `load` makes, if it makes the reference's ids for the probe `texts`."""
     try:
         import gigatoken
     except ImportError as error:
@@ -153,29 +153,29 @@ def _build(
         return None
     try:
         engine = Gigatoken(lambda: load(gigatoken).backend, reference, seam)
-    except Exception as error:  # a young library: it may raise anything
+    except Exception as error:  # the library may raise anything
         _not_used(" ".join(str(error).split("Location:")[0].split()))
         return None
     if byte_level:
-        # Words are cut by classes of characters only where there is no dummy prefix and the like.
+        # Only byte-level tokenizers split words by classes of characters.
         engine.watch(nfc=nfc)
     expected = reference(texts)
     for text, theirs in zip(texts, expected, strict=True):
-        if engine.encode(text) != list(theirs):  # a batch would import awkward, 0.2 s
-            _not_used(f"it makes other ids of {text[:40]!a}")
+        if engine.encode(text) != list(theirs):  # not a batch: that imports awkward, 0.2 s
+            _not_used(f"it makes other ids for {text[:40]!a}")
             return None
     return engine
 
 
 def _not_used(reason: str) -> None:
-    log.warning("the reference library encodes, which is slower: gigatoken: %s", reason)
+    log.warning("encoding with the reference library, which is slower: gigatoken: %s", reason)
 
 
 class Gigatoken:
     """Encodes in any number of threads at once, each with a separate worker.
 
-    A worker caches the words that it has seen and grows with every new one, without end. It is
-    discarded when the process has grown too much since the worker was made."""
+    A worker caches every word that it has seen, so it grows without bound. It is discarded when the
+    process has grown too much since the worker was made."""
 
     def __init__(
         self, make: Callable[[], Any], reference: Reference, seam: Seam | None = None
@@ -258,7 +258,7 @@ class Gigatoken:
 
 
 class _Worker:
-    """One object of the library, for one thread at a time."""
+    """A tokenizer object of the library, for one thread at a time."""
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
@@ -272,7 +272,7 @@ class _Worker:
 
     def encode_flat(self, texts: list[str]) -> Flat:
         self._letters += sum(map(len, texts))
-        # An awkward array is two numpy arrays, ids and bounds; they are taken out without a copy.
+        # An awkward array is two numpy arrays, ids and bounds, which need no copy.
         try:
             rows = self.backend.encode_batch(texts, parallel=False).layout
         except TypeError:
@@ -290,7 +290,7 @@ class _Worker:
 
 
 def resident_bytes() -> int | None:
-    """Resident memory of the process; None where the system does not report it."""
+    """Resident memory of the process; None if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

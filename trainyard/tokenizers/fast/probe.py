@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 MAX_ADDED = 24
-"""Added tokens that are probed; some tokenizers have a thousand alike."""
+"""Added tokens to probe; some tokenizers have a thousand similar ones."""
 
 TEXTS = (
     "",
@@ -35,7 +35,7 @@ TEXTS = (
 
 
 def probe_texts(added: Sequence[str]) -> list[str]:
-    """Texts with a little of everything, and the added tokens in different surroundings."""
+    """Texts with many kinds of characters, and the added tokens in different contexts."""
     texts = list(TEXTS)
     for content in [*added[: MAX_ADDED // 2], *added[-MAX_ADDED // 2 :]]:
         texts += [content, f"a{content}b", f"  {content} {content}\n{content}{content}1 "]
@@ -43,7 +43,7 @@ def probe_texts(added: Sequence[str]) -> list[str]:
 
 
 def refusal(document: dict[str, Any]) -> str | None:
-    """Why gigatoken must not encode for this tokenizer.json, or None."""
+    """Why gigatoken must not encode for this tokenizer.json; None if it may."""
     model = document["model"]
     if model.get("type") != "BPE":
         return f"no model of type {model.get('type')}"
@@ -65,8 +65,8 @@ def _added_tokens(document: dict[str, Any]) -> str | None:
     tokens: list[dict[str, Any]] = document["added_tokens"]
     if any(token.get("single_word") for token in tokens):
         return "no added token that must be a word by itself"
-    # The library looks for those that are not normalized first, and then for the others in what
-    # is left; gigatoken looks for all at once.
+    # The library first finds the tokens that are not normalized, then the others in the rest of
+    # the text; gigatoken finds all at once.
     first = [token for token in tokens if not token.get("normalized")]
     second = [token["content"] for token in tokens if token.get("normalized")]
     if any(overlap(a["content"], b) for a, b in product(first, second)):
@@ -80,7 +80,7 @@ def _added_tokens(document: dict[str, Any]) -> str | None:
 
 
 def overlap(a: str, b: str) -> bool:
-    """Whether some text holds both of them with a character in common."""
+    """Whether both can occur in a text with a character in common."""
     if a in b or b in a:
         return True
     shorter = min(len(a), len(b))
@@ -88,10 +88,10 @@ def overlap(a: str, b: str) -> bool:
 
 
 def remove_nfc(document: dict[str, Any]) -> bool:
-    """Take NFC out where it is all the normalization there is; whether it was.
+    """Remove NFC if it is the only normalizer; returns whether it was.
 
-    The two libraries know different versions of Unicode, so gigatoken is given text that needs no
-    normalization and the rest goes to the reference."""
+    The two libraries have different versions of Unicode, so gigatoken gets only text that needs no
+    normalization; other text goes to the reference."""
     if _normalizers(document) != ["NFC"]:
         return False
     document["normalizer"] = None
@@ -103,7 +103,7 @@ def _normalizers(document: dict[str, Any]) -> list[str]:
 
 
 def _parts(component: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
-    """A component, or what a Sequence of them is made of."""
+    """A component, or the components of a Sequence."""
     if component is None:
         return
     if component["type"] != "Sequence":

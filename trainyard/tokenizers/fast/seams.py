@@ -1,21 +1,22 @@
-r"""Where a long text may be cut so that its parts make the ids of the whole; and the cutting.
+r"""Finds seams, where a long text can be cut without changing its ids, and encodes it in parts.
 
-A library holds 20 to 60 bytes for each byte of a text that it encodes at once, so long texts are
-encoded in parts. Three shapes of tokenizers are known; a text for any other is never cut:
+A library needs 20 to 60 bytes for each byte of a text that it encodes at once, so long texts are
+encoded in parts. Three kinds of tokenizers have seams; a text for any other is never cut:
 
 Byte-level BPE with the patterns of GPT-2, cl100k, o200k and their descendants, without a normalizer
 or with NFC: between a letter and a character that is no letter, number, mark or apostrophe. No
-alternative of these patterns continues from a letter to such a character. They look back at nothing
-and ahead only at whitespace that they have matched a part of; and NFC joins nothing to such a
-character from its left. Only characters count that are letters in every version of Unicode that a
-library may know. A tokenizer that puts a space before every text is cut before a space.
+alternative of these patterns continues from a letter to such a character. They never look back, and
+ahead only at whitespace of which they have matched a part. NFC never joins such a character to what
+is left of it. Only characters that are letters in every version of Unicode count. A text for a
+tokenizer that adds a space before every text is cut before a space.
 
-BERT: behind whitespace, an ideograph (each is a word by itself) or a mark of punctuation.
+BERT: after whitespace, an ideograph (each is a separate word) or a punctuation mark.
 
 SentencePiece BPE without pieces of several words: before a single space between words.
 
-A text is searched for added tokens before it is cut into words. So there is no seam at a character
-where an added token could be cut through, and none for tokens that strip the spaces beside them."""
+A text is searched for added tokens before it is split into words. So there is no seam at a
+character that could be inside an added token, and none for tokens that strip the spaces next to
+them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ Seam = re.Pattern[str]
 """Matches the empty string where a text may be cut."""
 
 PART_LETTERS = 1 << 18
-"""Characters of a part, at least 1: a quarter of a megabyte of English, at most a whole one."""
+"""Characters of a part: a quarter of a megabyte of English, at most a megabyte of any text."""
 
 SPACE_SEAM = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 """Before a single space between words: the seam of SentencePiece."""
@@ -52,7 +53,8 @@ IDEOGRAPHS = "\u3400-\u4db5\u4e00-\u9fa5"
 SPACES = " \t\n\r"
 EAST_ASIAN = "\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f"
 AFTER_LETTERS = SPACES + '!"#$%&()*+,-./:;<=>?@[\\]^`{|}~' + EAST_ASIAN
-"""Without the apostrophe, with which contractions begin, and "_", a letter of a word to some."""
+"""Without the apostrophe, which begins contractions, and "_", which some patterns treat as a
+letter."""
 
 LETTER_RUNS = {
     r" ?\p{L}+",
@@ -60,7 +62,7 @@ LETTER_RUNS = {
     r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
     r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
 }
-"""Alternatives of known patterns of which one is enough to match every letter."""
+"""Alternatives of known patterns; each alone matches every letter."""
 
 UPPER_LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
 UPPER_ONLY = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -69,7 +71,7 @@ CASED_RUNS = [
     {rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER_LOWER}{end}", rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER_ONLY}{end}"}
     for end in ("", CONTRACTIONS + "?")
 ]
-"""Those of which it takes both."""
+"""Pairs of alternatives that together match every letter."""
 
 OTHERS = {
     *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'(?:[sdmt]|ll|ve|re)"),
@@ -80,10 +82,10 @@ OTHERS = {
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
     *(r"\s*[\r\n]", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+", r"\s+$"),
 }
-"""The others: none continues from a letter to anything but a letter."""
+"""Other alternatives; none continues from a letter to anything but a letter."""
 
 HARMLESS = {r"\p{N}", r"\p{N}{1,3}", r"\d", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"}
-"""Patterns of a first cut, of which no match holds a seam."""
+"""Patterns of a first split; none of their matches contains a seam."""
 
 
 def parts(text: str, seam: Seam, letters: int | None = None) -> Iterator[str]:
@@ -99,7 +101,7 @@ def parts(text: str, seam: Seam, letters: int | None = None) -> Iterator[str]:
 
 
 def is_long(text: str) -> bool:
-    """Whether a text is encoded in parts, where there are seams."""
+    """Whether a text is encoded in parts, if it has seams."""
     return len(text) > PART_LETTERS
 
 
@@ -109,7 +111,7 @@ def encode_in_parts(
     encode: Callable[[str], Sequence[int] | NDArray[np.uint32]],
     letters: int | None = None,
 ) -> NDArray[np.uint32]:
-    """The ids of a text, with the memory that `encode` needs for one part.
+    """The ids of a text, encoded in parts to save memory.
 
     A text without a seam is one part."""
     cut = parts(text, seam, letters) if seam else [text]
@@ -118,7 +120,7 @@ def encode_in_parts(
 
 
 def find_seam(library: Library) -> Seam | None:
-    """Where texts for a `tokenizers` tokenizer may be cut; None where it is not known."""
+    """The seam of a `tokenizers` tokenizer; None if it is not known."""
     tokens = list(library.get_added_tokens_decoder().values())
     if any(token.lstrip or token.rstrip or token.single_word for token in tokens):
         return None
@@ -157,12 +159,12 @@ def word_seam(tokens: Iterable[str]) -> Seam | None:
 
 
 def _steps(component: Any, key: str) -> Iterator[dict[str, Any]]:
-    """What a normalizer or pre-tokenizer does, one after the other."""
+    """The steps of a normalizer or pre-tokenizer, in order."""
     if component is None:
         return
     try:
         document = json.loads(component.__getstate__())
-    except Exception:  # one written in Python cannot be written out: a step of no known type
+    except Exception:  # one written in Python cannot be serialized: a step of unknown type
         document = {}
     yield from _flat(document, key)
 
@@ -199,19 +201,19 @@ def _is_byte_level(cutters: list[dict[str, Any]]) -> bool:
 
 
 def is_known(pattern: str) -> bool:
-    """Whether a pattern is made of known alternatives, and they leave no letter out."""
+    """Whether a pattern has only known alternatives, which together match every letter."""
     pattern = pattern.replace("\r", r"\r").replace("\n", r"\n")
     runs = {_relaxed(a) for a in _alternatives(pattern) if a not in OTHERS} - OTHERS
     return bool(runs) and (runs in CASED_RUNS or runs <= LETTER_RUNS)
 
 
 def _relaxed(alternative: str) -> str:
-    """Without the signs that forbid going back, which move no end of a run of letters."""
+    """Without possessive quantifiers, which do not change where a run of letters ends."""
     return re.sub(r"([+?*]|\{[\d,]+\})\+", r"\1", alternative)
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """What the outermost "|" of a pattern keep apart."""
+    """The alternatives of a pattern, split at its outermost "|"."""
     depth, start, in_class, k = 0, 0, False, 0
     while k < len(pattern):
         c = pattern[k]

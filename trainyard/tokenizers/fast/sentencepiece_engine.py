@@ -1,4 +1,4 @@
-"""The ids of a SentencePiece model: by gigatoken where it makes the same, else by the library."""
+"""Encodes for a SentencePiece model: by gigatoken if it makes the same ids, else by the library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainyard.tokenizers.fast.sentencepiece_model import USER_DEFINED, is_cutta
 
 
 class Pieces:
-    """The ids of a model: by gigatoken where it makes the same ones, else by the library."""
+    """Encodes for a model: by gigatoken if it makes the same ids, else by the library."""
 
     def __init__(self, data: bytes, url: str, use_gigatoken: bool) -> None:
         try:
@@ -28,7 +28,7 @@ class Pieces:
                 f"--tokenizer-model {url}: not a SentencePiece model: {error}"
             ) from None
         model = parse_pieces(data, f"--tokenizer-model {url}")
-        # SentencePiece cuts a text at these first; gigatoken would do it in another way.
+        # SentencePiece splits a text at these first; gigatoken does it in another way.
         self._apart = any_of(model.pieces_of(USER_DEFINED))
         self._cuttable = is_cuttable(model)
         self._prefix = model.prefix
@@ -71,7 +71,7 @@ class Pieces:
 
     def by_library(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of several texts, by the library that defines them."""
-        # One thread: this lets go of the GIL, so callers run in parallel.
+        # One thread: the call releases the GIL, so callers run in parallel.
         try:
             ids: list[list[int]] = self.library.encode(list(texts), out_type=int, num_threads=1)
         except (RuntimeError, TypeError):
@@ -80,13 +80,13 @@ class Pieces:
         return ids
 
     def reference_array(self, text: str) -> NDArray[np.uint32]:
-        """The ids of a text by the library, a long one in parts where the model allows that."""
+        """The ids of a text by the library; a long one in parts, if the model allows that."""
         return self._in_parts(text, lambda part: self.by_library([part])[0])
 
     def _in_parts(self, text: str, encode: Callable[[str], list[int]]) -> NDArray[np.uint32]:
         if not (self._cuttable and is_long(text)):
             return np.array(encode(text), np.uint32)
-        # The model puts a space before each part, so the one of the text is left out.
+        # The model adds a space before each part, so the part's own first space is dropped.
         dropped = int(self._prefix)
         cut = enumerate(parts(text, SPACE_SEAM))
         rows = [np.array(encode(part[dropped:] if k else part), np.uint32) for k, part in cut]
@@ -99,6 +99,6 @@ class Pieces:
 
 
 def any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """What finds the first of some tokens; None where there are none."""
+    """A pattern that finds the first of some tokens; None without tokens."""
     pattern = "|".join(map(re.escape, tokens))
     return re.compile(pattern) if pattern else None

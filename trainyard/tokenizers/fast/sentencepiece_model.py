@@ -1,7 +1,7 @@
-"""The .model file of SentencePiece, read without protobuf, and as a tokenizer.json for gigatoken.
+"""Reads the .model file of SentencePiece without protobuf; converts it to a tokenizer.json.
 
-gigatoken reads these files as well, but takes control pieces such as "<s>" for tokens to look for
-in a text, which SentencePiece does not; so it is given the pieces in a form that has none."""
+gigatoken reads .model files too, but treats control pieces such as "<s>" as tokens to find in a
+text, which SentencePiece does not. So it gets a tokenizer.json without them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from operator import attrgetter
 from trainyard.errors import ArtifactError
 
 SPACE = "\u2581"
-"""How a space is written in a piece."""
+"""Stands for a space in a piece."""
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Kinds of pieces, as sentencepiece_model.proto numbers them."""
@@ -32,7 +32,7 @@ NORMALIZER_CHARSMAP, NORMALIZER_PREFIX, NORMALIZER_REMOVE, NORMALIZER_ESCAPE = 2
 
 @dataclass(frozen=True, slots=True)
 class VocabPiece:
-    """A token of the vocabulary; its id is its place."""
+    """A token of the vocabulary; its id is its index."""
 
     text: str
     score: float
@@ -41,22 +41,22 @@ class VocabPiece:
 
 @dataclass(frozen=True, slots=True)
 class PieceModel:
-    """What a .model says of how text becomes pieces."""
+    """The settings of a .model that determine how text becomes pieces."""
 
     pieces: tuple[VocabPiece, ...]
     algorithm: int
     byte_fallback: bool
-    """Characters without a piece are written in pieces of bytes."""
+    """Whether characters without a piece become pieces of bytes."""
     space_after: bool
-    """Spaces belong to the word before them."""
+    """Whether spaces belong to the word before them."""
     rewrites: bool
-    """Characters are normalized, as NFKC does or otherwise."""
+    """Whether characters are normalized, by NFKC or otherwise."""
     prefix: bool
-    """A space is put before a text."""
+    """Whether a space is added before a text."""
     removes_spaces: bool
-    """Of runs of spaces one is kept, and none at the ends."""
+    """Whether runs of spaces become one, and spaces at the ends are removed."""
     escapes_spaces: bool
-    """Spaces are written as `SPACE`."""
+    """Whether spaces are written as `SPACE`."""
 
     def pieces_of(self, kind: int) -> list[str]:
         """The pieces of a kind, in order of their ids."""
@@ -64,7 +64,7 @@ class PieceModel:
 
 
 def parse_pieces(data: bytes, name: str) -> PieceModel:
-    """What a .model holds; ArtifactError when it is none."""
+    """The contents of a .model. Raises ArtifactError if it is not one. name: for messages."""
     try:
         return _parse(data)
     except (IndexError, ValueError, TypeError, struct.error) as error:
@@ -79,7 +79,7 @@ def _parse(data: bytes) -> PieceModel:
         if field == PIECES:
             pieces.append(_piece(dict(_fields(_bytes(value)))))
         elif field == TRAINER:
-            trainer |= dict(_fields(_bytes(value)))  # of a field that comes twice the last counts
+            trainer |= dict(_fields(_bytes(value)))  # the last of repeated fields counts
         elif field == NORMALIZER:
             normalizer |= dict(_fields(_bytes(value)))
     if not pieces:
@@ -144,8 +144,8 @@ def _bytes(value: int | bytes) -> bytes:
 def is_cuttable(model: PieceModel) -> bool:
     """Whether a text may be encoded in parts, cut before single spaces.
 
-    A model that puts a space before a text gets its parts without the space that they begin with.
-    A unigram model looks at all of a text to choose the best pieces, and rounds as it goes."""
+    A model that adds a space before a text gets each part without its first space. A unigram model
+    chooses the best pieces from all of a text, with rounding, so its texts cannot be cut."""
     words = all(SPACE not in p.text.lstrip(SPACE) and " " not in p.text for p in model.pieces)
     symbols = any(SPACE in text for text in model.pieces_of(USER_DEFINED))
     plain = model.escapes_spaces and not model.space_after and not model.rewrites
@@ -157,7 +157,7 @@ def is_cuttable(model: PieceModel) -> bool:
 
 
 def refusal_of_pieces(model: PieceModel) -> str | None:
-    """Why gigatoken must not encode for this model, or None."""
+    """Why gigatoken must not encode for this model; None if it may."""
     if model.algorithm != BPE:
         kind = ALGORITHMS.get(model.algorithm, model.algorithm)
         return f"no SentencePiece model of kind {kind}"
@@ -175,8 +175,8 @@ def refusal_of_pieces(model: PieceModel) -> str | None:
 
 
 def _ties(model: PieceModel) -> bool:
-    """Whether pieces have one score: SentencePiece then takes the leftmost in the text, and
-    gigatoken the first in its list. Runs of one character come out alike."""
+    """Whether pieces have equal scores: SentencePiece then merges the leftmost in the text first,
+    gigatoken the first in its list. Runs of one character are the same in both."""
     normal = sorted((p for p in model.pieces if p.kind == NORMAL), key=attrgetter("score"))
     for _, group in groupby(normal, key=attrgetter("score")):
         tied = [piece.text for piece in group if len(piece.text) > 1]  # only these are merged
@@ -217,8 +217,8 @@ def tokenizer_json(model: PieceModel) -> bytes:
 
 
 def _merges(model: PieceModel) -> list[tuple[str, str]]:
-    """Every way to make a piece out of two others, the best score first; of two ways the one with
-    the longer left half, which grows runs from the left as SentencePiece does."""
+    """Every way to merge two pieces into one, the best score first. Of equal scores, a longer left
+    half comes first, which grows runs from the left as SentencePiece does."""
     normal = set(model.pieces_of(NORMAL))
     ways = [
         (piece.score, cut, piece.text)

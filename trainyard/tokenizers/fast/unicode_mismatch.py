@@ -1,14 +1,14 @@
-"""Texts that two libraries may cut differently because they know different versions of Unicode.
+"""Finds texts that two libraries may split differently, as they have different versions of Unicode.
 
-How a character is cut depends on its class (letter, number, mark), and what NFC makes of it on its
-combining class. Those of a character that has been assigned stay as they are; one that has not been
-assigned yet is "other" to the older library and perhaps a letter to the newer one. So a text is
-suspect when it holds a character that Python's own tables, which are no newer than either
-library's, do not know, or, where the tokenizer normalizes, when NFC changes it.
+Splitting depends on a character's class (letter, number, mark), and NFC on its combining class.
+Both never change once a character is assigned. A character that is not assigned yet is "other" to
+the older library and perhaps a letter to the newer one. So a text is suspect if it has a character
+that is unassigned in Python's own tables, which are no newer than either library's. If the
+tokenizer normalizes, a text that NFC changes is suspect too.
 
-Looking at every character would cost as much as encoding. The ids are looked at instead: only a
-token with the first two bytes of such a character, or one that ends after the first, makes a text
-worth reading."""
+Checking every character would cost as much as encoding, so the ids are checked first. Only a token
+with the first two bytes of such a character, or one that ends after the first, makes a text worth
+reading."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 NUM_CODE_POINTS = 0x110000
 SURROGATES = slice(0xD800, 0xE000)
 SURVEYED = (range(0x40000), range(0xE0000, 0xE1000))
-"""Where characters have been assigned; what lies between has been empty for ever."""
+"""The ranges that have assigned characters; all between them has always been empty."""
 
 PRIVATE = slice(0xF0000, None)
 LETTERS_FOR_NFC = (
@@ -34,18 +34,18 @@ LETTERS_FOR_NFC = (
     range(0x18D80, 0x20000),
     range(0x2F800, 0x2FA20),
 )
-"""All code points but ideographs and ready-made Hangul syllables, which NFC leaves alone."""
+"""All code points except ideographs and composed Hangul syllables, which NFC does not change."""
 
 CHUNK = 1 << 20
-"""Ids or characters looked at together: a document may be hundreds of megabytes long."""
+"""Ids or characters checked at once: a document may be hundreds of megabytes long."""
 
 ASCII = re.compile(r"[\0-\x7f]")
-"""None of these is joined by NFC to what stands before it."""
+"""NFC joins none of these to the character before it."""
 
 
 @cache
 def unassigned() -> NDArray[np.bool_]:
-    """For every code point whether it has no meaning yet."""
+    """For every code point, whether it is unassigned."""
     table = np.ones(NUM_CODE_POINTS, np.bool_)
     for part in SURVEYED:
         categories = map(unicodedata.category, map(chr, part))
@@ -57,7 +57,7 @@ def unassigned() -> NDArray[np.bool_]:
 
 @cache
 def changed_by_nfc() -> NDArray[np.bool_]:
-    """For every code point whether it can take part in a change that NFC makes."""
+    """For every code point, whether NFC may change or join it."""
     table = np.zeros(NUM_CODE_POINTS, np.bool_)
     for c in map(chr, chain(*LETTERS_FOR_NFC)):
         parts = unicodedata.decomposition(c).split()
@@ -92,7 +92,7 @@ class Suspects:
         return [row for row in rows.tolist() if self.is_suspect(texts[row])]
 
     def is_suspect(self, text: str) -> bool:
-        """Whether the text itself gives reason for doubt."""
+        """Whether a text is suspect, by its characters."""
         if text.isascii():
             return False
         return any(self._is_doubtful(piece) for piece in _pieces(text) if not piece.isascii())
@@ -105,8 +105,8 @@ class Suspects:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text in order, in pieces that NFC looks at by themselves: Python's makes a copy of what
-    it looks at, of four bytes a letter."""
+    """The text in pieces that NFC treats independently. Python's NFC copies its input, at four
+    bytes a character, so pieces save memory."""
     start = 0
     while start < len(text):
         found = ASCII.search(text, start + CHUNK)
@@ -116,7 +116,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def flag_tokens(tokens: Mapping[int, bytes], risky: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """For every id whether its bytes may begin one of the risky characters."""
+    """For every id, whether its bytes may begin one of the risky characters."""
     pairs = _leading_pairs(risky)
     leads = np.asarray(pairs.any(axis=1))
     ids = np.fromiter(tokens, np.int64, len(tokens))
@@ -128,7 +128,7 @@ def flag_tokens(tokens: Mapping[int, bytes], risky: NDArray[np.bool_]) -> NDArra
     within = np.zeros(len(joined), np.bool_)
     within[:-1] = pairs[joined[:-1], joined[1:]]
     lasts = ends[ends > 0] - 1
-    within[lasts] = leads[joined[lasts]]  # a pair is not made across two tokens
+    within[lasts] = leads[joined[lasts]]  # not a pair of bytes of two tokens
     owners = np.searchsorted(ends, np.flatnonzero(within), side="right")
     flagged[ids[owners]] = True
     return flagged
@@ -136,7 +136,7 @@ def flag_tokens(tokens: Mapping[int, bytes], risky: NDArray[np.bool_]) -> NDArra
 
 def _leading_pairs(risky: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """(first byte, second byte) of the UTF-8 of every risky code point; none of them is ASCII."""
-    # From three bytes up 64 neighbours share their first two.
+    # In characters of three bytes or more, 64 neighbours share the first two.
     blocks = np.flatnonzero(risky.reshape(-1, 64).any(axis=1))
     points = np.concatenate([np.flatnonzero(risky[:0x800]), 64 * blocks[blocks >= 0x800 // 64]])
     encoded = points.astype("<u4").tobytes().decode("utf-32-le").encode()

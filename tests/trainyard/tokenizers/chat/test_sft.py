@@ -202,7 +202,7 @@ def test_turns_of_a_tool_are_not_learnt(built: Built) -> None:
 @pytest.mark.parametrize(
     ("chat", "message"),
     [
-        ([], "a conversation without turns"),
+        ([], "the conversation has no turns"),
         ([{"role": "user"}], r"turn 0 \(user\): its content is not a string"),
         ([{"role": "user", "content": ["a"]}], "its content is not a string"),
         ([{"content": "a"}], "turn 0 is not an object with a role"),
@@ -219,7 +219,7 @@ def test_refused_turns(built: Built, chat: Any, message: str) -> None:
 
 
 def test_a_turn_whose_tokens_reach_into_the_next_is_named(built: Built) -> None:
-    with pytest.raises(DataError, match=r"turn 0 \(user\) gives other tokens alone"):
+    with pytest.raises(DataError, match=r"turn 0 \(user\) has other tokens alone"):
         built["identity"].tokenize_conversation(pair("wea", "ther"))
 
 
@@ -274,7 +274,7 @@ def test_a_template_file_takes_the_place_of_the_own(folder: str, tmp_path: Path)
     file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     tokenizer = build(folder, "default", chat_template=str(file))
     assert tokenizer.render(CHAT[1:2]) == f"[{CHAT[1]['content']}]"
-    with pytest.raises(ConfigError, match="--chat-template is for formats without one"):
+    with pytest.raises(ConfigError, match="--chat-template does not apply to"):
         build(folder, chat_template=str(file))
     file.write_text("{% for %}")
     with pytest.raises(ConfigError, match="not a Jinja template on line 1"):

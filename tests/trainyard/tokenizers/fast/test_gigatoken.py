@@ -143,7 +143,7 @@ def test_what_is_left_to_the_library(name: str, caplog: pytest.LogCaptureFixture
     parts, reason = REFUSED[name]
     with caplog.at_level(logging.WARNING):
         assert gigatoken_for(library(**parts)) is None
-    assert "the reference library encodes, which is slower" in caplog.text
+    assert "encoding with the reference library, which is slower" in caplog.text
     assert reason in caplog.text
 
 
