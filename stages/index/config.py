@@ -13,8 +13,8 @@ from trainyard.training.options.training import TrainingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexConfig:
-    """Build the sample indices of a training run ahead of it. Give the options of `pretrain`, and
-    the folder to it as --data-cache-path."""
+    """Build the sample indices of a training run in advance. Give it the options of `pretrain`, and
+    then give `pretrain` the folder as --data-cache-path."""
 
     data: DataConfig
     seq_length: int
@@ -26,14 +26,14 @@ class IndexConfig:
     train_samples: int | None = None
     """Samples of the whole run; this or --train-iters."""
     rampup_batch_size: tuple[int, ...] = ()
-    """START INCREMENT SAMPLES, as pretrain is given them."""
+    """START INCREMENT SAMPLES, as for pretrain."""
     step_batch_size_schedule: str | None = None
-    """TOKENS:SIZE ..., as pretrain is given them."""
+    """TOKENS:SIZE ..., as for pretrain."""
     eval_interval: int = 1000
     """Steps between two measurements of the validation loss."""
     eval_iters: int = 100
-    """Global batches of a measurement, of validation data and at the end of test data; 0 measures
-    nothing."""
+    """Global batches of a measurement of validation data, and of test data at the end; 0: no
+    measurements."""
     eval_at_start: bool = False
     """Measure the validation loss before the first step too."""
     seed: int = 1234
@@ -47,13 +47,13 @@ class IndexConfig:
             raise ConfigError(f"--seq-length must be at least 1, got {self.seq_length}")
         if self.data.data_cache_path is not None:
             raise ConfigError(
-                "--data-cache-path is where pretrain looks for indices; this stage makes them in "
-                "--output-dir: leave it out here, and give pretrain that folder"
+                "--data-cache-path is where pretrain looks for indices; this stage writes them to "
+                "--output-dir, so leave it out here, and give pretrain that folder"
             )
         self.training()
 
     def training(self) -> TrainingConfig:
-        """The run that asks for the samples, as far as it counts here."""
+        """The options of the run that determine its samples."""
         return TrainingConfig(
             micro_batch_size=1,
             global_batch_size=self.global_batch_size,

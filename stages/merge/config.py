@@ -14,16 +14,16 @@ from trainyard.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeConfig:
-    """Join .bin/.idx pairs into one pair, in the order of their names, or as they are listed."""
+    """Merge .bin/.idx pairs into one pair, in the order of --input, and by name within a folder."""
 
     input: tuple[str, ...] = location()
-    """Folders or URLs that hold pairs, prefixes of pairs, files of pairs, or patterns of either."""
+    """Folders or URLs with pairs, prefixes of pairs, files of pairs, or patterns of these."""
     output_prefix: str = location()
-    """PREFIX.bin and PREFIX.idx are written; not inside an input folder."""
+    """PREFIX of the .bin and .idx to write; not inside an input folder."""
     multimodal: bool = False
-    """The pairs are multimodal: their indices hold modes."""
+    """Merge multimodal pairs, whose indices have modes."""
     drop_provenance: bool = False
-    """Leave the .docs sidecars behind, for pairs of which only some have one."""
+    """Merge without .docs sidecars, for pairs of which only some have one."""
 
     def __post_init__(self) -> None:
         if not self.entries():
@@ -48,7 +48,8 @@ class MergeConfig:
     def entries(self) -> list[str]:
         """Folders, prefixes and patterns of prefixes, each once, in the order given.
 
-        A shell that expands a pattern gives both files of a pair, and what stands beside them."""
+        If the shell expands a pattern, it gives both files of a pair, and other files next to
+        them."""
         names = [n for n in self.input if not is_housekeeping(n) and not n.endswith(BESIDE)]
         return list(dict.fromkeys(stem(name) for name in names))
 

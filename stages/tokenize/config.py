@@ -25,10 +25,10 @@ class TokenizeConfig:
     """Files, folders, patterns or URLs: JSONL (.jsonl, .json), Parquet (.parquet) or plain text
     (.txt); all but Parquet also as .gz, .zst, .xz or .bz2."""
     output_prefix: str = location()
-    """Path or URL that the names of the output begin with."""
+    """Path or URL with which the names of the output files begin."""
     tokenizer: TokenizerConfig
     json_keys: tuple[str, ...] = also("json_key", default=("text",))
-    """Keys that hold text, or a list of sentences; each key has separate files. Also --json-key."""
+    """Keys of text, or of a list of sentences; each key has separate files. Also --json-key."""
     append_eod: bool = False
     """End every document that is not empty with the end-of-document token."""
     split_sentences: bool = False
@@ -36,33 +36,34 @@ class TokenizeConfig:
     keep_newlines: bool = False
     """With --split-sentences: keep the line breaks between sentences."""
     lang: str = "english"
-    """With --split-sentences: language of the text, one that NLTK's punkt_tab has a model of."""
+    """With --split-sentences: language of the text; NLTK's punkt_tab must have a model for it."""
     id_key: str = "id"
-    """Key whose value is remembered as the id of a document, where a document has it."""
+    """Key whose value is recorded as the id of a document, if the document has it."""
     on_bad_line: Literal["stop", "skip"] = "stop"
-    """A line that is no document, or that the tokenizer refuses: stop there with nothing published,
-    or skip, count and list it in PREFIX.bad_lines.jsonl."""
+    """What to do about a line that is not a document, or that the tokenizer refuses. stop: fail and
+    publish nothing; skip: count it and list it in PREFIX.bad_lines.jsonl."""
     max_bad_lines: int | None = None
-    """With --on-bad-line skip: stop when there are more; any number when not given."""
+    """With --on-bad-line skip: stop if there are more. Unset: no limit."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """Largest document, in bytes after decompression (of its line; in Parquet, of its texts); a
     larger one is a bad line."""
     validate_tokenizer: float = 0.0
-    """Share of the documents, 0 to 1, that is encoded by the tokenizer's reference library as well;
-    stops at the first difference."""
+    """Share of the documents, 0 to 1, to encode with the tokenizer's reference library too; stops
+    at the first difference."""
     workers: int | None = execution(None)
-    """How many work at once; as many as there are cores when not given, and never more."""
+    """Number of workers, at most the number of cores. Unset: the number of cores."""
     partitions: int = execution(1)
-    """Accepted as Megatron takes it; the input is cut finely anyway, and nothing changes."""
+    """Accepted for Megatron-LM's command lines and ignored: the input is always divided finely."""
     keep_sequential_samples: bool = execution(False)
-    """Accepted as Megatron takes it; documents always keep the order of the input."""
+    """Accepted for Megatron-LM's command lines and ignored: documents always keep their order."""
     log_interval: int = execution(1000)
-    """Documents between two lines of progress, of which there is at most one a second."""
+    """Documents between two lines of progress; at most one line a second is logged."""
     rank: int | None = execution(None)
-    """With --world-size: make this share of the output, from 0; shares may be made at once, on
-    different machines."""
+    """With --world-size: make only this share of the output, from 0. Shares may run at the same
+    time, on different machines."""
     world_size: int | None = execution(None)
-    """Number of shares. Without --rank: join them when all are made, to the bytes of one run."""
+    """Number of shares. Without --rank: join all finished shares; the result equals that of one
+    run."""
 
     def __post_init__(self) -> None:
         if not self.input:
@@ -74,7 +75,7 @@ class TokenizeConfig:
         if any("/" in key or not key for key in self.json_keys):
             raise ConfigError(
                 f"--json-keys {' '.join(self.json_keys)}: a key becomes part of a file name, so "
-                "it is not empty and has no '/'"
+                "it must not be empty or contain '/'"
             )
         self._check_numbers()
         self._check_sentences()
@@ -88,7 +89,8 @@ class TokenizeConfig:
         check_bound(self.max_document_bytes)
         if not 0 <= self.validate_tokenizer <= 1:
             raise ConfigError(
-                f"--validate-tokenizer {self.validate_tokenizer}: a share of the documents, 0 to 1"
+                "--validate-tokenizer must be a share of the documents, 0 to 1, got "
+                f"{self.validate_tokenizer}"
             )
         if self.max_bad_lines is not None and self.max_bad_lines < 0:
             raise ConfigError(f"--max-bad-lines must not be negative, got {self.max_bad_lines}")

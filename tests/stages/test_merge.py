@@ -160,9 +160,9 @@ def other_type(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (broken_bin, r"b\.bin is 0 bytes, but .*b\.idx tells of 4"),
+        (broken_bin, r"b\.bin is 0 bytes, but by .*b\.idx it has 4"),
         (half, r"b\.bin has no b\.idx beside it"),
-        (stray, r"notes\.txt is no half of a"),
+        (stray, r"notes\.txt is not half of a"),
         (other_type, r"b stores int32, .*a stores uint16"),
     ],
 )

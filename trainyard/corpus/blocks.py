@@ -2,11 +2,11 @@
 
     FOLDER/blocks/KEY/NUMBER    one block of a file; KEY is the digest of its URL, version and size
     FOLDER/blocks/KEY/whole     all of it
-    FOLDER/blocks/lock          a lock, and in it the bytes that all blocks together take
+    FOLDER/blocks/lock          a lock; contains the total bytes of all blocks
 
-A block appears under its name when it is whole, and its contents follow from its name, so no
-process waits for another. The block used longest ago is removed first, before a new one is written.
-Only files under FOLDER/blocks are ever removed."""
+A block gets its name when it is complete, and its contents follow from its name, so no process
+waits for another. Before a new block is written, the least recently used ones are removed. Only
+files under FOLDER/blocks are ever removed."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from pathlib import Path
 from typing import BinaryIO
 
 TOUCH_SECONDS = 30.0
-"""How exactly the folder knows when a block was last used."""
+"""Precision of the time at which a block was last used."""
 
 STALE_SECONDS = 3600.0
-"""A file still being written after so long is one of a process that was killed."""
+"""A temporary file that has not changed for this long is from a killed process."""
 
 TEMPORARY = ".tmp-"
 
 ROOM_LEFT = 0.9
-"""Share of the bound that is filled after something was removed."""
+"""Share of the limit that stays filled after blocks were removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFolder:
-    """Where blocks are kept, and how many bytes of them."""
+    """A folder of blocks, with a limit of bytes."""
 
     folder: Path
     max_bytes: int
 
     @property
     def root(self) -> Path:
-        """The part of the folder that we own."""
+        """The subfolder that belongs to the cache."""
         return self.folder / "blocks"
 
     def path(self, key: str, name: str) -> Path:
@@ -48,7 +48,7 @@ class BlockFolder:
         return self.root / key / name
 
     def read(self, key: str, name: str, start: int, end: int) -> bytes | None:
-        """Some bytes of a block; None when it is not there (any more)."""
+        """Some bytes of a block; None if it is missing, or was removed."""
         try:
             descriptor = os.open(self.path(key, name), os.O_RDONLY)
         except FileNotFoundError:
@@ -63,7 +63,7 @@ class BlockFolder:
     def put(self, key: str, name: str, size: int, write: Callable[[BinaryIO], object]) -> Path:
         """Make room, let `write` fill the file, publish it; returns its path.
 
-        OSError for a folder that cannot be written to, or a disk that is full."""
+        Raises OSError for a read-only folder or a full disk."""
         self.root.mkdir(parents=True, exist_ok=True)
         target = self.path(key, name)
         temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{time.monotonic_ns()}-{name}")
@@ -71,7 +71,7 @@ class BlockFolder:
             self._reserve(temporary, size)
             with temporary.open("r+b") as file:
                 write(file)
-            with self._locked():  # else another process may miss the file under both names
+            with self._locked():  # or else another process may miss the file under both names
                 temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -93,7 +93,7 @@ class BlockFolder:
     def _locked(self) -> Iterator[int]:
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # let go by the kernel when its holder dies
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # the kernel releases it if the process dies
             yield descriptor
         finally:
             # Unlocked, not only closed: a process forked since then has the descriptor too.
@@ -101,7 +101,7 @@ class BlockFolder:
             os.close(descriptor)
 
     def _evict(self, keep_bytes: int) -> int:
-        """Remove the blocks used longest ago down to so many bytes; returns the bytes left."""
+        """Remove the least recently used blocks until `keep_bytes` are left; returns the rest."""
         found = sorted(self._files())
         used = sum(size for _, size, _ in found)
         for _, size, path in found:
@@ -111,12 +111,12 @@ class BlockFolder:
                 continue  # being written
             Path(path).unlink(missing_ok=True)
             used -= size
-            with suppress(OSError):  # others still lie there
+            with suppress(OSError):  # it still contains other blocks
                 os.rmdir(os.path.dirname(path))
         return used
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
-        """(last use, size, path) of every block; remains of killed processes are removed."""
+        """(last use, size, path) of every block; removes temporary files of killed processes."""
         stale = time.time() - STALE_SECONDS
         for folder, _, names in os.walk(self.root):
             for name in names if folder != str(self.root) else ():
@@ -130,7 +130,7 @@ class BlockFolder:
 
 
 def touch(descriptor: int) -> None:
-    """Note that a block was used."""
+    """Record that a block was used."""
     if time.time() - os.fstat(descriptor).st_mtime > TOUCH_SECONDS:
         with suppress(OSError):  # of another user: it keeps its place in the queue
             os.utime(descriptor)

@@ -1,8 +1,8 @@
-"""The contents of a file, compressed or not, as a stream of pieces.
+"""Reads the contents of a file, compressed or not, as a stream of pieces.
 
-Several members or frames end to end are one file, as the command line tools have it. A file that is
-cut short, damaged, or followed by something else raises `BrokenError` and never ends quietly.
-Pieces are bounded, so that a hostile file cannot fill the memory."""
+Concatenated members or frames are one file, as for the command line tools. A file that is
+truncated, damaged, or followed by other data raises `BrokenError`. The size of pieces is bounded,
+so a hostile file cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from trainyard.artifacts import store
 from trainyard.errors import ConfigError
 
 PIECE_BYTES = 1 << 20
-"""Contents handed on at once, at most (zstandard: 512 MiB of a file made for the purpose)."""
+"""Largest piece of contents (zstandard: up to 512 MiB, from a hostile file)."""
 
 BLOCK_BYTES = 8 << 20
 """Bytes of one request to a remote store."""
 TAIL_BYTES = 1 << 17
-"""Bytes first read beyond a range, for the rest of its last line."""
+"""Bytes to read beyond a range at first, for the rest of its last line."""
 
 INPUT_BYTES = 1 << 14
-"""Bytes of one read of the file. Few, because zstandard has no limit on its output, and because the
-bytes behind a member are copied, which is slow for many small members."""
+"""Bytes of one read of the file. It is small, because zstandard's output has no limit, and because
+the bytes after a member are copied, which is slow for many small members."""
 
 XZ_MEMORY_BYTES = 1 << 30
 """Memory that an .xz file may need; `xz -9` needs 65 MB."""
@@ -34,26 +34,26 @@ Feed = Callable[[Any, bytes], Iterator[bytes]]
 
 
 class BrokenError(Exception):
-    """The rest of the file cannot be read; the contents before are good."""
+    """The rest of the file cannot be read; the contents so far are good."""
 
 
 class Codec(NamedTuple):
-    """How the members of a compressed file are read."""
+    """How to read the members of a compressed file."""
 
     name: str
     new: Callable[[], Any]
-    """A decompressor object for one member; it has `eof` and `unused_data`."""
+    """Makes a decompressor object for one member, with `eof` and `unused_data`."""
     feed: Feed
-    """Input to such an object, contents out of it in pieces."""
+    """Passes input to such an object, and yields its output in pieces."""
     padded: bool = False
-    """Zeros behind the last member mean nothing."""
+    """Whether to ignore zeros after the last member."""
 
 
 def contents(url: str, compression: str, start: int = 0, until: int = 0) -> Generator[bytes]:
-    """The contents in pieces; where nothing is compressed from a byte on, and probably not far
-    beyond byte `until`.
+    """The contents in pieces. An uncompressed file is read from byte `start` on; `until` is where
+    the caller probably stops.
 
-    Raises BrokenError for a compressed file that is damaged, and the errors of the store."""
+    Raises BrokenError for a damaged compressed file, and the errors of the store."""
     if until and not compression and not store.is_local(url):
         yield from _ranges(url, start, until)
         return
@@ -67,7 +67,7 @@ def contents(url: str, compression: str, start: int = 0, until: int = 0) -> Gene
 
 
 def _ranges(url: str, start: int, until: int) -> Iterator[bytes]:
-    """The contents in the fewest requests: a file object would read ahead a whole unit of work."""
+    """The contents in few requests: a file object would read ahead as much as a unit of work."""
     size = store.info(url).size_bytes
     until += TAIL_BYTES
     while start < size:
@@ -82,7 +82,7 @@ def _ranges(url: str, start: int, until: int) -> Iterator[bytes]:
 
 def _decompressed(file: BinaryIO, codec: Codec) -> Iterator[bytes]:
     members = 0
-    decoder: Any = None  # of the member that has begun
+    decoder: Any = None  # of the current member
     while data := file.read(INPUT_BYTES):
         while data:
             if decoder is None:
@@ -93,36 +93,36 @@ def _decompressed(file: BinaryIO, codec: Codec) -> Iterator[bytes]:
                 yield from codec.feed(decoder, data)
             except MemoryError:
                 raise
-            except Exception as error:  # each library has its own
-                raise BrokenError(_words(codec, error, members)) from error
+            except Exception as error:  # each library raises its own kinds
+                raise BrokenError(_message(codec, error, members)) from error
             if not decoder.eof:
                 break
             data, decoder = decoder.unused_data, None
             members += 1
     if decoder is not None:
-        raise BrokenError(f"the {codec.name} data end in the middle: the file was cut short")
+        raise BrokenError(f"the {codec.name} data end in the middle: the file is truncated")
 
 
 def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Small pieces put together; what came before a fault is handed on before it is raised."""
-    held: list[bytes] = []
+    """Joins small pieces. Yields the contents before a BrokenError before raising it."""
+    pending: list[bytes] = []
     size = 0
     try:
         for piece in pieces:
-            if held and size + len(piece) > PIECE_BYTES:
-                yield b"".join(held)
-                held, size = [], 0
-            held.append(piece)
+            if pending and size + len(piece) > PIECE_BYTES:
+                yield b"".join(pending)
+                pending, size = [], 0
+            pending.append(piece)
             size += len(piece)
     except BrokenError:
-        yield b"".join(held)
+        yield b"".join(pending)
         raise
-    yield b"".join(held)
+    yield b"".join(pending)
 
 
-def _words(codec: Codec, error: Exception, members: int) -> str:
-    where = f" behind {members} whole member{'s'[: members > 1]}" if members else ""
-    return f"no {codec.name} data, or damaged{where} ({error})"
+def _message(codec: Codec, error: Exception, members: int) -> str:
+    where = f" after {members} whole member{'s'[: members > 1]}" if members else ""
+    return f"not {codec.name} data, or damaged{where} ({error})"
 
 
 def _feed_zlib(decoder: Any, data: bytes) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
-"""Numbers that are collected one by one and read back once, in order, in bounded memory.
+"""Collects numbers one by one and reads them back once, in order, in bounded memory.
 
-Beyond some megabytes they go to a temporary file without a name, which the kernel removes with the
-process, however that ends."""
+Beyond a few megabytes they go to a temporary file without a name. The kernel removes it when the
+process ends, even if it is killed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LIMIT_BYTES = 4 << 20
 
 
 class Spill:
-    """An array that only grows. Not for several threads at once."""
+    """An array that only grows; for one thread at a time."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self.dtype = np.dtype(dtype)
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._file: IO[bytes] | None = None
         self._count = 0
 
@@ -33,22 +33,22 @@ class Spill:
     def extend(self, values: npt.ArrayLike) -> None:
         """Append values that fit the type."""
         array = np.asarray(values, self.dtype)
-        self._held += array.tobytes()
+        self._buffer += array.tobytes()
         self._count += len(array)
-        if len(self._held) >= LIMIT_BYTES:
+        if len(self._buffer) >= LIMIT_BYTES:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="trainyard-spill-")  # noqa: SIM115
-            self._file.write(self._held)
-            self._held.clear()
+            self._file.write(self._buffer)
+            self._buffer.clear()
 
     def chunks(self) -> Iterator[Tokens]:
-        """Everything, in order, some entries at a time; do not extend the array until the end."""
+        """All entries in order, CHUNK at a time; do not extend the array while reading."""
         size = CHUNK * self.dtype.itemsize
         if self._file is not None:
             self._file.seek(0)
             while piece := self._file.read(size):
                 yield np.frombuffer(piece, self.dtype)
-        for start in range(0, len(self._held), size):
-            yield np.frombuffer(bytes(self._held[start : start + size]), self.dtype)
+        for start in range(0, len(self._buffer), size):
+            yield np.frombuffer(bytes(self._buffer[start : start + size]), self.dtype)
         if self._file is not None:
             self._file.seek(0, 2)

@@ -1,7 +1,7 @@
-"""English text that every machine with Python has: help topics and docstrings out of source files.
+"""Extracts English text that every machine with Python has: help topics and docstrings.
 
-Sources are parsed and never imported, so that nothing runs and the same files give the same text
-everywhere. Knows nothing of where Python or its packages are installed."""
+Sources are parsed, never imported, so nothing runs, and equal files give equal text on every
+machine. Knows nothing of where Python or its packages are installed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MIN_LETTERS = 64
-"""Shorter docstrings are left out: mostly the name of the function said again."""
+"""Shorter docstrings are left out: most only repeat the name of the function."""
 
 END_OF_TEXT = "<|endoftext|>"
-"""Text that spells this out is left out: tokenizers would end a document there."""
+"""Text with this string is left out: tokenizers would end a document there."""
 
 SKIPPED_FOLDERS = frozenset({"__pycache__", "test", "tests", "idle_test", "site-packages"})
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -24,7 +24,7 @@ QUOTED = re.compile(rb'"""(.*?)"""', re.DOTALL)
 
 
 def module_files(folder: Path) -> Iterator[str]:
-    """Relative names of the Python sources below a folder, sorted; tests are left out."""
+    """Relative names of the Python sources below a folder, sorted, without tests."""
     names = []
     for path in folder.rglob("*.py"):
         parts = path.relative_to(folder).parts
@@ -34,17 +34,17 @@ def module_files(folder: Path) -> Iterator[str]:
 
 
 def is_skipped(parts: tuple[str, ...]) -> bool:
-    """True for a source below a folder that holds tests or is not a source at all."""
+    """Whether a file lies below a folder of tests, or of files that are no sources."""
     return not SKIPPED_FOLDERS.isdisjoint(parts)
 
 
 def module_name(relative: str) -> str:
-    """`json/decoder.py` is module `json.decoder`."""
+    """The module of a file: `json/decoder.py` is `json.decoder`."""
     return relative.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def is_well_documented(source: bytes) -> bool:
-    """True when a quarter of a source or more stands between triple quotes (a quick look)."""
+    """Whether at least a quarter of a source is between triple quotes; a quick estimate."""
     return 4 * sum(map(len, QUOTED.findall(source))) >= len(source)
 
 
@@ -67,7 +67,7 @@ def topics(source: bytes) -> Iterator[tuple[str, str]]:
 
 
 def is_wanted(text: str) -> bool:
-    """True for a text that is long enough and can be written down."""
+    """Whether a text is long enough, and can be encoded and tokenized."""
     return len(text) >= MIN_LETTERS and END_OF_TEXT not in text and not _has_surrogates(text)
 
 
@@ -81,7 +81,7 @@ def _has_surrogates(text: str) -> bool:
 
 def _parse(source: bytes) -> ast.Module | None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes in the sources of others
+        warnings.simplefilter("ignore")  # such as invalid escapes in other projects' sources
         try:
             return ast.parse(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -98,7 +98,7 @@ def _of_scope(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _of_statements(body: list[ast.stmt], scope: str) -> Iterator[tuple[str, str]]:
-    # Statements alone, never expressions: that is where the time goes in ast.walk.
+    # Only statements: ast.walk would spend most of its time in expressions.
     for statement in body:
         if isinstance(statement, DEFINITIONS):
             yield from _of_scope(statement, f"{scope}.{statement.name}".lstrip("."))

@@ -1,9 +1,9 @@
-"""Input files to documents, by byte range.
+"""Reads documents from input files, by byte range.
 
 A document is one line of a JSONL file (`.jsonl`, or `.json` with an object a line), one row of a
 Parquet file, or a whole plain text file (`.txt`); JSONL and text may be compressed. A `ByteRange`
-is the documents that begin within some bytes of one file, so that any number of readers share a
-large file and see the same ones. Blank lines are no documents, nor are empty texts. Every fault
+covers the documents that begin within some bytes of one file, so any number of readers can share a
+large file and see each document once. Blank lines and empty texts are not documents. Every error
 names file, line and byte. Knows nothing of tokens."""
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class Splitter(Protocol):
 
 
 class DocumentReader:
-    """The documents of a byte range: iterate for one after the other, or over `blocks()` for
-    columns of them, several times as fast.
+    """The documents of a byte range. Iterate over it for single documents, or over `blocks()` for
+    columns of them, which is several times as fast.
 
     `keys` name the texts, `id_key` the id of a document, if present. A document of more than
-    `max_bytes` (of its line; of a row, its texts) is a bad line. With a `splitter`, strings are cut
-    into sentences; a list of strings already is sentences.
+    `max_bytes` (of its line; of a row, its texts) is a bad line. A `splitter` cuts strings into
+    sentences; a list of strings already is sentences.
 
     A bad line raises DataError with file, line, byte, the beginning of the line and `advice`; with
-    `on_bad_line="skip"` it goes to `bad` instead. A compressed file, or a row group, that ends in
-    the middle is one bad line; the documents before it are read. Always refused: a file that
+    `on_bad_line="skip"` it goes to `bad` instead. A compressed file, or a row group, that is
+    truncated is one bad line; the documents before it are read. A file is always an error if it
     changes while it is read, lacks the column of a key, or is one JSON document over many lines."""
 
     def __init__(
@@ -82,7 +82,7 @@ class DocumentReader:
         self._max_bytes = max_bytes
         self._advice = f"; {advice}" if advice else ""
         self.lines = 0
-        """Lines (Parquet: rows) seen so far, blank and bad ones too."""
+        """Lines (Parquet: rows) seen so far, including blank and bad ones."""
         self.bad: list[BadLine] = []
         """Bad lines seen so far; a caller that has recorded them may clear the list."""
 
@@ -92,7 +92,7 @@ class DocumentReader:
             yield from block.documents()
 
     def blocks(self) -> Iterator[Block]:
-        """The same, about a megabyte of input at once; a long document comes nearly alone.
+        """The documents, about a megabyte of input at once; a long one comes nearly alone.
 
         Keeps no reference to a block, so that its user can free it."""
         self.lines, self.bad = 0, []
@@ -104,10 +104,10 @@ class DocumentReader:
                     yield block.pop()
 
     def _rows(self) -> Iterator[Rows]:
-        held, compression = split_name(self.source.url)
-        if held == "jsonl":
+        kind, compression = split_name(self.source.url)
+        if kind == "jsonl":
             return json_rows(self.source, compression, self.keys, self._max_bytes)
-        if held == "text":
+        if kind == "text":
             return _text_rows(self.source.url, compression, self.keys, self._max_bytes)
         from trainyard.corpus.parquet import parquet_rows
 
@@ -164,14 +164,16 @@ class DocumentReader:
 
 
 def locate(url: str, offset: int, row: int | None = None) -> str:
-    """`FILE: line N (byte B)` for the document that begins at byte B; reads the file up to there,
-    so only for errors. Of a Parquet file, where B is that of a row group: its row, if known."""
-    held, compression = split_name(url)
-    if held == "parquet":
+    """`FILE: line N (byte B)` for the document that begins at byte B; for Parquet its row, if
+    known, and B is where its row group begins.
+
+    Reads the file up to there, so use it only for errors."""
+    kind, compression = split_name(url)
+    if kind == "parquet":
         which = "a row" if row is None else f"row {row}"
         return f"{url}: {which} of the row group at byte {offset}"
     number, left = 1, offset
-    if held == "jsonl" and left:
+    if kind == "jsonl" and left:
         with closing(contents(url, compression)) as pieces:
             for piece in pieces:
                 number += piece.count(b"\n", 0, left)
@@ -192,7 +194,7 @@ def _text_rows(url: str, compression: str, keys: Sequence[str], max_bytes: int) 
                 raise FaultError(too_large(max_bytes, "the file, which is one document,"))
         record = dict.fromkeys(keys, decode(data))
     except BrokenError as error:
-        reason = f"{error}; the text of which {len(data)} bytes could be read is lost"
+        reason = f"{error}; the whole text is lost, of which {len(data)} bytes could be read"
         bad.append(BadLine(1, 0, reason, excerpt(data)))
     except FaultError as fault:
         bad.append(BadLine(1, 0, str(fault), excerpt(data)))

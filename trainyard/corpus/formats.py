@@ -1,8 +1,8 @@
 """Known file formats, and the byte ranges that files are cut into.
 
-The ending of a file's name says what it holds; another ending after it names the compression.
-A unit of work is a range of an uncompressed JSONL file, one or more whole row groups of a Parquet
-file, or any other file whole."""
+The ending of a file's name tells its format; a second ending tells its compression. A unit of work
+is a range of an uncompressed JSONL file, one or more whole row groups of a Parquet file, or a whole
+file of any other kind."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from trainyard.errors import ConfigError
 log = logging.getLogger(__name__)
 
 FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".txt": "text", ".parquet": "parquet"}
-"""What a file holds, by the ending of its name."""
+"""The format of a file, by the ending of its name."""
 
-WORDS = {"jsonl": "JSONL", "text": "plain text", "parquet": "Parquet"}
+LABELS = {"jsonl": "JSONL", "text": "plain text", "parquet": "Parquet"}
 
 SHOWN_FILES = 8
 
 
 def split_name(url: str) -> tuple[str, str]:
-    """What a file holds and how it is compressed: ("jsonl", ".gz"); ConfigError when unknown."""
+    """Format and compression of a file, such as ("jsonl", ".gz"); ConfigError if unknown."""
     name = store.basename(url)
     compression = next((ending for ending in CODECS if name.endswith(ending)), "")
     inner = name.removesuffix(compression)
-    for ending, held in FORMATS.items():
-        if inner.endswith(ending) and not (held == "parquet" and compression):
-            return held, compression
+    for ending, kind in FORMATS.items():
+        if inner.endswith(ending) and not (kind == "parquet" and compression):
+            return kind, compression
     raise ConfigError(
-        f"--input: {url} ends in none of {', '.join(FORMATS)}, nor in one of these but .parquet "
-        f"and then {', '.join(CODECS)}; rename it or leave it out"
+        f"--input: {url} must end in one of {', '.join(FORMATS)}; all but .parquet may have "
+        f"{', '.join(CODECS)} after that; rename it or leave it out"
     )
 
 
@@ -44,7 +44,7 @@ def check_inputs(urls: Sequence[str], files: Sequence[str], keys: Sequence[str])
 
     Refuses unknown files, and different kinds in one folder.
 
-    `urls` are as given, `files` are the files they name."""
+    urls: as given on the command line. files: the files that they name."""
     asked = {url.rstrip("/") for url in urls}
     kept = tuple(file for file in files if not _is_aside(file, asked))
     if len(kept) < len(files):
@@ -74,7 +74,7 @@ def _check_kinds(asked: set[str], files: Sequence[str], keys: Sequence[str]) -> 
     if len(examples) > 1:
         (a, first), (b, second) = itertools.islice(examples.items(), 2)
         raise ConfigError(
-            f"--input finds both {WORDS[a]} ({first}) and {WORDS[b]} ({second}): say which by a "
+            f"--input finds both {LABELS[a]} ({first}) and {LABELS[b]} ({second}); choose one by a "
             "pattern, such as 'corpus/*.jsonl'"
         )
     if "text" in kinds.values() and len(keys) > 1:
@@ -86,15 +86,15 @@ def _check_kinds(asked: set[str], files: Sequence[str], keys: Sequence[str]) -> 
 def split_ranges(url: str, size_bytes: int, unit_bytes: int) -> list[ByteRange]:
     """The units of a file of `size_bytes`, without gap or overlap; none for an empty file.
 
-    Of JSONL, nearly equal ranges of at most `unit_bytes`; of Parquet, whose footer is read,
-    neighbouring row groups of together at most that, or one that is larger."""
-    held, compression = split_name(url)
+    For JSONL, nearly equal ranges of at most `unit_bytes`. For Parquet, whose footer is read,
+    consecutive row groups of at most that size together, or one larger one."""
+    kind, compression = split_name(url)
     if size_bytes == 0:
         return []
-    if held == "jsonl" and not compression:
+    if kind == "jsonl" and not compression:
         pieces = -(-size_bytes // unit_bytes)
         bounds = [size_bytes * i // pieces for i in range(pieces + 1)]
-    elif held == "parquet":
+    elif kind == "parquet":
         bounds = _parquet_bounds(url, size_bytes, unit_bytes)
     else:
         bounds = [0, size_bytes]

@@ -1,7 +1,7 @@
-"""Writer and reader of Megatron's token files, PREFIX.bin and PREFIX.idx; `layout` has the format.
+"""Writes and reads Megatron-LM's token files, PREFIX.bin and PREFIX.idx; `layout` has the format.
 
-The writer appends documents as they come, the reader gives any part of any sequence. Knows nothing
-of text or tokenizers."""
+The writer appends documents as they come, the reader returns any part of any sequence. Knows
+nothing of text or tokenizers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class IndexedWriter:
     def add_document(
         self, sequences: Iterable[Sequence[int] | Tokens], modes: Sequence[int] | None = None
     ) -> None:
-        """Append one document; with no sequences at all it is still a document."""
+        """Append one document; without sequences it is an empty document."""
         arrays = [np.asarray(sequence) for sequence in sequences]
         converted = [_convert(array, self.dtype) for array in arrays]
         tokens = np.concatenate(converted) if converted else np.empty(0, self.dtype)
@@ -95,9 +95,9 @@ class IndexedWriter:
     ) -> None:
         """Append many documents at once, without a loop over them.
 
-        ids: (n,) whole numbers, the tokens of all sequences end to end. sequence_lengths: tokens of
-        each sequence, n in all. sequences_per_document: how many sequences each document has, 0 for
-        an empty one; None makes every sequence a document. modes: as in `add_document`."""
+        ids: (n,) whole numbers, the concatenated tokens of all sequences. sequence_lengths: tokens
+        of each sequence, n in all. sequences_per_document: number of sequences of each document, 0
+        for an empty one; None makes every sequence a document. modes: as in `add_document`."""
         lengths = np.atleast_1d(np.asarray(sequence_lengths, np.int64))
         counts = np.ones(len(lengths), np.int64)
         if sequences_per_document is not None:
@@ -131,7 +131,8 @@ class IndexedWriter:
         kinds = np.zeros(num_sequences, np.int8) if modes is None else np.asarray(modes, np.int8)
         if modes is not None and (self._modes is None or len(kinds) != num_sequences):
             raise DataError(
-                f"{len(kinds)} modes for {num_sequences} sequences: a multimodal file has one each"
+                f"{len(kinds)} modes for {num_sequences} sequences: a multimodal file needs one "
+                "for each, another file has none"
             )
         return kinds
 
@@ -153,7 +154,9 @@ class IndexedWriter:
 def _check_flat(ids: Tokens, lengths: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> None:
     longest = int(lengths.max(initial=0))
     if longest > MAX_SEQUENCE_LENGTH:
-        raise DataError(f"a sequence of {longest} tokens: the format ends at {MAX_SEQUENCE_LENGTH}")
+        raise DataError(
+            f"a sequence has {longest} tokens, but the format allows only {MAX_SEQUENCE_LENGTH}"
+        )
     if min(lengths.min(initial=0), counts.min(initial=0)) < 0 or lengths.sum() != len(ids):
         raise DataError(f"the lengths of the sequences add up to {lengths.sum()}, not {len(ids)}")
     if counts.sum() != len(lengths):
@@ -163,7 +166,7 @@ def _check_flat(ids: Tokens, lengths: npt.NDArray[np.int64], counts: npt.NDArray
 
 
 def _convert(tokens: Tokens, dtype: np.dtype[Any]) -> Tokens:
-    """As the type that is stored; a token that does not fit it is a DataError."""
+    """Tokens in the stored type; DataError for a token that does not fit."""
     if tokens.dtype == dtype:
         return tokens
     if len(tokens) and dtype.kind != "f":
@@ -177,8 +180,9 @@ def _convert(tokens: Tokens, dtype: np.dtype[Any]) -> Tokens:
 
 
 def read_index(prefix_url: str, options: CacheOptions | None = None) -> tuple[Index, FileInfo]:
-    """The index of a pair, every entry of it checked, and size and version of the .bin; a remote
-    .idx is copied to this node, once."""
+    """The index of a pair with every entry checked, and size and version of the .bin.
+
+    A remote .idx is copied to this node, once."""
     name = prefix_url + ".idx"
     path = store.local_path(name)
     if path is None:
@@ -195,10 +199,10 @@ def read_index(prefix_url: str, options: CacheOptions | None = None) -> tuple[In
 class IndexedDataset:
     """Random access to the sequences of PREFIX.bin and PREFIX.idx.
 
-    `reader` says how the tokens are read, see `readers`; by itself a local pair is mapped where it
-    lies, and one of a remote store is read in ranges through blocks that are kept on this node as
-    `cache` says. May be used by several threads and after a fork; pickles as its prefix, so that
-    handing one to a worker process costs nothing."""
+    reader: how to read tokens, see `readers`. By default a local pair is mapped, and a remote one
+    is read in ranges, through blocks that are cached on this node. cache: options of that cache.
+    Works in several threads and after a fork; pickles as its prefix, so sending one to a worker
+    process costs nothing."""
 
     def __init__(
         self, prefix_url: str, reader: Reader = "auto", cache: CacheOptions | None = None
@@ -248,11 +252,11 @@ class IndexedDataset:
 
     @property
     def tokens(self) -> Tokens | None:
-        """All tokens of the .bin end to end, where it is mapped; for those who read many places."""
+        """All tokens of the .bin, if it is mapped, for callers that read many places."""
         return self._reader.flat
 
     def get(self, i: int, offset: int = 0, length: int | None = None) -> Tokens:
-        """`length` tokens (default: all) of sequence `i` from `offset` on; not to be written to."""
+        """`length` tokens (default: all) of sequence `i` from `offset` on; do not write to them."""
         return self._reader.read(*self._place(i, offset, length))
 
     def get_into(self, out: Tokens, i: int, offset: int = 0, length: int | None = None) -> int:
@@ -262,9 +266,9 @@ class IndexedDataset:
         return len(tokens)
 
     def prefetch(self, pieces: Iterable[tuple[int, int, int | None]]) -> None:
-        """Say which pieces (sequence, offset, length) will be asked for soon; returns at once.
+        """Announce pieces (sequence, offset, length) that will be read soon; returns at once.
 
-        Where tokens come from afar this begins to fetch them; it may be ignored."""
+        Begins to fetch remote tokens; readers may ignore it."""
         self._reader.prefetch([self._place(*piece) for piece in pieces])
 
     def _place(self, i: int, offset: int, length: int | None) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Lines of JSON to records."""
+"""Reads records from lines of JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainyard.corpus.records import BadLine, ByteRange, Rows
 from trainyard.errors import DataError
 
 SPREAD = (
-    "documents must be objects, one a line; `jq -c '.[]' IN > OUT.jsonl` writes an array so, "
+    "documents must be objects, one per line; `jq -c '.[]' IN > OUT.jsonl` converts an array, "
     "`jq -c . IN > OUT.jsonl` objects that are spread over lines"
 )
 
@@ -21,8 +21,8 @@ SPREAD = (
 def json_rows(
     source: ByteRange, compression: str, keys: Sequence[str], max_bytes: int
 ) -> Iterator[Rows]:
-    """The records of a range, about a megabyte of lines at once; a line of more than `max_bytes`
-    holds none."""
+    """The records of a range, about a megabyte of lines at once; a line of more than `max_bytes` is
+    a bad line."""
     first = 1
     looked = source.start > 0
     try:
@@ -34,7 +34,7 @@ def json_rows(
             first += len(lines)
             yield rows
     except TornError as torn:
-        reason = f"{torn}; {torn.received} bytes of contents could be read, all after is lost"
+        reason = f"{torn}; {torn.received} bytes of contents could be read, the rest is lost"
         bad = BadLine(first, torn.offset, reason, excerpt(torn.beginning))
         yield _no_rows(bad)
 
@@ -72,8 +72,8 @@ def _no_rows(bad: BadLine) -> Rows:
 
 
 def _refuse_one_document(url: str, rows: Rows, first: int) -> None:
-    """A file that is one array, or has its objects spread over lines, is not a file of bad lines:
-    its first line that is not blank decides."""
+    """Raise DataError for a file that is one array, or whose objects are spread over lines, instead
+    of many bad lines. The first line that is not blank decides."""
     bad = rows.bad[0] if rows.bad else None
     if bad is None or (rows.records and rows.lines[0] < bad.line):
         number, offset = int(rows.lines[0]), int(rows.offsets[0])
@@ -89,7 +89,7 @@ def _refuse_one_document(url: str, rows: Rows, first: int) -> None:
 
 
 def _document_of(line: bytes | bytearray) -> str:
-    """What a bad line is when it is no line of JSONL at all."""
+    """What a bad line is part of, if the file is not JSONL; otherwise empty."""
     if isinstance(line, LongLine):
         return "a JSON array" if line.lstrip().startswith(b"[") else ""
     ends = bytes(line[-16:]).rstrip()[-1:]

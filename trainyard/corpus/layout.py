@@ -1,6 +1,6 @@
-"""The layout of Megatron's token files: a flat PREFIX.bin, and a PREFIX.idx of what lies where.
+"""The layout of Megatron-LM's token files: a flat PREFIX.bin, and its index, PREFIX.idx.
 
-The .bin is tokens and nothing else. The .idx, little endian:
+The .bin contains only tokens. The .idx, little endian:
 
     bytes   type    field
     9       bytes   magic "MMIDIDX\\0\\0"
@@ -11,7 +11,7 @@ The .bin is tokens and nothing else. The .idx, little endian:
     4 * S   i32     length of each sequence in tokens
     8 * S   i64     byte offset of each sequence in the .bin
     8 * D   i64     sequence index at each document bound, the first 0
-    1 * S   i8      mode of each sequence (0 text, 1 image): multimodal files, known by their size
+    1 * S   i8      mode of each sequence (0 text, 1 image): only multimodal files, known by size
 
 Pure functions of arrays and bytes; knows nothing of stores, text or tokenizers."""
 
@@ -106,7 +106,7 @@ def _offsets(
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What an .idx says. The arrays are views of the file, not copies."""
+    """The contents of an .idx. The arrays are views of the file, not copies."""
 
     dtype: np.dtype[Any]
     sequence_lengths: npt.NDArray[np.int32]
@@ -127,9 +127,9 @@ class Index:
 
 
 def parse_index(raw: npt.NDArray[np.uint8], name: str) -> Index:
-    """The index held by the bytes of an .idx; `name` is what errors call the file.
+    """The index in the bytes of an .idx. name: names the file in messages.
 
-    Looks at the header, the size and the outermost bounds; `verify_index` reads the rest."""
+    Checks the header, the size and the outermost bounds; `verify_index` reads the rest."""
 
     def view(start: int, count: int, dtype: str) -> Tokens:
         return raw[start : start + count * np.dtype(dtype).itemsize].view(dtype)
@@ -140,16 +140,17 @@ def parse_index(raw: npt.NDArray[np.uint8], name: str) -> Index:
 def index_of(
     header: bytes, size_bytes: int, view: Callable[[int, int, str], Any], name: str
 ) -> Index:
-    """The index of a file that is not in memory: its first bytes, its size, and what makes an array
-    of (first byte, number of entries, type). That may be anything with `len` and slices where the
-    index is only read in order."""
+    """The index of a file that is not in memory.
+
+    header: its first bytes. view: makes an array of (first byte, number of entries, type); anything
+    with `len` and slices suffices if the index is only read in order. name: for messages."""
     dtype, num_sequences, num_bounds = _parse_header(header, name)
     size = HEADER.size + 12 * num_sequences + 8 * num_bounds
     if num_bounds < 1 or size_bytes not in (size, size + num_sequences):
         raise ArtifactError(
             f"{name} is {size_bytes} bytes, but its header ({num_sequences} sequences, "
-            f"{num_bounds} document bounds) asks for {size}, or {size + num_sequences} with modes: "
-            "cut short or overwritten"
+            f"{num_bounds} document bounds) requires {size}, or {size + num_sequences} with modes: "
+            "truncated or overwritten"
         )
     lengths = view(HEADER.size, num_sequences, "<i4")
     offsets = view(HEADER.size + 4 * num_sequences, num_sequences, "<i8")
@@ -186,18 +187,18 @@ def check_bin_size(index: Index, bin_bytes: int, prefix: str) -> None:
     """Refuse a .bin whose size differs from that in its .idx, which passed `verify_index`."""
     if bin_bytes == index.bin_bytes:
         return
-    where = "behind the last sequence"
+    where = "after the last sequence"
     if bin_bytes < index.bin_bytes:
         first = bisect.bisect_right(index.sequence_offsets, bin_bytes) - 1
         where = f"from sequence {first} on"
     raise ArtifactError(
-        f"{prefix}.bin is {bin_bytes} bytes, but {prefix}.idx tells of {index.bin_bytes} (they "
-        f"differ {where}): one of the two is cut short or from another run; make the pair again"
+        f"{prefix}.bin is {bin_bytes} bytes, but by {prefix}.idx it has {index.bin_bytes} (they "
+        f"differ {where}): one of the two is truncated or from another run; make the pair again"
     )
 
 
 def verify_index(index: Index, name: str) -> None:
-    """Read every entry: sequences lie end to end from 0, document bounds ascend."""
+    """Check every entry: sequences must be contiguous from 0, document bounds must ascend."""
     base = 0
     for start in range(0, len(index.sequence_lengths), CHUNK):
         lengths = index.sequence_lengths[start : start + CHUNK]
@@ -206,7 +207,7 @@ def verify_index(index: Index, name: str) -> None:
         bad = np.flatnonzero((offsets != stored) | (lengths < 0))
         if len(bad):
             raise ArtifactError(
-                f"{name}: sequence {start + bad[0]} is not laid where the one before it ends; "
+                f"{name}: sequence {start + bad[0]} does not begin where the one before it ends; "
                 "the index is damaged, make the pair again"
             )
     for start in range(0, len(index.document_indices) - 1, CHUNK):

@@ -1,7 +1,7 @@
-"""The lines of a byte range, in blocks: any cut of a file gives every line once.
+"""Reads the lines of a byte range, in blocks. Any division of a file gives every line once.
 
-A line belongs to the range of its first byte. Each byte is looked at once or twice,
-however long the lines are. Knows nothing of what a line holds."""
+A line belongs to the range of its first byte. Each byte is searched once or twice, for lines of any
+length. Knows nothing of what a line contains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Lines = list[bytes | bytearray]
 
 
 BEGINNING = 1024
-"""Bytes of an unfinished line that are kept for the message."""
+"""Bytes of an unfinished or long line that are kept for messages."""
 
 
 class LongLine(bytes):
@@ -26,7 +26,10 @@ class LongLine(bytes):
 
 
 class TornError(Exception):
-    """The rest cannot be read: where the unfinished line begins, and its bytes so far."""
+    """The rest of a file cannot be read.
+
+    offset: where the unfinished line begins. received: bytes of contents so far. beginning: of the
+    unfinished line."""
 
     def __init__(self, reason: str, offset: int, received: int, beginning: bytes) -> None:
         super().__init__(reason)
@@ -38,9 +41,9 @@ class TornError(Exception):
 def line_blocks(source: ByteRange, compression: str, max_bytes: int) -> Iterator[tuple[int, Lines]]:
     """Lines without their line feeds, about a megabyte at once, and where the first one begins.
 
-    A long line comes alone; one of more than `max_bytes`, unless it is read whole at once, as a
-    `LongLine` before its end is looked for. The caller may clear the list, so that a line is
-    not kept in memory while its document is encoded."""
+    A long line comes alone. One of more than `max_bytes` becomes a `LongLine` before its end is
+    searched, unless one read contains it. The caller may clear the list, to free a line while its
+    document is encoded."""
     reader = _Reader(source, bool(compression), max_bytes)
     # One byte early: a line feed there means that a line begins with the range.
     start = max(source.start - 1, 0)
@@ -77,7 +80,7 @@ class _Reader:
         return self.offset + len(self.pending)
 
     def take(self, piece: bytes) -> Iterator[tuple[int, Lines]]:
-        """What ends in this piece."""
+        """The lines that end in this piece."""
         if self._between:
             piece = self._skip(piece)
         if self._is_long:
@@ -115,12 +118,12 @@ class _Reader:
         if not self._compressed and self.position < self.end:
             raise DataError(
                 f"{self.url} is shorter than the {self.end} bytes that it had when the work was "
-                "planned: it has changed since; run again"
+                "planned, so it has changed since; run again"
             )
 
     def _skip(self, piece: bytes) -> bytes:
-        """What follows the first line feed. When none comes before the last byte of the range, no
-        line begins in it: one line may be longer than many ranges."""
+        """The bytes after the first line feed. If none comes before the last byte of the range, no
+        line begins in it, since a line may be longer than many ranges."""
         found = piece.find(b"\n", 0, self.end - 1 - self.offset)
         self.done = found < 0 and self.offset + len(piece) >= self.end - 1
         self._between = found < 0
@@ -129,7 +132,7 @@ class _Reader:
         return piece[skipped:]
 
     def _skip_rest(self, piece: bytes) -> bytes | None:
-        """The bytes behind a long line; None where it continues, or ends beyond the range."""
+        """The bytes after a long line; None if it continues, or ends beyond the range."""
         end = piece.find(b"\n") + 1
         self.offset += end or len(piece)
         self._is_long = not end

@@ -1,7 +1,7 @@
-"""Several pairs of token files to one, as streams: memory does not grow with the data.
+"""Merges pairs of token files into one, as streams: memory does not grow with the data.
 
-The .bin files are laid end to end in the order given; of the indices, offsets and document bounds
-are shifted. Merging the parts of a corpus gives the bytes that the whole gives."""
+The .bin files are concatenated in the given order; offsets and document bounds of the indices are
+shifted. Merging the parts of a corpus gives the same bytes as tokenizing the whole."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ __all__ = [
 ]
 
 INDEX_BYTES = 256 << 20
-"""Of remote indices that is kept on local disk; what does not fit is read again."""
+"""Bytes of remote indices that are cached on local disk; the rest is read again."""
 
 NUM_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One pair to be merged, as it was found. Its index is opened again when needed, not held: a
-    process may have no more than some hundred files open."""
+    """One pair to merge, as it was found. Its index is opened again when it is needed, since a
+    process may have only a few hundred open files."""
 
     prefix: str
     bin: SourceFile
@@ -72,17 +72,18 @@ class Part:
 
 
 def survey(prefixes: Sequence[str], cache: Path, multimodal: bool | None = None) -> list[Part]:
-    """Check every pair whole, and all against each other, before anything is written.
+    """Check every pair completely, and that all fit together, before anything is written.
 
-    multimodal: what the pairs must be; None takes either, but not a mixture. A file without a
-    sequence is both. Something of a remote .idx is kept in the folder `cache`."""
+    multimodal: whether the pairs must be multimodal; None allows either, but not both. A file
+    without a sequence fits either. cache: folder for blocks of remote .idx files."""
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="survey") as executor:
         parts = list(executor.map(partial(_survey_one, cache=cache), prefixes))
     for part in parts:
         if part.dtype != parts[0].dtype:
             raise ArtifactError(
-                f"{part.prefix} stores {part.dtype}, {parts[0].prefix} stores {parts[0].dtype}: "
-                "one file has one type; tokenize them with the same tokenizer"
+                f"{part.prefix} stores {part.dtype}, but {parts[0].prefix} stores "
+                f"{parts[0].dtype}; all must have one type, so tokenize them with the same "
+                "tokenizer"
             )
     _check_kind([part for part in parts if part.num_sequences], multimodal)
     return parts
@@ -92,11 +93,13 @@ def _check_kind(parts: Sequence[Part], multimodal: bool | None) -> None:
     for part in parts:
         if part.is_multimodal != parts[0].is_multimodal:
             one, other = (p.prefix for p in sorted((part, parts[0]), key=lambda p: p.is_multimodal))
-            raise ArtifactError(f"{one} is text alone, {other} is multimodal: they do not mix")
+            raise ArtifactError(
+                f"{one} has only text, but {other} is multimodal; they cannot be merged"
+            )
     for part in parts[:1]:
         if multimodal is True and not part.is_multimodal:
             raise ArtifactError(
-                f"{part.prefix}.idx is of text alone, it has no modes; leave --multimodal away"
+                f"{part.prefix}.idx has only text, without modes; leave out --multimodal"
             )
         if multimodal is False and part.is_multimodal:
             raise ArtifactError(f"{part.prefix}.idx is multimodal; merge it with --multimodal")
@@ -126,7 +129,7 @@ def _look_at(url: str) -> SourceFile:
 def merge_tokens(
     parts: Sequence[Part], out: ByteSink, on_bytes: Callable[[int], object] = lambda _: None
 ) -> None:
-    """Lay the .bin files end to end; `on_bytes` gets the size of each piece written."""
+    """Concatenate the .bin files; `on_bytes` gets the size of each piece written."""
     sources = [part.bin for part in parts if part.bin_bytes]
     if isinstance(out, OutputFile):
         out.append_files(sources, on_bytes)
@@ -137,7 +140,7 @@ def merge_tokens(
 
 
 def merge_index(parts: Sequence[Part], cache: Path, out: ByteSink) -> None:
-    """The .idx of the merged tokens."""
+    """Write the .idx of the merged tokens."""
     num_bounds = 1 + sum(part.num_documents for part in parts)
     write_header(out, parts[0].dtype, sum(part.num_sequences for part in parts), num_bounds)
     for part in parts:
@@ -159,8 +162,8 @@ def merge_index(parts: Sequence[Part], cache: Path, out: ByteSink) -> None:
 
 
 def _open(idx: SourceFile, cache: Path) -> Index:
-    """An index in the version that was found, as arrays to be read in order: mapped, a large one
-    would count as memory of ours."""
+    """An index in the version that was found, as arrays to read in order. It is not mapped, as a
+    large map would count as memory of this process."""
     path = store.local_path(idx.url)
     read: Callable[[int, int], Any]
     if path is None:
@@ -169,7 +172,7 @@ def _open(idx: SourceFile, cache: Path) -> Index:
     elif _look_at(idx.url) == idx:
         read = FileReader(path, np.dtype(np.uint8)).read
     else:
-        raise ArtifactError(f"{idx.url}: changed while it was being merged")
+        raise ArtifactError(f"{idx.url}: changed while it was being merged; run again")
     header = bytes(read(0, min(HEADER.size, idx.size_bytes)))
     return index_of(header, idx.size_bytes, partial(LazyArray, read), idx.url)
 
@@ -178,16 +181,17 @@ def _open(idx: SourceFile, cache: Path) -> Index:
 
 
 def have_provenance(parts: Sequence[Part], files: Sequence[str]) -> bool:
-    """True when every pair has a sidecar, of as many documents as it has; False when none has one.
+    """Whether every pair has a sidecar; False if none has one.
 
-    Raises ConfigError when only some have one: the whole would have no answer for the others."""
+    Raises ConfigError if only some have one, and ArtifactError if a sidecar has another number of
+    documents than its pair."""
     known = set(files)
     have = [part.prefix + DOCS in known for part in parts]
     if any(have) and not all(have):
         one, other = parts[have.index(True)].prefix, parts[have.index(False)].prefix
         raise ConfigError(
-            f"{one} has a {DOCS} sidecar and {other} has none, so where the documents of the whole "
-            "came from would not be known; make the missing ones, or give --drop-provenance"
+            f"{one} has a {DOCS} sidecar but {other} has none, so the origin of some documents "
+            "would be unknown; make the missing sidecars, or give --drop-provenance"
         )
     for part in parts if all(have) else ():
         url = part.prefix + DOCS
@@ -195,12 +199,12 @@ def have_provenance(parts: Sequence[Part], files: Sequence[str]) -> bool:
             header = parse_header(file.read(DOCS_HEADER.size), store.info(url).size_bytes, url)
         if header.num_documents != part.num_documents:
             raise ArtifactError(
-                f"{url} tells of {header.num_documents} documents, {part.prefix}.idx of "
-                f"{part.num_documents}: they are of different runs"
+                f"{url} has {header.num_documents} documents, but {part.prefix}.idx has "
+                f"{part.num_documents}; they are from different runs"
             )
     return all(have)
 
 
 def merge_provenance(parts: Sequence[Part], out: ByteSink, scratch: Path) -> None:
-    """The sidecar of the merged tokens."""
+    """Write the sidecar of the merged tokens."""
     join_provenance([Origins(part.prefix + DOCS) for part in parts], out, scratch)

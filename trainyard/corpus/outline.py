@@ -1,6 +1,6 @@
-"""The header and sizes of a pair of token files, local or remote; reads some hundred bytes.
+"""Reads the header and sizes of a pair of token files, local or remote: a few hundred bytes.
 
-Enough to see that a file is missing, cut short or of another run before anything large is loaded;
+They show that a file is missing, truncated or from another run before anything large is loaded.
 `indexed` reads and checks every entry."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Outline:
 
 
 def outline(prefix_url: str) -> Outline:
-    """The outline of a pair; ArtifactError for a file that is missing, or an .idx that is none."""
+    """The outline of a pair; ArtifactError for a missing file, or an .idx that is not one."""
     url = prefix_url + ".idx"
     found = store.info(url)
 

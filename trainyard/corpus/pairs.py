@@ -1,4 +1,4 @@
-"""Which pairs of token files stand behind what a person named: folders, patterns, prefixes, files.
+"""Finds the pairs of token files that folders, patterns, prefixes or files name.
 
 Pure functions of names."""
 
@@ -16,20 +16,21 @@ DOCS = ".docs"
 """The provenance sidecar of a pair."""
 
 BAD_LINES = ".bad_lines.jsonl"
-"""The lines that were left out."""
+"""Ending of the list of skipped lines."""
 
 SHARE = ".share.json"
-"""What a share of token files says of itself."""
+"""Ending of the description of a share of token files."""
 
 BESIDE = (".failure.json", BAD_LINES, SHARE)
-"""What stages leave beside pairs, besides manifests, claims and unfinished work."""
+"""Endings of other files that stages write next to pairs, apart from manifests, claims and
+unfinished work."""
 
 
 def find_pairs(entries: Sequence[str], files: Sequence[str]) -> list[str]:
     """Prefixes of the pairs, in the order of `entries`, sorted within a folder or a pattern.
 
-    `files` is everything that the entries stand for. Raises ArtifactError for half a pair, for a
-    stray file and for no pair at all; ConfigError for a pair that is named twice."""
+    files: every file below the entries. Raises ArtifactError for half a pair, a stray file or no
+    pair at all, and ConfigError for a pair that is named twice."""
     known = set(files)
     found: list[str] = []
     for entry in entries:
@@ -42,30 +43,31 @@ def find_pairs(entries: Sequence[str], files: Sequence[str]) -> list[str]:
     seen: set[str] = set()
     for prefix in found:
         if prefix in seen:
-            raise ConfigError(f"--input names {prefix} twice; its documents would be there twice")
+            raise ConfigError(f"--input names {prefix} twice; its documents would occur twice")
         seen.add(prefix)
     return found
 
 
 def pairs_of_folder(folder: str, files: Collection[str]) -> list[str]:
-    """Prefixes of the pairs directly in a folder, sorted; `files` is everything below it.
+    """Prefixes of the pairs directly in a folder, sorted. files: every file below it.
 
-    Hidden files, subfolders and what stages leave beside pairs are passed over."""
+    Skips hidden files, subfolders and other files that stages write next to pairs."""
     root = folder.rstrip("/") + "/"
     names = [file.removeprefix(root) for file in files if file.startswith(root)]
     names = [name for name in names if "/" not in name and not _is_beside(name)]
     stray = sorted(name for name in names if not name.endswith((*PAIR, DOCS)))
     if stray:
         raise ArtifactError(
-            f"{root}{stray[0]} is no half of a .bin/.idx pair; a folder to merge holds nothing else"
+            f"{root}{stray[0]} is not half of a .bin/.idx pair; a folder to merge must contain "
+            "only pairs"
         )
     if not names:
-        raise ArtifactError(f"{folder}: no .bin/.idx pair lies there{_meant(folder, files)}")
+        raise ArtifactError(f"{folder}: has no .bin/.idx pair{_meant(folder, files)}")
     return _pairs_among([root + name for name in names], files, folder)
 
 
 def _meant(prefix: str, files: Collection[str]) -> str:
-    """For who named the prefix of a run, whose pairs have longer ones."""
+    """A hint for a prefix of --output-prefix, whose pairs have longer prefixes; or ""."""
     longer = sorted({stem(file) for file in files if file.startswith(f"{prefix}_")})
     return f"; did you mean {' '.join(longer)}?" if longer else ""
 
@@ -86,7 +88,7 @@ def _matching(pattern: str, files: Collection[str]) -> list[str]:
 
 def _pairs_among(names: Sequence[str], files: Collection[str], where: str) -> list[str]:
     if not names:
-        raise ArtifactError(f"{where}: no .bin/.idx pair lies there")
+        raise ArtifactError(f"{where}: has no .bin/.idx pair")
     return [_whole(prefix, files) for prefix in sorted({stem(name) for name in names})]
 
 
@@ -100,7 +102,7 @@ def _whole(prefix: str, files: Collection[str]) -> str:
 
 
 def stem(name: str) -> str:
-    """A name without its ending, if that is one of a pair's."""
+    """A name without the ending of a pair's file, if it has one."""
     for ending in (*PAIR, DOCS):
         if name.endswith(ending):
             return name.removesuffix(ending)

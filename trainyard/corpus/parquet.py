@@ -1,6 +1,6 @@
-"""Parquet files to records, a row group at a time. The only import of pyarrow.
+"""Reads records from Parquet files, one row group at a time. The only module that imports pyarrow.
 
-A column is a key. Rows are read in lots of about a megabyte, so that a row group need not fit in
+A column is a key. Rows are read in batches of about a megabyte, so a row group need not fit in
 memory."""
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MAGIC = b"PAR1"
 
 LOT_BYTES = 1 << 20
 LOT_ROWS = 1024
-"""Rows read at once, at most: a dictionary lets a long text that repeats look small."""
+"""Most rows of a batch: with a dictionary, a long text that repeats looks small in the footer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A row group by the footer."""
+    """A row group, as the footer describes it."""
 
     number: int
     offset: int
@@ -45,7 +45,7 @@ class _BrokenError(Exception):
 
 
 def row_groups(url: str) -> list[RowGroup]:
-    """The row groups of a file that hold rows, in the order of the file."""
+    """The row groups of a file that have rows, in the order of the file."""
     with _opened(url) as (file, size):
         return _footer(url, lambda: _row_groups(file, size))
 
@@ -69,13 +69,13 @@ def parquet_rows(
 def _group_rows(
     file: Any, group: RowGroup, columns: list[str], first: int, shown: str, max_bytes: int
 ) -> Iterator[Rows]:
-    """Its rows, the first of them number `first` of the range.
+    """The rows of a row group. first: number of its first row in the range.
 
-    An unreadable rest is one bad line, which counts the lost rows."""
+    If the rest cannot be read, it becomes one bad line, which counts the lost rows."""
     done = 0
     try:
         stored = _arrow(lambda: _stored_bytes(file, group, columns))
-        if group.num_rows == 1 and stored > max_bytes + LOT_BYTES:  # not for the text alone
+        if group.num_rows == 1 and stored > max_bytes + LOT_BYTES:  # more than the text's overhead
             yield _no_rows(BadLine(first, group.offset, too_large(max_bytes, "the row"), ""), 1)
             return
         batches = _arrow(lambda: _batches(file, group, columns))
@@ -83,7 +83,7 @@ def _group_rows(
             yield _rows(batch, group, first + done, shown, max_bytes)
             done += batch.num_rows
         if done != group.num_rows:  # damaged pages end without an error
-            raise _BrokenError(f"its pages hold {done} rows, its footer says {group.num_rows}")
+            raise _BrokenError(f"its pages have {done} rows, but its footer says {group.num_rows}")
     except _BrokenError as error:
         lost = max(group.num_rows - done, 0)
         reason = (
@@ -102,11 +102,11 @@ def _rows(batch: Any, group: RowGroup, first: int, shown: str, max_bytes: int) -
     bad: list[BadLine] = []
     try:
         if batch.nbytes > max_bytes:
-            raise OverflowError  # each by itself
+            raise OverflowError  # check each row separately
         records = _as_text(batch).to_pylist()
         numbers = np.arange(first, first + len(records))
     except (ValueError, OverflowError):
-        # Arrow does not look at what a file says is UTF-8; a date may lie outside Python's years.
+        # Arrow does not check text for UTF-8, and a date may be outside Python's range.
         records, kept = [], []
         for i in range(batch.num_rows):
             try:
@@ -118,7 +118,7 @@ def _rows(batch: Any, group: RowGroup, first: int, shown: str, max_bytes: int) -
                 records += _as_text(batch.slice(i, 1)).to_pylist()
                 kept.append(first + i)
             except (ValueError, OverflowError) as error:
-                plain = type(error) in (ValueError, OverflowError)  # the others are of text
+                plain = type(error) in (ValueError, OverflowError)  # subclasses concern text
                 reason = f"{'out of range' if plain else 'not UTF-8'} ({error})"
                 bad.append(BadLine(first + i, group.offset, reason, ""))
         numbers = np.array(kept, np.int64)
@@ -135,7 +135,7 @@ def _rows(batch: Any, group: RowGroup, first: int, shown: str, max_bytes: int) -
 
 
 def _text_bytes(row: Any) -> int:
-    """Of the texts of one row, lists of them too."""
+    """Bytes of the texts of one row, including lists of texts."""
     import pyarrow as arrow  # type: ignore[import-untyped]
     import pyarrow.compute as compute  # type: ignore[import-untyped]
 
@@ -143,13 +143,13 @@ def _text_bytes(row: Any) -> int:
     for column in row.columns:
         while arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type):
             column = column.flatten()
-        with suppress(arrow.ArrowNotImplementedError):  # no text, of which others say more
+        with suppress(arrow.ArrowNotImplementedError):  # not text: `check_record` refuses it
             total += compute.sum(compute.binary_length(column)).as_py() or 0
     return total
 
 
 def _as_text(batch: Any) -> Any:
-    """Columns of bytes, which some writers mean as text, as text; ValueError if they are none."""
+    """Converts columns of bytes, which some writers use for text; ValueError if not UTF-8."""
     import pyarrow as arrow
 
     for i, field in enumerate(batch.schema):
@@ -169,7 +169,7 @@ def _batches(file: Any, group: RowGroup, columns: list[str]) -> Iterator[Any]:
 
 
 def _stored_bytes(file: Any, group: RowGroup, columns: list[str]) -> int:
-    """Of some columns of a row group before compression, as the footer has it."""
+    """Bytes of some columns of a row group before compression, from the footer."""
     metadata = file.metadata.row_group(group.number)
     chunks = [metadata.column(i) for i in range(metadata.num_columns)]
     read = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
@@ -198,7 +198,7 @@ def _row_groups(file: Any, file_bytes: int) -> list[RowGroup]:
         if group.num_rows and chunks:
             offset = min(c.dictionary_page_offset or c.data_page_offset for c in chunks)
             size = sum(c.total_compressed_size for c in chunks)
-            if not len(MAGIC) <= offset < file_bytes:  # no range would hold it
+            if not len(MAGIC) <= offset < file_bytes:  # it would be in no range
                 raise _BrokenError(f"row group {number} begins at byte {offset} of {file_bytes}")
             found.append(RowGroup(number, offset, size, group.num_rows))
     return sorted(found, key=lambda group: group.offset)
@@ -215,7 +215,7 @@ def _opened(url: str) -> Iterator[tuple[Any, int]]:
             "trainyard's extra [tokenize] brings it"
         ) from error
     with store.operation("read", url) as backend, backend.open_input(url) as file:
-        # Without pre_buffer=False a row group would be read whole before its first row is.
+        # Without pre_buffer=False, a whole row group is read before its first row.
         options = {"buffer_size": LOT_BYTES, "pre_buffer": False}
         size = file.seek(0, os.SEEK_END)
         yield _footer(url, lambda: parquet.ParquetFile(file, **options)), size
@@ -226,13 +226,13 @@ def _footer(url: str, call: Callable[[], T]) -> T:
     try:
         return _arrow(call)
     except _BrokenError as error:
-        raise DataError(f"{url}: no Parquet file, or a damaged one: {error}") from error
+        raise DataError(f"{url}: not a Parquet file, or a damaged one: {error}") from error
 
 
 def _arrow(call: Callable[[], T]) -> T:
-    """Turns faults that pyarrow finds in a file into _BrokenError.
+    """Turns errors that pyarrow finds in a file into _BrokenError.
 
-    Faults of the store below have an errno or another class, and pass."""
+    Errors of the store have an errno or another class, and pass through."""
     try:
         return call()
     except _BrokenError:

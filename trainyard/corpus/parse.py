@@ -1,8 +1,8 @@
-"""JSON objects to columns of text, or to the fault that each of them has.
+"""Converts JSON objects to columns of text, or finds the fault of each.
 
-Python's `json` decides what JSON is, as in Megatron's tool. NaN, Infinity and -Infinity pass; of a
-key written twice the last counts; and a lone surrogate in an escape is a fault only in a text
-that is read. orjson does the work; `json` parses what orjson refuses. Knows nothing of files."""
+Python's `json` defines what is valid, as in Megatron-LM's tool: NaN, Infinity and -Infinity are,
+the last of repeated keys counts, and a lone surrogate in an escape is a fault only in a requested
+text. orjson parses; `json` parses what orjson refuses. Knows nothing of files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN_KEYS = 8
 
 Split = Callable[[str], list[str]]
 Column = tuple[list[str], list[int] | None]
-"""The texts of some records end to end, and how many each has (None: one)."""
+"""The texts of several records, concatenated, and how many each has (None: one)."""
 
 
 class FaultError(Exception):
@@ -31,9 +31,9 @@ class FaultError(Exception):
 def parse_lines(
     lines: Sequence[bytes | bytearray], keys: Sequence[str], faults: dict[int, str]
 ) -> tuple[list[int] | None, list[Any]]:
-    """The JSON documents of lines, and the positions of the lines that hold them (None: each).
+    """The JSON documents of lines, and the positions of the lines that have one (None: all).
 
-    Blank lines hold none; the fault of a line that is not JSON goes to `faults`."""
+    Blank lines have none; the fault of a line that is not JSON goes to `faults`."""
     try:
         return None, list(map(orjson.loads, lines))
     except orjson.JSONDecodeError:
@@ -52,9 +52,9 @@ def parse_lines(
 
 
 def columns(records: Sequence[Any], keys: Sequence[str], split: Split | None) -> list[Column]:
-    """The texts of records under each key; strings go through `split`, lists are left as they are.
+    """The texts of records under each key. `split` cuts strings into sentences; lists stay.
 
-    Raises FaultError when any record has a fault; `check_record` finds which."""
+    Raises FaultError if any record has a fault; `check_record` finds which."""
     values = [_values(records, key) for key in keys]
     return [_flatten(column, split) for column in values]
 
@@ -89,7 +89,7 @@ def _flatten(values: list[Any], split: Split | None) -> Column:
 
 
 def find_ids(records: Sequence[dict[str, Any]], key: str) -> list[str | None] | None:
-    """What stands under the id key, as text; None when no record has one."""
+    """The values of the id key, as text; None if no record has one."""
     ids = [record.get(key) for record in records]
     if set(map(type, ids)) <= {type(None)}:
         return None
@@ -97,7 +97,7 @@ def find_ids(records: Sequence[dict[str, Any]], key: str) -> list[str | None] | 
 
 
 def as_id(value: Any) -> str | None:
-    """An id as text: a string as it is, null as none, anything else as JSON."""
+    """An id as text: a string as it is, null as None, anything else as JSON."""
     if value is None:
         return None
     text = written(value)
@@ -105,7 +105,7 @@ def as_id(value: Any) -> str | None:
 
 
 def written(value: Any) -> str:
-    """A string as it is, anything else as JSON; what JSON has no word for as Python's."""
+    """A string as it is, anything else as JSON, or by Python's `str` if JSON cannot express it."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
@@ -131,7 +131,7 @@ def _parse(line: bytes | bytearray, keys: Sequence[str]) -> Any:
 
 
 def check_record(record: Any, keys: Sequence[str]) -> None:
-    """Raise FaultError when a record does not hold a string, or a list of them, under each key."""
+    """Raise FaultError unless a record has a string, or a list of strings, under each key."""
     if not isinstance(record, dict):
         raise FaultError(
             f"a JSON {_kind(record)} where an object with the keys {list(keys)} should be"
@@ -153,7 +153,7 @@ def check_record(record: Any, keys: Sequence[str]) -> None:
 
 
 def decode(data: bytes | bytearray) -> str:
-    """UTF-8 to text, less a byte order mark."""
+    """UTF-8 to text, without a byte order mark."""
     try:
         return data.removeprefix(BYTE_ORDER_MARK).decode()
     except UnicodeDecodeError as error:
@@ -163,7 +163,7 @@ def decode(data: bytes | bytearray) -> str:
 
 
 def excerpt(line: bytes | bytearray | str) -> str:
-    """The beginning of a line as text, invalid UTF-8 replaced; nothing for an empty line."""
+    """The beginning of a line as text, with invalid UTF-8 replaced; empty for an empty line."""
     beginning = line[: 4 * EXCERPT]
     text = beginning if isinstance(beginning, str) else beginning.decode(errors="replace")
     cut = text[:EXCERPT].rstrip("\r\n")

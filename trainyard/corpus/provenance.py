@@ -1,6 +1,6 @@
-"""Where every document came from: writer, reader and joiner of PREFIX.docs.
+"""Writes, reads and joins PREFIX.docs, which records the origin of every document.
 
-`sidecar` has the layout. Documents are counted as in the .idx beside it."""
+`sidecar` has the layout. Documents have the same numbers as in the .idx beside it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Origin(NamedTuple):
     source: str
     """URL of the input file."""
     offset: int
-    """Where it begins there, after decompression; Parquet: where its row group does."""
+    """Where it begins there after decompression; Parquet: where its row group begins."""
     length: int
     """Its bytes there; Parquet: those of its row group."""
     line: int
@@ -91,9 +91,14 @@ class ProvenanceWriter:
             return
         number = self._sources.setdefault(source, len(self._sources))
         if number >= MAX_SOURCES:
-            raise DataError(f"{source} is source number {number}; the format ends at {MAX_SOURCES}")
+            raise DataError(
+                f"{source} is source number {number}, but the format allows only {MAX_SOURCES}"
+            )
         if lengths.max() > MAX_LENGTH:
-            raise DataError(f"{source}: a document of {lengths.max()} bytes is beyond the format")
+            raise DataError(
+                f"{source}: has a document of {lengths.max()} bytes, but the format allows only "
+                f"{MAX_LENGTH}"
+            )
         records = np.empty(len(offsets), RECORD)
         records["offset"], records["line"] = offsets, lines
         records["where"] = lengths.astype(np.uint64) | np.uint64(number << LENGTH_BITS)
@@ -113,7 +118,7 @@ class ProvenanceWriter:
         self._id_bytes = int(ends[-1])
 
     def write(self, out: ByteSink) -> None:
-        """The whole file, once."""
+        """Write the whole file; call it once, at the end."""
         names = [name.encode() for name in self._sources]
         header = Header(
             self._has_ids, self._count, len(names), sum(map(len, names)), self._id_bytes
@@ -158,7 +163,7 @@ class Provenance:
         raw: Array = np.asarray(np.memmap(path, np.uint8, "r"))
         bounds, names, id_bounds, ids, _ = self._header.starts()
         self.records: Array = raw[HEADER.size : bounds].view(RECORD)
-        """The records as they stand in the file; see `sidecar`."""
+        """The records of the file; `sidecar` has their layout."""
         self.sources = parse_names(
             raw[bounds:names].view("<u8"), raw[names:id_bounds].tobytes(), url
         )
@@ -206,7 +211,7 @@ class Provenance:
         return numbers
 
     def documents_of(self, source: str) -> Array:
-        """(n,) the documents that came from a source, ascending; none for one that is not here."""
+        """(n,) the documents that came from a source, ascending; none for an unknown source."""
         if source not in self.sources:
             return np.empty(0, np.int64)
         number = self.sources.index(source)
@@ -226,7 +231,7 @@ class Provenance:
                 for k in range(start, min(start + CHUNK, len(self))):
                     self._id(k)
         if self.has_ids and (self._id_bounds[0] != 0 or self._id_bounds[-1] != len(self._ids)):
-            raise ArtifactError(f"{self.url}: the ids do not fill their place: damaged")
+            raise ArtifactError(f"{self.url}: the ids do not fill their part of the file: damaged")
 
 
 # --- joining ----------------------------------------------------------------------------------
@@ -251,9 +256,9 @@ class _Found:
 
 
 def join_provenance(parts: Sequence[Part], out: ByteSink, scratch: Path | None = None) -> None:
-    """The sidecar of all documents of the parts, in their order: what one writer would have made.
+    """Write the sidecar of all documents of the parts, in order, as one writer would have.
 
-    A stream: memory grows with the sources alone. Raises ArtifactError for a damaged part."""
+    It is a stream: memory grows only with the sources. Raises ArtifactError for a damaged part."""
     sources: dict[str, int] = {}
     found = [_look_at(part, sources) for part in parts]
     names = [name.encode() for name in sources]
@@ -290,7 +295,7 @@ def _look_at(part: Part, sources: dict[str, int]) -> _Found:
         names = parse_names(bounds, file.read(header.name_bytes), part.url)
     numbers = [sources.setdefault(name, len(sources)) for name in names]
     if len(sources) > MAX_SOURCES:
-        raise DataError(f"{part.url}: more than {MAX_SOURCES} sources; the format ends there")
+        raise DataError(f"{part.url}: more than {MAX_SOURCES} sources, the limit of the format")
     shifts = [part.line_shift.get(name, 0) for name in names]
     return _Found(part, header, np.array(numbers, np.uint64), np.array(shifts, np.uint64))
 
@@ -323,7 +328,7 @@ def _join_id_ends(one: _Found, base: int, out: ByteSink) -> None:
             out.write((ends + np.uint64(base)).tobytes())
             last = ends[-1:]
     if int(last[0]) != header.id_bytes:
-        raise ArtifactError(f"{one.part.url}: the ids do not fill their place: damaged")
+        raise ArtifactError(f"{one.part.url}: the ids do not fill their part of the file: damaged")
 
 
 def _pieces(file: BinaryIO, start: int, size: int, one: _Found) -> Iterator[bytes]:
@@ -333,6 +338,6 @@ def _pieces(file: BinaryIO, start: int, size: int, one: _Found) -> Iterator[byte
         wanted = min(size, RECORD.itemsize * CHUNK)
         piece = file.read(wanted)
         if len(piece) < wanted:
-            raise ArtifactError(f"{one.part.url}: was cut short while it was read")
+            raise ArtifactError(f"{one.part.url}: was truncated while it was read; run again")
         size -= wanted
         yield piece

@@ -1,7 +1,6 @@
-"""Ways to read the tokens of a .bin: mapped, from the file piece by piece, or in ranges of a remote
-file.
+"""Readers of the tokens of a .bin: mapped, from the file piece by piece, or remote in ranges.
 
-All give the same tokens, may be used by any number of threads, and go on working after a fork."""
+All return the same tokens, and work in any number of threads and after a fork."""
 
 from __future__ import annotations
 
@@ -31,13 +30,13 @@ class TokenReader(Protocol):
     """The tokens of a .bin, end to end."""
 
     flat: Tokens | None
-    """All of them as one array, where they are mapped."""
+    """All tokens as one array, if they are mapped."""
 
     def read(self, start: int, end: int) -> Tokens:
         """Tokens `start` up to `end` of the file."""
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Say which tokens will be read soon; returns at once."""
+        """Announce tokens that will be read soon; returns at once."""
 
 
 def open_reader(
@@ -62,12 +61,12 @@ def map_file(path: Path, dtype: npt.DTypeLike = np.uint8) -> Tokens:
     """A local file as a read-only array backed by the page cache."""
     if path.stat().st_size == 0:  # mmap refuses an empty file
         return np.empty(0, dtype)
-    # As a plain array: slicing costs a third.
+    # A plain array: slicing one costs a third of slicing a memmap.
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 
 class MappedReader:
-    """A view of the page cache: no copy, no call of the system."""
+    """A view of the page cache: no copy, no system call."""
 
     def __init__(self, flat: Tokens) -> None:
         self.flat: Tokens | None = flat
@@ -78,11 +77,11 @@ class MappedReader:
         return self._all[start:end]
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """The kernel reads ahead."""
+        """Nothing: the kernel reads ahead."""
 
 
 class FileReader:
-    """One call of the system a piece; the file stays open."""
+    """One system call for each piece; the file stays open."""
 
     flat: Tokens | None = None
 
@@ -100,7 +99,9 @@ class FileReader:
         while len(view):
             count = os.preadv(self._file, [view], at)
             if not count:
-                raise ArtifactError(f"{self._path}: cut short at byte {at} since it was opened")
+                raise ArtifactError(
+                    f"{self._path}: was truncated to {at} bytes after it was opened; run again"
+                )
             view, at = view[count:], at + count
         return tokens
 

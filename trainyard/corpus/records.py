@@ -18,8 +18,8 @@ Counts = npt.NDArray[np.int64]
 class ByteRange:
     """The documents whose first byte is in [start, end) of one file: the unit of work.
 
-    Of a Parquet file, those of the row groups that begin there; a compressed file and a plain text
-    have one range, the whole file as it is stored."""
+    For Parquet, the documents of the row groups that begin there. A compressed file or a plain text
+    is one range, the whole file as stored."""
 
     url: str
     start: int
@@ -37,13 +37,13 @@ class Document(NamedTuple):
     offset: int
     """Where it begins in the file after decompression; for Parquet, where its row group begins."""
     length: int
-    """Its bytes there, the line feed left out; for Parquet, those of its row group."""
+    """Its bytes there without the line feed; for Parquet, those of its row group."""
     line: int
     """From 1, counted from the first line (Parquet: row) of its range."""
     id: str | None
-    """What stands under the id key, as text."""
+    """The value of the id key, as text."""
     values: tuple[tuple[str, ...], ...]
-    """For each key asked for, its sentences; a plain string is one sentence."""
+    """For each requested key, its sentences; a plain string is one sentence."""
 
 
 class BadLine(NamedTuple):
@@ -55,15 +55,15 @@ class BadLine(NamedTuple):
     """Where it begins; as `Document.offset`."""
     reason: str
     excerpt: str
-    """The beginning of it; nothing for a part of a Parquet file."""
+    """Its beginning; empty for a part of a Parquet file."""
 
 
 @dataclass(slots=True)
 class Block:
-    """Some neighbouring documents as columns: what `Document` holds, without a Python object each.
+    """Consecutive documents as columns: the fields of `Document`, without a Python object each.
 
-    The texts of document d under key k are the next `counts[k][d]` of `texts[k]`; where
-    `counts[k]` is None, every document has exactly one."""
+    The texts of document d under key k are the next `counts[k][d]` of `texts[k]`; if `counts[k]` is
+    None, every document has exactly one."""
 
     offsets: Counts
     lengths: Counts
@@ -78,7 +78,7 @@ class Block:
         return len(self.offsets)
 
     def documents(self) -> Iterator[Document]:
-        """The same, one by one."""
+        """The documents, one by one."""
         ids = self.ids or [None] * len(self)
         columns = [
             _grouped(texts, counts) for texts, counts in zip(self.texts, self.counts, strict=True)
@@ -88,7 +88,7 @@ class Block:
         yield from map(Document, *places, ids, values)
 
     def only(self, chosen: Sequence[int]) -> Block:
-        """The documents of these numbers, in order, as if there had been no other."""
+        """A block of only some documents. chosen: their numbers, ascending."""
         places = np.array(chosen, np.int64)
         ids = None if self.ids is None else [self.ids[d] for d in chosen]
         if ids is not None and all(one is None for one in ids):
@@ -115,7 +115,7 @@ def _grouped(texts: list[str], counts: list[int] | None) -> Iterator[tuple[str, 
 
 @dataclass(slots=True)
 class Rows:
-    """What a format hands to the reader: some neighbouring records, not looked at yet."""
+    """What a format passes to the reader: consecutive records, not checked yet."""
 
     records: list[Any]
     """JSON objects, or lines that should be one."""
@@ -124,10 +124,10 @@ class Rows:
     lines: Counts
     """Of each record, as in `Document`."""
     num_lines: int
-    """Lines, or rows, behind it: those that hold no document as well."""
+    """Lines, or rows, that were read for it, including those without a document."""
     bad: list[BadLine]
-    """Lines that are no record."""
+    """Lines that are not a record."""
     excerpt: Callable[[int], str]
-    """The beginning of record number i, for messages."""
+    """Returns the beginning of record number i, for messages."""
     raw: list[bytes | bytearray]
-    """What the records were read from, or nothing; let go before they are worked on."""
+    """The lines of the records, or []; cleared before they are processed, to free memory."""

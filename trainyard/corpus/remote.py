@@ -1,8 +1,8 @@
-"""Remote files read in ranges, through blocks that are kept on this node.
+"""Reads remote files in ranges, through blocks that are cached on this node.
 
-Blocks of some megabytes are fetched as they are needed, or before: the next ones of a file that is
-read in order, and those that `prefetch` names. A file is known by URL, version and size, so a block
-never belongs to other contents than those asked for."""
+Blocks of a few megabytes are fetched when they are needed, or earlier: the next ones of a file that
+is read in order, and those that `prefetch` names. A file is identified by URL, version and size, so
+a block always has the contents of that version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-_saying = threading.Lock()
+_warning = threading.Lock()
 
 NUM_FETCHERS = 4
 MAX_WAITING = 16
@@ -39,17 +39,17 @@ class CacheOptions:
     """How remote token files are kept on a node."""
 
     folder: Path = field(default_factory=lambda: cache_folder() / "tokens")
-    """Shared by all processes; on /dev/shm it is memory."""
+    """Shared by all processes; a folder in /dev/shm takes memory."""
     max_bytes: int = 16 << 30
-    """All files together."""
+    """Limit of all files together."""
     block_bytes: int = 4 << 20
     blocks_ahead: int = 2
-    """Fetched before they are asked for, when a file is read in order."""
+    """Blocks to fetch ahead when a file is read in order."""
 
     def __post_init__(self) -> None:
         if self.block_bytes < 1 or self.max_bytes < self.block_bytes:
             raise ConfigError(
-                f"a cache of {self.max_bytes} bytes does not hold a block of {self.block_bytes}"
+                f"a cache of {self.max_bytes} bytes is too small for a block of {self.block_bytes}"
             )
 
     @property
@@ -59,9 +59,9 @@ class CacheOptions:
 
 
 class RangedFile:
-    """A remote file in one version, for any number of threads.
+    """One version of a remote file, for any number of threads.
 
-    It pickles as its name, and also works in a forked process."""
+    It pickles as its URL, and also works in a forked process."""
 
     def __init__(self, url: str, options: CacheOptions, info: store.FileInfo | None = None) -> None:
         self.url = url
@@ -80,7 +80,7 @@ class RangedFile:
     def read(self, start: int, end: int) -> bytes:
         """Bytes `start` up to `end`.
 
-        Raises ArtifactError when the file has changed since, or ends before that."""
+        Raises ArtifactError if the file has changed since, or ends before `end`."""
         if not 0 <= start <= end <= len(self):
             raise IndexError(f"bytes {start} to {end} of {self.url}, which has {len(self)}")
         size = self.options.block_bytes
@@ -112,8 +112,8 @@ class RangedFile:
         return self._ours
 
     def _expect(self, first: int, last: int) -> None:
-        """Blocks `first` up to `last` are about to be read: begin with all of them but the first,
-        and with those behind them if the reader goes through the file in order."""
+        """Blocks `first` up to `last` are about to be read: begin to fetch all but the first, and
+        also the next ones if the file is read in order."""
         process = self._process
         in_order = last > process.last + 1 and first - process.last in (0, 1)
         process.last = last - 1
@@ -131,7 +131,7 @@ class RangedFile:
         _fetchers(os.getpid()).submit(self._fetch, process, number, coming)
 
     def _fetched(self, number: int, low: int, high: int) -> bytes:
-        """Bytes of a block out of the store; threads that want the same one wait for the first."""
+        """Bytes of a block from the store; threads that need the same one wait for the first."""
         process = self._process
         with process.lock:
             coming = process.coming.get(number)
@@ -147,7 +147,7 @@ class RangedFile:
         return coming.result()[low:high]
 
     def _fetch(self, process: _Process, number: int, coming: Future[bytes]) -> None:
-        """Settle `coming` in every case: another thread may wait for it."""
+        """Fetch a block. Completes `coming` in every case, as another thread may wait for it."""
         try:
             start = number * self.options.block_bytes
             end = min(start + self.options.block_bytes, len(self))
@@ -164,7 +164,7 @@ class RangedFile:
         try:
             self._folder.put(self._key, str(number), len(data), lambda file: file.write(data))
         except OSError as error:
-            _say_once(str(self.options.folder), f"{type(error).__name__}: {error}")
+            _warn_once(str(self.options.folder), f"{type(error).__name__}: {error}")
 
 
 @dataclass(slots=True)
@@ -181,15 +181,15 @@ def _fetchers(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(NUM_FETCHERS, thread_name_prefix="fetch-block")
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
-def _say_once(folder: str, fault: str) -> None:
-    with _saying:
-        if folder in _said:
+def _warn_once(folder: str, fault: str) -> None:
+    with _warning:
+        if folder in _warned:
             return
-        _said.add(folder)
-    log.warning("%s: blocks cannot be kept, each is fetched when it is read: %s", folder, fault)
+        _warned.add(folder)
+    log.warning("%s: cannot cache blocks, so each is fetched when it is read: %s", folder, fault)
 
 
 def _key(url: str, info: store.FileInfo, block_bytes: int) -> str:
@@ -201,8 +201,8 @@ def _key(url: str, info: store.FileInfo, block_bytes: int) -> str:
 
 
 class LazyArray:
-    """Numbers in a file: `len`, one of them, or a slice of them as an array. Enough to
-    read them in order. `read` gives the bytes between two places."""
+    """Numbers in a file: has `len`, single numbers, and slices as arrays, which suffices to read
+    them in order. read: returns the bytes between two offsets."""
 
     def __init__(self, read: Callable[[int, int], Any], start: int, count: int, dtype: str) -> None:
         self._bytes = read
@@ -230,28 +230,29 @@ class LazyArray:
 
 
 def fetch_whole(url: str, options: CacheOptions, open_file: Callable[[Path], Tokens]) -> Tokens:
-    """A remote file, copied to the node once and opened there; one removed after that stays open.
+    """A remote file, copied to the node once and opened there; it stays open if the copy is
+    removed.
 
-    Raises ConfigError for one larger than the cache may be."""
+    Raises ConfigError for a file that is larger than the cache."""
     info = store.info(url)
     if info.size_bytes > options.max_bytes:
         raise ConfigError(
-            f"{url} is {info.size_bytes} bytes, and the cache in {options.folder} may hold "
-            f"{options.max_bytes}; enlarge it, or read the file in ranges"
+            f"{url} is {info.size_bytes} bytes, more than the {options.max_bytes} of the cache in "
+            f"{options.folder}; enlarge it, or read the file in ranges"
         )
     path = options.blocks.path(_key(url, info, 0), "whole")
     for _ in range(3):
         try:
             found = open_file(path)
             os.utime(path)
-        except FileNotFoundError:  # not yet, or no longer
+        except FileNotFoundError:  # not copied yet, or removed since
             write = partial(_download, store.SourceFile(url, info.size_bytes, info.version))
             options.blocks.put(path.parent.name, path.name, info.size_bytes, write)
         else:
             return found
     raise ConfigError(
-        f"the cache in {options.folder}, {options.max_bytes} bytes, is too small for all that is "
-        f"read at once: {url} was removed before it could be opened; enlarge it"
+        f"the cache in {options.folder}, {options.max_bytes} bytes, is too small for the files "
+        f"that are read at once: {url} was removed before it could be opened; enlarge it"
     )
 
 

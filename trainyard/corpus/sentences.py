@@ -1,10 +1,10 @@
-"""Text to sentences, by NLTK's Punkt, as with Megatron's --split-sentences.
+"""Splits text into sentences by NLTK's Punkt, as Megatron-LM's --split-sentences.
 
 The model of a language is four text files, `tokenizers/punkt_tab/LANG` in a folder of NLTK_DATA or
-in a default folder of NLTK; the pickles of older NLTK are never read. A text is never cut for its
-size: Megatron cuts at every millionth letter, in the middle of a sentence.
+in a default folder of NLTK; the pickles of older NLTK are never read. A long text is not cut,
+unlike in Megatron-LM, which cuts after every million characters, even within a sentence.
 
-Where sentences end depends on the version of NLTK, which is pinned and which manifests name."""
+Where sentences end depends on the version of NLTK, so it is pinned and recorded in manifests."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from trainyard.errors import ArtifactError, ConfigError
 log = logging.getLogger(__name__)
 
 NLTK = "3.10.0"
-"""The pinned version. It cuts as 3.8 and all versions between do, and so as Megatron's tool, which
-3.8.1 is the last to serve in full; 3.10.1 cannot be imported from an environment below the working
-directory; 3.10.2 and later end sentences at curly quotes and guillemets too."""
+"""The pinned version. It splits as all versions from 3.8 on, and so as Megatron-LM's tool, for
+which 3.8.1 is the last complete version. 3.10.1 cannot be imported from an environment below the
+working directory. 3.10.2 and later also end sentences at curly quotes and guillemets."""
 
 MODEL = Path("tokenizers", "punkt_tab")
 ENDS = ".?!"
 FROM_END = re.compile(r"[.?!]\S*")
-"""A word from the first letter on that may end a sentence."""
+"""A word from its first character on that may end a sentence."""
 WHITE_SPACE = re.compile(r"\s*")
 
 
@@ -39,7 +39,7 @@ WHITE_SPACE = re.compile(r"\s*")
 
 
 def nltk_version() -> str:
-    """The installed version of NLTK, without importing it; ConfigError when there is none."""
+    """The installed version of NLTK, without importing it; ConfigError if it is missing."""
     from importlib import metadata
 
     try:
@@ -54,11 +54,11 @@ def nltk_version() -> str:
 def _warn_of_version(found: str) -> None:
     if found != NLTK and parent_process() is None:  # once, not by every worker as well
         log.warning(
-            "NLTK %s is installed and trainyard is pinned to %s. Where sentences end depends on "
-            "the version (3.10.2 and later cut at curly quotes, those before 3.8 at other "
+            "NLTK %s is installed, but trainyard is pinned to %s. Where sentences end depends on "
+            "the version (3.10.2 and later also split at curly quotes, those before 3.8 at other "
             "places), so these token files may differ from those of other machines and of "
-            "Megatron-LM. The manifest names the version; `pip install nltk==%s` for the usual "
-            "bytes",
+            "Megatron-LM. The manifest names the version; `pip install nltk==%s` gives the usual "
+            "files",
             found,
             NLTK,
             NLTK,
@@ -71,22 +71,22 @@ def _warn_of_version(found: str) -> None:
 def model_folder(lang: str) -> Path:
     """The folder of the model of a language; ConfigError when it is missing."""
     if not re.fullmatch(r"[\w-]+", lang):
-        raise ConfigError(f"--lang {lang!r} is no name of a language, such as english")
+        raise ConfigError(f"--lang {lang!r} is not the name of a language, such as english")
     places = _places()
     for place in places:
         if (place / MODEL / lang).is_dir():
             return place / MODEL / lang
     others = sorted({model.name for place in places for model in (place / MODEL).glob("[!.]*/")})
     raise ConfigError(
-        f"--lang {lang}: there is no Punkt model {MODEL / lang} in any of "
-        f"{', '.join(map(str, places))}. On a machine with a network "
-        "`python -m nltk.downloader -d FOLDER punkt_tab` fetches it; then set NLTK_DATA=FOLDER"
+        f"--lang {lang}: no Punkt model {MODEL / lang} in any of "
+        f"{', '.join(map(str, places))}. On a machine with a network, "
+        "`python -m nltk.downloader -d FOLDER punkt_tab` downloads it; then set NLTK_DATA=FOLDER"
         + (f". Available languages: {', '.join(others)}" if others else "")
     )
 
 
 def _places() -> list[Path]:
-    """NLTK_DATA, then NLTK's default folders; written out, since importing NLTK takes a third of a
+    """NLTK_DATA, then NLTK's default folders. Listed here, since importing NLTK takes a third of a
     second."""
     named = [Path(place) for place in os.environ.get("NLTK_DATA", "").split(os.pathsep) if place]
     own = [Path(sys.prefix, part, "nltk_data") for part in ("", "share", "lib")]
@@ -95,15 +95,15 @@ def _places() -> list[Path]:
 
 
 class _Contexts(dict[str, int]):
-    """Ortho contexts. NLTK's own table gains an entry for every word that it is asked about, and
-    so would fill the memory with the words of the corpus."""
+    """Ortho contexts. NLTK's own table adds an entry for every word that is looked up, so it would
+    fill the memory with the words of the corpus."""
 
     def __missing__(self, word: str) -> int:
         return 0
 
 
 def _load(folder: Path) -> Any:
-    """The parameters of Punkt as NLTK's `load_punkt_params` gives them."""
+    """The parameters of Punkt, as NLTK's `load_punkt_params` returns them."""
     from nltk.tokenize.punkt import PunktParameters  # type: ignore[import-untyped]
 
     parameters = PunktParameters()
@@ -129,7 +129,7 @@ def _pairs(path: Path, kind: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
             yield first, kind(second)
         except ValueError:
             raise ArtifactError(
-                f"{path}: line {number} is no pair of a Punkt model: {line[:60]!a}"
+                f"{path}: line {number} is not a pair of a Punkt model: {line[:60]!a}"
             ) from None
 
 
@@ -141,19 +141,20 @@ class _Candidate(NamedTuple):
 
     start: int
     after_space: int | None
-    """Behind the last ASCII white space before it; None if that is before the last candidate."""
+    """The place after the last ASCII white space before it; None if that is before the last
+    candidate."""
     end: int
     """Where the sentence would end."""
     follower: str
-    """What follows: a closing quote or the like, or a word."""
+    """The text that follows: a word, or a character such as a closing quote."""
 
 
 class SentenceSplitter:
     """Splits texts of one language; may be used by several threads at once.
 
-    With `keep_newlines` the white space behind a sentence stays at its end, as with Megatron's
-    --keep-newlines; otherwise white space between sentences is dropped. Either way NLTK drops it
-    behind closing quotes that it moves to the sentence before, and at the end of the text."""
+    With `keep_newlines`, the white space after a sentence stays at its end, as in Megatron-LM's
+    --keep-newlines; otherwise it is dropped. In both cases NLTK drops white space after closing
+    quotes that it moves to the sentence before, and at the end of the text."""
 
     def __init__(self, lang: str = "english", keep_newlines: bool = False) -> None:
         self.folder = model_folder(lang)
@@ -163,7 +164,7 @@ class SentenceSplitter:
         self._follower = re.compile(rf"{self._punkt._lang_vars._re_non_word_chars}|\S+")
 
     def split(self, text: str) -> list[str]:
-        """The sentences of a text, in order; none for a text of white space alone."""
+        """The sentences of a text, in order; none for a text of only white space."""
         if not self.keep_newlines:
             sentences: list[str] = self._punkt.tokenize(text)
             return sentences
@@ -171,7 +172,7 @@ class SentenceSplitter:
         return [text[one] for one in slices]
 
     def _slices(self, text: str) -> Iterator[slice]:
-        """Sentences with the white space behind them, before closing quotes are moved."""
+        """Sentences with the white space after them, before closing quotes are moved."""
         begin = 0
         for start, end, follower in _followed(self._candidates(text)):
             if self._punkt.text_contains_sentbreak(text[start:end] + follower):
@@ -180,8 +181,8 @@ class SentenceSplitter:
         yield slice(begin, len(text.rstrip()))
 
     def _candidates(self, text: str) -> Iterator[_Candidate]:
-        """Every word that may end a sentence. Megatron finds these by a regular expression whose
-        time grows with the square of the length of a word; this reads each letter a few times."""
+        """Every word that may end a sentence. Takes linear time; Megatron-LM's regular expression
+        takes time quadratic in the length of a word."""
         read = start = 0
         for rest in FROM_END.finditer(text):
             previous, start = start, rest.start() - _unfinished(text[read : rest.start()])
@@ -192,10 +193,10 @@ class SentenceSplitter:
 
 
 def _followed(candidates: Iterator[_Candidate]) -> Iterator[tuple[int, int, str]]:
-    """The queries for Punkt: begin of the words, possible end of the sentence, next word.
+    """The queries for Punkt: start of the words, possible end of the sentence, next word.
 
-    As in NLTK, white space that is not ASCII joins words: of joined words only the last is a query,
-    together with those before it."""
+    As in NLTK, white space that is not ASCII joins words. Joined words make one query, at the last
+    of them."""
     begin = stop = 0
     last: tuple[int, str] | None = None
     for one in candidates:
@@ -211,18 +212,19 @@ def _after_space(text: str, low: int, high: int) -> int | None:
     found = high - 1
     if high == low or text[found] not in whitespace:
         found = max(text.rfind(letter, low, high) for letter in whitespace)
-    return found + 1 if found > low else None  # as in NLTK, where one at the very front is none
+    return found + 1 if found > low else None  # as in NLTK, one at the very front does not count
 
 
 def _unfinished(text: str) -> int:
-    """Length of the word that a text breaks off in."""
+    """Length of the unfinished word at the end of a text; 0 if it ends with white space."""
     return len(text.rsplit(maxsplit=1)[-1]) if text and not text[-1].isspace() else 0
 
 
 def _end(text: str, first: int, stop: int) -> int:
-    """Where a sentence may end in a word, the white space behind it included: at the last of `.?!`
-    that anything but white space follows. `first` is the place of the first of them, `stop` the end
-    of the word."""
+    """Where a sentence may end in a word: after the last of `.?!` that is not followed by white
+    space only, or after the white space behind the word.
+
+    first: the place of the first `.?!` in the word. stop: the end of the word."""
     end = WHITE_SPACE.match(text, stop).end()  # type: ignore[union-attr]
     if text[stop - 1] in ENDS and end < len(text):
         return end
@@ -237,13 +239,13 @@ def _punkt(folder: Path) -> Any:
         from nltk.tokenize.punkt import PunktSentenceTokenizer
     except ImportError as error:
         raise ConfigError(
-            f"--split-sentences needs NLTK, and NLTK {found} cannot be imported: {error}; "
+            f"--split-sentences needs NLTK, but NLTK {found} cannot be imported: {error}; run "
             f"`pip install nltk=={NLTK}`"
         ) from error
     with suppress(ImportError):
         from nltk import redos  # type: ignore[import-untyped]
 
-        # By the clock, each look at a text may take five seconds: a long document on a busy
-        # machine would fail now and then. Punkt's patterns take time in proportion to the text.
+        # NLTK's default allows five seconds for each regular expression, so a long document on a
+        # busy machine would sometimes fail. Punkt's patterns take linear time.
         redos.DEFAULT_TIMEOUT = None
     return PunktSentenceTokenizer(_load(folder))

@@ -23,8 +23,8 @@ A record:
     8              u64     line number from 1; Parquet: row number
     8              u64     number of the source << 40 | length in bytes (Parquet: of the row group)
 
-A source is the URL of an input file. Nothing is believed: sizes, bounds and names are checked
-before they are used. Pure functions of bytes; knows nothing of stores."""
+A source is the URL of an input file. Sizes, bounds and names are checked before they are used. Pure
+functions of bytes; knows nothing of stores."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Array = npt.NDArray[Any]
 
 
 class Header(NamedTuple):
-    """What the first 64 bytes tell."""
+    """The first 64 bytes."""
 
     has_ids: bool
     num_documents: int
@@ -61,7 +61,7 @@ class Header(NamedTuple):
     id_bytes: int
 
     def pack(self) -> bytes:
-        """As they stand in the file."""
+        """The header as bytes."""
         return HEADER.pack(MAGIC, VERSION, HAS_IDS * self.has_ids, *self[1:], 0, 0)
 
     def starts(self) -> tuple[int, int, int, int, int]:
@@ -74,7 +74,8 @@ class Header(NamedTuple):
 
 
 def parse_header(data: bytes, size_bytes: int, name: str) -> Header:
-    """The header of a file of so many bytes; ArtifactError when they do not agree."""
+    """The header of a file of `size_bytes`; ArtifactError if it is invalid or the sizes
+    disagree."""
     if len(data) < HEADER.size:
         raise ArtifactError(
             f"{name} is {size_bytes} bytes, less than the {HEADER.size} of a .docs header"
@@ -88,18 +89,18 @@ def parse_header(data: bytes, size_bytes: int, name: str) -> Header:
         )
     header = Header(bool(flags & HAS_IDS), *counts)
     if flags > HAS_IDS or zero or zero2 or (header.id_bytes and not header.has_ids):
-        raise ArtifactError(f"{name}: the header holds what version {VERSION} does not know")
+        raise ArtifactError(f"{name}: the header has fields that version {VERSION} does not have")
     if header.num_sources > MAX_SOURCES or header.starts()[-1] != size_bytes:
         raise ArtifactError(
             f"{name} is {size_bytes} bytes, but its header ({header.num_documents} documents, "
-            f"{header.num_sources} sources) asks for {header.starts()[-1]}: cut short or "
+            f"{header.num_sources} sources) requires {header.starts()[-1]}: truncated or "
             "overwritten"
         )
     return header
 
 
 def parse_names(bounds: Array, names: bytes, name: str) -> list[str]:
-    """The names of the sources; `name` is what errors call the file."""
+    """The names of the sources. name: names the file in messages."""
     check_bounds(bounds, 0, len(names), f"{name}: names of sources")
     if len(bounds) and (bounds[0] != 0 or bounds[-1] != len(names)):
         raise ArtifactError(f"{name}: the names of its sources do not fill their place: damaged")
@@ -119,7 +120,7 @@ def check_bounds(bounds: Array, low: int, high: int, what: str) -> None:
 
 
 def check_records(records: Array, header: Header, first: int, name: str) -> None:
-    """Refuse records, the first of them that of document `first`, whose source there is not."""
+    """Refuse records of a source that does not exist. first: document of the first record."""
     bad = np.flatnonzero((records["where"] >> np.uint64(LENGTH_BITS)) >= header.num_sources)
     if len(bad):
         raise ArtifactError(
@@ -129,7 +130,7 @@ def check_records(records: Array, header: Header, first: int, name: str) -> None
 
 
 def decode(data: bytes, what: str) -> str:
-    """UTF-8 to text; `what` is what errors call it."""
+    """UTF-8 to text. what: names it in messages."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -137,13 +138,13 @@ def decode(data: bytes, what: str) -> str:
 
 
 def write_names(names: Sequence[bytes], out: ByteSink) -> None:
-    """The names of the sources and their bounds."""
+    """Write the bounds of the names of sources, and the names."""
     bounds = np.cumsum([0, *map(len, names)])
     out.write(bounds.astype("<u8").tobytes())
     out.write(b"".join(names))
 
 
 def write_repeated(value: int, count: int, out: ByteSink) -> None:
-    """The same u64 many times: bounds of ids that are not there."""
+    """Write the same u64 many times: the bounds of missing ids."""
     for start in range(0, count, CHUNK):
         out.write(np.full(min(CHUNK, count - start), value, "<u8").tobytes())

@@ -1,6 +1,6 @@
-"""Independent jobs over threads and processes: no hang, no orphan, the same error every time.
+"""Runs independent jobs on threads and processes: no hang, no orphan, the same error every time.
 
-Threads of one process share what is costly to build. They suffice where the heavy part releases the
+Threads of one process share what is costly to build. They suffice if the heavy part releases the
 interpreter lock; other jobs need processes. Knows nothing of the jobs' content."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ END_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """How many work, and where: `processes` 0 is threads of this process alone."""
+    """How many workers, and where: `processes` 0 means threads of this process only."""
 
     processes: int
     threads: int
@@ -40,11 +40,11 @@ class Crew:
 
     @staticmethod
     def of(workers: int, side_by_side: bool, waiting: int = 1) -> Crew:
-        """`workers` at work at once; `side_by_side` when threads do not wait for each other.
+        """A crew of `workers` that work at once.
 
-        Two threads are then worth two processes, and more than two are not, because of the work
-        under the interpreter lock. `waiting` times as many threads are for jobs that
-        wait for a network most of that part of their time."""
+        side_by_side: threads do not wait for each other. Two threads are then as fast as two
+        processes; more are not, because of the work under the interpreter lock. waiting: this many
+        times as many threads, for jobs that mostly wait for a network."""
         if workers == 1 or (side_by_side and workers == 2):
             return Crew(0, workers * waiting)
         processes, threads = (-(-workers // 2), 2) if side_by_side else (workers, 1)
@@ -59,7 +59,7 @@ _thread = threading.local()
 
 
 def check_stop() -> None:
-    """For long jobs, now and then: raises Interrupted when the run has ended already."""
+    """Raise Interrupted if the run has ended already; for long jobs to call now and then."""
     stop: threading.Event | None = getattr(_thread, "stop", None)
     if stop is not None and stop.is_set():
         raise Interrupted
@@ -70,8 +70,8 @@ def run_jobs(
 ) -> Iterator[tuple[J, R]]:
     """Yield every job with its result as it is done.
 
-    A job that raises ends the rest. Of several errors the first in order is raised, for any
-    crew. `environment` is set before any worker begins; for processes `function` must be
+    A job that raises ends the rest. Of several errors, the one of the first job is raised, for any
+    crew. `environment` is set before any worker begins; for processes, `function` must be
     importable."""
     if not jobs:
         return
@@ -93,7 +93,7 @@ class _Pool(Protocol):
         """Hand out a job."""
 
     def take(self) -> Outcome:
-        """Wait for the next that is done."""
+        """Wait for the next finished job."""
 
     def close(self) -> None:
         """End all workers."""
@@ -126,7 +126,7 @@ def _drive(pool: _Pool, jobs: Sequence[J]) -> Iterator[tuple[J, Any]]:
 
 
 class _Threads:
-    """Threads of this process. They are daemons: one that hangs does not keep the process."""
+    """Threads of this process. They are daemons, so one that hangs does not keep the process."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class _Threads:
         self._done: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._report = report or self._done.put
         self._stop = threading.Event()
-        self._room = count + 1  # one job waits, so that no thread does
+        self._room = count + 1  # one job waits in the queue, so that no thread waits
         self._threads = [
             threading.Thread(target=self._work, name=f"worker-{i}", daemon=True)
             for i in range(count)
@@ -183,7 +183,7 @@ class _Threads:
 
 
 class _Worker:
-    """One process, and the numbers of the jobs in its hands."""
+    """One process, and the numbers of the jobs that it has."""
 
     def __init__(self, process: Any, channel: connection.Connection) -> None:
         self.process = process
@@ -233,7 +233,7 @@ class _Processes:
     def submit(self, number: int, job: Any) -> None:
         worker = min(self._workers, key=lambda w: len(w.numbers))
         worker.numbers.add(number)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `take` sees it gone
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `take` reports its end
             worker.channel.send((number, job))
 
     def take(self) -> Outcome:
@@ -260,7 +260,7 @@ class _Processes:
         for worker in self._workers:
             if worker.numbers:
                 worker.process.terminate()
-            worker.channel.close()  # an idle one ends by itself when its pipe does
+            worker.channel.close()  # an idle worker ends when its pipe closes
         for worker in self._workers:
             worker.process.join(END_SECONDS)
             if worker.process.exitcode is None:
@@ -269,21 +269,21 @@ class _Processes:
 
 
 def _death(code: int | None, for_memory: bool) -> InfrastructureError:
-    """for_memory: the kernel has ended a process for want of it."""
+    """The error for a worker process that died. for_memory: the kernel killed one for memory."""
     if for_memory and code == -signal.SIGKILL:
         return HostMemoryError(
-            "the kernel ended a worker process: the machine, or the part of it that this job may "
-            "use, ran out of memory; finished work is kept, so run the same command again, with a "
-            "smaller --workers"
+            "the kernel killed a worker process because the machine, or this job's part of it, ran "
+            "out of memory; finished work is kept, so run the same command again with a smaller "
+            "--workers"
         )
     how = "died"
     if code is not None and code < 0:
-        how = f"died of {signal.Signals(-code).name}, sent from outside or for want of memory"
+        how = f"died of {signal.Signals(-code).name}, sent from outside or for lack of memory"
     elif code:
         how = f"died with exit status {code}, perhaps while it started; its message is above"
     return InfrastructureError(
-        f"a worker process {how}; finished work is kept, so run the same command again, with a "
-        "smaller --workers if memory is short"
+        f"a worker process {how}; finished work is kept, so run the same command again (with a "
+        "smaller --workers if memory is short)"
     )
 
 
@@ -294,7 +294,7 @@ def _serve(
     environment: dict[str, str],
     patient: tuple[bool, frozenset[str]],
 ) -> None:
-    """The life of a worker process: as long as the pipe to its parent."""
+    """Run a worker process until the pipe to its parent closes."""
     os.environ.update(environment)
     retry.take_over(patient)
     sending = threading.Lock()
@@ -308,11 +308,11 @@ def _serve(
     with contextlib.suppress(EOFError, OSError):
         while True:
             pool.submit(*channel.recv())
-    os._exit(0)  # the parent wants nothing more, or is gone; threads may be in the middle of work
+    os._exit(0)  # the parent has ended or needs nothing more; threads may still be working
 
 
 def _portable(error: BaseException) -> BaseException:
-    """An error that survives the pipe: ours do, others may not."""
+    """An error that can be sent through the pipe: ours can, others may not."""
     if isinstance(error, TrainyardError | MemoryError):
         return error
     if isinstance(error, OSError):

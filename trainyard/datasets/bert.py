@@ -2,9 +2,9 @@
 
     [CLS] A [SEP] B [SEP]      A and B of one document, B after A or, for half of them, before it
 
-The items are those of Megatron-LM, drawn in its order, but for these: padding is 0 in `types` and
-`padding_mask` for any pad id, and words permuted come from the sample's own generator. An
-item depends on the seed and its number alone."""
+The items are those of Megatron-LM, drawn in its order, with two exceptions: padding is 0 in `types`
+and `padding_mask` for any pad id, and permutations of words use the sample's own generator. An item
+depends only on the seed and its number."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class BertFormat:
     begins_word: NDArray[np.bool_] | None = None
     """(vocabulary,) whether a token begins a word; None if every one does."""
     binary_head: bool = True
-    """Two runs of sentences, to tell their order; else one."""
+    """Whether a sample has two runs of sentences, whose order the model predicts, or one."""
     short_seq_prob: float = 0.1
     masking: MaskingRule = field(default_factory=MaskingRule)
 
     def __post_init__(self) -> None:
-        """Refuse lengths without room for text."""
+        """Refuse a length without room for text."""
         if self.seq_length < MARKS + 2:
             raise ConfigError(f"--seq-length {self.seq_length}: BERT samples need {MARKS + 2}")
 
@@ -72,9 +72,8 @@ class BertFormat:
         begins_word = word_beginnings(tokenizer, vocab_size)
         if begins_word is None:
             raise ConfigError(
-                "the tokenizer does not tell which of its tokens begin a word, and BERT's words "
-                "are hidden whole; take --tokenizer-type BertWordPieceLowerCase or "
-                "BertWordPieceCase"
+                "the tokenizer does not know which of its tokens begin a word, but BERT hides "
+                "whole words; use --tokenizer-type BertWordPieceLowerCase or BertWordPieceCase"
             )
         return BertFormat(
             seq_length=seq_length,
@@ -89,7 +88,7 @@ class BertFormat:
 
     @property
     def mapping(self) -> MappingRule:
-        """How sentences are gathered."""
+        """The rule that gathers sentences into samples."""
         shortest = 2 if self.binary_head else 1
         return MappingRule(self.seq_length - MARKS, self.short_seq_prob, self.seed, shortest)
 
@@ -99,7 +98,7 @@ class BERTDataset(SentenceDataset[BertFormat]):
 
     def __getitem__(self, index: int) -> Sample:
         """text, types, labels, padding_mask int64 (s,), loss_mask float32 (s,); is_random and
-        truncated, 0 or 1. Labels are -1 where nothing is asked."""
+        truncated, 0 or 1. Labels are -1 for tokens that the model need not predict."""
         sample_format, random = self.sample_format, sample_generator(self.sample_format.seed, index)
         target = self.samples.target_length(index)
         first, second, is_random = self._pair(index, random)
@@ -127,7 +126,7 @@ class BERTDataset(SentenceDataset[BertFormat]):
     def _pair(
         self, index: int, random: np.random.RandomState
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
-        """A, B, and whether B is what stood before A."""
+        """A, B, and whether B came before A in the document."""
         sentences = self.samples.sentences(index)
         if not self.sample_format.binary_head:
             return self.samples.tokens(sentences), np.empty(0, np.int64), False
@@ -140,7 +139,7 @@ class BERTDataset(SentenceDataset[BertFormat]):
     def _joined(
         self, first: NDArray[np.int64], second: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], int]:
-        """The marked text, and how much of it is A's."""
+        """The text with its marks, and the number of tokens that belong to A."""
         cls, sep = np.array([self.sample_format.cls]), np.array([self.sample_format.sep])
         parts = [cls, first, sep, second, sep] if len(second) else [cls, first, sep]
         return np.concatenate(parts), len(first) + 2
@@ -159,7 +158,7 @@ def trim(
     lead = abs(len(first) - len(second))
     of_first = np.zeros(excess, bool)
     of_first[:lead] = len(first) > len(second)
-    of_first[lead + 1 :: 2] = True  # once they are equal: the second, the first, the second, ...
+    of_first[lead + 1 :: 2] = True  # once they are equal, alternate, beginning with the second
     at_front = random.random_sample(excess) < 0.5
     return _cut(first, of_first, at_front), _cut(second, ~of_first, at_front)
 

@@ -24,7 +24,7 @@ Counts = NDArray[np.int64]
 
 
 def blend(weights: list[float], num_samples: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """(dataset_index, dataset_sample_index), (n,) each, of datasets without an end.
+    """(dataset_index, dataset_sample_index), (n,) each, for datasets of unlimited size.
 
     weights: relative shares; the n samples keep within one of each share throughout."""
     shares = normalise(weights)
@@ -45,7 +45,7 @@ def normalise(weights: list[float]) -> NDArray[np.float64]:
     values = np.asarray(weights, np.float64)
     if len(values) > MAX_DATASETS:
         raise ConfigError(
-            f"--data-path names {len(values)} datasets; a blend holds at most {MAX_DATASETS}"
+            f"--data-path names {len(values)} datasets; a blend may have at most {MAX_DATASETS}"
         )
     if not len(values) or (values < 0).any() or not np.isfinite(values).all() or not values.sum():
         raise ConfigError(
@@ -70,7 +70,7 @@ def rank_within(chosen: NDArray[np.int16], num_datasets: int) -> NDArray[np.int6
 def _assign(
     shares: NDArray[np.float64], num_samples: int, limits: NDArray[np.float64]
 ) -> NDArray[np.int16]:
-    """(n,) the dataset of each sample; a dataset that reached its limit is out."""
+    """(n,) the dataset of each sample; one that reached its limit is not chosen again."""
     steps = _lane_steps(shares, num_samples)
     starts = np.arange(0, num_samples, steps)
     counts = _guess_counts(shares, starts)
@@ -84,7 +84,7 @@ def _assign(
 
 
 def _lane_steps(shares: NDArray[np.float64], num_samples: int) -> int:
-    """Long enough for the rarest dataset to come up a few times, which is what forgetting takes."""
+    """Steps of a lane: enough for the rarest dataset to occur a few times, as forgetting needs."""
     to_forget = min(4.0 / float(shares[shares > 0].min()), num_samples / 64)
     steps = max(MIN_LANE_STEPS, int(num_samples**0.5), int(to_forget))
     return max(1, min(steps, num_samples))

@@ -44,9 +44,9 @@ class Datasets:
     valid: tuple[tuple[str, Built], ...]
     """Each set with its name: one, or with --multiple-validation-sets one for each prefix."""
     test: tuple[tuple[str, Built], ...]
-    """The same of the test data."""
+    """The same for the test data."""
     untested: str = ""
-    """Why there is no test data, where --split meant some and the documents do not suffice."""
+    """Why there is no test data, if --split has a part for it but too few documents."""
 
 
 def build_gpt_datasets(
@@ -73,16 +73,17 @@ def build_datasets(
     """Training, validation and test data of at least the given numbers of samples, none for 0.
 
     With --full-validation a validation set is one epoch of its data, for any requested number;
-    with --multiple-validation-sets each set has that number. Test data without weights are
-    at most one epoch, and none where no path or part of --split is meant for them, or that part
-    comes to less than a sample.
+    with --multiple-validation-sets each set has that number. Test data without weights is at most
+    one epoch. There is none without a path or part of --split for it, or if that part is less than
+    a sample.
 
-    taken: training samples that all steps take. Where the last batch ends behind the data made for
-    the given number, they are made for this one; the number alone decides the order otherwise.
+    taken: training samples that all steps take. If the data for the requested number has fewer,
+    data for `taken` samples is built instead; otherwise only the requested number affects the
+    order.
 
-    indexer: where their indices come from, `index_cache.IndexCache` for --data-cache-path.
+    indexer: source of the indices, `index_cache.IndexCache` for --data-cache-path.
 
-    Raises ConfigError when another split that is wanted has no documents or too few tokens."""
+    Raises ConfigError if another split that is needed has no documents or too few tokens."""
     builder = _Builder(data.expanded(), sample_format, indexer)
     train = builder.split("train", sizes[0]) if sizes[0] else None
     if train is not None and data.dataloader_type == "single" and len(train) < taken:
@@ -106,7 +107,7 @@ class _Builder:
         if self._data.mock_data:
             return self._mock(split, size)
         sources = self._sources(split)
-        # A lone prefix with a weight is a blend of one, but not where each split has its own.
+        # A single prefix with a weight is a blend of one, except with a path for each split.
         if len(sources) == 1 and (sources[0].weight is None or not self._data.data_path):
             return self._dataset(split, size, sources[0])
         if has_weights(sources) and size is not None:
@@ -145,12 +146,12 @@ class _Builder:
         """No weights: one epoch of each, in proportion to what it holds."""
         datasets = self._each(lambda source: self._dataset(split, None, source), sources)
         sizes = [len(dataset) for dataset in datasets]
-        if split == "test" and size is not None:  # measured once, so all that there is will do
+        if split == "test" and size is not None:  # measured once, so fewer samples suffice
             size = min(size, sum(sizes))
         if size is not None and size > sum(sizes):
             raise ConfigError(
-                f"--data-path without weights is one epoch, {sum(sizes)} {split} samples, and "
-                f"{size} are wanted; give weights, or train for less"
+                f"--data-path without weights is one epoch, {sum(sizes)} {split} samples, but the "
+                f"run needs {size}; give weights, or train for less"
             )
         if size is None or size == sum(sizes):
             return BlendedDataset(datasets, *self._indexer.blend_exhaustive(sizes))
@@ -163,14 +164,14 @@ class _Builder:
         wanted = [math.ceil(share * surplus) for share in shares]
         pairs = list(zip(wanted, sources, strict=True))
         datasets = self._each(lambda pair: self._dataset(split, *pair), pairs)
-        # As many as the shares come to, rounded up each: the cyclic order depends on it.
+        # The sum of the shares, each rounded up: the cyclic order depends on it.
         index, sample = self._indexer.blend(weights, sum(shares))
         served = np.bincount(index, minlength=len(datasets))
         for source, dataset, count in zip(sources, datasets, served.tolist(), strict=True):
             if count > len(dataset):
                 raise ConfigError(
-                    f"{source.prefix}: the blend takes {count} {split} samples of it, and "
-                    f"{len(dataset)} were made; raise --mid-level-dataset-surplus "
+                    f"{source.prefix}: the blend takes {count} {split} samples of it, but only "
+                    f"{len(dataset)} were built; raise --mid-level-dataset-surplus "
                     f"{self._data.mid_level_dataset_surplus}"
                 )
         return BlendedDataset(datasets, index, sample)
@@ -222,8 +223,8 @@ class _Builder:
 
 
 def set_names(sources: Sequence[Source]) -> list[str]:
-    """A name for each: the end of its prefix if that is unique, else the prefix; a repeated prefix
-    also has its number."""
+    """A name for each source: the end of its prefix if that is unique, else the prefix; a repeated
+    prefix also has its number."""
     ends = [source.prefix.rstrip("/").rsplit("/", 1)[-1] for source in sources]
     names = [
         end if Counter(ends)[end] == 1 else source.prefix

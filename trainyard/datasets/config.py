@@ -1,4 +1,4 @@
-"""Where training data lies and how it is cut, under Megatron-LM's names. Standard library only."""
+"""Options for training data and its splits, by Megatron-LM's names. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainyard.errors import ConfigError
 
 SPLIT_NAMES = ("train", "valid", "test")
 MOCK_SPLIT = "1, 1, 1"
-"""How --mock-data is cut; --split is ignored."""
+"""The split of --mock-data, which ignores --split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Source:
 
     prefix: str
     weight: float | None
-    """Its share, relative to the others; None when no weights were given."""
+    """Its share, relative to the others; None without weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,37 +29,37 @@ class DataConfig:
     """Token files and how samples are drawn from them."""
 
     data_path: tuple[str, ...] = location(())
-    """Prefixes of .bin/.idx pairs, cut by --split: PREFIX ..., or WEIGHT PREFIX WEIGHT PREFIX
+    """Prefixes of .bin/.idx pairs, divided by --split: PREFIX ..., or WEIGHT PREFIX WEIGHT PREFIX
     ..."""
     train_data_path: tuple[str, ...] = location(())
-    """Prefixes for training alone, in place of --data-path."""
+    """Prefixes for training only, instead of --data-path."""
     valid_data_path: tuple[str, ...] = location(())
-    """Prefixes for validation alone."""
+    """Prefixes for validation only."""
     test_data_path: tuple[str, ...] = location(())
-    """Prefixes for testing alone: measured once, behind the last step."""
+    """Prefixes for testing only, measured once, after the last step."""
     data_args_path: str | None = location(None)
-    """A file that holds what --data-path would be given, separated by white space."""
+    """File with the values of --data-path, separated by white space."""
     per_split_data_args_path: str | None = location(None)
-    """A JSON file with what the three paths apart would be given: {"train": [...], "valid": [...],
-    "test": [...]}."""
+    """JSON file with the values of --train-data-path, --valid-data-path and --test-data-path:
+    {"train": [...], "valid": [...], "test": [...]}."""
     mock_data: bool = False
-    """Train on made-up documents that count upwards; no files are read."""
+    """Train on generated documents whose tokens count upwards; no files are read."""
     dataset_size: int | None = None
-    """With --mock-data: training samples that are made up; a longer run takes them again, in
+    """With --mock-data: number of training samples to generate; a longer run repeats them in
     another order. Unset: some tens of millions of tokens."""
     split: str = "969, 30, 1"
     """Relative parts of the documents for training, validation and testing."""
     multiple_validation_sets: bool = False
-    """Measure each prefix of the validation and test data by itself; they have no weights then."""
+    """Measure each prefix of the validation and test data separately; they must have no weights."""
     full_validation: bool = False
-    """Measure on every sample of the validation data each time; of the test data on --eval-iters
-    batches, with or without it."""
+    """Measure every sample of the validation data each time. Test data always has --eval-iters
+    batches."""
     drop_last_partial_validation_sequence: bool = True
-    """Leave out what remains of the validation data behind its last whole sample; kept, it is
-    filled up with padding that does not count."""
+    """Leave out the validation data after its last whole sample; otherwise it is padded to a
+    sample, and the padding does not count."""
     dataloader_type: Literal["single", "cyclic", "external"] = "single"
     """single: once through the samples in order; cyclic: shuffled again every epoch of samples;
-    external: a loader that the caller of the library brings along."""
+    external: a loader that the program which calls the library passes in."""
     data_sharding: bool = True
     """With cyclic: each data-parallel rank shuffles a separate share."""
     reset_position_ids: bool = False
@@ -67,32 +67,31 @@ class DataConfig:
     reset_attention_mask: bool = False
     """Let no token attend to another document."""
     dataloader_inter_document_masking: bool = False
-    """Let no token attend to another document and count positions in each, by where documents of
-    the file begin, whether or not an end of document stands there."""
+    """Let no token attend to another document, and count positions from 0 in each. Documents are
+    those of the file, even if no end of document separates them."""
     create_attention_mask_in_dataloader: bool = False
-    """Hand out the mask itself, s * s bytes a sample, besides the document bounds that it follows
-    from."""
+    """Load the dense attention mask too, s * s bytes a sample, not only the document bounds."""
     eod_mask_loss: bool = False
     """Leave the token after each end of document out of the loss."""
     allow_ambiguous_pad_tokens: bool = False
-    """Take the tokenizer's pad id for padding even if it is another special id as well: every such
-    token is then left out of the loss."""
+    """Pad with the tokenizer's pad id even if it is another special id too; then every such token
+    is left out of the loss."""
     mid_level_dataset_surplus: float = 0.005
-    """Share of samples that each dataset of a blend holds beyond its weight."""
+    """Extra samples of each dataset of a blend, as a share of its samples by weight."""
     data_cache_path: str | None = location(None)
-    """Folder or URL where sample indices are found, and kept for the next run; unset: made in
-    memory. `stages.index` fills one ahead."""
+    """Folder or URL in which to save sample indices for later runs. Unset: they are built in
+    memory. `stages.index` fills it in advance."""
     num_dataset_builder_threads: int = execution(1)
-    """Datasets of a blend that are built at the same time."""
+    """Number of datasets of a blend to build at the same time."""
     mmap_bin_files: bool = execution(True)
     """Map local token files into memory; otherwise they are read piece by piece."""
     object_storage_cache_path: str | None = execution(None)
-    """Folder on this node for blocks of token files in an object store; unset: in the
-    user's cache folder. All processes of a node may share it."""
+    """Folder on this node for blocks of token files in an object store; all processes of a node may
+    share it. Unset: the user's cache folder."""
     object_storage_cache_size_mb: int = execution(16384)
-    """Megabytes that the blocks of all files may take there."""
+    """Limit of that folder in megabytes."""
     num_workers: int = execution(0)
-    """Processes that load samples ahead; 0 loads them between steps."""
+    """Number of processes that load samples ahead; 0 loads them between steps."""
 
     def __post_init__(self) -> None:
         """Refuse options that contradict each other."""
@@ -127,7 +126,7 @@ class DataConfig:
         given = [flag for flag, value in kinds.items() if value]
         if len(given) > 1:
             raise ConfigError(
-                f"{' and '.join(given)}: each says where the data lies; give one, not both"
+                f"{' and '.join(given)} exclude each other, as each names the data; give one"
             )
         if not given or (apart and not self.train_data_path):
             raise ConfigError(
@@ -140,8 +139,8 @@ class DataConfig:
             return
         if not self.mock_data:
             raise ConfigError(
-                "--dataset-size makes samples up with --mock-data; token files have the size that "
-                "they have, and --train-samples says how many samples a run takes"
+                "--dataset-size only applies with --mock-data; for token files, give the length of "
+                "the run with --train-samples"
             )
         if self.dataset_size < 1:
             raise ConfigError(f"--dataset-size must be at least 1, got {self.dataset_size}")
@@ -155,8 +154,8 @@ class DataConfig:
                 continue
             if any(has_weights(self.sources(split)) for split in splits):
                 raise ConfigError(
-                    f"{flag} takes validation {'and test ' if 'test' in splits else ''}data as "
-                    "they are: give their prefixes without weights"
+                    f"{flag} cannot weight validation {'and test ' if 'test' in splits else ''}"
+                    "data; give their prefixes without weights"
                 )
 
     def _reads_a_list(self) -> bool:
@@ -171,8 +170,9 @@ class DataConfig:
         }
 
     def sources(self, split: str) -> list[Source]:
-        """What the samples of a split come from; empty when nothing was given for it, or the data
-        is made up. Of options that name a file, `expanded` knows what they list."""
+        """The sources of a split; empty if it has none, or for --mock-data.
+
+        For options that name a file, call `expanded` first."""
         if self.data_path:
             return parse_blend(self.data_path, "--data-path")
         paths = {"train": self.train_data_path, "valid": self.valid_data_path}
@@ -187,8 +187,8 @@ class DataConfig:
         return parse_split(self.split)[SPLIT_NAMES.index(split)]
 
     def expanded(self) -> DataConfig:
-        """The same options with what --data-args-path and --per-split-data-args-path list."""
-        # Reads files: not for --help.
+        """These options with the lists of --data-args-path and --per-split-data-args-path read."""
+        # Imported here, as --help does not need it.
         from trainyard.datasets.data_args_file import read_list, read_lists
 
         if (url := self.data_args_path) is not None:
@@ -206,8 +206,8 @@ class DataConfig:
             raise ConfigError(f"{where}: {error}") from error
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """Every prefix as a separate input, those that a file lists too; its weight is part of
-        the name, so that it counts."""
+        """Every prefix as a separate input, including those listed in a file. The weight is part of
+        the name, so that a change of it is a change of the inputs."""
         if self._reads_a_list():
             return self.expanded().inputs()
         named: dict[str, tuple[str, ...]] = {}
@@ -231,7 +231,7 @@ def parse_split(split: str) -> list[tuple[float, float]]:
             f"--split {split!r} must be up to three numbers of at least 0, such as '969, 30, 1'"
         )
     parts += [0.0] * (3 - len(parts))
-    # One after the other in float64, as numpy sums three: a better sum cuts at other documents.
+    # Summed in order in float64, as numpy does: a more exact sum splits at other documents.
     total = parts[0] + parts[1] + parts[2]
     bounds = [0.0]
     for part in parts:
@@ -257,7 +257,7 @@ def parse_blend(paths: Sequence[str], flag: str) -> list[Source]:
 
 
 def has_weights(sources: Sequence[Source]) -> bool:
-    """Whether a blend is one by weight."""
+    """Whether any source has a weight."""
     return any(source.weight is not None for source in sources)
 
 
@@ -265,7 +265,7 @@ def _check_prefix(prefix: str, flag: str) -> None:
     if prefix.endswith((".bin", ".idx")):
         raise ConfigError(f"{flag} {prefix}: give the prefix of the pair, {prefix[:-4]}")
     if _number(prefix) is not None:
-        raise ConfigError(f"{flag}: {prefix} stands where a prefix is expected")
+        raise ConfigError(f"{flag}: found the number {prefix} where a prefix is expected")
 
 
 def _number(text: str) -> float | None:

@@ -1,8 +1,7 @@
-"""Conversations at rest: the lines of a JSONL file, by number.
+"""Reads conversations from the lines of a JSONL file, by number.
 
-A line is an object whose key "messages" is a list of {"role", "content"}. Where lines begin is
-found once; a line is read and checked when it is asked for, and a fault names file, line and
-byte."""
+A line is an object whose key "messages" is a list of {"role", "content"}. The beginnings of lines
+are found once; a line is read and checked on access. Errors name file, line and byte."""
 
 from __future__ import annotations
 
@@ -32,14 +31,13 @@ EXCERPT = 60
 class ConversationFile:
     """The lines of one JSONL file that are not blank.
 
-    A remote file is copied first, to the folder `cache` (and used again if it is there already),
-    else to a temporary folder that goes with the object. Holds 16 bytes a line, and pickles as its
-    URL."""
+    A remote file is first copied to the folder `cache`, unless it is there already, or to a
+    temporary folder of this object. Takes 16 bytes of memory per line, and pickles as its URL."""
 
     def __init__(self, url: str, cache: Path | None = None) -> None:
         if not url.endswith((".jsonl", ".json")):
             raise DataError(
-                f"{url}: conversations are read from plain .jsonl files; unpack or convert it"
+                f"{url}: conversations must be in uncompressed .jsonl files; unpack or convert it"
             )
         self.url = url
         self._cache = cache
@@ -49,7 +47,7 @@ class ConversationFile:
         self._bytes: NDArray[np.uint8] = map_file(inputs.fetch(url, cache or Path()))
         self._begins, self._numbers = find_lines(self._bytes)
         if not len(self._begins):
-            raise DataError(f"{url} holds no lines, so no conversations")
+            raise DataError(f"{url} has no lines, so no conversations")
 
     def __reduce__(self) -> tuple[Callable[..., ConversationFile], tuple[str, Path | None]]:
         return ConversationFile, (self.url, self._cache)
@@ -86,7 +84,7 @@ class ConversationFile:
 
 
 def parse_messages(line: bytes) -> list[Message]:
-    """The messages of a line; ValueError names its fault."""
+    """The messages of a line. Raises ValueError, which says what is wrong."""
     try:
         record = json.loads(line)
     except RecursionError:
@@ -101,7 +99,7 @@ def parse_messages(line: bytes) -> list[Message]:
     if messages is None:
         raise ValueError(f"no key {KEY!r} among its {sorted(record)[:8]}")
     if not isinstance(messages, list) or not messages:
-        raise ValueError(f"{KEY!r} is not a list of messages, or an empty one")
+        raise ValueError(f"{KEY!r} is not a list of messages, or is empty")
     for number, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ValueError(f"message {number} is not an object with a role")

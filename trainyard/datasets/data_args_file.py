@@ -1,8 +1,8 @@
-"""Options whose values stand in a file: --data-args-path and --per-split-data-args-path.
+"""Reads lists of data from files: --data-args-path and --per-split-data-args-path.
 
-A list of a thousand prefixes does not fit a command line. The file is read through the store when
-the inputs of a stage are named, and again when its data is built; only its contents count, so
-a list in a file and the same list as options are the same run."""
+A list of a thousand prefixes does not fit a command line. The file is read when the inputs of a
+stage are listed, and again when its data is built. Only its contents count, so a list in a file and
+the same list as options give the same run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from trainyard.errors import ConfigError
 
 
 def read_list(url: str, where: str) -> tuple[str, ...]:
-    """What --data-path would be given: words separated by white space of any kind."""
+    """The values of --data-path in a file, separated by any white space."""
     paths = tuple(_text(url, where).split())
     if not paths:
-        raise ConfigError(f"{where} is empty; list what --data-path would be given")
+        raise ConfigError(f"{where} is empty; list the values of --data-path in it")
     return paths
 
 
 def read_lists(url: str, where: str, splits: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """What --train-data-path, --valid-data-path and --test-data-path would be given."""
+    """The values of --train-data-path, --valid-data-path and --test-data-path in a file."""
     try:
         document = json.loads(_text(url, where))
     except (json.JSONDecodeError, RecursionError) as error:
@@ -43,13 +43,13 @@ def _words(value: Any, where: str) -> tuple[str, ...]:
         raise ConfigError(f"{where} must be a list of prefixes, or of weights and prefixes")
     for item in value:
         if isinstance(item, bool) or not isinstance(item, str | int | float):
-            raise ConfigError(f"{where} holds {item!r}, neither a weight nor a prefix")
+            raise ConfigError(f"{where} contains {item!r}, which is neither a weight nor a prefix")
     return tuple(str(item).strip() for item in value)
 
 
 def _text(url: str, where: str) -> str:
     if not store.exists(url):
-        raise ConfigError(f"{where}: there is no such file")
+        raise ConfigError(f"{where}: the file does not exist")
     try:
         return store.read_bytes(url).decode()
     except UnicodeDecodeError as error:

@@ -5,14 +5,14 @@
     SPM     <fim_prefix> <fim_suffix> suffix <fim_middle> prefix middle
 
 Each text of a sample, from one end of a document to the next, is detokenised, cut at two characters
-and tokenised again, as Megatron-LM does. What differs from it:
+and tokenised again, as in Megatron-LM. Differences from it:
 - Each sample has a separate generator, seeded by the run's seed and the number of the sample.
   Megatron-LM uses one generator for all, so that its samples depend on the order of access, the
   number of workers, and where a run was resumed.
 - Empty texts and files keep their end.
-- A character that a sample begins or ends within keeps its bytes.
-- Texts of fewer tokens than the marks they would get stay as they are.
-- Padding does not count in the loss.
+- A character cut by the start or end of a sample keeps its bytes.
+- Texts with fewer tokens than the marks they would get stay unchanged.
+- Padding is not in the loss.
 
 Numpy only; knows nothing of files."""
 
@@ -49,19 +49,19 @@ class FimConfig:
     fim_split_sample: str | None = None
     """A token that separates the files of a text; each file is then rearranged by itself."""
     fim_fragment_rate: float | None = None
-    """With --fim-split-sample: share of the files that are rearranged in a text that is."""
+    """With --fim-split-sample: share of the files to rearrange in a text that is rearranged."""
     fim_no_prefix: str | None = None
-    """Leave a text, or file, that begins with this as it is."""
+    """Do not rearrange a text, or file, that begins with this."""
     fim_prefix_token: str = "<fim_prefix>"
-    """Stands before the prefix."""
+    """Token before the prefix."""
     fim_middle_token: str = "<fim_middle>"
-    """Stands before the middle."""
+    """Token before the middle."""
     fim_suffix_token: str = "<fim_suffix>"
-    """Stands before the suffix."""
+    """Token before the suffix."""
     fim_pad_token: str = "<fim_pad>"
-    """Fills a sample that became shorter."""
+    """Token that pads a sample that became shorter."""
     fim_eod_token: str | None = None
-    """Ends a text; the tokenizer's own end of a document when not given."""
+    """Token that ends a text. Unset: the tokenizer's end of a document."""
 
     def __post_init__(self) -> None:
         """Refuse shares outside 0 to 1, and a split without its rate."""
@@ -93,13 +93,13 @@ class Texts(Protocol):
         """Samples."""
 
     def text(self, index: int) -> NDArray[np.int64]:
-        """Tokens of a sample, filled up with the pad id."""
+        """Tokens of a sample, padded with the pad id."""
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n, 2) source and sample number behind each index."""
+        """(n, 2) source and sample number of each index."""
 
     def prefetch(self, indices: Sequence[int]) -> None:
-        """Say which samples will be asked for soon."""
+        """Announce samples that will be read soon."""
 
 
 class Detokenizer(Protocol):
@@ -127,15 +127,15 @@ class FIMDataset:
         return len(self.texts)
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n, 2) source and sample number behind each index."""
+        """(n, 2) source and sample number of each index."""
         return self.texts.ids(indices)
 
     def prefetch(self, indices: Sequence[int]) -> None:
-        """Say which samples will be asked for soon."""
+        """Announce samples that will be read soon."""
         self.texts.prefetch(indices)
 
     def __getitem__(self, index: int) -> Sample:
-        """What the dataset beneath would give for the rearranged text."""
+        """The wrapped dataset's sample for the rearranged text."""
         text, sample_format = self.text(index), self.texts.sample_format
         segments = None
         if sample_format.inter_document_masking:  # the bounds of the file's documents are lost
@@ -148,7 +148,7 @@ class FIMDataset:
         return sample
 
     def text(self, index: int) -> NDArray[np.int64]:
-        """Tokens of a sample, as many as the dataset beneath gives."""
+        """Tokens of a sample, as many as in the wrapped dataset."""
         text, pad = self.texts.text(index), self.texts.sample_format.pad
         filled = len(text)
         while filled and text[filled - 1] == pad:

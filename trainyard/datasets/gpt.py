@@ -1,8 +1,8 @@
 """GPT samples: s tokens and the token after each of them, over the documents of a split.
 
-A dataset is read-only and indexes whole runs, so a restart needs nothing but a number of samples.
-Tokens are gathered piece by piece in the type of the file, several samples in one array; all else
-is done for the whole batch at once (`sample_format`)."""
+A dataset is read-only and indexes whole runs, so a restart needs only a number of samples. Tokens
+are gathered piece by piece in the type of the file, several samples in one array; everything else
+is computed for the whole batch at once (`sample_format`)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ __all__ = [
 
 
 class GPTDataset:
-    """Samples of one token file, over the given sequences of it."""
+    """Samples of one token file, over the given sequences."""
 
     def __init__(
         self,
@@ -112,9 +112,10 @@ class GPTDataset:
         return text
 
     def fill(self, indices: Sequence[int], rows: NDArray[Any]) -> list[list[int]]:
-        """Write the tokens of samples to the beginnings of `rows`. Returns for each where its
-        pieces begin, and where the last one ends; a piece is what one document gives, and may be
-        empty."""
+        """Write the tokens of samples to the beginnings of `rows`.
+
+        Returns for each where its pieces begin, and where the last one ends. A piece is the part of
+        one document, and may be empty."""
         read = reader(self.indexed)
         return [self._fill_row(index, row, read) for index, row in zip(indices, rows, strict=True)]
 
@@ -130,7 +131,7 @@ class GPTDataset:
         return bounds
 
     def _pieces(self, index: int) -> list[tuple[int, int, int]]:
-        """What a sample is made of: (sequence, offset, length), in order."""
+        """The pieces of a sample, in order: (sequence, offset, length)."""
         begins, documents = self.indices.sample_index, self.indices.document_index
         sample = self.indices.shuffle_index.item(index)
         position, offset = begins.item(sample, 0), begins.item(sample, 1)
@@ -147,7 +148,7 @@ class GPTDataset:
         return pieces
 
     def refuse_token(self, index: int, token: int) -> None:
-        """Say where a token comes from that no id of the vocabulary is."""
+        """Raise the error of a token outside the vocabulary, with its origin."""
         sample = int(self.indices.shuffle_index[index])
         for document, offset, length in self._pieces(index):
             places = np.flatnonzero(self.indexed.get(document, offset, length) == token)
@@ -159,8 +160,8 @@ class GPTDataset:
 
     def _refuse_piece(self, document: int, asked: int, found: int) -> None:
         raise DataError(
-            f"{self.indexed.prefix}.bin: sequence {document} gave {found} of {asked} tokens; the "
-            "file was changed or cut short, make the pair again"
+            f"{self.indexed.prefix}.bin: sequence {document} has only {found} of {asked} tokens; "
+            "the file was changed or truncated, make the pair again"
         )
 
 

@@ -1,16 +1,16 @@
-"""Indices kept between runs: a memo of the pure functions that make them, at a path or URL.
+"""Caches indices between runs, at a path or URL: a memo of the pure functions that make them.
 
-An entry is found by the contents of its function's arguments, never by a path: the digest of the
-sequence lengths and of the documents, the sequence length, the seed, the number of samples. Where
-token files lie, or are moved to, changes nothing; files of other contents have other entries.
+The key of an entry is the contents of its function's arguments, never a path: the digest of the
+sequence lengths and of the documents, the sequence length, the seed, the number of samples. Moving
+token files changes nothing; files with other contents have other entries.
 
     CACHE/KEY.NAME.npy  the arrays of the entry
     CACHE/KEY.json      {"format_version", "facts", "arrays": {NAME: {"size_bytes", "digest"}}},
                         written last; without it the entry does not exist
 
-A file counts if its digest is the one listed. Each machine computes a digest once and caches it,
+A file is valid if its digest is the one listed. Each machine computes a digest once and caches it,
 as for a raw input. Damaged entries are built again. Local entries are mapped; entries of an object
-store are first copied to the cache folder of the machine, which `Copies` bounds.
+store are first copied to the cache folder of the machine, whose size `Copies` limits.
 
 On one machine, one process builds an entry and the others wait for it. Machines do not wait for
 each other, because all of them write the same bytes."""
@@ -79,11 +79,11 @@ class Indexer(Protocol):
         """As `blend.blend_exhaustive`."""
 
     def arrays(self, facts: Mapping[str, Any], build: Callable[[], Arrays]) -> Arrays:
-        """What `build` returns, a pure function of `facts`, which are JSON-able."""
+        """The result of `build`, which must be a pure function of `facts`, a JSON document."""
 
     def largest_token(self, facts: Mapping[str, Any], scan: Callable[[], Arrays]) -> Arrays | None:
-        """The result of `scan`, which reads a whole token file, where it is cached: no run waits
-        for it while GPUs stand idle."""
+        """The result of `scan`, which reads a whole token file, if it is cached; else None, so that
+        no run waits for it."""
 
 
 class InMemory:
@@ -98,7 +98,7 @@ class InMemory:
         return build()
 
     def largest_token(self, facts: Mapping[str, Any], scan: Callable[[], Arrays]) -> Arrays | None:
-        """Not known."""
+        """None: it is not known."""
         return None
 
 
@@ -114,7 +114,7 @@ class IndexCache:
         self.url = url
         self.read_only = read_only
         self._warned = ""
-        """The entry that was last said to be damaged."""
+        """The entry for which the last warning was logged."""
 
     def samples(
         self,
@@ -165,7 +165,7 @@ class IndexCache:
     # --- entries ----------------------------------------------------------------------------
 
     def arrays(self, facts: Mapping[str, Any], build: Callable[[], Arrays]) -> Arrays:
-        """The arrays that `facts` decide: found, or made by `build` and kept."""
+        """The arrays for `facts`: found, or built by `build` and saved."""
         facts = {"format_version": FORMAT_VERSION, **facts}
         key = key_of(facts)
         found = self.find(key)
@@ -180,11 +180,11 @@ class IndexCache:
             return self.keep(key, facts, made)
 
     def largest_token(self, facts: Mapping[str, Any], scan: Callable[[], Arrays]) -> Arrays | None:
-        """The place that `stages.index` has found."""
+        """The place that `stages.index` found and saved, or None."""
         return self.find(key_of({"format_version": FORMAT_VERSION, **facts}))
 
     def find(self, key: str) -> Arrays | None:
-        """The entry if it exists and is whole."""
+        """The entry, if it exists and is complete."""
         url = join(self.url, document_name(key))
         try:
             if not store.exists(url):
@@ -194,8 +194,8 @@ class IndexCache:
                 for name, size_bytes, digest in _listed(url, key)
             }
         except (ArtifactError, OSError) as error:
-            # OSError: of the machine's own folder, in the way or full; those of stores are named.
-            if key != self._warned:  # it is looked for twice before it is built
+            # OSError: only of the machine's own folder; stores raise ArtifactError.
+            if key != self._warned:  # it is searched twice before it is built
                 log.warning("%s; this index is built again", error)
             self._warned = key
             return None
@@ -218,12 +218,12 @@ class IndexCache:
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
-    """What the entry of these facts is found by."""
+    """The key of the entry of these facts."""
     return digest_document(facts)[:KEY_DIGITS]
 
 
 def document_name(key: str) -> str:
-    """Name of the file that makes an entry exist."""
+    """Name of the document of an entry; without it the entry does not exist."""
     return f"{key}.json"
 
 
@@ -235,7 +235,7 @@ def array_name(key: str, name: str) -> str:
 def write_entry(
     open_output: Callable[[str], OutputFile], key: str, facts: Mapping[str, Any], arrays: Arrays
 ) -> None:
-    """Write the files of an entry; it does not exist before the last of them."""
+    """Write the files of an entry, its document last."""
     listed = {}
     for name, array in arrays.items():
         with open_output(array_name(key, name)) as file:
@@ -257,7 +257,7 @@ def _listed(url: str, key: str) -> Iterator[tuple[str, int, str]]:
         if document["format_version"] != FORMAT_VERSION:
             raise ValueError(f"format version {document['format_version']}")
         if key_of(document["facts"]) != key:
-            raise ValueError("it is of another index")
+            raise ValueError("it belongs to another index")
         for name, record in document["arrays"].items():
             yield check_relative(name), int(record["size_bytes"]), str(record["digest"])
     except (ConfigError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -265,9 +265,9 @@ def _listed(url: str, key: str) -> Iterator[tuple[str, int, str]]:
 
 
 def _load(url: str, size_bytes: int, digest: str) -> NDArray[Any]:
-    """The array in a file that is as listed; ArtifactError when it is not."""
+    """The array in a file. Raises ArtifactError if it is not as listed."""
     if (found := store.info(url).size_bytes) != size_bytes:
-        raise ArtifactError(f"{url} is {found} bytes, not {size_bytes}: cut short or replaced")
+        raise ArtifactError(f"{url} is {found} bytes, not {size_bytes}: truncated or replaced")
     path = local_path(url) or _copy(url, size_bytes, digest)
     if raw_digest(str(path)) != digest:
         raise ArtifactError(f"{url}: its contents are not those that its document lists")

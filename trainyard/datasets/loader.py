@@ -1,4 +1,4 @@
-"""Samples as batches of torch tensors; the one module of this room that imports torch."""
+"""Loads samples as batches of torch tensors. The only module of `datasets` that imports torch."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ model."""
 
 @runtime_checkable
 class ExternalData(Protocol):
-    """A dataset that loads itself: what --dataloader-type external is for.
+    """A dataset that loads itself, for --dataloader-type external.
 
-    A program that calls the library passes one in place of a dataset. It decides which samples a
-    rank gets and in what order, and where a resumed run continues. The ledger cannot record its
+    A program that calls the library passes one instead of a dataset. It decides which samples a
+    rank gets, in what order, and where a resumed run continues. The ledger cannot record its
     samples."""
 
     def __len__(self) -> int:
@@ -62,14 +62,14 @@ def sample_groups(
 def _refuse_external(data: DataConfig) -> None:
     if data.dataloader_type == "external":
         raise ConfigError(
-            "--dataloader-type external takes a loader that the calling program brings along; "
+            "--dataloader-type external needs a loader from the program that calls the library; "
             "choose single or cyclic for token files"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _RankBatches:
-    """The sample indices of one rank, as torch's loader wants them."""
+    """The sample indices of one rank, as a batch sampler for torch's loader."""
 
     data: DataConfig
     shape: SamplerShape
@@ -90,9 +90,9 @@ class _Prefetching(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _BatchPrefetch:
-    """Announces a whole batch to its dataset before it takes the first sample.
+    """Announces a whole batch to its dataset before it reads the first sample.
 
-    Pieces from a remote store are then fetched in parallel, in the process that loads the batch."""
+    Remote pieces are then fetched in parallel, in the process that loads the batch."""
 
     dataset: Any
 
@@ -102,7 +102,7 @@ class _BatchPrefetch:
 
 
 class _Named(NamedTuple):
-    """Samples, or the batch of them, and their ids: as an array, because a tensor from a worker
+    """Samples, or their batch, with their ids. The ids are an array, because a tensor from a worker
     process needs a separate file."""
 
     samples: Any
@@ -123,7 +123,7 @@ class _Naming:
 
 @dataclass(frozen=True, slots=True)
 class _FaultsHandedOver:
-    """A dataset in a worker process: returns an error in the data in place of the batch, because
+    """A dataset in a worker process. Returns an error in the data instead of the batch, because
     torch would turn its message into a traceback."""
 
     dataset: Any
@@ -142,7 +142,7 @@ def _samples(dataset: Any, indices: list[int]) -> Any:
 
 
 class _Loaded(Iterator[Batch]):
-    """The batches of torch's loader, up to the first fault that a worker process handed over."""
+    """The batches of torch's loader; raises the first error that a worker process returned."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
@@ -163,9 +163,9 @@ class _Loaded(Iterator[Batch]):
 
 
 def _announced(dataset: _Prefetching, batches: Iterable[list[int]]) -> Iterator[list[int]]:
-    """The batches; the dataset learns of each one batch early.
+    """The batches, each announced to the dataset one batch early.
 
-    For a loader without worker processes, which loads nothing while a step is computed."""
+    For a loader without worker processes, which loads nothing during a step."""
     waiting: list[int] | None = None
     for batch in batches:
         dataset.prefetch(batch)
@@ -187,7 +187,8 @@ def _collate_or_fault(
 
 
 def collate(samples: list[Sample] | Sample) -> Batch:
-    """Stack samples: (b, s) each; those of a dataset that serves whole batches are stacked."""
+    """Stack samples to (b, s) each. A dataset that serves whole batches has stacked them
+    already."""
     if isinstance(samples, dict):
         # Arrays that are the same for every sample are shared, and must not be written to.
         owned = {k: v if v.flags.writeable else v.copy() for k, v in samples.items()}
@@ -196,9 +197,10 @@ def collate(samples: list[Sample] | Sample) -> Batch:
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
-    """A signal to the whole process group must not end a worker while the trainer still saves.
+    """Ignore signals in a worker: one to the whole process group must not end it while the trainer
+    still saves.
 
-    Workers end when the loader does, or when they find their parent gone."""
+    Workers end with the loader, or when their parent has ended."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
@@ -222,9 +224,9 @@ def build_loader(
 
 
 def end_loading(batches: Iterator[Batch]) -> None:
-    """End the worker processes of such batches, if any.
+    """End the worker processes of a loader's batches, if any.
 
-    An error keeps its frames, and they keep the loader alive; its workers must end all the same."""
+    The frames of an error keep the loader alive, but its workers must end."""
     if isinstance(batches, _Loaded):
         batches.end()
 

@@ -3,10 +3,10 @@
 Rows of (first sentence, one past the last, target length), a pure function of (sentence lengths,
 document bounds, rule), bit-equal to Megatron-LM's. Knows nothing of files or tokens.
 
-The rule walks each document and closes a row once it has its target length, which is now and then
-drawn shorter; where a row ends decides which draw the next one gets, so it cannot be cut into
-independent parts. What can be done ahead, for every sentence at once, is the end of a row of full
-length that begins there; the walk then takes one step a row, not one a sentence."""
+The rule walks each document and closes a row once it has its target length, for which a shorter
+value is sometimes drawn. The end of a row decides which draw the next one gets, so the walk cannot
+be divided into independent parts. But the end of a full-length row can be computed ahead for every
+sentence at once; then the walk takes one step per row, not one per sentence."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from trainyard.errors import DataError
 
 LONG_SENTENCE = 512
-"""Tokens above which a sentence keeps its document out, unless it is the only one."""
+"""A document with a sentence of more tokens is not used, unless it is the only document."""
 
 BLOCK_SENTENCES = 1 << 20
-"""Sentences looked at together: about 60 bytes of memory each."""
+"""Sentences processed at once; each takes about 60 bytes of memory."""
 
 DRAWS = 1 << 16
 SWAPS_AHEAD = 1 << 16
@@ -42,11 +42,11 @@ class MappingRule:
     """Share of the rows that aim for a random shorter length."""
     seed: int
     min_sentences: int
-    """Of a row, and of a document that is used at all."""
+    """Fewest sentences of a row, and of a document that is used."""
 
     @property
     def short_ratio(self) -> int:
-        """One draw in so many is a short one; 0 means none is."""
+        """One in this many draws is short; 0: none."""
         return math.floor(1 / self.short_seq_prob + 0.5) if self.short_seq_prob > 0 else 0
 
 
@@ -56,7 +56,7 @@ def build_mapping(
     rule: MappingRule,
     num_samples: int | None = None,
 ) -> NDArray[Any]:
-    """(n, 3) unsigned rows, shuffled: as many whole epochs as give `num_samples`, or one.
+    """(n, 3) unsigned rows, shuffled, of as many whole epochs as `num_samples` needs; None: one.
 
     document_bounds: (D + 1,) document d is the sentences [d] up to [d + 1]."""
     dtype = np.uint32 if len(sentence_lengths) <= np.iinfo(np.uint32).max else np.uint64
@@ -93,7 +93,7 @@ def block_cuts(document_bounds: NDArray[np.int64]) -> list[int]:
 
 def _gather(parts: list[NDArray[Any]], order: NDArray[np.int64]) -> NDArray[Any]:
     rows = np.concatenate(parts)
-    parts.clear()  # else the rows would be held three times
+    parts.clear()  # or else the rows would be in memory three times
     return rows[order]
 
 

@@ -1,4 +1,4 @@
-"""Which words of a sample a model must find, and what stands in their place.
+"""Chooses the words of a sample that a model must predict, and their replacements.
 
 Whole words are hidden in runs of one to n, chosen in a random order until a budget of tokens is
 spent. A pure function of (tokens, rule, generator): the draws come in Megatron-LM's order, and
@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from trainyard.errors import ConfigError
 
 GEOMETRIC = 0.2
-"""SpanBERT's (arXiv:1907.10529, section 3.1)."""
+"""The p of SpanBERT's geometric distribution (arXiv:1907.10529, section 3.1)."""
 
 TO_MASK, TO_RANDOM = 0.8, 0.5
-"""Of the chosen tokens this share becomes the mask, and of the others this share any token."""
+"""Share of the chosen tokens that become the mask, and share of the others that become any
+token."""
 
 Replacement = Callable[[np.random.RandomState], int | None]
-"""Draws what stands in the place of a chosen token; None leaves the token."""
+"""Draws the replacement of a chosen token; None leaves the token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class MaskedConfig:
     """Options of BERT and T5 data, under Megatron-LM's names."""
 
     mask_prob: float = 0.15
-    """Share of the tokens of a sample that the model must find."""
+    """Share of the tokens of a sample that the model must predict."""
     short_seq_prob: float = 0.1
     """Share of the samples that are cut to a random shorter length."""
 

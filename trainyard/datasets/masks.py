@@ -1,8 +1,8 @@
 """Where documents begin within samples: positions, bounds, and the mask that follows from them.
 
-Bounds are what attention kernels for packed sequences take: `cu_seqlens`, the place in the sample
-at which each document begins, ascending from 0, and s in every entry behind the last. They are
-(s + 1,) for any number of documents, so that samples stack. Pure functions of arrays.
+Bounds are the input of attention kernels for packed sequences: `cu_seqlens`, the place in the
+sample at which each document begins, ascending from 0, and s in every entry after the last. They
+are (s + 1,) for any number of documents, so that samples stack. Pure functions of arrays.
 
 b samples, s tokens each. A document that is cut by the end of a sample continues as a separate one
 in the next."""
@@ -19,21 +19,20 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Runs of tokens of one document each, over b samples laid end to end; none spans two
-    samples."""
+    """Runs of tokens of one document each, in b samples; none spans two samples."""
 
     shape: tuple[int, int]
     """(b, s)"""
     sample: NDArray[np.int64]
-    """(n,) the sample of each."""
+    """(n,) the sample of each segment."""
     begin: NDArray[np.int64]
-    """(n,) where in it it begins."""
+    """(n,) where each segment begins in its sample."""
     length: NDArray[np.int64]
-    """(n,) its tokens, at least 1."""
+    """(n,) tokens of each segment, at least 1."""
 
     @staticmethod
     def of(begins: NDArray[np.int64], shape: tuple[int, int]) -> Segments:
-        """begins: (n,) ascending, in the b * s tokens; every multiple of s is there."""
+        """begins: (n,) ascending places in the b * s tokens, including every multiple of s."""
         length = np.empty_like(begins)
         np.subtract(begins[1:], begins[:-1], out=length[:-1])
         length[-1] = shape[0] * shape[1] - begins[-1]
@@ -44,7 +43,8 @@ class Segments:
 
 
 def segments_after_ends(ends: NDArray[np.bool_]) -> Segments:
-    """(b, s) True at each end of document; that token belongs to the document it ends."""
+    """Segments from ends of document. ends: (b, s) True at each; it belongs to the document that
+    it ends."""
     b, s = ends.shape
     starts = np.empty(b * s + 1, np.bool_)
     starts[1:] = ends.reshape(-1)
@@ -81,11 +81,10 @@ def _arange(n: int) -> NDArray[np.int64]:
 
 
 def attention_mask(bounds: NDArray[Any] | None, seq_length: int) -> NDArray[np.bool_]:
-    """(..., 1, s, s) causal mask, True where a token must not look; with (..., s + 1) bounds no
-    token looks at another document either.
+    """(..., 1, s, s) causal mask, True where a token must not attend. With (..., s + 1) bounds, no
+    token attends to another document either.
 
-    It is s * s bytes a sample, which is why samples carry bounds and this is made for those who
-    ask."""
+    It takes s * s bytes a sample, so samples normally have only bounds."""
     place = np.arange(seq_length)
     later = place > place[:, None]
     if bounds is None:

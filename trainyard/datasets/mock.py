@@ -1,7 +1,7 @@
-"""Documents that are made up, for runs without data: lengths, and tokens that count upwards.
+"""Generates documents for runs without data: random lengths, and tokens that count upwards.
 
-Those of Megatron-LM's --mock-data: 100,000 documents of 1 to 4,095 tokens, drawn with a fixed seed;
-a document of n tokens is 1, 2, ... n - 1 and the end of document."""
+They are those of Megatron-LM's --mock-data: 100,000 documents of 1 to 4,095 tokens, drawn with a
+fixed seed. A document of n tokens is 1, 2, ... n - 1 and the end of document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEED = 0
 
 
 class MockTokens:
-    """A token file that lies nowhere."""
+    """A token file in memory."""
 
     prefix = "--mock-data"
 
@@ -26,12 +26,12 @@ class MockTokens:
         longest: int = LONGEST,
         tokens_of_a_third: int | None = None,
     ) -> None:
-        """A vocabulary too small to count so far begins again from 1.
+        """If the vocabulary is too small, tokens count from 1 again.
 
-        tokens_of_a_third: the documents are three times the first ones with so many tokens."""
+        tokens_of_a_third: take the first documents with this many tokens, three times."""
         self.dtype = np.dtype(np.int64)
         if tokens_of_a_third is not None:
-            # Twice as many as are needed on average.
+            # Twice as many documents as needed on average.
             num_documents = 4 * tokens_of_a_third // longest + 64
         lengths = np.random.default_rng(SEED).integers(1, longest + 1, num_documents, np.int32)
         if tokens_of_a_third is not None:
@@ -55,7 +55,7 @@ class MockTokens:
 
 
 def _first_tokens(lengths: NDArray[np.int32], num_tokens: int) -> NDArray[np.int32]:
-    """The first documents with so many tokens; the last of them is cut short."""
+    """Lengths of the first documents with `num_tokens` tokens; the last one is shortened."""
     ends = np.cumsum(lengths, dtype=np.int64)
     assert num_tokens <= ends[-1]
     last = int(np.searchsorted(ends, num_tokens))

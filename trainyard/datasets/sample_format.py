@@ -1,7 +1,7 @@
-"""What a sample of text is: tokens, labels, positions and masks, as the options ask for them.
+"""Makes samples from text: tokens, labels, positions and masks, as the options say.
 
-The items are those of Megatron-LM, less its dense attention mask: samples that must know where
-documents begin carry bounds instead (`masks`). Numpy only; knows nothing of files."""
+The items are those of Megatron-LM without its dense attention mask; samples have the bounds of
+documents instead, if needed (`masks`). Numpy only; knows nothing of files."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ Sample = dict[str, NDArray[Any]]
 class Dataset(Protocol):
     """The interface of a dataset for the loader and the ledger.
 
-    One that has `__getitems__(indices)` as well, which returns the stacked samples, is asked for
-    whole batches at once. One that has `prefetch(indices)` learns of samples before it is asked
-    for them, so that it can fetch remote tokens ahead; it returns at once, or after it has looked
-    up the place of those tokens."""
+    The loader calls `__getitems__(indices)` for whole batches if a dataset has it; it returns
+    stacked samples. The loader calls `prefetch(indices)`, if it exists, before it needs samples, so
+    that a dataset can fetch remote tokens ahead; it returns at once, or after it has located those
+    tokens."""
 
     def __len__(self) -> int:
         """Samples."""
@@ -50,8 +50,8 @@ class Dataset(Protocol):
         """tokens, labels, position_ids int64 (s,) and loss_mask float32 (s,), at least."""
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n, 2) source and sample number behind each index: what the ledger digests. Every process
-        must say the same of an index, whichever others it is asked for with."""
+        """(n, 2) source and sample number of each index, which the ledger digests. They must be the
+        same in every process, and not depend on the other indices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +61,23 @@ class SampleFormat:
     seq_length: int
     seed: int
     vocab_size: int
-    """Ids at or above it are a fault in the data."""
+    """Ids at or above it are an error in the data."""
     eod: int
     pad: int = NO_PAD
-    """Fills a last partial sample; everywhere it becomes 0 and does not count."""
+    """Pads a last partial sample. In samples it becomes 0 and is not in the loss."""
     reset_position_ids: bool = False
-    """Positions count from 0 after each end of document."""
+    """Whether positions restart from 0 after each end of document."""
     eod_mask_loss: bool = False
-    """The token after an end of document does not count."""
+    """Whether the token after an end of document is left out of the loss."""
     reset_attention_mask: bool = False
-    """Samples carry `cu_seqlens` and `max_seqlen`, by the ends of document among their tokens."""
+    """Whether samples have `cu_seqlens` and `max_seqlen`, from the ends of document in them."""
     inter_document_masking: bool = False
-    """The same by where documents of the file begin, with an end of document or without, and
-    positions that count from 0 there; comes before the two resets."""
+    """The same from where documents of the file begin, and positions restart there too; overrides
+    the two resets."""
     create_attention_mask: bool = False
-    """Samples carry `attention_mask`, (1, s, s)."""
+    """Whether samples have `attention_mask`, (1, s, s)."""
     extra_token: bool = True
-    """A sample draws one token more than s, its last label; without it the last label is
-    padding."""
+    """Whether a sample draws one token more than s, its last label; otherwise that is padding."""
 
     @property
     def text_length(self) -> int:
@@ -87,7 +86,7 @@ class SampleFormat:
 
 
 class Vocabulary(Protocol):
-    """The part of a tokenizer that is used; further special tokens are found by their names."""
+    """The part of a tokenizer that is used; other special tokens are attributes by their names."""
 
     @property
     def vocab_size(self) -> int:
@@ -99,7 +98,7 @@ class Vocabulary(Protocol):
 
     @property
     def pad(self) -> int | None:
-        """Id that fills a row, where there is one."""
+        """Id that pads a row, or None."""
 
 
 SPECIAL = ("bos", "eos", "cls", "sep", "mask", "unk")
@@ -108,7 +107,7 @@ SPECIAL = ("bos", "eos", "cls", "sep", "mask", "unk")
 def sample_format(
     data: DataConfig, tokenizer: Vocabulary, seq_length: int, seed: int
 ) -> SampleFormat:
-    """What the options ask for."""
+    """The format that the options describe."""
     named = (getattr(tokenizer, name, None) for name in SPECIAL)
     others = {tokenizer.eod, *(i for i in named if isinstance(i, int))}
     return SampleFormat(
@@ -126,10 +125,10 @@ def sample_format(
 
 
 def pad_id(pad: int | None, others: Collection[int], allow_ambiguous: bool = False) -> int:
-    """The id to fill samples with, given the tokenizer's other special ids.
+    """The id to pad samples with. others: the tokenizer's other special ids.
 
-    A pad that is also, say, the end of document would keep every end of document out of the loss:
-    it is replaced by an id that no token has, unless `allow_ambiguous`."""
+    A pad that is also the end of document, for example, would leave every end of document out of
+    the loss. So it is replaced by an id that no token has, unless `allow_ambiguous`."""
     if pad is None:
         return NO_PAD
     if pad not in others:
@@ -141,18 +140,18 @@ def pad_id(pad: int | None, others: Collection[int], allow_ambiguous: bool = Fal
             pad,
         )
         return pad
-    log.info("the pad id %d is another special id too; samples are filled without it", pad)
+    log.info("the pad id %d is another special id too, so samples are padded without it", pad)
     return NO_PAD
 
 
 def build_samples(
     text: NDArray[Any], sample_format: SampleFormat, segments: Segments | None = None
 ) -> Sample:
-    """text: (b, s + 1) tokens of any integer type, (b, s) without the extra token. Tokens are
-    text[:, :s], labels the token after each. segments: the documents of the (b, s) tokens, where
-    --dataloader-inter-document-masking asks for them.
+    """Stacked samples from text: tokens are text[:, :s], labels the token after each.
 
-    Arrays that are the same for every sample are shared, and read-only for that reason."""
+    text: (b, s + 1) tokens of any integer type; (b, s) without the extra token. segments: the
+    documents of the (b, s) tokens, for --dataloader-inter-document-masking.
+    Arrays that are the same for every sample are shared, and therefore read-only."""
     b, s = len(text), sample_format.seq_length
     tokens = text[:, :s].astype(np.int64)
     labels = (
@@ -234,11 +233,11 @@ def first(stacked: Sample) -> Sample:
 
 
 def build_sample(text: NDArray[Any], sample_format: SampleFormat) -> Sample:
-    """One sample from (s + 1,) tokens; `build_samples` says more."""
+    """One sample from (s + 1,) tokens, as `build_samples`."""
     return first(build_samples(text[None], sample_format))
 
 
 def positions_in_documents(tokens: NDArray[Any], eod: int) -> NDArray[np.int64]:
-    """(s,) place of each token in its document; an end of document belongs to what it ends."""
+    """(s,) place of each token in its document; an end of document belongs to the one it ends."""
     places: NDArray[np.int64] = positions(segments_after_ends((tokens == eod)[None]))[0]
     return places

@@ -1,8 +1,8 @@
 """Which samples go to which rank in which micro-batch.
 
 A sampler yields (dp, micro batch size) arrays of sample indices, a row for each data-parallel rank,
-from any number of consumed samples on. It sees all ranks, so that the ledger can tell what a step
-was made of."""
+after any number of consumed samples. It covers all ranks, so that the ledger can record the samples
+of a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Permutation = Callable[[int, int], NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class SamplerShape:
-    """What all samplers need to know of a run."""
+    """The sizes of a run that samplers need."""
 
     num_samples: int
     micro_batch_size: int
@@ -43,10 +43,10 @@ class SamplerShape:
 
 @dataclass(frozen=True, slots=True)
 class WholeShare(Sequence[list[int]]):
-    """Micro-batches of one rank that, with those of the others, are every sample once.
+    """Micro-batches of one rank; those of all ranks cover every sample once.
 
-    The last may be smaller, and ranks may have different numbers of them. Each is made when asked
-    for: a set may be large."""
+    The last one may be smaller, and ranks may have different numbers of them. They are made on
+    access, since a set may be large."""
 
     num_samples: int
     micro_batch_size: int
@@ -76,7 +76,7 @@ class WholeShare(Sequence[list[int]]):
 
 
 def single(shape: SamplerShape, consumed: int) -> Iterator[NDArray[np.int64]]:
-    """In order, once; a last partial group is dropped."""
+    """Groups of samples in order, once; a last partial group is dropped."""
     for first in range(consumed, shape.num_samples - shape.per_step + 1, shape.per_step):
         group = np.arange(first, first + shape.per_step, dtype=np.int64)
         yield group.reshape(shape.dp, shape.micro_batch_size)

@@ -1,11 +1,11 @@
 """Which tokens make up each training sample.
 
 Three indices over a set of documents: their order over all epochs, where each sample begins, and
-the order of the samples. Pure functions of (lengths, sequence length, seed, number of samples) that
-give bit for bit what Megatron-LM gives; knows nothing of files or torch.
+the order of the samples. Pure functions of (lengths, sequence length, seed, number of samples),
+equal to Megatron-LM's bit for bit; knows nothing of files or torch.
 
 T tokens an epoch, E epochs, s sequence length, e 1 if a sample draws one token more than s (its
-last label). Beyond what it returns it holds a few chunks of documents, for any number of them."""
+last label). Besides its results it keeps only a few chunks of documents in memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from trainyard.errors import DataError
 
 SEPARATE_LAST_EPOCH_BELOW = 0.80
-"""Share of an epoch below which the last one is shuffled apart, lest few samples spread it over the
-run."""
+"""Share of an epoch below which the last one is shuffled separately; otherwise its few samples
+would be spread over the whole run."""
 
 CHUNK = 1 << 17
-"""Documents looked at together: their bounds then stay in the processor's cache."""
+"""Documents processed at once: their bounds then stay in the processor's cache."""
 
 MAX_INT32 = int(np.iinfo(np.int32).max)
 
@@ -48,9 +48,9 @@ def build_sample_indices(
     extra_token: bool = True,
     drop_last_partial: bool = True,
 ) -> SampleIndices:
-    """The indices of the samples that `documents` (ids into `sequence_lengths`) give.
+    """The indices of the samples from `documents` (ids into `sequence_lengths`).
 
-    num_samples: how many are wanted, in as many epochs as that takes; None is one epoch."""
+    num_samples: the least number of samples, from as many epochs as needed; None: one epoch."""
     extra = int(extra_token)
     tokens_per_epoch = count_tokens(sequence_lengths, documents)
     num_epochs = count_epochs(tokens_per_epoch, seq_length, num_samples, extra)
@@ -79,7 +79,7 @@ def count_tokens(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int3
 
 
 def count_samples(num_tokens: int, seq_length: int, extra: int, drop_last_partial: bool) -> int:
-    """Samples that so many tokens give; a last one that is not full counts unless dropped."""
+    """Number of samples in `num_tokens`; a last partial one counts unless it is dropped."""
     whole, rest = divmod(max(num_tokens - extra, 0), seq_length)
     return whole if drop_last_partial or rest == 0 else whole + 1
 
@@ -87,18 +87,18 @@ def count_samples(num_tokens: int, seq_length: int, extra: int, drop_last_partia
 def count_epochs(
     tokens_per_epoch: int, seq_length: int, num_samples: int | None, extra: int
 ) -> int:
-    """Epochs that it takes to draw `num_samples`, at least one."""
+    """Epochs needed for `num_samples`, at least one."""
     if num_samples is None:
         return 1
     if tokens_per_epoch == 0:
-        raise DataError(f"{num_samples} samples are wanted of documents without a token")
+        raise DataError(f"{num_samples} samples are needed, but the documents have no token")
     return max(1, -(-(num_samples * seq_length + extra) // tokens_per_epoch))
 
 
 def last_epoch_apart(
     tokens_per_epoch: int, num_epochs: int, seq_length: int, num_samples: int | None, extra: int
 ) -> int | None:
-    """Samples before the last epoch if that one is to be shuffled apart, None otherwise."""
+    """Samples before the last epoch if that one is shuffled separately, else None."""
     if num_samples is None or num_epochs == 1:
         return None
     before = ((num_epochs - 1) * tokens_per_epoch - extra) // seq_length
@@ -110,13 +110,12 @@ def last_epoch_apart(
 def shuffle_documents(
     documents: NDArray[np.int32], num_epochs: int, last_apart: bool, random: np.random.RandomState
 ) -> NDArray[np.int32]:
-    """The documents of all epochs in one shuffled order; the last epoch behind the others if
-    apart."""
+    """The documents of all epochs, shuffled together; the last epoch separately if last_apart."""
     index = np.empty((num_epochs, len(documents)), np.int32)
     index[:] = documents
     blocks = [index[:-1], index[-1:]] if last_apart and num_epochs > 1 else [index]
     for block in blocks:
-        random.shuffle(block.reshape(-1))  # a view: rows of a whole array lie end to end
+        random.shuffle(block.reshape(-1))  # reshape makes a view, as rows are contiguous
     return index.reshape(-1)
 
 
@@ -130,10 +129,10 @@ def locate_samples(
 ) -> NDArray[Any]:
     """(n + 1, 2) where each sample begins; each takes s + e tokens, the next begins e tokens back.
 
-    A bound lies one token, less `extra`, behind the last token of the sample before it; so without
-    the extra token it can lie at the very end of a document.
+    A bound is 1 - e tokens after the last token of the sample before it, so without the extra token
+    it can be at the end of a document.
 
-    num_tokens: of the whole document index, where that is known already."""
+    num_tokens: of the whole document index, if it is already known."""
     if num_tokens is None:
         num_tokens = count_tokens(sequence_lengths, document_index)
     whole = count_samples(num_tokens, seq_length, extra, True)
@@ -163,8 +162,8 @@ def locate_samples(
 def shuffle_samples(
     num_samples: int, apart: int | None, random: np.random.RandomState
 ) -> NDArray[Any]:
-    """A permutation of the samples; those of a last epoch that stands apart stay behind the
-    others."""
+    """A permutation of the samples. apart: number of samples before a last epoch that is shuffled
+    separately and stays last."""
     dtype = np.uint32 if num_samples < np.iinfo(np.uint32).max - 1 else np.int64
     index = np.arange(num_samples, dtype=dtype)
     bound = num_samples if apart is None else apart

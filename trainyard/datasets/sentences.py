@@ -19,11 +19,11 @@ from trainyard.datasets.token_rows import is_mapped
 from trainyard.errors import ConfigError, DataError
 
 NOT_ASKED = -1
-"""The label of a token that is not to be found."""
+"""The label of a token that the model need not predict."""
 
 
 class SentenceSamples:
-    """Samples over some documents of a token file, in their order of training."""
+    """Samples over some documents of a token file, in the order of training."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class SentenceSamples:
         return range(first, end)
 
     def target_length(self, index: int) -> int:
-        """Tokens that a sample is cut to."""
+        """Length in tokens to which a sample is cut."""
         return int(self.rows[index, 2])
 
     def tokens(self, sentences: range) -> NDArray[np.int64]:
-        """Neighbouring sentences end to end."""
+        """The tokens of consecutive sentences, concatenated."""
         if not sentences:
             return np.empty(0, np.int64)
         text = np.concatenate([self.indexed.get(i) for i in sentences]).astype(np.int64)
@@ -87,23 +87,23 @@ class SentenceSamples:
 
 
 class SentenceFormat(Protocol):
-    """What gathering sentences needs of the format of their samples."""
+    """The part of a sample format that gathering sentences needs."""
 
     @property
     def vocab_size(self) -> int:
-        """Ids are below it."""
+        """Number of ids."""
 
     @property
     def mapping(self) -> MappingRule:
-        """How sentences are gathered."""
+        """The rule that gathers sentences into samples."""
 
 
 Format = TypeVar("Format", bound=SentenceFormat)
 
 
 class SentenceDataset(Generic[Format]):
-    """The samples of one token file of sentences, over a range of its documents, but for what a
-    sample is: `__getitem__` of the datasets made of this one."""
+    """The samples of one token file of sentences, over a range of its documents. Subclasses define
+    `__getitem__`."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class SentenceDataset(Generic[Format]):
 
 
 def special_id(tokenizer: object, name: str, purpose: str) -> int:
-    """The id of a tokenizer's `name`, such as "cls"; ConfigError when it has none."""
+    """The id of a tokenizer's `name`, such as "cls"; ConfigError if it has none."""
     found = getattr(tokenizer, name, None)
     if not isinstance(found, int | np.integer):
         config = getattr(tokenizer, "config", None)
@@ -146,19 +146,19 @@ def special_id(tokenizer: object, name: str, purpose: str) -> int:
 
 
 def word_beginnings(tokenizer: object, vocab_size: int) -> NDArray[np.bool_] | None:
-    """(vocabulary,) whether a token begins a word; None of a tokenizer that does not know."""
+    """(vocabulary,) whether a token begins a word; None if the tokenizer does not know."""
     begins: NDArray[np.bool_] | None = getattr(tokenizer, "begins_word", None)
     assert begins is None or (begins.dtype == np.bool_ and len(begins) >= vocab_size)
     return begins
 
 
 def padded(values: NDArray[np.int64], length: int, filler: int) -> NDArray[np.int64]:
-    """(length,) the values and fillers behind them."""
+    """(length,) the values, then fillers."""
     row = np.full(length, filler, np.int64)
     row[: len(values)] = values
     return row
 
 
 def mask_of(filled: int, length: int) -> NDArray[np.int64]:
-    """(length,) 1 for the first `filled` places, 0 behind them."""
+    """(length,) 1 for the first `filled` places, then 0."""
     return (np.arange(length) < filled).astype(np.int64)

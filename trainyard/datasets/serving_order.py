@@ -1,7 +1,7 @@
-"""The order in which a run serves its samples: which step, micro-batch, rank and row each has.
+"""The order in which a run serves its samples: the step, micro-batch, rank and row of each.
 
-At place t of all that a run serves stands one sample of its dataset. The order that torch shuffles
-for --dataloader-type cyclic is made here without torch."""
+A run serves one sample of its dataset at each place t, from 0. The order that torch shuffles for
+--dataloader-type cyclic is computed here without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainyard.datasets.sampler import SamplerShape, cyclic
 from trainyard.errors import ConfigError
 
 MAX_CYCLIC = (2**32 - 1) // 20
-"""From here on torch shuffles with other draws."""
+"""From this number on, torch shuffles with other draws."""
 
 CHUNK = 1 << 20
 
@@ -25,8 +25,7 @@ Ints = NDArray[np.int64]
 
 
 class Place(NamedTuple):
-    """Where in a run a sample was served; all but the step count from 0, and are None where they
-    are not known."""
+    """Where in a run a sample was served. All but the step count from 0; None if not known."""
 
     step: int
     micro_batch: int | None
@@ -36,7 +35,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The order in which a run serves its samples, at steps that take equally many."""
+    """The order in which a run serves its samples, for steps of one global batch size."""
 
     shape: SamplerShape
     global_batch_size: int
@@ -45,10 +44,10 @@ class Serving:
     first_step: int = 1
     """The first of these steps."""
     first_place: int = 0
-    """What earlier steps took."""
+    """Samples that earlier steps took."""
 
     def __post_init__(self) -> None:
-        """Refuse batches that micro-batches do not fill."""
+        """Refuse a batch size that is not a multiple of the micro-batches, and unknown orders."""
         if self.global_batch_size % self.shape.per_step:
             raise ConfigError(
                 f"--global-batch-size ({self.global_batch_size}) must be divisible by "
@@ -59,16 +58,16 @@ class Serving:
             raise ConfigError("--dataloader-type external: only its loader knows the order")
         if self.dataloader_type == "cyclic" and self.shape.num_samples >= MAX_CYCLIC:
             raise ConfigError(
-                f"--dataloader-type cyclic over {self.shape.num_samples} samples is shuffled by "
-                f"torch in a way that is not followed here; up to {MAX_CYCLIC} are"
+                f"--dataloader-type cyclic: the order of {self.shape.num_samples} samples cannot "
+                f"be computed without torch; the limit is {MAX_CYCLIC}"
             )
 
     def samples(self, first: int, count: int) -> Ints:
-        """(count,) the samples at the places from `first` on; fewer where the order ends."""
+        """(count,) the samples at the places from `first` on; fewer if the order ends."""
         if self.dataloader_type == "single":
             whole = self.shape.num_samples // self.shape.per_step * self.shape.per_step
             return np.arange(first, min(first + count, whole), dtype=np.int64)
-        # Groups are drawn from the beginning of one, and an epoch ends with a whole one.
+        # `cyclic` starts at the beginning of a group, and an epoch ends with a whole group.
         skipped = first % self.shape.per_step
         groups = cyclic(self.shape, first - skipped, torch_permutation, self.data_sharding)
         drawn = [next(groups).ravel() for _ in range(-(-(skipped + count) // self.shape.per_step))]
@@ -83,7 +82,7 @@ class Serving:
         return self.first_place + (number - self.first_step) * self.global_batch_size
 
     def place(self, t: int) -> Place:
-        """What place `t` of all that is served is in a run."""
+        """The Place in a run of the sample that is served at `t`."""
         step, within = divmod(t - self.first_place, self.global_batch_size)
         micro_batch, within = divmod(within, self.shape.per_step)
         rank, row = divmod(within, self.shape.micro_batch_size)
@@ -120,7 +119,7 @@ class Serving:
 
 @lru_cache(maxsize=4)
 def _served(serving: Serving, first: int, count: int) -> Ints:
-    """What a run serves from a place on; shuffling takes long."""
+    """The samples served from a place on; cached, as shuffling takes long."""
     return serving.samples(first, count)
 
 

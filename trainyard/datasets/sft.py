@@ -1,13 +1,13 @@
-"""Samples for supervised fine-tuning: conversations, of which only the answers count.
+"""Samples for supervised fine-tuning: conversations, of which only the answers are in the loss.
 
-With packing by line, Megatron-LM's own, a sample is the conversations of one line, each ended by
-an end of document, with positions that start again and the bounds of each (`cu_seqlens`); what does
-not fit is cut off. Without packing it is one conversation, cut to leave a place for its end.
+With packing by line, as in Megatron-LM, a sample is the conversations of one line. Each has an end
+of document, positions from 0 and bounds (`cu_seqlens`); tokens that do not fit are cut off. Without
+packing a sample is one conversation, cut to leave room for its end.
 
-What differs from Megatron-LM: padding leaves the loss by its place, so that a pad id that is the
-end of document as well does not take the ends with it; the first token of a conversation is not
-asked of the one before it; and several lines can share a sample (`packing="lines"`). An item
-depends on its number alone. Numpy only."""
+Differences from Megatron-LM: padding is left out of the loss by position, so if the pad id is also
+the end of document, ends stay in the loss. The first token of a conversation is not predicted from
+the one before it. Several lines can share a sample (`packing="lines"`). An item depends only on its
+number. Numpy only."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from trainyard.errors import ConfigError, DataError
 log = logging.getLogger(__name__)
 
 IGNORED = -100
-"""The label of a token that is not to be learnt."""
+"""The label of a token that is not learnt."""
 
 Packing = Literal["line", "off", "lines"]
-"""line: the conversations of a line share a sample, as Megatron-LM has it; off: a line is one
-conversation and fills up a sample, as in its v0.15; lines: lines that fit share a sample."""
+"""line: the conversations of a line share a sample, as in Megatron-LM; off: a line is one
+conversation and one sample, as in its v0.15; lines: lines that fit share a sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +40,14 @@ class SftFormat:
     seq_length: int
     eod: int
     pad: int | None = None
-    """Fills samples up; it is left out of the loss by place, so it may be any id."""
+    """Pads samples; left out of the loss by position, so it may be any id."""
     packing: Packing = "line"
     context_parallel_size: int = 1
-    """Above 1, a conversation takes a multiple of twice as many tokens: each rank has two equal
-    pieces of it."""
+    """Above 1, conversations are padded to a multiple of twice this size, as each rank has two
+    equal pieces of each."""
 
     def __post_init__(self) -> None:
-        """Refuse lengths that cannot be shared out."""
+        """Refuse lengths that the context-parallel ranks cannot share."""
         if self.seq_length < 2:
             raise ConfigError(f"--seq-length must be at least 2, got {self.seq_length}")
         if self.seq_length % self.multiple:
@@ -57,18 +57,18 @@ class SftFormat:
             )
         if self.packing == "off" and self.context_parallel_size > 1:
             raise ConfigError(
-                "--sft-packing off has no bounds to share out over --context-parallel-size "
-                f"({self.context_parallel_size}); use line"
+                "--sft-packing off does not work with --context-parallel-size "
+                f"({self.context_parallel_size}); use --sft-packing line"
             )
 
     @property
     def multiple(self) -> int:
-        """What the tokens of a conversation are a multiple of."""
+        """The number of tokens of a conversation is a multiple of this."""
         return 2 * self.context_parallel_size if self.context_parallel_size > 1 else 1
 
     @property
     def filler(self) -> int:
-        """The id that fills samples up."""
+        """The id that pads samples."""
         return self.eod if self.pad is None else self.pad
 
 
@@ -78,15 +78,15 @@ class ChatTokenizer(Protocol):
     def tokenize_conversation(
         self, conversation: Sequence[dict[str, Any]]
     ) -> tuple[Sequence[int] | NDArray[Any], Sequence[int] | NDArray[Any]]:
-        """Tokens, and for each of them itself or -100 where it is not to be learnt."""
+        """Tokens and, for each, its target: the token, or -100 if it is not learnt."""
 
 
 class SFTDataset:
-    """Samples of some lines of one file of conversations, in order, and again from the first when
-    more are asked for.
+    """Samples of some lines of one file of conversations, in order; more samples than lines repeat
+    them from the first.
 
-    lengths: (lines,) what `line_lengths` gives, if it is known already; only packing="lines" needs
-    it, and then makes it by tokenising every line."""
+    lengths: (lines,) the result of `line_lengths`, if it is known already. Only packing="lines"
+    needs it, and otherwise computes it by tokenising every line."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class SFTDataset:
         lengths: NDArray[np.int64] | None = None,
     ) -> None:
         if not lines:
-            raise DataError(f"{file.url}: the split holds none of its {len(file)} lines")
+            raise DataError(f"{file.url}: the split has none of its {len(file)} lines")
         assert lines[-1] < len(file)
         self.file = file
         self.lines = lines
@@ -123,8 +123,8 @@ class SFTDataset:
 
     def __getitem__(self, index: int) -> Sample:
         """tokens, labels, position_ids int64 (s,), loss_mask float32 (s,); with packing also
-        cu_seqlens int32 (s + 1,), s behind the last bound, and max_seqlen. Labels are -100 where
-        nothing is to be learnt."""
+        cu_seqlens int32 (s + 1,), s after the last bound, and max_seqlen. Labels are -100 for
+        tokens that are not learnt."""
         members = self._members(index % self._count)
         if self.sample_format.packing == "off":
             return pad_conversation(
@@ -168,10 +168,10 @@ class SFTDataset:
             raise DataError(f"{self.file.where(line)}: {fault}") from None
         if not len(tokens) or len(tokens) != len(targets):
             raise DataError(
-                f"{self.file.where(line)}: a conversation gave {len(tokens)} tokens and "
+                f"{self.file.where(line)}: a conversation has {len(tokens)} tokens but "
                 f"{len(targets)} targets; is the chat template that of the tokenizer?"
             )
-        if whole:  # the end is put behind the cut
+        if whole:  # leaves room for the end of document
             limit = self.sample_format.seq_length - 1
             tokens, targets = tokens[:limit], targets[:limit]
         if whole or tokens[-1] != self.sample_format.eod:
@@ -188,7 +188,7 @@ def rounded(num_tokens: int, sample_format: SftFormat) -> int:
 
 
 def pad_conversation(pair: tuple[NDArray[Any], NDArray[Any]], sample_format: SftFormat) -> Sample:
-    """One conversation of at most s tokens, filled up."""
+    """One conversation of at most s tokens, padded."""
     tokens, targets = pair
     sample = _rows([tokens], [targets], sample_format)
     sample["position_ids"] = np.arange(sample_format.seq_length, dtype=np.int64)
@@ -198,8 +198,8 @@ def pad_conversation(pair: tuple[NDArray[Any], NDArray[Any]], sample_format: Sft
 def pack_conversations(
     pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], sample_format: SftFormat
 ) -> tuple[Sample, int]:
-    """Conversations one behind the other, cut off at s; and how many tokens they would have
-    taken. The last one continues over the padding."""
+    """Conversations one after the other, cut off at s, and the number of tokens before the cut. The
+    last one includes the padding."""
     s, begins, used = sample_format.seq_length, [], 0
     tokens: list[NDArray[Any]] = []
     targets: list[NDArray[Any]] = []
@@ -224,7 +224,7 @@ def pack_conversations(
 def _rows(
     tokens: list[NDArray[Any]], targets: list[NDArray[Any]], sample_format: SftFormat
 ) -> Sample:
-    """Tokens, and the target behind each as its label; both cut or filled up to s."""
+    """Tokens, and the target after each as its label; both cut or padded to s."""
     s = sample_format.seq_length
     row = np.full(s + 1, sample_format.filler, np.int64)
     goal = np.full(s + 1, IGNORED, np.int64)
@@ -287,7 +287,7 @@ class _Rooms:
         return self._most[self._leaves + place]
 
     def first_with(self, length: int) -> int:
-        """The first place with as much room; behind the last place if there is none."""
+        """The first place with at least `length` room; the number of leaves if there is none."""
         if self._most[1] < length:
             return self._leaves
         node = 1

@@ -1,4 +1,4 @@
-"""The documents of a token file that a split takes, and whether they come to a sample. No torch."""
+"""Finds the documents of a split, and checks that they suffice for a sample. No torch."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from trainyard.datasets.vocabulary import refuse_floats
 from trainyard.errors import ArtifactError, ConfigError
 
 OUTLINES_AT_ONCE = 16
-"""Each takes some requests to a store, which wait for each other otherwise."""
+"""Outlines read at once: each takes several requests to a store."""
 
 
 class TooLittleDataError(ConfigError):
-    """A split of a source is less than a sample."""
+    """A split of a source has less than one sample."""
 
 
 def split_documents(num_documents: int, bounds: tuple[float, float]) -> NDArray[np.int32]:
-    """The ids between two fractions of the documents."""
+    """The ids of the documents between two fractions."""
     first, last = _range(num_documents, bounds)
     return np.arange(first, last, dtype=np.int32)
 
@@ -39,18 +39,18 @@ def _range(num_documents: int, bounds: tuple[float, float]) -> tuple[int, int]:
 
 
 def sources_of(data: DataConfig, split: str) -> list[Source]:
-    """What a split that is wanted is made of."""
+    """The sources of a split; ConfigError if there are none."""
     sources = data.sources(split)
     if not sources:
         raise ConfigError(
-            f"--{split}-data-path is not given, but {split} samples are wanted; "
+            f"--{split}-data-path is not given, but the run needs {split} samples; "
             "give it, or set --eval-iters 0"
         )
     return sources
 
 
 def open_tokens(prefix: str, data: DataConfig) -> TokenSource:
-    """A token file, read in the way that the options ask for."""
+    """A token file with the reader that the options choose."""
     size = data.object_storage_cache_size_mb << 20
     cache = CacheOptions(max_bytes=size)
     if data.object_storage_cache_path is not None:
@@ -60,7 +60,7 @@ def open_tokens(prefix: str, data: DataConfig) -> TokenSource:
 
 
 def drops_last(data: DataConfig, split: str) -> bool:
-    """Whether what remains behind the last whole sample is left out."""
+    """Whether the tokens after the last whole sample are left out."""
     return split != "valid" or data.drop_last_partial_validation_sequence
 
 
@@ -73,19 +73,19 @@ def _least_tokens(data: DataConfig, sample_format: SampleFormat, split: str) -> 
 def documents_of_split(
     file: TokenSource, data: DataConfig, sample_format: SampleFormat, split: str
 ) -> NDArray[np.int32]:
-    """The ids of its documents. Raises TooLittleDataError where they do not come to a sample."""
+    """The ids of a split's documents. Raises TooLittleDataError if they are less than a sample."""
     documents = split_documents(len(file), data.fractions(split))
     where = f"{file.prefix}: the {split} split"
     if not len(documents):
         raise TooLittleDataError(
-            f"{where} (--split {data.split!r}) holds none of the {len(file)} documents; "
+            f"{where} (--split {data.split!r}) has none of the {len(file)} documents; "
             "give it a larger part, or add documents"
         )
     num_tokens = count_tokens(file.sequence_lengths, documents)
     if num_tokens < _least_tokens(data, sample_format, split):
         raise TooLittleDataError(
-            f"{where} holds {num_tokens} tokens in {len(documents)} documents, less than one "
-            f"sample of --seq-length {sample_format.seq_length} and the token after it; shorten "
+            f"{where} has {num_tokens} tokens in {len(documents)} documents, less than one "
+            f"sample of --seq-length {sample_format.seq_length} plus one token; shorten "
             f"that, enlarge the split (--split {data.split!r}), or add documents"
         )
     return documents
@@ -95,9 +95,9 @@ def documents_of_split(
 
 
 def check_splits(data: DataConfig, seq_length: int, splits: Sequence[str]) -> None:
-    """Refuse what the datasets of a run would refuse, by some hundred bytes of each pair.
+    """Raise the errors that the datasets of a run would raise, from a few hundred bytes per pair.
 
-    A pair that these leave in doubt is opened, which raises its error."""
+    A pair that may be wrong is opened, which raises its error."""
     data = data.expanded()
     if data.mock_data:
         return
@@ -119,7 +119,7 @@ def _is_tested(data: DataConfig) -> bool:
 
 
 def _outline(prefix: str) -> Outline | None:
-    """None of a pair that is not sound."""
+    """The outline of a pair; None if the pair is damaged or stores floats."""
     try:
         found = outline(prefix)
     except ArtifactError:

@@ -5,9 +5,9 @@
     decoder   <bos> <extra_id_0> cat <extra_id_1> on the
     labels    <extra_id_0> cat <extra_id_1> on the <eos>
 
-The items are those of Megatron-LM, drawn in its order. Where it stops with an error, because a
-sample has more spans than there are sentinels or the decoder has places, here the spans that were
-chosen last stay in the text. An item depends on the seed and its number alone."""
+The items are those of Megatron-LM, drawn in its order. If a sample has more spans than sentinels or
+places in the decoder, Megatron-LM stops with an error; here the spans chosen last stay in the text.
+An item depends only on the seed and its number."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from trainyard.datasets.sentences import (
 from trainyard.errors import ConfigError
 
 MARKS = 2
-"""Places that Megatron-LM keeps free of text."""
+"""Places of a sample that Megatron-LM keeps free of text."""
 
 SPANS = MaskingRule(max_ngram=10, use_geometric_distribution=True)
 
@@ -47,7 +47,7 @@ class T5Format:
     """How sentences become a sample; the same for all sources of a run."""
 
     seq_length: int
-    """Of the encoder."""
+    """Length of the encoder's input."""
     decoder_seq_length: int
     seed: int
     vocab_size: int
@@ -64,7 +64,7 @@ class T5Format:
     masking: MaskingRule = field(default_factory=lambda: SPANS)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot hold a single span."""
+        """Refuse a format without sentinels, or too short for a span."""
         if not self.extra_ids:
             raise ConfigError("T5 data needs sentinel tokens: give --vocab-extra-ids 100")
         if self.seq_length < MARKS + 2 or self.decoder_seq_length < 3:
@@ -96,18 +96,18 @@ class T5Format:
 
     @property
     def mapping(self) -> MappingRule:
-        """How sentences are gathered."""
+        """The rule that gathers sentences into samples."""
         return MappingRule(self.seq_length - MARKS, self.short_seq_prob, self.seed, 1)
 
 
 class T5Dataset(SentenceDataset[T5Format]):
     """Samples of one token file of sentences, over a range of its documents.
 
-    Items carry the masks of encoder and decoder as rows; `attention_mask` makes the dense ones."""
+    Items have the masks of encoder and decoder as rows; `attention_mask` makes dense ones."""
 
     def __getitem__(self, index: int) -> Sample:
         """text_enc, enc_mask int64 (s,); text_dec, labels, dec_mask int64 and loss_mask float32
-        (decoder length,); truncated, 0 or 1. Labels are -1 behind the end."""
+        (decoder length,); truncated, 0 or 1. Labels are -1 after the end."""
         sample_format = self.sample_format
         target = self.samples.target_length(index)
         whole = self.samples.tokens(self.samples.sentences(index))
@@ -134,7 +134,7 @@ class T5Dataset(SentenceDataset[T5Format]):
 
 
 def fitting(spans: list[list[int]], num_sentinels: int, room: int) -> list[list[int]]:
-    """The spans, first come, that have a sentinel and fit the decoder; in the order of the text."""
+    """The first chosen spans that have a sentinel and fit the decoder, in the order of the text."""
     kept: list[list[int]] = []
     for span in spans:
         if len(kept) < num_sentinels and len(span) + 1 <= room:
@@ -160,7 +160,7 @@ def cut_spans(
 def attention_mask(
     queries: NDArray[np.int64], keys: NDArray[np.int64], causal: bool = False
 ) -> NDArray[np.bool_]:
-    """(..., 1, q, k) dense mask from rows of 1 and 0, True where a token must not look.
+    """(..., 1, q, k) dense mask from rows of 1 and 0, True where a token must not attend.
 
     Encoder: its row twice. Decoder: its row twice, causal. Across: the decoder's row, then the
     encoder's."""

@@ -1,7 +1,6 @@
-"""From the pieces of documents that samples are made of to rows of tokens.
+"""Gathers the pieces of documents that make up samples into rows of tokens.
 
-A piece is what one document gives to one sample; rows hold tokens in the type in which the file
-stores them."""
+A piece is the part of one document in one sample; rows have the token type of the file."""
 
 from __future__ import annotations
 
@@ -19,17 +18,17 @@ Read = Callable[[int, int, int], NDArray[Any]]
 """(sequence, offset, length) -> tokens."""
 
 Refuse = Callable[[int, int], None]
-"""(row, token) -> raises, naming where the token of that row comes from."""
+"""(row, token) -> raises an error that names the origin of that token."""
 
 UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 class TokenSource(Protocol):
-    """Sequences of tokens, numbered: an `IndexedDataset`, or what stands in for one."""
+    """Numbered sequences of tokens: an `IndexedDataset`, or a substitute such as `MockTokens`."""
 
     @property
     def prefix(self) -> str:
-        """What errors call it."""
+        """Its name in messages."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -47,7 +46,7 @@ class TokenSource(Protocol):
 
 
 def reader(indexed: TokenSource) -> Read:
-    """From a mapped file without asking its index twice."""
+    """A function that reads tokens; for a mapped file a faster one than `get`."""
     flat = getattr(indexed, "tokens", None)
     if flat is None or not isinstance(indexed, IndexedDataset):
         return indexed.get
@@ -62,14 +61,14 @@ def reader(indexed: TokenSource) -> Read:
 
 
 def is_mapped(indexed: TokenSource) -> bool:
-    """Whether a read is no more than a look at memory, so that nothing is won by announcing it."""
+    """Whether a read only accesses memory, so that announcing it gains nothing."""
     return not isinstance(indexed, IndexedDataset) or indexed.tokens is not None
 
 
 def checked_text(
     text: NDArray[Any], bounds: list[list[int]], sample_format: SampleFormat, refuse: Refuse
 ) -> NDArray[Any]:
-    """The gathered rows checked, and filled up with the pad id."""
+    """The gathered rows, checked and padded with the pad id."""
     length = sample_format.text_length
     partial = [row for row, pieces in enumerate(bounds) if pieces[-1] < length]
     for row in partial:

@@ -1,7 +1,7 @@
-"""From the samples of a run to the documents they are made of, and back.
+"""Traces samples of a run to the documents that they consist of, and back.
 
-A sample is pieces of documents; `pieces` and `Occurrences` are inverses. `serving_order`
-says when and where a sample is served; `corpus.provenance` says where a document came from."""
+A sample consists of pieces of documents; `pieces` and `Occurrences` are inverses. `serving_order`
+finds when and where a sample is served, `corpus.provenance` where a document came from."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Ints = NDArray[np.int64]
 
 @runtime_checkable
 class DocumentFile(Protocol):
-    """Token files that hold documents: an `IndexedDataset`, of which the index alone is read."""
+    """Token files with documents: an `IndexedDataset`, of which only the index is read."""
 
     @property
     def prefix(self) -> str:
-        """Its name in errors."""
+        """Its name in messages."""
 
     @property
     def sequence_lengths(self) -> NDArray[np.int32]:
@@ -46,7 +46,7 @@ class DocumentPiece:
     sample: int
     """Number of the sample in the dataset of the run."""
     prefix: str
-    """Of the token files."""
+    """Prefix of the token files."""
     document: int
     begin: int
     end: int
@@ -56,7 +56,7 @@ class DocumentPiece:
 
 
 def pieces(dataset: GPTDataset | BlendedDataset, sample: int) -> list[DocumentPiece]:
-    """What a sample is made of, in order; its last label included."""
+    """The pieces of a sample in order, including its last label."""
     if not 0 <= sample < len(dataset):
         raise ConfigError(f"--sample {sample}: the samples of this run are 0 to {len(dataset) - 1}")
     source, within = _source(dataset, sample)
@@ -68,13 +68,13 @@ def pieces(dataset: GPTDataset | BlendedDataset, sample: int) -> list[DocumentPi
 
 
 def files_of(dataset: GPTDataset | BlendedDataset) -> list[DocumentFile]:
-    """The token files behind a dataset; ConfigError for one that is made up."""
+    """The token files of a dataset; ConfigError for mock data, which has none."""
     return [_file(source) for source, _ in _sources(dataset)]
 
 
 class Occurrences(Sequence[DocumentPiece]):
-    """Every piece of some documents in the samples of a run, in order; each is made when asked
-    for, so that there may be millions."""
+    """Every piece of some documents in the samples of a run, in order. Pieces are made on access,
+    since there may be millions."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class _Found:
 
 def _file(source: GPTDataset) -> DocumentFile:
     if not isinstance(source.indexed, DocumentFile):
-        raise ConfigError(f"{source.indexed.prefix} is made up: its tokens come from no document")
+        raise ConfigError(f"{source.indexed.prefix} is mock data, which comes from no document")
     return source.indexed
 
 
@@ -202,7 +202,7 @@ def _served_as(source: GPTDataset, served: tuple[Ints, Ints] | None) -> Ints:
 
 
 def _positions(source: GPTDataset, documents: Ints) -> Ints:
-    """Where in the document index the sequences of these documents stand."""
+    """The places of these documents' sequences in the document index."""
     indexed = _file(source)
     wanted = np.zeros(indexed.num_documents, np.bool_)
     wanted[documents] = True

@@ -1,4 +1,4 @@
-"""Datasets that a calling program brings along, in place of token files."""
+"""Datasets that a calling program passes in, instead of token files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainyard.errors import ConfigError, DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvidedData(DataConfig):
-    """Data that a `dataset_provider` makes: no paths, only how samples are loaded and in what
-    order they are taken."""
+    """Options for data from a `dataset_provider`: no paths, only the loading and order of
+    samples."""
 
     def _check_one_kind(self) -> None:
-        """Refuse a place for data that is not to be read."""
+        """Refuse options that name data."""
         given = [flag for flag, paths in self._paths().items() if paths]
         lists = {
             "--data-args-path": self.data_args_path,
@@ -30,13 +30,13 @@ class ProvidedData(DataConfig):
         given += [flag for flag, value in lists.items() if value]
         if given:
             raise ConfigError(
-                f"{' and '.join(given)}: the data is that of the dataset_provider; take DataConfig "
-                "for token files"
+                f"{' and '.join(given)} cannot be given, as the dataset_provider makes the data; "
+                "use DataConfig for token files"
             )
 
 
 class Samples(Protocol):
-    """The least of a dataset: samples by number."""
+    """The least interface of a dataset: samples by number."""
 
     def __len__(self) -> int:
         """Samples."""
@@ -46,12 +46,12 @@ class Samples(Protocol):
 
 
 class AsDataset:
-    """Samples as a dataset: arrays of numpy, an id for the ledger, and errors that say which."""
+    """Samples as a dataset: numpy arrays, an id for the ledger, and errors that name the sample."""
 
     def __init__(
         self, samples: Samples, name: str, check: Callable[[Sample, str], None] | None = None
     ) -> None:
-        """check: looks at a sample, given what to call it."""
+        """check: checks a sample; its second argument names the sample in messages."""
         self._samples, self._name, self._check = samples, name, check
 
     def __len__(self) -> int:
@@ -80,5 +80,5 @@ class AsDataset:
 def as_dataset(
     samples: Samples, name: str, check: Callable[[Sample, str], None] | None = None
 ) -> Dataset:
-    """What the loader and the ledger can take."""
+    """Wraps samples as a dataset for the loader and the ledger."""
     return AsDataset(samples, name, check)

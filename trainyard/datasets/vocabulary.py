@@ -1,11 +1,11 @@
-"""Token ids that the vocabulary does not have, found before a GPU is asked to look them up.
+"""Finds token ids outside the vocabulary before a model looks them up.
 
 A pair of token files does not record the size of its vocabulary, so tokens are checked before any
-work. Small mapped files are checked whole. Of larger ones a part is checked, spread over the file,
-and, with --data-cache-path, the largest id, which `stages.index` has found and saved by content.
-Files in an object store are checked in a few places. Every sample is checked again when it is
-gathered, before a model sees it (`token_rows.checked_text`). Special tokens, which have the largest
-ids most often, end every document, so that a part of a file is enough."""
+work. Small mapped files are checked completely. For larger ones, blocks spread over the file are
+checked and, with --data-cache-path, the largest id, which `stages.index` has found and saved by
+content. Files in an object store are checked in a few places. Every sample is checked again when it
+is gathered (`token_rows.checked_text`). A part of a file is usually enough: special tokens mostly
+have the largest ids, and end every document."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from trainyard.datasets.token_rows import UNSIGNED, TokenSource
 from trainyard.errors import DataError
 
 WHOLE_TOKENS = 1 << 27
-"""Mapped files of a run with fewer tokens together, 256 MB of 16-bit ids, are checked whole: 25 ms
-where they are in memory."""
+"""If a run's mapped files have fewer tokens together (256 MB of 16-bit ids), all are checked: 25 ms
+if they are in memory."""
 BLOCK_TOKENS = 1 << 16
-"""Checked in one place of larger files."""
+"""Tokens of a block that is checked in a larger file."""
 NUM_BLOCKS = 32
-"""Such places, evenly spread over each file, its beginning and end among them: 4 MB of 16-bit
-ids."""
+"""Blocks, evenly spread over each file from its beginning to its end: 4 MB of 16-bit ids."""
 SCAN_TOKENS = 1 << 20
-"""Read at once in search of the largest id."""
+"""Tokens read at once in search of the largest id."""
 KEY_BLOCKS, KEY_TOKENS = 16, 1 << 12
-"""Places, and tokens of each, that the largest id of a file is kept by, beside its index."""
+"""Blocks, and tokens of each, that identify a file together with its index, to save its largest
+id."""
 NUM_SEQUENCES = 2
-"""Sequences of a file that is not mapped: each may be a question to a far store."""
+"""Sequences to check in a file that is not mapped: each may be a request to a remote store."""
 MARGIN_TOKENS = 1 << 12
-"""Checked of each of these, at its end."""
+"""Tokens to check at the end of each of these."""
 
 LARGEST = "place"
 """Name of the saved array: the place of the largest id."""
 
 
 def refuse_floats(file: TokenSource) -> None:
-    """Ids to train on are whole numbers."""
+    """Refuse a file whose tokens are not whole numbers."""
     if file.dtype.kind == "f":
         raise DataError(
-            f"{file.prefix}.idx: the tokens are stored as {file.dtype}; ids to train on "
-            "are whole numbers, tokenize the text again"
+            f"{file.prefix}.idx: the tokens are stored as {file.dtype}, but ids must be whole "
+            "numbers; tokenize the text again"
         )
 
 
@@ -65,12 +65,12 @@ def check_tokens(
 ) -> None:
     """Check a token file. Raises DataError naming file, document, place and id.
 
-    vocab_size: 0 where it is not known, as when indices are made ahead. num_sources: files of the
-    run, which share the budget: every rank checks by itself. indexer: may know the
-    largest id of a file that is not looked at whole, or want to know it for a later run."""
+    vocab_size: 0 if it is not known, as when indices are built in advance. num_sources: number of
+    files of the run, which share the budget of tokens to check; every rank checks all. indexer: may
+    know the largest id of a file that is not checked completely, or may save it for a later run."""
     dtype = source.dtype
     holds_all = dtype.kind == "u" and np.iinfo(dtype).max < vocab_size
-    if dtype.kind == "f" or holds_all:  # tokens that are no whole numbers are refused elsewhere
+    if dtype.kind == "f" or holds_all:  # refuse_floats refuses tokens that are floats
         return
     tokens = source.tokens if isinstance(source, IndexedDataset) else None
     if tokens is None or not isinstance(source, IndexedDataset):
@@ -103,7 +103,7 @@ def _fault_at(source: IndexedDataset, place: int, vocab_size: int) -> DataError:
 
 
 def _blocks(num_tokens: int, num_blocks: int, size: int) -> Iterator[tuple[int, int]]:
-    """Bounds of the blocks to check; everything, of a short file."""
+    """Bounds of the blocks to check; one block for a whole short file."""
     if num_tokens <= num_blocks * size:
         yield 0, num_tokens
         return
@@ -116,8 +116,7 @@ def _blocks(num_tokens: int, num_blocks: int, size: int) -> Iterator[tuple[int, 
 
 
 def largest(tokens: NDArray[Any]) -> NDArray[np.int64]:
-    """(1,) place of the largest id, a negative one being larger than any other; all of them are
-    looked at."""
+    """(1,) place of the largest id of all; a negative id counts as larger than any other."""
     unsigned, best, place = tokens.view(UNSIGNED[tokens.itemsize]), -1, 0
     for begin in range(0, len(unsigned), SCAN_TOKENS):
         piece = unsigned[begin : begin + SCAN_TOKENS]
@@ -127,9 +126,9 @@ def largest(tokens: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _facts(source: IndexedDataset, tokens: NDArray[Any]) -> dict[str, Any]:
-    """The key of the largest id: the lengths of all sequences, and tokens all over the file.
+    """The key of the largest id: the lengths of all sequences, and tokens from all over the file.
 
-    Where two files share both, samples are checked still."""
+    If two files share both, the checks of samples still find a wrong id."""
     blocks = _blocks(len(tokens), KEY_BLOCKS, KEY_TOKENS)
     some = np.concatenate([tokens[begin:end] for begin, end in blocks])
     return {
@@ -155,10 +154,10 @@ def _check_sequences(source: TokenSource, vocab_size: int) -> None:
 def fault(
     source: TokenSource, sequence: int, place: int, token: int, vocab_size: int, sample: str = ""
 ) -> DataError:
-    """What to say of one such token, at a place of a sequence. sample: of which sample, where one
-    is known."""
+    """The error for a token outside the vocabulary, at a place of a sequence. sample: text that
+    names its sample, if known."""
     where = f"sequence {sequence}"
-    bounds = getattr(source, "document_indices", None)  # what only stands in for a file has none
+    bounds = getattr(source, "document_indices", None)  # mock data has none
     if bounds is not None:
         document = int(np.searchsorted(bounds, sequence, "right")) - 1
         place += int(source.sequence_lengths[int(bounds[document]) : sequence].sum())

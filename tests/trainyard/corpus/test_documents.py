@@ -287,7 +287,7 @@ def test_the_first_bad_line_is_named_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("on_bad_line", ["stop", "skip"])
 def test_a_document_of_many_lines_is_refused(tmp_path: Path, data: str, on_bad_line: str) -> None:
     url = write(tmp_path / "a.json", data.encode())
-    with pytest.raises(DataError, match=r"a\.json: line [13] .*objects, one a line; `jq -c"):
+    with pytest.raises(DataError, match=r"a\.json: line [13] .*objects, one per line; `jq -c"):
         read(url, on_bad_line=on_bad_line)
 
 
@@ -298,7 +298,7 @@ def test_a_file_that_shrank_is_refused(tmp_path: Path) -> None:
             list(DocumentReader(ByteRange(url, start, 40), TEXT, on_bad_line="skip"))
 
 
-LONG = r"line 2 \(byte 17\): the line has more than \d+ bytes, the bound of --max-document-bytes"
+LONG = r"line 2 \(byte 17\): the line has more than \d+ bytes, the limit of --max-document-bytes"
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\n" + GOOD])

@@ -92,7 +92,7 @@ def test_a_compressed_file_cut_anywhere_is_broken(
 def test_what_follows_the_last_member_is_named(tmp_path: Path, ending: str) -> None:
     packed = COMPRESS[ending](GOOD) + b"garbage that is no member"
     path = write(tmp_path / f"a.jsonl{ending}", packed)
-    with pytest.raises(DataError, match=r"or damaged behind 1 whole member"):
+    with pytest.raises(DataError, match=r"or damaged after 1 whole member"):
         read(path)
     documents, bad, _ = read(path, skip=True)
     assert [doc.values for doc in documents] == [(("good",),)]
@@ -113,7 +113,7 @@ def test_damage_is_named(tmp_path: Path, ending: str) -> None:
 
 @pytest.mark.parametrize("ending", sorted(COMPRESS))
 def test_what_is_not_compressed_is_named(tmp_path: Path, ending: str) -> None:
-    with pytest.raises(DataError, match=r"line 1 \(byte 0\): no \w+ data"):
+    with pytest.raises(DataError, match=r"line 1 \(byte 0\): not \w+ data"):
         read(write(tmp_path / f"a.jsonl{ending}", GOOD * 9))
 
 
@@ -164,7 +164,7 @@ def test_names_tell_what_a_file_holds() -> None:
     assert split_name("x/a.txt.xz") == ("text", ".xz")
     assert split_name("a.parquet") == ("parquet", "")
     for name in ("a.csv", "a.gz", "jsonl", "a.parquet.gz", "a.jsonl.lz4"):
-        with pytest.raises(ConfigError, match=r"ends in none of \.jsonl, \.json"):
+        with pytest.raises(ConfigError, match=r"must end in one of \.jsonl, \.json"):
             split_name(name)
 
 
@@ -188,7 +188,7 @@ def test_what_writers_leave_in_a_folder_is_passed_over(caplog: pytest.LogCapture
     named = ["_d/_a.jsonl", "_d/b.jsonl"]  # by a pattern, or as it is: somebody wants it
     assert check_inputs(["_d/_*", "_d/b.jsonl"], named, ("text",)) == tuple(named)
     assert check_inputs(["_d"], named, ("text",)) == ("_d/b.jsonl",)
-    with pytest.raises(ConfigError, match="d/README ends in none of"):
+    with pytest.raises(ConfigError, match="d/README must end in one of"):
         check_inputs(["d"], ["d/a.jsonl", "d/README"], ("text",))
 
 

@@ -221,9 +221,9 @@ def damage(data: bytes, offset: int, field: bytes) -> bytes:
         (17, b"\x09", "dtype code 9"),
         (18, struct.pack("<Q", 99), "99 sequences"),
         (26, struct.pack("<Q", 0), "0 document bounds"),
-        (34, struct.pack("<i", 7), "sequence 1 is not laid"),
-        (34, struct.pack("<i", -1), "sequence 0 is not laid"),
-        (46, struct.pack("<q", 2), "sequence 0 is not laid"),
+        (34, struct.pack("<i", 7), "sequence 1 does not begin"),
+        (34, struct.pack("<i", -1), "sequence 0 does not begin"),
+        (46, struct.pack("<q", 2), "sequence 0 does not begin"),
         (70, struct.pack("<q", 1), "document bounds run from 1 to 3"),
         (78, struct.pack("<q", 9), "document 1 ends before it begins"),
     ],
@@ -288,7 +288,7 @@ def test_a_bin_of_the_wrong_size_is_refused(tmp_path: Path, change: bytes) -> No
     prefix = write_tokens(tmp_path / "p", [[[1, 2, 3]]])
     whole = Path(prefix + ".bin").read_bytes()
     Path(prefix + ".bin").write_bytes(whole + change if change else whole[:-1])
-    with pytest.raises(ArtifactError, match=r"p\.bin is \d bytes, but .*p\.idx tells of 6"):
+    with pytest.raises(ArtifactError, match=r"p\.bin is \d bytes, but by .*p\.idx it has 6"):
         IndexedDataset(prefix)
 
 

@@ -167,14 +167,14 @@ def test_types_do_not_mix(tmp_path: Path) -> None:
     nothing = put_tokens(str(tmp_path / "d"), pair([[], []], multimodal=True))
     with pytest.raises(ArtifactError, match=r"b stores int32, .*a stores uint16"):
         survey([small, large], tmp_path)
-    with pytest.raises(ArtifactError, match=r"a is text alone, .*c is multimodal"):
+    with pytest.raises(ArtifactError, match=r"a has only text, but .*c is multimodal"):
         survey([image, small], tmp_path)
     for meant in (False, True):  # neither option would help
-        with pytest.raises(ArtifactError, match=r"a is text alone, .*c is multimodal"):
+        with pytest.raises(ArtifactError, match=r"a has only text, but .*c is multimodal"):
             survey([image, small], tmp_path, multimodal=meant)
     with pytest.raises(ArtifactError, match=r"c\.idx is multimodal; merge it with --multimodal"):
         survey([nothing, image], tmp_path, multimodal=False)
-    with pytest.raises(ArtifactError, match=r"a\.idx is of text alone, .*--multimodal away"):
+    with pytest.raises(ArtifactError, match=r"a\.idx has only text, .*leave out --multimodal"):
         survey([small, nothing], tmp_path, multimodal=True)
     assert len(survey([nothing, small], tmp_path, multimodal=False)) == 2
     assert len(survey([nothing, image], tmp_path, multimodal=True)) == 2
@@ -186,8 +186,8 @@ def test_a_damaged_part_is_named_before_anything_is_written(store_url: str, tmp_
     damaged = bytearray(whole[1])
     damaged[34:38] = np.int32(2).tobytes()
     cases = {
-        r"b\.idx: sequence 1 is not laid": (whole[0], bytes(damaged)),
-        r"b\.bin is 0 bytes, but .*b\.idx tells of 8": (b"", whole[1]),
+        r"b\.idx: sequence 1 does not begin": (whole[0], bytes(damaged)),
+        r"b\.bin is 0 bytes, but by .*b\.idx it has 8": (b"", whole[1]),
         r"b\.bin is 9 bytes": (whole[0] + b"\0", whole[1]),
         r"b\.idx is 20 bytes, less than": (whole[0], whole[1][:20]),
         r"b\.idx is 0 bytes, less than": (whole[0], b""),
@@ -226,7 +226,7 @@ def test_provenance_is_carried_along_when_every_part_has_it(store_url: str, tmp_
     with pytest.raises(ConfigError, match=r"a has a \.docs .*b has none.*--drop-provenance"):
         have_provenance(parts, names[:1])
     put_docs(prefixes[1], "s3://b/two.jsonl", 1)
-    with pytest.raises(ArtifactError, match=r"b\.docs tells of 1 documents, .*b\.idx of 2"):
+    with pytest.raises(ArtifactError, match=r"b\.docs has 1 documents, but .*b\.idx has 2"):
         have_provenance(parts, names)
     put_docs(prefixes[1], "s3://b/two.jsonl", 2)
     assert have_provenance(parts, names)

@@ -25,7 +25,7 @@ def test_pairs_are_found_sorted_and_what_is_ours_is_passed_over() -> None:
         (["a.bin", "a.idx", "b.bin"], r"b\.bin has no b\.idx"),
         (["a.bin", "a.idx", "b.idx"], r"b\.idx has no b\.bin"),
         (["a.bin", "a.idx", "b.docs"], r"b\.docs has no b\.bin"),
-        (["a.bin", "a.idx", "notes.txt"], r"notes\.txt is no half"),
+        (["a.bin", "a.idx", "notes.txt"], r"notes\.txt is not half"),
         (["manifest.json"], "no .bin/.idx pair"),
         ([], "no .bin/.idx pair"),
     ],
@@ -50,9 +50,9 @@ def test_entries_come_in_their_order_and_each_sorted_within() -> None:
 def test_a_pair_named_twice_or_not_at_all_is_refused() -> None:
     with pytest.raises(ConfigError, match="--input names d/a twice"):
         find_pairs(["d", "d/a"], both("d/a"))
-    with pytest.raises(ArtifactError, match=r"d/q\*: no .bin/.idx pair"):
+    with pytest.raises(ArtifactError, match=r"d/q\*: has no .bin/.idx pair"):
         find_pairs(["d/q*"], both("d/a"))
-    with pytest.raises(ArtifactError, match=r"d/a: no .* did you mean d/a_x d/a_y\?"):
+    with pytest.raises(ArtifactError, match=r"d/a: has no .* did you mean d/a_x d/a_y\?"):
         find_pairs(["d/a"], both("d/a_x", "d/a_y"))
     with pytest.raises(ArtifactError, match=r"d/a\.idx has no a\.bin beside it"):
         find_pairs(["d/a"], ["d/a.idx"])

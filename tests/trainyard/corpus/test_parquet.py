@@ -163,7 +163,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 def test_what_is_no_parquet_is_named(tmp_path: Path) -> None:
     for data in (b"x", b'{"text": "a"}\n' * 100, b"PAR1" + bytes(100) + b"PAR1"):
         (tmp_path / "a.parquet").write_bytes(data)
-        with pytest.raises(DataError, match=r"a\.parquet: no Parquet file, or a damaged one"):
+        with pytest.raises(DataError, match=r"a\.parquet: not a Parquet file, or a damaged one"):
             read(str(tmp_path / "a.parquet"))
 
 
@@ -224,7 +224,7 @@ def test_missing_rows_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     documents, bad, lines = read(url, skip=True)
     assert (len(documents), lines) == (3, 5)
-    assert "its pages hold 3 rows, its footer says 5" in bad[0].reason
+    assert "its pages have 3 rows, but its footer says 5" in bad[0].reason
 
 
 def test_a_row_is_located(tmp_path: Path) -> None:
@@ -241,7 +241,9 @@ def test_a_row_too_large_is_a_bad_line(tmp_path: Path, rows_a_group: int, kind: 
         "bytes": [text.encode() for text in plain],
     }[kind]
     url = write(tmp_path / "a.parquet", {"text": texts}, rows_a_group)
-    words = r"row 2 of .*: the row has more than 1000 bytes, the bound of --max-document-bytes; cut"
+    words = (
+        r"row 2 of .*: the row has more than 1000 bytes, the limit of --max-document-bytes; split"
+    )
     with pytest.raises(DataError, match=words):
         read(url, max_bytes=1000)
     documents, bad, lines = read(url, skip=True, max_bytes=1000)

@@ -184,11 +184,11 @@ def header(**fields: Any) -> bytes:
         (b"", "is 0 bytes, less than the 64"),
         (header(magic=b"PNG\0\0\0\0\0"), "begins with b'PNG"),
         (header(version=2), "format version 2; this reader knows version 1"),
-        (header(flags=2), "the header holds what version 1 does not know"),
-        (header(i=1), "the header holds what version 1 does not know"),
-        (header(d=1), "cut short or overwritten"),
-        (header(d=2**64 - 1), "cut short or overwritten"),
-        (header(s=2**60), "cut short or overwritten"),
+        (header(flags=2), "the header has fields that version 1 does not have"),
+        (header(i=1), "the header has fields that version 1 does not have"),
+        (header(d=1), "truncated or overwritten"),
+        (header(d=2**64 - 1), "truncated or overwritten"),
+        (header(s=2**60), "truncated or overwritten"),
     ],
 )
 def test_what_is_no_sidecar_is_named(tmp_path: Path, data: bytes, message: str) -> None:
@@ -216,5 +216,5 @@ def test_a_record_of_no_source_is_named(tmp_path: Path) -> None:
 
 
 def test_a_document_beyond_the_format_is_refused() -> None:
-    with pytest.raises(DataError, match="beyond the format"):
+    with pytest.raises(DataError, match="but the format allows only"):
         ProvenanceWriter().add("a", 0, 2**40, 1)

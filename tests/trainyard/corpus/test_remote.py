@@ -274,14 +274,14 @@ def test_a_folder_that_cannot_be_written_to_is_said_once(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(BlockFolder, "put", full)
-    remote._said.clear()
+    remote._warned.clear()
     file = ranged(tmp_path)
     assert file.read(0, 5000) == DATA[:5000]
     assert caplog.text.count("No space left") == 1
 
 
 def test_a_bound_below_a_block_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not hold a block"):
+    with pytest.raises(ConfigError, match="is too small for a block"):
         CacheOptions(tmp_path, max_bytes=10, block_bytes=20)
 
 
@@ -293,7 +293,7 @@ def test_whole_files_copied_once(s3_url: str, tmp_path: Path, reads: list[tuple[
     assert len(reads) == 1
     store.write_bytes(url, DATA[::-1])
     assert fetch_whole(url, options(tmp_path), map_file).tobytes() == DATA[::-1]
-    with pytest.raises(ConfigError, match="is 10000 bytes, and the cache"):
+    with pytest.raises(ConfigError, match="is 10000 bytes, more than the 5000 of the cache"):
         fetch_whole(url, options(tmp_path, max_bytes=5000), map_file)
 
 

@@ -131,7 +131,7 @@ def test_a_worker_that_the_kernel_ended_for_its_memory_is_told_as_that() -> None
         done = subprocess.run(
             [*bounded, sys.executable, "-m", MODULE], capture_output=True, text=True, timeout=60
         )
-    assert "HostMemoryError: the kernel ended a worker process" in done.stdout, done.stderr
+    assert "HostMemoryError: the kernel killed a worker process" in done.stdout, done.stderr
 
 
 def test_a_worker_that_dies_at_its_start_ends_the_run_in_words() -> None:

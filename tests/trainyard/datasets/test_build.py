@@ -50,7 +50,7 @@ def test_prefixes_without_weights_are_one_epoch(tmp_path: Path) -> None:
 
 def test_an_empty_or_too_small_split_is_refused_in_words(tmp_path: Path) -> None:
     data = DataConfig(data_path=(write_pair(tmp_path / "t", [100] * 9 + [10]),))
-    with pytest.raises(ConfigError, match=r"the valid split .* holds none of the 10 documents"):
+    with pytest.raises(ConfigError, match=r"the valid split .* has none of the 10 documents"):
         build_gpt_datasets(data, FORM, (10, 10, 0))
     data = DataConfig(data_path=data.data_path, split="9,1,0")
     with pytest.raises(ConfigError, match="10 tokens in 1 documents, less than one sample"):
@@ -187,8 +187,8 @@ def test_mock_data_needs_no_files_and_gives_each_split_a_third() -> None:
 def test_too_little_test_data_costs_the_measurement_alone(tmp_path: Path) -> None:
     prefix = write_pair(tmp_path / "t", [100] * 9 + [10])
     for split, words in (
-        ("7,3,0.001", "the test split .* holds none of the 10 documents"),
-        ("8,1,1", "the test split holds 10 tokens in 1 documents, less than one sample"),
+        ("7,3,0.001", "the test split .* has none of the 10 documents"),
+        ("8,1,1", "the test split has 10 tokens in 1 documents, less than one sample"),
     ):
         data = DataConfig(data_path=(prefix,), split=split)
         built = build_datasets(data, FORM, (10, 4, 4))
@@ -201,7 +201,7 @@ def test_too_little_test_data_costs_the_measurement_alone(tmp_path: Path) -> Non
 def test_test_data_of_a_path_of_their_own_must_be_enough(tmp_path: Path) -> None:
     prefix, short = write_pair(tmp_path / "t", [100] * 9), write_pair(tmp_path / "s", [10])
     data = DataConfig(train_data_path=(prefix,), test_data_path=(short,))
-    with pytest.raises(ConfigError, match="the test split holds 10 tokens"):
+    with pytest.raises(ConfigError, match="the test split has 10 tokens"):
         build_datasets(data, FORM, (10, 0, 4))
     assert build_datasets(data, FORM, (10, 0, 0)).test == ()
     without = build_datasets(DataConfig(train_data_path=(prefix,)), FORM, (10, 0, 4))
@@ -217,7 +217,9 @@ def test_several_test_sets_are_named_and_without_weights_at_most_one_epoch(tmp_p
     sets = build_datasets(replace(data, multiple_validation_sets=True), FORM, (10, 0, 7)).test
     assert [name for name, _ in sets] == ["a", "b"]
     assert all(len(dataset) >= 7 for _, dataset in sets)
-    with pytest.raises(ConfigError, match="--multiple-validation-sets takes validation and test"):
+    with pytest.raises(
+        ConfigError, match="--multiple-validation-sets cannot weight validation and test"
+    ):
         replace(data, test_data_path=("0.5", paths[0]), multiple_validation_sets=True)
 
 
@@ -230,7 +232,7 @@ def test_a_last_batch_behind_the_data_of_a_run_has_data_made_for_it(tmp_path: Pa
     assert within.train is not None
     assert len(within.train) == 24, "one epoch, for any number"
     data = DataConfig(data_path=(prefix, other), split="1")
-    with pytest.raises(ConfigError, match="one epoch, 48 train samples, and 50 are wanted"):
+    with pytest.raises(ConfigError, match="one epoch, 48 train samples, but the run needs 50"):
         build_datasets(data, FORM, (48, 0, 0), taken=50)
     cyclic = replace(data, dataloader_type="cyclic")
     assert len(build_datasets(cyclic, FORM, (48, 0, 0), taken=50).train or ()) == 48

@@ -45,11 +45,11 @@ def test_what_the_files_list_is_built(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "is empty; list what --data-path would be given"),
+        (b"", "is empty; list the values of --data-path in it"),
         (b"1 a b", "give every prefix a weight"),
         (b"a.bin", "give the prefix of the pair, a"),
         (b"\xff\xfe", "is not UTF-8 text"),
-        (None, "there is no such file"),
+        (None, "the file does not exist"),
     ],
 )
 def test_a_broken_list_is_refused(tmp_path: Path, text: bytes | None, message: str) -> None:
@@ -68,7 +68,7 @@ def test_a_broken_list_is_refused(tmp_path: Path, text: bytes | None, message: s
         (["a"], "must be a JSON object"),
         ({"train": ["a"], "validation": ["b"]}, "unknown key 'validation'; known are train, valid"),
         ({"train": "a b"}, "'train' must be a list"),
-        ({"train": ["a", True]}, "holds True, neither a weight nor a prefix"),
+        ({"train": ["a", True]}, "contains True, which is neither a weight nor a prefix"),
         ({"valid": ["a"]}, "--data-path is required"),
         ({"train": [1, "a", "b"]}, "give every prefix a weight"),
     ],
@@ -84,5 +84,5 @@ def test_weights_in_a_list_meet_the_same_rules(tmp_path: Path) -> None:
     listed = tmp_path / "list.json"
     listed.write_text(json.dumps({"train": ["a"], "valid": [1, "b", 2, "c"]}))
     data = DataConfig(per_split_data_args_path=str(listed), full_validation=True)
-    with pytest.raises(ConfigError, match="--full-validation takes validation data as they are"):
+    with pytest.raises(ConfigError, match="--full-validation cannot weight validation data"):
         data.expanded()

@@ -41,7 +41,7 @@ def test_a_file_in_place_of_a_prefix_is_refused_with_the_prefix() -> None:
 
 
 def test_data_path_and_paths_by_split_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="not both"):
+    with pytest.raises(ConfigError, match="exclude each other"):
         DataConfig(data_path=("a",), valid_data_path=("b",))
     with pytest.raises(ConfigError, match="--data-path is required"):
         DataConfig()
@@ -63,7 +63,9 @@ def test_a_weight_counts_as_part_of_the_input() -> None:
     ],
 )
 def test_data_lies_in_one_place(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"--.* and --.*: each says where the data lies"):
+    with pytest.raises(
+        ConfigError, match=r"--.* and --.* exclude each other, as each names the data"
+    ):
         DataConfig(**options)
 
 

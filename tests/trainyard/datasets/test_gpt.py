@@ -72,7 +72,7 @@ def test_a_piece_too_short_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     dataset = GPTDataset(indexed, np.arange(3, dtype=np.int32), None, FORM)
     assert indexed.tokens is not None
     monkeypatch.setattr(indexed, "_reader", MappedReader(indexed.tokens[:60]))
-    with pytest.raises(DataError, match=r"t\.bin: sequence 2 gave \d+ of \d+ tokens"):
+    with pytest.raises(DataError, match=r"t\.bin: sequence 2 has only \d+ of \d+ tokens"):
         [dataset[index] for index in range(len(dataset))]
 
 

@@ -53,7 +53,7 @@ def test_a_dataset_has_the_samples_that_were_asked_for() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"data_path": ("x",), "dataset_size": 5}, "--dataset-size makes samples up with --mock"),
+        ({"data_path": ("x",), "dataset_size": 5}, "--dataset-size only applies with --mock"),
         ({"mock_data": True, "dataset_size": 0}, "--dataset-size must be at least 1, got 0"),
     ],
 )

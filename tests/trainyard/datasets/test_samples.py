@@ -124,5 +124,5 @@ def test_documents_without_a_token_give_no_samples() -> None:
     nothing = np.zeros(3, np.int32)
     documents = np.arange(3, dtype=np.int32)
     assert len(build_sample_indices(nothing, documents, 4, 1).shuffle_index) == 0
-    with pytest.raises(DataError, match="5 samples are wanted of documents without a token"):
+    with pytest.raises(DataError, match="5 samples are needed, but the documents have no token"):
         build_sample_indices(nothing, documents, 4, 1, num_samples=5)

@@ -295,7 +295,7 @@ def test_a_file_pickles_as_its_url(tmp_path: Path) -> None:
         (b'{"messages": "\xff"}', "not UTF-8: byte 14 of the line"),
         (b"[1]", "not an object but list"),
         (b'{"prompt": "a"}', r"no key 'messages' among its \['prompt'\]"),
-        (b'{"messages": []}', "not a list of messages, or an empty one"),
+        (b'{"messages": []}', "not a list of messages, or is empty"),
         (b'{"messages": ["a"]}', "message 0 is not an object with a role"),
         (b'{"messages": [{"role": "user", "content": 3}]}', "content of message 0 is not a string"),
         (b"[" * 100_000, "nested too deeply|not JSON"),
@@ -315,9 +315,9 @@ def test_a_fault_names_file_line_and_byte(tmp_path: Path, line: bytes, fault: st
 
 def test_files_and_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n \n")
-    with pytest.raises(DataError, match="holds no lines"):
+    with pytest.raises(DataError, match="has no lines"):
         ConversationFile(str(tmp_path / "empty.jsonl"))
-    with pytest.raises(DataError, match=r"plain \.jsonl"):
+    with pytest.raises(DataError, match=r"uncompressed \.jsonl"):
         ConversationFile(str(tmp_path / "chat.jsonl.gz"))
     with pytest.raises(DataError, match="none of its 3 lines"):
         SFTDataset(write(tmp_path, LINES), range(0), None, FORM, Chat())

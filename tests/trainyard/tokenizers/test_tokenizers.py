@@ -183,15 +183,15 @@ def test_files_that_are_not_there_or_not_tokenizers(folder: Path, tmp_path: Path
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
     with pytest.raises(ArtifactError, match=r"not a readable tokenizer\.json"):
         huggingface(tmp_path)
-    with pytest.raises(ArtifactError, match=r"--vocab-file: there is no vocab\.json"):
+    with pytest.raises(ArtifactError, match=r"--vocab-file: no vocab\.json at"):
         build_gpt2_from(tmp_path, None, None)
-    with pytest.raises(ArtifactError, match=r"--merge-file: there is no merges\.txt"):
+    with pytest.raises(ArtifactError, match=r"--merge-file: no merges\.txt at"):
         build_gpt2_from(tmp_path, {"<|endoftext|>": 0}, None)
     with pytest.raises(ConfigError, match=r"has no <\|endoftext\|>"):
         build_gpt2_from(tmp_path, {"a": 0}, "")
     with pytest.raises(ArtifactError, match="line 2 is not two tokens"):
         build_gpt2_from(tmp_path, {"<|endoftext|>": 0}, "#version: 0.2\nabc\n")
-    with pytest.raises(ArtifactError, match="do not go with the vocabulary"):
+    with pytest.raises(ArtifactError, match="do not fit the vocabulary"):
         build_gpt2_from(tmp_path, {"<|endoftext|>": 0, "a": 1}, "a b\n")
 
 

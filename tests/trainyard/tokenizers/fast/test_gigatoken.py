@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nfkc": ({"normalizer": {"type": "NFKC"}}, "no normalizer of type NFKC"),
     "removed": ({"pre_tokenizer": split(r"\s+", "Removed")}, "no Split that does not keep"),
     "unknown split": ({"pre_tokenizer": split(r"\w+|\W")}, "gigatoken: Unknown pre_tokenizer"),
-    "no words": ({"pre_tokenizer": None}, "it makes other ids of "),
+    "no words": ({"pre_tokenizer": None}, "it makes other ids for "),
     "whole word": ({"added_tokens": [END, added("w", WORD, single_word=True)]}, "word by itself"),
     "both kinds": (
         {"added_tokens": [END, added("text|", WORD, normalized=True)]},
