@@ -1,7 +1,7 @@
 """Logging of all programs: one format, the rank in every line, other libraries from warnings up.
 
 Modules do `log = logging.getLogger(__name__)`; only a `__main__` calls `configure`. Messages may
-quote files, so control characters are escaped (`printable`)."""
+quote files, so control characters are escaped (`printable`) and long ones cut (`shortened`)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ LEVELS = ("debug", "info", "warning", "error")
 
 COLOURS = {"DEBUG": "\033[2m", "WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31;1m"}
 RESET = "\033[0m"
+MOST_CHARS = 2**16
+"""Of a message."""
 
 
 def printable(text: str, kept: str = "\n\t") -> str:
@@ -24,6 +26,12 @@ def printable(text: str, kept: str = "\n\t") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in kept else _escape(c) for c in text)
+
+
+def shortened(text: str, most: int = MOST_CHARS) -> str:
+    """The beginning of a text, and how much was left out: names in messages may be foreign."""
+    left_out = len(text) - most
+    return text if left_out <= 0 else f"{text[:most]} [{left_out} characters left out]"
 
 
 def one_line(text: str) -> str:
@@ -50,7 +58,7 @@ class Formatter(logging.Formatter):
         where = parts[1] if parts[0] == "stages" and len(parts) > 1 else parts[-1]
         time = self.formatTime(record, self.datefmt)
         line = f"{time} {record.levelname.lower():<7} {self.rank}{where}: "
-        line += printable(record.getMessage())
+        line += printable(shortened(record.getMessage()))
         if record.exc_info:
             line += "\n" + printable(self.formatException(record.exc_info))
         paint = COLOURS.get(record.levelname) if self.colour else None

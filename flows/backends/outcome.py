@@ -28,7 +28,7 @@ from trainyard.errors import (
     Stopped,
     ValidationFailed,
 )
-from trainyard.logging import one_line, printable
+from trainyard.logging import one_line, printable, shortened
 
 
 class Kind(StrEnum):
@@ -163,7 +163,7 @@ def reported(name: str, failure: Mapping[str, Any], status: int, message: str = 
         name=name,
         kind=kind,
         exit_status=status,
-        message=printable(str(failure.get("message") or message)),
+        message=printable(shortened(str(failure.get("message") or message))),
         error=error,
         step=step if isinstance(step, int) else None,
     )

@@ -18,7 +18,7 @@ from flows.backends.outcome import StageError
 from flows.server.ephemeral import EphemeralServer, alone
 from flows.server.home import PASSWORD
 from trainyard.errors import EXIT_DEFECT, ConfigError, InfrastructureError, TrainyardError
-from trainyard.logging import printable
+from trainyard.logging import printable, shortened
 
 ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
@@ -65,7 +65,7 @@ def run_program(
 
 def fail(error: TrainyardError | StageError) -> int:
     """Print an error; returns the exit status of its class."""
-    print(printable(f"error: {error}"), file=sys.stderr)
+    print(printable(f"error: {shortened(str(error))}"), file=sys.stderr)
     if isinstance(error, StageError) and error.log:
         print(printable(f"       its log: {error.log}"), file=sys.stderr)
     return error.exit_status

@@ -20,7 +20,10 @@ LABEL = re.compile(r"^ *\d+: ")
 """Prefix that `srun --label` gives the lines of a node."""
 
 LINE_END = re.compile(r"\r\n|\n|\r")
+BREAK = re.compile(rb"[\r\n]+")
 CHUNK_BYTES = 2**20
+MOST_BYTES = 2**16
+"""Of a line; a log of one endless line would otherwise be copied to the server again and again."""
 
 
 def parse_line(line: str) -> tuple[int, str]:
@@ -35,27 +38,51 @@ def parse_line(line: str) -> tuple[int, str]:
 
 
 class Lines:
-    """Splits a stream into lines of any length, also at the carriage returns of progress bars."""
+    """Splits a stream into lines, also at the carriage returns of progress bars.
+
+    Of a line beyond MOST_BYTES the beginning is kept, so memory and time per byte are bounded."""
 
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""
+        self._kept = bytearray()
+        self._size = 0
 
     def feed(self, chunk: bytes) -> Iterator[str]:
         """The lines that this chunk completes."""
-        *lines, self._rest = LINE_END.split(self._rest + self._decoder.decode(chunk))
-        yield from filter(None, lines)
+        *ends, rest = BREAK.split(chunk)
+        for part in ends:
+            self._append(part)
+            yield from self.finish()
+        self._append(rest)
+
+    def _append(self, part: bytes) -> None:
+        self._kept += part[: MOST_BYTES - len(self._kept)]
+        self._size += len(part)
 
     @property
     def pending_bytes(self) -> int:
         """Size of the unfinished line."""
-        return len(self._rest.encode()) + len(self._decoder.getstate()[0])
+        return self._size
 
     def finish(self) -> Iterator[str]:
         """The unfinished line, if any."""
-        rest, self._rest = self._rest + self._decoder.decode(b"", final=True), ""
-        if rest:
-            yield rest
+        kept, left_out = bytes(self._kept), self._size - len(self._kept)
+        self._kept.clear()
+        self._size = 0
+        if left_out:  # perhaps in the middle of a character
+            yield codecs.getincrementaldecoder("utf-8")("replace").decode(kept) + cut(left_out)
+        elif kept:
+            yield kept.decode(errors="replace")
+
+
+def cut(left_out: int) -> str:
+    """The mark at the end of a line that was cut."""
+    return f" [{left_out} bytes left out]"
+
+
+def cut_line(line: str) -> str:
+    """A line as `Lines` would give it."""
+    lines = Lines()
+    return "".join([*lines.feed(line.encode(errors="replace")), *lines.finish()])
 
 
 class Followed:

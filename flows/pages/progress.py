@@ -29,11 +29,14 @@ PROGRESS_LINES = (
 )
 """Lines of training (trainyard/training/logging/console.py), and of trainyard/progress.py."""
 
+MOST_CHARS = 1000
+"""Of a line that is searched: on long ones the second pattern takes time in the square."""
+
 
 def share_done(line: str) -> float | None:
     """The share of the work that is done according to a line of progress; None for other lines."""
     for pattern in PROGRESS_LINES:
-        found = pattern.search(line)
+        found = pattern.search(line, 0, MOST_CHARS)
         if found and (whole := _count(found["all"])):
             return min(_count(found["done"]) / whole, 1.0)
     return None

@@ -16,7 +16,7 @@ from prefect.states import Failed
 from flows.backends.outcome import StageError
 from flows.runner.cancellation import run_until_cancelled
 from trainyard.errors import TrainyardError
-from trainyard.logging import printable
+from trainyard.logging import printable, shortened
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,7 +41,7 @@ def report_errors(
             return await run_until_cancelled(run(*args, **kwargs))
         except OURS as error:
             # A state that a flow returns becomes the state of its run.
-            return cast(R, Failed(message=printable(str(error)), data=error))
+            return cast(R, Failed(message=printable(shortened(str(error))), data=error))
 
     # Prefect would look for the names of types in this module, not in that of the flow.
     vars(reporting)["__signature__"] = inspect.signature(run, eval_str=True)

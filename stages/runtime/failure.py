@@ -22,7 +22,7 @@ from trainyard.errors import (
     TrainyardError,
     lack_of_memory,
 )
-from trainyard.logging import printable
+from trainyard.logging import printable, shortened
 
 RUN_DIR = "TRAINYARD_RUN_DIR"
 
@@ -77,7 +77,7 @@ def report_failure(stage: str, error: BaseException, debug: bool) -> int:
     status = exit_status(error)
     kind = type(error).__name__
     log = logging.getLogger(f"stages.{stage}")
-    message = str(error) or kind
+    message = shortened(str(error) or kind)
     if debug:
         print(printable("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     if isinstance(error, Stopped | KeyboardInterrupt):

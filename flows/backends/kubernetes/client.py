@@ -339,10 +339,14 @@ def _document(data: bytes) -> Document:
 
 async def _lines(response: Any) -> AsyncGenerator[list[bytes]]:
     """Lines of any length without their ends, the last one too if it has none."""
-    rest = b""
+    rest: list[bytes] = []  # joined once: to search a long line again for each chunk is quadratic
     async for chunk in response.content.iter_any():
-        *lines, rest = (rest + chunk).split(b"\n")
-        if whole := [line for line in lines if line]:
-            yield whole
-    if rest:
-        yield [rest]
+        first, *more = chunk.split(b"\n")
+        rest.append(first)
+        if more:
+            lines = [b"".join(rest), *more[:-1]]
+            rest = [more[-1]]
+            if whole := [line for line in lines if line]:
+                yield whole
+    if last := b"".join(rest):
+        yield [last]

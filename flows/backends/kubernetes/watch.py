@@ -24,7 +24,7 @@ from flows.backends.kubernetes.options import KubernetesOptions
 from flows.backends.kubernetes.records import Obstacle, PodRecord, obstacles
 from flows.backends.run_folder import read_record, write_record
 from flows.logs.console import Log
-from flows.logs.lines import LINE_END
+from flows.logs.lines import LINE_END, cut_line
 from trainyard.errors import ConfigError
 
 FOLLOWED = "followed.json"
@@ -200,7 +200,7 @@ class PodLogs:
                         continue
                     old, number = self._read.get(pod, (0, 0))
                     self._read[pod] = (at, number + 1 if at == old else 1)
-                    new += [label + part for part in LINE_END.split(text) if part]
+                    new += [label + cut_line(part) for part in LINE_END.split(text) if part]
                 if new:
                     self._write(file, new)
 
