@@ -2,8 +2,12 @@
 # Stop the engine that engine-up.sh started, with its containers; images stay.
 #
 #     deploy/dev/engine-down.sh [DIR] [--purge]     --purge: remove images and volumes too
+#
+# A process id that is not this engine's is left alone; a folder of another user is refused.
 set -euo pipefail
-DIR=/tmp/yard-engine
+# shellcheck source=deploy/dev/folders.sh
+. "$(dirname "$0")/folders.sh"
+DIR=$(default_folder yard-engine)
 purge=
 for argument in "$@"; do
   case $argument in
@@ -15,19 +19,17 @@ done
 DATA=${YARD_ENGINE_DATA:-/var/lib/yard-engine}
 PID=$DIR/dockerd.pid
 
-gone() { # a process that nobody has waited for counts as gone
-  ! grep -q '^State:[[:space:]]*[^Z]' "/proc/$1/status" 2>/dev/null
-}
+gone() { ! is_running "$PID" dockerd "$DIR/"; }
 
-if [ -s "$PID" ]; then
-  pid=$(cat "$PID")
-  kill -TERM "$pid" 2>/dev/null || true
+check_folder "$DIR"
+if ! gone; then
+  kill -TERM "$(cat "$PID")" 2>/dev/null || true
   for ((i = 0; i < 150; i++)); do
-    gone "$pid" && break
+    gone && break
     sleep 0.2
   done
-  if ! gone "$pid"; then
-    echo "engine-down.sh: dockerd $pid is still there after 30 s" >&2
+  if ! gone; then
+    echo "engine-down.sh: dockerd $(cat "$PID") is still there after 30 s" >&2
     exit 1
   fi
   ip link delete docker0 2>/dev/null || true

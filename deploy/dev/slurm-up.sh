@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A real Slurm of several nodes on this one machine, for tests; as root, without systemd.
 #
-#     eval "$(deploy/dev/slurm-up.sh [DIR] [NODES])"      DIR: /tmp/yard-slurm, NODES: 2
+#     eval "$(deploy/dev/slurm-up.sh [DIR] [NODES])"      DIR: /var/lib/yard-slurm, NODES: 2
 #     deploy/dev/slurm-down.sh [DIR] [--purge]
 #
 # Prints `export SLURM_CONF=...`. A second call starts what is missing, such as a node that was
@@ -25,7 +25,10 @@
 #   YARD_SLURM_KILL_WAIT=30        seconds from SIGTERM to SIGKILL of a job that is cancelled
 #   YARD_SLURM_EXTRA=              lines for slurm.conf
 set -euo pipefail
-DIR=$(realpath -m "${1:-/tmp/yard-slurm}")
+# shellcheck source=deploy/dev/folders.sh
+. "$(dirname "$0")/folders.sh"
+GIVEN=${1:-$(default_folder yard-slurm /var/lib)}
+DIR=$(realpath -m "$GIVEN")
 NODES=${2:-2}
 CPUS=${YARD_SLURM_CPUS:-4}
 GPUS=${YARD_SLURM_GPUS:-0}
@@ -44,12 +47,8 @@ fail() {
   exit 1
 }
 
-# Checks the name, since a stale process id may be another program's; an unreaped zombie is dead.
-alive() {
-  local status
-  [ -f "$1" ] && status=$(cat "/proc/$(cat "$1")/status" 2>/dev/null) || return 1
-  [[ $status =~ ^Name:[[:space:]]+(munged|slurmctld|unshare)[[:space:]] ]] &&
-    ! [[ $status =~ State:[[:space:]]+Z ]]
+alive() { # alive PROGRAM PID_FILE [DIR]
+  is_running "$2" "$1" "${3:-$DIR}/"
 }
 
 check_machine() {
@@ -61,8 +60,8 @@ check_machine() {
 
 runs() {
   local file
-  for file in "$1"/run/{slurmctld,node*}.pid "$1/munge/munged.pid"; do alive "$file" && return; done
-  return 1
+  for file in "$1"/run/node*.pid; do alive unshare "$file" "$1" && return; done
+  alive slurmctld "$1/run/slurmctld.pid" "$1" || alive munged "$1/munge/munged.pid" "$1"
 }
 
 refuse() {
@@ -78,7 +77,7 @@ check_alone() {
     ! runs "$owner" || refuse "in $owner; wait until it has ended, or end it: slurm-down.sh $owner"
     "$(dirname "$0")/slurm-down.sh" "$owner" # it is dead, and its network is left
   fi
-  alive "$DIR/run/slurmctld.pid" ||
+  alive slurmctld "$DIR/run/slurmctld.pid" ||
     ! (exec 3<>"/dev/tcp/127.0.0.1/$CONTROL_PORT") 2>/dev/null ||
     refuse "port $CONTROL_PORT is taken; wait until it has ended"
   echo "$DIR" >"$OWNER"
@@ -86,13 +85,12 @@ check_alone() {
 
 start_munge() {
   mkdir -p "$DIR"/{munge,state,log,run,spool}
-  chmod 755 "$DIR"
   chmod 711 "$DIR/munge"
   if [ ! -s "$DIR/munge/munge.key" ]; then
     dd if=/dev/urandom of="$DIR/munge/munge.key" bs=1 count=1024 status=none
     chmod 400 "$DIR/munge/munge.key"
   fi
-  alive "$DIR/munge/munged.pid" || munged --force --socket="$SOCKET" \
+  alive munged "$DIR/munge/munged.pid" || munged --force --socket="$SOCKET" \
     --key-file="$DIR/munge/munge.key" --pid-file="$DIR/munge/munged.pid" \
     --log-file="$DIR/log/munged.log" --seed-file="$DIR/munge/munge.seed" 2>"$DIR/log/munged.err"
 }
@@ -174,7 +172,7 @@ CONF
 
 start_node() {
   local node=$1
-  alive "$DIR/run/node$node.pid" && return
+  alive unshare "$DIR/run/node$node.pid" && return
   mkdir -p "$DIR/spool/node$node"
   # Remove scripts of jobs that ran at the power failure: slurmd does not overwrite a batch script.
   rm -rf "$DIR/spool/node$node"/{job*,"node${node}_"*} "$DIR/run/slurmd.node$node.pid"
@@ -211,15 +209,17 @@ wait_until_idle() {
   fail "the cluster did not come up; logs are in $DIR/log"
 }
 
+check_folder "$GIVEN"
 check_machine
 # One script at a time: two that start together would both find the machine free. Only flock holds
 # the lock (-o), or the daemons would inherit it.
 [ -n "${YARD_SLURM_LOCKED:-}" ] || YARD_SLURM_LOCKED=yes exec flock -o "$LOCK" "$0" "$@"
 check_alone
 unset YARD_SLURM_LOCKED
+own_folder "$DIR" 755 # users of jobs read slurm.conf and reach the socket of munge
 start_munge
 start_switch
-alive "$DIR/run/slurmctld.pid" || {
+alive slurmctld "$DIR/run/slurmctld.pid" || {
   configure
   slurmctld -f "$SLURM_CONF" >>"$DIR/log/slurmctld.out" 2>&1
 }

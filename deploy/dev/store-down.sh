@@ -3,20 +3,21 @@
 #
 #     deploy/dev/store-down.sh [DIR]
 set -euo pipefail
-DIR=${1:-/tmp/yard-store}
+# shellcheck source=deploy/dev/folders.sh
+. "$(dirname "$0")/folders.sh"
+DIR=${1:-$(default_folder yard-store /var/lib)}
 
-gone() { # a process that nobody has waited for counts as gone
-  ! grep -q '^State:[[:space:]]*[^Z]' "/proc/$1/status" 2>/dev/null
-}
+gone() { ! is_running "$file" "$program" "$DIR/"; } # they know the folder from CEPH_CONF
 
-for file in "$DIR"/run/client.rgw.pid "$DIR"/run/osd.0.pid "$DIR"/run/mon.a.pid; do
-  [ -s "$file" ] || continue
-  pid=$(cat "$file")
-  kill -TERM "$pid" 2>/dev/null || true
+check_folder "$DIR"
+for daemon in radosgw:client.rgw ceph-osd:osd.0 ceph-mon:mon.a; do
+  program=${daemon%:*} file=$DIR/run/${daemon#*:}.pid
+  gone && continue
+  kill -TERM "$(cat "$file")" 2>/dev/null || true
   for ((i = 0; i < 100; i++)); do
-    gone "$pid" && break
+    gone && break
     sleep 0.1
   done
-  gone "$pid" || kill -KILL "$pid" 2>/dev/null || true
+  gone || kill -KILL "$(cat "$file")" 2>/dev/null || true
 done
 rm -rf "$DIR"

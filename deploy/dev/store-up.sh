@@ -2,7 +2,7 @@
 # A real object store on this one machine, for tests: Ceph's S3 gateway with one monitor and one
 # disk, which is a file. As root, without systemd; for throw-away data.
 #
-#     eval "$(deploy/dev/store-up.sh [DIR])"      DIR: /tmp/yard-store
+#     eval "$(deploy/dev/store-up.sh [DIR])"      DIR: /var/lib/yard-store
 #     deploy/dev/store-down.sh [DIR]
 #
 # Prints `export AWS_ENDPOINT_URL=... AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...`, and the same
@@ -15,7 +15,9 @@
 #   YARD_STORE_PORT=9000
 #   YARD_STORE_BYTES=21474836480     size of the disk, a sparse file
 set -euo pipefail
-DIR=${1:-/tmp/yard-store}
+# shellcheck source=deploy/dev/folders.sh
+. "$(dirname "$0")/folders.sh"
+DIR=${1:-$(default_folder yard-store /var/lib)}
 ADDRESS=${YARD_STORE_ADDRESS:-127.0.0.1}
 PORT=${YARD_STORE_PORT:-9000}
 BYTES=${YARD_STORE_BYTES:-21474836480}
@@ -125,11 +127,11 @@ USER
     --secret-key="$secret" >/dev/null 2>>"$DIR/log/admin.log"
 }
 
-mkdir -p "$DIR"
+own_folder "$DIR"
 if ! { [ -s "$DIR/user" ] && listens; }; then
   if listens; then fail "something else listens on port $PORT; set YARD_STORE_PORT"; fi
   "$(dirname "$0")/store-down.sh" "$DIR" # a half of one may be up
-  mkdir -p "$DIR"
+  own_folder "$DIR"
   check_machine
   start_daemons
   make_user

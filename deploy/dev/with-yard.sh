@@ -14,7 +14,9 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 unset YARD_ENGINE # of an engine that is somebody's own
 WITH=${YARD_WITH:-engine store slurm}
-STORE=/tmp/yard-store
+# shellcheck source=deploy/dev/folders.sh
+. deploy/dev/folders.sh
+STORE=$(default_folder yard-store /var/lib)
 purge=()
 if [ ! -e "${YARD_ENGINE_DATA:-/var/lib/yard-engine}" ]; then purge=(--purge); fi
 
