@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from trainyard import json_text
+
 FILE = "events.jsonl"
 
 Name = Literal["submitted", "queued", "started", "reattached", "ended"]
@@ -74,7 +76,7 @@ def read_events(run_directory: str | Path) -> list[Event]:
 
 def _parse(line: str) -> Event | None:
     try:
-        found = json.loads(line)
+        found = json_text.loads(line)
         name, moment, attempt = found.pop("event"), float(found.pop("time")), found.pop("attempt")
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

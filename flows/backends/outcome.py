@@ -6,7 +6,6 @@ exit status that launchers passed on, the end of the log. Each may be missing or
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from trainyard import json_text
 from trainyard.errors import (
     EXIT_DEFECT,
     CommunicationError,
@@ -348,8 +348,8 @@ def read_outcome(run_directory: str) -> dict[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        document = json_text.loads(path.read_text())
+    except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from flows.backends.outcome import Kind
 from flows.backends.spec import LaunchSpec
+from trainyard import json_text
 from trainyard.artifacts.replace_file import replace_file
 from trainyard.errors import ConfigError, InfrastructureError
 
@@ -69,9 +70,13 @@ def read_record(path: Path, name: str | None = None) -> dict[str, Any] | None:
 
     name: of the job that it must belong to; ConfigError if the folder is another job's."""
     try:
-        document: dict[str, Any] = json.loads(path.read_text())
+        document: dict[str, Any] = json_text.loads(path.read_text())
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is not a record of ours ({error}); remove its folder, and run again"
+        ) from error
     if name is not None and document["name"] != name:
         raise ConfigError(
             f"run folder {path.parent} belongs to job {document['name']}, not to {name}: each "

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import shutil
 import time
@@ -20,6 +19,7 @@ from flows.backends.spec import LaunchSpec, Resources
 from flows.doctor.check import Answer, Check, fail, ok, skipped
 from flows.doctor.context import FOLDER, YardContext
 from flows.runner.job_blocks import JOB_BLOCKS
+from trainyard import json_text
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.machine import Machine
 
@@ -153,7 +153,7 @@ async def _run(
             await run.stop()
     log = Path(spec.run_directory, LOG)
     text = log.read_text(errors="replace") if log.exists() else ""
-    documents = [json.loads(found) for line in text.splitlines() if (found := report_in(line))]
+    documents = [json_text.loads(found) for line in text.splitlines() if (found := report_in(line))]
     ill = [document for document in documents if "error" in document]
     return outcome, (ill or documents or [None])[0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import urllib.error
 import urllib.request
 import uuid
@@ -17,6 +16,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_KEY, PREFECT_A
 from flows.doctor.check import Answer, Check, fail, ok, skipped, warn
 from flows.doctor.context import YardContext
 from flows.doctor.store import LOOPBACK
+from trainyard import json_text
 from trainyard.errors import ConfigError, InfrastructureError
 
 SECONDS = 5.0
@@ -139,7 +139,7 @@ def ask(path: str, with_credentials: bool = True) -> tuple[int, Any]:
 
 def _document(data: bytes) -> Any:
     try:
-        return json.loads(data)
+        return json_text.loads(data)
     except ValueError:
         return None
 

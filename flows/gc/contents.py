@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from flows.gc.policy import HOUR, Policy
+from trainyard import json_text
 from trainyard.artifacts import conditional, store
 from trainyard.artifacts.claim import Holder, acquire
 from trainyard.artifacts.leftovers import Entry, entries
@@ -139,7 +139,7 @@ def _claim(root: str, entry: Entry, policy: Policy) -> Claimed | None:
 def holder_of(data: bytes) -> Holder | None:
     """The holder of a claim; None if it is not a claim of ours."""
     try:
-        return Holder(**json.loads(data))
+        return Holder(**json_text.loads(data))
     except (ValueError, TypeError):
         return None
 

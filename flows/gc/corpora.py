@@ -55,6 +55,8 @@ def corpora(contents: Contents) -> list[Corpus]:
         if name == CURRENT and contents.below(f"{folder}/versions"):
             try:
                 read = read_pointer(contents.url(entry.name))
+                for document in _documents(contents, folder):
+                    read_pointer(contents.url(document))
             except ArtifactError as error:
                 log.warning("%s; its corpus is left alone", error)
                 continue
@@ -87,11 +89,16 @@ def _of_versions(contents: Contents, corpus: Corpus, theirs: Iterable[str]) -> I
     """The references in the documents of kept versions."""
     gone = set(theirs)
     yield Use(join(corpus.name, CURRENT), _urls(corpus.current))
-    for entry in contents.below(f"{corpus.name}/versions"):
-        if basename(entry.name) == VERSION_FILE and entry.name not in gone:
-            read = read_pointer(contents.url(entry.name))
-            if read is not None:
-                yield Use(entry.name, _urls(read[0]))
+    for name in _documents(contents, corpus.name):
+        read = None if name in gone else read_pointer(contents.url(name))
+        if read is not None:
+            yield Use(name, _urls(read[0]))
+
+
+def _documents(contents: Contents, name: str) -> list[str]:
+    """The documents of a corpus' versions."""
+    found = (entry.name for entry in contents.below(f"{name}/versions"))
+    return [one for one in found if basename(one) == VERSION_FILE]
 
 
 def _urls(version: CorpusVersion) -> tuple[str, ...]:
@@ -107,8 +114,9 @@ def _old_versions(contents: Contents, corpus: Corpus, policy: Policy) -> Iterabl
     for entry in contents.below(folder):
         version = entry.name.removeprefix(folder + "/").partition("/")[0]
         ages[version] = min(entry.age_seconds, ages.get(version, entry.age_seconds))
-    at, current = f"{folder}/{{}}/{VERSION_FILE}", _number(corpus.current.version)
-    there = [v for v in ages if at.format(v) in contents.sizes and _number(v) <= current]
+    at = {version: f"{folder}/{version}/{VERSION_FILE}" for version in ages}
+    current = _number(corpus.current.version)
+    there = [v for v in ages if at[v] in contents.sizes and _number(v) <= current]
     order = sorted(there, key=_number, reverse=True)
     newest = {corpus.current.version, *order[: policy.keep_corpus_versions]}
     for version, seconds in ages.items():
@@ -116,7 +124,7 @@ def _old_versions(contents: Contents, corpus: Corpus, policy: Policy) -> Iterabl
         if version in newest or contents.has_work_in(place):
             continue
         if version in there:
-            since = contents.age(at.format(order[order.index(version) - 1]))
+            since = contents.age(at[order[order.index(version) - 1]])
             if since >= policy.corpus_days * DAY:
                 yield Old(_unit(contents, place), f"superseded {age(since)} ago", corpus)
         elif seconds >= policy.attempt_days * DAY:
@@ -126,7 +134,7 @@ def _old_versions(contents: Contents, corpus: Corpus, policy: Policy) -> Iterabl
 
 def _number(version: str) -> int:
     head = version.partition("-")[0]
-    return int(head) if head.isdigit() else 0
+    return int(head) if head.isdecimal() else 0
 
 
 def _unit(contents: Contents, place: str) -> Unit:

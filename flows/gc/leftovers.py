@@ -3,6 +3,7 @@ files, incomplete uploads."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,9 @@ from trainyard.artifacts.claim import Holder
 from trainyard.artifacts.leftovers import Entry, abort, uploads
 from trainyard.artifacts.output import FINAL_NAMES, WORK
 from trainyard.artifacts.urls import basename, parent
-from trainyard.errors import ClaimHeldError
+from trainyard.errors import ArtifactError, ClaimHeldError
+
+log = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
 STEP = re.compile(r"(?:^|/)iter_\d{7,}$")
@@ -102,8 +105,19 @@ def _begun(contents: Contents, folder: str, files: Sequence[Entry]) -> list[str]
     """The existing final files that killed runs recorded before they wrote them."""
     base = _base_of(folder)
     records = [e.name for e in files if basename(e.name).startswith(FINAL_NAMES)]
-    names = {name for record in records for name in store.read_json(contents.url(record))}
-    return sorted(base + name for name in names if base + name in contents.sizes)
+    names = {base + name for record in records for name in _names_in(contents.url(record))}
+    return sorted(names & contents.sizes.keys())
+
+
+def _names_in(url: str) -> list[str]:
+    """The names in a record of final files; none if it is broken, and those files stay."""
+    try:
+        document = store.read_json(url)
+    except ArtifactError as error:
+        log.warning("the files that it names are left: %s", error)
+        return []
+    names = document if isinstance(document, list) else []
+    return [name for name in names if isinstance(name, str)]
 
 
 def abandoned_outputs(contents: Contents, policy: Policy) -> Iterator[Garbage]:

@@ -111,9 +111,10 @@ def uses_of_runs(run_folders: Iterable[Path]) -> list[Use]:
     for folder in run_folders:
         try:
             document = tomllib.loads((folder / "config.toml").read_text())
-        except (OSError, ValueError):
+            texts = tuple(_texts(document))
+        except (OSError, ValueError, RecursionError):
             continue
-        found.append(Use(f"run {folder}", tuple(_texts(document))))
+        found.append(Use(f"run {folder}", texts))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainyard import json_text
 from trainyard.artifacts.replace_file import replace_file
 from trainyard.logging import printable
 
@@ -93,8 +95,10 @@ class Followed:
         self._memory = folder / memory
         self._at: dict[str, int] = {}
         self._lines: dict[str, Lines] = {}
-        if self._memory.exists():
-            self._at = json.loads(self._memory.read_text())
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            read = json_text.loads(self._memory.read_text())
+            places = read.items() if isinstance(read, dict) else ()
+            self._at = {name: at for name, at in places if type(at) is int and at >= 0}
         self._lines = {name: Lines() for name in self._at}
 
     def read(self, name: str) -> Iterator[str]:

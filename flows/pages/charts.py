@@ -4,11 +4,11 @@ files of a run."""
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterable, Sequence
 
 from stages.report.lineage import Ancestry, Lineage
 from stages.report.lineage_picture import wide
+from trainyard import json_text
 from trainyard.charts.line_chart import Series, finite, line_chart
 from trainyard.charts.markdown import code, escape
 from trainyard.charts.markup import Markup, element
@@ -45,7 +45,7 @@ def data_url(svg: str) -> str:
 
 def loss_curve(ledger: Iterable[bytes], title: str) -> str | None:
     """Training and validation loss by step, from the lines of a ledger; None without a loss."""
-    steps = [json.loads(line) for line in ledger if line.strip()]
+    steps = [json_text.loads(line) for line in ledger if line.strip()]
     training, validation = (
         finite([(step["step"], step.get(key)) for step in steps])
         for key in ("lm_loss", "validation_loss")

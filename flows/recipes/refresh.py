@@ -20,11 +20,12 @@ from typing import Any
 from flows.recipes.corpus import part_names, told_apart
 from flows.recipes.recipe import Recipe
 from flows.recipes.stage_job import StageJob, build_config
+from trainyard import json_text
 from trainyard.artifacts import conditional, store
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import resolve
 from trainyard.artifacts.manifest import read_manifest
-from trainyard.config import digest_relevant
+from trainyard.config import digest_relevant, from_table
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 FORMAT_VERSION = 1
@@ -92,16 +93,14 @@ def read_pointer(url: str) -> tuple[CorpusVersion, str] | None:
     if found is None:
         return None
     try:
-        document = json.loads(found[0])
+        document = json_text.loads(found[0])
         if document["format_version"] > FORMAT_VERSION:
             raise ArtifactError(
                 f"{url}: format {document['format_version']} is newer than {FORMAT_VERSION}, the "
                 f"newest this version of trainyard reads; upgrade trainyard"
             )
-        sources = tuple(Source(**source) for source in document.pop("sources"))
-        document |= {key: tuple(document[key]) for key in ("added", "removed")}
-        return CorpusVersion(sources=sources, **document), found[1]
-    except (ValueError, KeyError, TypeError) as error:
+        return from_table(CorpusVersion, document, url), found[1]
+    except (ConfigError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{url}: not a pointer to a corpus version ({error!r})") from error
 
 

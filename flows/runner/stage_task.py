@@ -11,7 +11,6 @@ it to its end."""
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 import uuid
@@ -28,6 +27,7 @@ from flows.backends.run_folder import (
     NOT_BEGUN,
     is_being_cancelled,
     job_key,
+    read_record,
     run_folder_io,
     submission_of,
 )
@@ -177,7 +177,7 @@ def _shares(job: StageJob, site: StageEnvironment, attempts: Path, key: str) -> 
     failed: list[int] = []
     if submission > 1:
         last = attempts / f"{key.rpartition('-')[0]}-{submission - 1}" / SETTLED
-        failed = json.loads(last.read_text()).get("shares", [])
+        failed = (read_record(last) or {}).get("shares", [])
     return Shares(count=count, only=tuple(failed), at_once=site.shares_at_once)
 
 

@@ -22,6 +22,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from trainyard import json_text
 from trainyard.corpus.layout import HEADER, ByteSink, Tokens
 from trainyard.errors import ArtifactError
 
@@ -70,7 +71,7 @@ class Pack:
         try:
             (length,) = FOOTER.unpack(self._read(self._size - FOOTER.size, FOOTER.size))
             start = self._size - FOOTER.size - length
-            summary = Summary(**json.loads(self._read(start, length)))
+            summary = Summary(**json_text.loads(self._read(start, length)))
         except (struct.error, ValueError, TypeError) as error:
             raise self._damaged() from error
         listed = summary.bin_bytes + summary.idx_bytes + summary.docs_bytes + summary.bad_bytes
@@ -134,7 +135,7 @@ class Pack:
         """The bad lines of the unit, in order; `range` is the number of the range."""
         self._file.seek(self.summary.bin_bytes + self.summary.idx_bytes + self.summary.docs_bytes)
         for _ in range(self.summary.bad_lines):
-            yield json.loads(self._file.readline())
+            yield json_text.loads(self._file.readline())
 
     def _pieces(self, start: int, size: int) -> Iterator[bytes]:
         while size:

@@ -5,7 +5,6 @@ counted from where it begins in a file, and `.share.json` says how many it saw."
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Any
 from stages.runtime.context import StageRun
 from stages.tokenize.assemble import Totals, check_bad_lines, refuse_nothing, write_bad_line
 from stages.tokenize.config import TokenizeConfig
+from trainyard import json_text
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.urls import canonical
@@ -158,7 +158,7 @@ def _join_bad_lines(
         for prefix, shift in zip(prefixes, shifts, strict=True):
             with store.open_input(prefix + BAD_LINES) as lines:
                 for line in lines:
-                    bad: dict[str, Any] = json.loads(line)
+                    bad: dict[str, Any] = json_text.loads(line)
                     bad["line"] += shift.get(bad["source"], 0)
                     count += 1
                     check_bad_lines(config, count, bad, partial(_place, bad))

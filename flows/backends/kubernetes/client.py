@@ -7,7 +7,6 @@ one namespace and have the key of a submission as a label."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -21,6 +20,7 @@ import aiohttp
 from flows.backends.backoff import pauses
 from flows.backends.errors import BackendUnavailableError, NoRoomError
 from flows.backends.kubernetes.manifests import JOBSET, KEY_LABEL, Document
+from trainyard import json_text
 from trainyard.errors import ConfigError, InfrastructureError
 
 PATIENCE_SECONDS = 120.0
@@ -187,7 +187,7 @@ class KubernetesClient:
         }
         async with self._stream(self._path(kind), query, WATCH_SECONDS + LATE_SECONDS) as batches:
             async for line in (line async for batch in batches for line in batch):
-                event = json.loads(line)
+                event = json_text.loads(line)
                 document = event["object"]
                 if event["type"] == "ERROR":
                     raise _error_of(int(document.get("code") or 0), document)
@@ -331,7 +331,7 @@ def _error_of(status: int, answer: Document) -> Exception:
 
 def _document(data: bytes) -> Document:
     try:
-        found = json.loads(data)
+        found = json_text.loads(data)
     except ValueError:  # a proxy may answer in HTML
         return {"message": data[:200].decode(errors="replace")}
     return found if isinstance(found, dict) else {}

@@ -6,7 +6,6 @@ that was killed and started again follows the existing job instead of submitting
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import threading
@@ -46,6 +45,7 @@ from flows.backends.slurm.script import EXIT, SCRIPT, job_name, render_slurm
 from flows.backends.slurm.tracker import JobTracker, PollSchedule
 from flows.backends.spec import LaunchSpec
 from flows.logs.lines import Followed
+from trainyard import json_text
 from trainyard.errors import ConfigError, InfrastructureError
 
 TICK_SECONDS = 0.5
@@ -379,9 +379,9 @@ def _exit_code(path: Path, job_id: str | None = None) -> int | None:
 
     job_id: ignore the record of any other job, such as one that a person submitted."""
     try:
-        document = json.loads(path.read_text())
-    except FileNotFoundError:
+        document = json_text.loads(path.read_text())
+        if job_id is not None and document.get("job_id", job_id) != job_id:
+            return None
+        return int(document["exit_status"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if job_id is not None and document.get("job_id", job_id) != job_id:
-        return None
-    return int(document["exit_status"])

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from trainyard import json_text
 from trainyard.checkpoint.plan import PlannedFile, Slice
 from trainyard.checkpoint.reshard import OpenFile, plan_shards
 from trainyard.checkpoint.safetensors.file import DTYPES, write_tensors
@@ -166,7 +167,7 @@ def tokenizer_files(source: Source, tokenizer: Tokenizer) -> dict[str, bytes]:
     files = {name: data for name, data in source.tokenizer_files().items() if name != DESCRIPTION}
     if "tokenizer.json" not in files:
         return {}
-    settings: dict[str, Any] = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
+    settings: dict[str, Any] = json_text.loads(files.get(TOKENIZER_CONFIG, b"{}"))
     before = dict(settings)
     settings.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
     settings.setdefault("eos_token", tokenizer.decode([tokenizer.eod]))

@@ -14,6 +14,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from trainyard import json_text
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.tokenizers.hf_tokenizers import SETTINGS
 from trainyard.tokenizers.huggingface import TEMPLATE
@@ -78,7 +79,10 @@ def own_template(files: Mapping[str, bytes], name: str) -> ChatTemplate:
 
 
 def _settings(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    document = json.loads(files.get(name, b"{}"))
+    try:
+        document = json_text.loads(files.get(name, b"{}"))
+    except ValueError as error:
+        raise ArtifactError(f"{name} is not a JSON document: {error}") from None
     return document if isinstance(document, dict) else {}
 
 

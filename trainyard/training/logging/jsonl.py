@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
+from trainyard import json_text
 from trainyard.training.logging.run_info import NewSaves, RunInfo
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
@@ -62,7 +63,7 @@ class JsonLines(Callback):
 def _until(line: bytes, state: TrainState) -> bool:
     """Whether a line is complete, and of a step that the run does not repeat."""
     try:
-        return int(json.loads(line)["step"]) <= state.step
+        return int(json_text.loads(line)["step"]) <= state.step
     except (ValueError, KeyError, TypeError):
         return False
 

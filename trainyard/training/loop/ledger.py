@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard import json_text
 from trainyard.artifacts.digest import digest_bytes
 
 FILE = "ledger.jsonl"
@@ -109,7 +110,7 @@ def digest_samples(ids: NDArray[np.int64]) -> str:
 
 def parse_ledger(text: bytes) -> list[dict[str, Any]]:
     """The steps of a ledger file."""
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [json_text.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def chain(lines: Iterable[str], digest: str = "") -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from trainyard import json_text
 from trainyard.errors import HangError, InfrastructureError
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
@@ -320,7 +321,7 @@ class HangWatch(Callback):
 
     def _positions(self) -> list[RankPosition]:
         messages = (self._mailbox.read(f"position-{rank}") for rank in range(self._world_size))
-        return [RankPosition(**json.loads(text)) for text in messages if text is not None]
+        return [RankPosition(**json_text.loads(text)) for text in messages if text is not None]
 
     def _own_position(self) -> RankPosition:
         stacks = self._folder / f"stacks-rank{self._rank:04d}.txt"
