@@ -8,9 +8,11 @@ of an upgrade. Standard library only."""
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import secrets
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -94,8 +96,27 @@ MADE_ONCE: dict[str, Callable[[], str]] = {
 
 
 def read(path: Path) -> dict[str, str]:
-    """What a file says already, in its order."""
-    lines = path.read_text().splitlines() if path.exists() else []
+    """What a file says already, in its order; from now on only its owner reads it.
+
+    Refuses links and files of others: who chose the passwords would know them."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise SystemExit(f"{path} is a symbolic link; remove it, or copy its file here") from error
+    with os.fdopen(descriptor) as stream:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise SystemExit(f"{path} is no file; remove it, and run again")
+        if found.st_uid != os.geteuid():
+            raise SystemExit(
+                f"{path} belongs to user {found.st_uid}; run as it, or remove the file"
+            )
+        os.fchmod(descriptor, 0o600)
+        lines = stream.read().splitlines()
     return {match[1]: match[2] for line in lines if (match := LINE.match(line))}
 
 

@@ -22,7 +22,7 @@ from prefect.blocks.abstract import JobBlock
 from flows.backends.base import StageJobRun
 from flows.backends.live_jobs import live
 from flows.backends.outcome import Outcome, classify, read_failure
-from flows.backends.run_folder import LOG, NOT_BEGUN, run_folder_io
+from flows.backends.run_folder import LOG, NOT_BEGUN, make_run_folder, run_folder_io
 from flows.backends.spec import LaunchSpec
 from flows.logs.lines import Lines
 from trainyard.variables import OF_PREFECT
@@ -49,7 +49,7 @@ class ProcessJob(JobBlock[Outcome]):
         """Start the command."""
         folder = Path(self.spec.run_directory)
         with run_folder_io(folder, NOT_BEGUN):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_run_folder(folder)
             output = (folder / LOG).open("a", encoding="utf-8", buffering=1)
         read_end, write_end = os.pipe()
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,21 @@ def job_key(flow_run: str, task: str, submission: int) -> str:
 def submission_of(key: str) -> int:
     """The submission number in a key."""
     return int(key.rpartition("-")[2])
+
+
+def make_run_folder(folder: Path) -> None:
+    """Make a run folder, whose options, log and scripts are nobody else's; one that exists stays.
+
+    Parents have the site's umask. Others than user and group are kept out of the folder itself,
+    unless the umask lets everyone write, as where pods run as another user."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if not mode & stat.S_IWOTH:
+        folder.chmod(mode & ~stat.S_IRWXO)
 
 
 # --- records --------------------------------------------------------------------------------------

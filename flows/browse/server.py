@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 import socketserver
+import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -43,6 +44,9 @@ HEADERS = {
 
 IDLE_SECONDS = 30.0
 """Limit of a connection without requests or progress."""
+MOST_CONNECTIONS = 64
+WAIT_SECONDS = 0.5
+"""How long one more connection waits for its turn; others wait behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,10 @@ class Answer:
 
 
 class BrowseServer(ThreadingHTTPServer):
-    """Serves one root; each request in a thread that does not delay the exit."""
+    """Serves one root; each request in a thread that does not delay the exit.
+
+    At most MOST_CONNECTIONS at once: a connection that finds none free is closed, so those who
+    open many take no more threads, files and memory than that."""
 
     daemon_threads = True
     block_on_close = False
@@ -67,6 +74,7 @@ class BrowseServer(ThreadingHTTPServer):
         cannot listen on the address."""
         self.root = root
         self.names = OURS | {host.lower()} | {name.lower() for name in names}
+        self._free = threading.Semaphore(MOST_CONNECTIONS)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), Handler)
 
@@ -74,6 +82,25 @@ class BrowseServer(ThreadingHTTPServer):
         """Bind without http.server's look-up of our own name."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "trainyard", int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin to answer in a thread, unless too many are at work for too long."""
+        if not self._free.acquire(timeout=WAIT_SECONDS):
+            log.warning("%d connections are open: one more is closed", MOST_CONNECTIONS)
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """One connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error after a response began, which can only be cut short."""

@@ -97,6 +97,11 @@ def read_recipe(path: str, yard: str | None = None) -> Recipe:
 def parse_recipe(text: str, path: str, yard: str | None = None) -> Recipe:
     """The recipe in a text; `path` gives its name."""
     name = Path(basename(path))
+    if name.name.startswith("."):
+        raise ConfigError(
+            f"recipe {name.name}: its name begins with a dot, and names a folder of the yard, where "
+            f"such folders are trainyard's own; rename it"
+        )
     document = parse_document(text, suffix(path), path)
     for key, value in document.items():
         _check_key(key, value, path)

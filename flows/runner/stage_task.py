@@ -27,6 +27,7 @@ from flows.backends.run_folder import (
     NOT_BEGUN,
     is_being_cancelled,
     job_key,
+    make_run_folder,
     read_record,
     run_folder_io,
     submission_of,
@@ -163,7 +164,7 @@ def _prepare(job: StageJob, site: StageEnvironment) -> LaunchSpec:
         folder = attempts / (key or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}")
         document = folder / DOCUMENT
         if not document.exists():
-            folder.mkdir(exist_ok=True)
+            make_run_folder(folder)
             replace_file(document, tomli_w.dumps(stage_document(job, site)).encode())
         shares = _shares(job, site, attempts, key)
     return stage_spec(job, site, folder, key, shares)

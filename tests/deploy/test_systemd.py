@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,43 @@ def test_docs_print_it_as_it_is(service: configparser.SectionProxy) -> None:
     text = UNIT.read_text()
     printed = text[text.index("[Service]") : text.index("\n[Install]")]
     assert f"```ini\n{printed}```" in (ROOT / "docs/slurm.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NoNewPrivileges",
+        "ProtectControlGroups",
+        "ProtectKernelModules",
+        "ProtectKernelTunables",
+        "RestrictSUIDSGID",
+    ],
+)
+def test_it_gives_nothing_more_than_a_worker_needs(
+    service: configparser.SectionProxy, name: str
+) -> None:
+    assert service[name] == "yes"
+    assert service["ProtectSystem"] in ("full", "strict")
+    assert int(service["UMask"], 8) & 0o007 == 0o007
+    assert service["CapabilityBoundingSet"] == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["PrivateTmp", "ProtectProc", "PrivateDevices", "MemoryDenyWriteExecute"]
+)
+def test_it_takes_nothing_that_flows_need(service: configparser.SectionProxy, name: str) -> None:
+    assert name not in service
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
+def test_systemd_reads_it_without_a_warning(tmp_path: Path) -> None:
+    unit = tmp_path / UNIT.name
+    text = UNIT.read_text().replace("/shared/trainyard/.venv/bin/prefect", "/bin/true")
+    unit.write_text(text)
+    command = ["systemd-analyze", "security", "--offline=yes", "--threshold=60", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Unknown" not in done.stderr
 
 
 @pytest.mark.slow

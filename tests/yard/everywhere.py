@@ -48,6 +48,7 @@ read_only = false
 [container]
 pull = "never"
 shared_memory = "256m"
+network = "host"
 
 [environment]
 OMP_NUM_THREADS = "1"

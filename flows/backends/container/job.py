@@ -46,7 +46,7 @@ from flows.backends.outcome import (
     read_outcome,
     read_tail,
 )
-from flows.backends.run_folder import HEARTBEAT, LOG, read_record
+from flows.backends.run_folder import HEARTBEAT, LOG, make_run_folder, read_record
 from flows.backends.spec import LaunchSpec
 from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
 
@@ -291,7 +291,7 @@ class ContainerJob(JobBlock[Outcome]):
         """The container, created if there is none, and started."""
         folder, name = Path(self.spec.run_directory), request.name
         if state is None:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_run_folder(folder)
             (folder / SCRIPT).write_text(docker_run(request))
             client.create(request, os.environ, self.options.pull == "missing")
             record_event(folder, "submitted", job=name)

@@ -40,8 +40,8 @@ class ContainerOptions:
     pull: Pull = "missing"
     """Whether to pull an image that the engine does not have."""
     network: str | None = None
-    """Network of the containers. None: the engine's bridge; or the machine's network if a variable
-    of the job points to localhost."""
+    """Network of the containers: a name, `bridge`, or `host`, by which stages reach every port of
+    the machine. None: the engine's bridge; a job whose variables point to localhost is refused."""
     inherited_environment: tuple[str, ...] = OF_THE_STORE
     """Variables that containers inherit from the flow, if they are set: the credentials of the
     store. The engine keeps them with the container; they are in no run folder."""

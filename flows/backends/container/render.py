@@ -143,9 +143,15 @@ def _inherited(spec: LaunchSpec, options: ContainerOptions, host: Host) -> tuple
 def _network(spec: LaunchSpec, options: ContainerOptions, host: Host) -> str:
     if options.network is not None:
         return options.network
-    inherited = (host.environment[name] for name in _inherited(spec, options, host))
-    is_local = any(LOCAL.search(value) for value in (*inherited, *spec.environment.values()))
-    return "host" if is_local else "bridge"
+    inherited = {name: host.environment[name] for name in _inherited(spec, options, host)}
+    for name, value in (inherited | dict(spec.environment)).items():
+        if LOCAL.search(value):
+            raise ConfigError(
+                f"job {spec.name}: {name} points to localhost, which in a container is the "
+                f'container itself; set the container option network to "host", which opens all '
+                f"ports of the machine to it, or point to {HOST_NAME}"
+            )
+    return "bridge"
 
 
 def _host_config(spec: LaunchSpec, options: ContainerOptions, host: Host) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from flows.backends.run_folder import (
     HEARTBEAT,
     SUBMITTED,
     log_name,
+    make_run_folder,
     read_record,
     share_folder,
     write_record,
@@ -120,7 +121,7 @@ class KubernetesJob(JobBlock[Outcome]):
         documents = render_kubernetes(
             self.spec, replace(self.options, variant=variant), secrets.token_hex(16)
         )
-        folder.mkdir(parents=True, exist_ok=True)
+        make_run_folder(folder)
         (folder / MANIFESTS).write_text(yaml.safe_dump_all(documents, sort_keys=False))
         *services, workload = documents
         for service in services:

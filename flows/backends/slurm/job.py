@@ -34,6 +34,7 @@ from flows.backends.run_folder import (
     HEARTBEAT,
     SUBMITTED,
     log_name,
+    make_run_folder,
     read_record,
     share_folder,
     write_record,
@@ -102,7 +103,7 @@ class SlurmJob(JobBlock[Outcome]):
         record = read_record(folder / SUBMITTED, name)
         job_id = client.find(name) if record is None else str(record["job_id"])
         if job_id is None:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_run_folder(folder)
             (folder / SCRIPT).write_text(script)
             job_id = client.submit(folder / SCRIPT, name)
             record_event(folder, "submitted", job=job_id)

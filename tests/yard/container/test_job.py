@@ -172,7 +172,8 @@ def test_a_store_on_this_machine_is_reached(
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
     code = "import os, urllib.request as u; print(u.urlopen(os.environ['AWS_ENDPOINT_URL']).read())"
-    block = job(tmp_path, key, image, code)
+    options = ContainerOptions(pull="never", network="host")
+    block = job(tmp_path, key, image, code, options=options)
     assert follow(block)[1].kind is Kind.DONE, text_of(block)
     assert "it is me" in text_of(block)
     server.shutdown()

@@ -55,7 +55,10 @@ TRAINING = spec(
     ),
 )
 MACHINE = ContainerOptions(
-    gpus=tuple(map(str, range(8))), capabilities=("IPC_LOCK",), devices=("/dev/infiniband",)
+    network="host",
+    gpus=tuple(map(str, range(8))),
+    capabilities=("IPC_LOCK",),
+    devices=("/dev/infiniband",),
 )
 
 
@@ -90,23 +93,38 @@ def test_script_matches_the_request(arguments: list[str], environment: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("environment", "network"),
+    ("environment", "is_local"),
     [
-        ({}, "bridge"),
-        ({"AWS_ENDPOINT_URL": "https://s3.example.org"}, "bridge"),
-        ({"AWS_ENDPOINT_URL": "http://localhost:9000"}, "host"),
-        ({"AWS_ENDPOINT_URL_S3": "http://[::1]:9000/"}, "host"),
-        ({"OTHER": "http://localhost:9000"}, "bridge"),
-        ({"AWS_ENDPOINT_URL": "http://localhost.example.org"}, "bridge"),
+        ({}, False),
+        ({"AWS_ENDPOINT_URL": "https://s3.example.org"}, False),
+        ({"AWS_ENDPOINT_URL": "http://localhost:9000"}, True),
+        ({"AWS_ENDPOINT_URL_S3": "http://[::1]:9000/"}, True),
+        ({"OTHER": "http://localhost:9000"}, False),
+        ({"AWS_ENDPOINT_URL": "http://localhost.example.org"}, False),
     ],
 )
-def test_local_store_uses_the_host_network(environment: dict[str, str], network: str) -> None:
+def test_a_container_joins_the_hosts_network_only_when_its_options_say_so(
+    environment: dict[str, str], is_local: bool
+) -> None:
     host = Host(user="1:1", environment=environment)
-    config = render_container(spec(), ContainerOptions(), host).body["HostConfig"]
-    assert config["NetworkMode"] == network
-    assert ("ExtraHosts" in config) is (network == "bridge")
-    chosen = render_container(spec(), ContainerOptions(network="trainyard"), host)
-    assert chosen.body["HostConfig"]["NetworkMode"] == "trainyard"
+    for network in ("host", "trainyard", "bridge"):
+        chosen = render_container(spec(), ContainerOptions(network=network), host)
+        config = chosen.body["HostConfig"]
+        assert config["NetworkMode"] == network
+        assert ("ExtraHosts" in config) is (network != "host")
+    if is_local:
+        with pytest.raises(ConfigError, match=r'AWS_ENDPOINT_URL.* points to localhost.*"host"'):
+            render_container(spec(), ContainerOptions(), host)
+    else:
+        config = render_container(spec(), ContainerOptions(), host).body["HostConfig"]
+        assert config["NetworkMode"] == "bridge"
+
+
+def test_a_variable_of_the_job_may_not_point_to_localhost_either() -> None:
+    job = spec(environment={"SERVER": "http://user:word@127.0.0.1:80/"})
+    with pytest.raises(ConfigError, match="SERVER points to localhost") as refused:
+        render_container(job, ContainerOptions(), HOST)
+    assert "word" not in str(refused.value)
 
 
 def test_variables_of_the_job_are_not_inherited() -> None:
