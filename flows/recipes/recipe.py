@@ -99,8 +99,8 @@ def parse_recipe(text: str, path: str, yard: str | None = None) -> Recipe:
     name = Path(basename(path))
     if name.name.startswith("."):
         raise ConfigError(
-            f"recipe {name.name}: its name begins with a dot, and names a folder of the yard, where "
-            f"such folders are trainyard's own; rename it"
+            f"recipe {name.name}: its name, and so its folder in the yard, begins with a dot; such "
+            f"folders are trainyard's own, so rename it"
         )
     document = parse_document(text, suffix(path), path)
     for key, value in document.items():

@@ -99,7 +99,7 @@ def test_broken_settings_of_a_tokenizer_are_a_message(name: str) -> None:
 @pytest.mark.parametrize("suffix", [".json", ".yaml", ".toml"])
 @pytest.mark.parametrize("text", ["[" * DEEP, "a = " + "[" * DEEP, '{"a":' * DEEP])
 def test_a_deep_configuration_is_a_message(suffix: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not well-formed|must be a table"):
+    with pytest.raises(ConfigError, match=r"not well-formed|must be a table|nested too deeply"):
         parse_document(text, suffix, "recipe")
 
 
@@ -127,7 +127,7 @@ NOTES = [
 
 
 def swept(root: Path) -> Swept:
-    return sweep(str(root), [root / ".runs"], AT_ONCE)
+    return sweep(str(root), [root / ".runs"], AT_ONCE, dry_run=False)
 
 
 def yard_with(root: Path, notes: list[str], text: str) -> None:
@@ -180,7 +180,6 @@ def test_names_that_lead_out_of_the_yard_are_not_removed(tmp_path: Path) -> None
 
 OWN = {
     "stages/runtime/ranks.py",  # between a stage and its ranks
-    "trainyard/config.py",  # every exception of a parser becomes a ConfigError
     "trainyard/conversion/torch_save/pickle_reader.py",  # its task, in the arguments of a process
     "trainyard/tokenizers/fast/gigatoken.py",  # what the library has written
     "trainyard/tokenizers/fast/seams.py",  # likewise
