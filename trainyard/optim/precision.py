@@ -21,7 +21,7 @@ class PrecisionConfig:
     fp16: bool = False
     """Compute in float16 with a scaled loss; the optimizer keeps parameters in fp32."""
     accumulate_allreduce_grads_in_fp32: bool = execution(False)
-    """Add gradients up in fp32; they are, unless --grad-reduce-in-bf16 is given."""
+    """Add gradients up in fp32; the default, unless --grad-reduce-in-bf16 is given."""
     grad_reduce_in_bf16: bool = False
     """Add gradients up in bfloat16, over micro-batches and ranks: half the memory and traffic."""
     loss_scale: float | None = None
@@ -35,7 +35,7 @@ class PrecisionConfig:
     hysteresis: int = 2
     """Overflows since the last doubling from which on each halves the scale."""
     use_precision_aware_optimizer: bool = False
-    """Keep the optimizer's state in fewer bits: not there yet."""
+    """Refused: keep the optimizer's state in fewer bits, which is not implemented."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that contradict each other."""
