@@ -1,5 +1,5 @@
 # CPU images of the stages and the flows, built by `make images` (docs/images.md). Also faiss for
-# GPUs, whose CUDA comes as wheels and not from an NVIDIA image.
+# GPUs: its CUDA comes as wheels, not from an NVIDIA image.
 #
 #     docker build -f images/cpu.Dockerfile --target stage --build-arg STAGE=tokenize \
 #         --build-arg VERSION=0.1.0 -t trainyard/tokenize:0.1.0 .

@@ -5,7 +5,7 @@
 
 Versions are those of constraints.txt, so an image has what the tests had. torch is in no lock: its
 CPU build has no hash that the usual index knows, and a CUDA image brings its own. What torch needs
-is told in images/uv.toml, for a CPU build: the metadata on the usual index are those of CUDA."""
+is in images/uv.toml, for a CPU build: the metadata on the usual index are those of CUDA."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ FAISS = {"faiss": "faiss", "cuda/faiss": "faiss-gpu"}
 MORE = {"pretrain": ("logging",), "flow": ("flows",)}
 """Extras of an image besides those of its stage."""
 TOOLS = {"build": ("setuptools",), "sbom": ("cyclonedx-bom",)}
-"""Packages of a step of the build; in no image."""
+"""Packages of a build step, which are in no image."""
 NGC = ("torch", "numpy", "mpmath", "networkx", "setuptools", "sympy")
-"""What NVIDIA's image brings in builds that fit each other."""
+"""Packages that NVIDIA's image has in matching builds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Lock:
     """A lock and the arguments that make it."""
 
     name: str
-    """Its path under images/locks/, without the suffix."""
+    """Path of the lock under images/locks/, without the suffix."""
     extras: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     """Instead of extras: packages by name."""
@@ -83,8 +83,8 @@ def pinned(name: str) -> str:
 def written(lock: Lock) -> str:
     """The text of a lock; asks the package index."""
     with tempfile.TemporaryDirectory() as scratch:
-        # Versions of a lock are kept where nothing else pins them; its hashes are not shown to uv,
-        # which would take them over unseen.
+        # Versions of a lock stay unless something else pins them. uv does not get the hashes: it
+        # would copy them unchecked.
         output = Path(scratch, "lock.txt")
         before = LOCKS / f"{lock.name}.txt"
         if before.exists():

@@ -1,4 +1,4 @@
-"""Bring the digests of the base images up to date: what their tags lead to today.
+"""Update the digests of the base images to those of their tags today.
 
     python images/pins.py              asks each registry, without a password; writes what changed
     python images/pins.py --check      exit 1 when a tag leads elsewhere by now; writes nothing
@@ -40,12 +40,12 @@ KINDS = (
 
 
 class PinError(Exception):
-    """A registry that does not tell; says which, and why."""
+    """A registry that does not give a digest; the message names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image of others, as a file names it."""
+    """A base image, as a file names it."""
 
     name: str
     tag: str
@@ -56,7 +56,7 @@ class Image:
 
     @property
     def manifest(self) -> str:
-        """The URL at which its registry tells what the tag is, found as Docker finds it."""
+        """The URL of the tag's manifest in its registry, as Docker resolves it."""
         first, _, rest = self.name.partition("/")
         if rest and ("." in first or ":" in first or first == "localhost"):
             host, path = first, rest
@@ -67,14 +67,14 @@ class Image:
 
 
 def images(text: str) -> list[Image]:
-    """Those that a text names by tag and digest."""
+    """The images that a text names by tag and digest."""
     return [Image(**match.groupdict()) for match in PINNED.finditer(text)]
 
 
 def current(image: Image) -> Image:
-    """The same with the digest that its tag has now.
+    """The same image with the current digest of its tag.
 
-    Raises PinError when the registry is not reached or does not tell."""
+    Raises PinError if the registry is unavailable or gives no digest."""
     try:
         body, said = _manifest(image.manifest)
     except (OSError, KeyError, ValueError) as error:
@@ -86,8 +86,8 @@ def current(image: Image) -> Image:
 
 
 def _manifest(url: str) -> tuple[bytes, str | None]:
-    """The manifest and the digest that its registry says it has. A registry that anybody may read
-    from still wants a token, and says where one is given."""
+    """The manifest, and its digest according to the registry. Also a public registry requires a
+    token, and names the server that issues it."""
     head = {"Accept": ", ".join(KINDS)}
     try:
         return _get(url, head)
@@ -109,7 +109,7 @@ def _get(url: str, head: Mapping[str, str]) -> tuple[bytes, str | None]:
 
 
 def renewed(text: str) -> str:
-    """A text with the digests of today; raises PinError."""
+    """A text with the current digests; raises PinError."""
     for image in images(text):
         text = text.replace(str(image), str(current(image)))
     return text

@@ -23,7 +23,7 @@ ENVIRONMENT = "opt/trainyard/bin/python"
 
 
 def python_packages(root: Path) -> Document:
-    """The bill of the image's Python environment."""
+    """The bill of materials of the image's Python environment."""
     command = [
         "cyclonedx-py",
         "environment",
@@ -37,9 +37,9 @@ def python_packages(root: Path) -> Document:
 
 
 def distribution(root: Path) -> Document:
-    """The component that says which distribution an image stands on.
+    """The component of the distribution on which an image is based.
 
-    Raises SystemExit for an image that does not say it."""
+    Raises SystemExit for an image that does not name one."""
     found = [root / name for name in ("etc/os-release", "usr/lib/os-release")]
     text = next((path.read_text() for path in found if path.exists()), "")
     fields = dict(line.split("=", 1) for line in shlex.split(text, comments=True) if "=" in line)
@@ -75,7 +75,7 @@ def system_packages(root: Path, system: Document) -> Iterator[Document]:
 
 
 def patches(folder: Path) -> Iterator[tuple[str, Document]]:
-    """Name of the package and what CycloneDX says of a patch, for each one of ours."""
+    """For each of our patches: the name of its package, and the patch in CycloneDX's terms."""
     for path in sorted(folder.glob("*/*.patch")):
         text = {"content": path.read_text(), "contentType": "text/x-diff"}
         yield path.parent.name, {"type": "unofficial", "diff": {"text": text}}

@@ -1,4 +1,4 @@
-"""Prove that an image holds what its stage needs, and nothing else; the build runs it.
+"""Prove that an image has what its stage needs and nothing else; the build runs it.
 
     python images/smoke.py STAGE --device cpu|cuda --version VERSION [--locks FOLDER]
 
@@ -25,9 +25,9 @@ ACCELERATED = ("transformer_engine", "flash_attn", "apex")
 LIBRARIES = ("faiss",)
 """Images that hold a library and no stage."""
 FAISS = {"cpu": "faiss-cpu", "cuda": "faiss-gpu"}
-"""Packages of the module `faiss`, by device; which have it says the lock."""
+"""Packages of the module `faiss`, by device; the lock says which images have them."""
 NEVER = ("pytest", "hypothesis", "moto", "mypy", "pip")
-"""In no image that is ours from the ground up."""
+"""In no image that we build without NVIDIA's."""
 PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.MULTILINE)
 EXTRAS = re.compile(r"^# .*extras: ([a-z0-9 -]+);")
 FLOOR = re.compile(r"^([A-Za-z0-9._-]+)>=([0-9.]+)")
@@ -35,11 +35,11 @@ REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+).*extra == [\"']([a-z0-9-]+)[\"']")
 
 
 class Smoke(SystemExit):
-    """What is wrong with the image."""
+    """A fault of the image."""
 
 
 def normal(name: str) -> str:
-    """The one spelling of a package's name."""
+    """The normalized spelling of a package's name."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -66,7 +66,7 @@ def check_versions(lock: dict[str, str], extra: set[str], exact: bool) -> None:
 
 
 def wanted_packages(extras: list[str]) -> set[str]:
-    """Packages that trainyard's extras name, those that they name through each other too."""
+    """Packages of trainyard's extras, also through extras that they name."""
     pairs = [
         m.groups()
         for text in metadata.requires("trainyard") or []
@@ -87,7 +87,7 @@ def wanted_packages(extras: list[str]) -> set[str]:
 
 
 def import_all(packages: set[str]) -> int:
-    """Import the modules of some packages; how many there were."""
+    """Import the modules of some packages; returns their number."""
     modules = {
         module
         for module, names in metadata.packages_distributions().items()
@@ -101,7 +101,7 @@ def import_all(packages: set[str]) -> int:
 
 
 def check_floors(wanted: set[str], lock: dict[str, str]) -> None:
-    """What another's image brings is as new as trainyard wants it."""
+    """Packages of NVIDIA's image are as new as trainyard requires."""
     for text in metadata.requires("trainyard") or []:
         found = FLOOR.match(text)
         if found is None or normal(found[1]) not in wanted - lock.keys():
@@ -118,14 +118,14 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def check_absent(modules: tuple[str, ...]) -> None:
-    """None of these can be imported."""
+    """Check that none of these modules can be imported."""
     here = [name for name in modules if importlib.util.find_spec(name) is not None]
     if here:
         raise Smoke(f"must not be in this image: {here}")
 
 
 def import_flows() -> int:
-    """Import every module of the flows; how many there were."""
+    """Import every module of the flows; returns their number."""
     flows = importlib.import_module("flows")
     names = [one.name for one in pkgutil.walk_packages(flows.__path__, "flows.")]
     for name in names:
@@ -135,7 +135,7 @@ def import_flows() -> int:
 
 
 def check_stage(stage: str) -> None:
-    """The stage's work can be imported, and it says its options."""
+    """Check that the stage can be imported and prints its options."""
     module = f"stages.{stage.replace('-', '_')}"
     importlib.import_module(f"{module}.run")
     told = subprocess.run(
@@ -146,7 +146,7 @@ def check_stage(stage: str) -> None:
 
 
 def check_torch(device: str) -> None:
-    """torch computes; a CPU build knows no CUDA, a CUDA build does even where no GPU is."""
+    """Check that torch computes, and has CUDA only in a CUDA build, even without a GPU."""
     torch = importlib.import_module("torch")
     if (torch.ones(4, 4) @ torch.ones(4, 4)).sum().item() != 64:
         raise Smoke("torch cannot multiply")
@@ -156,7 +156,7 @@ def check_torch(device: str) -> None:
 
 
 def check_faiss(device: str) -> None:
-    """faiss finds vectors; a build for GPUs has what they need, even where no GPU is."""
+    """Check that faiss finds vectors, and in a build for GPUs has their code, even without one."""
     faiss, numpy = (importlib.import_module(name) for name in ("faiss", "numpy"))
     vectors = numpy.eye(4, dtype=numpy.float32)
     index = faiss.IndexFlatL2(4)

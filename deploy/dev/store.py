@@ -18,7 +18,7 @@ READING = ("GET", "HEAD", "OPTIONS")
 
 
 def one_after_another(application: Application) -> Application:
-    """A WSGI application whose requests that change something wait for each other."""
+    """A WSGI application that serializes requests that change something."""
     lock = threading.Lock()
 
     def answer(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
@@ -31,7 +31,7 @@ def one_after_another(application: Application) -> Application:
 
 
 def main(host: str, port: int) -> None:
-    """Answer until somebody says stop."""
+    """Serve until a signal."""
     from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import run_simple
 
