@@ -5,7 +5,9 @@ The library is the reference; gigatoken encodes instead if it makes the same ids
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,11 @@ MODEL = "tokenizer.json"
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 """Files that name the special tokens, the preferred one first."""
 
+MAX_IDS = 2**31
+"""Ids of token files are int32."""
+
+MAX_GROWTH = 100
+
 ROLES = ("bos", "eos", "unk", "cls", "sep", "mask")
 """Special tokens besides the end of document and the pad, by their names in settings."""
 
@@ -60,13 +67,20 @@ class EngineTokenizer:
         self._files = files
         self._around = around
         self.releases_gil = True
+        check_growth(library)
         library.no_truncation()  # a file may contain a model's limits; documents are never cut
         library.no_padding()
         add_special_tokens(library, config.tokenizer_special_tokens)
         self.vocab_size = count_ids(library)
+        if self.vocab_size > MAX_IDS:
+            raise ArtifactError(
+                f"{config.tokenizer_model or MODEL}: its highest id is {self.vocab_size - 1}, and "
+                f"token files hold ids below {MAX_IDS}"
+            )
         check_vocab_size(config, self.vocab_size)
         self._gigatoken: Gigatoken | None = None
-        frame = tokens_around(library) if around else ((), ())
+        with library_errors(config.tokenizer_model or MODEL):
+            frame = tokens_around(library) if around else ((), ())
         self._prefix, self._suffix = frame or ((), ())
         # A post-processor that does more than add tokens around a text needs all of it.
         self._seam = find_seam(library) if frame is not None else None
@@ -111,7 +125,8 @@ class EngineTokenizer:
             parted: list[int] = self.reference_array(text).tolist()
             return parted
         try:
-            ids: list[int] = self.library.encode(text, add_special_tokens=self._around).ids
+            with library_errors(self.config.tokenizer_model or MODEL):
+                ids: list[int] = self.library.encode(text, add_special_tokens=self._around).ids
         except TypeError:
             check_unicode([text])
             raise
@@ -126,7 +141,8 @@ class EngineTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens included."""
-        text: str = self.library.decode(list(ids), skip_special_tokens=False)
+        with library_errors(self.config.tokenizer_model or MODEL):
+            text: str = self.library.decode(list(ids), skip_special_tokens=False)
         return text
 
     def files(self) -> dict[str, bytes]:
@@ -141,7 +157,8 @@ class EngineTokenizer:
 
     def _by_library(self, texts: Sequence[str], around: bool) -> list[list[int]]:
         try:
-            encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=around)
+            with library_errors(self.config.tokenizer_model or MODEL):
+                encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=around)
         except TypeError:
             check_unicode(texts)
             raise
@@ -189,9 +206,45 @@ def find_id(library: Library, token: str | None) -> int | None:
 def parse_library(data: bytes, name: str) -> Library:
     """The tokenizer of a tokenizer.json. Raises ArtifactError if it is not one."""
     try:
-        return Library.from_str(data.decode())
-    except Exception as error:  # the library raises plain Exception
-        raise ArtifactError(f"{name}: not a readable tokenizer.json: {error}") from None
+        with library_errors(name):
+            return Library.from_str(data.decode())
+    except (ArtifactError, UnicodeDecodeError) as error:
+        reason = str(error).removeprefix(f"{name}: ")
+        raise ArtifactError(f"{name}: not a readable tokenizer.json: {reason}") from None
+
+
+@contextmanager
+def library_errors(name: str) -> Iterator[None]:
+    """Turn what the library raises for a file that it cannot work with into ArtifactError.
+
+    It raises plain Exception, and for a defect of its own a PanicException, which is none."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise ArtifactError(f"{name}: {error}") from None
+
+
+def check_growth(library: Library) -> None:
+    """Refuse replacements that make a text many times as long, each of what the one before made."""
+    for part in (library.normalizer, library.decoder):
+        step = {} if part is None else json.loads(part.__getstate__())
+        if (growth := _growth(step)) > MAX_GROWTH:
+            raise ArtifactError(
+                f"{MODEL}: its replacements make a text up to {growth:.3g} times as long; at most "
+                f"{MAX_GROWTH} is allowed"
+            )
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """How many times as long a text becomes by the replacements of a step and those in it."""
+    within = step.get("normalizers") or step.get("decoders") or ()
+    growth = math.prod(map(_growth, within))
+    if step.get("type") == "Replace":
+        literal = step["pattern"].get("String")
+        growth *= max(1.0, len(step["content"]) / max(1, len(literal or "")))
+    return growth
 
 
 def add_special_tokens(library: Library, tokens: Sequence[str]) -> None:
