@@ -173,8 +173,8 @@ def test_from_hugging_face_to_ours_and_back_is_the_same_bytes(tmp_path: Path) ->
     assert before.keys() == after.keys()
     for name in before.keys() - {"config.json", "generation_config.json"}:
         assert before[name] == after[name], name
-    told, again = (json.loads(found["generation_config.json"]) for found in (before, after))
-    assert told == again
+    first, again = (json.loads(found["generation_config.json"]) for found in (before, after))
+    assert first == again
 
 
 def test_resharding_the_converted_changes_nothing(tmp_path: Path) -> None:
@@ -203,12 +203,12 @@ def test_through_files_of_megatron_and_back(saver: str, tmp_path: Path) -> None:
 
 def test_through_a_distributed_checkpoint_and_back(tmp_path: Path) -> None:
     save_gpt(str(tmp_path / "run"), random_gpt(GPT))
-    told = reshard(tmp_path / "run", tmp_path / "theirs", saver="torch_dist", num_shards=2)
+    metrics = reshard(tmp_path / "run", tmp_path / "theirs", saver="torch_dist", num_shards=2)
     assert {name.rpartition("/")[2] for name in contents(tmp_path / "theirs")} == {
         *("__0_0.distcp", "__0_1.distcp", ".metadata", "common.pt", "metadata.json"),
         "latest_checkpointed_iteration.txt",
     }
-    assert (told["step"], told["files"]) == (50, 6)
+    assert (metrics["step"], metrics["files"]) == (50, 6)
     reshard(tmp_path / "theirs", tmp_path / "back")
     assert_same(tensors(tmp_path / "run"), tensors(tmp_path / "back"))
     with open_checkpoint(str(tmp_path / "back")) as checkpoint:
@@ -310,7 +310,7 @@ def test_foreign_files_are_not_overwritten(saver: str, word: str, tmp_path: Path
     assert contents(tmp_path / "theirs") == before
 
 
-def test_what_lies_there_is_said_when_it_is_not_what_was_asked_for(tmp_path: Path) -> None:
+def test_a_wrong_loader_names_the_format_found(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     make("llama", tmp_path / "hf")
     with pytest.raises(

@@ -53,7 +53,7 @@ def tell_layers(folder: Path) -> None:
         ("torch_dist", share_bytes, r"share the bytes of __0_0\.distcp"),
     ],
 )
-def test_what_lies_is_not_converted(
+def test_inconsistent_checkpoints_are_not_converted(
     tmp_path: Path, saver: str, spoil: Callable[[Path], None], words: str
 ) -> None:
     save_gpt(str(tmp_path / "run"), random_gpt(UNTIED))

@@ -30,7 +30,7 @@ def test_through_the_files_of_meta_and_back(tmp_path: Path) -> None:
     assert (after.config["vocab_size"], after.config["padded_vocab_size"]) == (257, 384)
 
 
-def test_rows_are_padded_anew_for_the_files_of_meta(tmp_path: Path) -> None:
+def test_rows_are_padded_again_for_the_files_of_meta(tmp_path: Path) -> None:
     llama3 = replace(UNTIED, rotary_base=500000.0)
     save_gpt(str(tmp_path / "run"), random_gpt(llama3))
     cut = {"target_tensor_parallel_size": 2, "make_vocab_size_divisible_by": 1}
@@ -65,7 +65,7 @@ def test_the_command_line_writes_the_files_of_meta(tmp_path: Path) -> None:
 
     for ranks in (2, 1):  # into one folder, where nothing of the other stays
         done = command("run", ranks, expect=0)
-        assert "params.json does not tell the longest sequence, which is 16 here" in done.err
+        assert "params.json does not store the longest sequence, which is 16" in done.err
         files = {path.name for path in (tmp_path / "meta").glob("consolidated.*")}
         assert files == {f"consolidated.{rank:02d}.pth" for rank in range(ranks)}
     before = contents(tmp_path / "meta")

@@ -20,10 +20,10 @@ GPT = GPTConfig(num_layers=4, hidden_size=16, num_attention_heads=2, seq_length=
 
 @pytest.mark.parametrize("saver", ["core", pytest.param("legacy", marks=pytest.mark.slow)])
 def test_through_virtual_stages_and_back(saver: str, tmp_path: Path) -> None:
-    """Said either way they are the same files; a second layout of them is the same model."""
+    """Both options give the same files; a second layout of them is the same model."""
     save_gpt(str(tmp_path / "run"), random_gpt(GPT))
-    for name, said in (("a", {PER_STAGE: 1}), ("b", {STAGES: 2})):
-        reshard(tmp_path / "run", tmp_path / name, saver=saver, **TWO_BY_TWO, **said)
+    for name, options in (("a", {PER_STAGE: 1}), ("b", {STAGES: 2})):
+        reshard(tmp_path / "run", tmp_path / name, saver=saver, **TWO_BY_TWO, **options)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     for path in (tmp_path / "a").rglob("model_optim_rng.pt"):
         tree = torch.load(path, weights_only=False)

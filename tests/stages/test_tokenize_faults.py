@@ -101,7 +101,7 @@ def test_one_bad_line_more_than_allowed_stops(tmp_path: Path, workers: int) -> N
 
 
 @pytest.mark.parametrize(("workers", "side_by_side"), [(1, False), (2, False), (2, True)])
-def test_the_first_fault_is_told_whoever_meets_it(
+def test_the_first_error_is_reported_whichever_worker_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, side_by_side: bool
 ) -> None:
     monkeypatch.setattr(NullTokenizer, "releases_gil", side_by_side)

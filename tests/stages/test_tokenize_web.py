@@ -53,7 +53,7 @@ def test_web_corpus_gives_the_bytes_of_a_local_one(corpus: Path, tmp_path: Path)
         ({"ranges": False, "lengths": False}, "no Content-Length"),
     ],
 )
-def test_a_poor_server_is_told_in_words(
+def test_a_server_without_ranges_is_reported(
     corpus: Path, tmp_path: Path, traits: dict[str, bool], words: str
 ) -> None:
     with web_server(corpus, **traits) as root:

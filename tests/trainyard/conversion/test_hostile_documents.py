@@ -19,7 +19,7 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import MAX_LAYERS
 from trainyard.models.gpt.config import GPTConfig
 
-pytestmark = pytest.mark.timeout(20)  # a reader that builds what is told runs for minutes
+pytestmark = pytest.mark.timeout(20)  # a reader that builds what it reads runs for minutes
 
 H, F, ROWS = 8, 16, 12
 
@@ -76,9 +76,7 @@ def test_what_is_sound_is_read(folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_a_document_that_no_reader_should_take_is_refused(
-    folder: Path, name: str, text: str, words: str
-) -> None:
+def test_a_hostile_document_is_refused(folder: Path, name: str, text: str, words: str) -> None:
     (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ArtifactError, match=f"{name}: .*{words}"):
         open_huggingface(str(folder))
@@ -150,7 +148,7 @@ def test_real_models_are_within_the_bounds() -> None:
         ([], "has no weight_map"),
     ],
 )
-def test_an_index_that_is_none_is_refused(tmp_path: Path, index: Any, words: str) -> None:
+def test_a_document_that_is_not_an_index_is_refused(tmp_path: Path, index: Any, words: str) -> None:
     (tmp_path / "x.index.json").write_text(json.dumps(index))
     with pytest.raises(ArtifactError, match=rf"x\.index\.json: {words}"):
         weight_map(str(tmp_path), "x.index.json")

@@ -54,7 +54,7 @@ def test_padding_of_a_run_never_outweighs_its_share(tmp_path: Path) -> None:
         assert torch.equal(found.read(bias), found.checkpoint.read(bias))
 
 
-def test_padding_that_others_trained_is_handed_on_as_it_came(tmp_path: Path) -> None:
+def test_padding_trained_by_others_is_kept(tmp_path: Path) -> None:
     with source(tmp_path, run={}, converted={"loader": "hf"}) as found:
         name = f"model.{TABLE}"
         assert torch.equal(found.read(name), found.checkpoint.read(name))

@@ -152,18 +152,18 @@ def test_rows_above_the_tokens_are_cut_or_repeat_the_last(
 ) -> None:
     save_gpt(str(tmp_path), random_gpt(SMALL))  # 384 rows for 257 tokens
     with CheckpointSource(open_checkpoint(str(tmp_path))) as source:
-        told = Adjusted(source, divisible_by=divisible_by, tensor_parallel_size=tp)
-        assert told.padded_vocab_size == told.config.padded_vocab_size(257, tp) == rows
-        before, after = source.read(f"model.{EMBEDDING}"), told.read(f"model.{EMBEDDING}")
-        assert after.shape == told.specs[f"model.{EMBEDDING}"].shape == (rows, 8)
+        adjusted = Adjusted(source, divisible_by=divisible_by, tensor_parallel_size=tp)
+        assert adjusted.padded_vocab_size == adjusted.config.padded_vocab_size(257, tp) == rows
+        before, after = source.read(f"model.{EMBEDDING}"), adjusted.read(f"model.{EMBEDDING}")
+        assert after.shape == adjusted.specs[f"model.{EMBEDDING}"].shape == (rows, 8)
         assert torch.equal(after[:300], before[:300])
-        moment = told.read(f"optimizer.exp_avg.{EMBEDDING}")
+        moment = adjusted.read(f"optimizer.exp_avg.{EMBEDDING}")
         if rows > 384:
             assert torch.equal(after[384:], before[-1:].expand(rows - 384, 8))
             assert not moment[384:].any()
         assert moment[:300].all()
-        assert told.specs.keys() == source.specs.keys()
-        check_source(told)
+        assert adjusted.specs.keys() == source.specs.keys()
+        check_source(adjusted)
 
 
 def test_more_tokens_than_rows_are_refused(tmp_path: Path) -> None:
@@ -176,12 +176,12 @@ def test_more_tokens_than_rows_are_refused(tmp_path: Path) -> None:
             Adjusted(source, tokenizer=other)
         with pytest.raises(ConfigError, match=r"--true-vocab-size 300, but .* 400"):
             Adjusted(source, tokenizer=other, true_vocab_size=300)
-        told = Adjusted(source, tokenizer=Carried({"a": b"b"}, 300))
-        assert (told.vocab_size, told.padded_vocab_size) == (300, 384)
-        assert told.tokenizer_files() == {"a": b"b"}
+        adjusted = Adjusted(source, tokenizer=Carried({"a": b"b"}, 300))
+        assert (adjusted.vocab_size, adjusted.padded_vocab_size) == (300, 384)
+        assert adjusted.tokenizer_files() == {"a": b"b"}
 
 
-def test_a_tokenizer_larger_than_the_model_is_told(
+def test_a_tokenizer_larger_than_the_model_logs_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make("tiny vocabulary", tmp_path)
@@ -220,7 +220,7 @@ def test_the_kind_follows_from_the_names(names: list[str], kind: str | None) -> 
     assert kind_of_names(names) == kind
 
 
-def test_auto_takes_what_lies_there_and_leaves_nothing_to_ours(tmp_path: Path) -> None:
+def test_auto_detects_the_format_and_defaults_to_ours(tmp_path: Path) -> None:
     make("llama", tmp_path / "hf")
     assert loader_for(str(tmp_path / "hf")) == "hf"
     assert loader_for(str(tmp_path / "nothing")) == "trainyard"

@@ -362,7 +362,7 @@ def test_a_text_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
     assert len(read(url, max_bytes=101)[0]) == 1
 
 
-def test_an_array_in_one_long_line_is_told_as_one(tmp_path: Path) -> None:
+def test_an_array_in_one_long_line_is_reported_as_an_array(tmp_path: Path) -> None:
     url = write(tmp_path / "a.jsonl", b'[{"text": "' + b"x" * (1 << 22) + b'"}]')
     with pytest.raises(DataError, match="is a JSON array: documents must be objects"):
         read(url, on_bad_line="skip", max_bytes=1 << 20)

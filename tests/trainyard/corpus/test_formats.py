@@ -123,7 +123,7 @@ def test_a_compressed_file_without_contents_has_no_document(tmp_path: Path, endi
         assert read(write(tmp_path / f"a{held}{ending}", COMPRESS[ending](b""))) == ([], [], 0)
 
 
-def test_padding_of_zeros_is_nothing(tmp_path: Path) -> None:
+def test_zeros_after_the_last_member_are_ignored(tmp_path: Path) -> None:
     for ending in (".gz", ".xz"):
         packed = COMPRESS[ending](GOOD) + bytes(20_000)
         assert len(read(write(tmp_path / f"a.jsonl{ending}", packed))[0]) == 1
@@ -158,7 +158,7 @@ def test_ranges_cover_a_file_without_gap(tmp_path: Path) -> None:
     assert split_ranges("a.jsonl.gz", 1001, 100) == [ByteRange("a.jsonl.gz", 0, 1001)]
 
 
-def test_names_tell_what_a_file_holds() -> None:
+def test_the_name_of_a_file_tells_its_format() -> None:
     assert split_name("s3://b/a.json.gz") == ("jsonl", ".gz")
     assert split_name("a.b.jsonl.zst") == ("jsonl", ".zst")
     assert split_name("x/a.txt.xz") == ("text", ".xz")
@@ -168,7 +168,7 @@ def test_names_tell_what_a_file_holds() -> None:
             split_name(name)
 
 
-def test_a_folder_of_different_kinds_must_be_told_apart() -> None:
+def test_a_folder_of_different_kinds_needs_a_pattern() -> None:
     with pytest.raises(ConfigError, match=r"finds both JSONL \(d/a\.jsonl\) and plain text"):
         check_inputs(["d"], ["d/a.jsonl", "d/b.txt"], ("text",))
     with pytest.raises(ConfigError, match=r"both Parquet \(d/a\.parquet\) and JSONL"):
@@ -179,7 +179,7 @@ def test_a_folder_of_different_kinds_must_be_told_apart() -> None:
         check_inputs(["b.txt"], ["b.txt"], ("text", "title"))
 
 
-def test_what_writers_leave_in_a_folder_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_files_of_other_writers_in_a_folder_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     aside = ["d/_SUCCESS", "d/.a.jsonl.crc", "d/x/_temporary/0/b.jsonl"]
     assert check_inputs(["d/"], [*aside, "d/x/a.jsonl"], ("text",)) == ("d/x/a.jsonl",)

@@ -228,7 +228,7 @@ def damage(data: bytes, offset: int, field: bytes) -> bytes:
         (78, struct.pack("<q", 9), "document 1 ends before it begins"),
     ],
 )
-def test_a_damaged_index_is_refused_in_words(offset: int, field: bytes, message: str) -> None:
+def test_a_damaged_index_is_refused(offset: int, field: bytes, message: str) -> None:
     _, idx_data = token_bytes([[[1, 2, 3]], [[4], [5, 6, 7]]])
     broken = damage(idx_data, offset, field)
     with pytest.raises(ArtifactError, match=message):

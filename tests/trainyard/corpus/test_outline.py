@@ -17,7 +17,7 @@ LENGTHS = (3, 0, 5, 1, 2)
 DOCUMENTS = [[np.arange(length)] for length in LENGTHS]
 
 
-def test_it_counts_as_the_whole_does(store_url: str) -> None:
+def test_the_outline_counts_like_the_whole_index(store_url: str) -> None:
     prefix = write_tokens(store.join(store_url, "t"), DOCUMENTS)
     found, whole = outline(prefix), IndexedDataset(prefix)
     assert found.is_whole
@@ -27,11 +27,11 @@ def test_it_counts_as_the_whole_does(store_url: str) -> None:
         assert found.count_tokens(first, last) == sum(LENGTHS[first:last])
 
 
-def test_a_pair_of_nothing_is_whole(store_url: str) -> None:
+def test_an_empty_pair_is_complete(store_url: str) -> None:
     assert outline(write_tokens(store.join(store_url, "t"), [])).is_whole
 
 
-def test_what_is_cut_or_gone_is_seen(store_url: str) -> None:
+def test_truncated_and_missing_files_are_detected(store_url: str) -> None:
     prefix = write_tokens(store.join(store_url, "t"), DOCUMENTS)
     whole = store.read_bytes(prefix + ".bin")
     store.write_bytes(prefix + ".bin", whole[:-1])

@@ -160,7 +160,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         read(url, skip=True)
 
 
-def test_what_is_no_parquet_is_named(tmp_path: Path) -> None:
+def test_an_invalid_parquet_file_is_refused(tmp_path: Path) -> None:
     for data in (b"x", b'{"text": "a"}\n' * 100, b"PAR1" + bytes(100) + b"PAR1"):
         (tmp_path / "a.parquet").write_bytes(data)
         with pytest.raises(DataError, match=r"a\.parquet: not a Parquet file, or a damaged one"):

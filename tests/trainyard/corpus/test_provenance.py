@@ -191,7 +191,7 @@ def header(**fields: Any) -> bytes:
         (header(s=2**60), "truncated or overwritten"),
     ],
 )
-def test_what_is_no_sidecar_is_named(tmp_path: Path, data: bytes, message: str) -> None:
+def test_an_invalid_sidecar_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
     url = write(tmp_path / "a.docs", data)
     with pytest.raises(ArtifactError, match=rf"a\.docs.* {message}|a\.docs {message}|{message}"):
         Provenance(url)

@@ -234,7 +234,7 @@ def put(folder: BlockFolder, key: str, name: str, size: int) -> Path:
     return folder.put(key, name, size, lambda file: file.write(b"x" * size))
 
 
-def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_block_is_removed_first(tmp_path: Path) -> None:
     folder = BlockFolder(tmp_path, 1000)
     paths = [put(folder, "k", str(n), 200) for n in range(5)]
     for age, path in enumerate(paths):
@@ -255,7 +255,7 @@ def test_nothing_but_blocks_is_ever_removed(tmp_path: Path) -> None:
     assert len(list((tmp_path / "blocks").iterdir())) <= 5  # folders go with their last block
 
 
-def test_remains_of_killed_writers_go(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
     folder = BlockFolder(tmp_path, 1000)
     put(folder, "k", "0", 300)
     torn = tmp_path / "blocks" / "k" / ".tmp-1-2-3"
@@ -267,7 +267,7 @@ def test_remains_of_killed_writers_go(tmp_path: Path) -> None:
     assert held(tmp_path) == 600
 
 
-def test_a_folder_that_cannot_be_written_to_is_said_once(
+def test_a_full_folder_is_warned_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: Any) -> None:

@@ -78,7 +78,7 @@ def test_every_job_is_done_by_any_crew(crew: Crew, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("crew", CREWS)
-def test_the_first_fault_in_order_is_told_and_nobody_is_left(crew: Crew) -> None:
+def test_the_first_error_in_order_is_raised_and_no_worker_remains(crew: Crew) -> None:
     with pytest.raises(DataError, match="job 7"):
         dict(run_jobs(job, [1, 2, 7, 3, 9, 17, *range(20, 60)], crew, {}))
     assert workers_left() == []
@@ -92,7 +92,7 @@ def test_any_error_comes_through() -> None:
 
 
 @pytest.mark.slow
-def test_who_stops_early_leaves_nobody() -> None:
+def test_stopping_early_leaves_no_worker() -> None:
     for crew in (Crew(0, 2), Crew(2, 1)):
         began = time.monotonic()
         running = run_jobs(job, [1, 17, 17, 2], crew, {})
@@ -118,7 +118,7 @@ def test_workers_wait_for_the_stores_that_their_parent_waits_for(crew: Crew) -> 
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_ends_the_run_in_words() -> None:
+def test_a_killed_worker_ends_the_run_with_a_message() -> None:
     began = time.monotonic()
     with pytest.raises(InfrastructureError, match="a worker process died of SIGKILL"):
         dict(run_jobs(job, [1, 13, 2, 3], Crew(2, 2), {}))
@@ -126,7 +126,7 @@ def test_a_worker_that_is_killed_ends_the_run_in_words() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_the_kernel_ended_for_its_memory_is_told_as_that() -> None:
+def test_a_worker_killed_for_memory_is_reported_as_such() -> None:
     with little_memory() as bounded:
         done = subprocess.run(
             [*bounded, sys.executable, "-m", MODULE], capture_output=True, text=True, timeout=60
@@ -134,7 +134,7 @@ def test_a_worker_that_the_kernel_ended_for_its_memory_is_told_as_that() -> None
     assert "HostMemoryError: the kernel killed a worker process" in done.stdout, done.stderr
 
 
-def test_a_worker_that_dies_at_its_start_ends_the_run_in_words() -> None:
+def test_a_worker_that_dies_at_its_start_ends_the_run_with_a_message() -> None:
     with pytest.raises(InfrastructureError, match="died with exit status 5, perhaps while it st"):
         dict(run_jobs(Poison(), [1, 2, 3], Crew(2, 1), {}))
     assert workers_left() == []

@@ -157,7 +157,7 @@ def test_only_the_documents_of_the_split_are_used(sentences: IndexedDataset) -> 
     assert dataset.samples.rows[:, 1].max() <= end
 
 
-def test_a_token_outside_the_vocabulary_is_told_with_its_place(sentences: IndexedDataset) -> None:
+def test_a_token_outside_the_vocabulary_is_named_with_its_place(sentences: IndexedDataset) -> None:
     small = BertFormat(
         seq_length=64, seed=1, vocab_size=SPECIAL, cls=CLS, sep=SEP, mask=MASK, pad=PAD
     )

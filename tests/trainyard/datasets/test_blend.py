@@ -75,6 +75,6 @@ def test_each_datasets_samples_are_served_in_order() -> None:
     assert rank_within(chosen, 3).tolist() == [0, 0, 1, 2, 0, 1]
 
 
-def test_weights_that_mean_nothing_are_refused() -> None:
+def test_invalid_weights_are_refused() -> None:
     with pytest.raises(ConfigError, match="data-path weights"):
         blend([0.0, 0.0], 10)

@@ -48,7 +48,7 @@ def test_prefixes_without_weights_are_one_epoch(tmp_path: Path) -> None:
         build_gpt_datasets(data, FORM, (31, 0, 0))
 
 
-def test_an_empty_or_too_small_split_is_refused_in_words(tmp_path: Path) -> None:
+def test_an_empty_or_too_small_split_is_refused(tmp_path: Path) -> None:
     data = DataConfig(data_path=(write_pair(tmp_path / "t", [100] * 9 + [10]),))
     with pytest.raises(ConfigError, match=r"the valid split .* has none of the 10 documents"):
         build_gpt_datasets(data, FORM, (10, 10, 0))
@@ -184,7 +184,7 @@ def test_mock_data_needs_no_files_and_gives_each_split_a_third() -> None:
 # --- test data --------------------------------------------------------------------------------
 
 
-def test_too_little_test_data_costs_the_measurement_alone(tmp_path: Path) -> None:
+def test_too_little_test_data_only_skips_the_measurement(tmp_path: Path) -> None:
     prefix = write_pair(tmp_path / "t", [100] * 9 + [10])
     for split, words in (
         ("7,3,0.001", "the test split .* has none of the 10 documents"),

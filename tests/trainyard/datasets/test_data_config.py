@@ -18,7 +18,7 @@ def test_split_is_relative() -> None:
 
 
 @pytest.mark.parametrize("split", ["", "1,2,3,4", "0,0,0", "a,b", "-1,2", "1..2"])
-def test_a_split_that_means_nothing_is_refused(split: str) -> None:
+def test_an_invalid_split_is_refused(split: str) -> None:
     with pytest.raises(ConfigError, match="--split"):
         parse_split(split)
 
@@ -88,7 +88,7 @@ def test_validation_sets_by_themselves_have_no_weights(flag: str) -> None:
         ({"mid_level_dataset_surplus": -0.1}, "--mid-level-dataset-surplus must be at least 0"),
     ],
 )
-def test_numbers_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+def test_numbers_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DataConfig(data_path=("a",), **options)
 
@@ -99,6 +99,6 @@ def test_made_up_data_is_no_input_and_is_cut_evenly() -> None:
     assert data.fractions("valid") == pytest.approx((1 / 3, 2 / 3))
 
 
-def test_where_data_lies_and_how_fast_it_is_read_are_not_what_a_run_is() -> None:
+def test_locations_and_speed_of_data_do_not_change_the_digest_of_a_run() -> None:
     one = DataConfig(data_args_path="a", data_cache_path="c", num_workers=3, mmap_bin_files=False)
     assert digest_relevant(one) == digest_relevant(DataConfig(data_path=("b",)))

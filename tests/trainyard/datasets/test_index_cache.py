@@ -100,7 +100,9 @@ def test_a_second_run_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_fetched_once(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_entries_are_fetched_once(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     built = make(IndexCache(s3_url))
     monkeypatch.setattr(cache_module, "build_sample_indices", no_build)
     assert same(make(IndexCache(s3_url)), built)
@@ -226,7 +228,9 @@ def test_every_byte_of_the_document_counts_or_changes_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("after", range(1, 16))
-def test_a_killed_build(tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_build_leaves_no_entry(
+    tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed between any two operations, as far as another process can tell."""
     root = tmp_path / "c"
     count = 0

@@ -161,7 +161,7 @@ def test_what_is_mapped_is_not_announced(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_fault_in_the_data_is_told_in_its_own_words_from_a_worker_too(workers: int) -> None:
+def test_an_error_in_the_data_keeps_its_message_in_a_worker(workers: int) -> None:
     class Faulty:
         def __len__(self) -> int:
             return 8

@@ -111,7 +111,7 @@ def test_one_epoch_uses_every_sentence_of_usable_documents_once() -> None:
     assert (rows[:, 1] - rows[:, 0] >= 2).all()
 
 
-def test_no_usable_document_is_said() -> None:
+def test_no_usable_document_is_an_error() -> None:
     bounds = np.array([0, 1, 1, 2])
     with pytest.raises(DataError, match="none of the 3 documents can be used"):
         build_mapping(np.array([5, 6], np.int32), bounds, MappingRule(100, 0.1, 1, 2), 10)

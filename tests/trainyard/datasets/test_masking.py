@@ -178,7 +178,7 @@ def test_the_global_generator_is_left_alone() -> None:
     assert np.random.get_state()[1].tolist() == before
 
 
-def test_rules_that_cannot_be_are_refused() -> None:
+def test_invalid_rules_are_refused() -> None:
     with pytest.raises(ConfigError, match="--mask-prob"):
         MaskingRule(mask_prob=1.0)
     with pytest.raises(ConfigError, match="--mask-prob"):

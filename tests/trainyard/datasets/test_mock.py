@@ -57,6 +57,6 @@ def test_a_dataset_has_the_samples_that_were_asked_for() -> None:
         ({"mock_data": True, "dataset_size": 0}, "--dataset-size must be at least 1, got 0"),
     ],
 )
-def test_a_size_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
+def test_an_invalid_size_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         DataConfig(**options)

@@ -65,7 +65,7 @@ def test_the_permutation_without_torch_is_torchs(n: int) -> None:
         assert torch_permutation(epoch, n).tolist() == expected
 
 
-def test_so_is_one_drawn_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_permutation_drawn_in_chunks_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = torch_permutation(5, 2000)
     assert CHUNK > 2000
     for chunk in (1, 7, 1999, 2000):

@@ -313,7 +313,7 @@ def test_a_fault_names_file_line_and_byte(tmp_path: Path, line: bytes, fault: st
         samples[1]
 
 
-def test_files_and_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_invalid_files_and_options_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n \n")
     with pytest.raises(DataError, match="has no lines"):
         ConversationFile(str(tmp_path / "empty.jsonl"))

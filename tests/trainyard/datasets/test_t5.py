@@ -62,7 +62,7 @@ def test_both_sides_give_the_text(sentences: IndexedDataset, lengths: tuple[int,
         assert bool(item["truncated"]) == (len(whole) > target)
 
 
-def test_the_decoder_sees_what_it_was_to_say_one_place_later(sentences: IndexedDataset) -> None:
+def test_the_decoder_gets_its_labels_one_place_later(sentences: IndexedDataset) -> None:
     dataset = T5Dataset(sentences, range(200), None, sample_format())
     for index in range(0, len(dataset), 5):
         item = dataset[index]

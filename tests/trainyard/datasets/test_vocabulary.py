@@ -70,13 +70,15 @@ def test_a_large_file_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         check_tokens(IndexedDataset(prefix), VOCABULARY)
 
 
-def test_what_is_right_or_cannot_be_wrong_passes(tmp_path: Path) -> None:
+def test_valid_files_pass(tmp_path: Path) -> None:
     check_tokens(IndexedDataset(pair(tmp_path / "t", 1000, {})), VOCABULARY)
     check_tokens(IndexedDataset(pair(tmp_path / "u", 1000, {5: 65535}, np.uint16)), 65536)
     check_tokens(IndexedDataset(pair(tmp_path / "v", 1000, {5: 9999})), 0)  # not known
 
 
-def test_the_rest_is_found_in_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_wrong_ids_are_found_in_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vocabulary, "BLOCK_TOKENS", 10)
     monkeypatch.setattr(vocabulary, "WHOLE_TOKENS", 1000)
     prefix = pair(tmp_path / "t", 10_000, {4321: 2000})

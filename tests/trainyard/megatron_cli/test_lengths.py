@@ -86,7 +86,7 @@ def test_a_table_has_megatrons_batches_and_steps(golden: dict[str, Any]) -> None
         check_table(case, sizes, steps)
 
 
-def test_a_table_is_taken_or_refused_as_megatron_does(golden: dict[str, Any]) -> None:
+def test_a_table_is_accepted_or_refused_as_by_megatron(golden: dict[str, Any]) -> None:
     for text, recorded in zip(CORE.odd_tables(), golden["odd tables"], strict=True):
         if recorded is None:
             with pytest.raises(ConfigError, match="--step-batch-size-schedule"):

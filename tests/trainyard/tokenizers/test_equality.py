@@ -103,7 +103,7 @@ def test_wordpiece_is_transformers_bert(built: Built, tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(texts=st.lists(st.text(), max_size=8))
-def test_what_bytes_say_is_what_was_said(built: Built, texts: list[str]) -> None:
+def test_decoding_returns_the_encoded_text(built: Built, texts: list[str]) -> None:
     bytelevel = ByteLevelTokenizer(TokenizerConfig(tokenizer_type="ByteLevelTokenizer"))
     for tokenizer in (built["gpt2"], bytelevel):
         ids, bounds = tokenizer.encode_flat(texts)

@@ -166,7 +166,7 @@ def watch(tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch) ->
     return lengths
 
 
-def test_half_a_surrogate_pair_is_no_text(built: Built) -> None:
+def test_a_lone_surrogate_is_an_error(built: Built) -> None:
     for name in ("plain", "unigram"):
         with pytest.raises(UnicodeEncodeError):
             built[name].encode_flat(["a", "\ud800"])
@@ -199,7 +199,9 @@ def test_gigatoken_encodes_where_it_can(built: Built, folder: Path) -> None:
     assert slow.encode_batch(TEXTS) == built["plain"].encode_batch(TEXTS)
 
 
-def test_why_not_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_why_gigatoken_is_not_used(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     build(str(folder / "unigram.model"))
     assert "no SentencePiece model of kind unigram" in caplog.text

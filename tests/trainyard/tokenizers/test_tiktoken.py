@@ -235,7 +235,7 @@ def test_round_trip_of_files(tiny: Path, gpt2: Path, tmp_path: Path, pattern: st
         (b"[" * 100_000, "recursion"),
     ],
 )
-def test_what_is_no_vocabulary_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+def test_an_invalid_vocabulary_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "v").write_bytes(data)
     with pytest.raises(ArtifactError, match=message):
         build(tmp_path / "v")
@@ -265,6 +265,8 @@ def test_every_byte_must_have_a_token(tiny: Path, tmp_path: Path) -> None:
         ({"tokenizer_special_tokens": ("<s>", "<unk>", "</s>", "")}, "not empty"),
     ],
 )
-def test_special_tokens_that_do_not_go(tiny: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_special_tokens_are_refused(
+    tiny: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         build(tiny, **({"tiktoken_num_special_tokens": 20} | options))

@@ -73,7 +73,7 @@ def _args(tree: Any, url: str) -> Mapping[str, Any]:
     found = tree.get("args") if isinstance(tree, Mapping) else None
     if isinstance(found, Noted):
         raise ArtifactError(
-            f"{url}: its args are refused: wanted a Namespace, but it asks for {found.source}; "
+            f"{url}: its args are refused: it asks for {found.source}, but must be a Namespace; "
             "nothing of it was run"
         )
     if not isinstance(found, Mapping):

@@ -77,13 +77,13 @@ def test_in_and_out_gives_the_same_files(name: str, tmp_path: Path) -> None:
     before, after = tmp_path / "in", tmp_path / "out"
     file = "model.safetensors"
     assert (before / file).read_bytes() == (after / file).read_bytes()
-    told = json.loads((before / "generation_config.json").read_text())
-    assert json.loads((after / "generation_config.json").read_text()) == told
+    generation = json.loads((before / "generation_config.json").read_text())
+    assert json.loads((after / "generation_config.json").read_text()) == generation
     with open_huggingface(str(after)) as again, open_huggingface(str(before)) as source:
         assert again.config == source.config
         assert again.tokenizer_files() == source.tokenizer_files()
     config = transformers.AutoConfig.from_pretrained(after)
-    assert (config.bos_token_id, config.eos_token_id) == (told["bos_token_id"], 0)
+    assert (config.bos_token_id, config.eos_token_id) == (generation["bos_token_id"], 0)
 
 
 SIZES: dict[str, Any] = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
@@ -130,7 +130,7 @@ def read_again(config: GPTConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])
-def test_scalings_come_back_as_they_went(kind: str) -> None:
+def test_scalings_survive_a_round_trip(kind: str) -> None:
     rope = {
         "linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
         "yarn": {**YARN, "beta_fast": 20.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 0.5},
@@ -151,7 +151,7 @@ def rotary(config: GPTConfig) -> list[float]:
     return [gain(config), *rotary_frequencies(config, torch.device("cpu")).tolist()]
 
 
-def test_both_spellings_of_rotary_embedding_say_the_same() -> None:
+def test_both_spellings_of_rotary_embedding_are_equivalent() -> None:
     scaling = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
     old = document(rope_theta=500000.0, rope_scaling=scaling)
     new, both = document(rope_parameters=LLAMA3), document(rope_parameters=LLAMA3)
@@ -161,12 +161,12 @@ def test_both_spellings_of_rotary_embedding_say_the_same() -> None:
     assert (read[0].use_rope_scaling, read[0].rope_scaling_factor) == (True, 32.0)
 
 
-def test_llama3_scales_from_the_longest_sequence_where_nothing_else_is_said() -> None:
+def test_llama3_scales_from_the_longest_sequence_by_default() -> None:
     """As in transformers."""
     scaling = {k: v for k, v in LLAMA3.items() if k != "original_max_position_embeddings"}
-    told = document(rope_parameters=scaling)
-    _, config, _ = read_config(told, "there")
-    theirs = transformers.AutoConfig.for_model(**told)
+    config_json = document(rope_parameters=scaling)
+    _, config, _ = read_config(config_json, "there")
+    theirs = transformers.AutoConfig.for_model(**config_json)
     original = theirs.rope_parameters["original_max_position_embeddings"]
     assert config.rope_scaling_original_max_position_embeddings == original == 64
 
@@ -204,7 +204,7 @@ def document(**changes: Any) -> dict[str, Any]:
         ({"auto_map": {"AutoModel": "there.Code"}}, "auto_map"),
     ],
 )
-def test_what_would_compute_something_else_is_refused_by_name(
+def test_fields_that_change_the_model_are_refused_by_name(
     changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"there.*{words}"):
@@ -229,7 +229,7 @@ def test_a_document_that_is_no_model_is_refused(changes: dict[str, Any], words: 
         read_config([changes], "there")
 
 
-def test_what_has_no_part_in_the_logits_is_passed_over() -> None:
+def test_fields_without_effect_on_the_logits_are_ignored() -> None:
     plain = read_config(document(), "there")
     harmless = {"use_cache": False, "torch_dtype": "bfloat16", "logit_scale": None}
     assert read_config(document(**harmless), "there") == plain
@@ -292,7 +292,7 @@ def test_weights_that_are_not_those_of_the_configuration_are_listed(
         open_huggingface(str(tmp_path))
 
 
-def test_a_copy_of_a_tied_embedding_is_taken_and_another_tensor_is_not(tmp_path: Path) -> None:
+def test_an_output_layer_must_equal_its_tied_embedding(tmp_path: Path) -> None:
     make("llama tied", tmp_path)
     embedding = weights(tmp_path)["model.embed_tokens.weight"]
     change(tmp_path, lm_head__weight=embedding.clone(), model__rotary_emb__inv_freq=torch.ones(4))
@@ -330,7 +330,7 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> Non
             open_huggingface(str(tmp_path))
 
 
-def test_a_folder_without_weights_says_what_it_wants(tmp_path: Path) -> None:
+def test_a_folder_without_weights_names_the_missing_files(tmp_path: Path) -> None:
     make("llama", tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(
@@ -374,7 +374,7 @@ def test_each_tensor_comes_back_from_its_parts(kind: str, grouped: bool) -> None
         assert torch.equal(recipe.make([theirs[part] for part in recipe.sources]), ours[key]), key
 
 
-def test_a_source_says_what_it_holds_before_it_reads(tmp_path: Path) -> None:
+def test_a_source_has_specs_before_it_reads(tmp_path: Path) -> None:
     make("qwen3", tmp_path)
     with open_huggingface(str(tmp_path)) as source:
         assert isinstance(source, AssembledSource)

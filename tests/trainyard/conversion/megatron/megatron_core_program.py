@@ -54,11 +54,11 @@ def model_of(args: argparse.Namespace, **parts: Any) -> torch.nn.Module:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import TransformerConfig
 
-    told = vars(args)
+    given = vars(args)
     fields = {field.name for field in dataclasses.fields(TransformerConfig)}
-    values = {name: value for name, value in told.items() if name in fields and value is not None}
+    values = {name: value for name, value in given.items() if name in fields and value is not None}
     values |= {
-        "layernorm_epsilon": told.get("norm_epsilon", told.get("layernorm_epsilon")),
+        "layernorm_epsilon": given.get("norm_epsilon", given.get("layernorm_epsilon")),
         "gated_linear_unit": args.swiglu,
         "activation_func": torch.nn.functional.silu if args.swiglu else torch.nn.functional.gelu,
         "bias_activation_fusion": args.bias_gelu_fusion and not args.swiglu,

@@ -135,9 +135,9 @@ def main(words: list[str]) -> None:
         else:
             iteration, _ = load_checkpoint([model], None, None)
         tokens = torch.randint(0, 30, TOKENS, generator=torch.Generator().manual_seed(0))
-        told = {name: value for name, value in vars(args).items() if type(value) in PLAIN}
+        plain_args = {name: value for name, value in vars(args).items() if type(value) in PLAIN}
         weights = {n: p.detach() for n, p in model.named_parameters()}
-        found = {"args": told, "weights": weights, "iteration": iteration, "tokens": tokens}
+        found = {"args": plain_args, "weights": weights, "iteration": iteration, "tokens": tokens}
         torch.save({**found, "logits": core.logits(model, tokens)}, out)
         dist.destroy_process_group()
 

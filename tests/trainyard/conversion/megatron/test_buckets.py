@@ -33,8 +33,8 @@ Kept = dict[tuple[int, str], tuple[int, int, dict[str, Tensor]]]
 
 def megatron(folder: Path, config: GPTConfig, layout: Layout, dp: int, bucket: int) -> list[Kept]:
     """A checkpoint in folder/made; what each rank put into it."""
-    told = vars(arguments(config, layout, PADDED_VOCAB)).items()
-    args = {name: value for name, value in told if type(value) in PLAIN}
+    values = vars(arguments(config, layout, PADDED_VOCAB)).items()
+    args = {name: value for name, value in values if type(value) in PLAIN}
     world = layout.tp * layout.pp * dp
     args |= {"transformer_impl": "local", "world_size": world}
     args["virtual_pipeline_model_parallel_size"] = layout.vpp if layout.vpp > 1 else None
@@ -84,7 +84,7 @@ def in_the_whole(name: str, stage: int, layers: int) -> str:
         pytest.param(QWEN, Layout(tp=2, pp=2), 1, 2000, id="qwen tp2 pp2"),
     ],
 )
-def test_what_megatron_core_keeps_of_its_optimizer_is_read(
+def test_optimizer_states_of_megatron_core_are_read(
     tmp_path: Path, config: GPTConfig, layout: Layout, dp: int, bucket: int
 ) -> None:
     tp, pp, vpp = layout.tp, layout.pp, layout.vpp

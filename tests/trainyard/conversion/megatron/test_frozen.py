@@ -33,14 +33,14 @@ LOADERS = {"torch": "core", "torch_dist": "torch_dist"}
 BY_NAME = pytest.mark.parametrize("frozen", FROZEN, ids=lambda frozen: frozen.name)
 
 
-def told_of(frozen: Frozen) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(TOLD.read_text())[frozen.name]
-    return told
+def expected_of(frozen: Frozen) -> dict[str, Any]:
+    expected: dict[str, Any] = json.loads(TOLD.read_text())[frozen.name]
+    return expected
 
 
 @BY_NAME
-def test_what_megatron_saved_is_read_bit_for_bit(frozen: Frozen, tmp_path: Path) -> None:
-    told, root = told_of(frozen), unpacked(frozen, tmp_path)
+def test_checkpoints_of_megatron_are_read_bit_for_bit(frozen: Frozen, tmp_path: Path) -> None:
+    expected, root = expected_of(frozen), unpacked(frozen, tmp_path)
     is_embedded = frozen.version >= "0.19" and frozen.ckpt_format == "torch_dist"
     assert any(root.rglob(COMMON)) is (frozen.ckpt_format == "torch_dist" and not is_embedded)
     with open_source(str(root), LOADERS[frozen.ckpt_format]) as source:
@@ -50,11 +50,11 @@ def test_what_megatron_saved_is_read_bit_for_bit(frozen: Frozen, tmp_path: Path)
             for name in source.specs
             if name.startswith("model.")
         }
-        assert weights == told["weights"]
-        assert (source.step, source.padded_vocab_size) == (told["iteration"], 32)
+        assert weights == expected["weights"]
+        assert (source.step, source.padded_vocab_size) == (expected["iteration"], 32)
         args: dict[str, Any] = source.args  # type: ignore[attr-defined]
         assert args["exit_signal"].source == "signal.Signals"
-        assert {name: args[name] for name in told["args"]} == told["args"]
+        assert {name: args[name] for name in expected["args"]} == expected["args"]
         if frozen.with_optimizer:
             assert (source.num_updates, source.consumed_train_samples) == (1, 6400)
             assert len(source.specs) == 3 * len(weights)
@@ -74,7 +74,7 @@ def test_the_command_that_saved_a_model_finds_its_args_again(
         write(source, lambda name: store.open_output(str(tmp_path / "out" / name), name))
     (path,) = (*(tmp_path / "out").rglob("model_optim_rng.pt"), *(tmp_path / "out").rglob(COMMON))
     made = vars(torch.load(path, weights_only=False)["args"])
-    wanted = told_of(frozen)["args"]
+    wanted = expected_of(frozen)["args"]
     assert wanted["add_position_embedding"] is (model != "no-position")
     names = [name for name in KEPT_ARGS if name in wanted]
     assert len(names) > 40

@@ -23,7 +23,7 @@ from trainyard.conversion.write_native import SCHEDULER
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.gpt.config import GPTConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(20)]  # one that builds what is told runs on
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(20)]  # one that builds what it reads runs on
 
 GPT = GPTConfig(num_layers=1, hidden_size=16, num_attention_heads=2, seq_length=8)
 
@@ -100,7 +100,7 @@ def test_a_folder_of_another_iteration_than_its_files_is_refused(
     (root / "iter_0000100").rename(root / "iter_0000007")
     (root / "latest_checkpointed_iteration.txt").write_text("7")
     for url in (root, root / "iter_0000007"):
-        with pytest.raises(ArtifactError, match=r"says iteration 100, .* folder of iteration 7"):
+        with pytest.raises(ArtifactError, match=r"has iteration 100, .* folder of iteration 7"):
             open_source(str(url), loader)
 
 
@@ -129,13 +129,18 @@ LIES: list[tuple[Edit, str]] = [
         lambda tree: tree["model"].update({f"decoder.layers.{'9' * 5000}.x": torch.ones(2)}),
         r"1 unexpected:\n    'decoder\.layers\.9+",
     ),
-    (lambda tree: tree.update({"model0": tree.pop("model"), f"model{10**8}": {}}), "so many"),
+    (
+        lambda tree: tree.update({"model0": tree.pop("model"), f"model{10**8}": {}}),
+        "at most 4096 are read",
+    ),
     (lambda tree: tree["model"].update({NAME: torch.ones(1).expand(64, 16)}), "repeats values"),
 ]
 
 
 @pytest.mark.parametrize(("edit", "words"), LIES)
-def test_what_no_run_says_is_refused(ranks: Path, tmp_path: Path, edit: Edit, words: str) -> None:
+def test_values_that_no_run_has_are_refused(
+    ranks: Path, tmp_path: Path, edit: Edit, words: str
+) -> None:
     root = copied(ranks, tmp_path)
     edited(root, edit)
     with pytest.raises(ArtifactError, match=words) as caught:
@@ -152,7 +157,7 @@ def test_what_no_run_says_is_refused(ranks: Path, tmp_path: Path, edit: Edit, wo
         {"optimizer": {"state": {"common_step": torch.tensor(math.nan)}}},
     ],
 )
-def test_an_optimizer_that_is_none_is_passed_over(
+def test_an_empty_optimizer_is_ignored(
     dist: Path, tmp_path: Path, optimizer: dict[str, Any]
 ) -> None:
     root = copied(dist, tmp_path)
@@ -161,7 +166,7 @@ def test_an_optimizer_that_is_none_is_passed_over(
         assert source.num_updates == 0
 
 
-def test_a_schedule_is_handed_on(ranks: Path, tmp_path: Path) -> None:
+def test_a_schedule_may_have_fractions_of_steps(ranks: Path, tmp_path: Path) -> None:
     root = copied(ranks, tmp_path)
     edited(root, scheduled(lr_warmup_steps=12.5))  # a fraction of the steps may be one
     with open_source(str(root), "core") as source:
@@ -196,7 +201,7 @@ def test_a_flipped_bit_is_found(ranks: Path, dist: Path, tmp_path: Path, kind: s
             source.read(f"model.{NAME}")
 
 
-def test_no_checksum_is_asked_of_who_wrote_none(ranks: Path, tmp_path: Path) -> None:
+def test_records_without_a_checksum_are_not_checked(ranks: Path, tmp_path: Path) -> None:
     root = copied(ranks, tmp_path)
     torch.serialization.set_crc32_options(False)
     try:
@@ -254,11 +259,11 @@ def test_more_dims_than_a_tensor_has_are_refused(dist: Path, tmp_path: Path) -> 
     def many(metadata: Any) -> None:
         metadata.state_dict_metadata[FINAL[0]].size = (1,) * 5000
 
-    with pytest.raises(ArtifactError, match="in the place of a shape"):
+    with pytest.raises(ArtifactError, match="wanted a shape"):
         read_index(str(indexed(copied(dist, tmp_path), many)))
 
 
-def test_a_file_that_is_cut_behind_its_last_tensor_is_refused(dist: Path, tmp_path: Path) -> None:
+def test_a_file_truncated_after_its_last_tensor_is_refused(dist: Path, tmp_path: Path) -> None:
     root = copied(dist, tmp_path)
     path = root / "iter_0000100/__0_0.distcp"
     data, name = path.read_bytes(), "decoder.layers.mlp.linear_fc1._extra_state/shard_0_1"
@@ -281,7 +286,7 @@ def test_a_file_that_is_cut_behind_its_last_tensor_is_refused(dist: Path, tmp_pa
 
 
 @pytest.mark.parametrize("loader", sorted(LOADERS.keys() - {"trainyard"}))
-def test_a_loader_that_does_not_fit_says_what_lies_there(
+def test_a_wrong_loader_names_the_format_found(
     ranks: Path, dist: Path, tmp_path: Path, loader: str
 ) -> None:
     hf = tmp_path / "hf"
@@ -289,11 +294,13 @@ def test_a_loader_that_does_not_fit_says_what_lies_there(
     for name in ("config.json", "model.safetensors"):
         (hf / name).touch()
     fits = {"core": ranks, "legacy": ranks, "torch_dist": dist, "hf": hf, "llama_mistral": hf}
-    told = {ranks: "torch format; give --loader core", dist: "torch_dist", hf: "Hugging Face"}
-    for place, words in told.items():
+    messages = {ranks: "torch format; give --loader core", dist: "torch_dist", hf: "Hugging Face"}
+    for place, message in messages.items():
         if place != fits[loader]:
-            with pytest.raises(ConfigError, match=f"--loader {loader} reads .* there is .*{words}"):
+            with pytest.raises(
+                ConfigError, match=f"--loader {loader} reads .* but this is .*{message}"
+            ):
                 open_source(str(place), loader)
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ConfigError, match=r"there is none: .*notes\.txt"):
+    with pytest.raises(ConfigError, match=r"but the folder has only .*notes\.txt"):
         open_source(str(tmp_path), "hf")

@@ -53,7 +53,7 @@ def megatron(version: str, folder: Path, *words: str) -> Tensor:
 @VERSIONS
 @CONFIGS
 @pytest.mark.parametrize("saver", ["core", "torch_dist"])
-def test_megatron_core_computes_the_same_from_what_reshard_wrote(
+def test_megatron_core_computes_the_same_from_resharded_files(
     tmp_path: Path, config: GPTConfig, saver: str, version: str
 ) -> None:
     ours = random_gpt(config)
@@ -76,11 +76,11 @@ def test_megatron_core_computes_the_same_from_what_reshard_wrote(
 
 @VERSIONS
 @CONFIGS
-def test_ours_computes_the_same_from_what_megatron_core_saved(
+def test_ours_computes_the_same_from_files_of_megatron_core(
     tmp_path: Path, config: GPTConfig, version: str
 ) -> None:
-    told = vars(arguments(config, Layout(), PADDED_VOCAB)).items()
-    args = {name: value for name, value in told if type(value) in PLAIN}
+    values = vars(arguments(config, Layout(), PADDED_VOCAB)).items()
+    args = {name: value for name, value in values if type(value) in PLAIN}
     (tmp_path / "args.json").write_text(json.dumps(args))
     tokens = some_tokens(tmp_path)
     theirs = megatron(

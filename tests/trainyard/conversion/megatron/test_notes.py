@@ -48,7 +48,7 @@ def test_a_tensor_that_an_unknown_function_makes_is_refused_by_its_name(tmp_path
         open_megatron(str(root))
 
 
-def test_what_is_not_needed_never_blocks_the_tensors(tmp_path: Path) -> None:
+def test_unneeded_objects_never_prevent_reading_tensors(tmp_path: Path) -> None:
     whole = weights_of(random_gpt(GPT))
     root = write(tmp_path / "m", whole, GPT, Layout())
     without_enum(root)

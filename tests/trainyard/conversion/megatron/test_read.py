@@ -149,7 +149,7 @@ def test_a_file_of_2019_needs_the_number_of_heads_alone(tmp_path: Path) -> None:
     assert all(torch.equal(found[f"model.{name}"], tensor) for name, tensor in whole.items())
 
 
-def test_what_the_files_say_of_the_run(tmp_path: Path) -> None:
+def test_the_state_of_the_run_is_read(tmp_path: Path) -> None:
     whole = weights_of(random_gpt(GPT))
     layout = Layout(tp=2, args={"vocab_size": 257})
     root = write(tmp_path / "m", whole, GPT, layout)
@@ -243,17 +243,17 @@ def change(root: Path, edit: Any, name: str = "mp_rank_00/model_optim_rng.pt") -
     ("edit", "words"),
     [
         (lambda tree: tree["optimizer"]["optimizer"]["state"].pop(0), "no state of"),
-        (lambda tree: tree["optimizer"]["optimizer"]["param_groups"].pop(), "no group of it"),
+        (lambda tree: tree["optimizer"]["optimizer"]["param_groups"].pop(), "it has no group for"),
         (
             lambda tree: tree["optimizer"]["optimizer"]["state"].update(
                 {0: tree["optimizer"]["optimizer"]["state"][1]}
             ),
             "its exp_avg of",
         ),
-        (lambda tree: tree.update(optimizer=[1, 2]), "several optimizers"),
+        (lambda tree: tree.update(optimizer=[1, 2]), "not the table of one optimizer"),
     ],
 )
-def test_an_optimizer_that_cannot_be_told_apart_is_left_in_one_line(
+def test_an_unidentifiable_optimizer_is_left_out_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, edit: Any, words: str
 ) -> None:
     whole = {name: t.bfloat16() for name, t in weights_of(random_gpt(GPT)).items()}
@@ -298,9 +298,9 @@ def test_a_model_that_ours_does_not_compute_is_refused(args: dict[str, Any], wor
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ({"num_layers": 5}, "stages hold 4 layers, its args say 5"),
+        ({"num_layers": 5}, "stages have 4 layers, but its args say 5"),
         ({"hidden_size": 64}, r"wanted \[\d+, 64\]"),
-        ({"tensor_model_parallel_size": 2}, "files of 1 tensor ranks, and its args say 2"),
+        ({"tensor_model_parallel_size": 2}, "files of 1 tensor ranks, but its args say 2"),
         ({"num_attention_heads": "four"}, "num_attention_heads"),
         ({"normalization": "RMSNorm"}, r"9 unexpected:\n    decoder\.final_layernorm\.bias"),
         (
@@ -317,7 +317,7 @@ def test_args_that_do_not_fit_the_tensors_are_refused(
         open_megatron(str(root))
 
 
-def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
     whole = weights_of(random_gpt(GPT))
     root = write(tmp_path / "m", whole, GPT, Layout(tp=2, pp=2))
     shutil.rmtree(root / "iter_0000100" / "mp_rank_01_000")
@@ -327,7 +327,9 @@ def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="'seven', wanted a number or `release`"):
         open_megatron(str(root))
     (root / "latest_checkpointed_iteration.txt").write_text("200")
-    with pytest.raises(ArtifactError, match=r"iter_0000200: no mp_rank_XX.*nothing is there"):
+    with pytest.raises(
+        ArtifactError, match=r"iter_0000200: has no mp_rank_XX.*the folder is empty"
+    ):
         open_megatron(str(root))
 
 
@@ -337,7 +339,7 @@ def test_ranks_of_two_checkpoints_are_refused(tmp_path: Path) -> None:
     other = write(tmp_path / "o", whole, GPT, Layout(tp=2, step=200))
     name = "mp_rank_01/model_optim_rng.pt"
     shutil.copy(other / "iter_0000200" / name, root / "iter_0000100" / name)
-    with pytest.raises(ArtifactError, match="is of another checkpoint"):
+    with pytest.raises(ArtifactError, match="is from another checkpoint"):
         open_megatron(str(root))
 
 

@@ -106,12 +106,12 @@ def test_the_scale_comes_from_torch_dist(tmp_path: Path, caplog: pytest.LogCaptu
     assert read(dist(tmp_path / "a", grad_scaler=scaler()), "torch_dist")["loss_scaler"] == OURS
     assert "scale of the loss" not in caplog.text
     assert "loss_scaler" not in read(dist(tmp_path / "b"), "torch_dist")
-    assert "keeps no scale of the loss" in caplog.text
+    assert "has no loss scale" in caplog.text
     with pytest.raises(ArtifactError, match=r"common\.pt: growth_tracker of its grad_scaler"):
         read(dist(tmp_path / "c", grad_scaler=scaler(growth_tracker="x")), "torch_dist")
 
 
-def test_a_step_of_ours_holds_it(tmp_path: Path) -> None:
+def test_a_step_of_ours_has_the_scale(tmp_path: Path) -> None:
     written(tmp_path / "m", replace(PLAIN, scaler=scaler()))
     with open_source(str(tmp_path / "m"), "core") as source:
         into(source, tmp_path / "ours/iter_0000100")
@@ -122,10 +122,10 @@ def test_a_step_of_ours_holds_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_class", "adjusted"), [("core", False), ("legacy", False), ("core", True)]
 )
-def test_it_is_handed_on_to_files_of_megatron(
+def test_the_scale_is_written_to_files_of_megatron(
     tmp_path: Path, model_class: str, adjusted: bool
 ) -> None:
-    """Cut anew, to the other model class, and with another vocabulary."""
+    """Converted again, to the other model class, and with another vocabulary."""
     written(tmp_path / "m", replace(PLAIN, scaler=scaler()))
     with open_source(str(tmp_path / "m"), "core") as source:
         write_megatron(
@@ -137,14 +137,14 @@ def test_it_is_handed_on_to_files_of_megatron(
     found = trees(tmp_path / "made")
     assert len(found) == 2
     for tree in found.values():
-        told = tree["optimizer"]["grad_scaler"]
-        assert torch.equal(told.pop("scale"), torch.tensor([SCALE]))
-        assert told == {"growth_tracker": 17, "hysteresis_tracker": 1}
+        written_scaler = tree["optimizer"]["grad_scaler"]
+        assert torch.equal(written_scaler.pop("scale"), torch.tensor([SCALE]))
+        assert written_scaler == {"growth_tracker": 17, "hysteresis_tracker": 1}
     assert read(tmp_path / "made")["loss_scaler"] == OURS
 
 
 @pytest.mark.slow  # torch imports its compiler for this
-def test_it_is_handed_on_to_torch_dist(tmp_path: Path) -> None:
+def test_the_scale_is_written_to_torch_dist(tmp_path: Path) -> None:
     written(tmp_path / "m", replace(PLAIN, scaler=scaler()))
     with open_source(str(tmp_path / "m"), "core") as source:
         write_torch_dist(
@@ -161,7 +161,7 @@ def test_it_is_handed_on_to_torch_dist(tmp_path: Path) -> None:
         ("bfloat16", {}, False),
     ],
 )
-def test_an_fp16_run_without_a_scale_is_told_of(
+def test_an_fp16_run_without_a_scale_logs_a_warning(
     tmp_path: Path,
     dtype: str,
     args: dict[str, Any],
@@ -177,7 +177,7 @@ def test_an_fp16_run_without_a_scale_is_told_of(
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("scaler", "message"),
     [
         (5, r"mp_rank_00.*: its grad_scaler is 5, wanted a table"),
         (scaler(scale=torch.tensor([float("nan")])), "scale of its grad_scaler is nan"),
@@ -193,9 +193,9 @@ def test_an_fp16_run_without_a_scale_is_told_of(
         ),
     ],
 )
-def test_a_scale_that_no_run_has_is_refused(tmp_path: Path, told: Any, words: str) -> None:
-    written(tmp_path, replace(PLAIN, scaler=told))
-    with pytest.raises(ArtifactError, match=words):
+def test_a_scale_that_no_run_has_is_refused(tmp_path: Path, scaler: Any, message: str) -> None:
+    written(tmp_path, replace(PLAIN, scaler=scaler))
+    with pytest.raises(ArtifactError, match=message):
         open_source(str(tmp_path), "core")
 
 

@@ -69,15 +69,13 @@ def check_ours(root: Path, kind: str, made: dict[str, Any], num_updates: int = 0
 
 @pytest.mark.parametrize("kind", ["torch", "torch_dist"])
 @pytest.mark.parametrize("version", ["0.17.1", "0.19.2"])
-def test_what_its_training_saves_is_read(tmp_path: Path, version: str, kind: str) -> None:
+def test_checkpoints_of_its_training_are_read(tmp_path: Path, version: str, kind: str) -> None:
     made = make(Frozen(version, "gqa", kind, with_optimizer=True), tmp_path)
     check_ours(tmp_path / "made", kind, made, num_updates=1)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_same_command_loads_what_was_written_of_its_checkpoint(
-    tmp_path: Path, model: str
-) -> None:
+def test_the_same_command_loads_its_converted_checkpoint(tmp_path: Path, model: str) -> None:
     made = make(Frozen("0.19.2", model), tmp_path)
     check_ours(tmp_path / "made", "torch_dist", made)
     for saver, kind in SAVERS.items():

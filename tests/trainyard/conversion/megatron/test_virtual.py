@@ -93,7 +93,7 @@ def save_numbered(root: Path, config: GPTConfig) -> None:
         pytest.param("legacy", EIGHT, id="legacy, tied", marks=pytest.mark.slow),
     ],
 )
-def test_layers_lie_where_the_interleaved_schedule_looks_for_them(
+def test_layers_are_where_the_interleaved_schedule_expects_them(
     tmp_path: Path, style: str, config: GPTConfig
 ) -> None:
     save_numbered(tmp_path / "run", config)

@@ -66,8 +66,8 @@ def save_trained(
         "consumed_train_samples": 400,
         "schedule": {"learning_rate": RATE, "weight_decay": DECAY},
     }
-    told = contents(100, documents={"config.json": document})
-    save_step(str(root), 100, tensors, replace(told, state=state))
+    step_contents = contents(100, documents={"config.json": document})
+    save_step(str(root), 100, tensors, replace(step_contents, state=state))
 
 
 def convert(source: Any, folder: Path, **options: Any) -> Path:
@@ -113,7 +113,7 @@ def options_of(layout: Layout) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("config", "layout"), CASES, ids=lambda v: getattr(v, "spelling", ""))
-def test_the_files_are_those_that_the_format_asks_for(
+def test_the_files_are_those_of_the_format(
     tmp_path: Path, config: GPTConfig, layout: Layout
 ) -> None:
     """Key for key, in the same order, bit for bit those that were written by hand."""
@@ -162,11 +162,11 @@ def test_what_is_written_reads_back(tmp_path: Path, config: GPTConfig, layout: L
     weights = {n: t.bfloat16() for n, t in weights_of(random_gpt(config)).items()}
     states = states_of(weights)
     save_trained(tmp_path / "run", weights, states, config)
-    told: list[int] = []
+    advanced: list[int] = []
     expected: list[int] = []
-    calls = {"advance": told.append, "expect": expected.append}
+    calls = {"advance": advanced.append, "expect": expected.append}
     made = convert_run(tmp_path, **options_of(layout), **calls)
-    assert [sum(told)] == expected
+    assert [sum(advanced)] == expected
     found, _ = read_all(made)
     assert_handed_on(found, weights, states)
 
@@ -264,7 +264,7 @@ def test_groups_are_in_the_order_of_those_of_megatron(
 
 
 @pytest.mark.parametrize("is_of_core_16", [False, True])
-def test_a_rate_of_its_own_is_known_by_either_key(
+def test_a_decoupled_learning_rate_is_recognised_by_either_key(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -360,7 +360,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     assert not (tmp_path / "made").exists()
 
 
-def test_an_optimizer_without_its_options_is_left_in_one_line(
+def test_an_optimizer_without_its_options_is_left_out_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_gpt(str(tmp_path / "run"), random_gpt(GPT), 100)

@@ -109,7 +109,7 @@ def test_pairs_become_halves_and_back() -> None:
 
 
 @pytest.mark.slow
-def test_the_known_story_is_told(shared: Path, tmp_path: Path) -> None:
+def test_the_known_story_is_generated(shared: Path, tmp_path: Path) -> None:
     folder = shared / "data" / "checkpoints" / "stories260K"
     tensors, params = read_llama2c(folder / "stories260K.bin")
     write_meta(tmp_path, tensors, 2, params, rows_cut=False)
@@ -236,7 +236,7 @@ def test_published_sizes(name: str) -> None:
         ({"rope_high_freq_factor": 2.0}, "rope_high_freq_factor is 2.0"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+def test_unknown_fields_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_params({**PARAMS, **changes}, "there", EMBEDDING)
 

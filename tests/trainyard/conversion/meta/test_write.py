@@ -71,8 +71,8 @@ def model_of(config: GPTConfig, seed: int = 3) -> GPTModel:
 def source_of(model: GPTModel, files: dict[str, bytes] | None = None, **about: Any) -> Source:
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     recipes = {name: TensorRecipe((name,), as_is) for name in tensors}
-    told = About("there", model.config, ROWS, Carried(files or {}, about.get("tokens")))
-    return AssembledSource(told, recipes, Memory(tensors))
+    about_model = About("there", model.config, ROWS, Carried(files or {}, about.get("tokens")))
+    return AssembledSource(about_model, recipes, Memory(tensors))
 
 
 def write(source: Source, folder: Path, num_files: int = 1) -> list[str]:
@@ -207,7 +207,7 @@ def test_out_and_in_again_is_the_same(
         assert all(torch.equal(again.read(name), source.read(name)) for name in source.specs)
 
 
-def test_tied_embeddings_lie_once_under_both_names(tmp_path: Path) -> None:
+def test_tied_embeddings_are_stored_once_under_both_names(tmp_path: Path) -> None:
     config = GPTConfig(**{**LLAMA, "untie_embeddings_and_output_weights": False})
     write(source_of(model_of(config)), tmp_path)
     (file,) = files_of(tmp_path)
@@ -224,17 +224,15 @@ def test_the_tokenizer_goes_with_it_without_our_description(tmp_path: Path) -> N
     assert (tmp_path / "tokenizer.model").read_bytes() == b"pieces"
 
 
-def test_what_the_files_do_not_say_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_facts_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = GPTConfig(**{**LLAMA, "seq_length": 64, "max_position_embeddings": 64})
     with caplog.at_level(logging.WARNING):
         write(source_of(model_of(config), tokens=23), tmp_path)
-    said = caplog.text
-    assert "the longest sequence, which is 64" in said
-    assert "--loader llama_mistral will assume 4096" in said
-    assert "24 rows for 23 tokens" in said
-    assert "there carries no tokenizer.model" in said
+    text = caplog.text
+    assert "the longest sequence, which is 64" in text
+    assert "--loader llama_mistral will assume 4096" in text
+    assert "24 rows for 23 tokens" in text
+    assert "there carries no tokenizer.model" in text
 
 
 # --- params.json ----------------------------------------------------------------------------------
@@ -243,23 +241,23 @@ def test_what_the_files_do_not_say_is_told(
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_widths_of_the_mlp(name: str) -> None:
     hidden, ffn = PUBLISHED[name][0]["dim"], PUBLISHED[name][1].get("ffn_size", 14336)
-    told = ffn_fields(hidden, ffn)
-    assert rounded_up(hidden, told.get("ffn_dim_multiplier"), told["multiple_of"]) == ffn
-    assert len(f"{told.get('ffn_dim_multiplier', 1.0)}") == 3  # such as 1.3
+    fields = ffn_fields(hidden, ffn)
+    assert rounded_up(hidden, fields.get("ffn_dim_multiplier"), fields["multiple_of"]) == ffn
+    assert len(f"{fields.get('ffn_dim_multiplier', 1.0)}") == 3  # such as 1.3
 
 
 @given(st.integers(2, 20000), st.integers(1, 200000))
 @settings(max_examples=40, deadline=None)
-def test_every_width_of_the_mlp_is_told_somehow(hidden: int, ffn: int) -> None:
-    told = ffn_fields(hidden, ffn)
+def test_every_width_of_the_mlp_can_be_expressed(hidden: int, ffn: int) -> None:
+    fields = ffn_fields(hidden, ffn)
     size = int(2 * (4 * hidden) / 3)  # as Meta's FeedForward finds it
-    if "ffn_dim_multiplier" in told:
-        size = int(told["ffn_dim_multiplier"] * size)
-    step = told["multiple_of"]
+    if "ffn_dim_multiplier" in fields:
+        size = int(fields["ffn_dim_multiplier"] * size)
+    step = fields["multiple_of"]
     assert step * ((size + step - 1) // step) == ffn
 
 
-def test_only_what_its_program_knows_is_written() -> None:
+def test_only_fields_of_its_program_are_written() -> None:
     plain = params_document(GPTConfig(**LLAMA), ROWS)
     assert plain.keys() == {
         *("dim", "n_layers", "n_heads", "norm_eps", "vocab_size", "multiple_of"),
@@ -305,7 +303,7 @@ TIED = {"untie_embeddings_and_output_weights": False}
         ({"ffn_hidden_size": 10**9}, 1, "cannot describe --ffn-hidden-size 1000000000"),
     ],
 )
-def test_what_the_layout_cannot_hold_is_refused_before_anything_is_written(
+def test_an_unsupported_model_is_refused_before_anything_is_written(
     changes: dict[str, Any], num_files: int, words: str
 ) -> None:
     with torch.device("meta"):
@@ -318,7 +316,7 @@ def test_what_the_layout_cannot_hold_is_refused_before_anything_is_written(
         write_meta_folder(source_of(model), open_file, num_files=num_files)
 
 
-def test_rows_that_ranks_cannot_share_out_are_refused(tmp_path: Path) -> None:
+def test_indivisible_rows_are_refused(tmp_path: Path) -> None:
     config = GPTConfig(
         **{**LLAMA, "hidden_size": 40, "num_attention_heads": 5, "ffn_hidden_size": 40}
     )

@@ -92,7 +92,7 @@ def tensors(run: Run) -> Any:
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
-def test_every_state_is_found_whose_it_is(config: str, how: Buckets) -> None:
+def test_every_state_is_assigned_to_its_parameter(config: str, how: Buckets) -> None:
     check(CONFIGS[config], how)
 
 
@@ -112,12 +112,12 @@ def check(config: GPTConfig, how: Buckets) -> None:
     check_places(places, tensors(run), weights(config).__getitem__)
 
 
-def test_what_is_between_parameters_is_not_read() -> None:
+def test_padding_between_parameters_is_not_read() -> None:
     run = states_of_ranks(sample(GPT), GPT, Buckets(tp=2, pp=2))
     assert any(held.whole().isnan().any() for held in run.values())
 
 
-def test_the_padding_before_a_shared_embedding_is_of_the_bucket_before_it() -> None:
+def test_the_padding_before_a_shared_embedding_belongs_to_the_bucket_before_it() -> None:
     """A bucket of 100 numbers ends at 128, where the embedding begins."""
     ((begin, unpadded, end, _), (start, *_)) = laid_out([(100, False), (64, True)], None, 1)
     assert (begin, unpadded, end, start) == (0, 128, 128, 128)
@@ -189,7 +189,9 @@ def resize(run: Run, number: int, by: int) -> None:
         ),
     ],
 )
-def test_buckets_that_do_not_come_out_say_why(change: Callable[[Run], None], words: str) -> None:
+def test_buckets_that_do_not_fit_the_model_say_why(
+    change: Callable[[Run], None], words: str
+) -> None:
     run = dict(states_of_ranks(sample(GPT), GPT, HOW))
     found(run, GPT, HOW.args)
     change(run)
@@ -229,7 +231,7 @@ def test_args_of_another_run_say_why(args: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize("config", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
-def test_another_order_of_modules_is_seen_by_the_weights(config: GPTConfig) -> None:
+def test_another_order_of_modules_is_detected_by_the_weights(config: GPTConfig) -> None:
     """All its sizes come out, since layers have the same parameters."""
     run = states_of_ranks(sample(config), config, Buckets(spelling="core"))
     places = found(run, config, Buckets(spelling="engine").args)
@@ -286,7 +288,7 @@ def test_fp32_weights_are_not_kept_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_states_that_one_object_holds_are_left_out_with_a_word(
+def test_states_in_one_object_are_left_out_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gathered = {"param_state": {0: {"exp_avg": torch.ones(64)}}}
@@ -294,11 +296,11 @@ def test_states_that_one_object_holds_are_left_out_with_a_word(
     with open_torch_dist(str(root)) as source:
         assert all(name.startswith("model.") for name in source.specs)
     (line,) = [r.getMessage() for r in caplog.records if "is left out" in r.getMessage()]
-    assert "param_state/shard_0_1 is nothing of them that is known" in line
+    assert "param_state/shard_0_1 is not the key of a known buffer" in line
 
 
 @pytest.mark.slow
-def test_an_order_that_is_not_that_of_the_args_leaves_the_weights_alone(
+def test_another_order_than_the_args_say_converts_only_the_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = states_of_ranks(sample(LLAMA), LLAMA, Buckets(spelling="core"))

@@ -52,7 +52,7 @@ def test_common_state_among_the_tensors_is_read(sound: Path, embedded: Path) -> 
     assert source.consumed_train_samples == before.consumed_train_samples == 6400
 
 
-def test_a_common_state_that_is_cut_short_is_truncated(embedded: Path) -> None:
+def test_a_truncated_common_state_is_refused(embedded: Path) -> None:
     path = embedded / "iter_0000100/__7_0.distcp"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ArtifactError, match=r"__7_0\.distcp: has \d+ bytes.* it is truncated"):
@@ -63,7 +63,7 @@ def test_a_common_state_that_is_cut_short_is_truncated(embedded: Path) -> None:
 def test_a_common_state_without_args_is_refused(sound: Path, tmp_path: Path, held: Any) -> None:
     shutil.copytree(sound, tmp_path / "m")
     common_in_an_object(tmp_path / "m", held)
-    with pytest.raises(ArtifactError, match=r"__7_0\.distcp: holds no args"):
+    with pytest.raises(ArtifactError, match=r"__7_0\.distcp: has no args"):
         open_torch_dist(str(tmp_path / "m"))
 
 

@@ -91,7 +91,7 @@ def test_whole_tensors_that_torch_saved_are_read(tmp_path: Path, config: GPTConf
         ),
     ],
 )
-def test_any_cut_is_the_model_it_was_made_of(
+def test_any_layout_reads_back_as_the_same_model(
     tmp_path: Path, config: GPTConfig, layout: Layout
 ) -> None:
     whole = weights_of(config)
@@ -109,7 +109,7 @@ def test_any_cut_is_the_model_it_was_made_of(
 
 
 @pytest.mark.slow
-def test_a_store_is_read_as_a_folder_is(tmp_path: Path) -> None:
+def test_a_checkpoint_in_a_store_reads_like_a_folder(tmp_path: Path) -> None:
     whole = weights_of(GPT)
     write(tmp_path / "m", whole, GPT, Layout(tp=2))
     for path in (p for p in (tmp_path / "m").rglob("*") if p.is_file()):
@@ -129,7 +129,7 @@ def test_a_store_is_read_as_a_folder_is(tmp_path: Path) -> None:
         ({"vocab_size": 100_000}, PADDED_VOCAB),
     ],
 )
-def test_tokens_are_told_where_the_args_do(args: dict[str, Any], tokens: int) -> None:
+def test_the_number_of_tokens_comes_from_the_args(args: dict[str, Any], tokens: int) -> None:
     values = vars(arguments(GPT, RankLayout(args=args), PADDED_VOCAB))
     assert tokens_of(values, PADDED_VOCAB) == tokens
 
@@ -161,7 +161,9 @@ def test_states_in_buffers_are_left_out_with_what_to_do(
 
 
 @pytest.mark.slow
-def test_half_of_an_optimizer_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_incomplete_optimizer_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     whole = weights_of(GPT)
     states = states_of(whole)
     del states["exp_avg_sq"]["decoder.final_layernorm.bias"]
@@ -182,11 +184,11 @@ def garble(name: str) -> Callable[[Path], None]:
         ),
         (
             lambda folder: (folder / ".metadata").unlink(),
-            r"has no \.metadata; the checkpoint is torn",
+            r"has no \.metadata; the checkpoint is incomplete",
         ),
         (
             lambda folder: (folder / "common.pt").unlink(),
-            r"no common\.pt, and \.metadata names no common_state.* torn",
+            r"neither common\.pt nor, in \.metadata, common_state.* incomplete",
         ),
         (lambda folder: (folder / "__0_0.distcp").unlink(), "__0_0.distcp"),
         (
@@ -202,7 +204,7 @@ def garble(name: str) -> Callable[[Path], None]:
         ),
     ],
 )
-def test_a_torn_folder_is_refused(
+def test_an_incomplete_folder_is_refused(
     sound: Path, tmp_path: Path, spoil: Callable[[Path], None], words: str
 ) -> None:
     root = tmp_path / "m"
@@ -220,7 +222,7 @@ def test_what_is_not_the_model_of_its_args_is_refused(tmp_path: Path) -> None:
     more = {**whole, "decoder.layers.0.mlp.router.weight": torch.ones(4, 32)}
     with pytest.raises(ArtifactError, match=r"1 unexpected:\n    decoder.layers.0.mlp.router"):
         open_torch_dist(str(write(tmp_path / "b", more, LLAMA, Layout(stacked=False))))
-    with pytest.raises(ArtifactError, match="holds no args"):
+    with pytest.raises(ArtifactError, match="has no args"):
         open_torch_dist(str(write(tmp_path / "c", whole, LLAMA, Layout(args=None))))
     with pytest.raises(ConfigError, match=r"num_experts \(8\)"):
         open_torch_dist(str(write(tmp_path / "d", whole, LLAMA, Layout(args={"num_experts": 8}))))
@@ -296,32 +298,32 @@ def tell_another_type(metadata: Any, folder: Path) -> None:
             "'../../secret.distcp' is not the name of a file in its folder",
         ),
         (set_place("relative_path", "/etc/passwd"), "'/etc/passwd' is not the name of a file"),
-        (set_place("offset", -8), "bytes -8 and on"),
+        (set_place("offset", -8), "bytes from -8 on"),
         (set_place("length", 2**40), "share the bytes of __0_0.distcp"),
         (
             lambda m, _: setattr(
                 m.state_dict_metadata[BIAS].chunks[1], "offsets", torch.Size((0, 0))
             ),
-            r"pieces of decoder.layers.mlp.linear_fc2.bias do not make up its \[2, 32\]",
+            r"pieces of decoder.layers.mlp.linear_fc2.bias do not fill its shape \[2, 32\]",
         ),
         (
             lambda m, _: m.state_dict_metadata[BIAS].chunks.__delitem__(-1),
-            r"do not make up its \[2, 32\]",
+            r"do not fill its shape \[2, 32\]",
         ),
         (
             lambda m, _: setattr(m.state_dict_metadata[BIAS], "size", torch.Size((2**40, 2**20))),
-            "do not make up its",
+            "do not fill its",
         ),
         (
             lambda m, _: vars(place_of(m)).update(vars(m.storage_data[OTHER])),
             "share the bytes of __0_0.distcp",
         ),
-        (tell_another_type, r"the index says float32 \[1, 32\]"),
-        (set_place("transform_descriptors", ["zstd"]), "was compressed or encrypted"),
-        (lambda *_: {"state_dict_metadata": {}}, "a dict in the place of Metadata"),
+        (tell_another_type, r"wanted a tensor float32 \[1, 32\] by the index"),
+        (set_place("transform_descriptors", ["zstd"]), "is compressed or encrypted"),
+        (lambda *_: {"state_dict_metadata": {}}, "found a dict, wanted Metadata"),
     ],
 )
-def test_an_index_that_lies_is_refused(
+def test_an_index_that_contradicts_its_files_is_refused(
     sound: Path, tmp_path: Path, change: Callable[[Any, Path], Any], words: str
 ) -> None:
     root = spoiled(sound, tmp_path, change)
@@ -347,7 +349,7 @@ def test_boxes_fill_without_gap_or_overlap() -> None:
     assert fills([], (0,), (0,))
 
 
-def test_the_class_of_the_index_is_only_there_while_it_is_written() -> None:
+def test_the_class_of_the_index_exists_only_while_it_is_written() -> None:
     """Or the reader might import it after all."""
     with megatron_metadata():
         pass

@@ -66,9 +66,9 @@ def load_with_torch(folder: Path) -> dict[str, Tensor]:
         warnings.simplefilter("ignore")
         index = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
         tensors = {
-            key: torch.empty(told.size, dtype=told.properties.dtype)
-            for key, told in index.items()
-            if hasattr(told, "size")
+            key: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for key, entry in index.items()
+            if hasattr(entry, "size")
         }
         dcp.load(tensors, checkpoint_id=folder, no_dist=True)
     return tensors
@@ -90,7 +90,7 @@ def same_tokens(name: str, left: Tensor, right: Tensor) -> bool:
         pytest.param(QWEN, False, id="qwen plain", marks=pytest.mark.slow),
     ],
 )
-def test_torch_reads_what_the_format_asks_for(
+def test_torch_reads_the_keys_of_the_format(
     tmp_path: Path, config: GPTConfig, distributed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Key for key and bit for bit what is made by hand for the files by hand."""
@@ -108,7 +108,7 @@ def test_torch_reads_what_the_format_asks_for(
     assert backend["sharded_backend"] == "torch_dist"
 
 
-def test_common_says_what_megatron_asks_of_it(
+def test_common_state_has_what_megatron_requires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, *_ = made_of(tmp_path, LLAMA, monkeypatch)
@@ -152,15 +152,15 @@ def test_the_distributed_optimizer_has_its_own_common(
         pytest.param(QWEN, id="qwen", marks=pytest.mark.slow),
     ],
 )
-def test_what_is_written_reads_back_with_its_optimizer(
+def test_a_written_checkpoint_reads_back_with_its_optimizer(
     tmp_path: Path, config: GPTConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[int] = []
+    advanced: list[int] = []
     expected: list[int] = []
     made, whole, states = made_of(
-        tmp_path, config, monkeypatch, advance=told.append, expect=expected.append, num_files=3
+        tmp_path, config, monkeypatch, advance=advanced.append, expect=expected.append, num_files=3
     )
-    assert [sum(told)] == expected
+    assert [sum(advanced)] == expected
     assert len(list(made.rglob("__0_?.distcp"))) == 3
     found, source = read_all(made)
     for name, tensor in whole.items():
@@ -174,7 +174,7 @@ def test_what_is_written_reads_back_with_its_optimizer(
 
 
 @pytest.mark.slow
-def test_of_weights_that_are_fp32_no_copy_is_kept_but_where_the_format_has_one(
+def test_fp32_weights_are_copied_only_if_the_format_requires_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = {name: tensor.float() for name, tensor in weights_of(GPT).items()}
@@ -215,9 +215,7 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [Stopped(15), ArtifactError("torn"), KeyboardInterrupt()])
-def test_what_goes_wrong_inside_of_torch_comes_out_as_it_was(
-    tmp_path: Path, error: BaseException
-) -> None:
+def test_an_error_inside_torch_is_raised_unchanged(tmp_path: Path, error: BaseException) -> None:
     root = write(tmp_path / "m", weights_of(GPT), GPT, Layout())
     with open_torch_dist(str(root)) as source:
 
@@ -272,7 +270,7 @@ def test_the_same_checkpoint_gives_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_what_says_that_it_is_whole_comes_last(
+def test_the_files_that_mark_completion_are_written_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, *_ = made_of(tmp_path, GPT, monkeypatch)

@@ -252,8 +252,8 @@ def write_around(root: Path, config: GPTConfig, layout: Layout, vocab: int) -> P
     common: dict[str, Any] = {"iteration": layout.step, "checkpoint_version": 3.0, **layout.common}
     with megatron_modules() as enum:
         if layout.args is not None:
-            told = RankLayout(tp=layout.tp, step=layout.step, args=layout.args)
-            common["args"] = arguments(config, told, vocab)
+            rank_layout = RankLayout(tp=layout.tp, step=layout.step, args=layout.args)
+            common["args"] = arguments(config, rank_layout, vocab)
             common["args"].attention_backend = enum.flash  # type: ignore[attr-defined]
         torch.save(common, folder / "common.pt")
     return folder

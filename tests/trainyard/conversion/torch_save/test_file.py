@@ -202,7 +202,7 @@ def test_a_truncated_file_is_refused_at_every_length(tmp_path: Path, new_zip: bo
             file.read(file.tree["w"])
 
 
-def test_an_old_file_whose_sizes_lie_is_refused(tmp_path: Path) -> None:
+def test_an_old_file_with_wrong_sizes_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"w": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
     data = bytearray(path.read_bytes())
@@ -212,7 +212,7 @@ def test_an_old_file_whose_sizes_lie_is_refused(tmp_path: Path) -> None:
         TorchFile(str(path))
 
 
-def test_what_is_no_file_of_torch_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_of_torch_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     for data in (pickle.dumps({"a": 1}, 4), b"version https://git-lfs"):
         path.write_bytes(data)

@@ -76,7 +76,7 @@ def test_functions_that_reach_out_are_refused(payload: Payload, name: str) -> No
         unpickle(data, "file.pt")
 
 
-def test_an_attribute_of_what_is_allowed_is_out_of_reach() -> None:
+def test_attributes_of_allowed_names_are_refused() -> None:
     # getattr(OrderedDict, "__init__") and on from there is how tables of names are got around
     data = b"\x80\x02cbuiltins\ngetattr\nccollections\nOrderedDict\nX\x08\x00\x00\x00__init__\x86R."
     with pytest.raises(ArtifactError, match=r"builtins\.getattr"):
@@ -86,7 +86,7 @@ def test_an_attribute_of_what_is_allowed_is_out_of_reach() -> None:
         unpickle(dotted, "file.pt")
 
 
-def test_what_holds_itself_or_unfolds_without_end_is_refused() -> None:
+def test_recursive_and_endless_pickles_are_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
     deep: list[Any] = []
@@ -100,7 +100,7 @@ def test_what_holds_itself_or_unfolds_without_end_is_refused() -> None:
             unpickle(pickle.dumps(tree), "file.pt", limits={"nodes": 100_000})
 
 
-def test_many_are_read_by_one_process_each_for_itself(tmp_path: Path) -> None:
+def test_one_process_reads_many_pickles_independently(tmp_path: Path) -> None:
     trees: list[Any] = [{"a": 1}, [torch.float32], "text", {(1, 2): None}]
     many = [(f"{number}.pt", pickle.dumps(tree)) for number, tree in enumerate(trees)]
     assert unpickle_all(many) == [{"a": 1}, [Dtype("float32")], "text", {(1, 2): None}]
@@ -134,7 +134,7 @@ def test_sizes_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x02", b"no pickle at all", pickle.dumps([1])[:-1]])
-def test_a_torn_pickle_is_damage(data: bytes) -> None:
+def test_a_truncated_pickle_is_reported_as_damage(data: bytes) -> None:
     with pytest.raises(ArtifactError, match=r"file\.pt: .*(damaged|refused)"):
         unpickle(data, "file.pt")
 
@@ -195,7 +195,7 @@ def test_plain_values_come_back_as_they_were() -> None:
     assert found["args"] == {"lr": 1e-4, "split": "969,30,1"}
 
 
-def test_classes_are_noted_only_where_they_are_allowed() -> None:
+def test_classes_are_recorded_only_if_allowed() -> None:
     data = b"\x80\x02cmegatron.core.enums\nModelType\nK\x01\x85R."
     with pytest.raises(ArtifactError, match=r"megatron\.core\.enums\.ModelType"):
         unpickle(data, "file.pt")
@@ -282,18 +282,18 @@ VALUES: list[tuple[Any, tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_whatever_else_a_run_keeps_is_noted_by_its_name(protocol: int) -> None:
+def test_other_objects_of_a_run_are_recorded_by_name(protocol: int) -> None:
     """As the args of a release that is not there, with all its helpers."""
     args = Namespace(lr=0.5, **{f"x{n}": value for n, (value, _) in enumerate(VALUES)})
     found = unpickle(pickle.dumps(args, protocol), "x.pt", allow=[ANYTHING]).tree
     assert found["lr"] == 0.5
     for number, (value, words) in enumerate(VALUES):
-        told = repr(found[f"x{number}"])
-        assert all(word in told for word in words), (value, told)
+        text = repr(found[f"x{number}"])
+        assert all(word in text for word in words), (value, text)
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_payload_where_anything_may_be_is_a_note_and_not_run(
+def test_a_payload_is_recorded_and_not_run_if_anything_is_allowed(
     tmp_path: Path, protocol: int
 ) -> None:
     witness = tmp_path / "ran"
@@ -348,7 +348,7 @@ BUILDS: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("what", BUILDS)
-def test_a_state_changes_nothing_that_the_reader_works_with(what: str) -> None:
+def test_a_state_cannot_change_the_reader(what: str) -> None:
     code, words = BUILDS[what]
     sound = unpickle(b"\x80\x02" + TENSOR + b".", "x.pt").tree
     assert sound.shape == (4,)
@@ -362,7 +362,7 @@ def test_a_state_of_a_container_does_not_hide_what_is_in_it() -> None:
     assert unpickle(data, "x.pt").tree == {"a": 1}
 
 
-def test_a_note_keeps_a_state_and_stays_a_note() -> None:
+def test_an_inert_object_records_its_state() -> None:
     state = b"}" + pickled("__class__") + named("builtins", "dict") + b"sb"
     data = b"\x80\x02" + named("evil", "Class") + b")R" + state + b"."
     found = unpickle(data, "x.pt", allow=[ANYTHING]).tree
@@ -381,7 +381,7 @@ STRANGE: list[tuple[Callable[[], bytes], str]] = [
 
 
 @pytest.mark.parametrize(("code", "words"), STRANGE)
-def test_where_anything_may_be_bounds_and_tables_stay(
+def test_limits_and_tables_apply_even_if_anything_is_allowed(
     code: Callable[[], bytes], words: str
 ) -> None:
     with pytest.raises(ArtifactError, match=words):

@@ -333,7 +333,7 @@ def test_round_trip_of_files(folder: Find, tmp_path: Path, name: str) -> None:
     assert np.array_equal(found, expected)
 
 
-def test_options_that_do_not_go(folder: Find, tmp_path: Path) -> None:
+def test_contradicting_options_are_refused(folder: Find, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--tokenizer-prompt-format x: known are mistral"):
         build(folder("mistral"), "x")
     with pytest.raises(ConfigError, match="--image-tag-type x: known are ''"):

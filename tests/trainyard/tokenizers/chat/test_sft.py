@@ -259,17 +259,17 @@ def test_a_template_is_rendered_as_transformers_does(folder: str, theirs: Any) -
         "{{ 1 // 0 }}",
     ],
 )
-def test_what_a_template_must_not_do(text: str) -> None:
+def test_a_template_cannot_leave_its_sandbox(text: str) -> None:
     with pytest.raises(DataError, match="given template: "):
         ChatTemplate(text, "given template").render([{"role": "user"}], {}, invite=False)
 
 
-def test_templates_know_no_clock() -> None:
+def test_templates_have_no_clock() -> None:
     text = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}2024{% endif %}"
     assert ChatTemplate(text, "t").render([], {}, invite=False) == "2024"
 
 
-def test_a_template_file_takes_the_place_of_the_own(folder: str, tmp_path: Path) -> None:
+def test_a_template_file_replaces_the_tokenizers_own(folder: str, tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     tokenizer = build(folder, "default", chat_template=str(file))
@@ -281,7 +281,7 @@ def test_a_template_file_takes_the_place_of_the_own(folder: str, tmp_path: Path)
         build(folder, "default", chat_template=str(file))
 
 
-def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
+def test_the_default_of_several_templates_is_used(tmp_path: Path) -> None:
     several = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     assert build(write_folder(tmp_path, chat_template=several), "default").render(CHAT) == "d"
     with pytest.raises(ConfigError, match="give one with --chat-template"):

@@ -139,7 +139,9 @@ def test_what_gigatoken_encodes_is_what_the_library_encodes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_left_to_the_library(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_library_encodes_what_gigatoken_cannot(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     parts, reason = REFUSED[name]
     with caplog.at_level(logging.WARNING):
         assert gigatoken_for(library(**parts)) is None

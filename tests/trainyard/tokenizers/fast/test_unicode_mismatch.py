@@ -25,7 +25,7 @@ def test_no_suspect_is_overlooked(texts: list[str]) -> None:
         assert found == [i for i, text in enumerate(texts) if suspects.is_suspect(text)]
 
 
-def test_suspects_are_what_nfc_changes_or_nobody_knows() -> None:
+def test_suspects_are_changed_by_nfc_or_unassigned() -> None:
     assert not SUSPECTS.is_suspect("e\u0301 \u212b plain \u00e9 \u4f60 \U0001f600")
     assert SUSPECTS.is_suspect("x" * (1 << 20) + "\u0378")
     assert NFC_SUSPECTS.is_suspect("e\u0301")
