@@ -137,7 +137,7 @@ PRETRAIN: dict[str, Case] = {
         nothing,
         {"tokenizer_type": "GPT2BPETokenizer", "vocab_file": "other", "merge_file": "other/notes"},
         1,
-        "--vocab-file: there is no vocab.json at",
+        "--vocab-file: no vocab.json at",
     ),
     "no model": (
         nothing,

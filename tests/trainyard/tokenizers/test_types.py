@@ -232,7 +232,7 @@ def test_a_chat_template_is_carried(shared: Path, tmp_path: Path) -> None:
     ours = build(shared, "neox", chat_template=str(tmp_path / "mine.jinja"))
     assert ours.files()["chat_template.jinja"] == b"{{ messages }}"
     assert carried(ours, tmp_path / "again").files() == ours.files()
-    with pytest.raises(ArtifactError, match="--chat-template: there is no Jinja file"):
+    with pytest.raises(ArtifactError, match="--chat-template: no Jinja file at"):
         build(shared, "neox", chat_template=str(tmp_path / "none"))
 
 
