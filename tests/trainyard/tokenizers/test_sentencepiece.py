@@ -360,5 +360,5 @@ def test_options_that_do_not_go_together(folder: Path, shared: Path, tmp_path: P
         _ = endless.eod  # only who ends documents needs it
     with pytest.raises(ConfigError, match="add <EOD> to --tokenizer-special-tokens"):
         _ = legacy(str(shared / MODELS["albert"]), tokenizer_special_tokens=("<x>",)).eod
-    with pytest.raises(ArtifactError, match="--tokenizer-model: there is no SentencePiece model"):
+    with pytest.raises(ArtifactError, match="--tokenizer-model: no SentencePiece model at"):
         build(str(tmp_path / "none.model"))
