@@ -1,4 +1,5 @@
-"""Checks the schedules of a yard: each has a next run, and no run waits for a missing worker.
+"""Checks the schedules of a yard: each has a next run, ran when it was due, and is as in the
+profile; and no run waits for a missing worker.
 
 The server's scheduler plans the next runs of every schedule. If it fails or is switched off, only
 the server's log says so, and scheduled runs do not happen."""
@@ -6,9 +7,10 @@ the server's log says so, and scheduled runs do not happen."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import httpx
 from prefect.client.orchestration import PrefectClient, get_client
@@ -16,17 +18,21 @@ from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterName,
     FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
     FlowRunFilterNextScheduledStartTime,
     FlowRunFilterState,
     FlowRunFilterStateName,
 )
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import DeploymentSchedule, FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
 from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
 from flows.doctor.context import YardContext
+from flows.doctor.schedule_facts import TOLERANCE, difference, recently_due, without_run
+from flows.yard.profile import FlowSchedule, Profile
 from trainyard.errors import InfrastructureError
 
 PAGE = 200
@@ -65,19 +71,25 @@ class Timetable:
     is_scheduled: bool
     """Whether it has an active schedule and is not paused."""
     changed: datetime
-    """When the deployment or a schedule of it was last changed."""
+    """When a schedule of it was last changed."""
     queue: Queue | None
     """None if its work pool was deleted."""
     planned: datetime | None = None
     """The next scheduled run."""
     due: tuple[datetime, ...] = ()
     """When late runs were due, the oldest first; `PAGE` at most."""
+    missed: tuple[datetime, ...] = ()
+    """The recent due times without a run, the oldest first; empty if the newest has one."""
+    is_never_run: bool = False
+    """Whether none of the recent due times has a run."""
+    differs: str = ""
+    """How it differs from the profile."""
 
 
 def schedules(yard: YardContext) -> Answer:
     """Scheduled runs are planned, and start."""
     try:
-        found = asyncio.run(_timetables(yard.profile.name))
+        found = asyncio.run(_timetables(yard.profile))
     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
         raise InfrastructureError(f"schedules cannot be read from the server: {error}") from error
     return judge(found, yard.profile.name, datetime.now(UTC))
@@ -97,29 +109,52 @@ def judge(found: Sequence[Timetable], yard: str, now: datetime) -> Answer:
     scheduled = [one for one in found if one.is_scheduled]
     if not scheduled:
         return skipped(f"no deployment of yard {yard} has an active schedule, and no run is late")
-    return ok(", ".join(f"{one.name} {_next(one)}" for one in scheduled))
-
-
-def _next(one: Timetable) -> str:
-    return "scheduled moments ago" if one.planned is None else f"next at {_at(one.planned)}"
+    return ok(
+        ", ".join(f"{one.name} next at {_at(one.planned)}" for one in scheduled if one.planned)
+    )
 
 
 def _of_one(one: Timetable, yard: str, now: datetime) -> list[Answer]:
     ill = []
-    if one.is_scheduled and one.planned is None and now - one.changed > NEW:
-        ill.append(
-            fail(
-                InfrastructureError,
-                f"{one.name} has an active schedule and no planned run: the server's scheduler "
-                f"does not work",
-                "look for schedule_deployments in the server's log; it must not be switched off "
-                "(PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED), and Prefect there needs the versions "
-                "of constraints.txt (SQLAlchemy below 2.1)",
-            )
-        )
+    if one.is_scheduled and one.planned is None:
+        ill.append(_unplanned(one, now))
+    if one.missed:
+        ill.append(_missed(one))
     if one.due:
         ill.append(_late(one, yard, now))
+    if one.differs:
+        ill.append(
+            warn(
+                f"{one.name}: {one.differs}", f"python -m flows.register --yard {yard} corrects it"
+            )
+        )
     return ill
+
+
+def _unplanned(one: Timetable, now: datetime) -> Answer:
+    if now - one.changed <= NEW:
+        return warn(
+            f"{one.name} has an active schedule and no planned run yet; it was changed "
+            f"{_for(now - one.changed)} ago",
+            "run doctor again in two minutes",
+        )
+    return fail(
+        InfrastructureError,
+        f"{one.name} has an active schedule and no planned run: the server's scheduler does not "
+        f"work",
+        "look for schedule_deployments in the server's log; it must not be switched off "
+        "(PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED), and Prefect there needs the versions of "
+        "constraints.txt (SQLAlchemy below 2.1)",
+    )
+
+
+def _missed(one: Timetable) -> Answer:
+    judged = partial(fail, InfrastructureError) if one.is_never_run else warn
+    return judged(
+        f"{one.name} was due at {_at(one.missed[-1])} and has no run of that time: the server or "
+        f"its scheduler was down",
+        f"keep the server running; for a run now: prefect deployment run {one.name}",
+    )
 
 
 def _late(one: Timetable, yard: str, now: datetime) -> Answer:
@@ -172,27 +207,60 @@ def _for(span: timedelta) -> str:
 # --- reading the server ---------------------------------------------------------------------------
 
 
-async def _timetables(yard: str) -> list[Timetable]:
-    ours = DeploymentFilter(name=DeploymentFilterName(any_=[yard]))
+async def _timetables(profile: Profile) -> list[Timetable]:
+    ours = DeploymentFilter(name=DeploymentFilterName(any_=[profile.name]))
     async with get_client() as client:
         found = await client.read_deployments(deployment_filter=ours, limit=PAGE)
-        return [await _timetable(client, one) for one in found]
+        return [await _timetable(client, one, profile.schedules) for one in found]
 
 
-async def _timetable(client: PrefectClient, one: DeploymentResponse) -> Timetable:
+async def _timetable(
+    client: PrefectClient, one: DeploymentResponse, schedules: Mapping[str, FlowSchedule]
+) -> Timetable:
     now = datetime.now(UTC)
     flow = await client.read_flow(one.flow_id)
     late = await _waiting(client, one, before_=now - LATE)
     ahead = await _waiting(client, one, after_=now)
-    changed = [one.updated, *(schedule.updated for schedule in one.schedules)]
+    changed = [schedule.updated for schedule in one.schedules if schedule.updated is not None]
+    recent = [] if one.paused else await _recently_due(one.schedules, now - LATE)
+    runs = await _expected(client, one, recent[0] - TOLERANCE, now) if recent else []
+    missed = without_run(recent, runs)
     return Timetable(
         name=f"{flow.name}/{one.name}",
         is_scheduled=not one.paused and any(schedule.active for schedule in one.schedules),
-        changed=max(moment for moment in changed if moment is not None),
+        changed=max(changed, default=now),
         queue=await _queue(client, one),
         planned=next((_due(run) for run in ahead if run.auto_scheduled), None),
         due=tuple(_due(run) for run in late),
+        missed=tuple(missed) if missed[-1:] == recent[-1:] else (),
+        is_never_run=missed == recent,
+        differs=difference(schedules.get(flow.name), one.schedules, one.parameters),
     )
+
+
+async def _recently_due(schedules: Sequence[DeploymentSchedule], until: datetime) -> list[datetime]:
+    """The last times at which an active schedule was due, in order."""
+    found: list[datetime] = []
+    for one in schedules:
+        if one.active and one.updated is not None and isinstance(one.schedule, CronSchedule):
+            found += await recently_due(one.schedule, one.updated, until)
+    return sorted(found)
+
+
+async def _expected(
+    client: PrefectClient, one: DeploymentResponse, after: datetime, before: datetime
+) -> list[datetime]:
+    """When the runs of a deployment were due that its schedules planned, in any state."""
+    when = FlowRunFilterExpectedStartTime.model_validate({"after_": after, "before_": before})
+    found = await client.read_flow_runs(
+        deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [one.id]}}),
+        flow_run_filter=FlowRunFilter(expected_start_time=when),
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        limit=PAGE,
+    )
+    return [
+        run.expected_start_time for run in found if run.auto_scheduled and run.expected_start_time
+    ]
 
 
 async def _waiting(

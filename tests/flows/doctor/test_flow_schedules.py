@@ -42,7 +42,9 @@ def test_a_schedule_without_a_next_run_is_a_fault_of_the_server() -> None:
 
 def test_a_schedule_that_was_just_written_is_given_time() -> None:
     answer = judge([timetable(planned=None, changed=NOW - NEW / 2)], "night", NOW)
-    assert (answer.state, answer.message) == (State.OK, f"{NAME} scheduled moments ago")
+    told = f"{NAME} has an active schedule and no planned run yet; it was changed 1 min ago"
+    assert (answer.state, answer.message) == (State.WARN, told)
+    assert "two minutes" in answer.todo
 
 
 @pytest.mark.parametrize("found", [[], [timetable(is_scheduled=False, planned=None)]])
@@ -107,3 +109,20 @@ def test_the_advice_is_printed_once() -> None:
     answer = judge([timetable(name=name, planned=None) for name in names], "night", NOW)
     assert all(name in answer.message for name in names)
     assert answer.todo.count("schedule_deployments") == 1
+
+
+def test_the_newest_due_time_without_a_run_fails_if_none_ran() -> None:
+    yesterday = NOW - timedelta(days=1)
+    never = judge([timetable(missed=(yesterday,), is_never_run=True)], "night", NOW)
+    assert (never.state, never.exit_status) == (State.FAIL, InfrastructureError.exit_status)
+    told = f"{NAME} was due at 2026-11-22 03:00 UTC and has no run of that time"
+    assert never.message.startswith(told)
+    assert f"prefect deployment run {NAME}" in never.todo
+    once = judge([timetable(missed=(yesterday,))], "night", NOW)
+    assert (once.state, once.message) == (State.WARN, never.message)
+
+
+def test_a_schedule_that_differs_from_the_profile_is_registered_again() -> None:
+    answer = judge([timetable(differs="its schedule is none")], "night", NOW)
+    assert (answer.state, answer.message) == (State.WARN, f"{NAME}: its schedule is none")
+    assert answer.todo == "python -m flows.register --yard night corrects it"
