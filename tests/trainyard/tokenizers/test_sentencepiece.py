@@ -356,7 +356,7 @@ def test_options_that_do_not_go_together(folder: Path, shared: Path, tmp_path: P
         build(plain, vocab_size=7)
     endless = build(str(shared / MODELS["albert"]), "GPTSentencePieceTokenizer")
     assert endless.encode("some text")
-    with pytest.raises(ConfigError, match="no piece that ends a sentence"):
+    with pytest.raises(ConfigError, match="no end-of-sentence piece"):
         _ = endless.eod  # only who ends documents needs it
     with pytest.raises(ConfigError, match="add <EOD> to --tokenizer-special-tokens"):
         _ = legacy(str(shared / MODELS["albert"]), tokenizer_special_tokens=("<x>",)).eod
