@@ -136,7 +136,7 @@ def test_eod_is_required_and_a_pad_token_is_not(
     options |= {"data_path": None, "mock_data": True, "vocab_size": None, **SHORT}
     log = pretrain(tmp_path / "run", expect=0 if end else 2, **options)
     assert "Traceback" not in log
-    no_end = f"--tokenizer-model {model} has no piece that ends a sentence"
+    no_end = f"--tokenizer-model {model} has no end-of-sentence piece"
     assert (no_end in log) is not end  # the model has no pad, and needs none
 
 
