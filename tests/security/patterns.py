@@ -42,8 +42,15 @@ class Found:
 
 
 @cache
+def sources() -> dict[Path, str]:
+    """The text of every file of the project, in order."""
+    paths = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
+    return {path: path.read_text() for path in paths}
+
+
+@cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+    return ast.parse(sources()[path])
 
 
 @cache
@@ -53,7 +60,7 @@ def constants_of(path: Path) -> dict[str, Any]:
     for node in tree_of(path).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FLOORS:
             source = ROOT / (str(node.module).replace(".", "/") + ".py")
-            if source.is_file() and source != path:
+            if source in sources() and source != path:
                 theirs = constants_of(source)
                 known |= {
                     a.asname or a.name: theirs[a.name] for a in node.names if a.name in theirs
@@ -83,7 +90,9 @@ def evaluated(node: ast.expr, known: dict[str, Any]) -> Any:
 
 def patterns() -> Iterator[Found]:
     """All of them, in the order of the files."""
-    for path in sorted(p for floor in FLOORS for p in (ROOT / floor).rglob("*.py")):
+    for path, text in sources().items():
+        if not re.search(r"\bre\.", text):
+            continue
         known = constants_of(path)
         for node in ast.walk(tree_of(path)):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
@@ -118,8 +127,7 @@ def uses(path: Path, call: ast.Call) -> tuple[str, ...]:
         return everything
     found = set()
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for other in (p for floor in FLOORS for p in (ROOT / floor).rglob("*.py")):
-        text = other.read_text()
+    for other, text in sources().items():
         if other != path and f"from {module} import" not in text:
             continue
         found |= set(re.findall(rf"\b{name}\.(\w+)", text)) & set(CALLS)

@@ -127,7 +127,7 @@ NOTES = [
 
 
 def swept(root: Path) -> Swept:
-    return sweep(str(root), [root / ".runs"], AT_ONCE, dry_run=False)
+    return sweep(str(root), [root / ".runs"], AT_ONCE, remove=True)
 
 
 def yard_with(root: Path, notes: list[str], text: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from trainyard.errors import ArtifactError, ConfigError, DataError, TrainyardError
+from trainyard.tokenizers.chat import templates
 from trainyard.tokenizers.chat.templates import ChatTemplate
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.huggingface import build_huggingface
@@ -181,7 +182,8 @@ LOOPS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("text", LOOPS.values(), ids=LOOPS)
-def test_a_template_without_end_is_refused(text: str) -> None:
+def test_a_template_without_end_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "MAX_STEPS", 20_000)  # a tenth, to be sooner done
     began = time.process_time()
     with pytest.raises((DataError, ConfigError)) as caught:
         ChatTemplate(text, "x").render([{"role": "user", "content": "hi"}], {}, invite=False)
@@ -189,9 +191,8 @@ def test_a_template_without_end_is_refused(text: str) -> None:
     assert time.process_time() - began < 20
 
 
-def test_bounds_count_one_rendering_at_a_time() -> None:
-    template = ChatTemplate(
-        "{% for i in range(50000) %}{% endfor %}{{ '%03d' % 5 ~ 'x' * 3 }}", "x"
-    )
+def test_bounds_count_one_rendering_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "MAX_STEPS", 20_000)
+    template = ChatTemplate("{% for i in range(5000) %}{% endfor %}{{ '%03d' % 5 ~ 'x' * 3 }}", "x")
     for _ in range(5):
         assert template.render([], {}, invite=False) == "005xxx"

@@ -18,8 +18,8 @@ from flows.backends.container.client import CORRECT
 from tests.security.patterns import Found, Text, attacks, patterns
 from trainyard.tokenizers.fast.seams import letter_seam, word_seam
 
-LENGTH = 2**13
-SOON = 0.004
+LENGTH = 2**12
+SOON = 0.003
 """Seconds in which LENGTH of linear work is done many times over, and quadratic work is not."""
 TOO_LONG = 3.0
 """Times as long for twice the text: linear work takes 2, quadratic 4."""

@@ -49,7 +49,7 @@ CORRECT = (
     (r"network \S+ not found", "correct the container option network"),
     (r"adding device|error gathering device", "correct the container option devices"),
     (
-        r"executable file not found|exec: .*no such file or directory",
+        r"executable file not found|exec: .{0,500}no such file or directory",
         "the image has no such program",
     ),
     (r"permission denied", "the image's program may not be run by that user"),
