@@ -62,9 +62,7 @@ async def corpus_refresh(
             else `yard`.
         profile: Where stages run: the name of a profile; at a shell also a path."""
     site = await yard_profile(profile)
-    given = read_overrides(
-        overrides, ("tokenize", "merge"), top_level=("corpus",), tokenize={"workers": workers}
-    )
+    given = read_overrides("corpus-refresh", overrides, tokenize={"workers": workers})
     written = read_recipe(recipe, site.yard_root(yard)).with_options(given)
     async with StageRunner("corpus-refresh", written.root, profile=site) as runner:
         work = await asyncio.to_thread(plan_refresh, written)

@@ -17,7 +17,7 @@ from typing import Any
 from prefect import flow
 
 from flows.recipes.corpus import CorpusJobs, corpus_jobs
-from flows.recipes.overrides import AS_RECIPE, CORPUS_STAGES, TOP_LEVEL, Choice, read_overrides
+from flows.recipes.overrides import AS_RECIPE, Choice, read_overrides
 from flows.recipes.recipe import read_recipe
 from flows.runner.flow_errors import report_errors
 from flows.runner.run_name import of_recipe
@@ -58,9 +58,8 @@ async def prepare_corpus(
         profile: Where stages run: the name of a profile; at a shell also a path."""
     site = await yard_profile(profile)
     given = read_overrides(
+        "prepare-corpus",
         overrides,
-        CORPUS_STAGES,
-        top_level=tuple(TOP_LEVEL),
         collect={"max_size_mb": max_size_mb},
         train_tokenizer={"vocab_size": vocab_size},
         tokenize={

@@ -16,14 +16,7 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from flows.recipes.overrides import (
-    AS_RECIPE,
-    CORPUS_STAGES,
-    RELEASE_STAGES,
-    TOP_LEVEL,
-    Choice,
-    read_overrides,
-)
+from flows.recipes.overrides import AS_RECIPE, Choice, read_overrides
 from flows.recipes.pretrain import pretrain_jobs
 from flows.recipes.recipe import read_recipe
 from flows.runner.flow_errors import report_errors
@@ -33,8 +26,6 @@ from flows.runner.stage_runner import StageRunner
 from flows.yard.read_profile import DEFAULT
 from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION
-
-STAGES = (*CORPUS_STAGES, "plan", "pretrain", *RELEASE_STAGES)
 
 
 @flow(name="pretrain-gpt", flow_run_name=of_recipe, persist_result=False, version=VERSION)
@@ -80,9 +71,8 @@ async def pretrain_gpt(
         profile: Where stages run: the name of a profile; at a shell also a path."""
     site = await yard_profile(profile)
     given = read_overrides(
+        "pretrain-gpt",
         overrides,
-        STAGES,
-        top_level=tuple(TOP_LEVEL),
         tokens=tokens,
         evaluation_data=evaluation_data,
         pretrain={

@@ -17,7 +17,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.recipes.overrides import RELEASE_STAGES, read_overrides
+from flows.recipes.overrides import read_overrides
 from flows.recipes.recipe import read_recipe
 from flows.recipes.release import check_checkpoint, release_jobs
 from flows.runner.flow_errors import report_errors
@@ -56,9 +56,8 @@ async def release(
         profile: Where stages run: the name of a profile; at a shell also a path."""
     site = await yard_profile(profile)
     given = read_overrides(
+        "release",
         overrides,
-        RELEASE_STAGES,
-        top_level=("evaluation_data",),
         evaluation_data=evaluation_data,
         reshard={"num_shards": num_shards},
         benchmark={"num_tokens_to_generate": num_tokens_to_generate},

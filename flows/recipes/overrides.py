@@ -22,7 +22,21 @@ TOP_LEVEL: dict[str, Any] = {"corpus": tuple[str, ...], "evaluation_data": str, 
 
 CORPUS_STAGES = ("collect", "train_tokenizer", "tokenize", "merge")
 RELEASE_STAGES = ("reshard", "evaluate", "benchmark")
-"""Stages of flows with a table in a recipe."""
+
+STAGES_OF: dict[str, tuple[str, ...]] = {
+    "prepare-corpus": CORPUS_STAGES,
+    "pretrain-gpt": (*CORPUS_STAGES, "plan", "pretrain", *RELEASE_STAGES),
+    "release": RELEASE_STAGES,
+    "corpus-refresh": ("tokenize", "merge"),
+}
+"""The stages of each flow that runs a recipe, whose options it lets override."""
+KEYS_OF: dict[str, tuple[str, ...]] = {
+    "prepare-corpus": tuple(TOP_LEVEL),
+    "pretrain-gpt": tuple(TOP_LEVEL),
+    "release": ("evaluation_data",),
+    "corpus-refresh": ("corpus",),
+}
+"""The keys above the tables that each of them uses."""
 
 DECIDED: dict[str, tuple[str, ...]] = {
     "collect": ("output_dir",),
@@ -46,14 +60,12 @@ Document = Mapping[str, Any]
 """Tables of stages and keys above them, as in a recipe."""
 
 
-def read_overrides(
-    text: str | None, stages: Sequence[str], *, top_level: Sequence[str] = (), **fields: Any
-) -> dict[str, Any]:
-    """What overrides the recipe: the fields of a form that are filled in, and the text.
+def read_overrides(flow: str, text: str | None, **fields: Any) -> dict[str, Any]:
+    """What overrides the recipe of a flow: the fields of its form that are filled in, and the text.
 
-    stages: those of the flow. fields: values of keys above the tables, and a mapping for a table.
-    Raises ConfigError for an unknown name, a wrong type, or an option that is given twice."""
-    found = check_document(parse_text(text or ""), stages, top_level)
+    fields: values of keys above the tables, and a mapping for a table. Raises ConfigError for an
+    unknown name, a wrong type, or an option that is given twice."""
+    found = check_document(parse_text(text or ""), STAGES_OF[flow], KEYS_OF[flow])
     for name, value in fields.items():
         is_table = isinstance(value, Mapping)
         given = found.setdefault(name, {}) if is_table else found
@@ -130,7 +142,7 @@ def _put(document: dict[str, Any], path: list[str], value: Any, where: str) -> N
 
 
 def check_document(
-    document: Document, stages: Sequence[str], top_level: Sequence[str] = ()
+    document: Document, stages: Sequence[str], top_level: Sequence[str]
 ) -> dict[str, Any]:
     """The document with converted values; ConfigError for an unknown name or a wrong type."""
     found: dict[str, Any] = {}

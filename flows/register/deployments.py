@@ -17,6 +17,7 @@ from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import ValidationError as NotValid
 
 from flows.recipes.form_schema import form_schema, recipes_in
+from flows.recipes.overrides import STAGES_OF, read_overrides
 from flows.register.desired_state import ROOT, DesiredState
 from flows.yard.profile import FlowSchedule
 from trainyard.config import check_known
@@ -39,6 +40,7 @@ def load_flows(desired: DesiredState) -> Flows:
             own = f"{where[:-1]}.parameters]"
             check_no_dry_run(one.schedule.parameters, form, own)
             check_parameters(one.schedule.parameters, form, own)
+            check_overrides(one.schedule.parameters, flow.name, own)
         check_parameters(one.parameters, form, f"prefect.yaml: deployment {one.entrypoint}")
     return flows
 
@@ -68,6 +70,15 @@ def check_flow_schedule(schedule: FlowSchedule, where: str) -> None:
         raise ConfigError(
             f"{where}: cron {schedule.cron!r} never fires, as no such day exists ({error})"
         ) from error
+
+
+def check_overrides(given: Mapping[str, Any], flow: str, where: str) -> None:
+    """ConfigError for `overrides` with which each run would fail."""
+    if flow in STAGES_OF:
+        try:
+            read_overrides(flow, given.get("overrides"))
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
 
 
 def check_no_dry_run(given: Mapping[str, Any], form: dict[str, Any], where: str) -> None:

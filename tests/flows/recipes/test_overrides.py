@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from flows.pretrain_gpt import STAGES
 from flows.recipes.overrides import (
     AS_RECIPE,
     DECIDED,
-    RELEASE_STAGES,
+    KEYS_OF,
+    STAGES_OF,
     TOP_LEVEL,
     parse_text,
     read_overrides,
@@ -18,11 +18,11 @@ from flows.stage_configs import CONFIGS
 from trainyard.config import leaves
 from trainyard.errors import ConfigError
 
-KEYS = tuple(TOP_LEVEL)
+FLOW = "pretrain-gpt"
 
 
 def read(text: str) -> dict[str, object]:
-    return read_overrides(text, STAGES, top_level=KEYS)
+    return read_overrides(FLOW, text)
 
 
 @pytest.mark.parametrize(
@@ -76,23 +76,23 @@ def test_a_mistake_is_named_with_what_to_write(text: str, words: str) -> None:
 
 def test_a_flow_takes_options_of_its_own_stages_only() -> None:
     with pytest.raises(ConfigError, match="this flow has no stage pretrain; stages: reshard, "):
-        read_overrides("pretrain.lr = 1", RELEASE_STAGES)
+        read_overrides("release", "pretrain.lr = 1")
     with pytest.raises(ConfigError, match="unknown stage or key 'tokens'"):
-        read_overrides("tokens = 'x'", RELEASE_STAGES)
+        read_overrides("release", "tokens = 'x'")
 
 
 def test_a_field_that_is_left_empty_overrides_nothing() -> None:
     empty = {"train_iters": None, "load": "", "bf16": AS_RECIPE}
-    assert read_overrides(None, STAGES, top_level=KEYS, tokens=None, pretrain=empty) == {}
+    assert read_overrides(FLOW, None, tokens=None, pretrain=empty) == {}
     filled = {"train_iters": 0, "bf16": False, "lr": None}
-    found = read_overrides("", STAGES, top_level=KEYS, tokens="t", pretrain=filled)
+    found = read_overrides(FLOW, "", tokens="t", pretrain=filled)
     assert found == {"tokens": "t", "pretrain": {"train_iters": 0, "bf16": False}}
 
 
 def test_a_field_and_the_text_do_not_contradict_each_other() -> None:
     with pytest.raises(ConfigError, match=r"pretrain.lr is given twice: as lr, and in overrides"):
-        read_overrides("pretrain.lr = 1", STAGES, pretrain={"lr": 2.0})
-    found = read_overrides("pretrain.lr = 1", STAGES, pretrain={"seed": 2})
+        read_overrides(FLOW, "pretrain.lr = 1", pretrain={"lr": 2.0})
+    found = read_overrides(FLOW, "pretrain.lr = 1", pretrain={"seed": 2})
     assert found == {"pretrain": {"lr": 1.0, "seed": 2}}
 
 
@@ -104,6 +104,8 @@ def test_what_a_recipe_writes_by_another_name_is_overridden() -> None:
 
 
 def test_every_option_that_flows_decide_exists() -> None:
+    assert STAGES_OF.keys() == KEYS_OF.keys()
+    assert {key for keys in KEYS_OF.values() for key in keys} == set(TOP_LEVEL)
     for stage, names in DECIDED.items():
         assert set(names) <= {name for name, _, _ in leaves(CONFIGS[stage])}
 

@@ -118,6 +118,10 @@ REFUSED: dict[str, tuple[str, str]] = {
         NIGHT + '[schedules.corpus-refresh.parameters]\nrecip = "a.toml"',
         "[schedules.corpus-refresh.parameters]: unknown key 'recip'; did you mean 'recipe'",
     ),
+    "overrides that no run accepts": (
+        NIGHT + 'parameters = { overrides = "tokenize.worker = 1" }',
+        "[schedules.corpus-refresh.parameters]: overrides: tokenize: unknown key 'worker'",
+    ),
     "a parameter of another type": (
         NIGHT + 'parameters = { workers = "x" }',
         "[schedules.corpus-refresh.parameters]: .*'x' is not of type 'integer'",
