@@ -226,6 +226,7 @@ def test_importing_the_options_of_all_stages_brings_in_nothing_heavy() -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_help_is_quick(stage: str) -> None:
     before, began = processor_seconds(), time.perf_counter()
