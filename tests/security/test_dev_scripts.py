@@ -30,6 +30,8 @@ PID_FILES = {
 }
 """Program and file of each process that a script ends."""
 
+pytestmark = pytest.mark.slow
+
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
