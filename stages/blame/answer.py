@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.charts.text_table import text_table
-from trainyard.corpus.provenance import Origin
+from trainyard.corpus.provenance.origins import Origin
 from trainyard.datasets.serving_order import Place
 from trainyard.datasets.trace import DocumentPiece
 

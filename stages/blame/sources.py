@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import Manifests, raw_digest
-from trainyard.corpus.provenance import Origin, Provenance
+from trainyard.corpus.provenance.origins import Origin, Provenance
 from trainyard.errors import ArtifactError, ConfigError
 
 log = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from trainyard.artifacts import inputs, store
 from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import canonical
 from trainyard.corpus.documents import DocumentReader
+from trainyard.corpus.formats.parse import begins
 from trainyard.corpus.indexed import IndexedWriter
 from trainyard.corpus.pairs import BAD_LINES
-from trainyard.corpus.parse import begins
-from trainyard.corpus.provenance import Part, join_provenance
+from trainyard.corpus.provenance.origins import Part, join_provenance
 from trainyard.errors import DataError
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from trainyard.artifacts.output import Output
 from trainyard.config import also, execution, location
-from trainyard.corpus.bounds import MAX_DOCUMENT_BYTES, check_bound
+from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES, check_bound
 from trainyard.corpus.pairs import BAD_LINES, DOCS, PAIR, SHARE
 from trainyard.corpus.sentences import model_folder, nltk_version
 from trainyard.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainyard.corpus.records import Block, Document
+from trainyard.corpus.formats.records import Block, Document
 from trainyard.tokenizers.base import Tokenizer
 
 Ints = npt.NDArray[np.int64]

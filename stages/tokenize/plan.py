@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainyard.corpus.documents import split_ranges
-from trainyard.corpus.records import ByteRange
+from trainyard.corpus.formats.records import ByteRange
 
 UNIT_BYTES = 8 << 20
 """Input that a unit reads: what a kill can cost a worker, a fraction of a second."""

@@ -22,7 +22,7 @@ from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.urls import canonical
 from trainyard.corpus.merge import merge_index, merge_tokens, survey
 from trainyard.corpus.pairs import BAD_LINES, SHARE
-from trainyard.corpus.provenance import Part, join_provenance
+from trainyard.corpus.provenance.origins import Part, join_provenance
 from trainyard.errors import ArtifactError, ConfigError
 
 FORMAT_VERSION = 1

@@ -25,10 +25,10 @@ from trainyard.artifacts import store
 from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import canonical
 from trainyard.corpus.documents import DocumentReader
+from trainyard.corpus.formats.parse import excerpt
+from trainyard.corpus.formats.records import BadLine, Block, Document
 from trainyard.corpus.indexed import IndexedWriter, optimal_dtype
-from trainyard.corpus.parse import excerpt
-from trainyard.corpus.provenance import ProvenanceWriter
-from trainyard.corpus.records import BadLine, Block, Document
+from trainyard.corpus.provenance.origins import ProvenanceWriter
 from trainyard.corpus.sentences import SentenceSplitter
 from trainyard.corpus.workers import check_stop
 from trainyard.errors import DataError, TrainyardError

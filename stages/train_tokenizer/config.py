@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trainyard.artifacts.output import Output
 from trainyard.config import location
-from trainyard.corpus.bounds import MAX_DOCUMENT_BYTES, check_bound
+from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES, check_bound
 from trainyard.errors import ConfigError
 
 NUM_BYTES = 256

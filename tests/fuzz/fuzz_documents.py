@@ -10,7 +10,8 @@ import atheris
 from common import fuzz, only, scratch
 
 with atheris.instrument_imports(include=["trainyard.corpus"]):
-    from trainyard.corpus import documents, formats, jsonl, lines, parse  # noqa: F401
+    from trainyard.corpus import documents  # noqa: F401
+    from trainyard.corpus.formats import inputs, jsonl, lines, parse  # noqa: F401
 
 import zstandard
 

@@ -8,9 +8,9 @@ import atheris
 from common import fuzz, only, scratch
 
 with atheris.instrument_imports(include=["trainyard.corpus"]):
-    from trainyard.corpus import provenance, sidecar  # noqa: F401
+    from trainyard.corpus.provenance import origins, sidecar  # noqa: F401
 
-from trainyard.corpus.provenance import Part, Provenance, ProvenanceWriter, join_provenance
+from trainyard.corpus.provenance.origins import Part, Provenance, ProvenanceWriter, join_provenance
 from trainyard.errors import ArtifactError
 
 FOLDER = scratch()

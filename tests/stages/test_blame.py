@@ -26,7 +26,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, publish
 from trainyard.config import from_dict
 from trainyard.corpus.indexed import IndexedDataset
-from trainyard.corpus.provenance import ProvenanceWriter
+from trainyard.corpus.provenance.origins import ProvenanceWriter
 from trainyard.errors import ArtifactError, ConfigError, DataError
 
 pytestmark = pytest.mark.slow

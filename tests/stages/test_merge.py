@@ -15,7 +15,7 @@ from tests.stages.directly import run_directly, run_program
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
-from trainyard.corpus.provenance import Provenance, ProvenanceWriter
+from trainyard.corpus.provenance.origins import Provenance, ProvenanceWriter
 from trainyard.errors import ArtifactError, ConfigError, DataError
 
 FIRST: Any = [[[1, 2, 3]], [], [[4], [5]]]

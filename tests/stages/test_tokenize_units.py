@@ -21,8 +21,8 @@ from stages.tokenize.pack import Pack, Summary
 from stages.tokenize.plan import InputFile, plan_units, share_of, unit_bytes_for
 from tests.stages.tokenize_runs import documents, files, numbered, tokenize, write
 from trainyard.artifacts import store
+from trainyard.corpus.formats.records import Block
 from trainyard.corpus.indexed import IndexedWriter
-from trainyard.corpus.records import Block
 from trainyard.errors import ArtifactError
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.null import NullTokenizer

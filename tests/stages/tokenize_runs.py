@@ -13,7 +13,7 @@ from tests.stages.directly import run_directly
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.corpus.indexed import IndexedDataset
-from trainyard.corpus.provenance import Origin, Provenance
+from trainyard.corpus.provenance.origins import Origin, Provenance
 
 NULL: dict[str, Any] = {"tokenizer_type": "NullTokenizer", "vocab_size": 1000}
 

@@ -14,11 +14,11 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from trainyard.corpus.bounds import MAX_DOCUMENT_BYTES, too_large
-from trainyard.corpus.compression import BrokenError, contents
-from trainyard.corpus.formats import check_inputs, split_name, split_ranges
-from trainyard.corpus.jsonl import json_rows
-from trainyard.corpus.parse import (
+from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES, too_large
+from trainyard.corpus.formats.compression import BrokenError, contents
+from trainyard.corpus.formats.inputs import check_inputs, split_name, split_ranges
+from trainyard.corpus.formats.jsonl import json_rows
+from trainyard.corpus.formats.parse import (
     FaultError,
     begins,
     check_record,
@@ -27,7 +27,7 @@ from trainyard.corpus.parse import (
     excerpt,
     find_ids,
 )
-from trainyard.corpus.records import BadLine, Block, ByteRange, Document, Rows
+from trainyard.corpus.formats.records import BadLine, Block, ByteRange, Document, Rows
 from trainyard.errors import DataError
 
 __all__ = [
@@ -109,7 +109,7 @@ class DocumentReader:
             return json_rows(self.source, compression, self.keys, self._max_bytes)
         if kind == "text":
             return _text_rows(self.source.url, compression, self.keys, self._max_bytes)
-        from trainyard.corpus.parquet import parquet_rows
+        from trainyard.corpus.formats.parquet import parquet_rows
 
         return parquet_rows(self.source, self.keys, self.id_key, self._max_bytes)
 
@@ -157,7 +157,7 @@ class DocumentReader:
     def _row(self, line: int) -> int | None:
         if split_name(self.source.url)[0] != "parquet":
             return None
-        from trainyard.corpus.parquet import row_groups
+        from trainyard.corpus.formats.parquet import row_groups
 
         groups = row_groups(self.source.url)
         return line + sum(g.num_rows for g in groups if g.offset < self.source.start)

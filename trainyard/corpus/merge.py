@@ -28,12 +28,12 @@ from trainyard.corpus.layout import (
     write_offsets,
 )
 from trainyard.corpus.pairs import DOCS, find_pairs
-from trainyard.corpus.provenance import Part as Origins
-from trainyard.corpus.provenance import join_provenance
+from trainyard.corpus.provenance.origins import Part as Origins
+from trainyard.corpus.provenance.origins import join_provenance
+from trainyard.corpus.provenance.sidecar import HEADER as DOCS_HEADER
+from trainyard.corpus.provenance.sidecar import parse_header
 from trainyard.corpus.readers import FileReader
 from trainyard.corpus.remote import CacheOptions, LazyArray, RangedFile
-from trainyard.corpus.sidecar import HEADER as DOCS_HEADER
-from trainyard.corpus.sidecar import parse_header
 from trainyard.errors import ArtifactError, ConfigError
 
 __all__ = [

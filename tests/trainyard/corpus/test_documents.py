@@ -23,7 +23,7 @@ from trainyard.corpus.documents import (
     locate,
     split_ranges,
 )
-from trainyard.corpus.parse import begins, excerpt
+from trainyard.corpus.formats.parse import begins, excerpt
 from trainyard.errors import DataError
 
 TEXT = ("text",)
@@ -114,7 +114,7 @@ def test_a_document_belongs_to_the_range_it_begins_in(
 
 
 def test_blocks_hold_what_documents_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainyard.corpus.compression.PIECE_BYTES", 1 << 15)
+    monkeypatch.setattr("trainyard.corpus.formats.compression.PIECE_BYTES", 1 << 15)
     data = b"".join(
         b'{"text": %s, "id": %d}\n' % (b'["a", "b"]' if i % 3 else b'"c"', i) for i in range(3_000)
     )
@@ -334,8 +334,8 @@ def test_a_line_that_is_too_long_is_refused_before_its_end_is_looked_for(tmp_pat
 def test_long_lines_are_the_same_for_any_cut(sizes: list[int], cuts: list[int], piece: int) -> None:
     lines = [b'{"text": "%s"}' % (b"x" * size) for size in sizes]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainyard.corpus.compression.PIECE_BYTES", piece)
-        patch.setattr("trainyard.corpus.lines.PIECE_BYTES", piece)
+        patch.setattr("trainyard.corpus.formats.compression.PIECE_BYTES", piece)
+        patch.setattr("trainyard.corpus.formats.lines.PIECE_BYTES", piece)
         data = b"\n".join(lines)
         url = write(Path(folder, "a.jsonl"), data)
         bounds = sorted({0, *(min(cut, len(data)) for cut in cuts), len(data)})

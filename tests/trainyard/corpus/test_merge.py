@@ -26,7 +26,7 @@ from trainyard.corpus.merge import (
     merge_tokens,
     survey,
 )
-from trainyard.corpus.provenance import Provenance, ProvenanceWriter
+from trainyard.corpus.provenance.origins import Provenance, ProvenanceWriter
 from trainyard.errors import ArtifactError, ConfigError
 
 DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 999), max_size=3), max_size=3), max_size=9)

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from tests.trainyard.corpus.token_files import write_tokens
-from tests.trainyard.datasets.sentence_files import VOCABULARY, write_sentences
+from tests.trainyard.datasets.masked.sentence_files import VOCABULARY, write_sentences
 from trainyard.artifacts import store
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset, Reader
-from trainyard.datasets.bert import BERTDataset, BertFormat
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.fim import FimConfig, FIMDataset
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset
 from trainyard.datasets.loader import build_loader, load
+from trainyard.datasets.masked.bert import BERTDataset, BertFormat
 from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.sampler import SamplerShape
 from trainyard.errors import DataError

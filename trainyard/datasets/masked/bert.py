@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.datasets.mapping import MappingRule
-from trainyard.datasets.masking import (
+from trainyard.datasets.masked.mapping import MappingRule
+from trainyard.datasets.masked.masking import (
     BertReplacement,
     MaskedConfig,
     MaskingRule,
@@ -22,8 +22,7 @@ from trainyard.datasets.masking import (
     mask_words,
     sample_generator,
 )
-from trainyard.datasets.sample_format import Sample
-from trainyard.datasets.sentences import (
+from trainyard.datasets.masked.sentences import (
     NOT_ASKED,
     SentenceDataset,
     mask_of,
@@ -31,6 +30,7 @@ from trainyard.datasets.sentences import (
     special_id,
     word_beginnings,
 )
+from trainyard.datasets.sample_format import Sample
 from trainyard.errors import ConfigError
 
 MARKS = 3

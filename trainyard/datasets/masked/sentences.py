@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.arrays import digest_array
 from trainyard.datasets.index_cache import IN_MEMORY, Arrays, Indexer
-from trainyard.datasets.mapping import MappingRule, build_mapping
+from trainyard.datasets.masked.mapping import MappingRule, build_mapping
 from trainyard.datasets.token_rows import is_mapped
 from trainyard.errors import ConfigError, DataError
 

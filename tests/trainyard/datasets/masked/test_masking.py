@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainyard.datasets.masking import (
+from trainyard.datasets.masked.masking import (
     BertReplacement,
     Masked,
     MaskedConfig,

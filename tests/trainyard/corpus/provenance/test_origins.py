@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from trainyard.artifacts import store
 from trainyard.corpus.documents import ByteRange, DocumentReader, split_ranges
-from trainyard.corpus.provenance import (
+from trainyard.corpus.provenance.origins import (
     Origin,
     Part,
     Provenance,
     ProvenanceWriter,
     join_provenance,
 )
-from trainyard.corpus.sidecar import HEADER
+from trainyard.corpus.provenance.sidecar import HEADER
 from trainyard.errors import ArtifactError, DataError
 
 ORIGINS = st.lists(

@@ -14,7 +14,6 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainyard.corpus import compression
 from trainyard.corpus.documents import (
     BadLine,
     ByteRange,
@@ -24,6 +23,7 @@ from trainyard.corpus.documents import (
     split_name,
     split_ranges,
 )
+from trainyard.corpus.formats import compression
 from trainyard.errors import ConfigError, DataError
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

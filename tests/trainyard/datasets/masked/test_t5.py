@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.trainyard.datasets.sentence_files import VOCABULARY, write_sentences
+from tests.trainyard.datasets.masked.sentence_files import VOCABULARY, write_sentences
 from trainyard.corpus.indexed import IndexedDataset
-from trainyard.datasets.masking import MaskedConfig
-from trainyard.datasets.t5 import (
+from trainyard.datasets.masked.masking import MaskedConfig
+from trainyard.datasets.masked.t5 import (
     T5Dataset,
     T5Format,
     attention_mask,

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Sequence
 
 from trainyard.artifacts import store
-from trainyard.corpus.compression import CODECS
-from trainyard.corpus.records import ByteRange
+from trainyard.corpus.formats.compression import CODECS
+from trainyard.corpus.formats.records import ByteRange
 from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def split_ranges(url: str, size_bytes: int, unit_bytes: int) -> list[ByteRange]:
 
 
 def _parquet_bounds(url: str, size_bytes: int, unit_bytes: int) -> list[int]:
-    from trainyard.corpus.parquet import row_groups
+    from trainyard.corpus.formats.parquet import row_groups
 
     bounds = [0]
     filled = 0

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from tests.trainyard.corpus.test_documents import read as read_lines
 from trainyard.artifacts import store
-from trainyard.corpus import parquet
 from trainyard.corpus.documents import (
     BadLine,
     ByteRange,
@@ -25,7 +24,8 @@ from trainyard.corpus.documents import (
     locate,
     split_ranges,
 )
-from trainyard.corpus.parquet import row_groups
+from trainyard.corpus.formats import parquet
+from trainyard.corpus.formats.parquet import row_groups
 from trainyard.errors import DataError
 
 
@@ -255,6 +255,6 @@ def test_a_row_too_large_is_a_bad_line(tmp_path: Path, rows_a_group: int, kind: 
 
 def test_a_huge_row_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = write(tmp_path / "a.parquet", {"text": ["x" * (3 << 20)]})
-    monkeypatch.setattr("trainyard.corpus.parquet._batches", None)
+    monkeypatch.setattr("trainyard.corpus.formats.parquet._batches", None)
     with pytest.raises(DataError, match="the row has more than 1000 bytes"):
         read(url, max_bytes=1000)

@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainyard.artifacts import store
-from trainyard.datasets.conversations import (
+from trainyard.datasets.fine_tuning.conversations import (
     ConversationFile,
     find_lines,
     parse_messages,
     split_conversations,
 )
-from trainyard.datasets.sft import IGNORED, SFTDataset, SftFormat, first_fit
+from trainyard.datasets.fine_tuning.sft import IGNORED, SFTDataset, SftFormat, first_fit
 from trainyard.errors import ConfigError, DataError
 
 EOD, PAD, ROLES = 1, 2, {"system": 3, "user": 4, "assistant": 5}

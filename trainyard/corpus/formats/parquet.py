@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from trainyard.artifacts import store
-from trainyard.corpus.bounds import too_large
-from trainyard.corpus.parse import excerpt, written
-from trainyard.corpus.records import BadLine, ByteRange, Rows
+from trainyard.corpus.formats.bounds import too_large
+from trainyard.corpus.formats.parse import excerpt, written
+from trainyard.corpus.formats.records import BadLine, ByteRange, Rows
 from trainyard.errors import ConfigError, DataError
 
 T = TypeVar("T")

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from trainyard.corpus.bounds import too_large
-from trainyard.corpus.lines import BEGINNING, Lines, LongLine, TornError, line_blocks
-from trainyard.corpus.parse import begins, excerpt, parse_lines
-from trainyard.corpus.records import BadLine, ByteRange, Rows
+from trainyard.corpus.formats.bounds import too_large
+from trainyard.corpus.formats.lines import BEGINNING, Lines, LongLine, TornError, line_blocks
+from trainyard.corpus.formats.parse import begins, excerpt, parse_lines
+from trainyard.corpus.formats.records import BadLine, ByteRange, Rows
 from trainyard.errors import DataError
 
 SPREAD = (

@@ -19,7 +19,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.datasets.conversations import ConversationFile, Message, split_conversations
+from trainyard.datasets.fine_tuning.conversations import (
+    ConversationFile,
+    Message,
+    split_conversations,
+)
 from trainyard.datasets.sample_format import Sample
 from trainyard.errors import ConfigError, DataError
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trainyard.datasets import mapping
-from trainyard.datasets.mapping import (
+from trainyard.datasets.masked import mapping
+from trainyard.datasets.masked.mapping import (
     MappingRule,
     Twister32,
     Twister64,

@@ -14,9 +14,9 @@ from typing import IO, BinaryIO, NamedTuple
 import numpy as np
 
 from trainyard.artifacts import inputs, store
+from trainyard.corpus.formats.records import Block
 from trainyard.corpus.layout import CHUNK, ByteSink
-from trainyard.corpus.records import Block
-from trainyard.corpus.sidecar import (
+from trainyard.corpus.provenance.sidecar import (
     HEADER,
     LENGTH_BITS,
     MAX_LENGTH,

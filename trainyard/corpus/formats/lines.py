@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import cast
 
-from trainyard.corpus.compression import PIECE_BYTES, BrokenError, contents
-from trainyard.corpus.records import ByteRange
+from trainyard.corpus.formats.compression import PIECE_BYTES, BrokenError, contents
+from trainyard.corpus.formats.records import ByteRange
 from trainyard.errors import DataError
 
 Lines = list[bytes | bytearray]

@@ -17,16 +17,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.datasets.mapping import MappingRule
-from trainyard.datasets.masking import (
+from trainyard.datasets.masked.mapping import MappingRule
+from trainyard.datasets.masked.masking import (
     MaskedConfig,
     MaskingRule,
     find_words,
     mask_words,
     sample_generator,
 )
-from trainyard.datasets.sample_format import Sample
-from trainyard.datasets.sentences import (
+from trainyard.datasets.masked.sentences import (
     NOT_ASKED,
     SentenceDataset,
     mask_of,
@@ -34,6 +33,7 @@ from trainyard.datasets.sentences import (
     special_id,
     word_beginnings,
 )
+from trainyard.datasets.sample_format import Sample
 from trainyard.errors import ConfigError
 
 MARKS = 2

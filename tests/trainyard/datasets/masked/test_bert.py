@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from tests.trainyard.corpus.token_files import write_tokens
-from tests.trainyard.datasets.sentence_files import SPECIAL, VOCABULARY, write_sentences
+from tests.trainyard.datasets.masked.sentence_files import SPECIAL, VOCABULARY, write_sentences
 from tests.trainyard.tokenizers.kinds import build
 from trainyard.corpus.indexed import IndexedDataset
-from trainyard.datasets.bert import BERTDataset, BertFormat, trim
 from trainyard.datasets.index_cache import IndexCache
-from trainyard.datasets.masking import MaskedConfig
+from trainyard.datasets.masked.bert import BERTDataset, BertFormat, trim
+from trainyard.datasets.masked.masking import MaskedConfig
 from trainyard.errors import ConfigError, DataError
 
 CLS, SEP, MASK, PAD = 1, 2, 3, 5

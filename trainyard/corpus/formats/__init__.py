@@ -1,0 +1,1 @@
+"""Input files of every format, cut into byte ranges and read as rows of text."""

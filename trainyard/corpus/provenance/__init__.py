@@ -1,0 +1,1 @@
+"""The origin of every document: PREFIX.docs, beside the token files."""

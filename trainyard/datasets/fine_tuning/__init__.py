@@ -1,0 +1,1 @@
+"""Samples of conversations, for supervised fine-tuning."""

@@ -1,0 +1,1 @@
+"""Samples of BERT and T5: spans of sentences, some tokens masked."""
