@@ -89,7 +89,7 @@ pretrain-gpt: install ## The same flow on RECIPE, where PROFILE says
 	@$(BIN)/python -m flows.pretrain_gpt $(RECIPE) --profile $(PROFILE)
 
 register: install ## Configure the server of PREFECT_API_URL for yard PROFILE
-	@$(BIN)/python -m flows.register --yard $(PROFILE)
+	@$(BIN)/python -m flows.register --profile $(PROFILE)
 
 ui: install ## Prefect's pages for the runs under YARD, on localhost behind a password
 	@exec $(BIN)/python -m flows.ui --root "$(YARD)" --port $(UI_PORT) --browse-port $(BROWSE_PORT)
@@ -109,7 +109,7 @@ pins: ## Update the digests of the base images (docs/images.md)
 # The worker starts last: it refuses deployments that another version registered.
 up: env ## Start database, Prefect, worker and object store (docs/operate.md)
 	@docker compose up --detach --wait server
-	@docker compose run --rm flow python -m flows.register --yard compose
+	@docker compose run --rm flow python -m flows.register --profile compose
 	@docker compose up --detach --wait
 
 down: ## Stop them; volumes stay

@@ -125,7 +125,8 @@ def _of_one(one: Timetable, yard: str, now: datetime) -> list[Answer]:
     if one.differs:
         ill.append(
             warn(
-                f"{one.name}: {one.differs}", f"python -m flows.register --yard {yard} corrects it"
+                f"{one.name}: {one.differs}",
+                f"python -m flows.register --profile {yard} corrects it",
             )
         )
     return ill
@@ -168,7 +169,7 @@ def _late(one: Timetable, yard: str, now: datetime) -> Answer:
         return fail(
             InfrastructureError,
             f"{message}its work pool was deleted",
-            f"python -m flows.register --yard {yard} creates it",
+            f"python -m flows.register --profile {yard} creates it",
         )
     where = f"queue {queue.name} of work pool {queue.pool}"
     if queue.is_paused:

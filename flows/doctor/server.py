@@ -87,7 +87,7 @@ def _csrf() -> str:
 def pool(yard: YardContext) -> Answer:
     """The yard's work pool exists, and a worker polls it."""
     name = yard.profile.pool.name
-    register = f"python -m flows.register --yard {yard.profile.name}"
+    register = f"python -m flows.register --profile {yard.profile.name}"
     status, body = ask(f"/work_pools/{quote(name)}")
     if status == 404:
         if yard.runs_here:

@@ -1,1 +1,1 @@
-"""`python -m flows.register --yard NAME`: write all that a yard needs to a Prefect server."""
+"""`python -m flows.register --profile NAME`: write all that a yard needs to a Prefect server."""

@@ -89,7 +89,7 @@ def check_build(yard: str, registered: YardProfile, revision: str) -> str:
     if registered.version != VERSION:
         raise ConfigError(
             f"yard {yard} was registered by trainyard {registered.version}, and this worker has "
-            f"{VERSION}: run `python -m flows.register --yard {yard}` with {VERSION}, or start "
+            f"{VERSION}: run `python -m flows.register --profile {yard}` with {VERSION}, or start "
             f"workers of {registered.version}"
         )
     if not revision or registered.revision in ("", revision):

@@ -77,7 +77,7 @@ DUE = (NOW - timedelta(hours=26, minutes=4), NOW - LATE)
             "prefect work-pool resume site, or prefect work-queue resume default --pool site",
         ),
         (queue(), State.WARN, "a worker polls queue default", "concurrency_limit in [pool]"),
-        (None, State.FAIL, "its work pool was deleted", "python -m flows.register --yard night"),
+        (None, State.FAIL, "its work pool was deleted", "python -m flows.register --profile night"),
     ],
     ids=["worker gone", "never a worker", "paused", "full", "no pool"],
 )
@@ -125,4 +125,4 @@ def test_the_newest_due_time_without_a_run_fails_if_none_ran() -> None:
 def test_a_schedule_that_differs_from_the_profile_is_registered_again() -> None:
     answer = judge([timetable(differs="its schedule is none")], "night", NOW)
     assert (answer.state, answer.message) == (State.WARN, f"{NAME}: its schedule is none")
-    assert answer.todo == "python -m flows.register --yard night corrects it"
+    assert answer.todo == "python -m flows.register --profile night corrects it"
