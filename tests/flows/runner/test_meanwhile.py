@@ -114,7 +114,9 @@ def test_two_waiting_runs_both_train_on_the_newest_version(
     async def both() -> str:
         runs = []
         for night in range(2):
-            runs.append(asyncio.create_task(pretrain_gpt.fn(recipe, str(tmp_path), profile)))
+            runs.append(
+                asyncio.create_task(pretrain_gpt.fn(recipe, yard=str(tmp_path), profile=profile))
+            )
             while len(asked) == night:
                 await asyncio.sleep(0.001)
             newest = corpus.publish("a", "bc"[night])
@@ -147,7 +149,7 @@ def test_a_file_that_comes_while_a_run_waits_for_its_turn_is_tokenized_and_its_t
 
     monkeypatch.setattr(stage_runner, "run_lock", turn)
     monkeypatch.setattr(stage_runner, "remove_other_parts", kept.append)
-    asyncio.run(flow.fn(str(tmp_path / "tiny.toml"), str(tmp_path / "yard"), profile))
+    asyncio.run(flow.fn(str(tmp_path / "tiny.toml"), yard=str(tmp_path / "yard"), profile=profile))
     files = [[f"{tmp_path}/a.jsonl"], [f"{tmp_path}/b.jsonl"]]
     assert stages.of("tokenize", "input") == files
     assert stages.of("train_tokenizer", "input") == [[file for (file,) in files]]
@@ -161,7 +163,7 @@ def test_recipe_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stag
     monkeypatch.setattr(stage_runner, "run_lock", turn)
     (tmp_path / "tiny.toml").write_text(TINY.replace("num_shards = 3", "num_shards = 0"))
     for flow in (pretrain_gpt, prepare_corpus):
-        state: Any = asyncio.run(flow.fn(str(tmp_path / "tiny.toml"), str(tmp_path)))
+        state: Any = asyncio.run(flow.fn(str(tmp_path / "tiny.toml"), yard=str(tmp_path)))
         assert state.is_failed()
         assert "num-shards" in state.message
 
@@ -179,7 +181,7 @@ def test_inputs_are_kept(tmp_path: Path, stages: Stages, slot: list[Waiting], pr
         assert f"{tmp_path}/gpt" in done.plan.kept["web/versions/0001-abc"]
 
     slot.append(weeks)
-    asyncio.run(pretrain_gpt.fn(recipe, str(tmp_path), profile))
+    asyncio.run(pretrain_gpt.fn(recipe, yard=str(tmp_path), profile=profile))
     assert stages.of("pretrain", "data_path") == [[used]]
     assert read_manifest(f"{used}.manifest.json") is not None
     assert not (tmp_path / "gpt" / JOBS).exists()
