@@ -104,12 +104,12 @@ def resident_bytes(field_name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field_name):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"the kernel tells no {field_name}")
+    raise RuntimeError(f"/proc/self/status has no {field_name}")
 
 
 def timed(work: Callable[[], object], times: Times) -> None:
     """One run of ours, and the memory that it took."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident_bytes("VmRSS")
     began = time.perf_counter()
     work()

@@ -143,7 +143,7 @@ def _is_vforked(pid: int, parent: int) -> bool:
 
     Python starts programs by vfork: until the new one begins, the child runs in the pages of its
     parent, which PSS does not divide, since they are mapped once. On a busy machine that lasts, and
-    a sample taken then sees twice what there is. kcmp(2) tells; where it is missing (another
+    a sample taken then sees twice what there is. kcmp(2) detects it; where that is missing (another
     architecture, a kernel without it) such a sample counts double."""
     if KCMP is None:
         return False
@@ -155,7 +155,7 @@ def _pss_bytes(pid: int) -> int:
 
 
 def _kilobytes(path: Path, name: str) -> int:
-    """A figure that the kernel tells of a process; 0 once it has ended."""
+    """A figure that the kernel reports of a process; 0 once it has ended."""
     try:
         for line in path.read_text().splitlines():
             if line.startswith(name):

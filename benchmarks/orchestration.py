@@ -155,7 +155,7 @@ def _block_seconds(block: ProcessJob | ContainerJob) -> float:
     return time.perf_counter() - began
 
 
-# --- from a kill to a training that goes on -------------------------------------------------------
+# --- from a kill to a resumed training ------------------------------------------------------------
 
 TRAIN = """
 import asyncio, sys
@@ -240,7 +240,7 @@ def _kill(folder: Path) -> float:
 
 
 def _furthest(folder: Path) -> int:
-    """The last step that any log tells."""
+    """The last step in any log."""
     logs = (path.read_text() for path in (folder / "runs").rglob("log.txt"))
     return max((int(step) for log in logs for step in ITERATION.findall(log)), default=0)
 

@@ -3,8 +3,8 @@
     python images/sbom.py --root /image --patches images/patches --output sbom.cdx.json
 
 Python's packages come from cyclonedx-bom, those of the distribution (Ubuntu, below NVIDIA's) from
-dpkg's own record. Every patch of ours, images/patches/PACKAGE/NAME.patch, is told at the package
-that it changes."""
+dpkg's own record. Every patch of ours, images/patches/PACKAGE/NAME.patch, is listed under the
+package that it changes."""
 
 from __future__ import annotations
 

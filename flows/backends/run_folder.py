@@ -64,7 +64,7 @@ def submission_of(key: str) -> int:
 
 
 def make_run_folder(folder: Path) -> None:
-    """Make a run folder, whose options, log and scripts are nobody else's; one that exists stays.
+    """Create a private run folder for options, log and scripts; an existing one is kept.
 
     Parents have the site's umask. Others than user and group are kept out of the folder itself,
     unless the umask lets everyone write, as where pods run as another user."""

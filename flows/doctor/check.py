@@ -60,7 +60,7 @@ def skipped(why: str) -> Answer:
 
 
 def fail(kind: type[TrainyardError], message: str, todo: str) -> Answer:
-    """It does not work; kind: the error class, which says whether it may pass by itself."""
+    """A failed check; kind: the error class, which shows whether the failure is transient."""
     return Answer(State.FAIL, message, todo, kind.exit_status)
 
 

@@ -46,8 +46,8 @@ POLLED = timedelta(seconds=60)
 """A queue that no worker polled for this long has no worker."""
 
 WAITING = ["Scheduled", "Late"]
-"""Names of states of runs that no worker has taken. A run that waits for a slot or a retry has a
-state of the same type with another name."""
+"""Names of states of runs that no worker has picked up. A run that waits for a slot or a retry has
+a state of the same type with another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +267,7 @@ async def _expected(
 async def _waiting(
     client: PrefectClient, one: DeploymentResponse, **bound: datetime
 ) -> list[FlowRun]:
-    """The runs of a deployment that no worker has taken, due `before_` or `after_`, in order."""
+    """The runs that no worker has picked up, due `before_` or `after_`, in order."""
     when = FlowRunFilterNextScheduledStartTime.model_validate(bound)
     names = FlowRunFilterState(name=FlowRunFilterStateName(any_=WAITING))
     return await client.read_flow_runs(

@@ -1,4 +1,4 @@
-"""Names of flow runs, by which they can be told apart in Prefect's lists.
+"""Names of flow runs, which distinguish them in Prefect's lists.
 
 A name has the recipe, what the run overrides, and when it was due: `quickstart lr=0.002 11-23
 17:05`. A run that is started again keeps its name."""

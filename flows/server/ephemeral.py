@@ -40,7 +40,7 @@ LEASES = {
 too. They are under PREFECT_HOME, where all servers of one database find them."""
 
 LEASE_SECONDS = 60
-"""Duration of the lease of a slot: how long the slot of a killed flow stays taken."""
+"""Duration of the lease of a slot: how long the slot of a killed flow stays in use."""
 
 SETTINGS = {
     **LEASES,

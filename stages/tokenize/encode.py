@@ -28,8 +28,9 @@ class Encoded:
 
 
 def encode_block(tokenizer: Tokenizer, block: Block, k: int, eod: int | None) -> Encoded:
-    """The tokens of the texts under key number `k`, by Megatron's rule: empty sentences fall away,
-    and the end of a document belongs to its last sentence; an empty document has neither."""
+    """The tokens of the texts under key number `k`, by Megatron's rule: empty sentences are
+    dropped, and the end of a document belongs to its last sentence; an empty document has
+    neither."""
     ids, bounds = tokenizer.encode_flat(block.texts[k])
     given = block.counts[k]
     counts = np.ones(len(block), np.int64) if given is None else np.asarray(given, np.int64)

@@ -1,7 +1,7 @@
 """Texts of recipes, configs, presets and profiles, by a path or URL from anyone.
 
-Whoever names a document may be neither the user of this machine nor trusted, so a URL must be what
-it looks like, and an error shows no secret of it."""
+The URL may come from an untrusted user: it is checked strictly, and errors never show its
+secrets."""
 
 from __future__ import annotations
 

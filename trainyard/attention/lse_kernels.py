@@ -122,10 +122,10 @@ def order_in_memory(x: Tensor) -> tuple[int, ...]:
 def laid_out(x: Tensor, order: Sequence[int]) -> Tensor:
     """x, its dimensions without gaps in this order in memory; itself where they are.
 
-    torch keeps cuDNN's plans of backward passes by the strides of q, k and v alone, and hands dout
-    and out to a plan that was made for others as though they were laid out like those: dq is then
-    wrong without a word (torch 2.11). So for the same q, k and v they always have one layout, the
-    one that cuDNN gives `out`: q's order without gaps.
+    torch caches cuDNN's backward plans by the strides of q, k and v only. With another layout of
+    out or dout it reuses a wrong plan, and dq is silently wrong (torch 2.11). So for the same q, k
+    and v, out and dout always have one layout, the one that cuDNN gives `out`: q's order without
+    gaps.
 
     By `contiguous`, and not by comparing strides: what Dynamo believes of the strides of a gradient
     would be compiled in, and the copy made every time."""

@@ -64,7 +64,7 @@ def multipliers_of(
 
 
 def grouped(multipliers: Sequence[Multipliers]) -> dict[Multipliers, list[int]]:
-    """Places of those that are updated alike; those with the most weight decay first."""
+    """Indices of parameters with the same multipliers; the most weight decay comes first."""
     groups: dict[Multipliers, list[int]] = {}
     for place, found in enumerate(multipliers):
         groups.setdefault(found, []).append(place)

@@ -98,9 +98,9 @@ class ModelOptimizer:
         device: torch.device,
         tied: nn.Parameter | None = None,
     ) -> None:
-        """traits_of: what build.py makes of the options. device: where the chunks are; a stage may
-        have no parameter to tell. tied: this stage's end of an embedding that another stage has as
-        well."""
+        """traits_of: what build.py makes of the options. device: of the chunks, since a stage may
+        have no parameters to infer it from. tied: this stage's end of an embedding that another
+        stage has as well."""
         self.chunks = list(chunks)
         self.scaler = scaler
         self.num_updates = 0
@@ -164,8 +164,8 @@ class ModelOptimizer:
         divisor: float = 1.0,
         found: GradientFacts | None = None,
     ) -> StepOutcome:
-        """Update from reduced gradients, unless one is not finite. found: their facts without any
-        scale, if `measure` was called."""
+        """Update from reduced gradients, unless one is not finite. found: norm and zero
+        count of the unscaled gradients, if `measure` was called."""
         scale = self.scaler.scale * divisor
         norm, num_zeros = found or self.measure().read(scale)
         skipped = not math.isfinite(norm)

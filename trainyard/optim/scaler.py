@@ -45,11 +45,11 @@ class ConstantScaler:
         """Nothing changes."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing is to be kept."""
+        """Empty: there is no state."""
         return {}
 
     def load_state_dict(self, document: Mapping[str, Any]) -> None:
-        """Nothing was."""
+        """Ignored: there is no state."""
 
 
 class DynamicScaler:

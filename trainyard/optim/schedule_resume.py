@@ -82,7 +82,7 @@ def resume_optimizer_schedule(
 
 
 def _parse(kind: type[P], document: Mapping[str, Any], ours: P) -> P:
-    """What a checkpoint says; what one of an older version does not say is as here."""
+    """The stored values; fields that an older version lacks take those of the current options."""
     values = {f.name: document.get(f.name, getattr(ours, f.name)) for f in fields(kind)}
     return kind(**values)
 

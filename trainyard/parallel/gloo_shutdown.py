@@ -1,9 +1,8 @@
 """Waits for gloo's threads before a process ends.
 
-A thread of torch's gloo that lets go of the tensors of a finished collective asks for Python's
-lock, even if it was long delayed by other work on the machine; once Python is ending that aborts
-the process. Where a group outlives training (a model that is kept holds it), nothing waits for
-these threads; this does."""
+gloo's threads in torch take the GIL when they release the tensors of a finished collective,
+possibly late on a busy machine. During interpreter shutdown that aborts the process. If a group
+outlives training, because a kept model refers to it, only this module waits for these threads."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ log = logging.getLogger(__name__)
 THREAD = "pt_gloo_runloop"
 """Name that torch gives them."""
 LOOKS = 5
-"""Looks in a row at which all must sleep: one that waits for Python's lock sleeps, too, until this
-thread lets it go between two looks."""
+"""Looks in a row at which all must sleep: one that waits for the GIL sleeps, too, until this thread
+releases it between two looks."""
 PAUSE_SECONDS = 0.002
 MOST_SECONDS = 10.0
 

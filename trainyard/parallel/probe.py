@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_status
     if int(os.environ["RANK"]) == 0:
         _say(found)
-    # NCCL's and gloo's threads may outlive Python and abort it; all that was owed is said.
+    # NCCL's and gloo's threads may outlive Python and abort it. The report is printed, so exit
+    # without cleanup.
     sys.stdout.flush()
     os._exit(0)
 

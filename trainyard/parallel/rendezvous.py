@@ -141,7 +141,7 @@ def check_address() -> None:
 
 
 def _agree(store: Any, rank: int, world_size: int, options: str, timeout: timedelta) -> None:
-    """Compare options with the first rank: ranks that differ would wait for each other for ever."""
+    """Compare options with the first rank: ranks that differ would deadlock."""
     if rank == 0:
         store.set(OPTIONS, options)
         _wait_for_all(store, world_size, timeout.total_seconds())

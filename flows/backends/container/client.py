@@ -34,7 +34,7 @@ from trainyard.errors import ConfigError, InfrastructureError
 SOCKET = "unix:///var/run/docker.sock"
 TIMEOUT_SECONDS = 60
 CREATE_SECONDS = 10.0
-"""How long a container may be invisible after its name is taken."""
+"""How long a container may be invisible after its name is in use."""
 
 RECORD = "container.json"
 """File of a run folder: the name of its container and, once that has ended, how."""
@@ -159,7 +159,7 @@ class ContainerClient:
         return found
 
     def wait_for(self, name: str) -> ContainerState | None:
-        """A container that is being created: its name is taken before it can be seen."""
+        """A container that is being created: its name is in use before it can be seen."""
         deadline = time.monotonic() + CREATE_SECONDS
         while (state := self.look(name)) is None and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -118,7 +118,7 @@ class Backend(Protocol):
         """Contents of a small file that anyone may have named."""
 
     def put_if_absent(self, url: str, data: bytes) -> str | None:
-        """The version written, or None when the name is taken."""
+        """The version written, or None if the name is in use."""
 
     def replace_if_match(self, url: str, data: bytes, version: str) -> str | None:
         """The version written, or None when the file is no longer in the version that was read."""

@@ -101,7 +101,7 @@ def _members(
     decoupled = any(map(_has_own_rate, groups))
     keys = [_key_of_group(group, groups) for group in groups]
     if len(set(keys)) != len(keys):
-        raise Unknown("two of its groups cannot be told apart")
+        raise Unknown("two of its groups cannot be distinguished")
     members: dict[tuple[bool, bool], list[Parameter]] = {key: [] for key in keys}
     for parameter in parameters:
         key = (parameter.has_decay, decoupled and is_embedding_or_output(parameter.name))

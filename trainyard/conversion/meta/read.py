@@ -108,7 +108,7 @@ def wanted_shapes(config: GPTConfig, rows: int) -> dict[str, tuple[int, ...]]:
 class SlicedWeights:
     """The tensors of all ranks' files, merged.
 
-    hidden: h, which tells how the embedding is sharded."""
+    hidden: h, from which the sharding of the embedding is derived."""
 
     def __init__(self, url: str, hidden: int) -> None:
         self._files: list[TorchWeights] = []

@@ -1,7 +1,7 @@
 """Known file formats, and the byte ranges that files are cut into.
 
-The ending of a file's name tells its format; a second ending tells its compression. A unit of work
-is a range of an uncompressed JSONL file, one or more whole row groups of a Parquet file, or a whole
+A file's extension gives its format; a second extension gives its compression. A unit of work is a
+range of an uncompressed JSONL file, one or more whole row groups of a Parquet file, or a whole
 file of any other kind."""
 
 from __future__ import annotations

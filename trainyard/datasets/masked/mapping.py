@@ -111,8 +111,8 @@ class _Targets:
         self._short = np.empty(0, np.int64)
 
     def ahead(self) -> Iterator[tuple[int, int]]:
-        """(rows of full length, target of the short row behind them); the last short one is no
-        row at all, for the draws at hand end there."""
+        """(rows of full length, target of the short row behind them); the last pair has no
+        short row, since the current batch of draws ends there."""
         if self._place == DRAWS:
             self._refill()
         places = self._short[np.searchsorted(self._short, self._place) :]
@@ -197,8 +197,8 @@ class _Block:
         return np.concatenate(rows)
 
     def _walk(self, slot: int, targets: _Targets) -> list[int]:
-        """The slots from this one on until the block or the draws at hand end, the slot to go on
-        from behind them."""
+        """The visited slots up to the end of the block or of the current draws, then the slot to
+        continue from."""
         following, document = self._next.data, self._document.data
         totals, ends = self._totals.data, self._ends.data
         fewest, stop = self._rule.min_sentences, self._stop

@@ -6,7 +6,7 @@ considers grouped queries, gated MLPs, context parallelism, recomputation and of
 torch.compile keeps less. Not counted: workspaces of kernels, communication buffers, fragmentation.
 Standard library only.
 
-Bytes for one token of one micro-batch unless said. h hidden, q and kv widths of all query and key
+Bytes for one token of one micro-batch unless noted. h hidden, q and kv widths of all query and key
 heads, f MLP, V padded vocabulary."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a stage sends on is freed, and backward goes from it all the same.
+"""Frees the output of a stage after it is sent, while backward can still start from it.
 
-Autograd needs an output's place in the graph, not its numbers: they are the next stage's. So its
-memory, s x b x h for each micro-batch on the way, is given back (Megatron-LM's
---deallocate-pipeline-outputs, there always on)."""
+Autograd needs an output's place in the graph, not its values, which the next stage has. So its
+memory is freed: s x b x h for each micro-batch in flight. In Megatron-LM this is
+--deallocate-pipeline-outputs, which is always on."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A schedule played through in time, without processes: when each action begins and ends, who would
-wait for whom for ever, how long ranks are idle, how many activations are held.
+"""Simulates a schedule without processes: start and end of each action, deadlocks, idle time of
+ranks, stored activations.
 
-Two worlds. `simulate` has buffers for every message: it shows what the schedule itself costs.
-`simulate_rendezvous` has none: a message passes when both sides have come to it, as over NCCL, and
-a rank does one thing after another, as streams behind one hardware queue do
-(CUDA_DEVICE_MAX_CONNECTIONS=1). What ends there ends everywhere."""
+There are two models of communication. `simulate` buffers every message, and shows what the schedule
+itself costs. `simulate_rendezvous` has no buffers: a message passes when both sides have reached
+it, as over NCCL. A rank does one thing after another, as streams behind one hardware queue do
+(CUDA_DEVICE_MAX_CONNECTIONS=1). A schedule that finishes without buffers finishes everywhere."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Simulation:
 
 
 class DeadlockError(Exception):
-    """Ranks wait for each other for ever."""
+    """Ranks deadlock."""
 
 
 def simulate(schedule: PipelineSchedule, chunks: int, cost: Cost = unit_cost) -> Simulation:
@@ -90,7 +90,7 @@ def simulate_rendezvous(
 
 _Times = tuple[list[float], list[float]]
 _Rank = Generator[str, None, None]
-"""A rank that yields, saying why, whenever it can not go on before others have."""
+"""A rank that yields, saying why, whenever it has to wait for others."""
 
 
 def _buffered(
@@ -188,7 +188,7 @@ def _passing(wire: _Wire, number: int, now: float, why: str) -> Generator[str, N
 
 
 def _play(schedule: PipelineSchedule, start: Callable[[int, _Times], _Rank]) -> Simulation:
-    """Let ranks go on in turn until all are done, or none can."""
+    """Run ranks in turn until all are done, or none can continue."""
     times: list[_Times] = [([], []) for _ in schedule]
     running = {rank: start(rank, times[rank]) for rank in range(len(schedule))}
     waiting: dict[int, str] = {}

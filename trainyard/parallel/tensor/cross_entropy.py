@@ -24,7 +24,7 @@ from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.tensor.collectives import all_reduce
 
 CHUNK_LOGITS = 1 << 24
-"""Logits that are held in fp32 at once: 64 MiB."""
+"""Logits that are converted to fp32 at once: 64 MiB."""
 
 
 def lean_cross_entropy(
@@ -72,7 +72,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _chunks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same rows of each, few enough to be held in fp32; all of them where a compiler fuses."""
+    """The same rows of each, few enough to convert to fp32; all of them where a compiler fuses."""
     if torch.compiler.is_compiling():
         yield logits, *others
         return

@@ -47,11 +47,11 @@ def vocab_parallel_cross_entropy(
     """-log softmax(logits)[label] in nats, (s, b) fp32, equal on all tensor-parallel ranks.
 
     logits: (s, b, V / n), whose memory the backward pass takes for their gradient, so nothing may
-    read them after it. labels: (s, b) int64, numbers in the whole vocabulary. vocab_size: tokens
-    that there are; logits from it on only pad the vocabulary, are no part of the softmax and get
-    a gradient of zero. Unset: all V are.
-    fp32 logits of one rank alone without padding take torch's own way, whose bits recorded runs
-    rely on."""
+    read them after it. labels: (s, b) int64, numbers in the whole vocabulary. vocab_size: the
+    true vocabulary size; logits from it on are padding, outside the softmax, with a gradient of
+    zero. Unset: V.
+    fp32 logits of one rank alone without padding use torch's own kernel, for bit-equality with
+    earlier runs."""
     is_padded = vocab_size is not None and vocab_size < logits.shape[-1] * parallel.tp_size
     if parallel.tp is None and logits.dtype == torch.float32 and not is_padded:
         flat = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")

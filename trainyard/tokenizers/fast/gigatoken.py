@@ -1,7 +1,7 @@
 """gigatoken as an engine: the ids of a reference library, many times faster.
 
-gigatoken encodes for a tokenizer if it accepts it, if it reads no part of it differently as far as
-known, and if both libraries make the same ids of the probe texts. Otherwise the log says why not.
+gigatoken is used if it supports the tokenizer, no known difference applies, and both libraries
+agree on the ids of the probe texts. Otherwise the log says why not.
 Texts that the libraries may split differently (unicode_mismatch.py) go to the reference.
 
 gigatoken's readers of files and its thread pool are not used."""
