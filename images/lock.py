@@ -111,7 +111,7 @@ def written(lock: Lock) -> str:
 def main() -> int:
     """The command line; returns its exit status."""
     parser = argparse.ArgumentParser(description="Write the locks of the images.")
-    parser.add_argument("--check", action="store_true", help="only tell what is not up to date")
+    parser.add_argument("--check", action="store_true", help="only report what is not up to date")
     given = parser.parse_args()
     texts = {lock.name: written(lock) for lock in locks()} | {"torch": pinned("torch") + "\n"}
     stale = 0

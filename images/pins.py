@@ -81,7 +81,10 @@ def current(image: Image) -> Image:
         raise PinError(f"{image.name}:{image.tag}: {image.manifest}: {error}") from error
     digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
     if said is not None and said != digest:
-        raise PinError(f"{image.name}:{image.tag}: told {said} and sent what is {digest}")
+        raise PinError(
+            f"{image.name}:{image.tag}: the registry reports digest {said} but sent a manifest "
+            f"with digest {digest}; try again"
+        )
     return Image(image.name, image.tag, digest)
 
 
@@ -118,7 +121,7 @@ def renewed(text: str) -> str:
 def main() -> int:
     """The command line; returns its exit status."""
     parser = argparse.ArgumentParser(description="Bring the digests of base images up to date.")
-    parser.add_argument("--check", action="store_true", help="only tell what is not up to date")
+    parser.add_argument("--check", action="store_true", help="only report what is not up to date")
     given = parser.parse_args()
     before = {place: (ROOT / place).read_text() for place in PLACES}
     try:

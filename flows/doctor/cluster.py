@@ -70,8 +70,8 @@ async def _bounded(yard: YardContext, question: Callable[[KubernetesClient], Awa
             return await question(client)
     except TimeoutError as error:
         raise InfrastructureError(
-            f"the API server of Kubernetes does not answer within {SECONDS:.0f} s; is KUBECONFIG "
-            "that of this cluster, and is there a firewall or VPN in between?"
+            f"the API server of Kubernetes does not answer within {SECONDS:.0f} s; check "
+            "KUBECONFIG, the VPN and firewalls"
         ) from error
     finally:
         await client.close()

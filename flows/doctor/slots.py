@@ -1,4 +1,4 @@
-"""Checks that every taken slot of a yard's limits belongs to a run.
+"""Checks that every used slot of a yard's limits belongs to a run.
 
 A slot without an owner is never released, so stages or flows under its limit wait forever."""
 
@@ -39,7 +39,7 @@ Lost = tuple[str, str]
 
 
 def slots(yard: YardContext) -> Answer:
-    """Every taken slot of a limit belongs to a run."""
+    """Every used slot of a limit belongs to a run."""
     try:
         return asyncio.run(_slots(yard))
     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
@@ -98,7 +98,7 @@ async def _lost_of_deployments(client: PrefectClient, yard: str) -> list[Lost]:
         )
         if limit.active_slots > len(runs):
             flow = await client.read_flow(deployment.flow_id)
-            message = f"{limit.active_slots} of {limit.limit} slots of {flow.name}/{yard} taken, "
+            message = f"{limit.active_slots} of {limit.limit} slots of {flow.name}/{yard} in use, "
             command = f"prefect gcl update {limit.name} --active-slots {len(runs)}"
             lost.append((f"{message}and {len(runs)} of its runs at work", command))
     return lost

@@ -67,7 +67,7 @@ def _register(plan: DesiredState, given: argparse.Namespace) -> Report:
     if not os.environ.get(URL):
         raise ConfigError(
             f"{URL} is not set: it names the server, such as http://127.0.0.1:4200/api "
-            f"(`make ui` starts one, and `. yard/.prefect/ui.env` leads there)"
+            f"(`make ui` starts one; run `. yard/.prefect/ui.env` to set it)"
         )
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)

@@ -8,7 +8,7 @@ The stage takes the slot itself, because Prefect's engine would wait without a l
 signals meanwhile, and lose a lease for good after some minutes without the server.
 
 A server that keeps leases in memory, Prefect's default, forgets them when it restarts. Their slots
-stay taken until a person frees them."""
+stay in use until a person frees them."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ class Slots:
 
     @property
     def unleased(self) -> int:
-        """Taken slots without a lease. For a moment this includes slots that pass from one task to
+        """Used slots without a lease. For a moment this includes slots that pass from one task to
         another, and those whose lease just expired."""
         return max(0, self.taken - len(self.holders))
 
     @property
     def counts(self) -> str:
-        """The number of taken slots and of all, for a message."""
-        return f"{self.taken} of {self.total} slots of {self.name} taken"
+        """The number of used slots and of all, for a message."""
+        return f"{self.taken} of {self.total} slots of {self.name} in use"
 
     @property
     def free_command(self) -> str:
@@ -179,7 +179,7 @@ class _Slot:
             self._log.warning("%s: its slot of %s was not given back: %s", self._job, tag, error)
 
     async def _lease_slot(self, client: PrefectClient) -> bool:
-        """Take a slot; False if all are taken."""
+        """Take a slot; False if all are in use."""
         assert self._task_run is not None
         holder = ConcurrencyLeaseHolder(type="task_run", id=self._task_run)
         try:
@@ -222,7 +222,7 @@ class _Slot:
         is_taken = await self._lease_slot(client)
         if was_lost and not self._logged_retake:
             self._logged_retake = True
-            outcome = "another has it: for once one more may run than the limit says"
+            outcome = "another job holds the slot, so one job more than the limit may run"
             note = f"that of tag:{self._limit.tag} was lost while the server could not be reached, "
             note += "and taken again" if is_taken else f"and {outcome}"
             headline(self._log, self._job, "slot", note=note, level=logging.WARNING)

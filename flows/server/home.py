@@ -64,8 +64,8 @@ def _check_entries(home: Path, descriptor: int) -> None:
             if owner != os.geteuid():
                 raise ConfigError(
                     f"{home / entry.name} belongs to user {owner}, and this program runs as user "
-                    f"{os.geteuid()}: its owner may read and change what Prefect stores. "
-                    f"Remove it"
+                    f"{os.geteuid()}, so its owner could read and change Prefect's data; remove it "
+                    "and rerun"
                 )
 
 

@@ -150,7 +150,8 @@ def test_a_digest_is_that_of_what_was_sent(
     monkeypatch.setattr(Registry, "lies", True)
     before = place.read_text()
     assert run(monkeypatch) == 3
-    assert f"told {OLD} and sent what is {DIGEST}" in capsys.readouterr().err
+    expected = f"reports digest {OLD} but sent a manifest with digest {DIGEST}; try again"
+    assert expected in capsys.readouterr().err
     assert place.read_text() == before
 
 

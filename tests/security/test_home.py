@@ -78,7 +78,7 @@ def test_files_of_another_user_in_an_open_home_are_refused(home: Path, name: str
     os.chown(home / name, NOBODY, NOBODY, follow_symlinks=False)
     home.chmod(0o777)
     for _ in range(2):  # closed by the first, it is as bad
-        with pytest.raises(ConfigError, match=f"{name} belongs to user 65534, .* Remove it"):
+        with pytest.raises(ConfigError, match=f"{name} belongs to user 65534, .* remove it"):
             make_home(home)
     assert victim.read_text() == "precious"
 

@@ -153,7 +153,7 @@ def test_load_resumes_and_finetune_starts_over(
         ({"split": "1,0,0"}, 2, "the valid split"),
         ({"vocab_size": 500}, 1, "outside the vocabulary of 500"),
         ({"finetune": True}, 2, "--finetune"),
-        ({"tensor_model_parallel_size": 2}, 2, "1 rank cannot be shared out"),
+        ({"tensor_model_parallel_size": 2}, 2, "1 rank does not fit the layout"),
         ({"device": "cuda"}, 2, "--device cuda"),
     ],
 )

@@ -72,7 +72,7 @@ LARGE = {"num_layers": 3000, "hidden_size": 2**20, "nproc_per_node": 1}
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"nproc_per_node": 3, **TP}, "3 ranks cannot be shared out: .* start 2 or 4 ranks"),
+        ({"nproc_per_node": 3, **TP}, "3 ranks do not fit the layout: .* start 2 or 4 ranks"),
         ({"nproc_per_node": 3}, r"--global-batch-size \(4\) must be divisible .* near it: 3 or 6"),
         (
             {"nproc_per_node": 3, "tensor_model_parallel_size": 3},
@@ -99,7 +99,8 @@ LARGE = {"num_layers": 3000, "hidden_size": 2**20, "nproc_per_node": 1}
         ({"tokens": "short"}, "5 tokens in 1 documents, less than one sample of --seq-length 16"),
         (
             LARGE,
-            r"a model of 4\.0e\+16 parameters, and at most 1e\+15 are taken: .*--hidden-size 10485",
+            r"the model has 4\.0e\+16 parameters, the limit is 1e\+15; reduce one of: "
+            ".*--hidden-size 10485",
         ),
         (
             {"hidden_size": 2**20},
@@ -169,7 +170,7 @@ def run_rank(
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"nproc_per_node": 3, **TP}, "3 ranks cannot be shared out: "),
+        ({"nproc_per_node": 3, **TP}, "3 ranks do not fit the layout: "),
         ({"nproc_per_node": 3}, "--global-batch-size (4) must be divisible"),
     ],
 )
@@ -191,12 +192,12 @@ def test_dry_run_does_not_assume_one_rank(zygote: Zygote, folder: Path, tmp_path
     status, _, log = zygote.run("stages.pretrain", [*line, "--dry-run"])
     assert status == 0, log
     status, _, log = zygote.run("stages.pretrain", line)
-    assert (status, "1 rank cannot be shared out" in log) == (2, True)
+    assert (status, "1 rank does not fit the layout" in log) == (2, True)
 
 
 def test_degrees_are_compared_with_the_ranks_of_a_launcher(folder: Path, tmp_path: Path) -> None:
     log = run_rank(folder, tmp_path, a_rank(1, 3, free_port()), expect=2, **TP)
-    assert "3 ranks cannot be shared out" in log
+    assert "3 ranks do not fit the layout" in log
 
 
 @pytest.mark.distributed

@@ -92,7 +92,7 @@ def choose_backend(request: Request, device: Device, needs: Needs) -> Choice:
             return Choice(backend, kernel, _reason(request, device, problems), request != "auto")
         problems.append(f"{_name(backend, kernel)} {problem}")
     raise ConfigError(
-        f"--attention-backend {request} cannot be had here: {'; '.join(problems)}. Use "
+        f"--attention-backend {request} is not available here: {'; '.join(problems)}. Use "
         "--attention-backend auto, or unfused, which always works"
     )
 

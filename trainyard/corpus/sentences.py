@@ -46,8 +46,8 @@ def nltk_version() -> str:
         return metadata.version("nltk")
     except metadata.PackageNotFoundError as error:
         raise ConfigError(
-            "--split-sentences needs the package nltk, which is not installed; trainyard's extra "
-            "[tokenize] brings it"
+            "--split-sentences needs the package nltk, which is not installed; run "
+            "`pip install 'trainyard[tokenize]'`"
         ) from error
 
 

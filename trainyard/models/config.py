@@ -286,8 +286,8 @@ class TransformerConfig:
         count = self.num_params(padded_vocab_size)
         if count > MAX_PARAMS:
             raise ConfigError(
-                f"a model of {count:.1e} parameters, and at most {MAX_PARAMS:.0e} are taken: make "
-                f"one of these smaller: --num-layers {self.num_layers}, --hidden-size "
+                f"the model has {count:.1e} parameters, the limit is {MAX_PARAMS:.0e}; reduce "
+                f"one of: --num-layers {self.num_layers}, --hidden-size "
                 f"{self.hidden_size}, --ffn-hidden-size {self.ffn_size}, --num-attention-heads "
                 f"{self.num_attention_heads} of --kv-channels {self.head_dim}, "
                 f"--max-position-embeddings {self.positions}, {padded_vocab_size} rows of the "
@@ -373,8 +373,8 @@ class TransformerConfig:
     def _check_recompute(self) -> None:
         if self.recompute_activations and self.recompute_granularity == "full":
             raise ConfigError(
-                "--recompute-activations means --recompute-granularity selective, which is full; "
-                "give one of them"
+                "--recompute-activations implies --recompute-granularity selective, but full was "
+                "given; give one of them"
             )
         if not self.recompute_modules:
             raise ConfigError("--recompute-modules names no module; leave it out for core_attn")

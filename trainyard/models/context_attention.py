@@ -124,7 +124,8 @@ def check_context(
         return
     if comm_type == "p2p" and window is not None:
         raise ConfigError(
-            f"--cp-comm-type p2p passes keys round and has no windows; with --window-size {ADVICE}"
+            "--cp-comm-type p2p (ring attention) does not support sliding windows; with "
+            f"--window-size {ADVICE}"
         )
     if comm_type == "a2a" and heads % cp_size:
         raise ConfigError(

@@ -49,7 +49,7 @@ def is_installed(module: str) -> bool:
 def choose_optimizer(
     config: OptimizerConfig, device_type: str, installed: Callable[[str], bool] = is_installed
 ) -> OptimizerChoice:
-    """The backend that was asked for, or torch; ConfigError says why it cannot be had.
+    """The backend that was asked for, or torch; ConfigError says why it is not available.
 
     device_type: where the parameters are; installed: answers for the modules of `MODULES`."""
     request, kernel = config.optimizer_backend, KERNELS[config.optimizer]
@@ -67,7 +67,7 @@ def choose_optimizer(
         problem = "is not installed" + (" with its amp_C" if request == "apex" else "")
     if problem is not None:
         raise ConfigError(
-            f"--optimizer-backend {request} cannot be had here: {NAMES[request]} {problem}. Use "
+            f"--optimizer-backend {request} is not available here: {NAMES[request]} {problem}. Use "
             "--optimizer-backend auto, or torch, which always works"
         )
     reason = f"asked for with --optimizer-backend {request}"

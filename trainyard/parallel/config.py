@@ -69,13 +69,13 @@ class DataParallelConfig:
             raise ConfigError("give --ddp-bucket-size or --ddp-num-buckets, not both")
         if self.overlap_param_gather and not self.use_distributed_optimizer:
             raise ConfigError(
-                "--overlap-param-gather fetches what --use-distributed-optimizer spreads over the "
-                "ranks; add that, or leave it out"
+                "--overlap-param-gather needs --use-distributed-optimizer; add it, or leave this "
+                "out"
             )
         if self.ddp_pad_buckets_for_high_nccl_busbw and not self.use_distributed_optimizer:
             raise ConfigError(
-                "--ddp-pad-buckets-for-high-nccl-busbw pads the pieces of "
-                "--use-distributed-optimizer; add that, or leave it out"
+                "--ddp-pad-buckets-for-high-nccl-busbw needs --use-distributed-optimizer; add it, "
+                "or leave this out"
             )
 
     def bucket_size(self, num_parameters: int, num_ranks: int) -> int | None:

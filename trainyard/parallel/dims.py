@@ -121,11 +121,11 @@ def dims_of(config: ParallelConfig, world_size: int) -> ParallelDims:
             CP: config.context_parallel_size,
         }
         product = " x ".join(f"{flag} ({size})" for flag, size in degrees.items())
+        ranks = "1 rank does" if world_size == 1 else f"{world_size} ranks do"
         choices = " or ".join(str(count) for count in multiples(world_size, unit))
         raise ConfigError(
-            f"{world_size} rank{'s' if world_size != 1 else ''} cannot be shared out: {product} = "
-            f"{unit} must divide their number (what it leaves is data parallel); start {choices} "
-            "ranks, or change a degree"
+            f"{ranks} not fit the layout: {product} = {unit} must divide the number of ranks; "
+            f"the quotient is the data-parallel size; start {choices} ranks, or change a degree"
         )
     return ParallelDims(
         dp=world_size // unit,

@@ -103,8 +103,8 @@ def _meet(seconds: float) -> dict[str, Any]:
         from trainyard.parallel.rendezvous import join_ranks, rank_of_environment
     except ImportError as error:
         raise ConfigError(
-            f"ranks need torch, which does not load here: {error}; trainyard's extra [pretrain] "
-            "brings it"
+            f"ranks need torch, which does not load here: {error}; run "
+            "`pip install 'trainyard[pretrain]'`"
         ) from error
     rank, world_size, local_rank, local_ranks = rank_of_environment()
     has_own = torch.cuda.is_available() and torch.cuda.device_count() >= local_ranks

@@ -166,7 +166,7 @@ def _wait_for_all(store: Any, world_size: int, timeout_seconds: float) -> None:
             raise ConfigError(store.get(DISAGREED).decode())
         if time.monotonic() > deadline:
             raise CommunicationError(
-                f"{agreed + 1} of {world_size} ranks came within {timeout_seconds:.0f} s "
+                f"only {agreed + 1} of {world_size} ranks joined within {timeout_seconds:.0f} s "
                 "(--distributed-timeout-minutes): see the logs of the others, or start them"
             )
         time.sleep(0.02)

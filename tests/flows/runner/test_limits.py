@@ -39,7 +39,7 @@ def test_a_slot_without_a_lease_is_freed_and_those_with_one_are_kept() -> None:
     two = slots(2, ONE, total=3)
     assert (two.are_full, two.unleased) == (False, 1)
     assert two.free_command == "prefect gcl update tag:yard:local:x --active-slots 1"
-    assert two.counts == "2 of 3 slots of tag:yard:local:x taken"
+    assert two.counts == "2 of 3 slots of tag:yard:local:x in use"
     assert slots(1, ONE).are_full
     assert slots(0, ONE).unleased == 0  # a lease that is being given back
     assert slots(0, total=0).are_full
@@ -199,7 +199,7 @@ def test_lost_slot_retaken(server: Server, caplog: pytest.LogCaptureFixture, is_
         assert len(server.leases) == is_free
 
     run(lambda: stage(StageLimit(TAG), work))
-    outcome = "and taken again" if is_free else "and another has it: for once one more may run"
+    outcome = "and taken again" if is_free else "and another job holds the slot, so one job more"
     (message,) = [line for line in logged(caplog) if "was lost" in line]
     assert f"that of tag:{TAG} was lost while the server could not be reached, {outcome}" in message
 

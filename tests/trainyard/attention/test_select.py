@@ -92,7 +92,7 @@ def test_unfused_and_local_always_work(request_: str, kernel: str, device: Devic
 def test_what_is_refused(request_: str, device: Device, needs: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as refusal:
         chosen(request_, device, **needs)
-    assert str(refusal.value).startswith(f"--attention-backend {request_} cannot be had here")
+    assert str(refusal.value).startswith(f"--attention-backend {request_} is not available here")
     assert "--attention-backend auto" in str(refusal.value)
 
 

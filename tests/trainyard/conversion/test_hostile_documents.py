@@ -110,7 +110,7 @@ def test_a_document_of_absurd_size_is_not_read(
         ({"head_dim": 2**61}, "--kv-channels must be at most"),
         (
             {"hidden_size": 2**30, "head_dim": 2**30},
-            "a model of 9.2e.18 parameters, and at most",
+            "the model has 9.2e.18 parameters, the limit is",
         ),
         ({**QWEN2, "layer_types": 5}, "layer_types is 5, wanted a list"),
         ({**QWEN2, "layer_types": [{}]}, "must be full_attention or sliding_attention"),

@@ -112,7 +112,7 @@ def test_a_kernel_that_cannot_be_had_is_refused_in_words(
 ) -> None:
     with pytest.raises(ConfigError, match=words) as refusal:
         chosen(request_, device_type, *there)
-    assert str(refusal.value).startswith(f"--optimizer-backend {request_} cannot be had here")
+    assert str(refusal.value).startswith(f"--optimizer-backend {request_} is not available here")
     assert "--optimizer-backend auto" in str(refusal.value)
 
 

@@ -65,7 +65,7 @@ def test_a_requested_kernel_that_is_not_reproducible_is_refused(
     with pytest.raises(ConfigError) as refusal:
         choose_backend("fused", device, Needs(**BF16, deterministic=True))
     words = str(refusal.value)
-    assert words.startswith("--attention-backend fused cannot be had here: ")
+    assert words.startswith("--attention-backend fused is not available here: ")
     assert f"{refused[0]} is not bitwise reproducible in its backward pass (--det" in words
     assert all(f"{name} is not" in words for name in refused)
     assert words.endswith("Use --attention-backend auto, or unfused, which always works")

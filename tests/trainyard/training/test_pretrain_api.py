@@ -294,7 +294,7 @@ def test_without_overrides_the_run_equals_that_of_the_stage(tmp_path: Path) -> N
         (
             {"parallel": ParallelConfig(tensor_model_parallel_size=2)},
             counting,
-            "1 rank cannot be shared out",
+            "1 rank does not fit the layout",
         ),
         (
             {},

@@ -77,7 +77,7 @@ def test_orphaned_slot_is_named_and_freed(tmp_path: Path, server: Server, yard: 
     flow = start_stage(yard, "pretrain", training(tmp_path, str(tmp_path / "save"), 20))
     command = f"prefect gcl update {LIMIT} --active-slots 0"
     report = doctor(server, yard)
-    assert f"1 of 1 slots of {LIMIT} taken, 1 of them by nothing that has a lease" in report
+    assert f"1 of 1 slots of {LIMIT} in use, 1 of them by nothing that has a lease" in report
     assert command in report
     time.sleep(LOST_SECONDS + 5)
     assert taken(server.url) == 1
@@ -87,7 +87,7 @@ def test_orphaned_slot_is_named_and_freed(tmp_path: Path, server: Server, yard: 
     assert ended.status == 0, ended.output
     waiting = [line for line in ended.output.splitlines() if " waits " in line]
     assert len(waiting) == 2
-    assert f"1 of 1 slots of {LIMIT} taken" in waiting[0]
+    assert f"1 of 1 slots of {LIMIT} in use" in waiting[0]
     assert f"PREFECT_API_URL={server.url}/ {command}" in waiting[1]
     assert f"1 slots of {LIMIT}" in doctor(server, yard)
 
@@ -102,7 +102,9 @@ def test_waiting_flow_ends_at_sigterm(tmp_path: Path, server: Server, yard: Yard
         command = ("-m", "flows.run_stage", "pretrain", "--config", document)
         second = yard.start(*command, stderr=err)
     wait_for(lambda: " waits " in console.read_text())
-    assert f"1 of 1 slots of {LIMIT} taken, by pretrain of flow run pretrain" in console.read_text()
+    assert (
+        f"1 of 1 slots of {LIMIT} in use, by pretrain of flow run pretrain" in console.read_text()
+    )
     second.send_signal(signal.SIGTERM)
     second.communicate(timeout=15)
     assert second.returncode == 128 + signal.SIGTERM

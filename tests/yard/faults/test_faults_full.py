@@ -123,7 +123,7 @@ def test_slot_of_a_flow_killed_with_its_server_lasts_one_lease(tmp_path: Path) -
         text for text in ended.output.splitlines() if re.search(r"pretrain +(waits|runs)", text)
     ]
     assert len(began) == 2
-    assert f"1 of 1 slots of {LIMIT} taken, by pretrain of flow run pretrain" in began[0]
+    assert f"1 of 1 slots of {LIMIT} in use, by pretrain of flow run pretrain" in began[0]
     waited = seconds_of(began[1]) - seconds_of(began[0])
     assert 0 < waited % DAY < LEASE_SECONDS + 15
     assert steps(save)[-1] == 1000

@@ -34,7 +34,7 @@ def _filesystem(protocol: str, process: int) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"{protocol}:// needs a package that is not installed: {error}"
-            + ("; trainyard's extra [s3] brings it" if protocol in S3 else "")
+            + ("; run `pip install 'trainyard[s3]'`" if protocol in S3 else "")
         ) from error
     except ValueError as error:
         raise ConfigError(f"{protocol}:// is not a storage protocol that fsspec knows") from error

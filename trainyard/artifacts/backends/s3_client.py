@@ -36,8 +36,8 @@ def _client(process: int, endpoint: str) -> Any:
         from botocore.session import Session
     except ImportError as error:
         raise ConfigError(
-            f"s3:// needs a package that is not installed: {error}; trainyard's extra [s3] "
-            "brings it"
+            f"s3:// needs a package that is not installed: {error}; run "
+            "`pip install 'trainyard[s3]'`"
         ) from error
     # Without TLS every body is signed, so a checksum adds nothing.
     checksums = {"request_checksum_calculation": "when_required"}

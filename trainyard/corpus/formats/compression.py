@@ -147,8 +147,8 @@ def _new_zstd() -> Any:
         import zstandard
     except ImportError as error:
         raise ConfigError(
-            "--input: .zst files need the package zstandard, which is not installed; trainyard's "
-            "extra [tokenize] brings it"
+            "--input: .zst files need the package zstandard, which is not installed; run "
+            "`pip install 'trainyard[tokenize]'`"
         ) from error
     return zstandard.ZstdDecompressor().decompressobj()
 

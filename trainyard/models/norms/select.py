@@ -56,7 +56,7 @@ def choose_norm(request: NormRequest, device: Device, needs: NormNeeds) -> NormC
     problem = norm_problem(request, device, needs)
     if problem is not None:
         raise ConfigError(
-            f"--norm-backend {request} cannot be had here: {NAMES[request]} {problem}. Use "
+            f"--norm-backend {request} is not available here: {NAMES[request]} {problem}. Use "
             "--norm-backend auto, or torch, which always works"
         )
     reason = f"asked for with --norm-backend {request}"

@@ -198,8 +198,8 @@ class ConversationTokenizer:
             end = place + len(alone)
             if not np.array_equal(tokens[place:end], alone):
                 raise DataError(
-                    f"turn {number} ({role}) has other tokens alone than within its conversation, "
-                    f"so its targets are not known; it begins {turn['content'][:40]!r}"
+                    f"turn {number} ({role}) tokenizes differently on its own than inside the "
+                    f"conversation, so its loss mask is unknown; it begins {turn['content'][:40]!r}"
                 )
             masked = len(alone) if role in self.masked_roles else self._prompt_format.masked_prefix
             targets[place : place + masked] = IGNORED
@@ -207,7 +207,7 @@ class ConversationTokenizer:
         if place != len(tokens):
             raise DataError(
                 f"the turns of a conversation have {place} tokens alone but {len(tokens)} "
-                "together, so their targets are not known"
+                "together, so their loss mask is unknown"
             )
 
     def _tokens(self, text: str) -> Ids:

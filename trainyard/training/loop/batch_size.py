@@ -267,8 +267,8 @@ def _table(text: str, seq_length: int, global_batch_size: int | None) -> list[Ba
     last = phases[-1].global_batch_size
     if global_batch_size is not None and global_batch_size != last:
         raise ConfigError(
-            f"{option} ends at a batch of {last}, and --global-batch-size is {global_batch_size}; "
-            "leave it out or give the same"
+            f"{option}: its last batch size {last} must equal --global-batch-size "
+            f"{global_batch_size}; leave --global-batch-size out or give the same"
         )
     return phases
 

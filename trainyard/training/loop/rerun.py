@@ -153,15 +153,16 @@ class RerunMachine:
             return Finding(
                 "elsewhere",
                 f"step {step}: {_shown(after)} both times on {_places(self._where)}: training has "
-                f"most likely diverged, and the step was not taken; {REMEDIES}. Or the machine is "
-                "faulty: the same command on other machines reruns this step and finds out",
+                f"most likely diverged, and the parameters were not updated; {REMEDIES}. Or the "
+                "machine is faulty: the same command on other machines reruns this step and finds "
+                "out",
                 Suspicion(step, *after, self._where),
             )
         return Finding(
             "fail",
             f"step {step}: {_shown(before)} at first and {_shown(after)} the second time, from the "
-            f"same inputs: a transient fault of one of {_places(self._where)}. The step was not "
-            "taken; start the same command without that machine",
+            f"same inputs: a transient fault of one of {_places(self._where)}. The parameters "
+            "were not updated; start the same command without that machine",
         )
 
     def _elsewhere(

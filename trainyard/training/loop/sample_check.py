@@ -5,8 +5,8 @@ The order of the data and the run's seed determine the samples of every step and
 dropout. Each batch carries the ids of its samples (`loader.SAMPLE_IDS`), and each generator reports
 the seed that it was given. Every rank compares its own part of a step before any parameter is
 updated. A rank that finds a difference ends before the sums that all ranks wait for, so that no
-rank updates anything. The digests of a step that was taken are therefore right on all ranks, with
-no communication."""
+rank updates anything. The digests of a step that updated parameters are therefore right on all
+ranks, with no communication."""
 
 from __future__ import annotations
 
@@ -113,10 +113,10 @@ class SampleCheck:
 
     def _mismatch(self, difference: str) -> StepMismatchError:
         return StepMismatchError(
-            f"step {self._step}, rank {self._groups.rank}: {difference}. The step was not taken "
-            "and is in no checkpoint; the same command resumes before it. This is a defect of "
-            "trainyard, of the ids that your own dataset returns, or of this machine's memory; "
-            "report it if it happens again"
+            f"step {self._step}, rank {self._groups.rank}: {difference}. The parameters were "
+            "not updated and the step is in no checkpoint; the same command resumes before it. "
+            "This is a defect of trainyard, of the ids that your own dataset returns, or of this "
+            "machine's memory; report it if it happens again"
         )
 
 

@@ -303,6 +303,7 @@ def _timed_batches(batches: Iterator[Batch], timed: Timed) -> Iterator[Batch]:
 def diverged(number: int, loss: float, norm: float) -> DataError:
     """The error for a step whose loss or gradient is NaN or Inf."""
     return DataError(
-        f"step {number}: loss {loss}, gradient norm {norm}: training has diverged and the step was "
-        f"not taken; {REMEDIES}, and continue from the last checkpoint or start again"
+        f"step {number}: loss {loss}, gradient norm {norm}: training has diverged and the "
+        f"parameters were not updated; {REMEDIES}, and continue from the last checkpoint or start "
+        "again"
     )

@@ -172,7 +172,7 @@ def test_windows_skip_layers(frequency: str | None, windows: list[bool]) -> None
         ),
         (
             {"recompute_granularity": "full", "recompute_activations": True},
-            "--recompute-activations means",
+            "--recompute-activations implies",
         ),
         ({"recompute_modules": ()}, "--recompute-modules names no module"),
         ({"cpu_offloading_num_layers": 3}, "--cpu-offloading-num-layers .3. must be from 0"),

@@ -93,7 +93,7 @@ def test_what_cannot_be_had_is_refused_in_words(
 ) -> None:
     with pytest.raises(ConfigError, match=words) as refusal:
         chosen(request_, device, **needs)
-    assert str(refusal.value).startswith(f"--norm-backend {request_} cannot be had here")
+    assert str(refusal.value).startswith(f"--norm-backend {request_} is not available here")
     assert "--norm-backend auto" in str(refusal.value)
 
 

@@ -219,7 +219,7 @@ def test_refused_turns(built: Built, chat: Any, message: str) -> None:
 
 
 def test_a_turn_whose_tokens_reach_into_the_next_is_named(built: Built) -> None:
-    with pytest.raises(DataError, match=r"turn 0 \(user\) has other tokens alone"):
+    with pytest.raises(DataError, match=r"turn 0 \(user\) tokenizes differently on its own"):
         built["identity"].tokenize_conversation(pair("wea", "ther"))
 
 

@@ -164,7 +164,7 @@ def test_a_constant_batch_size_is_filled_by_micro_batches() -> None:
             {"step_batch_size_schedule": "0:32 2M:48 2000.5K:64", "seq_length": 2048},
             r"batches of 48 and 64 begin at the same sample \(976\); .*--seq-length \(2048\)",
         ),
-        ({"step_batch_size_schedule": "0:32 2M:48"}, "ends at a batch of 48"),
+        ({"step_batch_size_schedule": "0:32 2M:48"}, "its last batch size 48 must equal"),
         (
             {"step_batch_size_schedule": "0:64", "rampup_batch_size": (16, 16, 100)},
             "not both",

@@ -97,7 +97,7 @@ def test_the_first_sample_that_differs_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(_RankBatches, "__iter__", one_row_off)
     words = (
         "row 1 of micro-batch 1 is sample 400 of source 0, where the order of the data has sample "
-        "11 of source 0. The step was not taken"
+        "11 of source 0. The parameters were not updated"
     )
     check_refused(2, words)
 
