@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from trainyard.artifacts import store
-from trainyard.checkpoint.layout import Held, ShardedTensor
+from trainyard.checkpoint.layout import LocalTensors, ShardedTensor
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
 from trainyard.testing.distributed import run_distributed
 
@@ -46,7 +46,7 @@ def _load(url: str, tp: int) -> tuple[int, float]:
     return sum(fetched), time.perf_counter() - began
 
 
-def _part(checkpoint: Checkpoint, name: str, tp: int) -> Held:
+def _part(checkpoint: Checkpoint, name: str, tp: int) -> LocalTensors:
     shape = checkpoint.spec(name).shape
     rows = shape[0] // tp
     offset = (dist.get_rank() % tp * rows, *(0 for _ in shape[1:]))

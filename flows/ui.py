@@ -30,7 +30,7 @@ from flows.server.home import (
     settings_of_shell,
 )
 from flows.server.log_in import leading_page
-from flows.server.process import LOCK, serve, turn_to_start
+from flows.server.process import LOCK, serve, start_lock
 from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
 from trainyard.variables import OF_PREFECT
 
@@ -103,7 +103,7 @@ def _asked() -> str:
 
 def _kept(home: Path, server: str) -> str:
     """The password of this folder, written to files for a browser and a shell."""
-    with turn_to_start(home / LOCK):  # of two servers in a new yard, one creates it
+    with start_lock(home / LOCK):  # of two servers in a new yard, one creates it
         password = kept_password(home)
         replace(home / UI, settings_of_shell(f"{server}/api", password))
         replace(home / LOG_IN, leading_page(server, password))

@@ -145,12 +145,12 @@ def classify(name: str, returncode: int, failure: Mapping[str, Any] | None) -> O
         return Outcome(name=name, kind=Kind.DONE, exit_status=0)
     status, message = _by_code(returncode)
     if failure is not None:
-        return reported(name, failure, status, message)
+        return from_failure(name, failure, status, message)
     kind = KINDS.get(status, Kind.DEFECT)
     return Outcome(name=name, kind=kind, exit_status=status, message=message)
 
 
-def reported(name: str, failure: Mapping[str, Any], status: int, message: str = "") -> Outcome:
+def from_failure(name: str, failure: Mapping[str, Any], status: int, message: str = "") -> Outcome:
     """The outcome that a failure.json means; status and message replace what it lacks."""
     stated = failure.get("exit_status")
     status = stated if stated in KINDS and stated != 0 else status
@@ -260,7 +260,7 @@ def classify_exit(name: str, end: JobEnd) -> Outcome:
     if end.failure is not None:
         code = end.exit_code
         status = code if code in KINDS and code is not None else EXIT_STATUS[Kind.DEFECT]
-        report = reported(name, end.failure, status)
+        report = from_failure(name, end.failure, status)
     if report is not None and _is_cause(report, end):
         return report
     known = end.stop_reason or end.verdict

@@ -80,14 +80,14 @@ class ProcessJobRun(StageJobRun):
         self,
         spec: LaunchSpec,
         process: subprocess.Popen[bytes],
-        lifeline: int,
+        parent_pipe: int,
         output: TextIO,
     ) -> None:
         """lifeline: write end of the pipe that ends it; output: where its lines are written."""
         super().__init__(spec, str(process.pid))
         self.pid = process.pid
         self._process = process
-        self._lifeline: int | None = lifeline
+        self._parent_pipe: int | None = parent_pipe
         self._output = output
         # A thread, since reading must continue while all tasks of the loop are cancelled.
         self._reader = threading.Thread(target=self._read_output, name=spec.name, daemon=True)
@@ -124,9 +124,9 @@ class ProcessJobRun(StageJobRun):
                     await asyncio.wait_for(self._wait_until_gone(), self.spec.grace_seconds)
         finally:
             self._signal(signal.SIGKILL)
-            if self._lifeline is not None:
-                os.close(self._lifeline)
-                self._lifeline = None
+            if self._parent_pipe is not None:
+                os.close(self._parent_pipe)
+                self._parent_pipe = None
         await self._wait_until_ended()
         await self._drain()
         self._record_ended(self._outcome().kind)
@@ -182,12 +182,12 @@ def _is_alive(group: int) -> bool:
     return False
 
 
-def _environment(spec: LaunchSpec, lifeline: int) -> dict[str, str]:
+def _environment(spec: LaunchSpec, parent_pipe: int) -> dict[str, str]:
     return {
         **{name: v for name, v in os.environ.items() if not name.startswith(OF_PREFECT)},
         "PYTHONUNBUFFERED": "1",
         **spec.environment,
-        LIFELINE: str(lifeline),
+        LIFELINE: str(parent_pipe),
         RUN_DIRECTORY: spec.run_directory,
     }
 

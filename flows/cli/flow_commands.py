@@ -18,14 +18,14 @@ from flows.recipes.refresh import check_refresh
 from flows.recipes.release import check_checkpoint
 from flows.recipes.stage_job import read_job
 from flows.runner.memory_check import plan_before
-from flows.runner.run_lock import TURN
+from flows.runner.run_lock import LOCK_FILE
 from flows.server.home import home_under
 from flows.yard.profile import Profile
 from trainyard.artifacts import store
 from trainyard.errors import TrainyardError
 from trainyard.logging import printable
 
-Given = argparse.Namespace
+Arguments = argparse.Namespace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class RecipeFlow:
     """The command line of a flow that runs a recipe."""
 
     description: str
-    check: Callable[[Recipe, Profile, Given], object]
+    check: Callable[[Recipe, Profile, Arguments], object]
     """Raises ConfigError for a wrong recipe, before any server starts."""
     prints: str
     """The key of the flow's result to print."""
@@ -41,9 +41,9 @@ class RecipeFlow:
     """Further options with their help; they are parameters of the flow as well."""
 
 
-def _check_release(recipe: Recipe, profile: Profile, given: Given) -> None:
+def _check_release(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     # A running flow of this recipe may still write the checkpoint, so the flow itself checks.
-    if given.checkpoint or not store.exists(recipe.at(TURN)):
+    if given.checkpoint or not store.exists(recipe.at(LOCK_FILE)):
         check_checkpoint(recipe, given.checkpoint, profile.backend)
 
 
@@ -128,7 +128,7 @@ def _run_stage(argv: Sequence[str] | None) -> int:
     return status
 
 
-def _run(module: str, profile: Profile, given: Given, **parameters: Any) -> tuple[int, Any]:
+def _run(module: str, profile: Profile, given: Arguments, **parameters: Any) -> tuple[int, Any]:
     """Run a flow; its exit status, and its result if that is 0."""
     return run_program(
         lambda: getattr(import_module(f"flows.{module}"), module),

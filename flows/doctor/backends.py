@@ -53,19 +53,19 @@ def _process_jobs(yard: YardContext) -> Answer:
 def _process_image(yard: YardContext) -> Answer:
     python = yard.site.python
     command = (python, "-c", "import trainyard.version as v; print(v.VERSION)")
-    status, said = run(command, SMOKE_SECONDS)
+    status, output = run(command, SMOKE_SECONDS)
     if status != 0:
         return fail(
             ConfigError,
-            f"{python} has no trainyard: {said}",
+            f"{python} has no trainyard: {output}",
             "make install, or name the interpreter that has it: python in the yard's profile",
         )
-    if said != VERSION:
-        message = f"{python} has trainyard {said}, the flows have {VERSION}"
+    if output != VERSION:
+        message = f"{python} has trainyard {output}, the flows have {VERSION}"
         return fail(ConfigError, message, "install one version for both")
-    status, said = run((python, "-m", "stages.pretrain", "--help"), SMOKE_SECONDS)
+    status, output = run((python, "-m", "stages.pretrain", "--help"), SMOKE_SECONDS)
     if status != 0:
-        return fail(ConfigError, f"stages.pretrain does not start: {said}", "make install")
+        return fail(ConfigError, f"stages.pretrain does not start: {output}", "make install")
     return ok(f"trainyard {VERSION} in {python}")
 
 
@@ -75,10 +75,10 @@ def _process_image(yard: YardContext) -> Answer:
 def _slurm_jobs(yard: YardContext) -> Answer:
     if elsewhere := other_clusters(os.environ):
         return fail(ConfigError, elsewhere, "unset it; all jobs of the yard go to one cluster")
-    status, said = run(("scontrol", "ping"), SECONDS)
-    if status != 0 or "UP" not in said:
-        kind = ConfigError if "not installed" in said else InfrastructureError
-        return fail(kind, said, "start slurmctld, or set SLURM_CONF to the cluster's slurm.conf")
+    status, output = run(("scontrol", "ping"), SECONDS)
+    if status != 0 or "UP" not in output:
+        kind = ConfigError if "not installed" in output else InfrastructureError
+        return fail(kind, output, "start slurmctld, or set SLURM_CONF to the cluster's slurm.conf")
     answers = [_partition(yard, name, stages) for name, stages in _partitions(yard).items()]
     answers.append(_kill_wait(yard))
     for state in (State.FAIL, State.WARN):
@@ -91,8 +91,8 @@ def _slurm_jobs(yard: YardContext) -> Answer:
 def _kill_wait(yard: YardContext) -> Answer:
     """KillWait is long enough: the time that scancel leaves a training to save. A run that is
     cancelled in Prefect's pages gets its grace before that."""
-    status, said = run(("scontrol", "show", "config"), SECONDS)
-    found = KILL_WAIT.search(said)
+    status, output = run(("scontrol", "show", "config"), SECONDS)
+    found = KILL_WAIT.search(output)
     if status != 0 or found is None:
         return warn("KillWait is not known", "scontrol show config should print it")
     seconds, grace = int(found[1]), yard.site.watch_of("pretrain").grace_seconds
@@ -116,10 +116,10 @@ def _partitions(yard: YardContext) -> dict[str | None, list[str]]:
 
 def _partition(yard: YardContext, partition: str | None, stages: list[str]) -> Answer:
     chosen = (f"--partition={partition}",) if partition else ()
-    status, said = run(("sinfo", "--noheader", "--format=%P|%t|%D|%G", *chosen), SECONDS)
-    rows = [line.split("|") for line in said.splitlines() if line.count("|") == 3]
+    status, output = run(("sinfo", "--noheader", "--format=%P|%t|%D|%G", *chosen), SECONDS)
+    rows = [line.split("|") for line in output.splitlines() if line.count("|") == 3]
     if status != 0 or not rows:
-        message = f"no partition {partition}" if partition else f"no partition: {said}"
+        message = f"no partition {partition}" if partition else f"no partition: {output}"
         return fail(ConfigError, message, "correct partition in [slurm]; sinfo lists them")
     usable = sum(int(row[2]) for row in rows if row[1].startswith(ALIVE) and "*" not in row[1])
     total = sum(int(row[2]) for row in rows)

@@ -35,8 +35,8 @@ VERSION_LABEL = "org.opencontainers.image.version"
 
 def engine_jobs(yard: YardContext) -> Answer:
     """The engine answers, and has GPUs if stages request them."""
-    said = _ask(yard, lambda client: {"version": client.version(), "info": client.info()})
-    version, info = said["version"], said["info"]
+    report = _ask(yard, lambda client: {"version": client.version(), "info": client.info()})
+    version, info = report["version"], report["info"]
     message = f"Docker engine {version['Version']} at {_address(yard)}, storage {info['Driver']}"
     cdi = info.get("DiscoveredDevices") or []  # of engines that know CDI
     runtimes = {*info.get("Runtimes", {}), *(device.get("Source", "") for device in cdi)}

@@ -98,8 +98,8 @@ def room(folder: Path) -> tuple[int, int, str]:
 def shared_memory(yard: YardContext) -> Answer:
     """/dev/shm as a stage sees it."""
     if yard.site.backend in CONTAINED and yard.there is None:
-        size_told = yard.site.options_of("pretrain").shared_memory
-        return skipped(f"{size_told} in a container of training; {who_reports(yard)}")
+        configured_size = yard.site.options_of("pretrain").shared_memory
+        return skipped(f"{configured_size} in a container of training; {who_reports(yard)}")
     machine, where = seen(yard)
     free = machine.shared_memory_bytes
     if free is None:

@@ -24,7 +24,7 @@ from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.machine import Machine
 
 PROBE = "trainyard.parallel.probe"
-SAID = "probe: {"
+PROBE_PREFIX = "probe: {"
 
 RANKS_SECONDS = 60.0
 """Limit of the run: both ranks import torch, from a shared file system that may be cold."""
@@ -47,19 +47,19 @@ def ranks(yard: YardContext) -> Answer:
     began = time.monotonic()
     limit = QUEUED_SECONDS if waits else RANKS_SECONDS
     job = probe_job(yard)
-    outcome, said = asyncio.run(_run(job, yard, limit))
-    if said is None or "error" in said:
+    outcome, report = asyncio.run(_run(job, yard, limit))
+    if report is None or "error" in report:
         message = (
-            str(said["error"]) if said else _describe_end(outcome, Path(job.run_directory, LOG))
+            str(report["error"]) if report else _describe_end(outcome, Path(job.run_directory, LOG))
         )
         is_wrong = outcome is not None and outcome.kind is Kind.CONFIG
         kind = ConfigError if is_wrong else InfrastructureError
         return fail(kind, message, "NCCL_DEBUG=INFO in the profile's [environment] logs more")
-    yard.there = Machine.from_document(said["machine"])
+    yard.there = Machine.from_document(report["machine"])
     _remove(Path(job.run_directory), Path(yard.site.run_folder))
-    if lacking := without_gpus(said, job.resources):
+    if lacking := without_gpus(report, job.resources):
         return fail(ConfigError, lacking, TAKE_CUDA.format(image=job.image or "what is installed"))
-    return ok(f"{described(said)}, in {time.monotonic() - began:.0f} s")
+    return ok(f"{described(report)}, in {time.monotonic() - began:.0f} s")
 
 
 def _remove(folder: Path, root: Path) -> None:
@@ -71,30 +71,30 @@ def _remove(folder: Path, root: Path) -> None:
                 empty.rmdir()
 
 
-def without_gpus(said: dict[str, Any], wanted: Resources) -> str:
+def without_gpus(report: dict[str, Any], wanted: Resources) -> str:
     """Why ranks cannot train on their GPUs; empty if they can."""
     asked = wanted.gpus_per_node
     if asked == 0:
         return ""
-    if said["devices"] < asked:
-        build = f"CUDA {said['cuda']}" if said["cuda"] else "without CUDA"
+    if report["devices"] < asked:
+        build = f"CUDA {report['cuda']}" if report["cuda"] else "without CUDA"
         return (
-            f"{described(said)}; they have {asked} GPUs a node, and torch ({build}) sees "
-            f"{said['devices']}"
+            f"{described(report)}; they have {asked} GPUs a node, and torch ({build}) sees "
+            f"{report['devices']}"
         )
-    has_one_each = asked * wanted.nodes >= said["ranks"]
-    if has_one_each and said["backend"] != "nccl":
-        return f"{described(said)}; between GPUs it must be nccl"
+    has_one_each = asked * wanted.nodes >= report["ranks"]
+    if has_one_each and report["backend"] != "nccl":
+        return f"{described(report)}; between GPUs it must be nccl"
     return ""
 
 
-def described(said: dict[str, Any]) -> str:
+def described(report: dict[str, Any]) -> str:
     """The report of the ranks as one line."""
-    version = f" {said['nccl']}" if said["nccl"] else ""
-    speed = said["bytes_per_second"] / 1e9
+    version = f" {report['nccl']}" if report["nccl"] else ""
+    speed = report["bytes_per_second"] / 1e9
     return (
-        f"{said['ranks']} ranks on {', '.join(said['hosts'])} over {said['backend']}{version}, "
-        f"all-reduce {speed:.1f} GB/s, torch {said['torch']}"
+        f"{report['ranks']} ranks on {', '.join(report['hosts'])} "
+        f"over {report['backend']}{version}, all-reduce {speed:.1f} GB/s, torch {report['torch']}"
     )
 
 
@@ -160,7 +160,7 @@ async def _run(
 
 def report_in(line: str) -> str:
     """The JSON document that a rank reports in a line of its log; empty for other lines."""
-    _, mark, rest = line.rstrip().partition(SAID)
+    _, mark, rest = line.rstrip().partition(PROBE_PREFIX)
     return "{" + rest if mark and rest.endswith("}") else ""
 
 

@@ -104,4 +104,4 @@ async def _lost_of_deployments(client: PrefectClient, yard: str) -> list[Lost]:
     return lost
 
 
-CHECKS = (Check("slots", slots, "slots-that-nobody-has", ("Prefect", "versions")),)
+CHECKS = (Check("slots", slots, "leaked-slots", ("Prefect", "versions")),)

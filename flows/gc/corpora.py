@@ -14,7 +14,7 @@ from flows.gc.contents import Contents, holding, remove_files
 from flows.gc.policy import DAY, Garbage, Policy, age
 from flows.gc.references import Unit, Use, in_use, uses_of, uses_of_steps
 from flows.recipes.refresh import CURRENT, CorpusVersion, read_pointer
-from flows.runner.run_lock import TURN
+from flows.runner.run_lock import LOCK_FILE
 from trainyard.artifacts import store
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.manifest import read_slot, retire
@@ -173,7 +173,7 @@ def _remove_locked(contents: Contents, corpus: Corpus, remove: Callable[[], None
     """Remove under the run lock of the corpus, since a flow may be about to reuse a part.
 
     Raises ClaimHeldError if a flow works on the corpus."""
-    claim = acquire(join(contents.root, corpus.name, TURN), 0)
+    claim = acquire(join(contents.root, corpus.name, LOCK_FILE), 0)
     try:
         found = read_pointer(join(contents.root, corpus.name, CURRENT))
         if found is None or found[0].version != corpus.current.version:

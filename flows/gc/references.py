@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.gc.contents import Artifact, Contents
-from flows.runner.run_lock import JOBS, TURN
+from flows.runner.run_lock import JOBS, LOCK_FILE
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_listed_json
 from trainyard.artifacts.urls import basename, canonical, join
@@ -123,9 +123,9 @@ def uses_of_flows(contents: Contents) -> list[Use]:
     for its slot longer than an unused version is kept."""
     found = []
     for claim in contents.claims:
-        folder = claim.entry.name.removesuffix(TURN)
-        is_turn = claim.is_live and basename(claim.entry.name) == TURN
-        if is_turn and folder + JOBS in contents.sizes:
+        folder = claim.entry.name.removesuffix(LOCK_FILE)
+        is_locked = claim.is_live and basename(claim.entry.name) == LOCK_FILE
+        if is_locked and folder + JOBS in contents.sizes:
             try:
                 documents = store.read_json(contents.url(folder + JOBS))
             except ArtifactError:  # the run has ended

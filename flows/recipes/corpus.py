@@ -176,10 +176,10 @@ def part_names(files: Sequence[str]) -> list[str]:
 
     A name does not depend on the files before it. Otherwise one more file would retokenize all
     files after it."""
-    return told_apart([_stem(file) for file in files], files)
+    return unique_names([_stem(file) for file in files], files)
 
 
-def told_apart(names: Sequence[str], origins: Sequence[str]) -> list[str]:
+def unique_names(names: Sequence[str], origins: Sequence[str]) -> list[str]:
     """Unique names for jobs: equal names get digits of the digest of their origin."""
     found = list(names)
     for digits in (8, 16, 64):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from flows.recipes.corpus import part_names, told_apart
+from flows.recipes.corpus import part_names, unique_names
 from flows.recipes.recipe import Recipe
 from flows.recipes.stage_job import StageJob, build_config
 from trainyard import json_text
@@ -251,7 +251,7 @@ def _tokenize_jobs(recipe: Recipe, sources: Sequence[Source]) -> tuple[StageJob,
 
 def _merge_jobs(recipe: Recipe, version: CorpusVersion, template: Any) -> tuple[StageJob, ...]:
     parts = [source.part for source in _unique(version.sources)]
-    names = told_apart(list(version.tokens), list(version.tokens))
+    names = unique_names(list(version.tokens), list(version.tokens))
     return tuple(
         recipe.job(
             "merge",

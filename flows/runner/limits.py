@@ -116,7 +116,7 @@ class StageLimit:
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
-        self.turn = asyncio.Lock()
+        self.lock = asyncio.Lock()
         """Held while a job waits: one job of this flow run at a time asks for a slot."""
 
     @contextlib.asynccontextmanager
@@ -154,7 +154,7 @@ class _Slot:
         if self._renewing is not None:
             return
         self._task_run = task_run
-        async with self._limit.turn, get_client() as client:
+        async with self._limit.lock, get_client() as client:
             while True:
                 slots = await read_slots(client, self._limit.tag)
                 if slots is None or (not slots.are_full and await self._lease_slot(client)):

@@ -7,16 +7,16 @@ from flows.recipes.stage_job import StageJob, stage_job
 from flows.yard.profile import Profile, TrainingResources
 
 
-def plan_before(job: StageJob, means: TrainingResources, where: str) -> StageJob | None:
+def plan_before(job: StageJob, resources: TrainingResources, where: str) -> StageJob | None:
     """The job that plans a training on the yard's resources, and fails if its layout does not fit.
 
     None for other stages, for a yard without gpu_memory_gib, and without a vocab_size. Raises
     ConfigError for parallel degrees that do not divide the number of ranks."""
-    if not _trains(job) or not means.to_plan() or job.document.get("vocab_size") is None:
+    if not _trains(job) or not resources.to_plan() or job.document.get("vocab_size") is None:
         return None
     where = f"{where}, on the yard's resources for a training"
-    plan = stage_job("plan", to_be_planned(job.document, means), where)
-    return None if means.gpu_memory_gib is None else plan
+    plan = stage_job("plan", to_be_planned(job.document, resources), where)
+    return None if resources.gpu_memory_gib is None else plan
 
 
 def unknown_gpu_memory(profile: Profile, plan: StageJob | None = None) -> str | None:

@@ -23,7 +23,7 @@ from trainyard.artifacts.claim import Claim, acquire
 from trainyard.artifacts.urls import join
 from trainyard.errors import TrainyardError
 
-TURN = ".flow.claim.json"
+LOCK_FILE = ".flow.claim.json"
 """File of the lock, in the root of a recipe."""
 
 JOBS = ".flow.jobs.json"
@@ -36,12 +36,12 @@ FOREVER = 10.0 * 365 * 86400
 @contextlib.asynccontextmanager
 async def run_lock(root: str, log: Log) -> AsyncIterator[None]:
     """Hold the lock of a root; logs a line if it has to wait for another run."""
-    asked = _acquire(join(root, TURN))
+    asked = _acquire(join(root, LOCK_FILE))
     waiting = asyncio.wrap_future(asked)
     try:
         await asyncio.wait([waiting], timeout=SILENT_SECONDS)
         if not waiting.done():
-            headline(log, "turn", "waits", note=f"another flow run works on {root}")
+            headline(log, "lock", "waits", note=f"another flow run works on {root}")
         claim = await waiting
     except BaseException:
         asked.add_done_callback(_release)

@@ -4,7 +4,7 @@ A server that Prefect starts outlives a killed flow and accepts any client. This
 program that started it, because it reads from a pipe of that program, as stages do. It requires a
 password that only that program has; both get it from the environment.
 
-    python -m flows.server.ephemeral SOCKET LIFELINE      (two inherited descriptors)"""
+    python -m flows.server.ephemeral SOCKET PARENT_PIPE   (two inherited descriptors)"""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class EphemeralServer:
             self.url = f"{address}/api"
             self.environment = {URL: self.url, PASSWORD: password}
             """The variables by which a program finds it."""
-            read_end, self._lifeline = os.pipe()
+            read_end, self._parent_pipe = os.pipe()
             descriptors = (listening.fileno(), read_end)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "flows.server.ephemeral", *map(str, descriptors)],
@@ -124,8 +124,10 @@ class EphemeralServer:
             return f"the disk of {self._home} is full; make room, and run it again"
         with open(self._log.name, "rb") as log:
             log.seek(self._log_began)
-            said = log.read().decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(said) if line.strip()), "it logged nothing")
+            output = log.read().decode(errors="replace").split("\n")
+        last = next(
+            (line.strip() for line in reversed(output) if line.strip()), "it logged nothing"
+        )
         status = self._process.poll()
         if status is None:
             return f"no answer within {START_SECONDS:.0f} s; {last}"
@@ -133,7 +135,7 @@ class EphemeralServer:
 
     def stop(self) -> None:
         """Stop the server."""
-        os.close(self._lifeline)
+        os.close(self._parent_pipe)
         self._process.terminate()
         try:
             self._process.wait(STOP_SECONDS)
@@ -146,15 +148,15 @@ class EphemeralServer:
 # --- the server process -----------------------------------------------------------------------
 
 
-def _end_with(lifeline: int) -> None:
-    os.read(lifeline, 1)  # returns when the last write end is closed
+def _end_with(parent_pipe: int) -> None:
+    os.read(parent_pipe, 1)  # returns when the last write end is closed
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(STOP_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _serve(listening: int, lifeline: int) -> None:
-    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+def _serve(listening: int, parent_pipe: int) -> None:
+    threading.Thread(target=_end_with, args=(parent_pipe,), daemon=True).start()
     from flows.server.process import serve
 
     serve(Path(os.environ["PREFECT_HOME"]), listening)

@@ -21,7 +21,7 @@ from trainyard.errors import InfrastructureError
 
 LOCK = "start.lock"
 """In Prefect's folder; locked while a server migrates the database."""
-TURN_SECONDS = 120.0
+LOCK_SECONDS = 120.0
 """How long a server waits for the lock."""
 LOOK_SECONDS = 0.1
 
@@ -45,7 +45,7 @@ def serve(
         return Guarded(LogIn(app) if has_pages else app, names, any_address)
 
     with ExitStack() as starting:
-        starting.enter_context(turn_to_start(home / LOCK))
+        starting.enter_context(start_lock(home / LOCK))
         level = "warning" if has_pages else "error"
         config = uvicorn.Config(guarded, factory=True, log_level=level, lifespan="on")
         server = _Server(config, starting.close, started)
@@ -72,7 +72,7 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def turn_to_start(lock: Path, seconds: float = TURN_SECONDS) -> Iterator[None]:
+def start_lock(lock: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold the lock of a starting server; exits with a message if it takes too long.
 
     The file names the process that has it. The kernel releases it when that process dies."""

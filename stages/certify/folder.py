@@ -52,7 +52,7 @@ class FoundStep:
         return step_folder(self.number)
 
 
-class RunFolder:
+class CertifiedRun:
     """One run in a folder: the finished one, else the run of the highest step.
 
     A file of it that cannot be read is a broken link of the check "files"."""

@@ -8,7 +8,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from stages.certify.config import CertifyConfig
-from stages.certify.folder import RunFolder
+from stages.certify.folder import CertifiedRun
 from stages.certify.sample_order import DataUnavailable, SampleOrder, sample_order
 from stages.certify.start_point import start_point
 from stages.runtime.context import StageRun
@@ -39,7 +39,7 @@ def run(config: CertifyConfig, stage: StageRun) -> dict[str, Any]:
 
 def certify(config: CertifyConfig, stage: StageRun) -> Certificate:
     """The certificate of the run in a folder."""
-    folder = RunFolder(config.run)
+    folder = CertifiedRun(config.run)
     facts = folder.facts()
     start = start_point(folder, folder.first_readable, config.load)
     samples: SampleOrder | None = None

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.certify.config import CertifyConfig
-from stages.certify.folder import RunFolder
+from stages.certify.folder import CertifiedRun
 from trainyard.artifacts import store
 from trainyard.config import from_dict
 from trainyard.datasets.build import build_datasets
@@ -70,7 +70,7 @@ class SampleOrder:
         return self._drawn[begin : begin + count]
 
 
-def sample_order(config: CertifyConfig, folder: RunFolder, facts: RunRecord) -> SampleOrder:
+def sample_order(config: CertifyConfig, folder: CertifiedRun, facts: RunRecord) -> SampleOrder:
     """The order of a run's samples. Raises DataUnavailable without the data."""
     provided = folder.made_of.get("provided", {})
     if "dataset_provider" in provided:
@@ -87,7 +87,7 @@ def sample_order(config: CertifyConfig, folder: RunFolder, facts: RunRecord) -> 
     return SampleOrder(data, dataset, facts)
 
 
-def _data(config: CertifyConfig, folder: RunFolder) -> DataConfig:
+def _data(config: CertifyConfig, folder: CertifiedRun) -> DataConfig:
     """The run's options, with the paths of token files from the options, else the manifest."""
     document = folder.options_of(DataConfig)
     given = {name: list(getattr(config, name)) for name in ("data_path", "train_data_path")}

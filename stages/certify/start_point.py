@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from stages.certify.folder import RunFolder
+from stages.certify.folder import CertifiedRun
 from trainyard.artifacts.inputs import resolve
 from trainyard.artifacts.urls import basename, join, parent
 from trainyard.checkpoint.steps import STATE, locate_step, step_document, step_folder, step_of
@@ -23,7 +23,7 @@ from trainyard.training.run.run_record import (
 GAP = "the checkpoint that the run resumed from is not available; give its path with --load"
 
 
-def start_point(folder: RunFolder, first: PublishedStep, load: str | None) -> RunStart:
+def start_point(folder: CertifiedRun, first: PublishedStep, load: str | None) -> RunStart:
     """The start point of a run. first: its first checkpoint. load: URL of the other run's
     checkpoint, unless it is the one in the manifest."""
     digest = folder.made_of["inputs"].get(LOAD)

@@ -7,7 +7,7 @@ from typing import Any
 from stages.reshard.config import MEGATRON, ReshardConfig
 from stages.reshard.savers import SAVERS
 from stages.runtime.context import StageRun
-from trainyard.conversion.loaders import Given, open_source
+from trainyard.conversion.loaders import LoadOptions, open_source
 from trainyard.conversion.source import Source
 from trainyard.conversion.tokenizer_files import carried
 from trainyard.conversion.vocabulary import Adjusted
@@ -24,7 +24,7 @@ def _opened(config: ReshardConfig, loader: str) -> Source:
     """The source, with the requested vocabulary."""
     described = config.tokenizer()
     tokenizer = carried(described) if described is not None else None
-    source = open_source(config.load_dir, loader, Given(config.num_attention_heads))
+    source = open_source(config.load_dir, loader, LoadOptions(config.num_attention_heads))
     # Savers of Megatron-LM's formats pad the vocabulary themselves.
     divisible_by = None if config.saver in MEGATRON else config.make_vocab_size_divisible_by
     if tokenizer is None and config.true_vocab_size is None and divisible_by is None:

@@ -40,7 +40,7 @@ LARGE_LETTERS = 32 << 20
 """Texts of this size take turns: the bound on memory is for one document, not for one a worker."""
 
 UNIT = "unit-"
-TURN = "turn"
+LARGE_TEXT_LOCK = "turn"
 """Names in the scratch folder: a folder for each unit, and a file that is locked while a large text
 is encoded."""
 
@@ -121,7 +121,7 @@ def _turn(job: Job, block: Block) -> Iterator[None]:
     if sum(len(text) for texts in block.texts for text in texts) < LARGE_LETTERS:
         yield
         return
-    with Path(job.scratch, TURN).open("wb") as file:
+    with Path(job.scratch, LARGE_TEXT_LOCK).open("wb") as file:
         # Unlocked when it is closed, or its process is gone.
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -192,7 +192,7 @@ class _Work:
                 self._add(i, block, reader)
                 block = None  # before there is another
                 block = next(blocks, None)
-        self._note_bad(i, reader)
+        self._record_bad(i, reader)
         self.summary.lines.append(reader.lines)
 
     def _add(self, i: int, block: Block, reader: DocumentReader) -> None:
@@ -201,7 +201,7 @@ class _Work:
         self._validate(i, block, reader)
         self._origins.add_block(canonical(self._job.unit.sources[i].url), block)
         self.summary.documents += len(block)
-        self._note_bad(i, reader)
+        self._record_bad(i, reader)
 
     def _encode(self, block: Block, reader: DocumentReader) -> Block:
         """Write the tokens of a block; returns it, less what the tokenizer refuses."""
@@ -252,7 +252,7 @@ class _Work:
             "--no-use-gigatoken encodes with the reference library"
         )
 
-    def _note_bad(self, i: int, reader: DocumentReader) -> None:
+    def _record_bad(self, i: int, reader: DocumentReader) -> None:
         for bad in sorted(reader.bad):
             self._bad.write(json.dumps({"range": i, **bad._asdict()}).encode() + b"\n")
         self.summary.bad_lines += len(reader.bad)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.runner.run_lock import TURN
+from flows.runner.run_lock import LOCK_FILE
 from tests.yard.operator.deployed import comes
 from tests.yard.yard import FLOW_SECONDS, Ended, Yard, write_corpus
 from trainyard.artifacts.claim import acquire
@@ -28,7 +28,7 @@ def test_new_file_is_tokenized_once(tmp_path: Path, prefect_api: dict[str, str])
     write_corpus(tmp_path / "docs" / "a.jsonl", 60, seed=1)
     recipe = yard.recipe(RECIPE.format(folder=tmp_path))
     logs = [tmp_path / f"{number}.log" for number in range(2)]
-    held = acquire(str(yard.tiny / TURN), 0)
+    held = acquire(str(yard.tiny / LOCK_FILE), 0)
     flows = [yard.start("-m", "flows.prepare_corpus", recipe, stderr=log.open("w")) for log in logs]
     assert comes(60, lambda: all("another flow run works on" in log.read_text() for log in logs))
     write_corpus(tmp_path / "docs" / "b.jsonl", 60, seed=2)

@@ -39,11 +39,11 @@ class ShardedTensor:
         return Slice(self.name, spec.dtype, whole, offset, spec.shape)
 
 
-Held = torch.Tensor | ShardedTensor | Sequence[ShardedTensor]
+LocalTensors = torch.Tensor | ShardedTensor | Sequence[ShardedTensor]
 """A rank's part of a tensor: all of it, one slice, or several."""
 
 
-def slices_held(name: str, held: Held) -> list[ShardedTensor]:
+def slices_held(name: str, held: LocalTensors) -> list[ShardedTensor]:
     """The slices of the tensor called `name` that a rank holds."""
     if isinstance(held, torch.Tensor):
         return [ShardedTensor.whole(name, held)]

@@ -15,7 +15,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from trainyard.artifacts.manifest import Manifest
-from trainyard.checkpoint.layout import Held, refuse_differences, slices_held
+from trainyard.checkpoint.layout import LocalTensors, refuse_differences, slices_held
 from trainyard.checkpoint.safetensors.file import DTYPES, TensorFile, box_of, fetch_all
 from trainyard.checkpoint.safetensors.ranges import Want
 from trainyard.checkpoint.shared_load import Wanted, fill_together
@@ -75,7 +75,7 @@ def open_checkpoint(url: str, option: str = "--load", verify: Verify = "sizes") 
 
 def restore(
     checkpoint: Checkpoint,
-    targets: Mapping[str, Held],
+    targets: Mapping[str, LocalTensors],
     prefix: str,
     elsewhere: Collection[str] = (),
     share: ProcessGroup | None = None,

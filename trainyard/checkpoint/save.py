@@ -19,7 +19,7 @@ from trainyard.artifacts.manifest import Manifest, Slot
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.index import encode_index, fault
-from trainyard.checkpoint.layout import Held, slices_held
+from trainyard.checkpoint.layout import LocalTensors, slices_held
 from trainyard.checkpoint.plan import (
     KINDS,
     SHARD_SIZE_BYTES,
@@ -80,7 +80,7 @@ class PreparedStep:
 def save_step(
     root_url: str,
     step: int,
-    tensors: Mapping[str, Held],
+    tensors: Mapping[str, LocalTensors],
     contents: StepContents,
     ranks: Ranks = ALONE,
     shard_size_bytes: int = SHARD_SIZE_BYTES,
@@ -101,7 +101,7 @@ def save_step(
 def prepare_step(
     root_url: str,
     step: int,
-    tensors: Mapping[str, Held],
+    tensors: Mapping[str, LocalTensors],
     lineage: str,
     ranks: Ranks = ALONE,
     shard_size_bytes: int = SHARD_SIZE_BYTES,
@@ -121,7 +121,7 @@ def prepare_step(
 
 
 def share_of_rank(
-    tensors: Mapping[str, Held],
+    tensors: Mapping[str, LocalTensors],
     ranks: Ranks = ALONE,
     shard_size_bytes: int = SHARD_SIZE_BYTES,
 ) -> dict[Slice, torch.Tensor]:
@@ -163,7 +163,7 @@ def _finish(
     return publish_step(prepared.url, manifest, prepared.slot)
 
 
-def _cut(tensors: Mapping[str, Held], limit_bytes: int) -> dict[Slice, torch.Tensor]:
+def _cut(tensors: Mapping[str, LocalTensors], limit_bytes: int) -> dict[Slice, torch.Tensor]:
     """This rank's tensors as slices for files."""
     parts: dict[Slice, torch.Tensor] = {}
     for name, held in tensors.items():

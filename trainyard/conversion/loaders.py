@@ -15,40 +15,40 @@ from trainyard.conversion.native import CheckpointSource
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_dist.read import TorchDistSource, open_torch_dist
 
-Opener = Callable[[str, "Given"], Source]
+Opener = Callable[[str, "LoadOptions"], Source]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class LoadOptions:
     """Options that replace information missing in the files."""
 
     num_attention_heads: int | None = None
 
 
-NOTHING = Given()
+NO_OPTIONS = LoadOptions()
 
 
-def open_ours(url: str, given: Given) -> CheckpointSource:
+def open_ours(url: str, options: LoadOptions) -> CheckpointSource:
     """A trainyard step, or the latest of a run."""
     return CheckpointSource(open_checkpoint(url, "--load-dir"))
 
 
-def open_hf(url: str, given: Given) -> AssembledSource:
+def open_hf(url: str, options: LoadOptions) -> AssembledSource:
     """A Hugging Face folder."""
     return open_huggingface(url)
 
 
-def open_megatron_folder(url: str, given: Given) -> MegatronSource:
+def open_megatron_folder(url: str, options: LoadOptions) -> MegatronSource:
     """Megatron-LM's `torch` format, for core and legacy models; the files say which."""
-    return open_megatron(url, num_attention_heads=given.num_attention_heads)
+    return open_megatron(url, num_attention_heads=options.num_attention_heads)
 
 
-def open_torch_dist_folder(url: str, given: Given) -> TorchDistSource:
+def open_torch_dist_folder(url: str, options: LoadOptions) -> TorchDistSource:
     """Megatron core's distributed checkpoint."""
-    return open_torch_dist(url, num_attention_heads=given.num_attention_heads)
+    return open_torch_dist(url, num_attention_heads=options.num_attention_heads)
 
 
-def open_llama_mistral(url: str, given: Given) -> AssembledSource:
+def open_llama_mistral(url: str, options: LoadOptions) -> AssembledSource:
     """Both layouts in which Llama is published, as Megatron-LM's loader of this name."""
     return open_meta(url) if detect(url) == "meta" else open_huggingface(url)
 
@@ -63,9 +63,9 @@ LOADERS: dict[str, Opener] = {
 }
 
 
-def open_source(url: str, loader: str, given: Given = NOTHING) -> Source:
+def open_source(url: str, loader: str, options: LoadOptions = NO_OPTIONS) -> Source:
     """The checkpoint at a URL, opened by one of `LOADERS`.
 
     Raises ConfigError, which names the kind of checkpoint found, if the loader cannot read it."""
     refuse_unfit(url, loader)
-    return LOADERS[loader](url, given)
+    return LOADERS[loader](url, options)

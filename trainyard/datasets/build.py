@@ -68,7 +68,7 @@ def build_datasets(
     sample_format: SampleFormat,
     sizes: tuple[int, int, int],
     indexer: Indexer = IN_MEMORY,
-    taken: int = 0,
+    num_consumed: int = 0,
 ) -> Datasets:
     """Training, validation and test data of at least the given numbers of samples, none for 0.
 
@@ -77,17 +77,17 @@ def build_datasets(
     one epoch. There is none without a path or part of --split for it, or if that part is less than
     a sample.
 
-    taken: training samples that all steps take. If the data for the requested number has fewer,
-    data for `taken` samples is built instead; otherwise only the requested number affects the
-    order.
+    num_consumed: training samples that all steps take. If the data for the requested number has
+    fewer, data for `num_consumed` samples is built instead; otherwise only the requested number
+    affects the order.
 
     indexer: source of the indices, `index_cache.IndexCache` for --data-cache-path.
 
     Raises ConfigError if another split that is needed has no documents or too few tokens."""
     builder = _Builder(data.expanded(), sample_format, indexer)
     train = builder.split("train", sizes[0]) if sizes[0] else None
-    if train is not None and data.dataloader_type == "single" and len(train) < taken:
-        train = builder.split("train", taken)
+    if train is not None and data.dataloader_type == "single" and len(train) < num_consumed:
+        train = builder.split("train", num_consumed)
     valid = tuple(builder.sets("valid", sizes[1])) if sizes[1] else ()
     return Datasets(train, valid, *(builder.test(sizes[2]) if sizes[2] else ((), "")))
 

@@ -36,7 +36,7 @@ SHOWN = frozenset(
 )
 TASKS = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 """`2`, `0-4` or `0-4:2` of the tasks of an array."""
-NOTHING = ("", "(null)", "None", "N/A")
+EMPTY_VALUES = ("", "(null)", "None", "N/A")
 
 NEVER = {
     "DependencyNeverSatisfied": "it depends on a job that failed",
@@ -155,7 +155,7 @@ def _fields(line: str) -> dict[str, str]:
 def _record(fields: dict[str, str]) -> JobRecord:
     def text(name: str) -> str:
         value = fields.get(name, "")
-        return "" if value in NOTHING else value
+        return "" if value in EMPTY_VALUES else value
 
     return JobRecord(
         job_id=text("ArrayJobId") or text("JobId"),
@@ -184,7 +184,7 @@ def parse_sacct(text: str) -> list[JobRecord]:
             name=name,
             exit_code=_exit_code(code),
             shares=tuple(_indices(shares.strip("[]"))),
-            nodes="" if nodes in (*NOTHING, "None assigned") else nodes,
+            nodes="" if nodes in (*EMPTY_VALUES, "None assigned") else nodes,
         )
         found.append(record)
     return found

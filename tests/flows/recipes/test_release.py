@@ -10,7 +10,7 @@ from flows.cli import flow_commands
 from flows.cli.flow_commands import flow_main
 from flows.recipes.recipe import Recipe, parse_recipe
 from flows.recipes.release import check_checkpoint
-from flows.runner.run_lock import TURN
+from flows.runner.run_lock import LOCK_FILE
 from flows.yard.profile import CONTAINED
 from trainyard.artifacts import store
 from trainyard.errors import ConfigError
@@ -69,7 +69,7 @@ def test_release_waits_for_a_running_flow(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(flow_commands, "run_program", lambda *_, **given: (3, given))
     arguments = [str(tmp_path / "tiny.toml"), "--root", str(tmp_path / "yard")]
     assert flow_main("release", arguments) == 2
-    turn = tmp_path / "yard" / "tiny" / TURN
+    turn = tmp_path / "yard" / "tiny" / LOCK_FILE
     turn.parent.mkdir(parents=True)
     turn.write_text("{}")
     assert flow_main("release", arguments) == 3

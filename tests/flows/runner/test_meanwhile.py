@@ -19,7 +19,7 @@ from flows.pretrain_gpt import pretrain_gpt
 from flows.recipes.stage_job import StageJob
 from flows.recipes.summary import Summary
 from flows.runner import stage_runner
-from flows.runner.run_lock import JOBS, TURN
+from flows.runner.run_lock import JOBS, LOCK_FILE
 from flows.yard.profile import StageEnvironment
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from tests.flows.recipes.test_recipe import TINY, own, without
@@ -195,6 +195,6 @@ def test_inputs_of_a_killed_run_are_not_kept(tmp_path: Path) -> None:
     corpus.publish("b")
     (tmp_path / "gpt").mkdir()
     (tmp_path / "gpt" / JOBS).write_text(json.dumps([{"data_path": [used]}]))
-    assert not (tmp_path / "gpt" / TURN).exists()
+    assert not (tmp_path / "gpt" / LOCK_FILE).exists()
     sweep(str(tmp_path), [], AT_ONCE, remove=True)
     assert read_manifest(f"{used}.manifest.json") is None

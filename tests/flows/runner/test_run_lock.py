@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flows.runner import run_lock as turn_module
-from flows.runner.run_lock import TURN, run_lock
+from flows.runner.run_lock import LOCK_FILE, run_lock
 from tests.flows.processes import ROOT
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def test_a_second_run_begins_when_the_first_has_ended(
     first, second = lines[0].split()[0], lines[2].split()[0]
     assert lines == [f"{first} begins", f"{first} ends", f"{second} begins", f"{second} ends"]
     assert "another flow run works on" in caplog.text
-    assert not (tmp_path / TURN).exists()
+    assert not (tmp_path / LOCK_FILE).exists()
 
 
 def test_other_roots_do_not_wait(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_run_that_is_cancelled_while_it_waits_leaves_nothing_behind(tmp_path: 
             with pytest.raises(asyncio.CancelledError):
                 await other
         deadline = time.monotonic() + 5
-        while (tmp_path / TURN).exists() and time.monotonic() < deadline:
+        while (tmp_path / LOCK_FILE).exists() and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
 
     began = time.monotonic()
@@ -90,5 +90,5 @@ asyncio.run(main())
 def test_the_lock_of_a_killed_run_is_taken_over_at_once(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, check=False)
     assert killed.returncode == -9
-    assert (tmp_path / TURN).exists()
+    assert (tmp_path / LOCK_FILE).exists()
     asyncio.run(asyncio.wait_for(_hold(tmp_path, 0.0), 5))

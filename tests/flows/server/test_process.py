@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from flows.server.ephemeral import EphemeralServer
-from flows.server.process import turn_to_start
+from flows.server.process import start_lock
 from trainyard.errors import InfrastructureError
 
 
 def test_one_server_starts_at_a_time(tmp_path: Path) -> None:
     lock = tmp_path / "start.lock"
-    with turn_to_start(lock):
+    with start_lock(lock):
         holder = lock.read_text().strip()
         words = f"process {holder} has been bringing up"
-        with pytest.raises(SystemExit, match=words), turn_to_start(lock, 0.2):
+        with pytest.raises(SystemExit, match=words), start_lock(lock, 0.2):
             pass
-    with turn_to_start(lock, 0.2):
+    with start_lock(lock, 0.2):
         assert lock.read_text().strip() == holder
 
 

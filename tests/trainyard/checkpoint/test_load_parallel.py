@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.trainyard.checkpoint.samples import save, some_tensors
 from trainyard.artifacts import store
 from trainyard.checkpoint import shared_load
-from trainyard.checkpoint.layout import Held, ShardedTensor, slices_held
+from trainyard.checkpoint.layout import LocalTensors, ShardedTensor, slices_held
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
 from trainyard.checkpoint.safetensors import file as tensorfile
 from trainyard.checkpoint.safetensors.file import TensorFile, box_of
@@ -85,7 +85,7 @@ def test_an_object_store_is_asked_for_each_byte_once(
 ) -> None:
     large = torch.randn(3000, 64, generator=torch.Generator().manual_seed(1))
     save(s3_url, {"model.large": large, "model.small": MATRIX})
-    shards: dict[str, Held] = {
+    shards: dict[str, LocalTensors] = {
         "model.large": [
             ShardedTensor("model.large", torch.zeros(3000, 20), (3000, 64), (0, 0)),
             ShardedTensor("model.large", torch.zeros(3000, 44), (3000, 64), (0, 20)),
@@ -108,10 +108,10 @@ def everyone() -> Any:
     return dist.group.WORLD
 
 
-def layouts(rank: int, world: int) -> dict[str, Held]:
+def layouts(rank: int, world: int) -> dict[str, LocalTensors]:
     """Replicas, rows, interleaved columns, and a tensor that one rank alone has."""
     rows, columns = 96 // world, 40 // world
-    held: dict[str, Held] = {
+    held: dict[str, LocalTensors] = {
         "model.both": torch.zeros(96, 40),
         "model.rows": ShardedTensor(
             "model.rows", torch.zeros(rows, 40), (96, 40), (rows * rank, 0)
@@ -179,7 +179,7 @@ def load_from_a_store(url: str, environment: dict[str, str]) -> int:
     with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ, environment):
         counts = fetched(patch)
         checkpoint = open_checkpoint(url)
-        targets: dict[str, Held] = {"model.both": both, "model.columns": cut}
+        targets: dict[str, LocalTensors] = {"model.both": both, "model.columns": cut}
         restore(checkpoint, targets, "model.", share=everyone())
     assert torch.equal(both, large())
     assert torch.equal(part, large()[:, columns * rank : columns * (rank + 1)])

@@ -19,7 +19,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.backends import fast_copy
 from trainyard.artifacts.store import OutputFile
 from trainyard.checkpoint import reshard
-from trainyard.checkpoint.layout import Held, ShardedTensor
+from trainyard.checkpoint.layout import LocalTensors, ShardedTensor
 from trainyard.checkpoint.safetensors.file import DTYPES
 from trainyard.checkpoint.stored_step import open_step
 from trainyard.errors import ArtifactError, ConfigError
@@ -27,7 +27,7 @@ from trainyard.errors import ArtifactError, ConfigError
 ROOT = Path(__file__).parents[3]
 
 
-def cut(name: str, tensor: torch.Tensor, parts: list[int]) -> Held:
+def cut(name: str, tensor: torch.Tensor, parts: list[int]) -> LocalTensors:
     """A tensor as so many slices along each of its first dims."""
     pieces = [ShardedTensor.whole(name, tensor)]
     for dim, count in enumerate(parts[: tensor.dim()]):
@@ -79,7 +79,9 @@ def test_cut_in_any_way_it_becomes_what_a_save_of_whole_tensors_is(
     whole = {
         f"model.{k}": torch.randint(0, 2, shape).to(DTYPES[dtype]) for k, shape in enumerate(shapes)
     }
-    held: dict[str, Held] = {name: cut(name, tensor, parts) for name, tensor in whole.items()}
+    held: dict[str, LocalTensors] = {
+        name: cut(name, tensor, parts) for name, tensor in whole.items()
+    }
     save(str(folder / "cut"), held)
     save(str(folder / "whole"), whole)
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -226,13 +226,15 @@ def test_several_test_sets_are_named_and_without_weights_at_most_one_epoch(tmp_p
 def test_a_last_batch_behind_the_data_of_a_run_has_data_made_for_it(tmp_path: Path) -> None:
     prefix, other = write_pair(tmp_path / "t", [400]), write_pair(tmp_path / "u", [400], 500)
     data = DataConfig(data_path=("1", prefix, "1", other), split="1")
-    asked, more = (build_datasets(data, FORM, (20, 0, 0), taken=n).train for n in (20, 24))
+    asked, more = (build_datasets(data, FORM, (20, 0, 0), num_consumed=n).train for n in (20, 24))
     assert (len(asked or ()), len(more or ())) == (20, 24)
-    within = build_datasets(DataConfig(data_path=(prefix,), split="1"), FORM, (20, 0, 0), taken=24)
+    within = build_datasets(
+        DataConfig(data_path=(prefix,), split="1"), FORM, (20, 0, 0), num_consumed=24
+    )
     assert within.train is not None
     assert len(within.train) == 24, "one epoch, for any number"
     data = DataConfig(data_path=(prefix, other), split="1")
     with pytest.raises(ConfigError, match="one epoch, 48 train samples, but the run needs 50"):
-        build_datasets(data, FORM, (48, 0, 0), taken=50)
+        build_datasets(data, FORM, (48, 0, 0), num_consumed=50)
     cyclic = replace(data, dataloader_type="cyclic")
-    assert len(build_datasets(cyclic, FORM, (48, 0, 0), taken=50).train or ()) == 48
+    assert len(build_datasets(cyclic, FORM, (48, 0, 0), num_consumed=50).train or ()) == 48

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.runner.run_lock import TURN
+from flows.runner.run_lock import LOCK_FILE
 from tests.flows.gc.yards import Corpus, train
 from tests.yard.yard import Yard
 from trainyard.artifacts.claim import acquire
@@ -40,7 +40,7 @@ def test_a_dry_run_then_the_flow_then_nothing(tmp_path: Path, prefect_api: dict[
     assert dry.out.splitlines()[-1].endswith("would be removed")
 
     (tmp_path / "gc.py").write_text(FLOW)
-    refreshing = acquire(f"{root}/web/{TURN}", 0)
+    refreshing = acquire(f"{root}/web/{LOCK_FILE}", 0)
     busy = yard.run(str(tmp_path / "gc.py"), root, "remove")
     refreshing.release()
     assert busy.status == 0, busy.err

@@ -21,7 +21,7 @@ from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord, SourceFile
 from trainyard.artifacts.urls import basename, join
 from trainyard.checkpoint.background import SaveReport
-from trainyard.checkpoint.layout import Held
+from trainyard.checkpoint.layout import LocalTensors
 from trainyard.checkpoint.node_local.steps import LocalSteps, read_documents, write_documents
 from trainyard.checkpoint.ranks import Ranks
 from trainyard.checkpoint.save import PreparedStep, StepContents, prepare_step, write_step
@@ -186,7 +186,7 @@ class LocalSave:
         return self._steps.root_url
 
     def prepare(
-        self, step: int, tensors: Mapping[str, Held], lineage: str, ranks: Ranks
+        self, step: int, tensors: Mapping[str, LocalTensors], lineage: str, ranks: Ranks
     ) -> PreparedStep:
         """As `save.prepare_step`, and clears the step in every folder."""
         root = self._steps.root_url

@@ -29,7 +29,7 @@ from trainyard.conversion.megatron.optimizer import Parameter
 from trainyard.conversion.megatron.progress import iteration_in
 from trainyard.conversion.torch_save.file import TorchFile
 from trainyard.conversion.torch_save.pickle_names import ANYTHING
-from trainyard.conversion.torch_save.pickles import Noted, TensorRef
+from trainyard.conversion.torch_save.pickles import Recorded, TensorRef
 from trainyard.errors import ArtifactError
 from trainyard.models.config import MAX_LAYERS
 from trainyard.models.gpt.checkpoint_names import EMBEDDING
@@ -198,7 +198,7 @@ class RankFile:
     def args(self) -> Mapping[str, Any] | None:
         """The arguments of the run; None if the file has none, like those of 2019."""
         args = self.tree.get("args")
-        self._refuse_noted("its args", args)
+        self._refuse_recorded("its args", args)
         return args if isinstance(args, Mapping) else None
 
     @property
@@ -235,14 +235,14 @@ class RankFile:
         else:
             models = [self.tree.get(f"model{n}", {}) for n in range(self.num_chunks())]
         for model in models:
-            self._refuse_noted("its model", model)
+            self._refuse_recorded("its model", model)
             if not isinstance(model, Mapping):
                 raise ArtifactError(f"{self.url}: its model is a {type(model).__name__}")
         return models
 
-    def _refuse_noted(self, what: str, value: Any) -> None:
+    def _refuse_recorded(self, what: str, value: Any) -> None:
         """Refuse an object of an unknown class in a place that is needed."""
-        if isinstance(value, Noted):
+        if isinstance(value, Recorded):
             raise ArtifactError(
                 f"{self.url}: {what} is refused: it asks for {value.source}, which makes nothing "
                 "that this reader knows; nothing of it was run"
@@ -258,7 +258,7 @@ class RankFile:
             if is_state_of_engine(path) or value is None:
                 continue
             name = our_name(path, tied=tied)
-            self._refuse_noted(f"{shown(path)} of its model", value)
+            self._refuse_recorded(f"{shown(path)} of its model", value)
             if name is None or not isinstance(value, TensorRef):
                 chunk.unknown.append(path)
                 continue

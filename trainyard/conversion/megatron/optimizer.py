@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from trainyard.conversion.megatron.model import WholeModel
-from trainyard.conversion.torch_save.pickles import Noted, TensorRef
+from trainyard.conversion.torch_save.pickles import Recorded, TensorRef
 from trainyard.conversion.torch_save.write import LazyTensor
 from trainyard.models.gpt.checkpoint_names import EMBEDDING
 from trainyard.optim.groups import is_embedding_or_output
@@ -150,7 +150,7 @@ def _take_moments(states: States, state: Any, parameter: Parameter) -> None:
 
 
 def _shape_or_maker(value: Any) -> str:
-    if isinstance(value, Noted):
+    if isinstance(value, Recorded):
         return f"made by {value.source}, which does not make tensors"
     return str(list(value.shape)) if isinstance(value, TensorRef) else "missing"
 

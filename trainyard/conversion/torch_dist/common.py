@@ -16,7 +16,7 @@ from trainyard.checkpoint.closing import Closing
 from trainyard.conversion.megatron.folder import ALLOWED
 from trainyard.conversion.torch_dist.index import METADATA, Place, StoredIndex
 from trainyard.conversion.torch_save.file import TorchFile
-from trainyard.conversion.torch_save.pickles import Noted, TensorRef
+from trainyard.conversion.torch_save.pickles import Recorded, TensorRef
 from trainyard.errors import ArtifactError
 
 COMMON = "common.pt"
@@ -71,7 +71,7 @@ def _place(url: str, index: StoredIndex) -> Place:
 
 def _args(tree: Any, url: str) -> Mapping[str, Any]:
     found = tree.get("args") if isinstance(tree, Mapping) else None
-    if isinstance(found, Noted):
+    if isinstance(found, Recorded):
         raise ArtifactError(
             f"{url}: its args are refused: it asks for {found.source}, but must be a Namespace; "
             "nothing of it was run"

@@ -18,7 +18,7 @@ from typing import Any
 from trainyard.artifacts.strict_json import MAX_COUNT, MAX_DIMS
 from trainyard.conversion.ranged_file import RangedFile
 from trainyard.conversion.torch_save.file import TORCH_DTYPES
-from trainyard.conversion.torch_save.pickles import Dtype, Noted, unpickle
+from trainyard.conversion.torch_save.pickles import Dtype, Recorded, unpickle
 from trainyard.errors import ArtifactError
 
 METADATA = ".metadata"
@@ -113,7 +113,7 @@ def read_index(url: str) -> StoredIndex:
         objects: dict[str, Place | None] = {}
         pickled = {name: place for name, box, place in items if box is None}
         for name, entry in _mapping(fields.get("state_dict_metadata")).items():
-            if isinstance(entry, Noted) and entry.source.endswith(".BytesStorageMetadata"):
+            if isinstance(entry, Recorded) and entry.source.endswith(".BytesStorageMetadata"):
                 objects[str(name)] = pickled.get(str(name))
             else:
                 tensors[str(name)] = _tensor(str(name), entry, places, shapes.get(str(name)))
@@ -127,8 +127,8 @@ def read_index(url: str) -> StoredIndex:
 
 def _fields(node: Any, *classes: str) -> Mapping[str, Any]:
     """The state of an object that must be of one of these classes."""
-    name = node.source.rpartition(".")[2] if isinstance(node, Noted) else type(node).__name__
-    if not isinstance(node, Noted) or name not in classes:
+    name = node.source.rpartition(".")[2] if isinstance(node, Recorded) else type(node).__name__
+    if not isinstance(node, Recorded) or name not in classes:
         raise ValueError(f"found a {name}, wanted {' or '.join(classes)}")
     return _mapping(node.state)
 
@@ -215,7 +215,7 @@ def _tensor(
 
 def _dtype(name: str, node: Any) -> str:
     """The type in TensorProperties: a tuple that begins with it, or a table in old releases."""
-    state = node.state if isinstance(node, Noted) else None
+    state = node.state if isinstance(node, Recorded) else None
     found = state[0] if isinstance(state, tuple) and state else None
     if isinstance(state, Mapping):
         found = state.get("dtype")

@@ -22,7 +22,7 @@ from trainyard.conversion.ranged_file import RangedFile
 from trainyard.conversion.torch_save.pickles import (
     LIMITS,
     SIZES,
-    Noted,
+    Recorded,
     TensorRef,
     Unpickled,
     unpickle,
@@ -207,7 +207,7 @@ def tensor_refs(tree: Any) -> list[TensorRef]:
         return [ref for value in tree.values() for ref in tensor_refs(value)]
     if isinstance(tree, list | tuple):
         return [ref for value in tree for ref in tensor_refs(value)]
-    return tensor_refs((tree.args, tree.state)) if isinstance(tree, Noted) else []
+    return tensor_refs((tree.args, tree.state)) if isinstance(tree, Recorded) else []
 
 
 # --- files of weights -------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class Dtype:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class Recorded:
     """Records what a pickle did with a class or function that was not imported: an object, the
     result of a call, or the class or function itself."""
 
@@ -122,8 +122,8 @@ class Unpickled:
     """The content of a pickle."""
 
     tree: Any
-    """Containers, numbers and strings as they are; TensorRef, Dtype, Namespace, Noted for the rest;
-    bytes are only counted."""
+    """Containers, numbers and strings as they are; TensorRef, Dtype, Namespace, Recorded for the
+    rest; bytes are only counted."""
     network: str
     """How the process was cut off from the network."""
     storages: tuple[StorageRef, ...] = ()
@@ -142,9 +142,9 @@ def unpickle(
 ) -> Unpickled:
     """Read a pickle in a separate process.
 
-    url: names the file in messages. allow: classes and functions that become Noted, by module and
-    name; one that ends in a dot is a prefix, ANYTHING is all. Only the functions of a fixed table
-    make tensors. layout: "legacy" for the beginning of a file of torch before 1.6.
+    url: names the file in messages. allow: classes and functions that become Recorded, by module
+    and name; one that ends in a dot is a prefix, ANYTHING is all. Only the functions of a fixed
+    table make tensors. layout: "legacy" for the beginning of a file of torch before 1.6.
     Raises ArtifactError, which says what a hostile or damaged pickle contains."""
     bounds = {**LIMITS, **(limits or {})}
     if len(data) > bounds["input_bytes"]:
@@ -281,9 +281,9 @@ def _decode(node: Any) -> Any:
     if tag == "y":
         return Dtype(rest[0])
     if tag == "o":
-        return Noted(str(rest[0]), _decode(rest[1]), _decode(rest[2]))
+        return Recorded(str(rest[0]), _decode(rest[1]), _decode(rest[2]))
     if tag == "b":
-        return Noted("builtins.bytes", (rest[0],), None)
+        return Recorded("builtins.bytes", (rest[0],), None)
     raise ValueError(f"unknown tag {tag!r:.40}")
 
 

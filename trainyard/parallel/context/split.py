@@ -152,10 +152,10 @@ def _exchange(tensors: Sequence[Tensor], group: ProcessGroup, to_heads: bool) ->
     )
     rows = collectives.all_to_all_first(message, group).view(size, -1)
     columns = rows.split([parts[0].numel() for parts in shares], dim=1)
-    came = [
+    received = [
         [row.view(parts[0].shape) for row in column.unbind(0)]
         for column, parts in zip(columns, shares, strict=True)
     ]
     if to_heads:
-        return tuple(join_sequence(parts, 2) for parts in came)
-    return tuple(torch.cat(parts, 1) for parts in came)
+        return tuple(join_sequence(parts, 2) for parts in received)
+    return tuple(torch.cat(parts, 1) for parts in received)

@@ -24,7 +24,7 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class BufferSlot:
     """Place of a parameter in its bucket. Compared by identity."""
 
     member: Member
@@ -54,12 +54,12 @@ class Bucket:
         self.num_shards = num_shards
         self.own_start, self.own_stop = shard * size, (shard + 1) * size
 
-    def _adopt(self, member: Member, slot: Slot) -> Place:
+    def _adopt(self, member: Member, slot: Slot) -> BufferSlot:
         parameter = member.parameter
         view = self.params[slot.start : slot.stop].view(parameter.shape)
         view.copy_(parameter.detach())
         parameter.data = view
-        return Place(member, slot.start, slot.stop)
+        return BufferSlot(member, slot.start, slot.stop)
 
     @property
     def own_params(self) -> Tensor:
@@ -71,7 +71,7 @@ class Bucket:
         """The piece of the gradients that this rank has the sum of, flat."""
         return self.grads[self.own_start : self.own_stop]
 
-    def grad_view(self, place: Place) -> Tensor:
+    def grad_view(self, place: BufferSlot) -> Tensor:
         """The gradient of one parameter, in its shape."""
         return self.grads[place.start : place.stop].view(place.member.parameter.shape)
 

@@ -25,7 +25,7 @@ from torch.distributed import ProcessGroup
 from trainyard.parallel.comm_errors import communicating
 from trainyard.parallel.config import DataParallelConfig
 from trainyard.parallel.data.buckets import shard_multiple
-from trainyard.parallel.data.buffers import Bucket, Member, Place, build_buckets
+from trainyard.parallel.data.buffers import Bucket, BufferSlot, Member, build_buckets
 from trainyard.parallel.data.param_gather import ParameterGather
 from trainyard.parallel.model import group_rank, group_size
 
@@ -81,7 +81,7 @@ class DataParallel:
         self._armed = False
         self._num_started = 0
         self._grads: dict[Tensor, Tensor] = {}
-        self._homes: dict[Tensor, tuple[_BucketSum, Place]] = {}
+        self._homes: dict[Tensor, tuple[_BucketSum, BufferSlot]] = {}
         for total in self._sums:
             for place in total.bucket.places:
                 self._install(total, place)
@@ -107,7 +107,7 @@ class DataParallel:
             alone=alone,
         )
 
-    def _install(self, total: _BucketSum, place: Place) -> None:
+    def _install(self, total: _BucketSum, place: BufferSlot) -> None:
         """Make backward pass on each gradient as soon as it is computed."""
         parameter = place.member.parameter
         self._grads[parameter] = total.bucket.grad_view(place)
@@ -195,7 +195,7 @@ class _BucketSum:
         self._group = group
         self._is_sharded = is_sharded
         self._work: Any = None
-        self._untouched: set[Place] = set()
+        self._untouched: set[BufferSlot] = set()
         self.num_missing = 0
         self.reset()
 
@@ -206,7 +206,7 @@ class _BucketSum:
         self._untouched = set(self.bucket.places)
         self.num_missing = len(self.bucket.places)
 
-    def add(self, place: Place, total: Tensor, grad: Tensor) -> None:
+    def add(self, place: BufferSlot, total: Tensor, grad: Tensor) -> None:
         """Add the gradient of one backward pass; the sum may have another dtype."""
         if place in self._untouched:
             self._untouched.remove(place)

@@ -147,7 +147,7 @@ def _meeting(
     times: _Times,
 ) -> _Rank:
     pp, now = len(schedule), 0.0
-    taken: dict[tuple[object, ...], int] = defaultdict(int)
+    num_received: dict[tuple[object, ...], int] = defaultdict(int)
 
     def post(messages: Sequence[Message], now: float) -> Generator[str, None, float]:
         for message in messages:
@@ -160,8 +160,8 @@ def _meeting(
     for action, slot in zip(schedule[rank], slots[1:], strict=True):
         needed = input_of(action, rank, pp, chunks)
         if needed is not None:
-            number = taken[needed.channel]
-            taken[needed.channel] += 1
+            number = num_received[needed.channel]
+            num_received[needed.channel] += 1
             now = yield from _passing(wires[needed.channel], number, now, f"{action}: {needed}")
         now = yield from post(slot, now)
         now = _compute(now, cost(rank, action), times)

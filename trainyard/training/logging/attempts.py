@@ -137,9 +137,9 @@ class Attempt(Callback):
         self._steps.append(seconds)
         if self._num_timed == SETTLED_AFTER:
             longer = max(self._steps[0] - statistics.median(self._steps[1:]), 0.0)
-            taken = min(longer, self._spent["step_seconds"])
-            self._spent["compile"] += taken
-            self._spent["step_seconds"] -= taken
+            moved = min(longer, self._spent["step_seconds"])
+            self._spent["compile"] += moved
+            self._spent["step_seconds"] -= moved
 
     def _mark(self, step: int) -> None:
         spent = {name: round(seconds, 3) for name, seconds in self._spent.items()}

@@ -22,7 +22,7 @@ from typing import Any
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.background import BackgroundSave, SaveReport
-from trainyard.checkpoint.layout import Held
+from trainyard.checkpoint.layout import LocalTensors
 from trainyard.checkpoint.ranks import Ranks
 from trainyard.checkpoint.save import StepContents, prepare_step, share_of_rank, write_step
 from trainyard.checkpoint.steps import remove_step, step_folder
@@ -233,7 +233,7 @@ class Checkpointing(Callback):
             join(root_url, step_folder(report.step)),
         )
 
-    def _tensors(self) -> dict[str, Held]:
+    def _tensors(self) -> dict[str, LocalTensors]:
         is_async = self._background is not None
         tensors = model_tensors(self._train_module.chunks, buffers_apart=is_async)
         return tensors | (optimizer_tensors(self._train_module) if self._save_optimizer else {})

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.background import BackgroundSave, Kind, SaveReport
-from trainyard.checkpoint.layout import Held
+from trainyard.checkpoint.layout import LocalTensors
 from trainyard.checkpoint.node_local.save import LazyUpload, LocalSave
 from trainyard.checkpoint.plan import Slice
 from trainyard.checkpoint.ranks import Ranks
@@ -87,11 +87,11 @@ class NonPersistentSaves:
         if background is not None:
             self._try(background.check)
 
-    def save(self, step: int, tensors: dict[str, Held], contents: StepContents) -> None:
+    def save(self, step: int, tensors: dict[str, LocalTensors], contents: StepContents) -> None:
         """Save, or start a save in the background."""
         self._try(lambda: self._save(step, tensors, contents))
 
-    def _save(self, step: int, tensors: dict[str, Held], contents: StepContents) -> None:
+    def _save(self, step: int, tensors: dict[str, LocalTensors], contents: StepContents) -> None:
         began = time.monotonic()
         background, saving = self._plan.background, self._plan.saving
         if background is not None:

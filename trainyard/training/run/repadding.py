@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from trainyard.checkpoint.layout import Held, ShardedTensor, slices_held
+from trainyard.checkpoint.layout import LocalTensors, ShardedTensor, slices_held
 from trainyard.models.config import TransformerConfig
 from trainyard.models.init import draw_rows
 from trainyard.models.tied import EMBEDDING
@@ -37,11 +37,11 @@ class Repadding:
     dtype: torch.dtype
     """Of the run's weights; main parameters start from these values too."""
 
-    def stored(self, targets: Mapping[str, Held]) -> dict[str, Held]:
+    def stored(self, targets: Mapping[str, LocalTensors]) -> dict[str, LocalTensors]:
         """The part of the targets that the checkpoint has."""
         return {name: self._stored(name, held) for name, held in targets.items()}
 
-    def _stored(self, name: str, held: Held) -> Held:
+    def _stored(self, name: str, held: LocalTensors) -> LocalTensors:
         if _table(name) is None:
             return held
         kept = min(self.theirs, self.ours)
@@ -57,7 +57,7 @@ class Repadding:
         return parts
 
     @torch.no_grad()
-    def fill_rest(self, targets: Mapping[str, Held]) -> None:
+    def fill_rest(self, targets: Mapping[str, LocalTensors]) -> None:
         """Fill the rows of the targets that the checkpoint does not have."""
         if self.ours <= self.theirs:
             return

@@ -102,11 +102,11 @@ def start_before(first: PublishedStep, gap: str) -> RunStart:
     for record in [*records, *([pending] if pending else [])]:
         if record["step"] == 0:
             continue
-        size, taken = int(record["global_batch_size"]), has_update(record)
+        size, updated = int(record["global_batch_size"]), has_update(record)
         state.step -= 1
         state.consumed_train_samples -= size
-        state.scheduled_samples -= size if taken else 0
-        state.num_updates -= taken
+        state.scheduled_samples -= size if updated else 0
+        state.num_updates -= updated
     return RunStart(state, None, None, f"step {state.step} of another run", gap)
 
 

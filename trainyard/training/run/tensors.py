@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from trainyard.checkpoint.layout import Held, ShardedTensor
+from trainyard.checkpoint.layout import LocalTensors, ShardedTensor
 from trainyard.checkpoint.load import Checkpoint, restore
 from trainyard.models.tied import copy_of
 from trainyard.parallel.groups import gather_objects
@@ -22,11 +22,13 @@ from trainyard.training.loop.step import TrainModule
 from trainyard.training.run.repadding import Repadding
 
 
-def model_tensors(chunks: Sequence[nn.Module], *, buffers_apart: bool = False) -> dict[str, Held]:
+def model_tensors(
+    chunks: Sequence[nn.Module], *, buffers_apart: bool = False
+) -> dict[str, LocalTensors]:
     """`model.NAME` of every weight on this rank; a tied copy has the name of its original.
 
     buffers_apart: copy buffers, which a forward pass may change; the rest is live memory."""
-    held: dict[str, Held] = {}
+    held: dict[str, LocalTensors] = {}
     for chunk in chunks:
         for name, tensor in chunk.state_dict(keep_vars=True).items():
             whole_name = f"model.{copy_of(tensor) or name}"
@@ -34,7 +36,7 @@ def model_tensors(chunks: Sequence[nn.Module], *, buffers_apart: bool = False) -
     return held
 
 
-def _parts(name: str, tensor: Tensor, buffers_apart: bool) -> Held:
+def _parts(name: str, tensor: Tensor, buffers_apart: bool) -> LocalTensors:
     shard = shard_of(tensor)
     values = tensor.detach()
     if buffers_apart and not isinstance(tensor, nn.Parameter):
@@ -46,7 +48,7 @@ def _parts(name: str, tensor: Tensor, buffers_apart: bool) -> Held:
     ]
 
 
-def optimizer_tensors(train_module: TrainModule) -> dict[str, Held]:
+def optimizer_tensors(train_module: TrainModule) -> dict[str, LocalTensors]:
     """`optimizer.KIND.NAME` of the state on this rank, as views of live memory."""
     held: dict[str, list[ShardedTensor]] = defaultdict(list)
     for box in train_module.optimizer.state_boxes():
@@ -65,7 +67,7 @@ class Restoring:
     """If the checkpoint pads the vocabulary to another number of rows."""
 
     def fill(
-        self, targets: dict[str, Held], prefix: str, names: Collection[str] | None = None
+        self, targets: dict[str, LocalTensors], prefix: str, names: Collection[str] | None = None
     ) -> None:
         """Load all tensors under `prefix`. A tensor that no rank holds is an error, and so is one
         that the checkpoint lacks. names: of the tensors on all ranks, if known."""
@@ -76,12 +78,12 @@ class Restoring:
             self.repadding.fill_rest(targets)
 
 
-def names_over(group: ProcessGroup | None, targets: dict[str, Held]) -> set[str]:
+def names_over(group: ProcessGroup | None, targets: dict[str, LocalTensors]) -> set[str]:
     """The names of the tensors on all ranks of a group."""
     return {name for names in gather_objects(sorted(targets), group) for name in names}
 
 
-def renamed(held: Held, name: str) -> Held:
+def renamed(held: LocalTensors, name: str) -> LocalTensors:
     """The same memory under another name."""
     if isinstance(held, Tensor):
         return held

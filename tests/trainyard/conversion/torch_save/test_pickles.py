@@ -25,7 +25,7 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from trainyard.conversion.torch_save.pickle_names import ANYTHING
-from trainyard.conversion.torch_save.pickles import ROOT, Dtype, Noted, unpickle, unpickle_all
+from trainyard.conversion.torch_save.pickles import ROOT, Dtype, Recorded, unpickle, unpickle_all
 from trainyard.errors import ArtifactError
 
 
@@ -191,7 +191,7 @@ def test_plain_values_come_back_as_they_were() -> None:
     assert found["bytes"].args == (4,)
     assert [dtype.name for dtype in found["dtype"]] == ["float32", "bfloat16"]
     assert found["size"] == (2, 3)
-    assert found["where"] == Noted("pathlib.PosixPath", ("/", "a", "b"), None)
+    assert found["where"] == Recorded("pathlib.PosixPath", ("/", "a", "b"), None)
     assert found["args"] == {"lr": 1e-4, "split": "969,30,1"}
 
 
@@ -200,7 +200,7 @@ def test_classes_are_recorded_only_if_allowed() -> None:
     with pytest.raises(ArtifactError, match=r"megatron\.core\.enums\.ModelType"):
         unpickle(data, "file.pt")
     found = unpickle(data, "file.pt", allow=["megatron."]).tree
-    assert found == Noted("megatron.core.enums.ModelType", (1,), None)
+    assert found == Recorded("megatron.core.enums.ModelType", (1,), None)
     assert "megatron" not in sys.modules
 
 
@@ -300,8 +300,8 @@ def test_a_payload_is_recorded_and_not_run_if_anything_is_allowed(
     payload = Payload(os.system, f"touch {witness}")
     data = pickle.dumps({"args": Namespace(a=payload, b=Payload(eval, "1"))}, protocol)
     args = unpickle(data, "x.pt", allow=[ANYTHING]).tree["args"]
-    assert args["a"] == Noted(f"{os.name}.system", (f"touch {witness}",), None)
-    assert args["b"] == Noted("builtins.eval", ("1",), None)
+    assert args["a"] == Recorded(f"{os.name}.system", (f"touch {witness}",), None)
+    assert args["b"] == Recorded("builtins.eval", ("1",), None)
     assert not witness.exists()
 
 
@@ -366,8 +366,8 @@ def test_an_inert_object_records_its_state() -> None:
     state = b"}" + pickled("__class__") + named("builtins", "dict") + b"sb"
     data = b"\x80\x02" + named("evil", "Class") + b")R" + state + b"."
     found = unpickle(data, "x.pt", allow=[ANYTHING]).tree
-    kept = {"__class__": Noted("builtins.dict", (), None)}
-    assert found == Noted("evil.Class", (), kept)
+    kept = {"__class__": Recorded("builtins.dict", (), None)}
+    assert found == Recorded("evil.Class", (), kept)
 
 
 STRANGE: list[tuple[Callable[[], bytes], str]] = [

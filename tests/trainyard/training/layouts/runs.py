@@ -17,7 +17,7 @@ from tests.trainyard.training.layouts.cases import (
     SEQ_LENGTH,
     Cut,
 )
-from trainyard.checkpoint.layout import Held, slices_held
+from trainyard.checkpoint.layout import LocalTensors, slices_held
 from trainyard.datasets.loader import Batch
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
@@ -149,7 +149,7 @@ def microbatch(step: int, number: int, vocab_size: int) -> Batch:
     }
 
 
-def pieces(held: Mapping[str, Held]) -> list[Piece]:
+def pieces(held: Mapping[str, LocalTensors]) -> list[Piece]:
     """What a rank holds, copied."""
     return [
         Piece(name, part.tensor.detach().clone(), tuple(part.offset), tuple(part.global_shape))
