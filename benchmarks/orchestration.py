@@ -64,7 +64,7 @@ asyncio.run(ten_stages())
 """
 
 
-def told(name: str, seconds: Sequence[float]) -> float:
+def report(name: str, seconds: Sequence[float]) -> float:
     """Print a figure of several runs; its median."""
     middle = statistics.median(seconds)
     print(f"{name:44s} {middle:6.2f} s ({min(seconds):.2f}-{max(seconds):.2f}, n={len(seconds)})")
@@ -97,13 +97,13 @@ def line(folder: Path, runs: int) -> None:
         here = {**api.environment, "TRAINYARD_CACHE": str(folder / "cache")}
         ten = (LINE, str(folder / "yard"), str(STAGES))
         print(f"made for the first time: {program(*ten, **here):.1f} s")
-        flow = told("ten stages through the flow", [program(*ten, **here) for _ in range(runs)])
+        flow = report("ten stages through the flow", [program(*ten, **here) for _ in range(runs)])
         one = (LINE, str(folder / "yard"), "1")
-        single = told("one stage through the flow", [program(*one, **here) for _ in range(runs)])
+        single = report("one stage through the flow", [program(*one, **here) for _ in range(runs)])
         print(f"each further stage: {(flow - single) / (STAGES - 1):.2f} s")
     finally:
         api.stop()
-    told("the same ten as bare commands", [_bare(folder) for _ in range(runs)])
+    report("the same ten as bare commands", [_bare(folder) for _ in range(runs)])
 
 
 def _bare(folder: Path) -> float:
@@ -138,8 +138,8 @@ def container(folder: Path, runs: int, image: str) -> None:
     for number in range(runs + 1):
         bare.append(_block_seconds(ProcessJob(spec=spec(number, sys.executable))))
         inside.append(_block_seconds(ContainerJob(spec=spec(number, "python3"), options=options)))
-    process = told("a stage that says its options, a process", bare[1:])
-    within = told("the same in a container", inside[1:])
+    process = report("a stage that says its options, a process", bare[1:])
+    within = report("the same in a container", inside[1:])
     print(f"a container costs {within - process:.2f} s more")
 
 
@@ -203,7 +203,7 @@ def resume(folder: Path, runs: int) -> None:
         api.wait()
         environment.update(api.environment)
         seconds = [_resumed(folder / str(number), environment) for number in range(runs)]
-        told("from kill to the next step, Slurm", seconds)
+        report("from kill to the next step, Slurm", seconds)
     finally:
         api.stop()
         subprocess.run([ROOT / "deploy/dev/slurm-down.sh", folder / "slurm", "--purge"], check=True)
@@ -290,7 +290,7 @@ def compose(runs: int, files: Sequence[str]) -> None:
             seconds.append(time.perf_counter() - began)
     finally:
         say("down", "--volumes")
-    told("docker compose up -d --wait", seconds)
+    report("docker compose up -d --wait", seconds)
 
 
 def main() -> None:

@@ -31,8 +31,8 @@ def python_packages(root: Path) -> Document:
         "--output-reproducible",
         "--no-validate",
     ]
-    told = subprocess.run([*command, "-o", "-"], stdout=subprocess.PIPE, text=True, check=True)
-    document: Document = json.loads(told.stdout)
+    completed = subprocess.run([*command, "-o", "-"], stdout=subprocess.PIPE, text=True, check=True)
+    document: Document = json.loads(completed.stdout)
     return document
 
 

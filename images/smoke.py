@@ -138,11 +138,13 @@ def check_stage(stage: str) -> None:
     """Check that the stage can be imported and prints its options."""
     module = f"stages.{stage.replace('-', '_')}"
     importlib.import_module(f"{module}.run")
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False
     )
-    if told.returncode or "--config" not in told.stdout:
-        raise Smoke(f"python -m {module} --help ended with {told.returncode}: {told.stderr}")
+    if completed.returncode or "--config" not in completed.stdout:
+        raise Smoke(
+            f"python -m {module} --help ended with {completed.returncode}: {completed.stderr}"
+        )
 
 
 def check_torch(device: str) -> None:

@@ -157,12 +157,12 @@ def account(submissions: Sequence[Submission], attempts: Sequence[Attempt]) -> A
         within[nearest].append((attempt, min(begun_again, default=None)))
     rows = [_row(span, of, ours) for (span, of), ours in zip(places, within, strict=True)]
 
-    held = [span for span, _ in places]
+    allocated = [span for span, _ in places]
     waits = [span for s in submissions for span in s.waits if span[0] < span[1]]
     spent = {kind: sum(row.spent[kind] for row in rows) for kind in KINDS}
-    spent["queue"] = _covered([*held, *waits]) - _covered(held)
-    begin = min((begin for begin, _ in (*held, *waits)), default=0)
-    end = max((end for _, end in (*held, *waits)), default=0)
+    spent["queue"] = _covered([*allocated, *waits]) - _covered(allocated)
+    begin = min((begin for begin, _ in (*allocated, *waits)), default=0)
+    end = max((end for _, end in (*allocated, *waits)), default=0)
     spent["between"] = end - begin - sum(spent.values())
     return Account(begin=begin, end=end, spent=spent, rows=tuple(rows))
 
