@@ -196,7 +196,7 @@ def test_without_load_the_options_of_the_run_are_needed(tokens: str) -> None:
         less = {key: value for key, value in RUN.items() if key != name}
         with pytest.raises(ConfigError, match="--" + name.replace("_", "-")):
             describe(from_dict(BlameConfig, {**less, "step": 1, "data_path": [f"{tokens}/a"]}))
-    with pytest.raises(ConfigError, match="--mock-data is made up"):
+    with pytest.raises(ConfigError, match="--mock-data is mock data"):
         blame_of(**RUN, step=1, mock_data=True)
     with pytest.raises(ConfigError, match="--data-path or --load"):
         describe(from_dict(BlameConfig, {**RUN, "step": 1}))

@@ -210,7 +210,7 @@ def test_a_language_that_is_not_there_is_named(nltk_data: Path) -> None:
         SentenceSplitter("klingon")
     assert str(nltk_data) in str(caught.value)
     for lang in ("", "../english", "a/b", "english\n"):
-        with pytest.raises(ConfigError, match="is no name of a language"):
+        with pytest.raises(ConfigError, match="is not the name of a language"):
             model_folder(lang)
 
 
@@ -226,8 +226,8 @@ def test_pickles_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("ortho_context.tab", b"a\tb\n", "line 1 is no pair"),
-        ("collocations.tab", b"a\tb\nc\n", "line 2 is no pair"),
+        ("ortho_context.tab", b"a\tb\n", "line 1 is not a pair"),
+        ("collocations.tab", b"a\tb\nc\n", "line 2 is not a pair"),
         ("abbrev_types.txt", b"\xff", "cannot be read"),
         ("sent_starters.txt", None, "cannot be read"),
     ],

@@ -85,7 +85,7 @@ def test_a_compressed_file_cut_anywhere_is_broken(
     assert documents == whole[: len(documents)]
     (lost,) = bad
     assert lost.line == len(documents) + 1 == lines
-    assert "all after is lost" in lost.reason
+    assert "the rest is lost" in lost.reason
 
 
 @pytest.mark.parametrize("ending", sorted(COMPRESS))
