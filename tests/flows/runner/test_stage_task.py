@@ -85,12 +85,12 @@ def test_the_mark_of_a_job_that_has_ended_is_whole_or_not_there(
     spec = stage_task._prepare(plan(tmp_path / "plan"), scheduled)
     folder = Path(spec.run_directory)
 
-    def full(path: Path, text: str) -> int:
-        path.open("w").write(text[:9])
+    def full(path: Path, data: bytes) -> int:
+        path.open("wb").write(data[:9])
         raise OSError(errno.ENOSPC, "no space left")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
+        patched.setattr(Path, "write_bytes", full)
         with pytest.raises(OSError, match="no space left"):
             settle(scheduled, spec, Kind.TIME_LIMIT, "too long", (1, 3))
     assert not (folder / SETTLED).exists()
