@@ -314,7 +314,7 @@ def test_invalid_calls_are_refused(
 
 
 def test_paths_and_a_provider_are_not_both_given() -> None:
-    with pytest.raises(ConfigError, match="--data-path: the data is that of the dataset_provider"):
+    with pytest.raises(ConfigError, match="--data-path cannot be given, as the dataset_provider"):
         ProvidedData(data_path=("somewhere",))
 
 
