@@ -233,7 +233,10 @@ GROUP_OF_3 = {
         ({"hidden_size": 10**15}, "--hidden-size must be at most 2147483647, got 1000000000000000"),
         ({"num_layers": 10**9}, "--num-layers must be at most 4096, got 1000000000"),
         ({"vocab_size": 2**31}, "--vocab-size must be at most 2147483647, got 2147483648"),
-        ({"hidden_size": 2**20, "vocab_size": 2**30}, "a model of 1.4e.15 parameters, .*rows of"),
+        (
+            {"hidden_size": 2**20, "vocab_size": 2**30},
+            "the model has 1.4e.15 parameters, .*rows of",
+        ),
         ({"num_experts": 10**15}, "--num-experts must be at most"),
         ({"num_experts": 4, "expert_model_parallel_size": 3}, "--num-experts"),
     ],

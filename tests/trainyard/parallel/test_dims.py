@@ -67,11 +67,11 @@ def test_context_parallel_ranks_lie_between_tensor_and_data() -> None:
     assert dims.group_ranks("dp", "cp") == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
-def test_ranks_that_cannot_be_shared_out_are_told_with_the_nearest_that_can() -> None:
+def test_numbers_of_ranks_that_do_not_fit_are_refused_with_the_nearest_that_do() -> None:
     config = ParallelConfig(tensor_model_parallel_size=8, pipeline_model_parallel_size=2)
     with pytest.raises(ConfigError, match=r"24 ranks .* \(8\) x .* \(2\).* = 16 .*16 or 32 ranks"):
         dims_of(config, 24)
-    with pytest.raises(ConfigError, match=r"1 rank cannot .* start 16 ranks"):
+    with pytest.raises(ConfigError, match=r"1 rank does not fit .* start 16 ranks"):
         dims_of(config, 1)
 
 
