@@ -28,6 +28,7 @@ def test_alone(): pass
 """
 
 
+@pytest.mark.slow
 def test_the_thirds_are_all_cases_and_each_has_every_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SUITE)
     pytester.makeconftest(Path(rotation.__file__).read_text())
@@ -42,6 +43,7 @@ def test_the_thirds_are_all_cases_and_each_has_every_test(pytester: pytest.Pytes
         assert of.count("test_alone") == 1
 
 
+@pytest.mark.slow
 def test_what_ran_is_printed_also_by_worker_processes(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SUITE)
     pytester.makeconftest(Path(rotation.__file__).read_text())

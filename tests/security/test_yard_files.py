@@ -117,6 +117,7 @@ def test_settings_of_another_user_are_refused(settings: Path) -> None:
 # --- browse -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_browse_opens_no_more_threads_than_it_has(tmp_path: Path) -> None:
     (tmp_path / "card.html").write_text("card")
     with bound(Root(str(tmp_path)), "127.0.0.1", 0) as server, ExitStack() as open_ones:

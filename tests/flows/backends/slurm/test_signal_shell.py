@@ -59,6 +59,7 @@ def test_a_launcher_without_a_rank_ends_at_sigterm(shell: list[str]) -> None:
         assert process.wait(20) == KILLED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_a_launcher_with_a_rank_ignores_repeated_signals(shell: list[str]) -> None:
     with started(shell, sys.executable, "-c", WITH_RANK, "1.5") as process:
