@@ -1,0 +1,278 @@
+"""Cut all blocks that are not done yet, then merge them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stages.retro_db.blocks import (
+    Block,
+    Job,
+    bert_tokenizer,
+    cut_job,
+    gpt_tokenizer,
+    open_tokens,
+    plan_blocks,
+    ranges,
+    version_of,
+)
+from stages.retro_db.config import RetroDbConfig
+from stages.runtime.context import StageRun
+from trainyard.artifacts import inputs, store
+from trainyard.artifacts.store import FileRecord
+from trainyard.corpus.indexed import IndexedDataset
+from trainyard.corpus.workers import Crew, run_jobs
+from trainyard.datasets.vocabulary import check_tokens, refuse_floats
+from trainyard.errors import ArtifactError, ConfigError, DataError
+from trainyard.machine import available_cores
+from trainyard.retrieval.chunks import Block as HeldBlock
+from trainyard.retrieval.chunks import Rows, block_of
+from trainyard.retrieval.dataset_infos import INFOS, DatasetInfo, num_sampled
+from trainyard.retrieval.hdf5 import MERGED, MergedWriter, merged_name, read_block, write_block
+from trainyard.retrieval.sampling import sample_chunks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Corpus:
+    """A dataset of the blend, and the counts of its blocks once they are done."""
+
+    prefix: str
+    name: str
+    weight: float | None
+    tokens: IndexedDataset
+    num_train_documents: int
+    blocks: list[Block]
+    counts: dict[Block, dict[str, int]]
+
+    def count(self, kind: str) -> int:
+        """Chunks of all blocks: valid, invalid or train."""
+        return sum(counts[kind] for counts in self.counts.values())
+
+
+def run(config: RetroDbConfig, stage: StageRun) -> dict[str, Any]:
+    """Write the blocks of every dataset, the merged databases, and what they contain."""
+    began = time.monotonic()
+    config = replace(config, tokenizer=replace(config.tokenizer, use_gigatoken=False))
+    gpt = gpt_tokenizer(config.tokenizer)
+    _ = gpt.eod  # an error before any work for a model without one
+    bert_tokenizer(config.bert())
+    corpora = _open(config, gpt.vocab_size)
+    _cut(config, stage, corpora)
+    infos = _count(config, corpora)
+    _merge(config, stage, corpora, infos)
+    stage.write_json(INFOS, [asdict(info) for info in infos])
+    metrics = {
+        "datasets": len(infos),
+        "documents": sum(info.n_docs for info in infos),
+        "chunks": sum(info.n_chunks for info in infos),
+        "train_chunks": sum(info.n_chunks_train for info in infos),
+        "invalid_chunks": sum(info.n_chunks_invalid for info in infos),
+        "sampled_chunks": sum(info.n_chunks_sampled for info in infos),
+    }
+    words = " ".join(f"{key}={value}" for key, value in metrics.items())
+    log.info("built %s seconds=%.1f", words, time.monotonic() - began)
+    return metrics
+
+
+def _open(config: RetroDbConfig, vocab_size: int) -> list[Corpus]:
+    """Every corpus, checked."""
+    sources = config.sources()
+    corpora = []
+    for number, (source, name) in enumerate(zip(sources, config.names(), strict=True)):
+        for ending in (".idx", ".bin"):
+            inputs.check_listed(source.prefix + ending, inputs.Manifests())
+        prefix, tokens = source.prefix, open_tokens(source.prefix, version_of(source.prefix))
+        refuse_floats(tokens)
+        num_documents = tokens.num_documents
+        if not tokens.sequence_lengths.any():
+            raise ArtifactError(
+                f"--data-path {prefix}: no token in {num_documents} documents, so there is nothing "
+                "to cut; leave it out"
+            )
+        num_train = int(config.train_fraction() * num_documents)
+        if num_train == 0:
+            raise ConfigError(
+                f"--retro-gpt-split {config.retro_gpt_split!r} leaves none of the {num_documents} "
+                f"documents of {prefix} for training, so none for the database; 100,0,0 takes all"
+            )
+        check_tokens(IndexedDataset(prefix), vocab_size, len(sources))  # mapped: all tokens
+        blocks = plan_blocks(number, name, num_documents, config.retro_doc_block_size)
+        corpora.append(Corpus(prefix, name, source.weight, tokens, num_train, blocks, {}))
+    return corpora
+
+
+# --- blocks -----------------------------------------------------------------------------------
+
+
+def _cut(config: RetroDbConfig, stage: StageRun, corpora: Sequence[Corpus]) -> None:
+    """Write every block that no killed run has finished."""
+    jobs: dict[Block, list[Job]] = {}
+    done = 0
+    for corpus in corpora:
+        version = version_of(corpus.prefix)
+        for block in corpus.blocks:
+            if _is_finished(stage, corpus, block):
+                done += 1
+                continue
+            jobs[block] = [
+                Job(
+                    *(block, first, last, num_tokens, corpus.prefix, version),
+                    *(config.tokenizer, config.bert(), config.retro_gpt_chunk_length),
+                )
+                for first, last, num_tokens in ranges(corpus.tokens, block)
+            ]
+    if done:
+        log.info("resuming: blocks_done=%d blocks=%d", done, done + len(jobs))
+    found: dict[Block, dict[int, Rows]] = defaultdict(dict)
+    cores = available_cores()
+    crew = Crew.of(min(config.workers or cores, cores), side_by_side=True)
+    threads = {"TOKENIZERS_PARALLELISM": "false"}  # the crew is the parallelism
+    flat = [job for block in jobs.values() for job in block]
+    total = sum(job.num_tokens for job in flat)
+    with stage.progress(total, "tokens", "retro_db") as progress:
+        for job, rows in run_jobs(cut_job, flat, crew, threads):
+            progress.update(job.num_tokens)
+            mine = found[job.block]
+            mine[job.first] = rows
+            if len(mine) == len(jobs[job.block]):
+                whole = np.concatenate([mine[first] for first in sorted(mine)])
+                _write_block(stage, corpora[job.block.dataset], job.block, whole)
+                del found[job.block]
+
+
+def _is_finished(stage: StageRun, corpus: Corpus, block: Block) -> bool:
+    unit = stage.work.published(block.key)
+    if unit is None:
+        return False
+    assert stage.output is not None
+    record = FileRecord(**unit["file"])
+    url = stage.output.file_url(record.path)
+    size_bytes = store.info(url).size_bytes if store.exists(url) else 0
+    if size_bytes != record.size_bytes:
+        log.warning(
+            "%s has %d bytes, and %d when a killed run finished it; making it again",
+            *(url, size_bytes, record.size_bytes),
+        )
+        return False
+    stage.record(record)
+    corpus.counts[block] = unit["counts"]
+    return True
+
+
+def _write_block(stage: StageRun, corpus: Corpus, block: Block, rows: Rows) -> None:
+    """rows: all chunks of the block, in order."""
+    held = block_of(rows, block.first, block.last)
+    path = stage.scratch / "block.hdf5"
+    write_block(path, held)
+    record = _publish(stage, path, block.name)
+    corpus.counts[block] = {
+        "valid": len(held.chunks_valid),
+        "invalid": len(held.chunks_invalid),
+        "train": int((held.chunks_valid[:, 0] < corpus.num_train_documents).sum()),
+    }
+    stage.work.publish(block.key, {"file": asdict(record), "counts": corpus.counts[block]})
+
+
+def _read_block(stage: StageRun, block: Block) -> HeldBlock:
+    assert stage.output is not None
+    url = stage.output.file_url(block.name)
+    path = inputs.fetch(url, stage.scratch)
+    held = read_block(path, url)
+    if path.parent == stage.scratch:
+        path.unlink()
+    return held
+
+
+def _publish(stage: StageRun, path: Path, name: str) -> FileRecord:
+    """Move a local file to the output."""
+    with stage.open(name) as out, path.open("rb") as file:
+        while piece := file.read(store.CHUNK):
+            out.write(piece)
+    path.unlink()
+    return out.record
+
+
+# --- merged databases -------------------------------------------------------------------------
+
+
+def _count(config: RetroDbConfig, corpora: Sequence[Corpus]) -> list[DatasetInfo]:
+    """The counts of every dataset. Raises DataError for one without a training chunk."""
+    for corpus in corpora:
+        if not corpus.count("train"):
+            raise DataError(
+                f"{corpus.prefix}: no chunk of its {corpus.num_train_documents} training documents "
+                f"has a BERT token ({corpus.count('invalid')} chunks have none), so it has no "
+                "chunk to retrieve; is it text? Leave it out of --data-path"
+            )
+    # Without weights the sample is uniform over all datasets.
+    ratios = [c.weight if c.weight is not None else float(c.count("train")) for c in corpora]
+    infos, ntrain = [], config.retro_index_ntrain
+    for corpus, ratio in zip(corpora, ratios, strict=True):
+        wanted, num_train = num_sampled(ntrain, ratio, sum(ratios)), corpus.count("train")
+        if wanted > num_train:
+            log.warning(
+                "--retro-index-ntrain %d: %d chunks of %s are to be sampled, which has only %d for "
+                "training; taking all of them",
+                *(ntrain, wanted, corpus.name, num_train),
+            )
+        infos.append(
+            DatasetInfo(
+                ratio=ratio,
+                prefix=corpus.name,
+                n_docs=corpus.tokens.num_documents,
+                n_docs_train=corpus.num_train_documents,
+                n_chunks=corpus.count("valid"),
+                n_chunks_train=num_train,
+                n_chunks_invalid=corpus.count("invalid"),
+                n_chunks_sampled=min(wanted, num_train),
+            )
+        )
+    return infos
+
+
+def _merge(
+    config: RetroDbConfig,
+    stage: StageRun,
+    corpora: Sequence[Corpus],
+    infos: Sequence[DatasetInfo],
+) -> None:
+    """Write the merged databases, reading each block once."""
+    sampled = sum(info.n_chunks_sampled for info in infos)
+    train = sum(info.n_chunks_train for info in infos)
+    valid = sum(info.n_chunks for info in infos) - train
+    train_documents = sum(info.n_docs_train for info in infos)
+    paths = [stage.scratch / f"{kind}.hdf5" for kind in MERGED]
+    with ExitStack() as stack:
+        to_sampled, to_train, to_valid = (
+            stack.enter_context(MergedWriter(path, num_chunks, num_documents))
+            for path, num_chunks, num_documents in zip(
+                paths, (sampled, train, valid), (None, train_documents, None), strict=True
+            )
+        )
+        for number, (corpus, info) in enumerate(zip(corpora, infos, strict=True)):
+            seed = (config.retro_sample_seed, number)
+            chosen = sample_chunks(
+                info.n_chunks_train, info.n_chunks_sampled, config.retro_sample_mode, seed
+            )
+            before = 0
+            for block in corpus.blocks:
+                held = _read_block(stage, block)
+                split = corpus.counts[block]["train"]
+                documents = max(0, min(info.n_docs_train, block.last) - block.first)
+                to_train.append(number, held.chunks_valid[:split], held.doc_offsets[:documents])
+                to_valid.append(number, held.chunks_valid[split:])
+                low, high = np.searchsorted(chosen, (before, before + split))
+                to_sampled.append(number, held.chunks_valid[chosen[low:high] - before])
+                before += split
+    for path, kind in zip(paths, MERGED, strict=True):
+        _publish(stage, path, merged_name(kind))

@@ -1,0 +1,154 @@
+"""An index from embeddings: trained, filled, its recall measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("faiss")
+
+from stages.faiss_add.config import FaissAddConfig
+from stages.faiss_add.run import run as run_add
+from stages.faiss_train.config import FaissTrainConfig
+from stages.faiss_train.run import run as run_train
+from tests.stages.directly import run_directly
+from tests.trainyard.retrieval.embedded import clustered, write_blocks
+from trainyard.errors import ConfigError, DataError
+from trainyard.retrieval import index as faiss_index
+from trainyard.retrieval.recall import measure_recall, sample_ids
+
+VECTORS = clustered(4000, 16)
+
+
+@pytest.fixture(scope="module")
+def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("embeddings")
+    write_blocks(folder, VECTORS, 1000)
+    return folder
+
+
+def train(embeddings: Path, into: Path, **options: Any) -> dict[str, Any]:
+    given = {"retro_index_str": "IVF32,SQ8", **options}
+    return run_directly(
+        FaissTrainConfig, run_train, embeddings=str(embeddings), output_dir=str(into), **given
+    )
+
+
+def add(index: Path, embeddings: Path, into: Path, **options: Any) -> dict[str, Any]:
+    given = {"recall_sample": 100, "retro_query_num_neighbors_save": 5, **options}
+    return run_directly(
+        FaissAddConfig,
+        run_add,
+        index=str(index),
+        embeddings=str(embeddings),
+        output_dir=str(into),
+        **given,
+    )
+
+
+def document(folder: Path) -> Any:
+    return json.loads((folder / "index.json").read_text())
+
+
+def test_a_filled_index_has_every_vector_under_its_id_and_the_recall_it_says(
+    embeddings: Path, tmp_path: Path
+) -> None:
+    train(embeddings, tmp_path / "empty")
+    metrics = add(tmp_path / "empty", embeddings, tmp_path / "full")
+    index = faiss_index.read(tmp_path / "full/added.faissindex")
+    _, ids = faiss_index.search(index, VECTORS, 1, nprobe=32, ef_search=1)
+    assert (ids[:, 0] == np.arange(4000)).mean() > 0.99
+
+    said = document(tmp_path / "full")
+    assert said["num_vectors"] == metrics["vectors"] == 4000
+    recalls = {one["nprobe"]: one["recall"] for one in said["recall"]["curve"]}
+    assert list(recalls) == [1, 4, 16, 32]
+    assert recalls[32] > 0.95
+    assert said["nprobe"] == min(n for n, recall in recalls.items() if recall >= 0.95)
+    sample = sample_ids(4000, 100, 1234)
+    _, found = faiss_index.search(index, VECTORS[sample], 6, nprobe=4, ef_search=1)
+    others = np.array([row[row != i][:5] for row, i in zip(found, sample, strict=True)])
+    again = measure_recall(VECTORS[sample], sample, others[None], [(0, VECTORS)])
+    assert again == pytest.approx([recalls[4]], abs=1e-6)
+
+
+def test_the_sample_to_train_on_is_spread_and_seeded(embeddings: Path, tmp_path: Path) -> None:
+    bytes_of = {}
+    for name, options in {
+        "a": {"retro_index_ntrain": 1300},
+        "b": {"retro_index_ntrain": 1300},
+        "other": {"retro_index_ntrain": 1300, "seed": 1},
+    }.items():
+        assert train(embeddings, tmp_path / name, **options)["training_vectors"] == 1300
+        bytes_of[name] = (tmp_path / name / "empty.faissindex").read_bytes()
+    assert bytes_of["a"] == bytes_of["b"] != bytes_of["other"]
+
+
+def test_auto_chooses_by_the_number_of_vectors_to_come(embeddings: Path, tmp_path: Path) -> None:
+    train(embeddings, tmp_path / "small", retro_index_str="auto")
+    assert document(tmp_path / "small")["index_str"] == "Flat"
+    train(embeddings, tmp_path / "large", retro_index_str="auto", index_size=100_000)
+    said = document(tmp_path / "large")
+    assert said["index_str"] == "IVF64,SQ8"
+    assert "4,000 training vectors suffice for no more" in said["reason"]
+
+
+def test_an_index_that_finds_too_little_is_not_published(embeddings: Path, tmp_path: Path) -> None:
+    train(embeddings, tmp_path / "empty", retro_index_str="PQ2x4")
+    with pytest.raises(DataError, match=r"recall@5 of PQ2x4 is 0.\d+ .*--retro-min-recall 0.9"):
+        add(tmp_path / "empty", embeddings, tmp_path / "full", retro_min_recall=0.9)
+    assert not (tmp_path / "full/added.faissindex").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"retro_index_str": "IVF1024,SQ8"},
+            "IVF1024,SQ8 needs 39,936 training vectors .* there are 4,000; .* at most 102 lists",
+        ),
+        ({"retro_index_ntrain": 5000}, "--retro-index-ntrain 5,000: there are 4,000 embeddings"),
+        ({"retro_index_ntrain": 100}, "needs 1,248 training vectors .* there are 100"),
+        ({"retro_index_str": "IVF32,Nothing"}, "--retro-index-str 'IVF32,Nothing'"),
+        ({"retro_index_train_load_fraction": 1.5}, "above 0 and at most 1, got 1.5"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(
+    embeddings: Path, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        train(embeddings, tmp_path / "out", **options)
+
+
+def test_embeddings_of_another_model_are_refused(embeddings: Path, tmp_path: Path) -> None:
+    train(embeddings, tmp_path / "empty")
+    write_blocks(tmp_path / "other", clustered(100, 8), 100)
+    with pytest.raises(ConfigError, match="of 8 dimensions, and the index was trained on 16"):
+        add(tmp_path / "empty", tmp_path / "other", tmp_path / "full")
+
+
+def test_codes_of_a_killed_run_are_used(
+    embeddings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(embeddings, tmp_path / "empty")
+    add(tmp_path / "empty", embeddings, tmp_path / "whole")
+    calls = []
+
+    def encode(index: Any, vectors: Any) -> Any:
+        calls.append(len(vectors))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(index, vectors)
+
+    original = faiss_index.encode
+    monkeypatch.setattr(faiss_index, "encode", encode)
+    with pytest.raises(KeyboardInterrupt):
+        add(tmp_path / "empty", embeddings, tmp_path / "full")
+    add(tmp_path / "empty", embeddings, tmp_path / "full")
+    assert sum(calls) == 5000, "two blocks, the one that was cut off, then it and the last"
+    for name in ("added.faissindex", "index.json"):
+        assert (tmp_path / "full" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

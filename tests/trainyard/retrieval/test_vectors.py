@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.trainyard.retrieval.embedded import clustered, write_blocks
+from trainyard.errors import ArtifactError, ConfigError, DataError
+from trainyard.retrieval.vectors import DATASET, EmbeddingBlocks
+
+
+@pytest.mark.parametrize("rows", [1, 7, 100])
+def test_blocks_read_in_pieces_are_the_vectors(tmp_path: Path, rows: int) -> None:
+    vectors = clustered(23, 4)
+    blocks = write_blocks(tmp_path, vectors, rows)
+    pieces = list(blocks.read(max_rows=3))
+    assert np.array_equal(np.concatenate([piece for _, piece in pieces]), vectors)
+    assert [first for first, _ in pieces] == list(
+        np.cumsum([0, *(len(piece) for _, piece in pieces)])[:-1]
+    )
+    ids = np.array([0, 5, 6, 22])
+    assert np.array_equal(blocks.rows(ids), vectors[ids])
+
+
+def test_a_missing_block_is_named(tmp_path: Path) -> None:
+    write_blocks(tmp_path, clustered(30, 4), 10)
+    (tmp_path / "blocks/10-20.hdf5").unlink()
+    with pytest.raises(DataError, match=r"20-30.hdf5.*vectors 20 to 30.*ends at 10"):
+        EmbeddingBlocks.find([str(p) for p in tmp_path.glob("blocks/*")], "it")
+
+
+def test_a_folder_without_blocks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="corpus: no embeddings there"):
+        EmbeddingBlocks.find(["corpus/a.bin"], "corpus")
+
+
+def test_a_block_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
+    blocks = write_blocks(tmp_path, clustered(30, 4), 10)
+    with h5py.File(tmp_path / "blocks/10-20.hdf5", "w") as file:
+        file[DATASET] = np.zeros((10, 5), np.float32)
+    with pytest.raises(DataError, match=r"10-20.hdf5: vectors of shape \(10, 5\)"):
+        list(blocks.read(100))
+
+
+@pytest.mark.parametrize("content", [b"", b"no HDF5" * 100])
+def test_a_file_that_is_no_hdf5_is_refused(tmp_path: Path, content: bytes) -> None:
+    write_blocks(tmp_path, clustered(30, 4), 10)
+    (tmp_path / "blocks/00-10.hdf5").write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"00-10\.hdf5: not an HDF5 file"):
+        EmbeddingBlocks.find([str(p) for p in tmp_path.glob("blocks/*")], "it")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_embedding_that_is_no_number_is_named_by_its_row(tmp_path: Path, value: float) -> None:
+    vectors = clustered(30, 4)
+    vectors[17, 2] = value
+    blocks = write_blocks(tmp_path, vectors, 10)
+    with pytest.raises(DataError, match=r"10-20.hdf5: NaN or infinity.*row 7"):
+        list(blocks.read(3))

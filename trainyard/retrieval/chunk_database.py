@@ -1,0 +1,148 @@
+"""Reads a chunk database: rows, documents, continuations and tokens of chunks, many at a time.
+
+Files are opened once and mapped, so a read costs no call of HDF5; a reader works in any number of
+threads and after a fork. A chunk has a number, its place in the merged database; -1 means no
+chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trainyard.artifacts import store
+from trainyard.corpus.indexed import CacheOptions, IndexedDataset
+from trainyard.corpus.remote import fetch_whole
+from trainyard.errors import ArtifactError, ConfigError
+from trainyard.retrieval.dataset_infos import read_infos
+from trainyard.retrieval.dataset_names import dataset_names
+from trainyard.retrieval.hdf5 import merged_name
+
+Ints = NDArray[np.int64]
+
+NO_CHUNK = -1
+"""The number that stands for no chunk, such as padding after the last neighbour."""
+
+
+class ChunkDatabase:
+    """One of the merged databases that `stages.retro_db` writes.
+
+    folder_url: its output. data_path: prefixes of the token files, in the order of --data-path
+    there, without weights; empty if no tokens are read."""
+
+    def __init__(
+        self,
+        folder_url: str,
+        data_path: Sequence[str] = (),
+        kind: Literal["sampled", "train", "valid"] = "train",
+        cache: CacheOptions | None = None,
+    ) -> None:
+        self.url = store.join(folder_url, merged_name(kind))
+        self.infos = read_infos(folder_url)
+        options = cache or CacheOptions()
+        self.chunks: NDArray[np.uint32] = _map(self.url, "chunks", 5, options)
+        """(n, 5) dataset, document, start, end, BERT tokens; a view of the file."""
+        self.doc_offsets: NDArray[np.uint64] | None = None
+        """(d, 3) dataset, document, number of chunks up to its end; only of `train`."""
+        if kind == "train":
+            self.doc_offsets = _map(self.url, "doc_offsets", 3, options)
+        self._tokens = [IndexedDataset(prefix, cache=cache) for prefix in data_path]
+        self._check_tokens(data_path)
+
+    def _check_tokens(self, data_path: Sequence[str]) -> None:
+        """Refuse token files that are not those the chunks were cut from, by name and size."""
+        if not data_path:
+            return
+        given = [
+            *zip(dataset_names(data_path), (t.num_documents for t in self._tokens), strict=True)
+        ]
+        wanted = [(info.prefix, info.n_docs) for info in self.infos]
+        if given != wanted:
+            mine, theirs = (
+                ", ".join(f"{n} ({d} documents)" for n, d in x) for x in (given, wanted)
+            )
+            raise ConfigError(
+                f"--data-path names {mine}, but {self.url} was cut from {theirs}; give the same "
+                "prefixes in the same order"
+            )
+
+    def __len__(self) -> int:
+        """The number of chunks."""
+        return len(self.chunks)
+
+    def rows(self, ids: ArrayLike) -> NDArray[np.uint32]:
+        """(..., 5) the rows of `chunks` for these chunks. Raises IndexError for another number."""
+        numbers = np.asarray(ids, np.int64)
+        bad = numbers[(numbers < 0) | (numbers >= len(self))]
+        if bad.size:
+            raise IndexError(f"chunk {bad[0]} of {self.url}: there are {len(self)}, from 0")
+        found: NDArray[np.uint32] = self.chunks[numbers]
+        return found
+
+    def continuations(self, ids: ArrayLike) -> Ints:
+        """The chunk after each of these in its document; `NO_CHUNK` after the last chunk of a
+        document, and for `NO_CHUNK`."""
+        numbers = np.asarray(ids, np.int64)
+        has_next = (numbers >= 0) & (numbers < len(self) - 1)
+        here = np.where(has_next, numbers, 0)
+        following = np.full(numbers.shape, NO_CHUNK, np.int64)
+        if has_next.any():
+            same = self.rows(here)[..., :2] == self.rows(here + 1)[..., :2]
+            following = np.where(has_next & same.all(axis=-1), numbers + 1, NO_CHUNK)
+        return following
+
+    def tokens(self, chunk: int) -> NDArray[Any]:
+        """GPT tokens of one chunk, in the type of its file."""
+        dataset, document, start, end, _ = self.rows(chunk).tolist()
+        source = self._tokens[dataset]
+        begin = int(source.document_places(np.array([document]))[0])
+        found: NDArray[Any] = source.get_flat(begin + start, begin + end)
+        return found
+
+    def token_rows(self, ids: ArrayLike, length: int, pad: int) -> Ints:
+        """(..., length) the first GPT tokens of these chunks, padded with `pad`; all padding for
+        `NO_CHUNK`."""
+        numbers = np.asarray(ids, np.int64)
+        out = np.full((numbers.size, length), pad, np.int64)
+        held = np.flatnonzero(numbers.ravel() != NO_CHUNK)
+        rows = self.rows(numbers.ravel()[held]).astype(np.int64)
+        for dataset in np.unique(rows[:, 0]).tolist():
+            source, mine = self._tokens[dataset], rows[:, 0] == dataset
+            begins = source.document_places(rows[mine, 1]) + rows[mine, 2]
+            counts = np.minimum(rows[mine, 3] - rows[mine, 2], length)
+            _gather(source, begins, counts, out, held[mine])
+        return out.reshape(*numbers.shape, length)
+
+
+def _gather(source: IndexedDataset, begins: Ints, counts: Ints, out: Ints, places: Ints) -> None:
+    """Put `counts` tokens from `begins` on into the rows `places` of `out`."""
+    if source.tokens is None:  # each is a read of its own
+        for place, begin, count in zip(places, begins.tolist(), counts.tolist(), strict=True):
+            out[place, :count] = source.get_flat(begin, begin + count)
+        return
+    row, column = np.nonzero(np.arange(out.shape[1]) < counts[:, None])
+    out[places[row], column] = source.tokens[begins[row] + column]
+
+
+def _map(url: str, name: str, columns: int, options: CacheOptions) -> NDArray[Any]:
+    """An array of a local or remote HDF5 file; remote ones are copied to this node once."""
+
+    def open_file(path: Path) -> NDArray[Any]:
+        with h5py.File(path, "r") as file:
+            values = file[name]
+            if values.ndim != 2 or values.shape[1] != columns:
+                raise ArtifactError(f"{url}: {name} is {values.shape}, not (n, {columns})")
+            offset, dtype, shape = values.id.get_offset(), values.dtype, values.shape
+            if offset is None:  # empty, or not contiguous as another program wrote it
+                return np.asarray(values[()])
+        return np.asarray(np.memmap(path, dtype, "r", offset, shape))
+
+    path = store.local_path(url)
+    try:
+        return fetch_whole(url, options, open_file) if path is None else open_file(path)
+    except (OSError, KeyError) as error:
+        raise ArtifactError(f"{url}: not a chunk database, or damaged: {error}") from None

@@ -1,0 +1,219 @@
+"""Faiss: the only module that imports it.
+
+An index is built from faiss's factory string, trained once, and filled from codes, which are made
+block by block and can be kept. The same vectors give the same bytes on any number of threads: the
+graph of a coarse quantizer, whose edges depend on the order in which threads insert, is built by
+one."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.errors import ArtifactError, ConfigError
+from trainyard.retrieval.index_choice import MOST_POINTS_PER_LIST, POINTS_PER_LIST
+from trainyard.retrieval.vectors import Vectors
+
+log = logging.getLogger(__name__)
+
+Codes = NDArray[np.uint8]
+"""[vectors, code bytes]"""
+
+PRODUCT_CENTROIDS = 256
+"""Vectors that a product quantizer of 8 bits needs at least."""
+
+WRITE_BYTES = 1 << 22
+
+_PLACE = re.compile(r"Error in .{0,500} at \S{1,200}:[0-9]{1,6}: (Error: )?")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFacts:
+    """What an index needs and what it will take."""
+
+    num_lists: int
+    """Of an inverted file; 0 for any other index."""
+    code_bytes: int
+    """For each vector, with the number of its list; 0 without codes."""
+    has_codes: bool
+    """False for an index that is filled in order and by one thread: graphs (HNSW, NSG alone) and
+    fast-scan, whose codes are packed together."""
+    needs_training: bool
+
+    @property
+    def least_training(self) -> int:
+        """Training vectors below which faiss fails, or makes an index that finds little."""
+        if not self.needs_training:
+            return 0
+        return max(self.num_lists * POINTS_PER_LIST, PRODUCT_CENTROIDS)
+
+    @property
+    def most_training(self) -> int | None:
+        """Training vectors beyond which faiss drops some; None without lists."""
+        return self.num_lists * MOST_POINTS_PER_LIST or None
+
+
+def create(dimensions: int, index_str: str) -> Any:
+    """An empty, untrained index of squared Euclidean distances.
+
+    Raises ConfigError for a string that faiss does not know, or that does not fit."""
+    try:
+        index = faiss.index_factory(dimensions, index_str)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"--retro-index-str {index_str!r}: faiss builds no index from it for vectors of "
+            f"{dimensions} dimensions ({_faiss_words(error)}); an example: IVF4096,SQ8"
+        ) from error
+    if isinstance(_inner(index), faiss.IndexIDMap):
+        raise ConfigError(
+            f"--retro-index-str {index_str!r}: IDMap keeps ids of its own, and here the id of a "
+            "vector is its place; leave it out"
+        )
+    return index
+
+
+def facts(index: Any) -> IndexFacts:
+    """What the index needs, trained or not."""
+    lists = _lists(index)
+    inner = _inner(index)
+    has_codes = isinstance(inner, (faiss.IndexIVF, faiss.IndexFlatCodes)) and not isinstance(
+        inner, faiss.IndexIVFFastScan
+    )
+    return IndexFacts(
+        num_lists=0 if lists is None else int(lists.nlist),
+        code_bytes=int(index.sa_code_size()) if has_codes else 0,
+        has_codes=has_codes,
+        needs_training=not index.is_trained,
+    )
+
+
+def train(index: Any, vectors: Vectors) -> None:
+    """Train the index; on all GPUs where faiss is built for them and finds some."""
+    lists = _lists(index)
+    if lists is None or not isinstance(faiss.downcast_index(lists.quantizer), faiss.IndexHNSW):
+        if lists is not None:
+            _use_gpus(lists)
+        index.train(vectors)
+        return
+    # Train with exact assignment, then build the graph over the centroids with one thread.
+    graph, is_own = faiss.downcast_index(lists.quantizer), lists.own_fields
+    exact = faiss.IndexFlatL2(graph.d)
+    trains_alone, lists.quantizer_trains_alone = lists.quantizer_trains_alone, 0
+    lists.own_fields, lists.quantizer = False, exact
+    _use_gpus(lists)
+    index.train(vectors)
+    with _threads(1):
+        if not graph.is_trained:
+            graph.train(exact.reconstruct_n(0, exact.ntotal))
+        graph.add(exact.reconstruct_n(0, exact.ntotal))
+    lists.quantizer, lists.own_fields = graph, is_own
+    lists.quantizer_trains_alone = trains_alone
+    graph.this.disown()  # type: ignore[attr-defined, unused-ignore] # it belongs to the inverted file again
+
+
+def encode(index: Any, vectors: Vectors) -> Codes:
+    """The codes of the vectors, each with the number of its list."""
+    codes: Codes = index.sa_encode(vectors)
+    return codes
+
+
+def add_codes(index: Any, codes: Codes) -> None:
+    """Add vectors by their codes; their ids follow those in the index."""
+    ids = np.arange(index.ntotal, index.ntotal + len(codes), dtype=np.int64)
+    inner = _inner(index)
+    inner.add_sa_codes(codes, ids)
+    index.ntotal = inner.ntotal  # a transform in front has a count of its own
+
+
+def add_vectors(index: Any, vectors: Vectors) -> None:
+    """Add vectors to an index without codes, by one thread."""
+    with _threads(1):
+        index.add(vectors)
+
+
+def search(
+    index: Any, queries: Vectors, k: int, nprobe: int, ef_search: int
+) -> tuple[Vectors, NDArray[np.int64]]:
+    """Squared distances and ids of the k nearest, both [queries, k]; id -1 where none was found.
+
+    nprobe: lists that are searched, all at most. ef_search: of the graph, where there is one."""
+    lists = _lists(index)
+    space = faiss.ParameterSpace()
+    if lists is not None:
+        space.set_index_parameter(index, "nprobe", min(nprobe, lists.nlist))
+        if isinstance(faiss.downcast_index(lists.quantizer), faiss.IndexHNSW):
+            # The graph cannot return more lists than it visits.
+            wide = max(ef_search, min(nprobe, lists.nlist))
+            space.set_index_parameter(index, "quantizer_efSearch", wide)
+    elif isinstance(_inner(index), faiss.IndexHNSW):
+        space.set_index_parameter(index, "efSearch", max(ef_search, k))
+    distances, ids = index.search(queries, k)
+    return distances, ids
+
+
+def list_sizes(index: Any) -> NDArray[np.int64] | None:
+    """Vectors in each list of an inverted file; None for another index."""
+    lists = _lists(index)
+    if lists is None:
+        return None
+    sizes = [lists.invlists.list_size(i) for i in range(lists.nlist)]
+    return np.array(sizes, np.int64)
+
+
+def write(index: Any, file: IO[bytes]) -> None:
+    """Write the index to a file, in pieces: no second copy of it is made."""
+    writer = faiss.PyCallbackIOWriter(file.write, WRITE_BYTES)  # type: ignore[attr-defined, unused-ignore]
+    faiss.write_index(index, writer)
+    del writer  # flushes
+
+
+def read(path: Path) -> Any:
+    """Read an index. Raises ArtifactError for a file that is none, or is damaged."""
+    try:
+        return faiss.read_index(str(path))
+    except (RuntimeError, MemoryError) as error:
+        raise ArtifactError(f"{path}: not an index of faiss ({_faiss_words(error)})") from error
+
+
+def _inner(index: Any) -> Any:
+    """The index behind rotations and other transforms."""
+    inner = faiss.downcast_index(index)
+    while isinstance(inner, faiss.IndexPreTransform):
+        inner = faiss.downcast_index(inner.index)
+    return inner
+
+
+def _lists(index: Any) -> Any | None:
+    """The inverted file of the index, or None."""
+    return faiss.try_extract_index_ivf(index)
+
+
+def _use_gpus(lists: Any) -> None:
+    if hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus():
+        log.info("clustering on GPUs num_gpus=%d", faiss.get_num_gpus())
+        lists.clustering_index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatL2(lists.d))
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(count)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def _faiss_words(error: BaseException) -> str:
+    """The reason in an error of faiss, without the place in its sources."""
+    text = " ".join(str(error).split())
+    return _PLACE.sub("", text) or type(error).__name__

@@ -1,0 +1,153 @@
+"""Embeddings: HDF5 blocks, each with the vectors of consecutive ids.
+
+`blocks/<start>-<end>.hdf5` holds rows start (included) to end (excluded) as dataset `data`,
+float32 [end - start, dimensions]; start and end are padded with zeros. The blocks of a folder
+follow each other from 0. Retro embeds each chunk of its database under the chunk's id."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.artifacts import inputs, store
+from trainyard.errors import ArtifactError, ConfigError, DataError
+
+Vectors = NDArray[np.float32]
+"""[vectors, dimensions]"""
+
+DATASET = "data"
+_NAME = re.compile(r"blocks/([0-9]{1,19})-([0-9]{1,19})\.hdf5\Z")
+
+
+def block_name(start: int, end: int, total: int) -> str:
+    """The file of a block, padded so that names sort by their ids up to `total`."""
+    width = len(str(total))
+    return f"blocks/{start:0{width}}-{end:0{width}}.hdf5"
+
+
+@dataclass(frozen=True, slots=True)
+class VectorBlock:
+    """A file of vectors."""
+
+    url: str
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+class EmbeddingBlocks:
+    """The blocks of an embedding artifact, in the order of ids."""
+
+    def __init__(self, blocks: Sequence[VectorBlock]) -> None:
+        """Raises DataError for missing ids, and for a first block that holds no vectors."""
+        self.blocks = tuple(sorted(blocks, key=lambda block: block.start))
+        expected = 0
+        for block in self.blocks:
+            if block.start != expected or block.end <= block.start:
+                raise DataError(
+                    f"{block.url}: holds vectors {block.start} to {block.end}, and the block "
+                    f"before it ends at {expected}; make the embeddings again"
+                )
+            expected = block.end
+        self.num_vectors = expected
+        with (
+            store.open_input(self.blocks[0].url) as stream,
+            _dataset(self.blocks[0], stream) as data,
+        ):
+            self.dimensions = int(data.shape[1])
+
+    @staticmethod
+    def find(files: Sequence[str], where: str) -> EmbeddingBlocks:
+        """The blocks among the files of an artifact; `where` names it in errors.
+
+        Raises ConfigError if there is none."""
+        found = [(url, match) for url in files if (match := _NAME.search(url))]
+        if not found:
+            raise ConfigError(
+                f"{where}: no embeddings there, such as blocks/000000-100000.hdf5; give the "
+                "output of the stage that made them"
+            )
+        return EmbeddingBlocks([VectorBlock(url, int(m[1]), int(m[2])) for url, m in found])
+
+    def read(self, max_rows: int) -> Iterator[tuple[int, Vectors]]:
+        """The first id and the vectors of each piece of a block, `max_rows` at most."""
+        for block in self.blocks:
+            yield from self.read_block(block, max_rows)
+
+    def read_block(self, block: VectorBlock, max_rows: int) -> Iterator[tuple[int, Vectors]]:
+        """As `read`, of one block. Raises DataError for NaN and infinity."""
+        with _open(block) as data:
+            self._check(block, data)
+            for start in range(0, len(block), max_rows):
+                piece = data[start : start + max_rows]
+                _refuse_not_finite(piece, block, start)
+                yield block.start + start, piece
+
+    def rows(self, ids: NDArray[np.int64]) -> Vectors:
+        """The vectors of increasing ids."""
+        out = np.empty((len(ids), self.dimensions), np.float32)
+        for block in self.blocks:
+            first, last = np.searchsorted(ids, (block.start, block.end))
+            if first < last:
+                self._copy_rows(block, ids[first:last] - block.start, out[first:last])
+        return out
+
+    def _copy_rows(self, block: VectorBlock, places: NDArray[np.int64], out: Vectors) -> None:
+        # Reading pieces and picking rows is faster than HDF5's selection of single rows.
+        step = 1 << 14
+        with _open(block) as data:
+            self._check(block, data)
+            for start in range(0, len(block), step):
+                first, last = np.searchsorted(places, (start, start + step))
+                if first < last:
+                    out[first:last] = data[start : start + step][places[first:last] - start]
+        _refuse_not_finite(out, block, 0)
+
+    def _check(self, block: VectorBlock, data: h5py.Dataset) -> None:
+        if data.shape != (len(block), self.dimensions):
+            raise DataError(
+                f"{block.url}: vectors of shape {data.shape}, expected "
+                f"({len(block)}, {self.dimensions}); make the embeddings again"
+            )
+
+
+def _open(block: VectorBlock) -> AbstractContextManager[h5py.Dataset]:
+    """The block as a whole in memory, compared with its manifest where there is one."""
+    return _dataset(block, io.BytesIO(inputs.read_checked(block.url)))
+
+
+@contextmanager
+def _dataset(block: VectorBlock, stream: BinaryIO) -> Iterator[h5py.Dataset]:
+    try:
+        file = h5py.File(stream, "r")
+    except OSError as error:
+        raise ArtifactError(f"{block.url}: not an HDF5 file ({error})") from error
+    with file:
+        data = file.get(DATASET)
+        if not isinstance(data, h5py.Dataset) or data.ndim != 2 or data.dtype != np.float32:
+            raise ArtifactError(
+                f"{block.url}: no dataset {DATASET!r} of float32 vectors; make the embeddings again"
+            )
+        yield data
+
+
+def _refuse_not_finite(vectors: Vectors, block: VectorBlock, start: int) -> None:
+    # A sum is finite if its terms are, unless it overflows; then each row is looked at.
+    if np.isfinite(vectors.sum()):
+        return
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if bad.size:
+        raise DataError(
+            f"{block.url}: NaN or infinity in the embedding of row {start + bad[0]}; it cannot be "
+            "searched for, so find out why the embedder made it"
+        )
