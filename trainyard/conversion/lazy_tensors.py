@@ -14,7 +14,7 @@ from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.tokenizer_files import Carried
 from trainyard.errors import ArtifactError
-from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class About:
     """Information about a model other than its tensors."""
 
     url: str
-    config: GPTConfig
+    config: TransformerConfig
     padded_vocab_size: int
     tokenizer: Carried
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class AssembledSource(Closing):
         self._tensors.close()
 
 
-def padded_alike(config: GPTConfig, vocab_size: int, rows: int) -> GPTConfig:
+def padded_alike(config: TransformerConfig, vocab_size: int, rows: int) -> TransformerConfig:
     """The configuration that pads `vocab_size` tokens to `rows` rows."""
     if config.padded_vocab_size(vocab_size) == rows:
         return config

@@ -17,7 +17,6 @@ from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.errors import ArtifactError
 from trainyard.models.config import TransformerConfig
 from trainyard.models.families import family_of
-from trainyard.models.gpt.config import GPTConfig
 
 
 class Source(Protocol):
@@ -31,7 +30,7 @@ class Source(Protocol):
         """Its URL, for messages."""
 
     @property
-    def config(self) -> GPTConfig:
+    def config(self) -> TransformerConfig:
         """The model."""
 
     @property

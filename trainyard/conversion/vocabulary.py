@@ -18,7 +18,7 @@ from trainyard.conversion.source import Source, generation_of
 from trainyard.conversion.tokenizer_files import Carried
 from trainyard.errors import ConfigError
 
-EMBEDDING = ("embedding.word_embeddings.weight", "output_layer.weight")
+EMBEDDING = ("embedding.word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 """Tensors with a row for each token."""
 
 REPEATED = ("model.", "optimizer.param.")

@@ -16,6 +16,7 @@ import torch
 from trainyard.checkpoint.index import encode_index
 from trainyard.checkpoint.plan import PlannedFile, Slice, entries_of
 from trainyard.checkpoint.reshard import RESHARDED, OpenFile, plan_shards, whole_slices
+from trainyard.checkpoint.safetensors.blocks import Digests
 from trainyard.checkpoint.safetensors.file import DTYPES, Sink, write_tensors
 from trainyard.checkpoint.steps import CONFIG, INDEX, STATE, TOKENIZER, encode_document
 from trainyard.config import digest_relevant
@@ -63,10 +64,11 @@ def write_step_of(
     for kind in RESHARDED:
         planned += plan_shards(kind, whole_slices(source.specs, kind), num_shards)
     last = LastRead(source)
+    digests: dict[str, Digests] = {}
     for file in planned:
         with open_file(file.name) as out:
-            _write(last, file, out, advance)
-    documents = {INDEX: encode_index(entries_of(planned))}
+            digests[file.name] = _write(last, file, out, advance)
+    documents = {INDEX: encode_index(entries_of(planned, digests))}
     documents[STATE] = encode_document(state_document(source))
     documents[CONFIG] = encode_document(config_document(source, loader))
     files = {f"{TOKENIZER}/{name}": data for name, data in source.tokenizer_files().items()}
@@ -158,11 +160,14 @@ class LastRead:
         return self._tensor.narrow(0, item.offset[0], item.shape[0])
 
 
-def _write(last: LastRead, file: PlannedFile, out: Sink, advance: Callable[[int], object]) -> None:
+def _write(
+    last: LastRead, file: PlannedFile, out: Sink, advance: Callable[[int], object]
+) -> Digests:
     by_key = {item.key: item for item in file.slices}
 
     def read(key: str) -> torch.Tensor:
         advance(by_key[key].size_bytes)
         return last.part(by_key[key])
 
-    write_tensors(out, {key: item.spec for key, item in by_key.items()}, read)
+    specs = {key: item.spec for key, item in by_key.items()}
+    return write_tensors(out, specs, read, with_digests=True)

@@ -14,24 +14,22 @@ import numpy as np
 
 from trainyard.datasets.blend import normalise
 from trainyard.datasets.config import DataConfig, Source, has_weights
-from trainyard.datasets.gpt import BlendedDataset, GPTDataset, TokenSource
+from trainyard.datasets.formats import Built, Format, OneSource, blend, open_dataset
 from trainyard.datasets.index_cache import IN_MEMORY, Indexer
 from trainyard.datasets.mock import MockTokens
 from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.splits import (
     TooLittleDataError,
-    documents_of_split,
-    drops_last,
     open_tokens,
     sources_of,
 )
+from trainyard.datasets.token_rows import TokenSource
 from trainyard.datasets.vocabulary import check_tokens
 from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 
-Built = GPTDataset | BlendedDataset
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
@@ -51,7 +49,7 @@ class Datasets:
 
 def build_gpt_datasets(
     data: DataConfig,
-    sample_format: SampleFormat,
+    sample_format: Format,
     sizes: tuple[int, int, int],
     indexer: Indexer = IN_MEMORY,
 ) -> tuple[Built | None, Built | None, Built | None]:
@@ -65,7 +63,7 @@ def build_gpt_datasets(
 
 def build_datasets(
     data: DataConfig,
-    sample_format: SampleFormat,
+    sample_format: Format,
     sizes: tuple[int, int, int],
     indexer: Indexer = IN_MEMORY,
     num_consumed: int = 0,
@@ -95,7 +93,7 @@ def build_datasets(
 class _Builder:
     """Opens each file once for all splits."""
 
-    def __init__(self, data: DataConfig, sample_format: SampleFormat, indexer: Indexer) -> None:
+    def __init__(self, data: DataConfig, sample_format: Format, indexer: Indexer) -> None:
         self._data = data
         self._form = sample_format
         self._indexer = indexer
@@ -154,8 +152,8 @@ class _Builder:
                 f"run needs {size}; give weights, or train for less"
             )
         if size is None or size == sum(sizes):
-            return BlendedDataset(datasets, *self._indexer.blend_exhaustive(sizes))
-        return BlendedDataset(datasets, *self._indexer.blend([float(n) for n in sizes], size))
+            return blend(datasets, *self._indexer.blend_exhaustive(sizes))
+        return blend(datasets, *self._indexer.blend([float(n) for n in sizes], size))
 
     def _blend_by_weight(self, split: str, size: int, sources: list[Source]) -> Built:
         weights = normalise([source.weight or 0.0 for source in sources]).tolist()
@@ -174,7 +172,7 @@ class _Builder:
                     f"{len(dataset)} were built; raise --mid-level-dataset-surplus "
                     f"{self._data.mid_level_dataset_surplus}"
                 )
-        return BlendedDataset(datasets, index, sample)
+        return blend(datasets, index, sample)
 
     def _each(self, make: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
         threads = min(self._data.num_dataset_builder_threads, len(items))
@@ -190,7 +188,7 @@ class _Builder:
         self._num_sources = len(sources)
         return sources
 
-    def _dataset(self, split: str, size: int | None, source: Source) -> GPTDataset:
+    def _dataset(self, split: str, size: int | None, source: Source) -> OneSource:
         file = self._opened.get(source.prefix)
         if file is None:
             file = open_tokens(source.prefix, self._data)
@@ -198,8 +196,9 @@ class _Builder:
             self._opened[source.prefix] = file
         return self._over(file, split, size)
 
-    def _mock(self, split: str, size: int | None) -> GPTDataset:
+    def _mock(self, split: str, size: int | None) -> OneSource:
         sample_format, wanted = self._form, self._data.dataset_size
+        assert isinstance(sample_format, SampleFormat), "made-up data has no sentences"
         tokens = (
             None
             if wanted is None
@@ -211,14 +210,9 @@ class _Builder:
             )
         return self._over(self._opened[""], split, size)
 
-    def _over(self, file: TokenSource, split: str, size: int | None) -> GPTDataset:
-        documents = documents_of_split(file, self._data, self._form, split)
-        drop_last = drops_last(self._data, split)
-        dataset = GPTDataset(file, documents, size, self._form, drop_last, self._indexer)
-        log.debug(
-            "dataset split=%s prefix=%s documents=%d samples=%d",
-            *(split, file.prefix, len(documents), len(dataset)),
-        )
+    def _over(self, file: TokenSource, split: str, size: int | None) -> OneSource:
+        dataset = open_dataset(file, self._data, self._form, split, size, self._indexer)
+        log.debug("dataset split=%s prefix=%s samples=%d", split, file.prefix, len(dataset))
         return dataset
 
 

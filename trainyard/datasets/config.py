@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trainyard.config import execution, location
+from trainyard.config import (
+    MAX_PROCESSES,
+    check_at_least,
+    check_at_most,
+    execution,
+    location,
+)
 from trainyard.errors import ConfigError
 
 SPLIT_NAMES = ("train", "valid", "test")
@@ -106,13 +112,10 @@ class DataConfig:
                 "--mid-level-dataset-surplus must be at least 0, "
                 f"got {self.mid_level_dataset_surplus}"
             )
-        for flag, number, least in (
-            ("--num-dataset-builder-threads", self.num_dataset_builder_threads, 1),
-            ("--num-workers", self.num_workers, 0),
-            ("--object-storage-cache-size-mb", self.object_storage_cache_size_mb, 64),
-        ):
-            if number < least:
-                raise ConfigError(f"{flag} must be at least {least}, got {number}")
+        check_at_least(self, 1, "num_dataset_builder_threads")
+        check_at_least(self, 0, "num_workers")
+        check_at_least(self, 64, "object_storage_cache_size_mb")
+        check_at_most(self, MAX_PROCESSES, "num_dataset_builder_threads", "num_workers")
 
     def _check_one_kind(self) -> None:
         apart = self.train_data_path + self.valid_data_path + self.test_data_path
@@ -220,7 +223,7 @@ class DataConfig:
         return named
 
 
-def parse_split(split: str) -> list[tuple[float, float]]:
+def parse_split(split: str, flag: str = "--split") -> list[tuple[float, float]]:
     """Bounds of training, validation and test: "969, 30, 1" is 0 to 0.969, to 0.999, to 1."""
     try:
         parts = [float(part) for part in re.findall(r"[.0-9]+", split)]
@@ -228,7 +231,7 @@ def parse_split(split: str) -> list[tuple[float, float]]:
         parts = []
     if not 1 <= len(parts) <= 3 or re.search(r"[^.0-9,\s]", split) or sum(parts) <= 0:
         raise ConfigError(
-            f"--split {split!r} must be up to three numbers of at least 0, such as '969, 30, 1'"
+            f"{flag} {split!r} must be up to three numbers of at least 0, such as '969, 30, 1'"
         )
     parts += [0.0] * (3 - len(parts))
     # Summed in order in float64, as numpy does: a more exact sum splits at other documents.

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.corpus.indexed import IndexedDataset
+from trainyard.datasets.blended import Blended
 from trainyard.datasets.index_cache import IN_MEMORY, Indexer
 from trainyard.datasets.sample_format import (
     NO_PAD,
@@ -165,8 +166,8 @@ class GPTDataset:
         )
 
 
-class BlendedDataset:
-    """Samples of several datasets in given shares."""
+class BlendedDataset(Blended[GPTDataset]):
+    """Samples of several datasets in given shares, read several at once."""
 
     def __init__(
         self,
@@ -174,14 +175,9 @@ class BlendedDataset:
         dataset_index: NDArray[np.int16],
         dataset_sample_index: NDArray[np.int64],
     ) -> None:
-        self.datasets = datasets
-        self.dataset_index = dataset_index
-        self.dataset_sample_index = dataset_sample_index
+        super().__init__(datasets, dataset_index, dataset_sample_index)
         self._dtype = np.result_type(*{dataset.indexed.dtype for dataset in datasets})
         self._all_mapped = all(is_mapped(dataset.indexed) for dataset in datasets)
-
-    def __len__(self) -> int:
-        return len(self.dataset_index)
 
     def __getitem__(self, index: int) -> Sample:
         return first(self.__getitems__([index]))
@@ -193,12 +189,12 @@ class BlendedDataset:
 
     def text(self, index: int) -> NDArray[np.int64]:
         """(s + 1,) tokens, filled with the pad id behind the end of the documents."""
-        source, within = self._place(index)
+        source, within = self.place(index)
         return source.text(within)
 
     def __getitems__(self, indices: Sequence[int]) -> Sample:
         """Several samples, stacked."""
-        places = [self._place(index) for index in indices]
+        places = [self.place(index) for index in indices]
         sample_format = self.sample_format
         rows = np.empty((len(indices), sample_format.text_length), self._dtype)
         bounds = []
@@ -218,19 +214,4 @@ class BlendedDataset:
     def prefetch(self, indices: Sequence[int]) -> None:
         """Say which samples will be asked for soon."""
         if not self._all_mapped:
-            for source, within in map(self._place, indices):
-                source.prefetch([within])
-
-    def _place(self, index: int) -> tuple[GPTDataset, int]:
-        source = self.datasets[self.dataset_index.item(index)]
-        return source, self.dataset_sample_index.item(index)
-
-    def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n, 2): the source's number, and the sample's number in it."""
-        sources = self.dataset_index[indices].astype(np.int64)
-        samples = self.dataset_sample_index[indices]
-        ids = np.stack([sources, np.zeros_like(samples)], axis=1)
-        for source in np.unique(sources).tolist():
-            of_source = sources == source
-            ids[of_source, 1] = self.datasets[source].ids(samples[of_source])[:, 1]
-        return ids
+            super().prefetch(indices)

@@ -91,17 +91,31 @@ def documents_of_split(
     return documents
 
 
+def sentence_documents_of_split(file: IndexedDataset, data: DataConfig, split: str) -> range:
+    """The documents of a split of a file whose sequences are sentences. Raises TooLittleDataError
+    for none."""
+    num_documents = len(file.document_indices) - 1
+    documents = range(*_range(num_documents, data.fractions(split)))
+    if not documents:
+        raise TooLittleDataError(
+            f"{file.prefix}: the {split} split (--split {data.split!r}) has none of the "
+            f"{num_documents} documents; give it a larger part, or add documents"
+        )
+    return documents
+
+
 # --- before anything is loaded ------------------------------------------------------------------
 
 
-def check_splits(data: DataConfig, seq_length: int, splits: Sequence[str]) -> None:
+def check_splits(data: DataConfig, seq_length: int | None, splits: Sequence[str]) -> None:
     """Raise the errors that the datasets of a run would raise, from a few hundred bytes per pair.
 
-    A pair that may be wrong is opened, which raises its error."""
+    A pair that may be wrong is opened, which raises its error. seq_length: None for samples of
+    sentences, for which any number of tokens is enough."""
     data = data.expanded()
     if data.mock_data:
         return
-    sample_format = SampleFormat(seq_length, seed=0, vocab_size=0, eod=0)
+    sample_format = SampleFormat(seq_length or 1, seed=0, vocab_size=0, eod=0)
     given = [split for split in splits if split != "test" or _is_tested(data)]
     sources = {split: [source.prefix for source in sources_of(data, split)] for split in given}
     prefixes = list(dict.fromkeys(prefix for named in sources.values() for prefix in named))

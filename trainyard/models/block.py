@@ -44,8 +44,8 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor, inputs: LayerInputs, place: DropoutPlace | None = None) -> Tensor:
         """x: (s, b, h). place: of dropout; None disables it. Returns (s, b, h)."""
-        x = x + self._dropped(self._attention(x, inputs), place, AFTER_ATTENTION)
-        return x + self._dropped(self._mlp(x), place, AFTER_MLP)
+        x = x + _dropped(self._attention(x, inputs), self.dropout, place, AFTER_ATTENTION)
+        return x + _dropped(self._mlp(x), self.dropout, place, AFTER_MLP)
 
     def _attention(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         def attend(normalised: Tensor) -> Tensor:
@@ -73,29 +73,61 @@ class TransformerLayer(nn.Module):
         """Under torch.compile the compiler decides about recomputing norms."""
         return self.recompute_norms and self.training and not torch.compiler.is_compiling()
 
-    def _dropped(self, branch: Tensor, place: DropoutPlace | None, use: int) -> Tensor:
-        if place is None:
-            return branch
-        return cut_free_dropout(branch, self.dropout, place, use)
+
+class PostNormLayer(nn.Module):
+    """Post-norm, as in the first transformers (arXiv:1706.03762): norm(x + attention(x)), then
+    norm(x + mlp(x)), dropout on each branch."""
+
+    def __init__(
+        self, config: TransformerConfig, layer: int, parallel: ModelParallel = ALONE
+    ) -> None:
+        super().__init__()
+        self.dropout = config.hidden_dropout
+        self.recompute_mlp = config.recomputes("mlp")
+        self.self_attention = SelfAttention(config, layer, parallel)
+        self.post_attention_layernorm = build_norm(config, parallel)
+        self.mlp = MLP(config, parallel)
+        self.post_mlp_layernorm = build_norm(config, parallel)
+
+    def forward(self, x: Tensor, inputs: LayerInputs, place: DropoutPlace | None = None) -> Tensor:
+        """x: (s, b, h). place: of dropout; None disables it. Returns (s, b, h)."""
+        branch = self.self_attention(x, inputs.rotary, inputs.mask, inputs.kv_cache)
+        x = self.post_attention_layernorm(
+            x + _dropped(branch, self.dropout, place, AFTER_ATTENTION)
+        )
+        if self.recompute_mlp and self.training:
+            branch = recomputed(self.mlp, x, draws=False)
+        else:
+            branch = self.mlp(x)
+        out: Tensor = self.post_mlp_layernorm(x + _dropped(branch, self.dropout, place, AFTER_MLP))
+        return out
+
+
+def _dropped(branch: Tensor, p: float, place: DropoutPlace | None, use: int) -> Tensor:
+    return branch if place is None else cut_free_dropout(branch, p, place, use)
 
 
 class TransformerBlock(nn.Module):
     """The layers of a stage, named by their numbers in the whole model, and the final norm on the
-    last stage."""
+    last stage; post-norm layers have none."""
 
     def __init__(
         self,
         config: TransformerConfig,
         parallel: ModelParallel = ALONE,
         pipeline_stage: PipelineStage = WHOLE,
+        *,
+        post_norm: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
         self.numbers = pipeline_stage.layer_numbers(config.num_layers)
+        layer = PostNormLayer if post_norm else TransformerLayer
         self.layers = nn.ModuleDict(
-            {str(number): TransformerLayer(config, number, parallel) for number in self.numbers}
+            {str(number): layer(config, number, parallel) for number in self.numbers}
         )
-        self.final_layernorm = build_norm(config, parallel) if pipeline_stage.has_output else None
+        has_norm = pipeline_stage.has_output and not post_norm
+        self.final_layernorm = build_norm(config, parallel) if has_norm else None
 
     def forward(
         self, x: Tensor, inputs: LayerInputs, places: DropoutPlaces | None = None

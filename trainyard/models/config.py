@@ -8,14 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainyard.config import check_above_zero, check_at_most, execution, flag
+from trainyard.config import check_above_zero, execution, flag
 from trainyard.errors import ConfigError
+from trainyard.models.config_checks import (
+    check_attention,
+    check_positions,
+    check_recompute,
+    check_sizes,
+)
 from trainyard.models.layer_pattern import window_of_layer
 
-MAX_LAYERS = 4096
-"""Each layer has a dozen tensors, and every checkpoint lists their names."""
-MAX_SIZE = 2**31 - 1
-"""Limit for widths, head counts, lengths and vocabularies: token files and kernels use 32 bits."""
 MAX_PARAMS = 10**15
 """Limit for a whole model; the bytes of its checkpoint still fit in 64 bits."""
 LLAMA3_LENGTH = 8192
@@ -27,6 +29,8 @@ SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "quick_geglu", "squared_relu"]
 RecomputeGranularity = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "mlp", "layernorm"]
+ModelType = Literal["gpt", "bert"]
+"""The families, by their names in `models/families.py`."""
 
 ACTIVATION_FLAGS = ("swiglu", "quick_geglu", "squared_relu", "quick_gelu", "openai_gelu")
 
@@ -35,6 +39,8 @@ ACTIVATION_FLAGS = ("swiglu", "quick_geglu", "squared_relu", "quick_gelu", "open
 class TransformerConfig:
     """A stack of transformer layers: sizes, norms, positions, attention, MLP, memory."""
 
+    model_type: ModelType = "gpt"
+    """Family of the model: GPT predicts the next token, BERT the hidden words of sentences."""
     num_layers: int
     """Transformer layers."""
     hidden_size: int
@@ -143,6 +149,9 @@ class TransformerConfig:
     disable_bias_linear: bool = False
     """Leave the biases of linear layers out."""
 
+    untie_embeddings_and_output_weights: bool = False
+    """Give the output layer its own weights."""
+
     init_method_std: float = 0.02
     """Standard deviation of the initial weights."""
     embedding_init_method_std: float | None = None
@@ -168,22 +177,59 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that contradict each other or cannot be built."""
-        self._check_sizes()
+        own = type(self).model_type
+        if self.model_type != own:
+            raise ConfigError(f"--model-type {self.model_type}: these are the options of {own}")
+        check_sizes(self)
         check_above_zero(self, "norm_epsilon", "init_method_std", "embedding_init_method_std")
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{flag(name)} must be in [0, 1), got {getattr(self, name)}")
-        self._check_positions()
-        self._check_attention()
+        check_positions(self)
+        check_attention(self)
         chosen = [flag(name) for name in ACTIVATION_FLAGS if getattr(self, name)]
         if len(chosen) > 1:
             raise ConfigError(f"{' and '.join(chosen)} exclude each other; give one")
-        self._check_recompute()
+        check_recompute(self)
         self.check_params(self.make_vocab_size_divisible_by)
 
+    # --- parameters -----------------------------------------------------------------------
+
     def num_params(self, padded_vocab_size: int) -> int:
-        """Exact number of trained parameters of the whole model, which its family knows."""
-        raise NotImplementedError
+        """Exact number of trained parameters: what `parameters()` of the model sums to."""
+        h = self.hidden_size
+        tables = 2 if self.untie_embeddings_and_output_weights else 1
+        ends = self.embedding_params() + self.output_params(padded_vocab_size)
+        return tables * padded_vocab_size * h + self.num_layers * self.layer_params() + ends
+
+    def embedding_params(self) -> int:
+        """Trained parameters of the embedding beside the table of the vocabulary."""
+        learned = self.position_embedding_type == "learned_absolute"
+        return self.positions * self.hidden_size if learned else 0
+
+    def output_params(self, rows: int) -> int:
+        """Trained parameters after the layers beside the table of the vocabulary, of which a rank
+        has `rows`."""
+        return self.norm_params()
+
+    def layer_params(self) -> int:
+        """Trained parameters of one layer."""
+        h, f = self.hidden_size, self.ffn_size
+        qkv, fc1 = self.query_size + 2 * self.kv_size, f * (2 if self.gated else 1)
+        weights = qkv * h + self.query_size * h + fc1 * h + f * h
+        biases = (qkv if self.qkv_bias else 0) + (2 * h + fc1 if self.linear_bias else 0)
+        heads = 2 * self.norm_tensors * self.head_dim if self.qk_layernorm else 0
+        sinks = self.num_attention_heads if self.softmax_type == "learnable" else 0
+        return weights + biases + 2 * self.norm_params() + heads + sinks
+
+    @property
+    def norm_tensors(self) -> int:
+        """Vectors that a normalisation learns."""
+        return 2 if self.normalization == "LayerNorm" else 1
+
+    def norm_params(self) -> int:
+        """Trained parameters of one normalisation of the residual stream."""
+        return self.norm_tensors * self.hidden_size
 
     # --- derived values -------------------------------------------------------------------
 
@@ -292,109 +338,4 @@ class TransformerConfig:
                 f"{self.num_attention_heads} of --kv-channels {self.head_dim}, "
                 f"--max-position-embeddings {self.positions}, {padded_vocab_size} rows of the "
                 "embedding"
-            )
-
-    def _check_sizes(self) -> None:
-        sizes = (
-            *("hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels"),
-            *("seq_length", "make_vocab_size_divisible_by"),
-        )
-        check_above_zero(self, "num_layers", *sizes, "num_query_groups")
-        check_at_most(self, MAX_LAYERS, "num_layers")
-        check_at_most(self, MAX_SIZE, *sizes)
-        heads, groups = self.num_attention_heads, self.num_query_groups
-        if self.kv_channels is None and self.hidden_size % heads:
-            raise ConfigError(
-                f"--hidden-size ({self.hidden_size}) must be divisible by --num-attention-heads "
-                f"({heads}); or give the width of a head with --kv-channels"
-            )
-        if not self.group_query_attention and groups != 1:
-            raise ConfigError(
-                f"--num-query-groups {groups} has no effect without --group-query-attention; "
-                "add that flag or leave the number out"
-            )
-        if self.group_query_attention and heads % groups:
-            raise ConfigError(
-                f"--num-attention-heads ({heads}) must be divisible by "
-                f"--num-query-groups ({groups})"
-            )
-
-    def _check_positions(self) -> None:
-        originals = ("rope_scaling_original_max_position_embeddings",)
-        lengths = ("max_position_embeddings", *originals, "yarn_original_max_position_embeddings")
-        factors = (
-            *("rotary_base", "rotary_seq_len_interpolation_factor", "rope_scaling_factor"),
-            *("yarn_rotary_scaling_factor", "yarn_beta_fast", "yarn_beta_slow"),
-        )
-        check_above_zero(self, *lengths, *factors)
-        check_at_most(self, MAX_SIZE, *lengths)
-        if not 0.0 < self.rotary_percent <= 1.0:
-            raise ConfigError(f"--rotary-percent must be in (0, 1], got {self.rotary_percent}")
-        if self.positions < self.seq_length:
-            raise ConfigError(
-                f"--max-position-embeddings ({self.positions}) must be at least --seq-length "
-                f"({self.seq_length})"
-            )
-        if self.rotary and (self.rotary_dim % 2 or not self.rotary_dim):
-            raise ConfigError(
-                f"--rotary-percent {self.rotary_percent} of a head of {self.head_dim} channels "
-                f"gives {self.rotary_dim} rotating channels; it must be an even number above 0"
-            )
-        kind = self.position_embedding_type
-        if self.use_rope_scaling and kind != "rope":
-            raise ConfigError(
-                f"--use-rope-scaling needs --position-embedding-type rope, which is {kind}; "
-                "leave one of them out"
-            )
-        if kind == "yarn" and self.rotary_interleaved:
-            raise ConfigError(
-                "--rotary-interleaved has no meaning with --position-embedding-type yarn; leave it "
-                "out"
-            )
-        if self.yarn_beta_fast < self.yarn_beta_slow:
-            raise ConfigError(
-                f"--yarn-beta-fast ({self.yarn_beta_fast}) must be at least --yarn-beta-slow "
-                f"({self.yarn_beta_slow})"
-            )
-
-    def _check_attention(self) -> None:
-        if self.window_attn_skip_freq is not None and self.window_size is None:
-            raise ConfigError(
-                "--window-attn-skip-freq has no effect without --window-size; give both or none"
-            )
-        if self.use_flash_attn and self.attention_backend not in ("auto", "flash"):
-            raise ConfigError(
-                f"--use-flash-attn contradicts --attention-backend {self.attention_backend}; give "
-                "one of them"
-            )
-        for layer in range(self.num_layers):
-            self.attention_window(layer)
-
-    def _check_recompute(self) -> None:
-        if self.recompute_activations and self.recompute_granularity == "full":
-            raise ConfigError(
-                "--recompute-activations implies --recompute-granularity selective, but full was "
-                "given; give one of them"
-            )
-        if not self.recompute_modules:
-            raise ConfigError("--recompute-modules names no module; leave it out for core_attn")
-        layers, count = self.num_layers, self.recompute_num_layers
-        if count is not None and not 0 < count <= layers:
-            raise ConfigError(
-                f"--recompute-num-layers ({count}) must be from 1 to --num-layers ({layers})"
-            )
-        if self.recompute != "full" and (count is not None or self.recompute_method is not None):
-            raise ConfigError(
-                "--recompute-method and --recompute-num-layers need --recompute-granularity full"
-            )
-        offloaded = self.cpu_offloading_num_layers
-        if not 0 <= offloaded <= layers:
-            raise ConfigError(
-                f"--cpu-offloading-num-layers ({offloaded}) must be from 0 to --num-layers "
-                f"({layers})"
-            )
-        if offloaded and self.recompute != "none":
-            raise ConfigError(
-                f"--cpu-offloading-num-layers moves what --recompute-granularity {self.recompute} "
-                "does not keep; give one of them"
             )

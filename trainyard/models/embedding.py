@@ -1,4 +1,4 @@
-"""Embedding of tokens, plus learned positions if the model has them."""
+"""Embedding of tokens, plus learned positions and token types if the model has them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,15 @@ class Table(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Word embedding, plus position embedding if learned. Dropout follows in the model."""
+    """Word embedding, plus position embedding if learned and the embedding of token types if there
+    are any. Dropout follows in the model."""
 
     def __init__(
-        self, config: TransformerConfig, vocab_size: int, parallel: ModelParallel = ALONE
+        self,
+        config: TransformerConfig,
+        vocab_size: int,
+        parallel: ModelParallel = ALONE,
+        num_tokentypes: int = 0,
     ) -> None:
         super().__init__()
         self.parallel = parallel
@@ -38,15 +43,27 @@ class Embedding(nn.Module):
         )
         self.position_embeddings: Table | None = None
         if config.position_embedding_type == "learned_absolute":
-            self.position_embeddings = Table(config.positions, config.hidden_size)
-            if parallel.sequence_parallel:
-                mark_partial_grad(self.position_embeddings.weight)
+            self.position_embeddings = self._table(config.positions, config.hidden_size)
+        self.tokentype_embeddings: Table | None = None
+        if num_tokentypes:
+            self.tokentype_embeddings = self._table(num_tokentypes, config.hidden_size)
 
-    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """tokens: (b, s), positions: (b, s) or (1, s). Returns (s, b, h), its part of s under
-        sequence parallelism."""
+    def _table(self, num_rows: int, width: int) -> Table:
+        table = Table(num_rows, width)
+        if self.parallel.sequence_parallel:
+            mark_partial_grad(table.weight)
+        return table
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, token_types: Tensor | None = None
+    ) -> Tensor:
+        """tokens, token_types: (b, s), positions: (b, s) or (1, s). token_types: unset: all 0.
+        Returns (s, b, h), its part of s under sequence parallelism."""
         x: Tensor = self.word_embeddings(tokens.t())
         if self.position_embeddings is not None:
             places = of_sequence_part(positions.t(), self.parallel)
             x = x + self.position_embeddings(places)
+        if self.tokentype_embeddings is not None:
+            types = torch.zeros_like(tokens) if token_types is None else token_types
+            x = x + self.tokentype_embeddings(of_sequence_part(types.t(), self.parallel))
         return x

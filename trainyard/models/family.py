@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from trainyard.datasets.config import DataConfig
+from trainyard.datasets.masked.config import MaskedConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.parallel_layout import ParallelLayout
 
@@ -27,8 +29,24 @@ GIVEN = FlopConvention("flops_per_token", "operations of a token as the program 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOptions:
+    """What decides how text becomes samples, beside the model."""
+
+    data: DataConfig
+    masked: MaskedConfig
+    tokenizer: Any
+    """A `tokenizers.base.Tokenizer`."""
+    seed: int
+
+
+def no_losses(config: Any) -> tuple[str, ...]:
+    """Of a family that has only the loss of each token."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """A kind of model: its options, its module, its costs.
+    """A kind of model: its options, its samples, its module, its costs.
 
     Functions take (config, padded vocabulary size, ...), with a config of the family's class."""
 
@@ -38,6 +56,14 @@ class ModelFamily:
 
     The class takes (config, padded_vocab_size, ModelParallel, PipelineStage, vocab_size) and is an
     nn.Module with `forward_step`, `config` and `pipeline_stage`; its parameters are unfilled."""
+    sample_format: str
+    """MODULE:FUNCTION of (config, SampleOptions), which returns one of the formats of
+    `datasets.formats`."""
+    of_sentences: bool = False
+    """Samples are runs of sentences with hidden words and padding (--mask-prob), not pieces of
+    documents; no rank has a part of one."""
+    more_losses: Callable[[Any], tuple[str, ...]] = no_losses
+    """(config) -> names of the losses of `models.losses.Losses.means`."""
     flops_per_iteration: Callable[[Any, int, int], float]
     """Operations of a step of so many samples, forward and backward."""
     flop_convention: FlopConvention
@@ -48,5 +74,13 @@ class ModelFamily:
 
     def load_class(self) -> Any:
         """The nn.Module class."""
-        module, _, name = self.module.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return _load(self.module)
+
+    def build_format(self, config: Any, options: SampleOptions) -> Any:
+        """How text becomes samples: one of the formats of `datasets.formats`."""
+        return _load(self.sample_format)(config, options)
+
+
+def _load(what: str) -> Any:
+    module, _, name = what.partition(":")
+    return getattr(importlib.import_module(module), name)

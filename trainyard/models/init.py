@@ -24,7 +24,12 @@ from trainyard.models.tied import copy_of
 from trainyard.parallel.sharding import Shard, ShardBox, shard_of
 
 OUTPUT_PROJECTIONS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
-TABLES = ("word_embeddings.weight", "position_embeddings.weight")
+TABLES = (
+    "word_embeddings.weight",
+    "position_embeddings.weight",
+    "tokentype_embeddings.weight",
+)
+NORMS = ("layernorm.weight", "layer_norm.weight")
 
 BLOCK_NUMBERS = 1 << 22
 """Numbers drawn at once."""
@@ -94,7 +99,7 @@ def _fill(target: Tensor, name: str, config: TransformerConfig, seed: int) -> No
 def _constant(name: str, config: TransformerConfig) -> float | None:
     if name.endswith(".bias"):
         return 0.0
-    if name.endswith("layernorm.weight"):
+    if name.endswith(NORMS):
         return 0.0 if config.apply_layernorm_1p else 1.0
     return None
 

@@ -10,14 +10,8 @@ from torch import Tensor
 EPSILON = 1e-6
 """Added to the norm before dividing by it, as Megatron-LM does."""
 
-
-def global_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The L2 norm over all tensors together, fp32, on their device: for one rank that has all.
-
-    Tensor by tensor, then over tensors."""
-    norms = torch._foreach_norm(list(tensors), 2.0, dtype=torch.float32)
-    total: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), 2.0)
-    return total
+PART = 1 << 16
+"""Numbers that are widened to fp64 at once; they stay in the CPU cache."""
 
 
 def sum_of_squares(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -27,8 +21,20 @@ def sum_of_squares(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     norm under every layout and is clipped alike."""
     if not tensors:
         return torch.zeros((), dtype=torch.float64, device=device)
+    if device.type == "cpu":
+        return torch.stack([_sum_of_squares(tensor) for tensor in tensors]).sum()
     norms = torch._foreach_norm(list(tensors), 2.0, dtype=torch.float64)
     return torch.stack(list(norms)).square().sum()
+
+
+def _sum_of_squares(tensor: Tensor) -> Tensor:
+    """Of one tensor on a CPU, where torch's norm adds fp32 one after the other: of 10^7 numbers it
+    is 4e-4 too small, of 5 10^7 4e-3. Its norm in fp64 takes several times as long as this."""
+    total = torch.zeros((), dtype=torch.float64)
+    for part in tensor.reshape(-1).split(PART):
+        wide = part.double()
+        total += torch.dot(wide, wide)
+    return total
 
 
 def count_zeros(tensors: Sequence[Tensor], device: torch.device) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from trainyard.optim.clip import clip_factor, count_zeros, global_norm, sum_of_squares
+from trainyard.optim.clip import clip_factor, count_zeros, sum_of_squares
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.owned_params import TraitsOf, Unit, WholeParameters, build_units
 from trainyard.optim.rules import UpdateRule, UpdateTerms
@@ -68,14 +68,12 @@ class GradientSums:
     """Norm and zero count of reduced gradients, on the device until read."""
 
     values: Tensor
-    """Norm or its square, and zeros where they are counted; fp64."""
-    is_square: bool
+    """Square of the norm, and zeros where they are counted; fp64."""
 
     def read(self, scale: float, numbers: Sequence[float] | None = None) -> GradientFacts:
         """For gradients divided by `scale`. numbers: the values, where they were read already."""
-        norm, *zeros = self.values.tolist() if numbers is None else numbers
-        norm = _root(norm) if self.is_square else norm
-        return norm / scale, int(zeros[0]) if zeros else None
+        square, *zeros = self.values.tolist() if numbers is None else numbers
+        return _root(square) / scale, int(zeros[0]) if zeros else None
 
 
 def _nothing() -> None:
@@ -207,18 +205,13 @@ class ModelOptimizer:
         """Norm and zeros of the reduced gradients, over the whole model."""
         with self.timed("optimizer-clip-main-grad"):
             grads = [grad for unit in self._units for grad in unit.raw_grads()]
-            if self._is_alone:
-                totals, counted = [global_norm(grads).double()], grads
-            else:
-                pieces = [piece for unit in self._units for piece in unit.pieces]
-                counted = [g for g, piece in zip(grads, pieces, strict=True) if piece.is_counted]
-                totals = [sum_of_squares(counted, self._device)]
+            pieces = [piece for unit in self._units for piece in unit.pieces]
+            counted = [g for g, piece in zip(grads, pieces, strict=True) if piece.is_counted]
+            totals = [sum_of_squares(counted, self._device)]
             if count_grad_zeros:
                 totals.append(count_zeros(counted, self._device))
             values = torch.stack(totals)
-            return GradientSums(
-                values if self._is_alone else self._over_model(values), not self._is_alone
-            )
+            return GradientSums(values if self._is_alone else self._over_model(values))
 
     @torch.no_grad()
     def params_norm(self) -> float:

@@ -14,7 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trainyard.config import check_above_zero, check_at_least, execution
+from trainyard.config import (
+    MAX_PROCESSES,
+    MAX_RANKS,
+    check_above_zero,
+    check_at_least,
+    check_at_most,
+    execution,
+)
 from trainyard.errors import ConfigError
 
 ContextCommunication = Literal["p2p", "a2a", "allgather"]
@@ -161,6 +168,8 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         """Raise ConfigError for contradictions; `check_model` checks what depends on the model."""
         check_at_least(self, 1, *AT_LEAST_ONE)
+        check_at_most(self, MAX_RANKS, *AT_LEAST_ONE)
+        check_at_most(self, MAX_PROCESSES, "nproc_per_node")
         check_above_zero(self, "distributed_timeout_minutes")
         self._check_order()
         self._check_tensor()

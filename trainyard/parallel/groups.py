@@ -19,8 +19,9 @@ from trainyard.errors import CommunicationError, TrainyardError, lack_of_memory
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import Coordinates, ParallelDims, dims_of
 from trainyard.parallel.gloo_shutdown import wait_for_gloo
+from trainyard.parallel.launcher import rank_of_environment
 from trainyard.parallel.model import ModelParallel
-from trainyard.parallel.rendezvous import join_ranks, rank_of_environment
+from trainyard.parallel.rendezvous import join_ranks
 
 __all__ = [
     "ALONE",

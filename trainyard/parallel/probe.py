@@ -100,7 +100,8 @@ def _meet(seconds: float) -> dict[str, Any]:
         import torch.distributed as dist
 
         from trainyard.parallel.config import ParallelConfig
-        from trainyard.parallel.rendezvous import join_ranks, rank_of_environment
+        from trainyard.parallel.launcher import rank_of_environment
+        from trainyard.parallel.rendezvous import join_ranks
     except ImportError as error:
         raise ConfigError(
             f"ranks need torch, which does not load here: {error}; run "

@@ -21,6 +21,7 @@ import torch.distributed
 
 from trainyard.errors import CommunicationError, ConfigError
 from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.launcher import address_of_environment, rank_of_environment
 
 dist: Any = torch.distributed  # its stubs hide the stores
 
@@ -29,18 +30,6 @@ OPTIONS, AGREED, DISAGREED = (f"trainyard/{name}" for name in ("options", "agree
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interface on which gloo and NCCL listen."""
-
-
-def rank_of_environment() -> tuple[int, int, int, int]:
-    """(rank, ranks, local rank, local ranks) that a launcher set, or one process alone."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    rank, world, local_rank, local_world = (os.environ.get(name) for name in names)
-    return (
-        int(rank or 0),
-        int(world or 1),
-        int(local_rank or rank or 0),
-        int(local_world or world or 1),
-    )
 
 
 def backend_of(config: ParallelConfig, device: torch.device) -> str:
@@ -76,9 +65,8 @@ def open_store(rank: int, world_size: int, timeout: timedelta) -> Any:
 
     Keys have the prefix of `store_prefix`. Raises what `join_failure` explains: RuntimeError or
     ValueError of torch."""
-    check_address()
+    address, port = address_of_environment()
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     serves = rank == 0 and not agent_serves
     listener: dict[str, int] = {}
     if _is_loopback(address):
@@ -127,17 +115,6 @@ def _loopback_socket(address: str, port: int) -> socket.socket | None:
             return None
         raise RuntimeError(str(error)) from error
     return listening
-
-
-def check_address() -> None:
-    """Raise ConfigError if the environment lacks the address of the first rank."""
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if missing:
-        raise ConfigError(
-            f"WORLD_SIZE is {os.environ.get('WORLD_SIZE')} and {' and '.join(missing)} not set: "
-            "ranks do not know where to meet; start with --nproc-per-node or torchrun, or set "
-            "MASTER_ADDR and MASTER_PORT to those of the first rank's machine"
-        )
 
 
 def _agree(store: Any, rank: int, world_size: int, options: str, timeout: timedelta) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.artifacts import store
+from trainyard.artifacts.inputs import read_checked
 from trainyard.config import digest_relevant
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.config import TokenizerConfig
@@ -155,7 +156,8 @@ def check_vocab_size(config: TokenizerConfig, found: int) -> None:
 
 
 def read_part(flag: str, url: str, what: str) -> bytes:
-    """The contents of a file that an option names; ArtifactError names the option."""
+    """The contents of a file that an option names; ArtifactError names the option, or says that the
+    file is not the one in its manifest."""
     if not store.exists(url):
         raise ArtifactError(f"{flag}: no {what} at {url}; give the path or URL of a file")
-    return store.read_bytes(url)
+    return read_checked(url)

@@ -39,6 +39,21 @@ NEEDS: dict[str, tuple[str, ...]] = {
 }
 """The options without which a type cannot be built."""
 
+LIBRARIES: dict[str, str] = {
+    "GPT2BPETokenizer": "tokenizers",
+    "BertWordPieceLowerCase": "tokenizers",
+    "BertWordPieceCase": "tokenizers",
+    "HuggingFaceTokenizer": "tokenizers",
+    "SentencePieceTokenizer": "sentencepiece",
+    "GPTSentencePieceTokenizer": "sentencepiece",
+    "Llama2Tokenizer": "sentencepiece",
+    "TikTokenizer": "tiktoken",
+    "SFTTokenizer": "tokenizers",
+    "MultimodalTokenizer": "tokenizers",
+}
+"""The library that defines the ids of a type. Not gigatoken: it is only used where its ids are
+those of this library, which every start checks."""
+
 FILES = ("tokenizer_model", "vocab_file", "merge_file", "chat_template")
 """Options that name files."""
 
@@ -131,6 +146,17 @@ class TokenizerConfig:
                 "--tiktoken-num-special-tokens must be at least 3, for <unk>, <s> and </s>, got "
                 f"{self.tiktoken_num_special_tokens}"
             )
+
+    def versions(self) -> dict[str, str]:
+        """Name and version of the library that defines the ids; empty if there is none, or if it is
+        not installed, which building the tokenizer reports."""
+        from importlib import metadata  # takes 0.03 s
+
+        library = LIBRARIES.get(self.tokenizer_type)
+        try:
+            return {library: metadata.version(library)} if library else {}
+        except metadata.PackageNotFoundError:
+            return {}
 
     def inputs(self) -> tuple[str, ...]:
         """URLs of its files, for a stage to declare as inputs."""

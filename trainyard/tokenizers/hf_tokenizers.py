@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Library
 
 from trainyard.errors import ArtifactError
@@ -156,13 +156,18 @@ class EngineTokenizer:
         return self._by_library(texts, self._around)
 
     def _by_library(self, texts: Sequence[str], around: bool) -> list[list[int]]:
+        return [encoding.ids for encoding in self._encodings(texts, around)]
+
+    def _encodings(self, texts: Sequence[str], around: bool) -> list[Encoding]:
         try:
             with library_errors(self.config.tokenizer_model or MODEL):
-                encodings = self.library.encode_batch_fast(list(texts), add_special_tokens=around)
+                encodings: list[Encoding] = self.library.encode_batch_fast(
+                    list(texts), add_special_tokens=around
+                )
         except TypeError:
             check_unicode(texts)
             raise
-        return [encoding.ids for encoding in encodings]
+        return encodings
 
 
 class NamingTokenizer(EngineTokenizer):

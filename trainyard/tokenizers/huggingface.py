@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer as Library
 
 from trainyard.artifacts import store
+from trainyard.artifacts.inputs import read_checked
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.base import read_part
 from trainyard.tokenizers.config import TokenizerConfig
@@ -50,14 +51,14 @@ def build_huggingface(config: TokenizerConfig) -> NamingTokenizer:
 
 def _read_files(url: str) -> dict[str, bytes]:
     if store.exists(url):
-        return {MODEL: store.read_bytes(url)}
+        return {MODEL: read_checked(url)}
     if not store.exists(store.join(url, MODEL)):
         raise ArtifactError(
             f"--tokenizer-model: {url} is neither a tokenizer.json nor a folder with one; if it is "
             "a name on a hub, download the tokenizer and give its folder"
         )
     present = [name for name in CARRIED if store.exists(store.join(url, name))]
-    return {name: store.read_bytes(store.join(url, name)) for name in present}
+    return {name: read_checked(store.join(url, name)) for name in present}
 
 
 def _token_id(library: Library, settings: list[dict[str, Any]], role: str, url: str) -> int | None:

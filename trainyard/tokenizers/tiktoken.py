@@ -208,7 +208,10 @@ def parse_lines(data: bytes) -> list[bytes]:
         parts = line.split()
         if len(parts) != 2 or not parts[1].isdigit():
             raise ValueError(f"line {number} is not a token in base64 and its rank: {line[:40]!r}")
-        tokens[int(parts[1])] = _token(parts[0], f"line {number}")
+        rank = int(parts[1])
+        if rank in tokens:
+            raise ValueError(f"line {number}: rank {rank} comes twice")
+        tokens[rank] = _token(parts[0], f"line {number}")
     if not tokens:
         raise ValueError("it has no tokens")
     if max(tokens) != len(tokens) - 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -41,6 +42,10 @@ IN_WORDS = "0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u017f\U0001f300-\U0001f64f" + L
 """Characters that continue a word in any surroundings; cleaning keeps at least one for each.
 Ideographs are separate words."""
 LONG_LETTERS = 1 << 12
+WORDS = re.compile("[^ \t\n\r]+")
+"""BERT separates words at other places too, but never joins what these characters separate."""
+MAX_WORDS = 1 << 19
+"""Words whose lengths are remembered: some 60 MB."""
 LONG_ROW = re.compile(
     rf"(?<![{IN_WORDS}])([{IN_WORDS}]{{{KEPT_LETTERS}}})[{IN_WORDS}]{{{LONG_LETTERS},}}"
     rf"(?<=([{IN_WORDS}]{{{KEPT_LETTERS}}}))"
@@ -59,6 +64,7 @@ class WordPieceTokenizer(EngineTokenizer):
         around = config.tokenizer_hf_include_special_tokens
         super().__init__(config, library, files, eod=self.sep, pad=self.pad_id, around=around)
         contents = [token.content for token in library.get_added_tokens_decoder().values()]
+        self._word_lengths: dict[str, int] = {}
         self._shortens = not any(
             re.fullmatch(f"[{IN_WORDS}]*", token) or len(token) > KEPT_LETTERS for token in contents
         )
@@ -71,6 +77,23 @@ class WordPieceTokenizer(EngineTokenizer):
         if self._shortens and is_long(text):
             text = LONG_ROW.sub(lambda row: row[1] + row[2], text)
         return super().reference_array(text)
+
+    def lengths(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """(n,) number of ids of each text, several times faster than the ids.
+
+        No token spans two words, so the number is a sum over words, and words are remembered."""
+        if any(map(is_long, texts)):
+            return np.diff(self.encode_flat(texts)[1])
+        rows = [WORDS.findall(text) for text in texts]
+        known = self._word_lengths
+        new = [word for word in {word for row in rows for word in row} if word not in known]
+        if len(known) + len(new) > MAX_WORDS:
+            known = self._word_lengths = {}  # another thread may still read the one before
+            new = list({word for row in rows for word in row})
+        known.update(zip(new, map(len, self._encodings(new, False)), strict=True))
+        around = len(self._prefix) + len(self._suffix)
+        sums = (around + sum(map(known.__getitem__, row)) for row in rows)
+        return np.fromiter(sums, np.int64, len(rows))
 
     @property
     def extra_ids(self) -> tuple[int, ...]:

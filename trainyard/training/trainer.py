@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from trainyard.checkpoint.background import SaveReport
-from trainyard.datasets.sample_format import sample_format
 from trainyard.models.families import family_of
 from trainyard.models.init import init_module, init_parameters
 from trainyard.models.pipeline_stage import PipelineStage
@@ -203,9 +202,7 @@ class Trainer:
             vocab_size = self.tokenizer.vocab_size if self._is_built_in else None
             provide = self.overrides.dataset_provider
             return provided_data(provide, config, self.length, dp_rank, vocab_size)
-        length, training = config.model.seq_length, config.training
-        form = sample_format(config.data, self.tokenizer, length, training.seed)
-        return build_run_data(config.data, training, form, self.length, dp_rank)
+        return build_run_data(config, self.tokenizer, self.length, dp_rank)
 
     def _model_provider(self) -> ModelProvider:
         provide = self.overrides.model_provider
@@ -241,6 +238,9 @@ class Trainer:
                 timed=self.callbacks.timers,
                 judge=self.callbacks.judge,
                 forward=self.overrides.forward_step or default_forward_step,
+                more_losses=family_of(config.model).more_losses(config.model)
+                if self._is_built_in
+                else (),
             ),
             own_positions=data.reset_position_ids
             or data.dataloader_inter_document_masking

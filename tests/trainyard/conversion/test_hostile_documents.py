@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from trainyard.checkpoint.bounds import check_model
-from trainyard.conversion import fields
-from trainyard.conversion.fields import read_document
+from trainyard.conversion import documents
+from trainyard.conversion.documents import read_document
 from trainyard.conversion.huggingface.read import open_huggingface, weight_map
 from trainyard.conversion.meta.read import open_meta
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import MAX_LAYERS
+from trainyard.models.config_checks import MAX_LAYERS
 from trainyard.models.gpt.config import GPTConfig
 
 pytestmark = pytest.mark.timeout(20)  # a reader that builds what it reads runs for minutes
@@ -85,7 +85,7 @@ def test_a_hostile_document_is_refused(folder: Path, name: str, text: str, words
 def test_a_document_of_absurd_size_is_not_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fields, "MAX_BYTES", 1000)
+    monkeypatch.setattr(documents, "MAX_BYTES", 1000)
     (folder / "config.json").write_text(json.dumps(LLAMA) + " " * 1000)
     with pytest.raises(ArtifactError, match=r"config\.json: has \d+ bytes; .* 1000 at most"):
         open_huggingface(str(folder))
@@ -145,6 +145,11 @@ def test_real_models_are_within_the_bounds() -> None:
     [
         ({"weight_map": {"x": 3}}, "3 is not a plain name"),
         ({"weight_map": []}, "has no weight_map"),
+        ({"weight_map": dict.fromkeys(map(str, range(100_001)), "a")}, "names 100001 tensors"),
+        (
+            {"weight_map": {"x" * 16_000_000: "a", "y" * 10**6: "a"}},
+            "has 17.* bytes; a document may",
+        ),
         ([], "has no weight_map"),
     ],
 )

@@ -43,8 +43,21 @@ def test_a_family_knows_its_costs(name: str) -> None:
     assert 0 < full < family.activation_bytes(config, ROWS, ParallelLayout())
 
 
-def test_a_checkpoints_model_table_is_read_as_its_family() -> None:
-    config = FAMILIES["gpt"].config(**SIZES)
+@every_family
+def test_a_checkpoints_model_table_is_read_as_its_family(name: str) -> None:
+    config = FAMILIES[name].config(**SIZES)
+    assert config.model_type == name
     assert read_model_config(to_dict(config), "config.json") == config
+
+
+def test_options_of_a_family_say_no_other() -> None:
+    with pytest.raises(ConfigError, match="--model-type bert: these are the options of gpt"):
+        FAMILIES["gpt"].config(**SIZES, model_type="bert")
+
+
+def test_an_unknown_model_table_is_refused() -> None:
+    assert read_model_config(SIZES, "config.json") == FAMILIES["gpt"].config(**SIZES)
+    with pytest.raises(ConfigError, match=r"config\.json: model_type is 'eliza'; known are 'gpt'"):
+        read_model_config({**SIZES, "model_type": "eliza"}, "config.json")
     with pytest.raises(ConfigError, match=r"config\.json: unknown key 'experts'"):
         read_model_config({**SIZES, "experts": 8}, "config.json")

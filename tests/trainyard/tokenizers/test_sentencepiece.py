@@ -153,6 +153,19 @@ def test_a_long_text_is_encoded_in_parts(
         assert max(lengths, default=0) < 1500
 
 
+def test_digits_are_encoded_in_parts(
+    built: Built, library: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["8" * 400, "12345 67 8" * 60, "x19,\u0661\u06f2 3" * 40, "1 2  3\n4" * 50]
+    expected = [library[name].encode(texts) for name in ("llama2", "plain")]
+    monkeypatch.setattr("trainyard.tokenizers.fast.seams.PART_LETTERS", 50)
+    monkeypatch.setattr("trainyard.tokenizers.fast.sentencepiece_engine.is_long", lambda t: True)
+    lengths = watch(built["llama2"], monkeypatch)
+    monkeypatch.setattr(built["llama2"]._pieces, "_gigatoken", None)
+    assert [as_lists(built[n].encode_flat(texts)) for n in ("llama2", "plain")] == expected
+    assert max(lengths) < 70
+
+
 def watch(tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the texts that the library is asked for, while it is."""
     lengths: list[int] = []

@@ -13,8 +13,8 @@ from torch import nn
 
 from tests.trainyard.training.test_pretrain_api import MODEL, TRAINING, counting, options
 from trainyard.errors import ConfigError
+from trainyard.models.costs.flops import MODEL_FLOPS
 from trainyard.models.family import GIVEN, PER_PARAMETER
-from trainyard.models.gpt.flops import MODEL_FLOPS
 from trainyard.optim.config import OptimizerConfig
 from trainyard.parallel.model import ALONE
 from trainyard.training.logging.run_info import RunInfo

@@ -1,4 +1,4 @@
-"""Converts a config.json of `transformers` to a GPTConfig: the inverse of `config`.
+"""Converts a config.json of `transformers` to our options: the inverse of `config`.
 
 An absent field has the default of its class in `transformers`. Fields that only training uses
 (dropout, the standard deviation of initial weights) are kept if ours has them."""
@@ -12,21 +12,25 @@ from typing import Any
 
 from trainyard.checkpoint.bounds import check_layers
 from trainyard.conversion.fields import Fields
-from trainyard.conversion.huggingface.config import (
-    GPT2,
-    GPT2_ACTIVATIONS,
-    LLAMA,
-    MISTRAL,
-    QWEN2,
-    QWEN3,
-)
+from trainyard.conversion.huggingface.architecture import GPT2, LLAMA, MISTRAL, QWEN2, QWEN3
+from trainyard.conversion.huggingface.bert import BERTS, bert_values
+from trainyard.conversion.huggingface.bert import HARMLESS as OF_BERTS
+from trainyard.conversion.huggingface.bert import MODEL_TYPES as OF_BERT
+from trainyard.conversion.huggingface.config import GPT2_ACTIVATIONS
 from trainyard.errors import ArtifactError, ConfigError
+from trainyard.models.bert.config import BertConfig
+from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY, LLAMA3_LOW_FREQUENCY
 
 log = logging.getLogger(__name__)
 
-MODEL_TYPES = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3, "gpt2": GPT2}
+MODEL_TYPES = {
+    **{"llama": (LLAMA,), "mistral": (MISTRAL,), "qwen2": (QWEN2,), "qwen3": (QWEN3,)},
+    **{"gpt2": (GPT2,)},
+    **OF_BERT,
+}
+"""The classes of each `model_type`; the first where `architectures` names none."""
 
 DEFAULTS: dict[str, dict[str, int]] = {
     LLAMA: {"num_key_value_heads": 0, "max_position_embeddings": 2048},
@@ -64,14 +68,17 @@ HARMLESS = {
 """Fields that do not change the logits."""
 
 
-def read_config(document: Any, where: str) -> tuple[str, GPTConfig, int]:
+def read_config(document: Any, where: str) -> tuple[str, TransformerConfig, int]:
     """The class of `transformers`, the model, and the rows of its embedding.
 
     where: names the config.json in messages. Raises ConfigError for a model that ours does not
     compute or an unknown field, ArtifactError for a missing field or one of another type."""
     fields = Fields(document, where)
     name = _class_of(fields, where)
-    values = _gpt2_values(fields) if name == GPT2 else _llama_values(fields, name, where)
+    if name in BERTS:
+        values = bert_values(fields, name)
+    else:
+        values = _gpt2_values(fields) if name == GPT2 else _llama_values(fields, name, where)
     for field in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
         fields.must_be(field, False)
     fields.must_be("pruned_heads", {})
@@ -79,11 +86,12 @@ def read_config(document: Any, where: str) -> tuple[str, GPTConfig, int]:
     vocab_size = fields.need("vocab_size", int)
     if fields.maybe("initializer_range", float):
         values["init_method_std"] = fields.maybe("initializer_range", float)
-    fields.refuse_rest(HARMLESS)
+    fields.refuse_rest(HARMLESS.union(OF_BERTS) if name in BERTS else HARMLESS)
     if vocab_size < 1:
         raise ArtifactError(f"{where}: vocab_size is {vocab_size}")
     try:
-        return name, GPTConfig(**values), vocab_size
+        make = BertConfig if name in BERTS else GPTConfig
+        return name, make(**values), vocab_size
     except ConfigError as error:
         raise ArtifactError(f"{where} describes a model that cannot be built: {error}") from error
 
@@ -91,13 +99,16 @@ def read_config(document: Any, where: str) -> tuple[str, GPTConfig, int]:
 def _class_of(fields: Fields, where: str) -> str:
     """The class, chosen by `model_type` as in transformers; `architectures` must agree if given."""
     kind, named = fields.raw("model_type"), fields.raw("architectures")
-    name = MODEL_TYPES.get(kind) if isinstance(kind, str) else None
-    if name is not None and named in (None, [name]):
-        return name
+    names = MODEL_TYPES.get(kind, ()) if isinstance(kind, str) else ()
+    for name in names:
+        if named in (None, [name]):
+            return name
     stated = f"model_type is {kind!r:.60}" if kind is not None else "has no model_type"
-    if name is not None:
-        stated += f", but architectures is {named!r:.60}, not {name}"
-    known = ", ".join(f"{cls} (model_type {kind})" for kind, cls in MODEL_TYPES.items())
+    if names:
+        stated += f", but architectures is {named!r:.60}, not {' or '.join(names)}"
+    known = ", ".join(
+        f"{cls} (model_type {kind})" for kind, classes in MODEL_TYPES.items() for cls in classes
+    )
     raise ConfigError(f"{where}: {stated}; this version reads {known}")
 
 

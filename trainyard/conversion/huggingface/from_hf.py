@@ -14,11 +14,11 @@ from torch import Tensor
 
 from trainyard.conversion.huggingface.names import tensor_names
 from trainyard.conversion.lazy_tensors import Make, TensorRecipe, as_is
+from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.checkpoint_names import Part
-from trainyard.models.gpt.config import GPTConfig
 
 
-def join_qkv(parts: Sequence[Tensor], config: GPTConfig) -> Tensor:
+def join_qkv(parts: Sequence[Tensor], config: TransformerConfig) -> Tensor:
     """Queries (n d, ...), keys (g d, ...) and values (g d, ...) as one tensor, group by group:
     the queries of a group, its key, its value."""
     q, k, v = parts
@@ -29,7 +29,7 @@ def join_qkv(parts: Sequence[Tensor], config: GPTConfig) -> Tensor:
     return torch.cat(grouped, dim=1).reshape(-1, *rest)
 
 
-def recipes(config: GPTConfig, name: str) -> dict[str, TensorRecipe]:
+def recipes(config: TransformerConfig, name: str) -> dict[str, TensorRecipe]:
     """Every tensor of our model, by its name, from those of the class `name`."""
     sources: dict[str, list[str]] = {}
     parts: dict[str, Part] = {}
@@ -42,7 +42,7 @@ def recipes(config: GPTConfig, name: str) -> dict[str, TensorRecipe]:
     }
 
 
-def _make(part: Part, config: GPTConfig) -> Make:
+def _make(part: Part, config: TransformerConfig) -> Make:
     """How to make one of our tensors from theirs. part: the last of theirs."""
     if part == "v":
         return lambda parts: join_qkv(parts, config)

@@ -19,8 +19,9 @@ from trainyard.artifacts.urls import join
 from trainyard.checkpoint.bounds import check_model
 from trainyard.checkpoint.safetensors.file import TensorFile
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.conversion.fields import read_document
-from trainyard.conversion.huggingface.config import GPT2
+from trainyard.conversion.documents import read_document
+from trainyard.conversion.huggingface.architecture import GPT2
+from trainyard.conversion.huggingface.bert import BERTS
 from trainyard.conversion.huggingface.config_read import read_config
 from trainyard.conversion.huggingface.from_hf import recipes
 from trainyard.conversion.huggingface.to_hf import targets
@@ -29,9 +30,13 @@ from trainyard.conversion.source import model_shapes, refuse_differences
 from trainyard.conversion.tokenizer_files import find_tokenizer
 from trainyard.conversion.torch_save.file import TorchWeights
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.bert.checkpoint_names import COPIES
+from trainyard.models.config import TransformerConfig
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+MAX_TENSORS = 100_000
+"""As many layers as a model may have, with two dozen tensors each."""
 
 INDEX_ENDING = ".index.json"
 
@@ -130,6 +135,8 @@ def weight_map(url: str, index: str) -> dict[str, str]:
     mapped = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(mapped, dict) or not mapped:
         raise ArtifactError(f"{place}: has no weight_map")
+    if len(mapped) > MAX_TENSORS:
+        raise ArtifactError(f"{place}: names {len(mapped)} tensors; {MAX_TENSORS} are read at most")
     for file in mapped.values():
         if not isinstance(file, str) or not PLAIN_NAME.fullmatch(file):
             raise ArtifactError(
@@ -141,10 +148,13 @@ def weight_map(url: str, index: str) -> dict[str, str]:
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 
-BUFFERS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)")
+BUFFERS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq|embeddings\.position_ids)")
 """Tensors that older versions saved besides weights; they follow from the configuration."""
 
 HEAD = "lm_head.weight"
+
+OLD_NORM = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
+"""Names of TensorFlow, which google-bert's files still have."""
 
 
 def open_huggingface(url: str) -> AssembledSource:
@@ -159,17 +169,17 @@ def open_huggingface(url: str) -> AssembledSource:
         check_model(config, rows, len(files.specs), where)
         wanted = _wanted(name, config, rows)
         about = About(url, config, rows, find_tokenizer(url), _generation(url))
-        weights = ClassWeights(files, wanted, "transformer." if name == GPT2 else "model.")
+        weights = ClassWeights(files, wanted, _prefix(name), _copies(name))
         shapes = {key: spec.shape for key, spec in weights.specs.items()}
         refuse_differences(shapes, wanted, url, f"config.json, {name},")
-        weights.refuse_other_head(url, tied_to=_embedding(name))
+        weights.refuse_other_copies(url)
         return AssembledSource(about, recipes(config, name), weights)
     except BaseException:
         files.close()
         raise
 
 
-def _wanted(name: str, config: GPTConfig, rows: int) -> dict[str, tuple[int, ...]]:
+def _wanted(name: str, config: TransformerConfig, rows: int) -> dict[str, tuple[int, ...]]:
     """Every tensor of the class `name`, and its shape."""
     ours = model_shapes(config, rows)
     return {
@@ -178,8 +188,18 @@ def _wanted(name: str, config: GPTConfig, rows: int) -> dict[str, tuple[int, ...
     }
 
 
-def _embedding(name: str) -> str:
-    return "transformer.wte.weight" if name == GPT2 else "model.embed_tokens.weight"
+def _prefix(name: str) -> str:
+    """Of the names, which files of the model without its head omit."""
+    if name in BERTS:
+        return "bert."
+    return "transformer." if name == GPT2 else "model."
+
+
+def _copies(name: str) -> Mapping[str, str]:
+    """Tensors that files of the class may repeat, and the originals."""
+    if name in BERTS:
+        return COPIES
+    return {HEAD: "transformer.wte.weight" if name == GPT2 else "model.embed_tokens.weight"}
 
 
 def _generation(url: str) -> Mapping[str, Any]:
@@ -191,17 +211,29 @@ def _generation(url: str) -> Mapping[str, Any]:
 class ClassWeights:
     """The weights of a folder under the names of their class.
 
-    Files may omit the prefix of the names, and may contain buffers and a copy of the embedding as
-    the tied output layer."""
+    Files may omit the prefix of the names, and may contain buffers and copies, such as that of the
+    embedding as the tied output layer."""
 
-    def __init__(self, files: TheirTensors, wanted: Mapping[str, object], prefix: str) -> None:
+    def __init__(
+        self,
+        files: TheirTensors,
+        wanted: Mapping[str, object],
+        prefix: str,
+        copies: Mapping[str, str],
+    ) -> None:
+        """copies: names that a file may have besides, and the originals."""
         self._files = files
         self._stored: dict[str, str] = {}
-        self._second_head: str | None = None
+        self._copies: dict[str, str] = {}
+        """Original by the name of its copy in the files."""
         for stored in files.specs:
-            name = prefix + stored if prefix + stored in wanted else stored
-            if name == HEAD and HEAD not in wanted:
-                self._second_head = stored
+            name = stored
+            for old, new in OLD_NORM.items():
+                if name.endswith(old):
+                    name = name.removesuffix(old) + new
+            name = prefix + name if prefix + name in wanted else name
+            if name in copies and name not in wanted:
+                self._copies[stored] = copies[name]
             elif name in wanted or not BUFFERS.fullmatch(name):
                 self._stored[name] = stored
 
@@ -219,14 +251,13 @@ class ClassWeights:
         """Close the files."""
         self._files.close()
 
-    def refuse_other_head(self, url: str, tied_to: str) -> None:
-        """Refuse a tied output layer that differs from the embedding."""
-        if self._second_head is None:
-            return
-        head, embedding = self._files.read(self._second_head), self.read(tied_to)
-        if not torch.equal(head.view(torch.uint8), embedding.view(torch.uint8)):
-            raise ArtifactError(
-                f"{url}: config.json ties the output layer to the embedding, but {HEAD} differs "
-                f"from {tied_to}; delete {HEAD}, or put "
-                '"tie_word_embeddings": false into config.json'
-            )
+    def refuse_other_copies(self, url: str) -> None:
+        """Refuse a copy, such as a tied output layer, that differs from its original."""
+        for copy, original in self._copies.items():
+            ours, theirs = self.read(original), self._files.read(copy)
+            if not torch.equal(theirs.view(torch.uint8), ours.view(torch.uint8)):
+                raise ArtifactError(
+                    f"{url}: config.json ties the output layer to the embedding, but {copy} "
+                    f"differs from {original}; delete {copy}, or put "
+                    '"tie_word_embeddings": false into config.json'
+                )

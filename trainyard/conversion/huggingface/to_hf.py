@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainyard.conversion.huggingface.config import architecture
+from trainyard.conversion.huggingface.architecture import architecture
 from trainyard.conversion.huggingface.names import tensor_names
+from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.checkpoint_names import Part
-from trainyard.models.gpt.config import GPTConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Target:
     convert: Callable[[Tensor], Tensor]
 
 
-def split_qkv(tensor: Tensor, config: GPTConfig) -> tuple[Tensor, Tensor, Tensor]:
+def split_qkv(tensor: Tensor, config: TransformerConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Queries (n d, ...), keys (g d, ...), values (g d, ...) of a tensor grouped by query group."""
     g, d = config.query_groups, config.head_dim
     per_group = config.num_attention_heads // g
@@ -39,7 +39,7 @@ def split_qkv(tensor: Tensor, config: GPTConfig) -> tuple[Tensor, Tensor, Tensor
     return q.reshape(-1, *rest), k.reshape(-1, *rest), v.reshape(-1, *rest)
 
 
-def part_of(tensor: Tensor, part: Part, config: GPTConfig) -> Tensor:
+def part_of(tensor: Tensor, part: Part, config: TransformerConfig) -> Tensor:
     """The part of one of our tensors that makes up a tensor of theirs."""
     if part == "whole":
         return tensor
@@ -52,7 +52,7 @@ def part_of(tensor: Tensor, part: Part, config: GPTConfig) -> Tensor:
     return tensor.t().contiguous() if part.endswith("transposed") else tensor
 
 
-def targets(config: GPTConfig, name: str | None = None) -> list[Target]:
+def targets(config: TransformerConfig, name: str | None = None) -> list[Target]:
     """Every tensor of the Hugging Face model, in the order of the class; the parts of one of our
     tensors follow each other. name: the class; None: the one that fits."""
 

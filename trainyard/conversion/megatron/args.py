@@ -1,4 +1,4 @@
-"""Converts the `args` of a Megatron-LM checkpoint to our GPTConfig, and back.
+"""Converts the `args` of a Megatron-LM checkpoint to our options, and back.
 
 Every argument that changes what the model computes is read or refused by name. Arguments that only
 concern training or speed are ignored. Names are the parser's destinations, of all releases."""
@@ -12,7 +12,9 @@ from trainyard.artifacts.strict_json import shown
 from trainyard.checkpoint.bounds import check_layers
 from trainyard.config import from_dict
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import LLAMA3_LENGTH, MAX_LAYERS
+from trainyard.models.bert.config import BertConfig
+from trainyard.models.config import LLAMA3_LENGTH, TransformerConfig
+from trainyard.models.config_checks import MAX_LAYERS
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.pipeline.partition import Partition, stages_in_order
 
@@ -30,7 +32,7 @@ SAME_NAME = (
     *("bias_gelu_fusion", "untie_embeddings_and_output_weights", "init_method_std"),
     *("embedding_init_method_std", "init_method_xavier_uniform"),
 )
-"""Fields of GPTConfig that are arguments of the same name and meaning."""
+"""Fields of TransformerConfig that are arguments of the same name and meaning."""
 
 FLOATS = (
     *("rotary_base", "rotary_percent", "rotary_seq_len_interpolation_factor", "norm_epsilon"),
@@ -94,7 +96,11 @@ MAX_PATTERN = 8 * MAX_LAYERS
 POSITIONS = ("learned_absolute", "rope", "yarn", "none")
 
 
-def config_of(args: Mapping[str, Any], where: str) -> GPTConfig:
+OF_BERT = ("model_type", "bert_binary_head", "num_tokentypes")
+"""What the reader adds to the arguments of a BERT, from its tensors."""
+
+
+def config_of(args: Mapping[str, Any], where: str) -> TransformerConfig:
     """The configuration that the arguments of a checkpoint describe.
 
     Raises ConfigError for a model that ours does not compute, ArtifactError for arguments that
@@ -115,6 +121,8 @@ def config_of(args: Mapping[str, Any], where: str) -> GPTConfig:
     if type(values.get("num_layers")) is int:
         check_layers(values["num_layers"], where)
     try:
+        if args.get("model_type") == "bert":
+            return from_dict(BertConfig, values | {name: args[name] for name in OF_BERT}, "args")
         return from_dict(GPTConfig, values, "args")
     except ConfigError as error:
         raise ArtifactError(f"{where}: describes no model: {error!s:.500}") from error
@@ -167,7 +175,7 @@ def _window(args: Mapping[str, Any], where: str) -> dict[str, str]:
 
 
 def args_of(
-    config: GPTConfig,
+    config: TransformerConfig,
     *,
     padded_vocab_size: int,
     vocab_size: int,
@@ -197,6 +205,12 @@ def args_of(
             "(--saver trainyard)"
         )
     values = {name: getattr(config, name) for name in SAME_NAME}
+    if isinstance(config, BertConfig):
+        values |= {
+            "bert_binary_head": config.bert_binary_head,
+            "encoder_seq_length": config.seq_length,
+            "encoder_num_layers": config.num_layers,
+        }
     values |= {
         "ffn_hidden_size": config.ffn_size,
         "kv_channels": config.head_dim,
@@ -241,6 +255,24 @@ def args_of(
     }
 
 
+def refuse_for_megatron(config: TransformerConfig) -> None:
+    """Refuse a BERT that Megatron-LM does not compute."""
+    if not isinstance(config, BertConfig):
+        return
+    if config.post_layernorm:
+        raise ConfigError(
+            "Megatron-LM's BERT has no --post-layernorm; use --saver hf, or keep the checkpoint in "
+            "our format (--saver trainyard)"
+        )
+    types = 2 if config.bert_binary_head else 0
+    if config.token_types != types:
+        raise ConfigError(
+            f"--num-tokentypes must be {types} for Megatron-LM's BERT "
+            f"{'with' if types else 'without'} a binary head, got {config.token_types}; use "
+            "--saver trainyard"
+        )
+
+
 def _sides(window: str | None) -> tuple[int, ...] | None:
     return None if window is None else tuple(int(side) for side in window.strip(" ()").split(","))
 
@@ -249,7 +281,7 @@ def _frequency(text: str | None) -> int | str | None:
     return int(text) if text is not None and text.isdecimal() else text
 
 
-LEGACY_LACKS: dict[str, Callable[[GPTConfig], bool]] = {
+LEGACY_LACKS: dict[str, Callable[[TransformerConfig], bool]] = {
     "--qk-layernorm": lambda config: config.qk_layernorm,
     "--softmax-type": lambda config: config.softmax_type != "vanilla",
     "--window-size": lambda config: config.window_size is not None,
@@ -261,7 +293,7 @@ LEGACY_LACKS: dict[str, Callable[[GPTConfig], bool]] = {
 }
 
 
-def refuse_for_legacy(config: GPTConfig) -> None:
+def refuse_for_legacy(config: TransformerConfig) -> None:
     """Refuse a model that Megatron-LM's legacy class does not compute."""
     lacking = [option for option, given in LEGACY_LACKS.items() if given(config)]
     if lacking:

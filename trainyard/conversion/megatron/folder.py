@@ -16,9 +16,11 @@ from typing import Any
 from trainyard.artifacts import store
 from trainyard.artifacts.strict_json import shown
 from trainyard.artifacts.urls import basename, join
+from trainyard.checkpoint.steps import TRACKER
 from trainyard.conversion.megatron.names import (
     TIED_COPY,
     flatten,
+    is_bert,
     is_legacy,
     is_state_of_engine,
     layer_of,
@@ -31,10 +33,9 @@ from trainyard.conversion.torch_save.file import TorchFile
 from trainyard.conversion.torch_save.pickle_names import ANYTHING
 from trainyard.conversion.torch_save.pickles import Recorded, TensorRef
 from trainyard.errors import ArtifactError
-from trainyard.models.config import MAX_LAYERS
+from trainyard.models.config_checks import MAX_LAYERS
 from trainyard.models.gpt.checkpoint_names import EMBEDDING
 
-TRACKER = "latest_checkpointed_iteration.txt"
 MODEL_FILE = "model_optim_rng.pt"
 OPTIMIZER_FILE = "distrib_optim.pt"
 BACKEND = "metadata.json"
@@ -248,16 +249,20 @@ class RankFile:
                 "that this reader knows; nothing of it was run"
             )
 
-    def chunks(self, tied: bool) -> list[Chunk]:
-        """The parameters, with layers numbered on the stage."""
-        return [self._chunk(model, tied) for model in self._models()]
+    def is_bert(self) -> bool:
+        """Whether it is the last stage of a BERT."""
+        return any(is_bert([path for path, _ in flatten(model)]) for model in self._models())
 
-    def _chunk(self, model: Mapping[str, Any], tied: bool) -> Chunk:
+    def chunks(self, tied: bool, bert: bool) -> list[Chunk]:
+        """The parameters, with layers numbered on the stage."""
+        return [self._chunk(model, tied, bert) for model in self._models()]
+
+    def _chunk(self, model: Mapping[str, Any], tied: bool, bert: bool) -> Chunk:
         chunk = Chunk([], [])
         for path, value in flatten(model):
             if is_state_of_engine(path) or value is None:
                 continue
-            name = our_name(path, tied=tied)
+            name = our_name(path, tied=tied, bert=bert)
             self._refuse_recorded(f"{shown(path)} of its model", value)
             if name is None or not isinstance(value, TensorRef):
                 chunk.unknown.append(path)

@@ -16,13 +16,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 
 Cut = Literal["rows", "gated", "columns", "whole"]
 
 ROWS = (
     "word_embeddings.weight",
     "output_layer.weight",
+    "output_layer.bias",
     "self_attention.linear_qkv.weight",
     "self_attention.linear_qkv.bias",
     "core_attention.softmax_offset",
@@ -31,7 +32,7 @@ COLUMNS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
 FC1 = ("mlp.linear_fc1.weight", "mlp.linear_fc1.bias")
 
 
-def cut_of(name: str, config: GPTConfig) -> Cut:
+def cut_of(name: str, config: TransformerConfig) -> Cut:
     """How a parameter is sharded, by our name."""
     if name.endswith(ROWS):
         return "rows"

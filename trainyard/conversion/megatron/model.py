@@ -17,8 +17,8 @@ from trainyard.conversion.source import Source
 from trainyard.conversion.torch_save.write import PLAIN
 from trainyard.conversion.vocabulary import Adjusted, has_rows
 from trainyard.errors import ConfigError
+from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.checkpoint_names import EMBEDDING
-from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.pipeline.partition import Partition
 
 MEGATRON_DIVISOR = 128
@@ -40,7 +40,7 @@ class WholeModel:
     """Tensors by our global names, with the state of their run."""
 
     url: str
-    config: GPTConfig
+    config: TransformerConfig
     vocab_size: int
     """Tokens of the tokenizer; the rows of the embedding if that is not known."""
     rows: int

@@ -58,8 +58,8 @@ from trainyard.conversion.source import model_shapes, refuse_differences
 from trainyard.conversion.torch_save.file import TORCH_DTYPES, TorchFile
 from trainyard.conversion.torch_save.pickles import TensorRef
 from trainyard.errors import ArtifactError, ConfigError
+from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.checkpoint_names import EMBEDDING
-from trainyard.models.gpt.config import GPTConfig
 
 log = logging.getLogger(__name__)
 
@@ -89,12 +89,13 @@ class MegatronSource(Closing):
         first = ranks[0][0]
         self.is_legacy = first.is_legacy()
         self.version = first.version if self.is_legacy or first.args is None else 3.0
-        self.args = _args(ranks, given)
-        self.config: GPTConfig = config_of(self.args, first.url)
+        self.is_bert = any(rank.is_bert() for row in ranks for rank in row)
+        self.args = _args(ranks, given, self.is_bert)
+        self.config: TransformerConfig = config_of(self.args, first.url)
         check_iteration(self.folder.step, first.iteration, first.url)
         _check_degrees(self.folder, self.args)
         tied = not self.config.untie_embeddings_and_output_weights
-        grid = [[rank.chunks(tied) for rank in row] for row in ranks]
+        grid = [[rank.chunks(tied, self.is_bert) for rank in row] for row in ranks]
         _number_layers(grid, self.config.num_layers, self.url)
         self._collect(ranks, grid)
         self.padded_vocab_size = self._vocabulary()
@@ -173,6 +174,9 @@ class MegatronSource(Closing):
     def _add_optimizer(self, ranks: list[list[RankFile]], grid: list[list[list[Chunk]]]) -> None:
         """Add its states, if their parameters can be identified; otherwise log why not."""
         if self.step == 0 or "optimizer" not in ranks[0][0].tree:
+            return
+        if self.is_bert:
+            log.warning("the optimizer of %s is left out: only that of a GPT is read", self.url)
             return
         try:
             parts = self._optimizer_parts(ranks, grid)
@@ -269,7 +273,7 @@ def open_megatron(url: str, **given: Any) -> MegatronSource:
 # --- values that must be equal in all files -------------------------------------------------------
 
 
-def _args(ranks: list[list[RankFile]], given: Mapping[str, Any]) -> dict[str, Any]:
+def _args(ranks: list[list[RankFile]], given: Mapping[str, Any], bert: bool) -> dict[str, Any]:
     """The arguments of rank 0. Refuses ranks of another version, iteration or model class."""
     first = ranks[0][0]
     for rank in (rank for row in ranks for rank in row):
@@ -280,9 +284,23 @@ def _args(ranks: list[list[RankFile]], given: Mapping[str, Any]) -> dict[str, An
                 f"{rank.version:g}, iteration {rank.iteration}, not {first.version:g}, "
                 f"{first.iteration}"
             )
+    heads = _heads_of_bert(ranks) if bert else {}
     if first.args is None:
-        return args_of_bare_file(ranks, given)
-    return {**first.args, **{key: value for key, value in given.items() if value is not None}}
+        return {**args_of_bare_file(ranks, given, bert), **heads}
+    options = {key: value for key, value in given.items() if value is not None}
+    return {**first.args, **options, **heads}
+
+
+def _heads_of_bert(ranks: list[list[RankFile]]) -> dict[str, Any]:
+    """What the tensors of a BERT say of its heads and token types."""
+    chunks = [chunk for row in ranks for chunk in row[0].chunks(tied=True, bert=True)]
+    shapes = {p.name: p.ref.shape for chunk in chunks for p in chunk.parameters}
+    types = shapes.get("embedding.tokentype_embeddings.weight", (0,))
+    return {
+        "model_type": "bert",
+        "bert_binary_head": "binary_head.weight" in shapes,
+        "num_tokentypes": types[0] if types else 0,
+    }
 
 
 def _scaler(ranks: Sequence[RankFile]) -> Scaler:
@@ -335,7 +353,7 @@ def _unknown(grid: list[list[list[Chunk]]]) -> list[str]:
 
 
 POSITIONS = "embedding.position_embeddings.weight"
-FC1 = "decoder.layers.0.mlp.linear_fc1.weight"
+FC1 = "layers.0.mlp.linear_fc1.weight"
 
 OF_2019 = {
     "position_embedding_type": "learned_absolute",
@@ -343,28 +361,31 @@ OF_2019 = {
     "norm_epsilon": 1e-5,
     "bias_gelu_fusion": True,
 }
-"""Arguments of GPT-2: learned positions, LayerNorm, tanh GELU, tied embeddings."""
+"""Arguments of GPT-2 and BERT: learned positions, LayerNorm, tanh GELU, tied embeddings."""
 
 
-def args_of_bare_file(ranks: list[list[RankFile]], given: Mapping[str, Any]) -> dict[str, Any]:
+def args_of_bare_file(
+    ranks: list[list[RankFile]], given: Mapping[str, Any], bert: bool
+) -> dict[str, Any]:
     """The arguments that follow from the tensors, and those given.
 
-    For files of 2019, such as NVIDIA's GPT-345M. Raises ConfigError if the number of heads is not
-    given, since the tensors do not determine it."""
+    For files of 2019, such as NVIDIA's GPT-345M and BERT-345M. Raises ConfigError if the number of
+    heads is not given, since the tensors do not determine it."""
     options = {name: value for name, value in given.items() if value is not None}
     first = ranks[0][0]
     if "num_attention_heads" not in options:
         raise ConfigError(
             f"{first.url}: has no args, like files of 2019, so its number of heads is not known; "
-            "give --num-attention-heads (16 for NVIDIA's GPT-345M)"
+            "give --num-attention-heads (16 for NVIDIA's GPT-345M and BERT-345M)"
         )
-    chunks = [chunk for row in ranks for chunk in row[0].chunks(tied=True)]
+    chunks = [chunk for row in ranks for chunk in row[0].chunks(tied=True, bert=bert)]
     shapes = {p.name: p.ref.shape for chunk in reversed(chunks) for p in chunk.parameters}
     found: dict[str, Any] = {"num_layers": sum(chunk.num_layers for chunk in chunks)}
     if len(shapes.get(EMBEDDING, ())) == 2:
         found["hidden_size"] = shapes[EMBEDDING][1]
     if POSITIONS in shapes:
         found["seq_length"] = found["max_position_embeddings"] = shapes[POSITIONS][0]
-    if FC1 in shapes:
-        found["ffn_hidden_size"] = shapes[FC1][0] * len(ranks[0])
+    fc1 = f"{'encoder' if bert else 'decoder'}.{FC1}"
+    if fc1 in shapes:
+        found["ffn_hidden_size"] = shapes[fc1][0] * len(ranks[0])
     return {**OF_2019, **found, **options}

@@ -13,9 +13,9 @@ from typing import Any
 from trainyard.conversion.megatron.names import has_tied_copy, layer_of
 from trainyard.conversion.megatron.optimizer import Unknown
 from trainyard.errors import ConfigError
-from trainyard.models.config import MAX_LAYERS
+from trainyard.models.config import TransformerConfig
+from trainyard.models.config_checks import MAX_LAYERS
 from trainyard.models.gpt.checkpoint_names import FINAL_NORM, OUTPUT
-from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.pipeline.partition import Partition, StageLayers, partition
 
 OTHER_ORDERS = ("use_legacy_models", "use_kitchen", "use_transformer_engine_op_fuser")
@@ -81,7 +81,9 @@ def partition_in(args: Mapping[str, Any], num_layers: int) -> Partition:
         raise Unknown(f"its args give no valid stages: {error!s:.200}") from error
 
 
-def names_on(stage: StageLayers, model: Collection[str], config: GPTConfig, pp: int) -> list[str]:
+def names_on(
+    stage: StageLayers, model: Collection[str], config: TransformerConfig, pp: int
+) -> list[str]:
     """The parameters of a stage, by our names, including the copy of a tied embedding as output
     layer. model: all names."""
     found = [name for name in model if _is_on(name, stage)]

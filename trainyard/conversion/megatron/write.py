@@ -19,11 +19,11 @@ from torch import Tensor
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.reshard import OpenFile
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.conversion.megatron.args import refuse_for_legacy
+from trainyard.checkpoint.steps import TRACKER
+from trainyard.conversion.megatron.args import refuse_for_legacy, refuse_for_megatron
 from trainyard.conversion.megatron.folder import (
     MODEL_FILE,
     RELEASE,
-    TRACKER,
     iteration_folder,
     rank_folder,
 )
@@ -138,6 +138,7 @@ def _even_split(num_layers: int, pp: int, vpp: int) -> Partition:
 
 def _check(model: WholeModel, target: Target) -> None:
     config = model.config
+    refuse_for_megatron(config)
     if target.vpp > 1 and target.pp < 2:
         raise ConfigError("virtual pipeline stages need a pipeline-parallel size of at least 2")
     if config.query_groups % target.tp:

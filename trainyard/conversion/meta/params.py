@@ -12,9 +12,9 @@ from typing import Any
 from trainyard.checkpoint.bounds import check_layers
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.fields import Fields
-from trainyard.conversion.huggingface.config import LLAMA, MISFITS, MISTRAL
+from trainyard.conversion.huggingface.architecture import LLAMA, MISFITS, MISTRAL
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import LLAMA3_LENGTH
+from trainyard.models.config import LLAMA3_LENGTH, TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY
 
@@ -153,23 +153,24 @@ DIGITS = 6
 """Most decimals tried for ffn_dim_multiplier; published ones have one."""
 
 
-def is_mistral(config: GPTConfig) -> bool:
+def is_mistral(config: TransformerConfig) -> bool:
     """Whether only Mistral's fields can describe the model."""
     return config.window_size is not None or config.query_size != config.hidden_size
 
 
-def is_llama3(config: GPTConfig) -> bool:
+def is_llama3(config: TransformerConfig) -> bool:
     """Whether Llama 3's program would load it. Its ranks shard the embedding by rows; those of
     Llama 1, 2 and Code Llama shard it by columns."""
     return config.use_rope_scaling or LLAMA3_THETA <= config.rotary_base < LLAMA_CODE_THETA
 
 
-def refuse_for_meta(config: GPTConfig, num_files: int) -> None:
+def refuse_for_meta(config: TransformerConfig, num_files: int) -> None:
     """Raise ConfigError for a model that Meta's files cannot hold, or not in `num_files` files."""
     is_windowed = config.window_size is not None
     factor = config.rotary_seq_len_interpolation_factor
     original = config.rope_scaling_original_max_position_embeddings
     rules = {
+        f"--model-type {config.model_type}": config.model_type != "gpt",
         "--position-embedding-type yarn": config.position_embedding_type == "yarn",
         f"--rotary-seq-len-interpolation-factor {factor}": factor is not None,
         "--use-rope-scaling in a model that only Mistral's params.json describes": (
@@ -199,7 +200,7 @@ def refuse_for_meta(config: GPTConfig, num_files: int) -> None:
 # --- params.json --------------------------------------------------------------------------------
 
 
-def params_document(config: GPTConfig, rows: int) -> dict[str, Any]:
+def params_document(config: TransformerConfig, rows: int) -> dict[str, Any]:
     """The fields of params.json. rows: of the embedding. Raises ConfigError if no
     ffn_dim_multiplier gives the width of the MLP."""
     common = {
@@ -212,7 +213,7 @@ def params_document(config: GPTConfig, rows: int) -> dict[str, Any]:
     return common | (_mistral_fields(config) if is_mistral(config) else _llama_fields(config))
 
 
-def _mistral_fields(config: GPTConfig) -> dict[str, Any]:
+def _mistral_fields(config: TransformerConfig) -> dict[str, Any]:
     window = config.attention_window(0)
     fields = {
         "head_dim": config.head_dim,
@@ -225,7 +226,7 @@ def _mistral_fields(config: GPTConfig) -> dict[str, Any]:
     return fields | {"sliding_window": window[0] + 1}  # Mistral's counts the token itself
 
 
-def _llama_fields(config: GPTConfig) -> dict[str, Any]:
+def _llama_fields(config: TransformerConfig) -> dict[str, Any]:
     fields = ffn_fields(config.hidden_size, config.ffn_size)
     if config.query_groups != config.num_attention_heads:
         fields["n_kv_heads"] = config.query_groups

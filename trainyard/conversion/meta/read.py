@@ -30,7 +30,8 @@ from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.bounds import check_model
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.conversion.fields import Fields, read_document
+from trainyard.conversion.documents import read_document
+from trainyard.conversion.fields import Fields
 from trainyard.conversion.huggingface.from_hf import join_qkv
 from trainyard.conversion.lazy_tensors import (
     About,

@@ -36,9 +36,9 @@ from trainyard.conversion.meta.read import PARAMS, slice_name
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_save.write import LazyTensor, write_torch_file
 from trainyard.errors import ConfigError
+from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.checkpoint_names import EMBEDDING as OUR_EMBEDDING
 from trainyard.models.gpt.checkpoint_names import META_LAYER, Part
-from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.pipeline.partition import nearest
 from trainyard.tokenizers.base import DESCRIPTION
 
@@ -93,7 +93,7 @@ def write_meta_folder(
             out.write(data)
 
 
-def _refuse_cuts(config: GPTConfig, rows: int, tp: int) -> None:
+def _refuse_cuts(config: TransformerConfig, rows: int, tp: int) -> None:
     """Refuse sizes that `tp` ranks cannot share evenly."""
     counts = {
         "key and value heads": config.query_groups,
@@ -143,7 +143,7 @@ def _warn(source: Source, document: dict[str, object]) -> None:
         )
 
 
-def _is_tied(config: GPTConfig) -> bool:
+def _is_tied(config: TransformerConfig) -> bool:
     return not config.untie_embeddings_and_output_weights
 
 
@@ -195,7 +195,7 @@ class _RankWriter:
         return self._part
 
 
-def _cut_of(name: str, config: GPTConfig) -> Cut:
+def _cut_of(name: str, config: TransformerConfig) -> Cut:
     """How ranks shard a parameter, by our name: as in Megatron-LM, except for the embedding of
     Llama 1 and 2."""
     if name == OUR_EMBEDDING and not is_llama3(config):
@@ -203,7 +203,7 @@ def _cut_of(name: str, config: GPTConfig) -> Cut:
     return cut_of(name, config)
 
 
-def targets(config: GPTConfig, tp: int) -> list[Target]:
+def targets(config: TransformerConfig, tp: int) -> list[Target]:
     """Every tensor of a rank's file; the parts of one of our tensors follow each other."""
     found = [Target(EMBEDDING, OUR_EMBEDDING, _as_is)]
     for layer in range(config.num_layers):
@@ -214,7 +214,7 @@ def targets(config: GPTConfig, tp: int) -> list[Target]:
     return found
 
 
-def _of_layer(config: GPTConfig, tp: int, theirs: str, ours: str) -> list[Target]:
+def _of_layer(config: TransformerConfig, tp: int, theirs: str, ours: str) -> list[Target]:
     local = _of_rank(config, tp)
 
     def convert(part: Part) -> Callable[[Tensor], Tensor]:
@@ -226,7 +226,7 @@ def _of_layer(config: GPTConfig, tp: int, theirs: str, ours: str) -> list[Target
     ]
 
 
-def _of_rank(config: GPTConfig, tp: int) -> GPTConfig:
+def _of_rank(config: TransformerConfig, tp: int) -> TransformerConfig:
     """The configuration with only the heads that a rank has."""
     return replace(
         config,
@@ -241,7 +241,7 @@ def _as_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _part_of(tensor: Tensor, part: Part, local: GPTConfig) -> Tensor:
+def _part_of(tensor: Tensor, part: Part, local: TransformerConfig) -> Tensor:
     """A part of one of our tensors, rows of queries and keys in the order of Meta's rotation."""
     found = part_of(tensor, part, local)
     return pairs_of_halves(found, local.head_dim) if part in ("q", "k") else found

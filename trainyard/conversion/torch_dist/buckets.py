@@ -47,8 +47,8 @@ from trainyard.conversion.megatron.stages import (
 from trainyard.conversion.torch_dist.index import Place, Shape, StoredTensor
 from trainyard.conversion.torch_dist.tensors import StoredTensors
 from trainyard.conversion.torch_save.file import TorchFile
+from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.checkpoint_names import EMBEDDING, OUTPUT
-from trainyard.models.gpt.config import GPTConfig
 
 KINDS = (MAIN, *MOMENTS)
 
@@ -96,7 +96,7 @@ def states_in_buckets(
     stored: Mapping[str, StoredTensor],
     keys: Collection[str],
     model: Mapping[str, Shape],
-    config: GPTConfig,
+    config: TransformerConfig,
     args: Mapping[str, Any],
 ) -> dict[str, Joined]:
     """The positions of the states of every parameter.
@@ -219,7 +219,9 @@ def _bucket(stored: Mapping[str, StoredTensor], key: str, kinds: Collection[str]
 # --- parameters of a stage --------------------------------------------------------------------
 
 
-def _shape(name: str, model: Mapping[str, Shape], config: GPTConfig, rank: int, tp: int) -> Shape:
+def _shape(
+    name: str, model: Mapping[str, Shape], config: TransformerConfig, rank: int, tp: int
+) -> Shape:
     whole = model[name if name in model else EMBEDDING]
     try:
         return boxes_of_rank(whole, cut_of(name, config), rank, tp).shape

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trainyard.conversion.megatron.names import OURS_LAYER, is_state_of_engine, our_name, their_name
-from trainyard.models.config import MAX_LAYERS
+from trainyard.models.config_checks import MAX_LAYERS
 from trainyard.models.gpt.checkpoint_names import LAYER, WITH_EXTRA_STATE
 
 STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.([a-z0-9_]+)\.(.+)")
@@ -50,7 +50,7 @@ class Named:
     """Keys of states stored as buffers of ranks."""
 
 
-def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool) -> Named:
+def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool, bert: bool = False) -> Named:
     """Our names for the tensors of a folder. shapes: by key. Raises ValueError if two keys have
     one name."""
     sources: dict[str, Source] = {}
@@ -68,7 +68,7 @@ def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool) -> Named:
             continue
         if is_state_of_engine(rest):
             continue
-        found = _names(rest, shape, tied)
+        found = _names(rest, shape, tied, bert)
         if found is None:
             unknown.append(key)
             continue
@@ -80,15 +80,19 @@ def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool) -> Named:
     return Named(sources, tuple(unknown), tuple(in_buffers))
 
 
-def _names(key: str, shape: tuple[int, ...], tied: bool) -> Iterable[tuple[str, int | None]] | None:
+def _names(
+    key: str, shape: tuple[int, ...], tied: bool, bert: bool
+) -> Iterable[tuple[str, int | None]] | None:
     """Our names of the tensors that one key contains, with their layers; None if unknown."""
-    if not key.startswith(LAYER) or OURS_LAYER.fullmatch(key):
-        name = our_name(key, tied=tied)
-        return None if name != key and not key.startswith(LAYER) else [(name or key, None)]
-    rest = key.removeprefix(LAYER)
+    stack = "encoder.layers." if bert else LAYER
+    if not key.startswith(stack) or OURS_LAYER.fullmatch(key):
+        name = our_name(key, tied=tied, bert=bert)
+        return None if name != key and not key.startswith(stack) else [(name or key, None)]
+    rest = key.removeprefix(stack)
     if not shape or shape[0] > MAX_LAYERS:
         return None
-    names = [our_name(f"{LAYER}{layer}.{rest}", tied=tied) for layer in range(shape[0])]
+    keys = [f"{stack}{layer}.{rest}" for layer in range(shape[0])]
+    names = [our_name(key, tied=tied, bert=bert) for key in keys]
     return [(name, layer) for layer, name in enumerate(names) if name is not None]
 
 

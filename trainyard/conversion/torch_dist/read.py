@@ -27,9 +27,10 @@ from trainyard.checkpoint.bounds import check_model
 from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.safetensors.file import DTYPE_NAMES
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.conversion.fields import read_document
+from trainyard.conversion.documents import read_document
 from trainyard.conversion.megatron.args import config_of
 from trainyard.conversion.megatron.folder import BACKEND, find_iteration
+from trainyard.conversion.megatron.names import is_bert
 from trainyard.conversion.megatron.optimizer import HALF, MAIN, MOMENTS, Unknown
 from trainyard.conversion.megatron.optimizer import num_updates as updates_of
 from trainyard.conversion.megatron.progress import (
@@ -60,8 +61,8 @@ from trainyard.conversion.torch_dist.names import Named, Source, name_tensors
 from trainyard.conversion.torch_dist.tensors import StoredTensors
 from trainyard.conversion.torch_save.file import TORCH_DTYPES
 from trainyard.errors import ArtifactError
+from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.checkpoint_names import EMBEDDING
-from trainyard.models.gpt.config import GPTConfig
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,16 @@ REMEDY = {
 `distrib_optim_sharding_type`."""
 
 
+def _heads(index: StoredIndex) -> dict[str, Any]:
+    """What the tensors of a BERT say of its heads and token types."""
+    types = index.tensors.get("embedding.tokentype_embeddings.weight")
+    return {
+        "model_type": "bert",
+        "bert_binary_head": "binary_head.weight" in index.tensors,
+        "num_tokentypes": types.logical_shape[0] if types is not None else 0,
+    }
+
+
 class TorchDistSource(Closing):
     """A `Source`. Use it as a context manager, or `close` it after reading."""
 
@@ -89,9 +100,10 @@ class TorchDistSource(Closing):
         with Common(self.url, has_common_file, index) as common:
             tree, where = common.tree, common.url
             options = {key: value for key, value in given.items() if value is not None}
-            self.args = {**common.args, **options}
+            self.is_bert = is_bert(list(index.tensors))
+            self.args = {**common.args, **options, **(_heads(index) if self.is_bert else {})}
             check_iteration(self.step, iteration_in(tree, where), where)
-            self.config: GPTConfig = config_of(self.args, where)
+            self.config: TransformerConfig = config_of(self.args, where)
             self._updates = updates_of(common.optimizer, common.read, self.step)
             self._scaler = scaler_in(common.optimizer, common.read, where)
         self.consumed_train_samples = samples_in(self.args, where)
@@ -129,7 +141,7 @@ class TorchDistSource(Closing):
         shapes = {key: tensor.logical_shape for key, tensor in self._stored.items()}
         tied = not self.config.untie_embeddings_and_output_weights
         try:
-            return name_tensors(shapes, tied=tied)
+            return name_tensors(shapes, tied=tied, bert=self.is_bert)
         except ValueError as error:
             raise ArtifactError(f"{self.url}: {error}") from error
 

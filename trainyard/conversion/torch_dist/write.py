@@ -45,7 +45,8 @@ from torch.futures import Future
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.reshard import OpenFile
 from trainyard.checkpoint.safetensors.file import DTYPES, Sink
-from trainyard.conversion.megatron.folder import BACKEND, RELEASE, TRACKER, iteration_folder
+from trainyard.checkpoint.steps import TRACKER
+from trainyard.conversion.megatron.folder import BACKEND, RELEASE, iteration_folder
 from trainyard.conversion.megatron.model import WholeModel, whole_model
 from trainyard.conversion.megatron.optimizer import has_optimizer
 from trainyard.conversion.source import Source
@@ -57,6 +58,7 @@ from trainyard.conversion.torch_dist.plan import (
     plan_torch_dist,
 )
 from trainyard.conversion.torch_save.write import LazyTensor, write_torch_file
+from trainyard.errors import ConfigError
 
 BACKEND_DOCUMENT = {
     "sharded_backend": "torch_dist",
@@ -92,6 +94,11 @@ def write_torch_dist(
     Raises ConfigError, before anything is written, for a model that Megatron-LM does not
     support."""
     model = whole_model(source, tp, true_vocab_size, make_vocab_size_divisible_by)
+    if model.config.model_type != "gpt":
+        raise ConfigError(
+            f"--saver torch_dist writes only a GPT, not a {model.config.model_type}; use --saver "
+            "core or legacy"
+        )
     if distributed_optimizer is not None:
         options = {**model.options, "use_distributed_optimizer": distributed_optimizer}
         model = replace(model, options=options)

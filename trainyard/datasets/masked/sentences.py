@@ -15,6 +15,7 @@ from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.arrays import digest_array
 from trainyard.datasets.index_cache import IN_MEMORY, Arrays, Indexer
 from trainyard.datasets.masked.mapping import MappingRule, build_mapping
+from trainyard.datasets.sample_format import Sample
 from trainyard.datasets.token_rows import is_mapped
 from trainyard.errors import ConfigError, DataError
 
@@ -125,6 +126,10 @@ class SentenceDataset(Generic[Format]):
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    def __getitem__(self, index: int) -> Sample:
+        """See the subclass."""
+        raise NotImplementedError
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): 0, and the number of the sample."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.datasets.masked.config import MaskedConfig
 from trainyard.datasets.masked.mapping import MappingRule
 from trainyard.datasets.masked.masking import (
-    MaskedConfig,
     MaskingRule,
     find_words,
     mask_words,

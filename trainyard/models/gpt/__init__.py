@@ -1,1 +1,1 @@
-"""The GPT family: options, module, FLOPs, memory, names in foreign checkpoints."""
+"""The GPT family: options, module, samples, names in foreign checkpoints."""

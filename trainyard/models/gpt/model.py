@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainyard.attention.masks import CAUSAL, AttentionMask, as_mask
 from trainyard.models.attention import KVCache
 from trainyard.models.block import TransformerBlock
 from trainyard.models.embedding import Embedding
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.models.layer_inputs import DROPOUT_SEED, DropoutPlaces, LayerInputs
+from trainyard.models.layer_inputs import DROPOUT_SEED
+from trainyard.models.model import TransformerModel
 from trainyard.models.pipeline_stage import WHOLE, PipelineStage
-from trainyard.models.rope import Rotary, build_rotary
-from trainyard.models.tied import mark_copy, mark_shared
-from trainyard.parallel.context.split import local_positions
-from trainyard.parallel.invariant_dropout import cut_free_dropout, of_sequence_part
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.tensor.linear import ColumnParallelLinear
 from trainyard.parallel.tensor.mappings import gather_from_tp
@@ -29,13 +25,8 @@ from trainyard.parallel.tensor.overlap import column_linear
 from trainyard.parallel.tensor.vocab import vocab_parallel_cross_entropy
 
 
-class GPTModel(nn.Module):
-    """A decoder-only transformer over a padded vocabulary.
-
-    vocab_size: rows of the embedding, padding included. true_vocab_size: tokens; the rows after
-    them are never scored and never trained. Unset: every row is a token.
-
-    Parameters are unfilled until `init_parameters` or a checkpoint fills them."""
+class GPTModel(TransformerModel):
+    """A decoder-only transformer over a padded vocabulary."""
 
     def __init__(
         self,
@@ -45,29 +36,16 @@ class GPTModel(nn.Module):
         pipeline_stage: PipelineStage = WHOLE,
         true_vocab_size: int | None = None,
     ) -> None:
-        super().__init__()
-        self.config, self.vocab_size = config, vocab_size
-        self.true_vocab_size = vocab_size if true_vocab_size is None else true_vocab_size
-        assert self.true_vocab_size <= vocab_size, (true_vocab_size, vocab_size)
-        self.parallel, self.pipeline_stage = parallel, pipeline_stage
-        self.embedding = (
-            Embedding(config, vocab_size, parallel) if pipeline_stage.has_embedding else None
-        )
+        super().__init__(config, vocab_size, parallel, pipeline_stage, true_vocab_size)
+        if pipeline_stage.has_embedding:
+            self.embedding = Embedding(config, vocab_size, parallel)
         self.decoder = TransformerBlock(config, parallel, pipeline_stage)
         self.output_layer: ColumnParallelLinear | None = None
-        tied = not config.untie_embeddings_and_output_weights
-        if pipeline_stage.has_output and not (tied and pipeline_stage.has_embedding):
+        if self.has_output_weight:
             self.output_layer = ColumnParallelLinear(
                 config.hidden_size, vocab_size, bias=False, parallel=parallel
             )
-        if tied and pipeline_stage.has_embedding != pipeline_stage.has_output:
-            self._mark_tied()
-
-    def _mark_tied(self) -> None:
-        if self.output_layer is not None:
-            mark_copy(self.output_layer.weight)
-        elif self.embedding is not None:
-            mark_shared(self.embedding.word_embeddings.weight)
+        self.mark_tied(self.output_layer)
 
     # --- the whole model ------------------------------------------------------------------
 
@@ -139,16 +117,6 @@ class GPTModel(nn.Module):
         )
         return self.losses(out, batch["labels"]) if self.pipeline_stage.has_output else out
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights."""
-        return next(self.parameters()).dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Of the weights."""
-        return next(self.parameters()).device
-
     # --- steps ----------------------------------------------------------------------------
 
     def _run(
@@ -160,57 +128,15 @@ class GPTModel(nn.Module):
         kv_cache: KVCache | None,
         seed: Tensor | None,
     ) -> Tensor:
-        source = tokens if tokens is not None else hidden
-        assert source is not None, "a stage without the embedding needs the hidden states"
-        places = self._places(source, is_hidden=tokens is None)
-        if position_ids is None:
-            position_ids = places.unsqueeze(0)
-        dropout = self._dropout_places(seed, places)
-        if self.embedding is not None:
-            assert tokens is not None
-            hidden = self._embedded(tokens, position_ids, dropout)
-        assert hidden is not None
-        inputs = LayerInputs(self._rotary(position_ids), mask, kv_cache)
-        out: Tensor = self.decoder(hidden, inputs, dropout)
-        return out
-
-    def _places(self, source: Tensor, *, is_hidden: bool) -> Tensor:
-        """(s) positions in the whole sequence of this rank's tokens."""
-        parallel = self.parallel
-        s = source.shape[0] if is_hidden else source.shape[1]
-        if is_hidden and parallel.sequence_parallel:
-            s *= parallel.tp_size
-        if parallel.cp is None:
-            return torch.arange(s, device=source.device)
-        return local_positions(
-            s * parallel.cp_size, parallel.cp_size, parallel.cp_rank, source.device
+        return self.run_layers(
+            self.decoder,
+            hidden,
+            tokens,
+            mask,
+            position_ids=position_ids,
+            kv_cache=kv_cache,
+            seed=seed,
         )
-
-    def _embedded(
-        self, tokens: Tensor, position_ids: Tensor, dropout: DropoutPlaces | None
-    ) -> Tensor:
-        assert self.embedding is not None
-        x: Tensor = self.embedding(tokens, position_ids)
-        if self.config.fp32_residual_connection:
-            x = x.float()
-        if dropout is None:
-            return x
-        return cut_free_dropout(x, self.config.hidden_dropout, dropout.of_embedding(), 0)
-
-    def _dropout_places(self, seed: Tensor | None, places: Tensor) -> DropoutPlaces | None:
-        if not self.training or not self.config.hidden_dropout:
-            return None
-        if seed is None:
-            alone = self.parallel.tp is None and self.parallel.cp is None
-            assert alone, f"ranks that share a sequence need one {DROPOUT_SEED}"
-            seed = torch.randint(2**62, (), device=places.device)
-        local = of_sequence_part(places, self.parallel)
-        return DropoutPlaces(seed, local, self.config.num_layers)
-
-    def _rotary(self, position_ids: Tensor) -> Rotary | None:
-        if not self.config.rotary or not self.decoder.layers:
-            return None
-        return build_rotary(self.config, position_ids, self.dtype)
 
     def _own_logits(self, hidden: Tensor) -> Tensor:
         """Logits of this rank's part of the vocabulary."""

@@ -153,7 +153,9 @@ def _build(
         return None
     try:
         engine = Gigatoken(lambda: load(gigatoken).backend, reference, seam)
-    except Exception as error:  # the library may raise anything
+    except BaseException as error:  # the library may raise anything; a panic is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         _not_used(" ".join(str(error).split("Location:")[0].split()))
         return None
     if byte_level:

@@ -12,7 +12,8 @@ tokenizer that adds a space before every text is cut before a space.
 
 BERT: after whitespace, an ideograph (each is a separate word) or a punctuation mark.
 
-SentencePiece BPE without pieces of several words: before a single space between words.
+SentencePiece BPE without pieces of several words: before a single space between words; and between
+digits, if each is a piece of its own and part of no other.
 
 A text is searched for added tokens before it is split into words. So there is no seam at a
 character that could be inside an added token, and none for tokens that strip the spaces next to
@@ -40,6 +41,9 @@ PART_LETTERS = 1 << 18
 
 SPACE_SEAM = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 """Before a single space between words: the seam of SentencePiece."""
+
+SPACE_OR_DIGIT_SEAM = re.compile(f"{SPACE_SEAM.pattern}|(?<=[0-9])(?=[0-9])")
+"""The same, for models whose digits stand alone."""
 
 LETTERS = (
     "A-Za-z"

@@ -12,8 +12,13 @@ from numpy.typing import NDArray
 from trainyard.errors import ArtifactError
 from trainyard.tokenizers.base import Flat, check_unicode, encode_apart, flatten
 from trainyard.tokenizers.fast.gigatoken import Gigatoken, gigatoken_for_pieces
-from trainyard.tokenizers.fast.seams import SPACE_SEAM, is_long, parts
-from trainyard.tokenizers.fast.sentencepiece_model import USER_DEFINED, is_cuttable, parse_pieces
+from trainyard.tokenizers.fast.seams import SPACE_OR_DIGIT_SEAM, SPACE_SEAM, is_long, parts
+from trainyard.tokenizers.fast.sentencepiece_model import (
+    USER_DEFINED,
+    has_lone_digits,
+    is_cuttable,
+    parse_pieces,
+)
 
 
 class Pieces:
@@ -31,6 +36,7 @@ class Pieces:
         # SentencePiece splits a text at these first; gigatoken does it in another way.
         self._apart = any_of(model.pieces_of(USER_DEFINED))
         self._cuttable = is_cuttable(model)
+        self._seam = SPACE_OR_DIGIT_SEAM if has_lone_digits(model) else SPACE_SEAM
         self._prefix = model.prefix
         self._gigatoken: Gigatoken | None = None
         if use_gigatoken:
@@ -86,10 +92,14 @@ class Pieces:
     def _in_parts(self, text: str, encode: Callable[[str], list[int]]) -> NDArray[np.uint32]:
         if not (self._cuttable and is_long(text)):
             return np.array(encode(text), np.uint32)
-        # The model adds a space before each part, so the part's own first space is dropped.
+        # The model adds a space before each part, so a later part's own first space is dropped, or
+        # before a digit the id of the space that was added.
         dropped = int(self._prefix)
-        cut = enumerate(parts(text, SPACE_SEAM))
-        rows = [np.array(encode(part[dropped:] if k else part), np.uint32) for k, part in cut]
+        rows: list[NDArray[np.uint32]] = []
+        for part in parts(text, self._seam):
+            has_space = bool(rows) and part[0] == " "
+            ids = encode(part[dropped:] if has_space else part)
+            rows.append(np.array(ids if has_space or not rows else ids[dropped:], np.uint32))
         return np.concatenate(rows)
 
     def find(self, token: str) -> int | None:

@@ -6,11 +6,13 @@ text, which SentencePiece does not. So it gets a tokenizer.json without them."""
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
+from string import digits
 
 from trainyard.errors import ArtifactError
 
@@ -21,10 +23,16 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Kinds of pieces, as sentencepiece_model.proto numbers them."""
 
 BPE = 2
+MAX_REPLACEMENT_BYTES = 100
+"""Of one character; NFKC's longest has 33. More would let a small text fill the memory."""
+
+MAX_CUT_CHARS = 10**8
+"""Of all cuts of all pieces, which a tokenizer.json lists: usual models have less than a fifth."""
+
 ALGORITHMS = {1: "unigram", 2: "BPE", 3: "word", 4: "char"}
 
 # Field numbers of sentencepiece_model.proto.
-PIECES, TRAINER, NORMALIZER = 1, 2, 3
+PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5
 PIECE_TEXT, PIECE_SCORE, PIECE_KIND = 1, 2, 3
 TRAINER_ALGORITHM, TRAINER_SPACE_AFTER, TRAINER_BYTE_FALLBACK = 3, 24, 35
 NORMALIZER_CHARSMAP, NORMALIZER_PREFIX, NORMALIZER_REMOVE, NORMALIZER_ESCAPE = 2, 3, 4, 5
@@ -80,8 +88,10 @@ def _parse(data: bytes) -> PieceModel:
             pieces.append(_piece(dict(_fields(_bytes(value)))))
         elif field == TRAINER:
             trainer |= dict(_fields(_bytes(value)))  # the last of repeated fields counts
-        elif field == NORMALIZER:
-            normalizer |= dict(_fields(_bytes(value)))
+        elif field in (NORMALIZER, DENORMALIZER):
+            fields = dict(_fields(_bytes(value)))
+            _check_growth(_bytes(fields.get(NORMALIZER_CHARSMAP, b"")))
+            normalizer |= fields if field == NORMALIZER else {}
     if not pieces:
         raise ValueError("it has no pieces")
     return PieceModel(
@@ -96,9 +106,21 @@ def _parse(data: bytes) -> PieceModel:
     )
 
 
+def _check_growth(charsmap: bytes) -> None:
+    """charsmap: size of a trie (uint32), the trie, and replacements that end in zero bytes."""
+    trie_bytes = int.from_bytes(charsmap[:4], "little")
+    longest = max(map(len, charsmap[4 + trie_bytes :].split(b"\0")))
+    if longest > MAX_REPLACEMENT_BYTES:
+        raise ValueError(
+            f"it replaces a character by {longest} bytes; the limit is {MAX_REPLACEMENT_BYTES}"
+        )
+
+
 def _piece(fields: dict[int, int | bytes]) -> VocabPiece:
     (score,) = struct.unpack("<f", _bytes(fields.get(PIECE_SCORE, bytes(4))))
     text = _bytes(fields.get(PIECE_TEXT, b"")).decode()
+    if not math.isfinite(score):
+        raise ValueError(f"the score of a piece is {score}")
     return VocabPiece(text, score, int(fields.get(PIECE_KIND, NORMAL)))
 
 
@@ -153,6 +175,13 @@ def is_cuttable(model: PieceModel) -> bool:
     return model.algorithm == BPE and plain and keeps and words and not symbols
 
 
+def has_lone_digits(model: PieceModel) -> bool:
+    """Whether each digit is a piece, and so is a space, and no other piece of text has a digit."""
+    texts = [p.text for p in model.pieces if p.kind not in (UNKNOWN, CONTROL, BYTE)]
+    with_digit = sorted(text for text in texts if any(digit in text for digit in digits))
+    return with_digit == sorted(digits) and SPACE in texts
+
+
 # --- for gigatoken ----------------------------------------------------------------------------
 
 
@@ -169,6 +198,8 @@ def refusal_of_pieces(model: PieceModel) -> str | None:
         return "no SentencePiece model with pieces out of use"
     if any(SPACE in text or " " in text or not text for text in model.pieces_of(USER_DEFINED)):
         return "no SentencePiece model with spaces in pieces defined by a user"
+    if sum(len(text) ** 2 for text in model.pieces_of(NORMAL)) > MAX_CUT_CHARS:
+        return "no SentencePiece model with so many long pieces"
     if _ties(model):
         return "no SentencePiece model with pieces of equal score"
     return None

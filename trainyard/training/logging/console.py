@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.logging.scalars import perplexity, tests, validations
 from trainyard.training.loop.events import Callback, StepEvent
+from trainyard.training.loop.ledger import StepRecord
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.throughput import StepTiming
 from trainyard.training.options.logging import LoggingConfig
@@ -47,10 +48,11 @@ class Console(Callback):
             self._write(training_line(self._events, self._info, self._show_throughput, now))
             self._events = []
         on = " on validation set" if event.is_last else ""
-        measured = [(suffix, loss, on) for suffix, loss in validations(event.record)]
-        measured += [(suffix, loss, " on test set") for suffix, loss in tests(event.record)]
-        for suffix, loss, on in measured:
-            for line in validation_lines(event.record.step, loss, suffix, on):
+        record = event.record
+        measured = [(*one, on, record.more_validation_losses) for one in validations(record)]
+        measured += [(*one, " on test set", record.more_test_losses) for one in tests(record)]
+        for suffix, loss, on, more in measured:
+            for line in validation_lines(record.step, loss, suffix, on, more):
                 self._write(line)
 
 
@@ -93,6 +95,7 @@ def _results(events: Sequence[StepEvent]) -> list[str]:
     skipped = [record for record in ran if record.skipped]
     losses = [r.lm_loss for r in ran if r.lm_loss is not None and not r.skipped]
     fields = [f"lm loss: {_mean(losses):.6E}"] if losses else []
+    fields += [f"{name}: {_mean(values):.6E}" for name, values in _more_losses(ran).items()]
     fields.append(f"loss scale: {events[-1].next_step.loss_scale:.1f}")
     if last.grad_norm is not None:
         fields.append(f"grad norm: {last.grad_norm:.3f}")
@@ -104,6 +107,15 @@ def _results(events: Sequence[StepEvent]) -> list[str]:
     nans = sum(record.lm_loss is None for record in ran)
     fields.append(f"number of nan iterations: {nans:3d}")
     return fields
+
+
+def _more_losses(ran: Sequence[StepRecord]) -> dict[str, list[float]]:
+    """The further losses of the steps with an update, by name."""
+    found: dict[str, list[float]] = {}
+    for record in ran:
+        for name, loss in (record.more_losses or {}).items() if not record.skipped else ():
+            found.setdefault(name, []).append(loss)
+    return found
 
 
 def _throughput(timings: Sequence[StepTiming], info: RunInfo) -> list[str]:
@@ -135,13 +147,20 @@ def _waiting(
     return [f"data wait (%): {100 * share:.1f}", f"time left: {time_left}"]
 
 
-def validation_lines(step: int, loss: float, suffix: str = "", on: str = "") -> list[str]:
-    """A validation or test loss and its perplexity, framed as in Megatron-LM.
+def validation_lines(
+    step: int,
+    loss: float,
+    suffix: str = "",
+    on: str = "",
+    more: Mapping[str, float] | None = None,
+) -> list[str]:
+    """Validation or test losses and their perplexities, framed as in Megatron-LM.
 
-    on: " on validation set" or " on test set" at the end of a run."""
-    line = (
-        f" validation{suffix} loss at iteration {step}{on} | lm loss value: {loss:.6E} | "
-        f"lm loss PPL: {perplexity(loss):.6E} | "
+    on: " on validation set" or " on test set" at the end of a run. more: further losses by name,
+    means over the sets."""
+    line = f" validation{suffix} loss at iteration {step}{on} | " + "".join(
+        f"{name} value: {value:.6E} | {name} PPL: {perplexity(value):.6E} | "
+        for name, value in {"lm loss": loss, **(more or {})}.items()
     )
     rule = "-" * (len(line) + 1)
     return [rule, line, rule]

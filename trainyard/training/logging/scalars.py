@@ -41,6 +41,7 @@ def step_scalars(event: StepEvent, config: LoggingConfig, info: RunInfo) -> list
         ("decoupled-learning-rate", decoupled, rate_wanted),
         ("batch-size", record.global_batch_size, config.log_batch_size_to_tensorboard),
         ("lm loss", record.lm_loss, True),
+        *((name, loss, True) for name, loss in (record.more_losses or {}).items()),
         ("loss-scale", next_step.loss_scale, config.log_loss_scale_to_tensorboard),
         ("world-size", info.world_size, config.log_world_size_to_tensorboard),
         ("grad-norm", record.grad_norm, True),
@@ -64,11 +65,17 @@ def validation_scalars(record: StepRecord, config: LoggingConfig) -> list[Scalar
     """The figures of a validation; several sets are numbered as on the console. Megatron-LM has the
     test loss under the tag of the validation loss."""
     scalars = []
-    for kind, losses in (("validation", validations(record)), ("test", tests(record))):
-        for suffix, loss in losses:
-            scalars.append(Scalar(f"lm loss {kind}{suffix}", loss, True))
+    kinds = (
+        ("validation", validations(record), record.more_validation_losses),
+        ("test", tests(record), record.more_test_losses),
+    )
+    for kind, losses, more in kinds:
+        named = [(f"lm loss {kind}{suffix}", loss) for suffix, loss in losses]
+        named += [(f"{name} {kind}", loss) for name, loss in (more or {}).items()]
+        for tag, loss in named:
+            scalars.append(Scalar(tag, loss, True))
             if config.log_validation_ppl_to_tensorboard:
-                scalars.append(Scalar(f"lm loss {kind}{suffix} ppl", perplexity(loss), True))
+                scalars.append(Scalar(f"{tag} ppl", perplexity(loss), True))
     return scalars
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from trainyard.datasets.loader import Batch
 from trainyard.models.attention import choose_attention
+from trainyard.models.block import TransformerBlock
 from trainyard.models.config import TransformerConfig
 from trainyard.models.families import family_of
 from trainyard.models.norms.select import report_norm
@@ -234,17 +235,17 @@ def compile_chunk(chunk: nn.Module) -> list[nn.Module]:
     of the module run before it, uncompiled."""
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, GRAPHS)
-    decoder = getattr(chunk, "decoder", None)
-    by_number = getattr(decoder, "layers", None)
-    layers = list(by_number.values()) if isinstance(by_number, nn.ModuleDict) else []
+    blocks = [module for module in chunk.modules() if isinstance(module, TransformerBlock)]
+    layers = [layer for block in blocks for layer in block.layers.values()]
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=False)
     losses = getattr(chunk, "losses", None)
     if losses is not None:  # output layer and cross entropy in few passes over the logits
         chunk.losses = torch.compile(losses, dynamic=False)  # type: ignore[assignment]
     inside = {module for layer in layers for module in layer.modules()}
-    if losses is not None and isinstance(output := getattr(chunk, "output_layer", None), nn.Module):
-        inside.update(output.modules())
+    for name in ("lm_head", "output_layer") if losses is not None else ():
+        if isinstance(part := getattr(chunk, name, None), nn.Module):
+            inside.update(part.modules())
     around = (m for m in chunk.modules() if any(True for _ in m.parameters(recurse=False)))
     return [*layers, *(module for module in around if module not in inside)]
 
@@ -267,7 +268,9 @@ def report_kernels(
             parallel,
             device,
             dtype,
-            documents=data.reset_attention_mask or data.dataloader_inter_document_masking,
+            documents=data.reset_attention_mask
+            or data.dataloader_inter_document_masking
+            or family_of(config.model).of_sentences,  # padding is a document
             report=say,
         )
         compiled = should_compile(config.training.compile_layers, device)

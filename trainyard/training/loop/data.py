@@ -11,14 +11,17 @@ from numpy.typing import NDArray
 
 from trainyard.datasets.build import build_datasets
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.gpt import Dataset, SampleFormat
 from trainyard.datasets.index_cache import IN_MEMORY, IndexCache
 from trainyard.datasets.loader import Batch, ExternalData, build_loader, load, sample_groups
+from trainyard.datasets.sample_format import Dataset
 from trainyard.datasets.sampler import SamplerShape, WholeShare
+from trainyard.models.families import family_of
+from trainyard.models.family import SampleOptions
+from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.length import RunLength, num_samples
 from trainyard.training.loop.sample_check import NextSamples
-from trainyard.training.options.training import TrainingConfig
+from trainyard.training.options.pretrain import PretrainConfig
 
 
 class Measurement(NamedTuple):
@@ -103,16 +106,17 @@ class RunData:
 
 
 def build_run_data(
-    data: DataConfig,
-    training: TrainingConfig,
-    sample_format: SampleFormat,
-    length: RunLength,
-    dp_rank: int = 0,
+    config: PretrainConfig, tokenizer: Tokenizer, length: RunLength, dp_rank: int = 0
 ) -> RunData:
     """The datasets of a run, large enough for all its steps and validations.
 
     Every rank calls it. With --data-cache-path one rank of a machine builds missing indices, and
     the others wait for them."""
+    data, training = config.data, config.training
+    options = SampleOptions(
+        data=data, masked=config.masked, tokenizer=tokenizer, seed=training.seed
+    )
+    sample_format = family_of(config.model).build_format(config.model, options)
     sizes = num_samples(training, length)
     indexer = IN_MEMORY if data.data_cache_path is None else IndexCache(data.data_cache_path)
     built = build_datasets(data, sample_format, sizes, indexer, length.consumed)

@@ -14,6 +14,8 @@
 - `loss_scale`: of the step, in fp16. `skipped`: a gradient overflowed, so there was no update.
   `passed_over`: a step of --iterations-to-skip.
 - `num_zeros`, `params_norm`: on request.
+- `more_losses`: of a model with losses beside that of the tokens, by name, such as `sop loss`;
+  `more_validation_losses` and `more_test_losses` likewise, means over the sets.
 - `validation_loss`: measured after the step; the mean of several sets, with each by name in
   `validation_losses`. A line of step 0 has nothing else. `test_loss` and `test_losses` likewise, in
   the last line.
@@ -23,7 +25,7 @@ Floats are written so that they read back to the same bits."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +38,16 @@ from trainyard.artifacts.digest import digest_bytes
 FILE = "ledger.jsonl"
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The losses of a validation or test set, equal on all ranks."""
+
+    loss: float
+    """Mean over its tokens."""
+    more_losses: Mapping[str, float] = field(default_factory=dict)
+    """Losses beside that of the tokens, by name."""
+
+
 @dataclass(slots=True)
 class StepRecord:
     """One step of a run."""
@@ -45,6 +57,7 @@ class StepRecord:
     tokens: int
     global_batch_size: int | None = None
     lm_loss: float | None = None
+    more_losses: dict[str, float] | None = None
     learning_rate: float | None = None
     weight_decay: float | None = None
     grad_norm: float | None = None
@@ -57,19 +70,19 @@ class StepRecord:
     params_norm: float | None = None
     validation_loss: float | None = None
     validation_losses: dict[str, float] | None = None
+    more_validation_losses: dict[str, float] | None = None
     test_loss: float | None = None
     test_losses: dict[str, float] | None = None
+    more_test_losses: dict[str, float] | None = None
 
-    def set_validation(self, losses: dict[str, float]) -> None:
-        """Enter the loss of each validation set, by name."""
-        self.validation_loss = sum(losses.values()) / len(losses)
-        self.validation_losses = losses if len(losses) > 1 else None
+    def set_validation(self, losses: Mapping[str, Measured]) -> None:
+        """Enter the losses of each validation set, by name."""
+        self.validation_loss, self.validation_losses, self.more_validation_losses = _means(losses)
 
-    def set_test(self, losses: dict[str, float]) -> None:
-        """Enter the loss of each test set, by name, if there are any."""
+    def set_test(self, losses: Mapping[str, Measured]) -> None:
+        """Enter the losses of each test set, by name, if there are any."""
         if losses:
-            self.test_loss = sum(losses.values()) / len(losses)
-            self.test_losses = losses if len(losses) > 1 else None
+            self.test_loss, self.test_losses, self.more_test_losses = _means(losses)
 
     def document(self) -> dict[str, Any]:
         """The fields that have a value."""
@@ -79,6 +92,20 @@ class StepRecord:
     def line(self) -> str:
         """The JSON line."""
         return json.dumps(self.document(), allow_nan=False)
+
+
+def _means(
+    sets: Mapping[str, Measured],
+) -> tuple[float, dict[str, float] | None, dict[str, float] | None]:
+    """Mean loss, that of each of several sets, and the means of further losses."""
+    losses = {name: measured.loss for name, measured in sets.items()}
+    measured = list(sets.values())
+    more = {
+        name: sum(one.more_losses[name] for one in measured) / len(measured)
+        for name in measured[0].more_losses
+    }
+    mean = sum(losses.values()) / len(losses)
+    return mean, losses if len(losses) > 1 else None, more or None
 
 
 @dataclass(slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainyard.config import MAX_SAMPLES, MAX_STEPS
+from trainyard.errors import ConfigError
 from trainyard.training.loop.batch_size import (
     BatchSizeSchedule,
     build_batch_size_schedule,
@@ -47,6 +49,11 @@ def length_of(training: TrainingConfig, dp: int, seq_length: int) -> RunLength:
         decrease_if_needed=training.decrease_batch_size_if_needed,
     )
     steps, samples = run_length(batch_size_schedule, training.train_iters, training.train_samples)
+    if steps > MAX_STEPS or samples > MAX_SAMPLES:
+        raise ConfigError(
+            f"the run has {steps} steps and {samples} samples, the limits are {MAX_STEPS} and "
+            f"{MAX_SAMPLES}; lower --train-iters, --train-samples or --global-batch-size"
+        )
     return RunLength(steps, samples, batch_size_schedule, tuple(training.evaluation_steps(steps)))
 
 

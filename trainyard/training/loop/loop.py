@@ -18,7 +18,7 @@ from trainyard.optim.schedule import OptimizerSchedule, Rates
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.data import Measurement, RunData
 from trainyard.training.loop.events import Callback, NextStep, StepEvent
-from trainyard.training.loop.ledger import Ledger, StepRecord
+from trainyard.training.loop.ledger import Ledger, Measured, StepRecord
 from trainyard.training.loop.length import RunLength
 from trainyard.training.loop.sample_check import ConsumedSamples, NextSamples, SampleCheck
 from trainyard.training.loop.state import TrainState
@@ -198,6 +198,8 @@ class TrainLoop:
             record.passed_over = True
             return record
         record.lm_loss = _finite(result.lm_loss)
+        if result.more_losses:
+            record.more_losses = {n: v for n, v in result.more_losses.items() if math.isfinite(v)}
         record.learning_rate, record.weight_decay = rates.learning_rate, rates.weight_decay
         record.grad_norm = _finite(result.grad_norm)
         record.rng = sample_check.rng
@@ -224,7 +226,7 @@ class TrainLoop:
         step, eval_iters = record.step, self._config.eval_iters
         number = self._evaluation_steps.index(step)
         losses = self._evaluate(self._data.validations(number, eval_iters))
-        tests: dict[str, float] | None = {}
+        tests: dict[str, Measured] | None = {}
         if losses is not None and step == self._length.steps:
             tests = self._evaluate(self._data.tests(eval_iters))
         if losses is None or tests is None:
@@ -234,16 +236,16 @@ class TrainLoop:
         record.set_test(tests)
         return True
 
-    def _evaluate(self, sets: Iterator[Measurement]) -> dict[str, float] | None:
-        """The loss of each set by name; None when a request to stop came first."""
-        losses: dict[str, float] = {}
+    def _evaluate(self, sets: Iterator[Measurement]) -> dict[str, Measured] | None:
+        """The losses of each set by name; None when a request to stop came first."""
+        losses: dict[str, Measured] = {}
         at_once = self._length.batch_size_schedule.final.num_microbatches
         for name, batches, count in sets:
             watched = self._wait.watch(batches)
-            loss = self._train_module.evaluate(watched, count, self._stop_requested, at_once)
-            if loss is None:
+            found = self._train_module.evaluate(watched, count, self._stop_requested, at_once)
+            if found is None:
                 return None
-            losses[name] = loss
+            losses[name] = found
         return losses
 
     def _close_step(self, record: StepRecord, timing: StepTiming | None, is_stopping: bool) -> None:

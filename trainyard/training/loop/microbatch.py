@@ -4,9 +4,9 @@ b rows, s tokens of the whole sequence, s_local tokens of this rank under contex
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trainyard.attention.masks import trim_bounds
 from trainyard.datasets.loader import SAMPLE_IDS, Batch
 from trainyard.models.layer_inputs import DROPOUT_SEED
+from trainyard.models.losses import Losses
 from trainyard.parallel.context.split import cut_sequence
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.parallel.model import group_size
@@ -21,6 +22,9 @@ from trainyard.training.loop.seeds import generator_seed, microbatch_seed
 
 HOST_SEED = "seed"
 """Key of a training batch: () int64 on the CPU, the seed of the micro-batch."""
+
+NUM_SUMS = 3
+"""Of `Totals`, without those of further losses."""
 
 NUM_TOKENS = "num_tokens"
 """Key of a prepared batch: () fp32, number of tokens with a loss, over the whole sequence."""
@@ -36,9 +40,10 @@ BOUNDS = "cu_seqlens"
 class PipelineStageModule(Protocol):
     """What training asks of a model, or of the part on a pipeline stage."""
 
-    def forward_step(self, hidden: Tensor | None, batch: Batch) -> Tensor:
+    def forward_step(self, hidden: Tensor | None, batch: Batch) -> Tensor | Losses:
         """hidden: (s, b, h) of the stage before, None on the first. Returns the hidden states for
-        the next stage; on the last stage the loss of each token, (b, s_local) fp32, not masked."""
+        the next stage; on the last stage the loss of each token, (b, s_local) fp32, not masked, and
+        with `Losses` further ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +90,51 @@ class Preparation:
 class Totals:
     """Sums of losses and tokens of a step or a validation, on the device."""
 
-    def __init__(self, groups: ProcessGroups, device: torch.device) -> None:
+    def __init__(
+        self, groups: ProcessGroups, device: torch.device, more: Sequence[str] = ()
+    ) -> None:
+        """more: names of the losses that are means over a micro-batch."""
         self._counts = groups.tp_rank == 0 and groups.is_last_stage
         self._counts_tokens = self._counts and groups.cp_rank == 0
-        self.values = torch.zeros(3, dtype=torch.float64, device=device)
-        """Loss, tokens, requests to stop: this rank's part of the sums."""
+        self._more = more
+        size = NUM_SUMS + (1 + len(more) if more else 0)
+        self.values = torch.zeros(size, dtype=torch.float64, device=device)
+        """This rank's part of the sums: loss, tokens, requests to stop; with `more` micro-batches,
+        and each of those losses."""
 
-    def add(self, loss: Tensor, num_tokens: Tensor) -> None:
+    def add(self, loss: Tensor, num_tokens: Tensor, means: Mapping[str, Tensor]) -> None:
         """Add one micro-batch, on one of the ranks that have the same numbers."""
         if self._counts:
             self.values[0] += loss
         if self._counts_tokens:
             self.values[1] += num_tokens
+        if self._counts_tokens and self._more:
+            self.values[NUM_SUMS] += 1
+            for place, name in enumerate(self._more, NUM_SUMS + 1):
+                self.values[place] += means[name].detach()
+
+    def read(self, values: Sequence[float]) -> Summed:
+        """What the sums over all ranks, from `values`, say."""
+        loss, tokens, stops, *rest = values
+        count, *sums = rest or [0.0]
+        more = {name: total / max(count, 1.0) for name, total in zip(self._more, sums, strict=True)}
+        return Summed(loss / max(tokens, 1.0), tokens, stops > 0, more)
+
+
+class Summed(NamedTuple):
+    """A step or a validation, over all ranks."""
+
+    loss: float
+    """Mean over the tokens with a loss."""
+    num_tokens: float
+    stop: bool
+    more: dict[str, float]
+    """Further losses by name, means over micro-batches."""
+
+
+def losses_of(output: Tensor | Losses) -> Losses:
+    """What the last chunk returned."""
+    return output if isinstance(output, Losses) else Losses(output, {})
 
 
 def is_last_chunk(module: nn.Module) -> bool:

@@ -60,6 +60,8 @@ class StepSums:
     """NaN and Inf in gradients are expected (fp16), or only skip the step."""
     num_zeros: int | None = None
     """Zeros of the gradient, if they are counted."""
+    more_losses: Mapping[str, float] = field(default_factory=dict)
+    """Losses beside that of the tokens, by name."""
 
     def result(self) -> tuple[float, float]:
         """The values that a rerun must reproduce."""

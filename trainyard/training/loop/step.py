@@ -14,14 +14,15 @@ before its backward pass."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from trainyard.datasets.loader import Batch
 from trainyard.errors import DataError
+from trainyard.models.losses import Losses
 from trainyard.optim.optimizer import ModelOptimizer
 from trainyard.optim.schedule import Rates
 from trainyard.parallel.data.data_parallel import all_reduce_sum
@@ -29,12 +30,14 @@ from trainyard.parallel.groups import ProcessGroups
 from trainyard.parallel.pipeline.runner import PipelineRunner
 from trainyard.parallel.timing import Timed, untimed
 from trainyard.training.loop.batch_size import BatchSize
+from trainyard.training.loop.ledger import Measured
 from trainyard.training.loop.microbatch import (
     NUM_TOKENS,
     Preparation,
     Totals,
     generator_seeds,
     is_last_chunk,
+    losses_of,
     seed_generators,
 )
 from trainyard.training.loop.rerun import REMEDIES, StepJudge, StepSums
@@ -55,11 +58,13 @@ class StepResult:
     """Of this step."""
     num_zeros: int | None = None
     params_norm: float | None = None
+    more_losses: Mapping[str, float] = field(default_factory=dict)
+    """Losses beside that of the tokens, by name."""
 
 
-def default_forward_step(module: nn.Module, hidden: Tensor | None, batch: Batch) -> Tensor:
+def default_forward_step(module: nn.Module, hidden: Tensor | None, batch: Batch) -> Tensor | Losses:
     """Calls the module's own `forward_step` (microbatch.PipelineStageModule)."""
-    output: Tensor = module.forward_step(hidden, batch)  # type: ignore[operator]
+    output: Tensor | Losses = module.forward_step(hidden, batch)  # type: ignore[operator]
     return output
 
 
@@ -82,7 +87,9 @@ class StepOptions:
     """Times the parts of a step."""
     judge: StepJudge | None = None
     """Decides whether a step runs again before the update."""
-    forward: Callable[[nn.Module, Tensor | None, Batch], Tensor] = default_forward_step
+    forward: Callable[[nn.Module, Tensor | None, Batch], Tensor | Losses] = default_forward_step
+    more_losses: tuple[str, ...] = ()
+    """Names of the losses that the model has beside that of the tokens."""
 
 
 class TrainModule:
@@ -106,7 +113,7 @@ class TrainModule:
         self.device = preparation.device
         self._preparation = preparation
         self._options = options
-        self._totals = Totals(groups, self.device)
+        self._totals = Totals(groups, self.device, options.more_losses)
         self._loss_divisor = 1.0
         self._consumed = ConsumedSamples(0, 0)
         self._runner = make_runner(self)
@@ -160,6 +167,7 @@ class TrainModule:
             loss_scale=loss_scale,
             num_zeros=outcome.num_zeros,
             params_norm=optimizer.params_norm() if options.measure_params else None,
+            more_losses=sums.more_losses,
         )
 
     def _forward_backward(
@@ -177,7 +185,7 @@ class TrainModule:
         for chunk in self.chunks:
             chunk.train()
         optimizer.zero()
-        self._totals = Totals(self.groups, self.device)
+        self._totals = Totals(self.groups, self.device, options.more_losses)
         self._totals.values[2].fill_(float(stop))  # an assignment would wait for the device
         self._loss_divisor = 1.0 if options.per_token else float(num_microbatches * size.dp)
 
@@ -197,16 +205,18 @@ class TrainModule:
         all_reduce_sum(self._totals.values, self.groups.world)
         # The only time that the host waits for the device: all figures of the step at once.
         numbers = torch.cat((self._totals.values, measured.values)).tolist()
-        loss_sum, num_tokens, stops, *gradient = numbers
-        divisor = max(num_tokens, 1.0) if options.per_token else 1.0
-        grad_norm, num_zeros = measured.read(optimizer.loss_scale * divisor, gradient)
+        num_sums = len(self._totals.values)
+        summed = self._totals.read(numbers[:num_sums])
+        divisor = max(summed.num_tokens, 1.0) if options.per_token else 1.0
+        grad_norm, num_zeros = measured.read(optimizer.loss_scale * divisor, numbers[num_sums:])
         return StepSums(
-            loss_sum / max(num_tokens, 1.0),
+            summed.loss,
             grad_norm,
             divisor,
-            stops > 0,
+            summed.stop,
             optimizer.scaler.expects_overflow or not options.check_finite,
             num_zeros,
+            summed.more,
         )
 
     def forward_step(
@@ -221,14 +231,18 @@ class TrainModule:
         with timed("forward-compute"):
             output = self._options.forward(module, hidden, batch)
         if not is_last_chunk(module):
+            assert isinstance(output, Tensor)
             return output
-        loss = (output * batch["loss_mask"]).sum()  # (b, s_local) losses to () fp32
+        losses = losses_of(output)
+        loss = (losses.of_tokens * batch["loss_mask"]).sum()  # (b, s_local) losses to () fp32
         num_tokens = batch[NUM_TOKENS]
-        self._totals.add(loss.detach(), num_tokens)
+        self._totals.add(loss.detach(), num_tokens, losses.means)
         if not module.training:
             return loss
         if not self._options.per_token:
             loss = loss / (num_tokens.clamp(min=1.0) * self._loss_divisor)
+        for name in self._options.more_losses:
+            loss = loss + losses.means[name] / self._loss_divisor
         scale = self.optimizer.loss_scale
         return loss if scale == 1.0 else loss * scale
 
@@ -240,16 +254,15 @@ class TrainModule:
         num_microbatches: int,
         stop_requested: Callable[[], bool] = lambda: False,
         at_once: int = 1,
-    ) -> float | None:
-        """The mean loss over all tokens of the next micro-batches, over all ranks. Draws no random
-        numbers.
+    ) -> Measured | None:
+        """The losses over the next micro-batches, over all ranks. Draws no random numbers.
 
         at_once: micro-batches that pass a pipeline together. None when `stop_requested` was true on
         some rank before the last micro-batch began."""
         self.optimizer.finish_parameters()
         for chunk in self.chunks:
             chunk.eval()
-        self._totals = Totals(self.groups, self.device)
+        self._totals = Totals(self.groups, self.device, self._options.more_losses)
         left = num_microbatches
         while True:
             stop, any_left = self._any_rank(stop_requested(), left > 0)
@@ -264,8 +277,8 @@ class TrainModule:
             ready = (self._preparation.ready(next(batches)) for _ in range(count))
             self._runner.evaluate(ready, count)
         all_reduce_sum(self._totals.values, self.groups.world)
-        loss_sum, tokens, _ = self._totals.values.tolist()
-        return float(loss_sum / max(tokens, 1.0))
+        summed = self._totals.read(self._totals.values.tolist())
+        return Measured(summed.loss, summed.more)
 
     def _any_rank(self, *flags: bool) -> list[bool]:
         """Which of the flags are true on some rank."""

@@ -14,7 +14,7 @@ import torch
 from trainyard.parallel.device import peak_memory_bytes
 
 PEAK_CONVENTION = "share of the dense bf16 peak of the datasheet"
-"""Definition of MFU for reports; operations are counted by `trainyard.models.gpt.flops`."""
+"""Definition of MFU for reports; operations are counted by `trainyard.models.costs.flops`."""
 
 PEAK_TFLOPS = (
     ("GB300", 2500.0),

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import execution, location
+from trainyard.config import execution, flag, location
 from trainyard.datasets.config import DataConfig
+from trainyard.datasets.masked.config import MaskedConfig
 from trainyard.errors import ConfigError
-from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.config import TransformerConfig
+from trainyard.models.families import MODEL_OPTIONS, family_of
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
@@ -20,15 +22,22 @@ from trainyard.training.options.node_local import NonPersistentConfig
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.options.watch import WatchConfig
 
+OF_DOCUMENTS = (
+    *("mock_data", "reset_position_ids", "reset_attention_mask", "eod_mask_loss"),
+    *("dataloader_inter_document_masking", "create_attention_mask_in_dataloader"),
+)
+"""Options of data that samples of sentences do not have."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainConfig:
     """A training from the first step to the last, over any mix of tensor, sequence, pipeline,
     context and data parallelism."""
 
-    model: GPTConfig
+    model: TransformerConfig = field(metadata=MODEL_OPTIONS)
     tokenizer: TokenizerConfig
     data: DataConfig
+    masked: MaskedConfig = field(default_factory=MaskedConfig)
     optimizer: OptimizerConfig
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     training: TrainingConfig
@@ -76,6 +85,7 @@ class PretrainConfig:
                 "resume, which needs the optimizer; leave one of them out"
             )
         model = self.model
+        self._check_samples()
         check_model(
             self.parallel,
             num_layers=model.num_layers,
@@ -85,6 +95,36 @@ class PretrainConfig:
             seq_length=model.seq_length,
             rule="--window-size" if model.window_size is not None else self._rule_of_data(),
         )
+
+    def _check_samples(self) -> None:
+        """Refuse options that only apply to the samples of other families of models."""
+        family, chosen = family_of(self.model), f"--model-type {self.model.model_type}"
+        if not family.of_sentences:
+            if self.masked != MaskedConfig():
+                raise ConfigError(
+                    f"--mask-prob and --short-seq-prob do not apply with {chosen}, which predicts "
+                    "every token; leave them out, or give --model-type bert"
+                )
+            return
+        for name in OF_DOCUMENTS:
+            if getattr(self.data, name):
+                raise ConfigError(
+                    f"{flag(name)} does not apply with {chosen}: its samples are runs of "
+                    "sentences of one document, from token files made with --split-sentences; "
+                    "leave it out"
+                )
+        if self.parallel.context_parallel_size > 1:
+            raise ConfigError(
+                f"--context-parallel-size ({self.parallel.context_parallel_size}) does not apply "
+                f"with {chosen}, whose samples are padded; use --tensor-model-parallel-size with "
+                "--sequence-parallel"
+            )
+        losses = family.more_losses(self.model)
+        if losses and self.training.calculate_per_token_loss:
+            raise ConfigError(
+                f"--calculate-per-token-loss weighs tokens, and the {losses[0]} of {chosen} has "
+                "none; leave it out"
+            )
 
     def _rule_of_data(self) -> str | None:
         """The flag that keeps attention inside a document."""

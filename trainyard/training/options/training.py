@@ -6,7 +6,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainyard.config import also, execution
+from trainyard.config import (
+    MAX_PROCESSES,
+    MAX_SAMPLES,
+    MAX_SIZE,
+    MAX_STEPS,
+    also,
+    check_at_least,
+    check_at_most,
+    execution,
+)
 from trainyard.errors import ConfigError
 
 AT_LEAST_ONE = (
@@ -93,10 +102,11 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
-        for name in AT_LEAST_ONE:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        check_at_least(self, 1, *AT_LEAST_ONE)
+        check_at_most(self, MAX_SIZE, "micro_batch_size", "global_batch_size")
+        check_at_most(self, MAX_STEPS, "train_iters", "eval_iters")
+        check_at_most(self, MAX_SAMPLES, "train_samples")
+        check_at_most(self, MAX_PROCESSES, "num_threads")
         retain, interval = self.save_retain_interval, self.save_interval
         if retain is not None and (interval is None or retain % interval):
             raise ConfigError(

@@ -19,7 +19,7 @@ from trainyard.models.config import TransformerConfig
 from trainyard.models.init import draw_rows
 from trainyard.models.tied import EMBEDDING
 
-TABLES = (EMBEDDING, "output_layer.weight")
+TABLES = (EMBEDDING, "output_layer.weight", "output_layer.bias")
 """Parameters with a row for each token."""
 
 WEIGHTS = ("model", "optimizer.param")
@@ -75,7 +75,7 @@ class Repadding:
         if begin >= end:
             return
         target = part.tensor.narrow(0, begin - part.offset[0], end - begin)
-        if kind not in WEIGHTS:
+        if kind not in WEIGHTS or parameter.endswith(".bias"):  # biases start at 0
             target.zero_()
             return
         rows = self._drawn(parameter, tuple(part.global_shape))

@@ -23,7 +23,8 @@ from tests.trainyard.conversion.huggingface.hf_models import (
 from tests.trainyard.conversion.torch_save.test_pickles import Payload
 from trainyard.artifacts import store
 from trainyard.checkpoint.load import open_checkpoint
-from trainyard.conversion.huggingface.config import architecture, model_document
+from trainyard.conversion.huggingface.architecture import architecture
+from trainyard.conversion.huggingface.config import model_document
 from trainyard.conversion.huggingface.config_read import read_config
 from trainyard.conversion.huggingface.folder import write_hf_folder
 from trainyard.conversion.huggingface.from_hf import recipes

@@ -89,11 +89,21 @@ def model_of(args: argparse.Namespace, **parts: Any) -> torch.nn.Module:
 
 def logits(model: torch.nn.Module, tokens: Tensor) -> Tensor:
     """[batch, sequence, vocabulary], fp32."""
-    length = tokens.shape[1]
-    positions = torch.arange(length).expand_as(tokens)
-    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
     with torch.no_grad():
-        return model(tokens, positions, hidden)
+        return model(tokens, *_places(tokens))
+
+
+def gradients(model: torch.nn.Module, tokens: Tensor) -> dict[str, Tensor]:
+    """Of the mean loss where every token is to be followed by itself, by parameter."""
+    model(tokens, *_places(tokens), labels=tokens).mean().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _places(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions, and which of them a token does not see."""
+    length = tokens.shape[1]
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
+    return torch.arange(length).expand_as(tokens), hidden
 
 
 # --- reading --------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ releases whose package holds its training code (core 0.17 and later).
     python megatron_training_program.py load OUT WORDS...     what it loads
 
 WORDS: of its command line; --save or --load say where. OUT: gets {"args": those that are numbers,
-text or null, "weights", "logits", "iteration"}; of `parse` the pickled args, all of them."""
+text or null, "weights", "logits", "gradients", "iteration", "tokens"}; of `parse` the
+pickled args, all of them."""
 
 from __future__ import annotations
 
@@ -138,7 +139,8 @@ def main(words: list[str]) -> None:
         plain_args = {name: value for name, value in vars(args).items() if type(value) in PLAIN}
         weights = {n: p.detach() for n, p in model.named_parameters()}
         found = {"args": plain_args, "weights": weights, "iteration": iteration, "tokens": tokens}
-        torch.save({**found, "logits": core.logits(model, tokens)}, out)
+        found["logits"] = core.logits(model, tokens)
+        torch.save({**found, "gradients": core.gradients(model, tokens)}, out)
         dist.destroy_process_group()
 
 

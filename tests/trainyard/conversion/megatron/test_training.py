@@ -65,6 +65,11 @@ def check_ours(root: Path, kind: str, made: dict[str, Any], num_updates: int = 0
     with torch.no_grad():
         logits = ours(made["tokens"])[..., :TOKENS]
     torch.testing.assert_close(logits, made["logits"][..., :TOKENS], rtol=0.0, atol=1e-5)
+    ours.loss(made["tokens"], made["tokens"]).mean().backward()
+    gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    assert gradients.keys() == made["gradients"].keys()
+    for name, theirs in made["gradients"].items():
+        assert (gradients[name] - theirs).norm() <= 1e-5 * theirs.norm(), name
 
 
 @pytest.mark.parametrize("kind", ["torch", "torch_dist"])

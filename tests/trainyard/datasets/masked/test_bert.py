@@ -18,7 +18,7 @@ from tests.trainyard.tokenizers.kinds import build
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.index_cache import IndexCache
 from trainyard.datasets.masked.bert import BERTDataset, BertFormat, trim
-from trainyard.datasets.masked.masking import MaskedConfig
+from trainyard.datasets.masked.config import MaskedConfig
 from trainyard.errors import ConfigError, DataError
 
 CLS, SEP, MASK, PAD = 1, 2, 3, 5

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from trainyard.datasets.masked.config import MaskedConfig
 from trainyard.datasets.masked.masking import (
     BertReplacement,
     Masked,
-    MaskedConfig,
     MaskingRule,
     Replacement,
     find_words,

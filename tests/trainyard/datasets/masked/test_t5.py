@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainyard.datasets.masked.sentence_files import VOCABULARY, write_sentences
 from trainyard.corpus.indexed import IndexedDataset
-from trainyard.datasets.masked.masking import MaskedConfig
+from trainyard.datasets.masked.config import MaskedConfig
 from trainyard.datasets.masked.t5 import (
     T5Dataset,
     T5Format,

@@ -12,15 +12,16 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from trainyard.errors import ConfigError
-from trainyard.models.gpt.config import GPTConfig, MoEConfig
-from trainyard.models.gpt.flops import flops_per_iteration, flops_per_token
-from trainyard.models.gpt.memory import (
+from trainyard.models.costs.experts import MoEConfig
+from trainyard.models.costs.flops import flops_per_iteration, flops_per_token
+from trainyard.models.costs.memory import (
     activation_memory,
     check_layout,
     count_parameters,
     full_recompute_bytes,
 )
-from trainyard.models.gpt.memory_detail import detailed_memory, layer_activation_bytes
+from trainyard.models.costs.memory_detail import detailed_memory, layer_activation_bytes
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 from trainyard.models.parallel_layout import GRADIENT_BYTES, PARAMETER_BYTES, ParallelLayout

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainyard.conversion.huggingface.config import architecture, model_document
+from trainyard.conversion.huggingface.architecture import architecture
+from trainyard.conversion.huggingface.config import model_document
 from trainyard.conversion.huggingface.to_hf import targets
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from stages.pretrain.config import PretrainConfig
-from trainyard.config import from_dict, leaves
-from trainyard.models.gpt.config import GPTConfig
+from trainyard.config import leaves
+from trainyard.models.bert.config import BertConfig
+from trainyard.models.config import TransformerConfig
+from trainyard.models.families import read_model_config
 
 FOLDER = Path(__file__).parents[4] / "recipes" / "models"
 PUBLISHED = {
@@ -25,6 +27,7 @@ PUBLISHED = {
     "llama3-70b": (128256, 70_553_706_496),
     "mistral-7b": (32000, 7_241_732_096),
     "qwen3-8b": (151936, 8_190_735_360),
+    "bert-345m": (30522, 336_226_108),
 }
 """Tokens, not padded, and parameters: as the weights were published, GPT's by the formula of
 arXiv:2104.04473, section 2."""
@@ -34,9 +37,9 @@ def document(name: str) -> dict[str, Any]:
     return tomllib.loads((FOLDER / f"{name}.toml").read_text())
 
 
-def model(name: str) -> GPTConfig:
-    known = {key for key, _, _ in leaves(GPTConfig)}
-    return from_dict(GPTConfig, {k: v for k, v in document(name).items() if k in known}, name)
+def model(name: str) -> TransformerConfig:
+    known = {key for key, _, _ in leaves(BertConfig)}
+    return read_model_config({k: v for k, v in document(name).items() if k in known}, name)
 
 
 def test_every_preset_is_counted() -> None:

@@ -14,6 +14,8 @@ from random import Random
 from typing import Any, Literal
 
 from trainyard.errors import ConfigError
+from trainyard.models.bert.config import BertConfig
+from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
@@ -69,6 +71,7 @@ SMALL: dict[str, Any] = {
 }
 KINDS: dict[str, dict[str, Any]] = {
     "gpt": {},
+    "bert": {},
     "llama": {
         "position_embedding_type": "rope",
         "normalization": "RMSNorm",
@@ -153,9 +156,10 @@ class Cut:
         return self.model.padded_vocab_size(self.vocab_size, self.tp)
 
     @property
-    def model(self) -> GPTConfig:
+    def model(self) -> TransformerConfig:
         options = SMALL | KINDS[self.kind] | RECOMPUTE[self.recompute]
-        return GPTConfig(
+        config = BertConfig if self.kind == "bert" else GPTConfig
+        return config(
             **options,
             num_layers=self.num_layers,
             hidden_dropout=self.hidden_dropout,

@@ -19,8 +19,9 @@ from tests.trainyard.training.layouts.cases import (
 )
 from trainyard.checkpoint.layout import LocalTensors, slices_held
 from trainyard.datasets.loader import Batch
-from trainyard.models.gpt.model import GPTModel
+from trainyard.models.families import family_of
 from trainyard.models.init import init_parameters
+from trainyard.models.model import TransformerModel
 from trainyard.optim.schedule import Rates
 from trainyard.parallel.dims import dims_of
 from trainyard.parallel.groups import ProcessGroups, build_groups
@@ -34,7 +35,7 @@ NUM_STEPS = 5
 LEARNING_RATE = 0.01
 SEED = 11
 CPU = torch.device("cpu")
-TABLES = ("embedding.word_embeddings.weight", "output_layer.weight")
+TABLES = ("embedding.word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 """What has a row for each token, and for padding."""
 
 Tensors = dict[str, Tensor]
@@ -91,7 +92,7 @@ def train(cut: Cut, num_steps: int) -> Share:
     for step in range(1, num_steps + 1):
         rates = Rates(LEARNING_RATE / step**0.5, 0.1, LEARNING_RATE / step**0.5)
         result = train_module.step(step, size, batches(cut, step, train_module.groups), rates)
-        losses.append(result.lm_loss)
+        losses += [result.lm_loss, *result.more_losses.values()]
         norms.append(result.grad_norm)
         if step == 1:
             held = optimizer_tensors(train_module)
@@ -117,10 +118,14 @@ def train_module_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModu
         cut.precision,
         groups,
         CPU,
-        StepOptions(seed=SEED, per_token=cut.per_token),
+        StepOptions(
+            seed=SEED,
+            per_token=cut.per_token,
+            more_losses=family_of(cut.model).more_losses(cut.model),
+        ),
     )
     for chunk in train_module.chunks:
-        assert isinstance(chunk, GPTModel)
+        assert isinstance(chunk, TransformerModel)
         init_parameters(chunk, SEED)
     train_module.optimizer.adopt_model_parameters()
     return train_module
@@ -129,7 +134,8 @@ def train_module_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModu
 def batches(cut: Cut, step: int, groups: ProcessGroups) -> Iterator[Batch]:
     """This rank's micro-batches of a step."""
     for place in range(groups.dp_rank, NUM_MICROBATCHES, groups.dims.dp):
-        yield microbatch(step, cut.order[place], cut.vocab_size)
+        batch = microbatch(step, cut.order[place], cut.vocab_size)
+        yield with_hidden_words(batch, step) if cut.kind == "bert" else batch
 
 
 def microbatch(step: int, number: int, vocab_size: int) -> Batch:
@@ -146,6 +152,23 @@ def microbatch(step: int, number: int, vocab_size: int) -> Batch:
         "labels": text[:, 1:].contiguous(),
         "loss_mask": mask,
         "position_ids": positions,
+    }
+
+
+def with_hidden_words(batch: Batch, step: int) -> Batch:
+    """The same text as two runs of sentences with padding behind them, some of its words hidden."""
+    text, mask = batch["tokens"], batch["loss_mask"]
+    row = torch.arange(MICRO_BATCH_SIZE).unsqueeze(1)
+    places = torch.arange(SEQ_LENGTH).expand_as(text)
+    padding_mask = (places < SEQ_LENGTH - (step + 3 * row) % 6).long()
+    hidden = ((places + row + step) % 4 == 0) & padding_mask.bool() & mask.bool()
+    return {
+        "text": torch.where(hidden, 1, text),
+        "types": (places >= SEQ_LENGTH // 2).long(),
+        "labels": torch.where(hidden, text, -1),
+        "loss_mask": hidden.float(),
+        "padding_mask": padding_mask,
+        "is_random": (row.squeeze(1) + step) % 2,
     }
 
 

@@ -1,10 +1,7 @@
 """Cuts that add nothing up in another order give the same bits, and those that do the same step.
 
 More than two ranks that add gradients up (data x context) do so in an order that depends on the
-place in a bucket; there, buckets must be alike.
-
-Between one process and several the norm of the gradient differs in how it is added up (fp64 over
-ranks), so those comparisons go without clipping."""
+place in a bucket; there, buckets must be alike."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def quick(choices: Iterable[str], *chosen: str) -> list[Any]:
 
 
 # A tied embedding's gradient has two summands a micro-batch on one stage, and two sums on two.
-ALONE = Cut(tied=False, clip_grad=0.0)
+ALONE = Cut(tied=False)
 STAGES = {
     "two": replace(ALONE, pp=2),
     "two, recomputed": replace(ALONE, pp=2, recompute="full"),

@@ -20,7 +20,7 @@ from tests.trainyard.training.small_gpt import (
 )
 from trainyard.checkpoint.background import SaveReport
 from trainyard.errors import ConfigError
-from trainyard.models.gpt.flops import MODEL_FLOPS
+from trainyard.models.costs.flops import MODEL_FLOPS
 from trainyard.training.logging.console import training_line
 from trainyard.training.logging.jsonl import JsonLines
 from trainyard.training.logging.loggers import Guarded, build_loggers

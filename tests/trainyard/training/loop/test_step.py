@@ -26,7 +26,7 @@ from trainyard.parallel.groups import ALONE, ProcessGroups, build_groups
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 from trainyard.training.loop.seeds import microbatch_seed
-from trainyard.training.loop.step import StepResult
+from trainyard.training.loop.step import StepResult, TrainModule
 from trainyard.training.options.training import TrainingConfig
 
 
@@ -98,13 +98,19 @@ def test_two_ranks_make_the_same_step_as_one_with_dropout(ranks: RankPool, per_t
     torch.testing.assert_close(a, moments, **FP32_SUM_ORDER)
 
 
+def loss_of(train_module: TrainModule, batches: Iterator[Batch], count: int) -> float:
+    measured = train_module.evaluate(batches, count)
+    assert measured is not None
+    return measured.loss
+
+
 def test_evaluation_draws_nothing_and_changes_nothing() -> None:
     train_module = build_train_module(dropout=0.5)
     before = torch.get_rng_state()
-    losses = {train_module.evaluate(batches_of(list(range(8)), 2), 4) for _ in range(2)}
+    losses = {loss_of(train_module, batches_of(list(range(8)), 2), 4) for _ in range(2)}
     assert len(losses) == 1
     assert torch.equal(torch.get_rng_state(), before)
-    larger = train_module.evaluate(batches_of(list(range(8)), 8), 1)
+    larger = loss_of(train_module, batches_of(list(range(8)), 8), 1)
     assert larger == pytest.approx(losses.pop(), rel=1e-6)
 
 

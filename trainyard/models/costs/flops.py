@@ -6,8 +6,9 @@ optimizer and recomputation do not count. Standard library only."""
 
 from __future__ import annotations
 
+from trainyard.models.config import TransformerConfig
+from trainyard.models.costs.experts import DENSE, MoEConfig
 from trainyard.models.family import FlopConvention
-from trainyard.models.gpt.config import DENSE, GPTConfig, MoEConfig
 
 MODEL_FLOPS = FlopConvention(
     "6N+causal",
@@ -17,7 +18,10 @@ MODEL_FLOPS = FlopConvention(
 
 
 def flops_per_iteration(
-    config: GPTConfig, padded_vocab_size: int, global_batch_size: int, moe: MoEConfig = DENSE
+    config: TransformerConfig,
+    padded_vocab_size: int,
+    global_batch_size: int,
+    moe: MoEConfig = DENSE,
 ) -> float:
     """Operations of one optimizer step over `global_batch_size` samples of seq_length tokens."""
     s = config.seq_length
@@ -26,13 +30,15 @@ def flops_per_iteration(
     return 6.0 * global_batch_size * s * (weights + attention)
 
 
-def flops_per_token(config: GPTConfig, padded_vocab_size: int, moe: MoEConfig = DENSE) -> float:
+def flops_per_token(
+    config: TransformerConfig, padded_vocab_size: int, moe: MoEConfig = DENSE
+) -> float:
     """Operations of one token of a full-length sample, forward and backward."""
     return flops_per_iteration(config, padded_vocab_size, 1, moe) / config.seq_length
 
 
 def matmul_weights_per_token(
-    config: GPTConfig, padded_vocab_size: int, moe: MoEConfig = DENSE
+    config: TransformerConfig, padded_vocab_size: int, moe: MoEConfig = DENSE
 ) -> int:
     """Weights that one token is multiplied with; of experts, only those that it visits."""
     h = config.hidden_size

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainyard.errors import ConfigError
-from trainyard.models.gpt.config import DENSE, GPTConfig, MoEConfig
+from trainyard.models.config import TransformerConfig
+from trainyard.models.costs.experts import DENSE, MoEConfig
 from trainyard.models.parallel_layout import ParallelLayout
 
 
-def check_layout(layout: ParallelLayout, config: GPTConfig, moe: MoEConfig = DENSE) -> None:
+def check_layout(layout: ParallelLayout, config: TransformerConfig, moe: MoEConfig = DENSE) -> None:
     """Raise ConfigError for a layout that does not divide the model."""
     pp, tp, chunk = layout.pp, layout.tp, layout.layers_per_virtual_stage
     if layout.first_rank_layers is None:
@@ -58,7 +59,10 @@ class ActivationMemory:
 
 
 def count_parameters(
-    config: GPTConfig, padded_vocab_size: int, layout: ParallelLayout, moe: MoEConfig = DENSE
+    config: TransformerConfig,
+    padded_vocab_size: int,
+    layout: ParallelLayout,
+    moe: MoEConfig = DENSE,
 ) -> ParameterCount:
     """Parameters by Megatron-LM's report: weights and norms, no biases and no learned positions."""
     h, layers = config.hidden_size, config.num_layers
@@ -94,12 +98,16 @@ def count_parameters(
     )
 
 
-def shard_params(config: GPTConfig, padded_vocab_size: int, layout: ParallelLayout) -> float:
+def shard_params(
+    config: TransformerConfig, padded_vocab_size: int, layout: ParallelLayout
+) -> float:
     """Parameters of the most loaded rank."""
     return count_parameters(config, padded_vocab_size, layout).most_loaded_shard
 
 
-def activation_bytes(config: GPTConfig, padded_vocab_size: int, layout: ParallelLayout) -> float:
+def activation_bytes(
+    config: TransformerConfig, padded_vocab_size: int, layout: ParallelLayout
+) -> float:
     """Activations of the most loaded rank in 16 bits, of whole sequences."""
     if layout.recompute == "full":
         return full_recompute_bytes(config, padded_vocab_size, layout)
@@ -107,7 +115,7 @@ def activation_bytes(config: GPTConfig, padded_vocab_size: int, layout: Parallel
 
 
 def activation_memory(
-    config: GPTConfig, padded_vocab_size: int, layout: ParallelLayout
+    config: TransformerConfig, padded_vocab_size: int, layout: ParallelLayout
 ) -> ActivationMemory:
     """Activations on the first stage.
 
@@ -137,7 +145,7 @@ def activation_memory(
 
 
 def full_recompute_bytes(
-    config: GPTConfig, padded_vocab_size: int, layout: ParallelLayout
+    config: TransformerConfig, padded_vocab_size: int, layout: ParallelLayout
 ) -> float:
     """Activations under full recomputation, which Megatron-LM's report lacks: the 16-bit input of
     each layer, and all of one layer at a time."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 from trainyard.models.parallel_layout import ParallelLayout
 
 MLP_TENSORS = {
@@ -46,7 +46,7 @@ class DetailedMemory:
 
 
 def detailed_memory(
-    config: GPTConfig, padded_vocab_size: int, layout: ParallelLayout
+    config: TransformerConfig, padded_vocab_size: int, layout: ParallelLayout
 ) -> DetailedMemory:
     """Memory of the stage that needs most."""
     names = ["only"] if layout.pp == 1 else ["first", "last"]
@@ -54,7 +54,9 @@ def detailed_memory(
     return max(stages, key=lambda stage: stage.total)
 
 
-def _stage(config: GPTConfig, vocab: int, layout: ParallelLayout, name: str) -> DetailedMemory:
+def _stage(
+    config: TransformerConfig, vocab: int, layout: ParallelLayout, name: str
+) -> DetailedMemory:
     layers = -(-config.num_layers // layout.pp)
     weights = parameters_here(
         config, vocab, layout, layers, has_embedding=name != "last", has_output=name != "first"
@@ -75,7 +77,7 @@ def _stage(config: GPTConfig, vocab: int, layout: ParallelLayout, name: str) -> 
 
 
 def parameters_here(
-    config: GPTConfig,
+    config: TransformerConfig,
     padded_vocab_size: int,
     layout: ParallelLayout,
     layers: int,
@@ -86,17 +88,17 @@ def parameters_here(
     """Parameters of one tensor-parallel rank of a stage, every one counted."""
     h, tp = config.hidden_size, layout.tp
     table = padded_vocab_size * h / tp
-    positions = config.positions * h if config.position_embedding_type == "learned_absolute" else 0
     count = layers * _layer_parameters(config, tp)
     if has_embedding:
-        count += table + positions
+        count += table + config.embedding_params()
     if has_output:
         tied = not config.untie_embeddings_and_output_weights
-        count += config.norm_params() + (0 if tied and has_embedding else table)
+        rows = padded_vocab_size // tp
+        count += config.output_params(rows) + (0 if tied and has_embedding else table)
     return count
 
 
-def _layer_parameters(config: GPTConfig, tp: int) -> float:
+def _layer_parameters(config: TransformerConfig, tp: int) -> float:
     """Norms, and biases of the matrices that are cut by columns, are whole on every rank."""
     whole: float = 2 * config.norm_params()
     if config.linear_bias:
@@ -128,7 +130,7 @@ class _LayerBytes:
         return 2 * (self.residual + self.normalised) + self.attention + self.softmax + self.mlp
 
 
-def _layer_bytes(config: GPTConfig, layout: ParallelLayout) -> _LayerBytes:
+def _layer_bytes(config: TransformerConfig, layout: ParallelLayout) -> _LayerBytes:
     h, tp, width = config.hidden_size, layout.tp, 4 if layout.fp32 else 2
     between = tp if layout.sequence_parallel else 1
     heads = config.query_size + config.kv_size
@@ -146,7 +148,7 @@ def _layer_bytes(config: GPTConfig, layout: ParallelLayout) -> _LayerBytes:
     )
 
 
-def layer_activation_bytes(config: GPTConfig, layout: ParallelLayout) -> float:
+def layer_activation_bytes(config: TransformerConfig, layout: ParallelLayout) -> float:
     """Kept by one layer for one token, after selective recomputation."""
     kept = _layer_bytes(config, layout)
     total = kept.all
@@ -159,7 +161,9 @@ def layer_activation_bytes(config: GPTConfig, layout: ParallelLayout) -> float:
     return total
 
 
-def _stage_activations(config: GPTConfig, layout: ParallelLayout, layers: int, name: str) -> float:
+def _stage_activations(
+    config: TransformerConfig, layout: ParallelLayout, layers: int, name: str
+) -> float:
     """Of all layers of a stage and all micro-batches in flight, for one token of each."""
     kept, transient = _kept_by_layers(config, layout, layers)
     growth, in_flight = layout.activation_growth(config)
@@ -170,7 +174,9 @@ def _stage_activations(config: GPTConfig, layout: ParallelLayout, layers: int, n
     return kept * in_flight + transient
 
 
-def _kept_by_layers(config: GPTConfig, layout: ParallelLayout, layers: int) -> tuple[float, float]:
+def _kept_by_layers(
+    config: TransformerConfig, layout: ParallelLayout, layers: int
+) -> tuple[float, float]:
     """(kept by the layers of a stage, needed transiently in the backward pass)."""
     whole = layer_activation_bytes(config, layout)
     entry = _layer_bytes(config, layout).residual
@@ -184,7 +190,7 @@ def _kept_by_layers(config: GPTConfig, layout: ParallelLayout, layers: int) -> t
     return (layers - offloaded) * whole, 2 * whole if offloaded else 0.0
 
 
-def _logits(config: GPTConfig, vocab: int, layout: ParallelLayout) -> float:
+def _logits(config: TransformerConfig, vocab: int, layout: ParallelLayout) -> float:
     """Final norm's input and output, and logits, which their gradient overwrites."""
     kept, width = _layer_bytes(config, layout), 4 if layout.fp32 else 2
     copies = 3 if layout.fp32 else 1  # torch's own cross entropy in fp32

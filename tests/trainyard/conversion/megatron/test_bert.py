@@ -1,0 +1,185 @@
+"""BERT in Megatron-LM's checkpoints: names of both classes, the published files, every split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainyard.checkpoint.samples import contents
+from tests.trainyard.conversion.megatron.test_write import convert_run
+from trainyard.checkpoint.save import save_step
+from trainyard.config import to_dict
+from trainyard.conversion.megatron.names import flatten, our_name
+from trainyard.conversion.megatron.read import open_megatron
+from trainyard.conversion.source import model_shapes
+from trainyard.errors import ConfigError
+from trainyard.models.bert.config import BertConfig
+from trainyard.models.bert.model import BertModel
+from trainyard.models.init import init_parameters
+
+ROWS, TOKENS = 128, 120
+SIZES: dict[str, Any] = {
+    "num_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "seq_length": 16,
+}
+BERT_345M: dict[str, Any] = {
+    "num_layers": 24,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "seq_length": 512,
+}
+OLDEST_LAYER = (
+    *("input_layernorm", "attention.query_key_value", "attention.dense"),
+    *("post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+)
+MATRICES = {
+    "attention.query_key_value": (3, 1),
+    "attention.dense": (1, 1),
+    "mlp.dense_h_to_4h": (4, 1),
+    "mlp.dense_4h_to_h": (1, 4),
+}
+"""Rows and columns in hidden sizes."""
+
+
+def weights(**options: Any) -> tuple[BertConfig, dict[str, Tensor]]:
+    config = BertConfig(**SIZES, **options)
+    model = BertModel(config, ROWS)
+    init_parameters(model, 3)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator))
+    return config, {name: tensor.detach() for name, tensor in model.named_parameters()}
+
+
+def oldest(config: BertConfig, rows: int) -> dict[str, tuple[int, ...]]:
+    """Paths and shapes of the files of 2019."""
+    h = config.hidden_size
+    found: dict[str, tuple[int, ...]] = {
+        "language_model.embedding.word_embeddings.weight": (rows, h),
+        "language_model.embedding.position_embeddings.weight": (config.positions, h),
+        "language_model.embedding.tokentype_embeddings.weight": (2, h),
+        "language_model.transformer.final_layernorm.weight": (h,),
+        "language_model.transformer.final_layernorm.bias": (h,),
+        "language_model.pooler.dense.weight": (h, h),
+        "language_model.pooler.dense.bias": (h,),
+        "lm_head.bias": (rows,),
+        "lm_head.dense.weight": (h, h),
+        "lm_head.dense.bias": (h,),
+        "lm_head.layernorm.weight": (h,),
+        "lm_head.layernorm.bias": (h,),
+        "binary_head.weight": (2, h),
+        "binary_head.bias": (2,),
+    }
+    for layer in range(config.num_layers):
+        for name in OLDEST_LAYER:
+            path = f"language_model.transformer.layers.{layer}.{name}"
+            a, b = MATRICES.get(name, (1, 0))
+            found |= {f"{path}.weight": (a * h, b * h) if b else (h,), f"{path}.bias": (a * h,)}
+    return found
+
+
+@pytest.mark.parametrize(("rows", "parameters"), [(30592, 336_297_858), (29056, 334_723_458)])
+def test_the_published_bert_345m_has_our_names_and_shapes(rows: int, parameters: int) -> None:
+    """megatron_bert_345m_v0.1_uncased and _cased, of full shape."""
+    config = BertConfig(**BERT_345M)
+    named = {our_name(p, tied=True, bert=True): s for p, s in oldest(config, rows).items()}
+    assert named == model_shapes(config, rows)
+    assert config.num_params(rows) == parameters
+
+
+def test_a_file_of_2019_is_read(tmp_path: Path) -> None:
+    """As published: no args, no version, queries then keys then values, half precision."""
+    config, ours = weights()
+    tree: dict[str, Any] = {}
+    for path, shape in oldest(config, ROWS).items():
+        name = our_name(path, tied=True, bert=True)
+        assert name is not None
+        tensor = ours[name].half()
+        if "query_key_value" in path:  # [4 heads, 3, 8 channels] as [3, 4, 8]
+            rest = tensor.shape[1:]
+            tensor = tensor.view(4, 3, 8, *rest).transpose(0, 1).reshape(tensor.shape)
+        assert tensor.shape == shape, path
+        parts, node = path.split("."), tree
+        depth = 2 if parts[0] == "language_model" else 1
+        depth = 3 if parts[1] == "embedding" else depth
+        for part in parts[:depth]:
+            node = node.setdefault(part, {})
+        node[".".join(parts[depth:])] = tensor
+    folder = tmp_path / "release" / "mp_rank_00"
+    folder.mkdir(parents=True)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("release")
+    torch.save({"iteration": 0, "model": tree}, folder / "model_optim_rng.pt")
+    with pytest.raises(ConfigError, match="16 for NVIDIA's GPT-345M and BERT-345M"):
+        open_megatron(str(tmp_path))
+    with open_megatron(str(tmp_path), num_attention_heads=4) as source:
+        assert isinstance(source.config, BertConfig)
+        assert (source.config.positions, source.config.activation) == (16, "gelu_tanh")
+        for name, tensor in ours.items():
+            assert torch.equal(source.read(f"model.{name}"), tensor.half()), name
+
+
+def save_run(root: Path, config: BertConfig, ours: Mapping[str, Tensor]) -> None:
+    document = {"model": to_dict(config), "vocab_size": TOKENS, "padded_vocab_size": ROWS}
+    tensors = {f"model.{name}": tensor for name, tensor in ours.items()}
+    save_step(str(root), 100, tensors, contents(100, documents={"config.json": document}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [{}, {"tp": 2}, {"pp": 2}, {"tp": 2, "pp": 2, "vpp": 2}], ids=str)
+@pytest.mark.parametrize("kind", ["legacy", "transformer_engine", "local"])
+@pytest.mark.parametrize("options", [{}, {"bert_binary_head": False}], ids=["sop", "words"])
+def test_every_split_is_written_and_read(
+    tmp_path: Path, kind: str, split: dict[str, int], options: dict[str, Any]
+) -> None:
+    config, ours = weights(**options)
+    save_run(tmp_path / "run", config, ours)
+    if kind == "legacy":
+        made = convert_run(tmp_path, model_class="legacy", **split)
+    else:
+        made = convert_run(tmp_path, transformer_impl=kind, **split)
+    with open_megatron(str(made)) as source:
+        assert isinstance(source.config, BertConfig)
+        assert source.config.bert_binary_head == config.bert_binary_head
+        assert source.config.token_types == config.token_types
+        assert {name.removeprefix("model.") for name in source.specs} == set(ours)
+        for name, tensor in ours.items():
+            assert torch.equal(source.read(f"model.{name}"), tensor), name
+
+
+def test_legacy_files_have_the_names_of_megatron(tmp_path: Path) -> None:
+    config, ours = weights()
+    save_run(tmp_path / "run", config, ours)
+    made = convert_run(tmp_path, model_class="legacy", pp=2)
+    first, last = (
+        torch.load(
+            made / "iter_0000100" / f"mp_rank_00_00{rank}" / "model_optim_rng.pt",
+            weights_only=False,
+        )["model"]
+        for rank in (0, 1)
+    )
+    assert set(first) == {"language_model"}
+    assert set(first["language_model"]["embedding"]) == {
+        *("word_embeddings", "position_embeddings", "tokentype_embeddings")
+    }
+    assert set(last) == {*("language_model", "lm_head", "binary_head"), "word_embeddings_for_head"}
+    assert set(last["language_model"]["pooler"]) == {"dense.weight", "dense.bias"}
+    assert set(last["lm_head"]) == {
+        *("bias", "dense.weight", "dense.bias", "norm.weight", "norm.bias")
+    }
+    assert set(last["binary_head"]) == {"weight", "bias"}
+    assert "final_norm.weight" in last["language_model"]["encoder"]
+    assert sum(1 for _ in flatten(first)) == 3 + 2 * 12
+
+
+def test_a_bert_that_megatron_does_not_have_is_refused(tmp_path: Path) -> None:
+    save_run(tmp_path / "run", *weights(post_layernorm=True))
+    with pytest.raises(ConfigError, match="Megatron-LM's BERT has no --post-layernorm"):
+        convert_run(tmp_path)

@@ -1,0 +1,62 @@
+"""Samples of several datasets in given shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.datasets.sample_format import Dataset, Sample
+
+
+class Source(Dataset, Protocol):
+    """A dataset that fetches announced samples ahead."""
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Say which samples will be asked for soon."""
+
+
+S = TypeVar("S", bound=Source)
+
+
+class Blended(Generic[S]):
+    """Sample i is sample `dataset_sample_index[i]` of dataset `dataset_index[i]`."""
+
+    def __init__(
+        self,
+        datasets: Sequence[S],
+        dataset_index: NDArray[np.int16],
+        dataset_sample_index: NDArray[np.int64],
+    ) -> None:
+        self.datasets = datasets
+        self.dataset_index = dataset_index
+        self.dataset_sample_index = dataset_sample_index
+
+    def __len__(self) -> int:
+        return len(self.dataset_index)
+
+    def __getitem__(self, index: int) -> Sample:
+        source, within = self.place(index)
+        return source[within]
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Say which samples will be asked for soon."""
+        for source, within in map(self.place, indices):
+            source.prefetch([within])
+
+    def place(self, index: int) -> tuple[S, int]:
+        """The dataset of a sample, and its number there."""
+        source = self.datasets[self.dataset_index.item(index)]
+        return source, self.dataset_sample_index.item(index)
+
+    def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n, 2): the source's number, and the sample's number in it."""
+        sources = self.dataset_index[indices].astype(np.int64)
+        samples = self.dataset_sample_index[indices]
+        ids = np.stack([sources, np.zeros_like(samples)], axis=1)
+        for source in np.unique(sources).tolist():
+            of_source = sources == source
+            ids[of_source, 1] = self.datasets[source].ids(samples[of_source])[:, 1]
+        return ids

@@ -1,0 +1,1 @@
+"""The BERT family: options, module, samples, FLOPs, names in foreign checkpoints."""

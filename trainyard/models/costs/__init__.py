@@ -1,0 +1,1 @@
+"""Costs of a transformer by its options: FLOPs, memory."""
