@@ -12,6 +12,7 @@ from typing import Any
 MODULES = {
     "ALONE": "parallel.groups",
     "BatchSize": "training.loop.batch_size",
+    "BertConfig": "models.bert.config",
     "ColumnParallelLinear": "parallel.tensor.linear",
     "DataConfig": "datasets.config",
     "GPTConfig": "models.gpt.config",

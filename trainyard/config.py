@@ -9,23 +9,29 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import json
 import math
-import re
 import reprlib
-import tomllib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
-from trainyard import yaml_loader
 from trainyard.errors import ConfigError
 
 C = TypeVar("C")
 
+# Upper bounds by kind of option, as a greater number is a typing error: better a message than an
+# array that no machine holds.
+MAX_NUMBER = 2**63 - 1  # any whole number, of either sign: what arrays and files hold
+MAX_SIZE = 2**31 - 1  # widths, heads, lengths, batches, vocabularies: token files have 32 bits
+MAX_STEPS = 10**8  # steps of a run
+MAX_SAMPLES = 10**12  # samples of a run: the largest models saw 10**10 of 4096 tokens
+MAX_RANKS = 2**20  # ranks of a training, files of a checkpoint, shares of a stage
+MAX_PROCESSES = 1024  # processes or threads on one machine
+
 ROLE = "trainyard.role"
 ALSO = "trainyard.also"
+VARIANTS = "trainyard.variants"
 
 
 class _Missing:
@@ -52,11 +58,36 @@ def location(default: Any = dataclasses.MISSING) -> Any:
 
 
 def also(
-    *names: str, default: Any = dataclasses.MISSING, role: Literal["execution"] | None = None
+    *names: str,
+    default: Any = dataclasses.MISSING,
+    role: Literal["execution", "location"] | None = None,
 ) -> Any:
-    """A field with further names in documents and flags. role: as `execution`."""
+    """A field with further names in documents and flags. role: as `execution` and `location`."""
     metadata = {ALSO: names} | ({ROLE: role} if role is not None else {})
     return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variants:
+    """The classes of a nested configuration, by the value of their own field `key`."""
+
+    key: str
+    classes: Mapping[str, type]
+    """The first is that of a document without the key."""
+
+    def chosen(self, document: Mapping[str, Any], where: str) -> type:
+        """The class that a document describes; ConfigError for a value that none has."""
+        name = document.get(self.key, next(iter(self.classes)))
+        if not isinstance(name, str) or name not in self.classes:
+            known = ", ".join(map(repr, self.classes))
+            raise ConfigError(f"{where}: {self.key} is {shown(name)}; choose one of {known}")
+        return self.classes[name]
+
+
+def one_of(key: str, classes: Mapping[str, type]) -> Mapping[str, Variants]:
+    """Metadata of a field with a nested configuration of one of several classes, which share the
+    field `key` and differ in its value. Flat keys are those of all classes."""
+    return {VARIANTS: Variants(key, classes)}
 
 
 # --- the flat key space -----------------------------------------------------------------------
@@ -71,13 +102,28 @@ def _is_config(annotation: Any) -> bool:
     return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
 
 
+def variants_of(cls: type) -> Iterator[Variants]:
+    """The variants of all nested configurations."""
+    for field in dataclasses.fields(cls):
+        if VARIANTS in field.metadata:
+            yield field.metadata[VARIANTS]
+
+
 def leaves(cls: type) -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
-    """Every flat key of a configuration class: name, annotation, field."""
+    """Every flat key of a configuration class: name, annotation, field. Of variants, the keys of
+    each class, those that they share once."""
     hints = _hints(cls)
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
-        if _is_config(hints[field.name]):
+        if VARIANTS in field.metadata:
+            named = {
+                leaf[0]: leaf
+                for variant in reversed(field.metadata[VARIANTS].classes.values())
+                for leaf in leaves(variant)
+            }
+            yield from named.values()
+        elif _is_config(hints[field.name]):
             yield from leaves(hints[field.name])
         else:
             yield field.name, hints[field.name], field
@@ -141,14 +187,6 @@ def check_at_most(config: Any, limit: int, *names: str) -> None:
             raise ConfigError(f"{flag(name)} must be at most {limit}, got {value}")
 
 
-def check_finite(config: Any) -> None:
-    """Raise ConfigError for NaN and infinity, which no option accepts."""
-    for name, value in to_dict(config).items():
-        numbers = value if isinstance(value, list) else [value]
-        if any(isinstance(n, float) and not math.isfinite(n) for n in numbers):
-            raise ConfigError(f"{flag(name)} must be a finite number, got {value!r}")
-
-
 def differing(config: Any) -> dict[str, Any]:
     """The flat keys whose value is not the class's default, required ones included."""
     defaults = {name: field.default for name, _, field in leaves(type(config))}
@@ -180,6 +218,22 @@ def check_keys(cls: type, document: Mapping[str, Any], where: str) -> None:
         if key not in known and key not in others and key not in ignored:
             hint = suggest(str(key), known, "known keys:", [*known, *sorted(ignored)])
             raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+    check_variants(cls, document, where)
+
+
+def check_variants(cls: type, document: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError for a key that only another variant than the chosen one has, unless its
+    value is the default there."""
+    for variants in variants_of(cls):
+        chosen = variants.chosen(document, where)
+        ours = {name for name, _, _ in leaves(chosen)}
+        for value, other in variants.classes.items():
+            for name, _, field in leaves(other):
+                if name not in ours and document.get(name, field.default) != field.default:
+                    raise ConfigError(
+                        f"{where}: {name} ({flag(name)}) only applies with "
+                        f"{flag(variants.key)} {value}; leave it out"
+                    )
 
 
 def suggest(
@@ -210,6 +264,8 @@ def _partial(cls: type, document: Mapping[str, Any], where: str, missing: Any) -
     config: Any = object.__new__(cls)
     for field in dataclasses.fields(cls):
         annotation = hints[field.name]
+        if VARIANTS in field.metadata:
+            annotation = field.metadata[VARIANTS].chosen(document, where)
         if _is_config(annotation):
             value = _partial(annotation, document, where, missing)
         elif field.name in document:
@@ -286,6 +342,8 @@ def _convert_scalar(value: Any, annotation: Any, where: str) -> Any:
         raise ConfigError(
             f"{where} must be {names.get(annotation, annotation)}, got {shown(value)}"
         )
+    if isinstance(value, int) and abs(value) > MAX_NUMBER:
+        raise ConfigError(f"{where} must be at most {MAX_NUMBER}, got {shown(value)}")
     return value
 
 
@@ -318,68 +376,6 @@ def from_table(cls: type[C], table: Any, where: str) -> C:
         return cls(**values)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-
-
-# --- texts ------------------------------------------------------------------------------------
-
-
-def parse_document(text: str, suffix: str, where: str) -> dict[str, Any]:
-    """A TOML, YAML or JSON document, by the ending of its name."""
-    try:
-        if suffix == ".toml":
-            document: Any = tomllib.loads(text)
-        elif suffix in YAML:
-            document = _parse_yaml(text)
-        elif suffix == ".json":
-            document = json.loads(text)
-        else:
-            raise ConfigError(
-                f"{where}: a config ends in .toml, .yaml, .yml or .json, not {suffix!r}"
-            )
-    except ConfigError:
-        raise
-    except RecursionError:
-        raise ConfigError(f"{where} is nested too deeply") from None
-    except Exception as error:  # each parser raises its own kinds of errors
-        what = yaml_loader.describe(error) if suffix in YAML else str(error)
-        raise ConfigError(f"{where} is not well-formed {suffix[1:].upper()}: {what}") from None
-    if not isinstance(document, dict):
-        raise ConfigError(f"{where} must be a table of keys and values")
-    _check_size(document, where)
-    for number, key in enumerate(document, 1):
-        # Not shown: a file that is no config may have a secret there.
-        if not isinstance(key, str) or not KEY.fullmatch(key):
-            raise ConfigError(f"{where}: key {number} is not a name of letters, digits and '_'")
-    return document
-
-
-YAML = (".yaml", ".yml")
-KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
-MAX_VALUES = 1_000_000
-"""Of a document, with what its aliases repeat."""
-MAX_DEPTH = 50
-
-
-def _parse_yaml(text: str) -> Any:
-    import yaml  # 15 ms, needed for YAML only
-
-    return yaml.load(text, yaml_loader.loader_class())
-
-
-def _check_size(document: dict[str, Any], where: str) -> None:
-    """Refuse a document that a walk over its values would not finish."""
-    left, waiting = MAX_VALUES, [iter(document.values())]
-    while waiting:
-        for value in waiting[-1]:
-            left -= 1
-            if left < 0 or len(waiting) > MAX_DEPTH:
-                raise ConfigError(f"{where} unfolds into too many values, or is nested too deeply")
-            if isinstance(value, dict | list | tuple | set):
-                inner = value.values() if isinstance(value, dict) else value
-                waiting.append(iter(inner))
-                break
-        else:
-            waiting.pop()
 
 
 def dump_toml(config: Any) -> str:

@@ -82,6 +82,8 @@ class Stopped(BaseException):
     def __init__(self, signum: int, by: str = "") -> None:
         super().__init__(f"stopped by {by or signals.Signals(signum).name}")
         self.signum = signum
+        self.saved = ""
+        """What the run kept, for people."""
 
     @property
     def exit_status(self) -> int:

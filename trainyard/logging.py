@@ -49,7 +49,7 @@ class Formatter(logging.Formatter):
     def __init__(self, colour: bool) -> None:
         super().__init__(datefmt="%H:%M:%S")
         self.colour = colour
-        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        several = os.environ.get("WORLD_SIZE", "1") not in ("", "1")
         self.rank = f"rank {os.environ.get('RANK', '0')}  " if several else ""
 
     def format(self, record: logging.LogRecord) -> str:

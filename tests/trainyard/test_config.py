@@ -13,10 +13,12 @@ from trainyard.config import (
     dump_toml,
     execution,
     from_dict,
+    leaves,
     location,
-    parse_document,
+    one_of,
     to_dict,
 )
+from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError
 
 
@@ -93,3 +95,33 @@ def test_yaml_is_read() -> None:
         "num_layers": 3,
         "input": ["x"],
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    shape: Literal["disc", "box"] = "disc"
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box(Shape):
+    shape: Literal["disc", "box"] = "box"
+    corners: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    form: Shape = field(metadata=one_of("shape", {"disc": Shape, "box": Box}))
+
+
+def test_a_document_chooses_one_of_several_classes_of_options() -> None:
+    assert from_dict(Drawing, {"size": 2}).form == Shape(size=2)
+    box = from_dict(Drawing, {"shape": "box", "size": 2, "corners": 6})
+    assert box.form == Box(size=2, corners=6)
+    assert from_dict(Drawing, to_dict(box)) == box
+    assert [name for name, _, _ in leaves(Drawing)] == ["shape", "size", "corners"]
+    assert from_dict(Drawing, {"size": 2, "corners": 4}).form == Shape(size=2)
+    with pytest.raises(ConfigError, match=r"corners \(--corners\) only applies with --shape box"):
+        from_dict(Drawing, {"size": 2, "corners": 5})
+    with pytest.raises(ConfigError, match="shape is 'star'; choose one of 'disc', 'box'"):
+        from_dict(Drawing, {"size": 2, "shape": "star"})

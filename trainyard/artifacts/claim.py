@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from trainyard.artifacts import conditional, retry, store
@@ -161,10 +162,13 @@ def _read(url: str) -> tuple[Holder, str] | None:
         return Holder("unknown", "unknown", "", 0, "", "unknown"), found[1]
 
 
-def acquire(url: str, wait_seconds: float) -> Claim:
+def acquire(
+    url: str, wait_seconds: float, on_wait: Callable[[str], object] = lambda holder: None
+) -> Claim:
     """Claim an output. Waits for a live holder up to `wait_seconds`; takes over a stale claim.
 
-    Raises ClaimHeldError, which names the holder."""
+    on_wait: called with the holder when waiting begins. Raises ClaimHeldError, which names the
+    holder."""
     holder = Holder.of_this_process()
     deadline = time.monotonic() + wait_seconds
     seen: tuple[str, float] | None = None
@@ -183,6 +187,7 @@ def acquire(url: str, wait_seconds: float) -> Claim:
         if seen is None or seen[0] != other_version or was_unavailable:
             if seen is None and not other.is_gone():
                 log.info("waiting for %s, held by %s", url, _name(other))
+                on_wait(_name(other))
             seen = (other_version, now)
         if other.is_gone() or now - seen[1] >= STALE_SECONDS:
             version = conditional.replace_if_match(url, holder.encode(0), other_version)

@@ -39,6 +39,35 @@ def digesting(running: Any, data: memoryview) -> Iterator[None]:
         thread.join()
 
 
+class FileDigests:
+    """The digests of files, none of them empty, whose bytes pass by end to end."""
+
+    def __init__(self, sizes: Iterable[int], together: Any = None) -> None:
+        """together: another running digest, which gets the same bytes at the same time."""
+        self.found: list[str] = []
+        self._sizes, self._left = iter(sizes), 0
+        self._running, self._together = hasher(), together
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Take the next bytes."""
+        view = memoryview(data)
+        if self._together is None:
+            self._update(view)
+            return
+        with digesting(self._together, view):
+            self._update(view)
+
+    def _update(self, data: memoryview) -> None:
+        while data:
+            self._left = self._left or next(self._sizes)
+            part = data[: self._left]
+            self._running.update(part)
+            data, self._left = data[len(part) :], self._left - len(part)
+            if not self._left:
+                self.found.append(self._running.hexdigest())
+                self._running = hasher()
+
+
 def digest_bytes(data: bytes | memoryview) -> str:
     """The digest of bytes in memory."""
     return blake3(data).hexdigest()

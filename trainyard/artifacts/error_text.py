@@ -4,11 +4,14 @@ Looks at names only, and opens nothing."""
 
 from __future__ import annotations
 
+import difflib
 import errno
 import glob
 import os
+import re
 import stat
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from trainyard.artifacts.urls import has_glob, is_local, is_web, local_path
@@ -16,13 +19,46 @@ from trainyard.errors import ArtifactError, ConfigError, InfrastructureError, Tr
 
 NO_FILE = "not a file but a pipe or a device; copy it into a file"
 
+MOST_NAMES = 1000
+"""Names of a folder among which the nearest is looked for."""
+
+NEAREST = "the nearest name is"
+
 TOO_LONG = "the file system takes no name as long; choose a shorter one"
 
 
 def why_absent(url: str, otherwise: str = "there is no such file or object") -> str:
-    """Why there is no file: a bad link, pipe or name on its path, or `otherwise`."""
+    """Why there is no file: a bad link, pipe or name on its path, or `otherwise`.
+
+    Of token files the nearest prefix is named too."""
     path = local_path(url)
-    return (_in_place_of(path) if path is not None else None) or otherwise
+    if path is not None and (fault := _in_place_of(path)):
+        return fault
+    near = what_is_there(url[:-4]) if url.endswith((".bin", ".idx")) else ""
+    return f"{otherwise}; {near}" if near.startswith(NEAREST) else otherwise
+
+
+def what_is_there(url: str) -> str:
+    """What is found where an input is missing: the nearest name, or how far its path leads."""
+    path = local_path(url)
+    if path is None or has_glob(url):
+        return "check the path"
+    if path.is_dir():
+        return "the folder is empty"
+    for ending in (".bin", ".idx"):
+        if fault := _fault_of_link(Path(f"{path}{ending}")):
+            return f"{path.name}{ending} is {fault}"
+    absent = next((at for at in reversed(path.absolute().parents) if not at.is_dir()), None)
+    if absent is not None:
+        return f"there is no folder {absent}"
+    with os.scandir(path.absolute().parent) as folder:
+        names = sorted(e.name for e in islice(folder, MOST_NAMES) if not e.name.startswith("."))
+    pairs = [name.removesuffix(".idx") for name in names if name.endswith(".idx")]
+    near = [name for name in pairs if name.startswith(f"{path.name}_")]
+    near = near or difflib.get_close_matches(path.name, [*pairs, *names], n=1)
+    if not near:
+        return "check the path"
+    return f"{NEAREST} {url.rstrip('/').removesuffix(path.name)}{near[0]}"
 
 
 def _in_place_of(path: Path) -> str | None:
@@ -40,6 +76,8 @@ def _fault_of_link(path: Path) -> str | None:
     try:
         path.stat()
     except FileNotFoundError:
+        if not path.is_symlink():
+            return None
         return f"a link to {os.readlink(path)}, which does not exist; fix or remove it"
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -85,6 +123,8 @@ def system_fault(url: str, name: str, error: OSError) -> TrainyardError:
         return ConfigError(f"{url}: the bucket does not exist; create it first")
     if error.errno == errno.ENAMETOOLONG and writes:
         return ConfigError(f"{url}: {TOO_LONG}")
+    if isinstance(error, FileNotFoundError) and name in ("open", "create"):
+        return ConfigError(f"{url}: no file can be made there; choose another path")
     nowhere = (errno.ELOOP, errno.ENAMETOOLONG)
     if no_folder or isinstance(error, FileNotFoundError) or error.errno in nowhere:
         return ArtifactError(f"{url}: {why_absent(url)}")
@@ -95,6 +135,17 @@ def system_fault(url: str, name: str, error: OSError) -> TrainyardError:
     return InfrastructureError(f"{url}: {name} failed: {error}")
 
 
+BUCKET = re.compile("[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+def bad_bucket(name: str) -> ConfigError:
+    """The error for a name of a bucket that a store refuses."""
+    return ConfigError(
+        f"s3://{name}: the store refuses this name of a bucket; a name has 3 to 63 lower-case "
+        f"letters, digits, '.' and '-', a letter or digit at both ends"
+    )
+
+
 def store_fault(url: str, name: str, error: Exception) -> TrainyardError:
     """An error of an object store's library during an operation, as an error of ours."""
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
@@ -102,4 +153,6 @@ def store_fault(url: str, name: str, error: Exception) -> TrainyardError:
             f"{url}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
             f"(and AWS_ENDPOINT_URL for a store other than AWS) in the environment"
         )
+    if "Invalid bucket name" in str(error):  # botocore refuses it before the store is asked
+        return bad_bucket(url.partition("://")[2].partition("/")[0])
     return InfrastructureError(f"{url}: {name} failed: {type(error).__name__}: {error}")

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes, digest_document, digest_files, hasher
 from trainyard.artifacts.error_text import why_absent
-from trainyard.artifacts.manifest import Manifest, read_manifest, read_slot
+from trainyard.artifacts.manifest import Manifest, check_digest, read_manifest, read_slot
 from trainyard.artifacts.output import FINAL_NAMES, MANIFEST, Output, is_housekeeping
 from trainyard.artifacts.replace_file import replace_file
 from trainyard.artifacts.store import FileRecord
@@ -35,6 +36,7 @@ from trainyard.errors import ArtifactError
 
 log = logging.getLogger(__name__)
 
+PAIR = (".bin", ".idx")
 SIDECAR = ".docs"
 
 SETTLED_SECONDS = 2.0
@@ -72,12 +74,30 @@ def _resolve_one(url: str, manifests: Manifests) -> tuple[list[str], str]:
                 return _files_of(found, base), found.output_digest
     if has_glob(url) or store.exists(url):
         return _files_alone(store.expand(url), manifests)
-    pair = [url + ending for ending in (".bin", ".idx") if store.exists(url + ending)]
+    pair = [url + ending for ending in PAIR if store.exists(url + ending)]
     if pair:
         # Not in the digest: the sidecar names locations, and tokens do not depend on them.
         sidecar = [url + SIDECAR] if store.exists(url + SIDECAR) else []
         return sorted([*pair, *sidecar]), _files_alone(pair, manifests)[1]
     return _folder(url, manifests)
+
+
+def check_exists(url: str) -> None:
+    """Raise ArtifactError for a URL without files, as `resolve` does, but read no file."""
+    if has_glob(url) or store.exists(url):
+        store.expand(url)
+        return
+    manifests = Manifests()
+    if any(manifests.read(manifest_url) for manifest_url, _ in _own_manifests(url)):
+        return
+    if not any(store.exists(url + ending) for ending in PAIR):
+        _files_in(url)
+
+
+def metrics_of(url: str) -> dict[str, Any]:
+    """The metrics of the artifact that a file belongs to; empty if no manifest lists the file."""
+    manifest = Manifests().listing(url)
+    return {} if manifest is None else manifest.metrics
 
 
 def _own_manifests(url: str) -> list[tuple[str, str]]:
@@ -103,13 +123,19 @@ def _files_alone(urls: list[str], manifests: Manifests) -> tuple[list[str], str]
 
 
 def _folder(url: str, manifests: Manifests) -> tuple[list[str], str]:
+    root, files = url.rstrip("/") + "/", _files_in(url)
+    names = [file.removeprefix(root) for file in files]
+    sizes = map(manifests.size, files)
+    return files, digest_files(zip(names, sizes, map(manifests.file_digest, files), strict=True))
+
+
+def _files_in(url: str) -> list[str]:
+    """The files of a folder; ArtifactError if it has none."""
     root = url.rstrip("/") + "/"
     files = [file for file in store.expand(url) if not is_housekeeping(file.removeprefix(root))]
     if not files:
         raise ArtifactError(f"{url}: no file in this folder; check the path")
-    names = [file.removeprefix(root) for file in files]
-    sizes = map(manifests.size, files)
-    return files, digest_files(zip(names, sizes, map(manifests.file_digest, files), strict=True))
+    return files
 
 
 class Manifests:
@@ -148,6 +174,16 @@ class Manifests:
 
     def record(self, url: str) -> FileRecord | None:
         """The file's record in the manifest of its artifact; None if no manifest lists it."""
+        found = self._listing(url)
+        return found[1] if found else None
+
+    def listing(self, url: str) -> Manifest | None:
+        """The manifest of the artifact that a file belongs to; None if no manifest lists it."""
+        found = self._listing(url)
+        return self.read(found[0]) if found else None
+
+    def _listing(self, url: str) -> tuple[str, FileRecord] | None:
+        """The URL of the manifest that lists a file, and the file's record in it."""
         folder, name = parent(url), basename(url)
         for manifest in self._covering(folder, name):
             manifest_url = join(folder, manifest)
@@ -158,7 +194,7 @@ class Manifests:
                     raise
                 continue
             if record is not None:
-                return record
+                return manifest_url, record
         return None
 
     def _covering(self, folder: str, name: str) -> list[str]:
@@ -179,6 +215,22 @@ class Manifests:
         if url not in self._listed:
             self._listed[url] = store.list_folder(url)
         return self._listed[url]
+
+
+def read_checked(url: str) -> bytes:
+    """The contents of a file; ArtifactError if a manifest lists it with another digest."""
+    data = store.read_bytes(url)
+    record = Manifests().record(url)
+    if record is not None:
+        check_digest(url, record, digest_bytes(data))
+    return data
+
+
+def check_listed(url: str, manifests: Manifests) -> None:
+    """Read a file and raise ArtifactError if a manifest lists it with another digest."""
+    record = manifests.record(url)
+    if record is not None:
+        check_digest(url, record, read_digest(url))
 
 
 def _may_be_replacing(manifest_url: str, name: str) -> bool:

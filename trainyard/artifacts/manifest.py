@@ -26,6 +26,10 @@ from trainyard.artifacts.strict_json import check_depth, parse_json
 from trainyard.artifacts.urls import check_relative
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
+FORCE = "TRAINYARD_FORCE"
+"""Variable with the id of the flow run that forces a stage. The manifest records it, so that the
+stage runs once for this flow run, however often it is retried or requeued."""
+
 FORMAT_VERSION = 1
 
 Version: TypeAlias = str
@@ -202,7 +206,7 @@ def publish(url: str, manifest: Manifest, replacing: Version | None) -> Version:
 # --- files that a manifest lists --------------------------------------------------------------
 
 
-DAMAGED = "the file is damaged or was replaced"
+DAMAGED = "the file is damaged or was replaced; restore a copy, or make it again"
 
 
 def read_listed(url: str, record: FileRecord | None) -> bytes:

@@ -18,8 +18,14 @@ from trainyard.artifacts.backends.base import Backend, SourceFile, Writer
 from trainyard.artifacts.backends.fast_copy import Fill, filled
 from trainyard.artifacts.backends.local import LocalBackend
 from trainyard.artifacts.backends.readahead import blocks, read_in_order, whole
-from trainyard.artifacts.digest import LARGE, digesting, hasher
-from trainyard.artifacts.error_text import broken_link, store_fault, system_fault, why_absent
+from trainyard.artifacts.digest import LARGE, FileDigests, digesting, hasher
+from trainyard.artifacts.error_text import (
+    broken_link,
+    store_fault,
+    system_fault,
+    what_is_there,
+    why_absent,
+)
 from trainyard.artifacts.strict_json import check_depth, parse_json
 from trainyard.artifacts.urls import (
     basename,
@@ -213,7 +219,8 @@ def expand(url: str) -> list[str]:
         if broken := broken_link(url):
             raise ArtifactError(f"{broken[0]}: {broken[1]}")
     if not found:
-        raise ArtifactError(f"{url}: {why_absent(url, 'no file matches; check the path')}")
+        absent = why_absent(url, "") or f"no file matches; {what_is_there(url)}"
+        raise ArtifactError(f"{url}: {absent}")
     return found
 
 
@@ -252,24 +259,29 @@ class OutputFile(io.RawIOBase):
 
     def append_files(
         self, sources: Sequence[SourceFile], on_bytes: Callable[[int], object] = lambda _: None
-    ) -> None:
-        """Append whole files of any store by its fastest way: on a file system past the page
-        cache, in an object store by a copy in the store.
+    ) -> list[str]:
+        """Append whole files, none of them empty, of any store by its fastest way: on a file system
+        past the page cache, in an object store by a copy in the store. Returns their digests.
 
         Calls `on_bytes` with each number of bytes done. Raises ArtifactError for a source that
         changed since it was looked at."""
+        sizes = [source.size_bytes for source in sources]
+        digests = FileDigests(sizes, self._digest)
         with operation("write", self.url):
             assert self._writer is not None
-            done = self._writer.append_files(sources, self._digest, on_bytes, read_range)
+            done = self._writer.append_files(sources, digests, on_bytes, read_range)
         if done:
-            self._size += sum(source.size_bytes for source in sources)
+            self._size += sum(sizes)
         else:
+            digests = FileDigests(sizes)
             for block in read_files(sources):
                 self.write(block)
+                digests.update(block)
                 on_bytes(len(block))
         for source in sources:
             if info(source.url) != FileInfo(source.size_bytes, source.version):
                 raise ArtifactError(f"{source.url}: changed while it was being read")
+        return digests.found
 
     def append_filled(
         self, size: int, fill: Fill, on_bytes: Callable[[int], object] = lambda _: None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import reprlib
+from collections import Counter
 from typing import Any
 
 from trainyard.errors import ArtifactError
@@ -48,8 +49,7 @@ def check_depth(document: Any, url: str) -> None:
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise ValueError(f"{shown(twice)} is given twice")
     return table
 

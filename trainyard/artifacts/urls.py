@@ -56,6 +56,12 @@ def refuse_secrets(url: str) -> None:
         )
 
 
+def has_credentials(text: str) -> bool:
+    """Whether a URL in a text of any kind, such as lines of TOML, has a user or a password."""
+    words = re.split(r"[\s\"'<>]", text)
+    return any(_has_user(rest) for word in words for rest in word.split("://")[1:])
+
+
 def _has_secret(url: str) -> bool:
     scheme, mark, rest = url.partition("://")
     is_asked = "http" in scheme.lower() and ("?" in rest or "#" in rest)

@@ -3,7 +3,8 @@
     {"format_version": 1, "tensors": {
         "model.decoder.final_layernorm.weight": {"dtype": "F32", "shape": [64], "pieces": [
             {"file": "model-00001-of-00002.safetensors",
-             "key": "model.decoder.final_layernorm.weight", "offset": [0], "shape": [64]}]}}}
+             "key": "model.decoder.final_layernorm.weight", "offset": [0], "shape": [64],
+             "digests": "3fd0..."}]}}}
 
 Pure: documents in, entries out. An index is untrusted input, so every value in it is checked."""
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.artifacts.strict_json import counts, shown, text
+from trainyard.checkpoint.safetensors.blocks import num_digits
 from trainyard.checkpoint.safetensors.header import TensorSpec, fault_of_spec
 from trainyard.checkpoint.steps import FORMAT_VERSION
 from trainyard.errors import ArtifactError
@@ -37,6 +39,8 @@ class TensorPiece:
     key: str
     offset: tuple[int, ...]
     shape: tuple[int, ...]
+    digests: str = ""
+    """Of its blocks, see `safetensors.blocks`; empty in steps of versions that wrote none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ def encode_index(entries: Mapping[str, Entry]) -> bytes:
     for name, entry in sorted(entries.items()):
         pieces = [
             {"file": p.file, "key": p.key, "offset": list(p.offset), "shape": list(p.shape)}
+            | ({"digests": p.digests} if p.digests else {})
             for p in entry.pieces
         ]
         value = {"dtype": entry.dtype, "shape": list(entry.shape), "pieces": pieces}
@@ -138,7 +143,13 @@ def _name(name: str) -> str:
 
 def _entry(value: Any) -> Entry:
     pieces = tuple(
-        TensorPiece(text(p["file"]), text(p["key"]), counts(p["offset"]), counts(p["shape"]))
+        TensorPiece(
+            text(p["file"]),
+            text(p["key"]),
+            counts(p["offset"]),
+            counts(p["shape"]),
+            text(p.get("digests", "")),
+        )
         for p in value["pieces"]
     )
     return Entry(text(value["dtype"]), counts(value["shape"]), pieces)
@@ -164,6 +175,10 @@ def fault(entry: Entry) -> str | None:
         if any(end > size for end, size in zip(ends, entry.shape, strict=True)):
             where = f"outside the tensor {list(entry.shape)}"
             return f"piece {shown(piece.key)} ends at {ends}, {where}"
+        digits = num_digits(TensorSpec(entry.dtype, piece.shape))
+        if piece.digests and len(piece.digests) != digits:
+            held = f"{len(piece.digests)} digits of digests, not {digits}"
+            return f"piece {shown(piece.key)} has {held}"
     try:
         pair = _overlap(entry.pieces)
     except OverflowError:

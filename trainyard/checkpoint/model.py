@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 
-from trainyard.artifacts.urls import join
-from trainyard.checkpoint.bounds import check_model
 from trainyard.checkpoint.layout import refuse_differences, slices_held
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
-from trainyard.checkpoint.steps import CONFIG
-from trainyard.errors import ArtifactError, ConfigError
+from trainyard.checkpoint.model_config import model_config
+from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
-from trainyard.models.families import family_of, read_model_config
+from trainyard.models.families import family_of
 from trainyard.parallel.device import check_memory
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import load_tokenizer
@@ -33,36 +31,25 @@ class LoadedModel:
     checkpoint: Checkpoint
 
 
-def model_config(checkpoint: Checkpoint) -> tuple[TransformerConfig, int]:
-    """The configuration of the model in a checkpoint, and its padded vocabulary size."""
-    url = join(checkpoint.url, CONFIG)
-    document = checkpoint.config
-    other = document.get("provided", {}).get("model_provider")
-    if other is not None:
-        raise ArtifactError(
-            f"{checkpoint.url} holds a model of a user's program ({other}), not a GPT; "
-            "open_checkpoint reads its tensors by name"
-        )
-    padded = document.get("padded_vocab_size")
-    if not isinstance(document.get("model"), dict) or type(padded) is not int:
-        raise ArtifactError(f"{url}: has no 'model' table and 'padded_vocab_size'; not a GPT")
-    try:
-        config = read_model_config(document["model"], f"{url}: model")
-        check_model(config, padded, len(checkpoint.names("model.")), url)
-        return config, padded
-    except ConfigError as error:
-        message = str(error) if str(error).startswith(url) else f"{url}: {error}"
-        raise ArtifactError(f"{message}; another version made this checkpoint") from error
-
-
 def load_model(
-    url: str, device: torch.device | str = "cpu", *, option: str = "--load"
+    url: str,
+    device: torch.device | str = "cpu",
+    *,
+    option: str = "--load",
+    model_type: str | None = None,
 ) -> LoadedModel:
     """The model of a step folder, or of the latest step of a run folder.
 
-    Raises ConfigError, which names `option`, if there is no checkpoint."""
+    model_type: the family that it must be of; unset: any. Raises ConfigError, which names `option`,
+    if it is of another, or if there is no checkpoint."""
     checkpoint = open_checkpoint(url, option)
     config, padded_vocab_size = model_config(checkpoint)
+    if model_type not in (None, config.model_type):
+        checkpoint.close()
+        raise ConfigError(
+            f"{option} {url} holds a {config.model_type}, and this needs a {model_type}, which "
+            "predicts the next token; name another checkpoint"
+        )
     _check_tensors(checkpoint, config, padded_vocab_size)
     count = config.num_params(padded_vocab_size)
     check_memory(

@@ -9,11 +9,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from trainyard.checkpoint.index import Entry, TensorPiece
+from trainyard.checkpoint.safetensors.blocks import Digests
 from trainyard.checkpoint.safetensors.header import TensorSpec
 
 KINDS = ("model", "optimizer", "rng")
@@ -136,15 +137,19 @@ def plan_files(
     return [PlannedFile(name, w, tuple(s)) for name, (w, s) in zip(names, groups, strict=True)]
 
 
-def entries_of(files: Iterable[PlannedFile]) -> dict[str, Entry]:
-    """The index entries of planned files."""
+def entries_of(
+    files: Iterable[PlannedFile], written: Mapping[str, Digests] | None = None
+) -> dict[str, Entry]:
+    """The index entries of planned files. written: digests of the files that exist, by name."""
     pieces: dict[str, list[TensorPiece]] = defaultdict(list)
     described: dict[str, TensorSpec] = {}
     for file in files:
         for item in file.slices:
             spec = TensorSpec(item.dtype, item.global_shape)
             assert described.setdefault(item.name, spec) == spec, f"ranks disagree on {item.name}"
-            pieces[item.name].append(TensorPiece(file.name, item.key, item.offset, item.shape))
+            digests = written[file.name][item.key] if written else ""
+            piece = TensorPiece(file.name, item.key, item.offset, item.shape, digests)
+            pieces[item.name].append(piece)
     return {
         name: Entry(spec.dtype, spec.shape, tuple(sorted(pieces[name], key=lambda p: p.offset)))
         for name, spec in sorted(described.items())

@@ -25,6 +25,7 @@ from trainyard.checkpoint.plan import (
     plan_files,
     split_large,
 )
+from trainyard.checkpoint.safetensors.blocks import BlockDigests, Digests
 from trainyard.checkpoint.safetensors.header import (
     ITEM_BYTES,
     TensorSpec,
@@ -101,14 +102,14 @@ def rewrite_step(
     copied: from `read_copied`. open_file: a few threads may call it at once."""
     planned, kept = _planned(step, num_shards), _kept(step)
     files = step.files.open(step.files.names)
-    _write_tensors(step, files, planned, open_file, advance)
+    digests = _write_tensors(step, files, planned, open_file, advance)
     for opened in files.values():
         opened.check_unchanged()
     for name, data in copied.items():
         with open_file(name) as out:
             out.write(data)
     with open_file(INDEX) as out:
-        out.write(encode_index({**entries_of(planned), **kept}))
+        out.write(encode_index({**entries_of(planned, digests), **kept}))
 
 
 def _planned(step: Step, num_shards: int) -> list[PlannedFile]:
@@ -131,8 +132,9 @@ def _write_tensors(
     planned: Sequence[PlannedFile],
     open_file: OpenFile,
     advance: Callable[[int], object],
-) -> None:
-    """Several files at once: one is read while another is hashed or written to the disk."""
+) -> dict[str, Digests]:
+    """Several files at once: one is read while another is hashed or written to the disk. Returns
+    the digests of their blocks."""
     failed, lock = Event(), Lock()
 
     def report(size: int) -> None:
@@ -141,9 +143,9 @@ def _write_tensors(
         with lock:
             advance(size)
 
-    def write(file: PlannedFile) -> None:
+    def write(file: PlannedFile) -> Digests:
         with open_file(file.name) as out:
-            _write(step.index, files, file, out, report)
+            return _write(step.index, files, file, out, report)
 
     with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="rewrite") as threads:
         futures = [threads.submit(write, file) for file in planned]
@@ -151,6 +153,7 @@ def _write_tensors(
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
+            return {f.name: future.result() for f, future in zip(planned, futures, strict=True)}
         except BaseException:  # a signal too: no thread continues a large file
             failed.set()
             for future in futures:
@@ -244,7 +247,7 @@ def _write(
     planned: PlannedFile,
     out: OutputFile,
     advance: Callable[[int], object],
-) -> None:
+) -> Digests:
     by_key = {item.key: item for item in planned.slices}
     specs = {key: item.spec for key, item in by_key.items()}
     order = file_order(specs)
@@ -258,7 +261,20 @@ def _write(
     )
     joined = Joined(chain([memoryview(header)], pieces))
     size = len(header) + sum(spec.size_bytes for spec in specs.values())
-    out.append_filled(size, joined.fill, _behind(len(header), advance))
+    digests = BlockDigests(len(header), {key: specs[key] for key in order}, _known(index, by_key))
+    out.append_filled(size, digests.of_filled(joined.fill), _behind(len(header), advance))
+    return digests.by_key
+
+
+def _known(index: Mapping[str, Entry], by_key: Mapping[str, Slice]) -> Digests:
+    """Digests of tensors that stay in one piece: their blocks were compared with these when they
+    were read."""
+    return {
+        key: part.piece.digests
+        for key, item in by_key.items()
+        for part in locate(index[item.name], item.offset, item.shape)
+        if part.piece.digests and (part.piece.offset, part.piece.shape) == (item.offset, item.shape)
+    }
 
 
 def _behind(header_bytes: int, advance: Callable[[int], object]) -> Callable[[int], None]:

@@ -8,7 +8,7 @@ rank is raised on all, at the next collective."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from trainyard.checkpoint.plan import (
     split_large,
 )
 from trainyard.checkpoint.ranks import ALONE, Ranks
+from trainyard.checkpoint.safetensors.blocks import Digests
 from trainyard.checkpoint.safetensors.file import write_tensors
 from trainyard.checkpoint.safetensors.shard import in_threads
 from trainyard.checkpoint.steps import (
@@ -75,6 +76,14 @@ class PreparedStep:
     """Slices that this rank writes; views of live memory, unless replaced by a snapshot."""
     slot: Slot | None
     """The manifest to replace; on rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A tensor file of a step that exists."""
+
+    record: FileRecord
+    digests: Digests
 
 
 def save_step(
@@ -140,19 +149,21 @@ def write_step(prepared: PreparedStep, contents: StepContents, ranks: Ranks) -> 
     def finish() -> list[FileRecord]:
         if ranks.rank != 0:
             return []
-        return _finish(prepared, contents, [record for records in written for record in records])
+        return _finish(prepared, contents, [file for files in written for file in files])
 
     records = ranks.gather(finish)[0]
     return records if ranks.rank == 0 else []
 
 
 def _finish(
-    prepared: PreparedStep, contents: StepContents, records: list[FileRecord]
+    prepared: PreparedStep, contents: StepContents, written: Sequence[WrittenFile]
 ) -> list[FileRecord]:
     """Write everything but tensors, the manifest last."""
     texts = {STATE: encode_document({**contents.state, "step": prepared.step})}
     texts |= {name: encode_document(document) for name, document in contents.documents.items()}
-    index = encode_index(entries_of(prepared.planned))
+    digests = {file.record.path: file.digests for file in written}
+    index = encode_index(entries_of(prepared.planned, digests))
+    records = [file.record for file in written]
     records += write_contents(prepared.url, {INDEX: index, **texts, **contents.files})
     manifest = Manifest(
         stage=contents.stage_name,
@@ -189,16 +200,16 @@ def plan_step(held: list[list[Slice]], limit_bytes: int) -> list[PlannedFile]:
     return planned
 
 
-def _write_all(prepared: PreparedStep, files: list[PlannedFile]) -> list[FileRecord]:
+def _write_all(prepared: PreparedStep, files: list[PlannedFile]) -> list[WrittenFile]:
     size = sum(part.size_bytes for file in files for part in file.slices)
     if len(files) < 2 or size < WORTH_THREADS_BYTES:
         return [_write(prepared.url, file, prepared.own) for file in files]
     return list(in_threads(lambda f: _write(prepared.url, f, prepared.own), files, FILES_AT_ONCE))
 
 
-def _write(step_url: str, file: PlannedFile, parts: Mapping[Slice, torch.Tensor]) -> FileRecord:
+def _write(step_url: str, file: PlannedFile, parts: Mapping[Slice, torch.Tensor]) -> WrittenFile:
     by_key = {item.key: item for item in file.slices}
     specs = {key: item.spec for key, item in by_key.items()}
     with store.open_output(join(step_url, file.name), file.name) as out:
-        write_tensors(out, specs, lambda key: parts[by_key[key]])
-    return out.record
+        digests = write_tensors(out, specs, lambda key: parts[by_key[key]], with_digests=True)
+    return WrittenFile(out.record, digests)

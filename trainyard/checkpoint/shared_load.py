@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from trainyard.checkpoint.index import Located
+from trainyard.checkpoint.safetensors.blocks import BLOCK_BYTES
 from trainyard.checkpoint.safetensors.file import DTYPES, TensorFile, box_of, values_in
 from trainyard.checkpoint.safetensors.ranges import Part, Read, Want
 from trainyard.checkpoint.safetensors.shard import in_threads, num_threads
@@ -36,7 +37,8 @@ EXCHANGED_BYTES = 64 << 20
 READS_PER_RANK = 8
 """Minimum, unless reads become too small: balances the bytes over ranks."""
 
-MOST_READ_BYTES, LEAST_READ_BYTES = 4 << 20, 512 << 10
+MOST_READ_BYTES, LEAST_READ_BYTES = 4 * BLOCK_BYTES, BLOCK_BYTES
+"""Whole blocks: a rank that reads a part of one reads all of it."""
 
 ALIGNED_BYTES = 8
 """Boxes start at multiples of it in messages."""

@@ -34,6 +34,8 @@ INDEX = "index.json"
 STATE = "state.json"
 CONFIG = "config.json"
 TOKENIZER = "tokenizer"
+TRACKER = "latest_checkpointed_iteration.txt"
+"""Megatron-LM's file beside its steps, with the name of the latest."""
 
 STEP_FOLDER = re.compile(r"iter_(\d{7,})")
 
@@ -106,7 +108,7 @@ def locate_step(url: str, option: str) -> tuple[str, Manifest]:
         return url, manifest
     found = _latest(url) or _latest(url)  # a run may remove all listed steps after newer ones
     if found is None:
-        raise ConfigError(f"{option} {url}: no checkpoint there; {_found(url)}")
+        raise ConfigError(f"{option} {url}: no checkpoint there; {_found(url, option)}")
     step, manifest = found
     return join(url, step_folder(step)), manifest
 
@@ -141,20 +143,26 @@ def check_inside(step_url: str, names: Iterable[str]) -> None:
             raise ArtifactError(f"{join(step_url, name)}: not a file")
 
 
-def _found(url: str) -> str:
+def _found(url: str, option: str) -> str:
     """What is at a URL without a checkpoint, for a message."""
+    convert = "leave --loader out" if option == "--load-dir" else "convert it with stages.reshard"
     if store.exists(url):
         return "it is a file; give the folder of a run, or a step folder iter_XXXXXXX in it"
     names = list(store.list_files(url))
     if not names:
         return "the folder is empty or missing; check the path"
     unfinished = sorted({n.split("/")[0] for n in names if step_of(n.split("/")[0]) is not None})
-    if "latest_checkpointed_iteration.txt" in names:
-        return "it is a checkpoint of Megatron-LM; convert it with stages.reshard"
+    if TRACKER in names:
+        if any(name.endswith((".pt", ".distcp")) for name in names):
+            return f"it is a checkpoint of Megatron-LM; {convert}"
+        return (
+            f"it has Megatron-LM's {TRACKER} but not the weights: copy the folder iter_XXXXXXX "
+            "(or release) that the file names as well"
+        )
     if unfinished:
         return f"{', '.join(unfinished[:5])} without a manifest.json: that save did not finish"
     if CONFIG in names and any(name.endswith(".safetensors") for name in names):
-        return "it is a Hugging Face folder; convert it with stages.reshard"
+        return f"it is a Hugging Face folder; {convert}"
     if step_of(basename(url)) is not None:
         return "it is a step folder without an index.json: that save did not finish"
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""

@@ -21,6 +21,7 @@ from trainyard.artifacts.urls import basename, is_hidden, join
 from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.index import Entry, Located, check_version, locate, parse_index
 from trainyard.checkpoint.plan import KINDS
+from trainyard.checkpoint.safetensors.blocks import BlockCache
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.checkpoint.safetensors.shard import (
     LOCAL_THREADS,
@@ -42,9 +43,9 @@ from trainyard.errors import ArtifactError
 F = TypeVar("F", bound=ShardFile)
 
 Verify: TypeAlias = Literal["none", "sizes", "digests"]
-"""Checks of tensor files against the manifest, before their values are used: none but those needed
-to read a file; the size of each file read; or the digest of each, for which all of it is read once
-more. Documents are compared by size and digest at every level."""
+"""Checks of tensor files: none but those needed to read a file; the size of each file read, and the
+digest of each block as it is read; or before that the digest of each file, for which all of it is
+read once more. Documents are compared by size and digest at every level."""
 
 
 class ShardFiles(Generic[F]):
@@ -66,6 +67,9 @@ class ShardFiles(Generic[F]):
         self._open_file = open_file
         self._url, self._records, self._verify = url, records, verify
         self._specs: dict[str, set[tuple[str, TensorSpec]]] = defaultdict(set)
+        self._digests: dict[str, dict[str, str]] = defaultdict(dict)
+        self._lacks_digests: set[str] = set()
+        self._cache = BlockCache()
         self._open: dict[str, F] = {}
         self._checked: set[str] = set()
         self.readers: Mapping[str, Sequence[int]] = {}
@@ -76,7 +80,11 @@ class ShardFiles(Generic[F]):
                     f"{join(url, INDEX)}: tensor {name!r} is none of {', '.join(KINDS)}"
                 )
             for piece in entry.pieces:
-                self._specs[piece.file].add((piece.key, TensorSpec(entry.dtype, piece.shape)))
+                spec = TensorSpec(entry.dtype, piece.shape)
+                self._specs[piece.file].add((piece.key, spec))
+                self._digests[piece.file][piece.key] = piece.digests
+                if spec.size_bytes and not piece.digests:
+                    self._lacks_digests.add(piece.file)
         self._check_index()
 
     def _check_index(self) -> None:
@@ -118,14 +126,20 @@ class ShardFiles(Generic[F]):
         file = self._open_file(join(self._url, name), size)
         try:
             _check_contents(file, self._specs[name])
+            if self._verify != "none":
+                file.expect(self._digests[name], self._cache)
         except BaseException:
             file.close()
             raise
         return file
 
     def unchecked(self, names: Iterable[str]) -> list[str]:
-        """Names of files whose digest must be compared before their values are used, sorted."""
-        return sorted(set(names) - self._checked) if self._verify == "digests" else []
+        """Names of files whose digest must be compared before their values are used, sorted: in
+        steps without digests of blocks, all."""
+        left = sorted(set(names) - self._checked)
+        if self._verify == "sizes":
+            return [name for name in left if name in self._lacks_digests]
+        return left if self._verify == "digests" else []
 
     def check(self, names: Sequence[str]) -> None:
         """Read open files completely; ArtifactError for one that differs from the published one."""

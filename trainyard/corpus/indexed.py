@@ -271,6 +271,23 @@ class IndexedDataset:
         Begins to fetch remote tokens; readers may ignore it."""
         self._reader.prefetch([self._place(*piece) for piece in pieces])
 
+    def document_places(self, documents: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """(n,) where each document begins in the .bin, in tokens; of `num_documents`, where the
+        last one ends."""
+        sequences = self.document_indices[documents]
+        if not len(self):
+            return np.zeros(len(sequences), np.int64)
+        is_end = sequences == len(self)
+        begins = self.sequence_offsets[sequences - is_end]
+        places: npt.NDArray[np.int64] = begins // self.dtype.itemsize
+        places += is_end * self.sequence_lengths[-1]
+        return places
+
+    def get_flat(self, start: int, end: int) -> Tokens:
+        """Tokens `start` up to `end` of the .bin, all sequences end to end; do not write to
+        them."""
+        return self._reader.read(start, end)
+
     def _place(self, i: int, offset: int, length: int | None) -> tuple[int, int]:
         if not 0 <= i < len(self.index.sequence_lengths):
             raise IndexError(f"sequence {i} of {self.prefix}: there are {len(self)}")

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from trainyard.artifacts import store
+from trainyard.artifacts import inputs, store
+from trainyard.artifacts.manifest import check_digest
 from trainyard.artifacts.store import OutputFile, SourceFile
 from trainyard.corpus.layout import (
     HEADER,
@@ -76,8 +77,9 @@ def survey(prefixes: Sequence[str], cache: Path, multimodal: bool | None = None)
 
     multimodal: whether the pairs must be multimodal; None allows either, but not both. A file
     without a sequence fits either. cache: folder for blocks of remote .idx files."""
+    survey_one = partial(_survey_one, cache=cache, manifests=inputs.Manifests())
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="survey") as executor:
-        parts = list(executor.map(partial(_survey_one, cache=cache), prefixes))
+        parts = list(executor.map(survey_one, prefixes))
     for part in parts:
         if part.dtype != parts[0].dtype:
             raise ArtifactError(
@@ -105,8 +107,9 @@ def _check_kind(parts: Sequence[Part], multimodal: bool | None) -> None:
             raise ArtifactError(f"{part.prefix}.idx is multimodal; merge it with --multimodal")
 
 
-def _survey_one(prefix: str, cache: Path) -> Part:
+def _survey_one(prefix: str, cache: Path, manifests: inputs.Manifests) -> Part:
     idx, tokens = (_look_at(prefix + ending) for ending in (".idx", ".bin"))
+    inputs.check_listed(idx.url, manifests)
     index = _open(idx, cache)
     verify_index(index, idx.url)
     check_bin_size(index, tokens.size_bytes, prefix)
@@ -129,14 +132,20 @@ def _look_at(url: str) -> SourceFile:
 def merge_tokens(
     parts: Sequence[Part], out: ByteSink, on_bytes: Callable[[int], object] = lambda _: None
 ) -> None:
-    """Concatenate the .bin files; `on_bytes` gets the size of each piece written."""
+    """Concatenate the .bin files; `on_bytes` gets the size of each piece written.
+
+    Raises ArtifactError at the end for one that is not the file in its manifest."""
     sources = [part.bin for part in parts if part.bin_bytes]
-    if isinstance(out, OutputFile):
-        out.append_files(sources, on_bytes)
+    if not isinstance(out, OutputFile):
+        for piece in store.read_files(sources):
+            out.write(piece)
+            on_bytes(len(piece))
         return
-    for piece in store.read_files(sources):
-        out.write(piece)
-        on_bytes(len(piece))
+    digests, manifests = out.append_files(sources, on_bytes), inputs.Manifests()
+    for source, digest in zip(sources, digests, strict=True):
+        record = manifests.record(source.url)
+        if record is not None:
+            check_digest(source.url, record, digest)
 
 
 def merge_index(parts: Sequence[Part], cache: Path, out: ByteSink) -> None:

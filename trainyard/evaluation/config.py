@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trainyard.config import check_at_least
+from trainyard.config import MAX_SIZE, check_at_least, check_at_most
 from trainyard.errors import ConfigError
 
 TaskName = Literal["WIKITEXT103"]
@@ -27,8 +27,9 @@ class EvaluationConfig:
     """Windows evaluated at a time."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for counts below one."""
+        """Raise ConfigError for counts out of range."""
         check_at_least(self, 1, "overlapping_eval", "seq_length", "micro_batch_size")
+        check_at_most(self, MAX_SIZE, "seq_length", "micro_batch_size")
 
     def for_file(self, path: str) -> EvaluationConfig:
         """The same options with `auto` resolved, by "wiki" in the name of the file or its folder.

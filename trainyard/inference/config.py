@@ -43,4 +43,15 @@ class SamplingConfig:
         return self.top_k == 1 or self.temperature == 0.0
 
 
+def check_length(what: str, length: int, max_new_tokens: int, positions: int) -> None:
+    """Refuse a prompt, `what` in the message, that exceeds the model's positions with its new
+    tokens."""
+    total = length + max_new_tokens
+    if total > positions:
+        raise ConfigError(
+            f"{what} and --num-tokens-to-generate {max_new_tokens} make {total}, and the model has "
+            f"{positions} positions; shorten one"
+        )
+
+
 GREEDY = SamplingConfig()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainyard.errors import ConfigError
-from trainyard.inference.config import GREEDY, SamplingConfig
+from trainyard.inference.config import GREEDY, SamplingConfig, check_length
 from trainyard.inference.kv_cache import StaticKVCache
 from trainyard.inference.sampling import choose_tokens, draw_uniforms, request_generators
 from trainyard.models.gpt.model import GPTModel
@@ -90,14 +90,15 @@ def check_lengths(model: GPTModel, prompts: Sequence[Sequence[int]], max_new_tok
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ConfigError(f"prompt {index} has no tokens; give it at least one")
-        _check_length(model, f"prompt {index} of {len(prompt)} tokens", len(prompt), max_new_tokens)
+        what = f"prompt {index} of {len(prompt)} tokens"
+        check_length(what, len(prompt), max_new_tokens, model.config.positions)
 
 
 def check_room(model: GPTModel, num_prompts: int, length: int, max_new_tokens: int) -> None:
     """Refuse a batch of random prompts that exceeds the positions of the model or the memory of its
     device."""
-    _check_length(model, f"--num-input-tokens {length}", length, max_new_tokens)
     config = model.config
+    check_length(f"--num-input-tokens {length}", length, max_new_tokens, config.positions)
     row = config.num_layers * 2 * config.kv_size * (length + max_new_tokens)
     check_memory(
         f"--inference-max-requests {num_prompts}: the keys and values of this many prompts of "
@@ -106,15 +107,6 @@ def check_room(model: GPTModel, num_prompts: int, length: int, max_new_tokens: i
         model.device,
         "generate for fewer at a time",
     )
-
-
-def _check_length(model: GPTModel, what: str, length: int, max_new_tokens: int) -> None:
-    total, limit = length + max_new_tokens, model.config.positions
-    if total > limit:
-        raise ConfigError(
-            f"{what} and --num-tokens-to-generate {max_new_tokens} make {total}, and the model has "
-            f"{limit} positions; shorten one"
-        )
 
 
 def _new_cache(model: GPTModel, batch_size: int, capacity: int) -> StaticKVCache:

@@ -157,10 +157,9 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "it only applies to other models than GPT (BERT, T5, retrieval, vision), which this "
-        "command does not train",
+        "it only applies to models that this command does not train (T5, retrieval, vision)",
         """
-        bert-* mask-prob short-seq-prob decoder-seq-length decoder-num-layers
+        bert-* decoder-seq-length decoder-num-layers
         retriever-* retro-* ict-* biencoder-* titles-data-path query-in-block-prob
         use-one-sent-docs evidence-data-path block-data-path embedding-path indexer-*
         output-bert-embeddings relative-attention-* num-classes img-h img-w num-channels patch-dim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,3 +56,14 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[Option]]:
         else:
             first.append(token)
     return first, options
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """A hint for an unknown flag. Names are without leading dashes; of several that begin with
+    `name`, those that come first in `known` are offered."""
+    # An abbreviation, as argparse accepts them, or else a typing error.
+    begins = [name] if name in known else [k for k in known if k.startswith(name)][:3]
+    near = begins or difflib.get_close_matches(name, known)
+    if not near:
+        return "--help lists all options"
+    return f"did you mean {' or '.join('--' + n for n in near)}?"

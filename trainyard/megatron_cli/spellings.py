@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,8 +10,10 @@ from typing import Literal
 from trainyard.config import leaves, other_names
 from trainyard.megatron_cli.absent import ABSENT, HARMLESS
 from trainyard.megatron_cli.accepted import ACCEPTED
+from trainyard.megatron_cli.options import nearest
 
 RENAMED: dict[str, str] = {
+    "learning-rate": "lr",
     "train-steps": "train-iters",
     "warmup-steps": "lr-warmup-iters",
     "gradient-clip-val": "clip-grad",
@@ -28,6 +29,7 @@ RENAMED: dict[str, str] = {
     "layernorm-zero-centered-gamma": "apply-layernorm-1p",
     "min-scale": "min-loss-scale",
     "num-moe-experts": "num-experts",
+    "bert-no-binary-head": "no-bert-binary-head",
     "barrier-with-L1-time": "barrier-with-level-1-timing",
     "no-log-learnig-rate-to-tensorboard": "no-log-learning-rate-to-tensorboard",
 }
@@ -36,6 +38,8 @@ RENAMED: dict[str, str] = {
 VALUES: dict[tuple[str, str], str] = {
     ("rerun-mode", "report_stats"): "report_determinism_stats",
     ("optimizer", "adamw"): "adam",
+    ("model-type", "GPT"): "gpt",
+    ("model-type", "BERT"): "bert",
 }
 """Other spellings of values."""
 
@@ -122,12 +126,7 @@ class Vocabulary:
             *RULES,
             *EXACT,
         ]
-        # An abbreviation, as argparse accepts them, or else a typing error.
-        begins = sorted((k for k in known if k.startswith(name)), key=self._rank)[:3]
-        near = begins or difflib.get_close_matches(name, known, n=3)
-        if not near:
-            return "--help lists all options"
-        return f"did you mean {' or '.join('--' + n for n in near)}?"
+        return nearest(name, sorted(known, key=self._rank))
 
     def _rank(self, name: str) -> tuple[bool, int]:
         return name not in self.names, len(name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard import yaml_loader
-from trainyard.config import KEY
+from trainyard.config_text import KEY
 from trainyard.errors import ConfigError
 from trainyard.variables import variable
 

@@ -6,7 +6,9 @@ import os
 import resource
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -200,6 +202,39 @@ def test_a_bucket_that_is_missing_or_not_named_is_told() -> None:
             look("s3://no-such-bucket-here/a/b")
         with pytest.raises(ConfigError, match="s3:///a names no bucket; write s3://BUCKET/KEY"):
             look("s3:///a")
+
+
+class RefusesNames(BaseHTTPRequestHandler):
+    """A store that refuses the name of every bucket; its answer to HEAD has no body."""
+
+    def do_GET(self) -> None:
+        body = b"<Error><Code>InvalidBucketName</Code><Message>No.</Message></Error>"
+        self.send_response(400)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.mark.usefixtures("s3_url")
+def test_a_bucket_whose_name_the_store_refuses_is_told_with_the_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rule = "refuses this name of a bucket; a name has 3 to 63 lower-case"
+    with pytest.raises(ConfigError, match=rf"^s3://two words: the store {rule}"):
+        store.list_folder("s3://two words/yard")
+    with ThreadingHTTPServer(("127.0.0.1", 0), RefusesNames) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        for look in (store.exists, store.list_folder):
+            with pytest.raises(ConfigError, match=rf"^s3://My_Bucket: the store {rule}"):
+                look("s3://My_Bucket/yard")
+        server.shutdown()
 
 
 def test_subfolders_are_those_directly_in_a_folder(store_url: str) -> None:

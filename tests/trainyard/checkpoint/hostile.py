@@ -1,10 +1,12 @@
 """A small step, and hostile hands on it: shared by the tests of what is refused.
 
-Whoever makes a hostile step can make its manifest too, so `vouch` writes one that fits."""
+Whoever makes a hostile step can make its manifest too, so `vouch` writes one that fits; and leaves
+out the digests of blocks, as steps of older versions do."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,18 @@ NAME = "model.a"
 def make_step(tmp_path: Path) -> Path:
     """The only step of a run."""
     save(str(tmp_path / "run"), {NAME: torch.arange(24.0).view(4, 6), "model.b": torch.ones(3)})
-    return tmp_path / "run" / "iter_0000050"
+    step = tmp_path / "run" / "iter_0000050"
+    text = (step / "index.json").read_text()
+    (step / "index.json").write_text(re.sub(r', "digests": "\w+"', "", text))
+    vouch(step)
+    return step
+
+
+def without_digests(index: Any) -> None:
+    """An index as older versions wrote it."""
+    for entry in index["tensors"].values():
+        for piece in entry["pieces"]:
+            piece.pop("digests", None)
 
 
 def vouch(step: Path, names: list[str] | None = None) -> None:

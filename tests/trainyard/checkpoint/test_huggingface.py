@@ -14,7 +14,7 @@ from tests.trainyard.checkpoint.samples import END, PADDED_VOCAB, random_gpt, sa
 from trainyard.artifacts import store
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.checkpoint.model import load_model
-from trainyard.conversion.huggingface.config import architecture
+from trainyard.conversion.huggingface.architecture import architecture
 from trainyard.conversion.huggingface.folder import write_hf_folder
 from trainyard.conversion.huggingface.to_hf import split_qkv
 from trainyard.conversion.native import CheckpointSource

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.trainyard.checkpoint.hostile import edited, without_digests
 from tests.trainyard.checkpoint.samples import save, some_tensors
 from trainyard.artifacts import store
 from trainyard.checkpoint.load import open_checkpoint, restore
@@ -52,9 +53,14 @@ def test_a_flipped_bit_is_seen_by_digests_before_anything_is_changed(
     flip_last_byte(step / MODEL)
     held = targets()
     with open_checkpoint(str(step), verify=verify) as checkpoint:
-        if verify != "digests":
+        if verify == "none":
             restore(checkpoint, dict(held), "model.")
             assert any(tensor.any() for tensor in held.values())
+            return
+        if verify == "sizes":
+            with pytest.raises(ArtifactError, match=rf"{MODEL}: tensor 'model.*' is damaged: byte"):
+                restore(checkpoint, dict(held), "model.")
+            checkpoint.check()  # reads no values
             return
         with pytest.raises(ArtifactError, match=rf"{MODEL}: digest .*, manifest\.json says"):
             restore(checkpoint, dict(held), "model.")
@@ -108,13 +114,13 @@ def test_a_file_is_read_once_more_at_most_and_only_if_it_is_used(
     step: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: Counter[str] = Counter()
-    read_into = TensorFile.read_into
+    read = TensorFile._read
 
     def counting(self: TensorFile, begin: int, memory: memoryview) -> None:
         counts[store.basename(self.url)] += len(memory)
-        read_into(self, begin, memory)
+        read(self, begin, memory)
 
-    monkeypatch.setattr(TensorFile, "read_into", counting)
+    monkeypatch.setattr(TensorFile, "_read", counting)
     flip_last_byte(step / "optimizer-00001-of-00001.safetensors")
     with open_checkpoint(str(step), verify="digests") as checkpoint:
         restore(checkpoint, dict(targets()), "model.")
@@ -123,3 +129,19 @@ def test_a_file_is_read_once_more_at_most_and_only_if_it_is_used(
     values = sum(tensor.nbytes for tensor in targets().values())
     assert set(counts) == {MODEL}
     assert counts[MODEL] == size + (size - values) + 2 * values
+
+
+@pytest.mark.parametrize("verify", LEVELS)
+def test_a_step_without_digests_of_blocks_is_compared_file_by_file(
+    step: Path, verify: Verify
+) -> None:
+    edited(step, "index.json", without_digests)
+    with open_checkpoint(str(step), verify=verify) as checkpoint:
+        restore(checkpoint, dict(targets()), "model.")
+    flip_last_byte(step / MODEL)
+    with open_checkpoint(str(step), verify=verify) as checkpoint:
+        if verify == "none":
+            checkpoint.read("model.scale")
+            return
+        with pytest.raises(ArtifactError, match=rf"{MODEL}: digest .*, manifest\.json says"):
+            checkpoint.read("model.scale")

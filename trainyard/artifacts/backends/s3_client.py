@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from trainyard.artifacts import retry
+from trainyard.artifacts.error_text import BUCKET, bad_bucket
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 CONFIG = {
@@ -98,6 +99,10 @@ def _refusal(method: str, arguments: dict[str, Any], status: int, error: Excepti
         missing = FileNotFoundError(str(error))
         refuse_missing_bucket(missing, f"s3://{arguments['Bucket']}")
         raise missing from error
+    bucket = str(arguments["Bucket"])
+    # The answer to HEAD has no code, only the status.
+    if "InvalidBucketName" in str(error) or (status == 400 and not BUCKET.fullmatch(bucket)):
+        raise bad_bucket(bucket) from error
     if status == 416:
         raise ArtifactError(f"{arguments['Key']}: shorter than it was") from error
     if status == 403:

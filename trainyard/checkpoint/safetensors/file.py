@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from trainyard.artifacts import store
+from trainyard.checkpoint.safetensors.blocks import BlockDigests, Digests
 from trainyard.checkpoint.safetensors.header import (
     TensorSpec,
     encode_header,
@@ -67,20 +68,26 @@ def write_tensors(
     specs: Mapping[str, TensorSpec],
     read: Callable[[str], torch.Tensor],
     metadata: Mapping[str, str] | None = None,
-) -> None:
-    """Write a file of the tensors `specs`; `read` returns one at a time.
+    *,
+    with_digests: bool = False,
+) -> Digests:
+    """Write a file of the tensors `specs`; `read` returns one at a time. Returns the digests of
+    their blocks, if asked for them.
 
     Equal specs and values give equal bytes, in any order of the mapping."""
     order = file_order(specs)
     header = encode_header({name: specs[name] for name in order}, metadata)
-    values = _values(order, specs, read)
+    pieces = chain([memoryview(header)], _values(order, specs, read))
+    digests = BlockDigests(len(header), {name: specs[name] for name in order})
     if isinstance(out, store.OutputFile):
         size = len(header) + sum(spec.size_bytes for spec in specs.values())
-        out.append_filled(size, Joined(chain([memoryview(header)], values)).fill)
-        return
-    out.write(header)
-    for piece in values:
+        fill = Joined(pieces).fill
+        out.append_filled(size, digests.of_filled(fill) if with_digests else fill)
+        return digests.by_key
+    for piece in pieces:
+        digests.update(piece)
         out.write(piece)
+    return digests.by_key
 
 
 def _values(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Generic, TypeVar
 
+from trainyard.checkpoint.safetensors.blocks import block_bytes
 from trainyard.checkpoint.safetensors.header import ITEM_BYTES, Extent
 
 T = TypeVar("T")
@@ -135,6 +136,8 @@ def _segments(
 ) -> list[list[tuple[int, int]]]:
     """For each dim, the (begin, length) into which a box is cut along it. Counts in elements."""
     shape = want.shape
+    # Digests are of blocks: a reader of a part of one reads all of it.
+    block = block_bytes(want.extent.spec) // ITEM_BYTES[want.extent.spec.dtype]
     # Blocks are cut along the first dim of which one index fits into a read.
     grid = next((dim for dim, stride in enumerate(strides) if stride <= most), 0)
     holes = [
@@ -149,7 +152,9 @@ def _segments(
         if dim < first_whole:
             cuts.append([(index, 1) for index in range(n)])
         elif dim == grid:
-            rows = max(1, most // strides[dim])
+            rows, of_block = max(1, most // strides[dim]), max(1, block // strides[dim])
+            if rows > of_block:
+                rows -= rows % of_block
             cuts.append(_on_grid(want.offset[dim], n, rows))
         else:
             cuts.append([(0, n)])

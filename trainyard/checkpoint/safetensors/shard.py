@@ -11,6 +11,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.backends.readahead import in_order
 from trainyard.artifacts.digest import hasher
 from trainyard.checkpoint.closing import Closing
+from trainyard.checkpoint.safetensors.blocks import Block, BlockCache, Digests, FileBlocks
 from trainyard.checkpoint.safetensors.header import (
     PREFIX_BYTES,
     Extent,
@@ -43,7 +44,13 @@ class ShardFile(Closing):
                 "truncated or was replaced"
             )
         self._stamp = _stamp_of(self._path.stat()) if self._path is not None else None
+        self._expected: FileBlocks | None = None
         self.extents, self.metadata = self._header()
+
+    def expect(self, digests: Digests, cache: BlockCache) -> None:
+        """Compare with these digests what is read from now on. cache: for blocks of which a reader
+        needs a part."""
+        self._expected, self._cache = FileBlocks(self.extents, digests), cache
 
     @property
     def is_local(self) -> bool:
@@ -60,7 +67,39 @@ class ShardFile(Closing):
         return parse_header(bytes((first + rest)[PREFIX_BYTES:end]), size, self.url)
 
     def read_into(self, begin: int, memory: memoryview) -> None:
-        """Fill memory with the bytes from `begin` on."""
+        """Fill memory with the bytes from `begin` on; ArtifactError, which names the tensor, unless
+        they are those expected."""
+        if self._expected is None:
+            self._read(begin, memory)
+            return
+        end = begin + len(memory)
+        blocks = list(self._expected.within(begin, end))
+        cut = [block for block in (*blocks[:1], *blocks[1:][-1:]) if not _lies(block, begin, end)]
+        whole = [block for block in blocks if block not in cut]
+        if whole:
+            self._read(whole[0].begin, memory[whole[0].begin - begin : whole[-1].end - begin])
+        for block in whole:
+            self._check_block(block, memory[block.begin - begin : block.end - begin])
+        for block in cut:
+            data = self._cache.get(self.url, block, self._read_block)
+            first, last = max(begin, block.begin), min(end, block.end)
+            memory[first - begin : last - begin] = data[first - block.begin : last - block.begin]
+
+    def _read_block(self, block: Block) -> bytearray:
+        data = bytearray(block.end - block.begin)
+        self._read(block.begin, memoryview(data))
+        self._check_block(block, data)
+        return data
+
+    def _check_block(self, block: Block, data: memoryview | bytearray) -> None:
+        if not block.holds(data):
+            raise ArtifactError(
+                f"{self.url}: tensor {block.key!r} is damaged: bytes {block.begin} to {block.end} "
+                "do not have the digest in index.json; restore the file from a copy, or use "
+                "another step"
+            )
+
+    def _read(self, begin: int, memory: memoryview) -> None:
         if self._path is None:
             memory[:] = store.read_range(self.url, begin, begin + len(memory), self._version)
             return
@@ -93,7 +132,7 @@ class ShardFile(Closing):
         memory = memoryview(bytearray(min(READ_BYTES, self.size_bytes)))
         for begin in range(0, self.size_bytes, READ_BYTES):
             block = memory[: min(READ_BYTES, self.size_bytes - begin)]
-            self.read_into(begin, block)
+            self._read(begin, block)
             yield block
 
     def check_unchanged(self) -> None:
@@ -110,6 +149,10 @@ class ShardFile(Closing):
 
     def close(self) -> None:
         """Nothing to do: no file is open between reads."""
+
+
+def _lies(block: Block, begin: int, end: int) -> bool:
+    return begin <= block.begin and block.end <= end
 
 
 def _stamp_of(found: os.stat_result) -> tuple[int, int, int]:

@@ -259,6 +259,9 @@ def join_provenance(parts: Sequence[Part], out: ByteSink, scratch: Path | None =
     """Write the sidecar of all documents of the parts, in order, as one writer would have.
 
     It is a stream: memory grows only with the sources. Raises ArtifactError for a damaged part."""
+    manifests = inputs.Manifests()
+    for part in parts:
+        inputs.check_listed(part.url, manifests)
     sources: dict[str, int] = {}
     found = [_look_at(part, sources) for part in parts]
     names = [name.encode() for name in sources]
