@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import execution, location
+from trainyard.config import check_at_least, execution, location
 from trainyard.errors import ConfigError
-from trainyard.inference.config import SamplingConfig
+from trainyard.inference.config import SamplingConfig, check_length
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.tokenizers.config import TokenizerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkConfig:
     """Generate text from a checkpoint with a KV cache, and measure the time."""
+
+    IN_CHECKPOINT: ClassVar[tuple[type, ...]] = (GPTConfig, TokenizerConfig)
 
     load: str = location()
     """Checkpoint: a run's folder (its latest step) or the folder of one step."""
@@ -46,16 +50,18 @@ class BenchmarkConfig:
                 f"{given} given"
             )
         names = ("num_input_tokens", "num_tokens_to_generate", "inference_max_requests")
-        for name in (*names, "inference_repeat_n"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-        if self.num_warmups < 0:
-            raise ConfigError(f"--num-warmups must be 0 or more, got {self.num_warmups}")
+        check_at_least(self, 1, *names, "inference_repeat_n")
+        check_at_least(self, 0, "num_warmups")
         if not all(self.prompts):
             raise ConfigError(
                 "--prompts contains an empty text; every prompt needs at least a character"
             )
+
+    def check_model(self, model: GPTConfig) -> None:
+        """Refuse more tokens than a model of these options can see. A prompt has one at least."""
+        length, new = self.num_input_tokens, self.num_tokens_to_generate
+        what = "a prompt" if length is None else f"--num-input-tokens {length}"
+        check_length(what, length or 1, new, model.positions)
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The checkpoint."""

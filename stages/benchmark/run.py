@@ -28,7 +28,7 @@ WARMUP_TOKENS = 10
 def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
     """Generate and print; with --output-dir, write the two documents."""
     device = resolve_device(config.device)
-    loaded = load_model(config.load, device=str(device))
+    loaded = load_model(config.load, device=str(device), model_type="gpt")
     loaded.model.eval()
     if config.num_input_tokens is not None:
         sizes = config.inference_max_requests, config.num_input_tokens

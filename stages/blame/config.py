@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainyard.artifacts.output import Output
-from trainyard.config import execution, location
+from trainyard.config import check_at_least, execution, location
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ConfigError
 
@@ -96,12 +96,8 @@ class BlameConfig:
             for name in names:
                 if getattr(self, name) is not None and asked != [owner]:
                     raise ConfigError(f"--{name.replace('_', '-')} requires --{owner}")
-        for name, least in {"step": 1, "line": 1, "max_rows": 0}.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} must be at least {least}, got {value}"
-                )
+        check_at_least(self, 1, "step", "line")
+        check_at_least(self, 0, "micro_batch", "rank", "row", "sample", "max_rows")
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """None: blame writes no artifact."""

@@ -145,5 +145,5 @@ def _training_data(run: RunDescription) -> GPTDataset | BlendedDataset:
     indexer = IN_MEMORY if cache is None else IndexCache(cache, read_only=True)
     sizes = (run.length.samples, 0, 0)
     dataset = build_datasets(run.data, form, sizes, indexer, run.length.consumed).train
-    assert dataset is not None
+    assert isinstance(dataset, GPTDataset | BlendedDataset)
     return dataset

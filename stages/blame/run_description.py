@@ -129,6 +129,11 @@ def _of_checkpoint(config: BlameConfig, load: str) -> RunDescription:
     run_manifest = _run_manifest(root)
     made_of, state = _document(url, CONFIG), _document(url, STATE)
     run = {**made_of["run"], "global_batch_size": state["global_batch_size"]}
+    if run.get("model_type", "gpt") != "gpt":
+        raise ConfigError(
+            f"--load {load}: is a run of --model-type {run['model_type']}, whose samples are "
+            "sentences; blame knows the documents of a GPT's samples alone"
+        )
     agreed = {name: _agreed(config, name, run) for name in (*NEEDED, *LENGTHS, *SIZES, "seed")}
     data = _data(config, run, run_manifest)
     if config.check_data:

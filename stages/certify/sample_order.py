@@ -77,13 +77,18 @@ def sample_order(config: CertifyConfig, folder: CertifiedRun, facts: RunRecord) 
         raise DataUnavailable(f"a program provided the data ({provided['dataset_provider']})")
     if folder.options.get("dataloader_type") == "external":
         raise DataUnavailable("--dataloader-type external: only its loader knows the order")
+    if folder.options.get("model_type", "gpt") != "gpt":
+        raise DataUnavailable(
+            f"--model-type {folder.options['model_type']}: the order of samples of sentences is "
+            "not computed again"
+        )
     data = _data(config, folder)
     cache = config.data_cache_path
     indexer = IN_MEMORY if cache is None else IndexCache(cache, read_only=True)
     form = SampleFormat(facts.seq_length, facts.training.seed, vocab_size=ANY, eod=ANY)
     length = facts.length
     dataset = build_datasets(data, form, (length.samples, 0, 0), indexer, length.consumed).train
-    assert dataset is not None
+    assert isinstance(dataset, GPTDataset | BlendedDataset)
     return SampleOrder(data, dataset, facts)
 
 

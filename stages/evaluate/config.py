@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from trainyard.artifacts.output import Output
 from trainyard.config import execution, location
 from trainyard.evaluation.config import EvaluationConfig
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.tokenizers.config import TokenizerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
     """Evaluate a checkpoint on a text, by the definitions of Megatron-LM's task of this name."""
+
+    IN_CHECKPOINT: ClassVar[tuple[type, ...]] = (GPTConfig, TokenizerConfig)
 
     load: str = location()
     """Checkpoint: a run's folder (its latest step) or the folder of one step."""
@@ -27,6 +31,10 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         """Choose the detokenizer by the file name, so that the digest of options has the choice."""
         object.__setattr__(self, "evaluation", self.evaluation.for_file(self.valid_data))
+
+    def check_model(self, model: GPTConfig) -> None:
+        """Refuse a window that a model of these options cannot have."""
+        self.evaluation.window(model.seq_length, model.positions)
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The checkpoint and the text."""

@@ -18,7 +18,7 @@ FORMAT_VERSION = 1
 def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
     """Evaluate and print the line; with --output-dir, write results.json."""
     text = read_text(config.valid_data)
-    loaded = load_model(config.load, device=str(resolve_device(config.device)))
+    loaded = load_model(config.load, device=str(resolve_device(config.device)), model_type="gpt")
     loaded.model.eval()
     task = TASKS[config.evaluation.task]
     results = task.run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainyard.artifacts.output import Output
-from trainyard.config import also, location
+from trainyard.config import MAX_SIZE, also, check_at_least, check_at_most, location
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ConfigError
 from trainyard.training.options.training import TrainingConfig
@@ -43,8 +43,8 @@ class IndexConfig:
 
     def __post_init__(self) -> None:
         """Refuse contradictory options."""
-        if self.seq_length < 1:
-            raise ConfigError(f"--seq-length must be at least 1, got {self.seq_length}")
+        check_at_least(self, 1, "seq_length")
+        check_at_most(self, MAX_SIZE, "seq_length")
         if self.data.data_cache_path is not None:
             raise ConfigError(
                 "--data-cache-path is where pretrain looks for indices; this stage writes them to "

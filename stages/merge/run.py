@@ -7,6 +7,7 @@ from typing import Any
 
 from stages.merge.config import MergeConfig
 from stages.runtime.context import StageRun
+from trainyard.artifacts.inputs import metrics_of
 from trainyard.corpus.merge import (
     find_pairs,
     have_provenance,
@@ -45,5 +46,7 @@ def run(config: MergeConfig, stage: StageRun) -> dict[str, Any]:
         "sequences": sum(part.num_sequences for part in parts),
         "tokens": num_bytes // parts[0].dtype.itemsize,
     }
+    if (vocab_size := metrics_of(f"{prefixes[0]}.bin").get("vocab_size")) is not None:
+        metrics["vocab_size"] = vocab_size  # parts of one corpus have one tokenizer
     log.info("merged %s", " ".join(f"{key}={value}" for key, value in metrics.items()))
     return metrics

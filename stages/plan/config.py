@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from trainyard.artifacts.output import Output
-from trainyard.config import check_above_zero, check_at_most, execution, location
+from trainyard.config import MAX_SIZE, check_above_zero, check_at_most, execution, location
 from trainyard.errors import ConfigError
-from trainyard.models.config import MAX_SIZE
-from trainyard.models.gpt.config import GPTConfig, MoEConfig
-from trainyard.models.gpt.memory import check_layout
+from trainyard.models.config import TransformerConfig
+from trainyard.models.costs.experts import MoEConfig
+from trainyard.models.costs.memory import check_layout
+from trainyard.models.families import MODEL_OPTIONS
 from trainyard.models.parallel_layout import ParallelLayout
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.layout_checks import check_model
@@ -51,7 +52,7 @@ class PlanConfig:
     )
     ALSO_READS: ClassVar[tuple[type, ...]] = (PretrainConfig,)
 
-    model: GPTConfig
+    model: TransformerConfig = field(metadata=MODEL_OPTIONS)
     moe: MoEConfig = field(default_factory=MoEConfig)
     vocab_size: int
     """Tokens of the tokenizer, before padding."""
@@ -131,6 +132,11 @@ class PlanConfig:
             raise ConfigError(
                 f"{GROUP} applies only to the interleaved schedule; give "
                 "--num-virtual-stages-per-pipeline-rank too, or leave it out"
+            )
+        if self.moe.enabled and self.model.model_type != "gpt":
+            raise ConfigError(
+                f"--num-experts ({self.moe.num_experts}) only applies with --model-type gpt, not "
+                f"{self.model.model_type}; leave it out"
             )
         check_layout(self.layout(), self.model, self.moe)
         model = self.model

@@ -14,8 +14,8 @@ from typing import Any
 
 from stages.plan.config import PlanConfig
 from trainyard.errors import ConfigError
-from trainyard.models.gpt.memory import ActivationMemory, activation_memory, count_parameters
-from trainyard.models.gpt.memory_detail import DetailedMemory, detailed_memory
+from trainyard.models.costs.memory import ActivationMemory, activation_memory, count_parameters
+from trainyard.models.costs.memory_detail import DetailedMemory, detailed_memory
 from trainyard.models.parallel_layout import GRADIENT_BYTES, PARAMETER_BYTES
 
 GIBIBYTE = 2**30

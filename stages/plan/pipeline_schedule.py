@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from stages.plan.config import PlanConfig
-from trainyard.models.gpt.flops import matmul_weights_per_token
+from trainyard.models.costs.flops import matmul_weights_per_token
+from trainyard.models.families import family_of
 from trainyard.parallel.pipeline.partition import StageLayers
 from trainyard.parallel.pipeline.schedule import Action, build_pipeline_schedule, choose_group_size
 from trainyard.parallel.pipeline.simulate import Simulation, peak_in_flight, simulate
@@ -130,7 +131,8 @@ def _costs(config: PlanConfig) -> tuple[float, float]:
     model = config.model
     output = model.hidden_size * config.padded_vocab_size
     weights = matmul_weights_per_token(model, config.padded_vocab_size, config.moe) - output
-    attention = model.seq_length * model.query_size
+    directions = 2 if family_of(model).of_sentences else 1
+    attention = directions * model.seq_length * model.query_size
     return weights / model.num_layers + attention, float(output)
 
 

@@ -17,18 +17,20 @@ from stages.plan.fit import (
 )
 from stages.plan.pipeline_schedule import pipeline_document, pipeline_lines, pipeline_picture
 from stages.runtime.context import StageRun
-from trainyard.models.gpt.flops import flops_per_iteration, flops_per_token
-from trainyard.models.gpt.memory import (
+from trainyard.models.costs.flops import flops_per_iteration
+from trainyard.models.costs.memory import (
     ActivationMemory,
     ParameterCount,
     count_parameters,
     full_recompute_bytes,
 )
+from trainyard.models.families import family_of
 from trainyard.models.parallel_layout import GRADIENT_BYTES, PARAMETER_BYTES
 
 FORMAT_VERSION = 1
 MEGABYTE = 2**20
-BILLION = 10**9
+UNITS = ((10**9, "billions"), (10**6, "millions"), (10**3, "thousands"), (1, "units"))
+"""Of parameters; a tenth of one is the least that two digits tell."""
 CHECKPOINT_BYTES = 12
 """fp32 weight and two Adam moments of each parameter."""
 
@@ -67,8 +69,8 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         "num_devices": config.num_devices,
         "num_microbatches": config.num_microbatches,
         "tokens_per_iteration": config.global_batch * model.seq_length,
-        "flops_per_iteration": flops_per_iteration(model, vocab, config.global_batch, config.moe),
-        "flops_per_token": flops_per_token(model, vocab, config.moe),
+        "flops_per_iteration": flops_of_samples(config, config.global_batch),
+        "flops_per_token": flops_of_samples(config, 1) / model.seq_length,
         "memory_bytes": memory_bytes(config),
         "bytes_per_parameter": {
             "parameter": PARAMETER_BYTES,
@@ -82,6 +84,14 @@ def plan(config: PlanConfig) -> dict[str, Any]:
     if config.show_schedule:
         document["pipeline"] = pipeline_document(config)
     return document
+
+
+def flops_of_samples(config: PlanConfig, count: int) -> float:
+    """Operations of a step of so many samples, by the convention of the model's family."""
+    model, vocab = config.model, config.padded_vocab_size
+    if config.moe.enabled:
+        return flops_per_iteration(model, vocab, count, config.moe)
+    return family_of(model).flops_per_iteration(model, vocab, count)
 
 
 def exact_parameters(config: PlanConfig) -> int:
@@ -118,24 +128,24 @@ def report(config: PlanConfig) -> str:
 
 
 def parameter_lines(counts: ParameterCount, has_experts: bool) -> list[str]:
-    """Counts in billions. The first line has two blanks, as upstream."""
-    block, embedding = counts.transformer_block / BILLION, counts.embedding / BILLION
+    """Counts in billions, or less if small. The first line has two blanks, as upstream."""
+    total = counts.transformer_block + counts.embedding
+    unit, name = next(pair for pair in UNITS if total >= pair[0] / 10 or pair[0] == 1)
+    block, embedding = counts.transformer_block / unit, counts.embedding / unit
     lines = [
-        f"Number of parameters in transformer block in billions:  {block:.2f}",
-        f"Number of parameters in embedding layers in billions: {embedding:.2f}",
-        f"Total number of parameters in billions: {block + embedding:.2f}",
+        f"Number of parameters in transformer block in {name}:  {block:.2f}",
+        f"Number of parameters in embedding layers in {name}: {embedding:.2f}",
+        f"Total number of parameters in {name}: {total / unit:.2f}",
     ]
     if has_experts:
-        active = counts.active_transformer_block / BILLION
-        lines.insert(
-            1, f"Number of active parameters in transformer block in billions: {active:.2f}"
-        )
-        lines.append(f"Total number of active parameters in billions: {active + embedding:.2f}")
-    shard = counts.most_loaded_shard / BILLION
-    lines.append(f"Number of parameters in most loaded shard in billions: {shard:.4f}")
+        active = counts.active_transformer_block / unit
+        lines.insert(1, f"Number of active parameters in transformer block in {name}: {active:.2f}")
+        lines.append(f"Total number of active parameters in {name}: {active + embedding:.2f}")
+    shard = counts.most_loaded_shard / unit
+    lines.append(f"Number of parameters in most loaded shard in {name}: {shard:.4f}")
     if counts.other_shards is not None:
-        others = counts.other_shards / BILLION
-        lines.append(f"Number of parameters in other shards in billions: {others:.4f}")
+        others = counts.other_shards / unit
+        lines.append(f"Number of parameters in other shards in {name}: {others:.4f}")
     return lines
 
 

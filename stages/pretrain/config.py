@@ -26,8 +26,8 @@ CONVERTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainConfig(LibraryConfig):
-    """Train a GPT on token files, over any mix of tensor, sequence, pipeline, context and data
-    parallelism.
+    """Train a GPT or a BERT (--model-type) on token files, over any mix of tensor, sequence,
+    pipeline, context and data parallelism.
 
     With the same options and data, a rerun resumes from the last checkpoint in --save."""
 

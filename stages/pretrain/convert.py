@@ -19,7 +19,7 @@ from trainyard.conversion.source import Source, model_shapes, refuse_differences
 from trainyard.conversion.tokenizer_files import carried
 from trainyard.conversion.vocabulary import Adjusted
 from trainyard.errors import ConfigError
-from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.config import TransformerConfig
 from trainyard.parallel.pipeline.partition import partition
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def convert(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
         return {"step": source.step, "tensors": len(source.specs)}
 
 
-def _check_model(model: GPTConfig, source: Source) -> None:
+def _check_model(model: TransformerConfig, source: Source) -> None:
     differing = [
         f"{flag} ({getattr(model, name)}; in it {getattr(source.config, name)})"
         for name, flag in COMPARED.items()

@@ -8,6 +8,7 @@ from trainyard.checkpoint.stored_step import check_step
 from trainyard.conversion.detect import detect
 from trainyard.datasets.config import SPLIT_NAMES
 from trainyard.datasets.splits import check_splits
+from trainyard.models.families import family_of
 from trainyard.tokenizers.registry import check_files
 
 
@@ -21,7 +22,8 @@ def check_inputs(config: PretrainConfig) -> None:
             check_step(config.load, "--load")
         return
     splits = SPLIT_NAMES if config.training.eval_iters else SPLIT_NAMES[:1]
-    check_splits(config.data, config.model.seq_length, splits)
+    of_sentences = family_of(config.model).of_sentences
+    check_splits(config.data, None if of_sentences else config.model.seq_length, splits)
     load = config.foreign_load()
     # A run with steps of its own, perhaps on its nodes, resumes from those and not from --load.
     has_others = config.non_persistent.non_persistent_save_interval is not None

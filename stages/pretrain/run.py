@@ -15,7 +15,7 @@ from stages.runtime.failure import add_step
 from trainyard.errors import Stopped, StoppedByOption
 from trainyard.training.loop.prepare import prepared
 from trainyard.training.overrides import Overrides
-from trainyard.training.trainer import Trainer
+from trainyard.training.trainer import Result, Trainer
 
 
 def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
@@ -24,6 +24,7 @@ def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
     if config.ckpt_convert_format is not None:
         return convert(config, stage)
     progress = ProgressFile(stage.step_file)
+    result: Result | None = None
     try:
         with prepared(config) as (groups, device):
             host = StageHost(stage, config.verify_checkpoint, progress)
@@ -36,6 +37,11 @@ def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
             if result.stopped_by.startswith("--"):
                 raise StoppedByOption(result.stopped_by)
             raise Stopped(signal.SIGTERM, result.stopped_by)
+    except Stopped as stopped:
+        if result is not None and progress.step:
+            stopped.saved = f"step {progress.step} is saved, and the same command goes on"
+        add_step(stopped, progress.step)
+        raise
     except BaseException as error:
         add_step(error, progress.step)
         raise

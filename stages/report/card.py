@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 
 from stages.report import lineage_picture
+from stages.report.config import MAX_SAMPLES
 from stages.report.facts import Card, Sample, Save, Step
 from trainyard.charts import numbers
 from trainyard.charts.line_chart import LineChart, Series, finite, line_chart
@@ -29,6 +30,9 @@ TEMPLATE, CSS = "card.html.j2", "card.css"
 MAX_SAMPLE_CHARS = 4000
 MAX_REQUESTS = 64
 END_TOKEN = re.compile(r"(<\|[a-z_]+\|>|</s>)\s*\Z")
+
+OF_SPLIT = "per token of the validation split"
+"""What the perplexity of the training is of; that of the evaluation is of another text."""
 
 EVALUATION = {
     "ppl": ("perplexity, per token", numbers.perplexity),
@@ -89,7 +93,7 @@ def render(card: Card) -> str:
         loss=loss_chart(card),
         small_charts=small_charts(card),
         samples=[sample_text(sample) for sample in card.samples],
-        sampling=sampling(card.sampling),
+        samples_lead=samples_lead(card),
         evaluation_labels=EVALUATION,
         max_requests=MAX_REQUESTS,
         save_rows=save_rows(card.saves),
@@ -100,7 +104,7 @@ def render(card: Card) -> str:
 
 
 def _printed(value: Any) -> Any:
-    """Every value before it is escaped: text that HTML allows, and nothing for None."""
+    """Every value before it is escaped: printable text, and nothing for None."""
     if value is None:
         return ""
     return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
@@ -142,9 +146,8 @@ def stats(card: Card) -> Iterator[Stat]:
     if card.tokens and card.steps:
         steps = f"in {whole(card.steps[-1].step)} steps"
         yield Stat("Tokens seen", numbers.scaled(card.tokens), steps)
-    if rates := [step.tokens_per_second for step in card.steps if step.tokens_per_second]:
-        median = numbers.scaled(statistics.median_high(rates))
-        yield Stat("Training speed", median, "tokens/s, median")
+    if (speed := card.training_speed) is not None:
+        yield Stat("Training speed", numbers.scaled(speed), "tokens/s, median")
     if card.total_seconds:
         stages = len({a.stage for a in card.lineage.artifacts if a.seconds is not None})
         more = f"in {stages} stages" if stages > 1 else "in one stage"
@@ -159,13 +162,13 @@ def _validation(first: Step, last: Step) -> Iterator[Stat]:
     if first.step == last.step:
         at = f"at step {whole(last.step)}"
         yield Stat("Validation loss", loss, at, css="b")
-        yield Stat("Validation perplexity", perplexity, at)
+        yield Stat("Validation perplexity", perplexity, f"{at}, {OF_SPLIT}")
         return
     fall = losses[0] - losses[1]
     more = f"{numbers.fixed(2)(fall)} nats lower" if fall > 0 else "not lower than before"
     when = "before and after" if first.step == 0 else f"first at step {whole(first.step)}"
     yield Stat("Validation loss", loss, more, before, "b")
-    yield Stat("Validation perplexity", perplexity, when, was)
+    yield Stat("Validation perplexity", perplexity, f"{when}, {OF_SPLIT}", was)
 
 
 # --- training -----------------------------------------------------------------------------------
@@ -225,6 +228,15 @@ def sampling(options: dict[str, Any]) -> str:
     parts += [f"top-p {numbers.shown(options['top_p'])}"] if options.get("top_p") else []
     parts += [f"seed {options['seed']}"] if "seed" in options else []
     return f"Sampled with {', '.join(parts)}."
+
+
+def samples_lead(card: Card) -> str:
+    """How to read the samples, how many there are, and how they were generated."""
+    shown, all_prompts = len(card.samples), card.num_prompts
+    left_out = f"The first {shown} of {whole(all_prompts)} prompts; " if all_prompts > shown else ""
+    left_out += f"--num-samples shows up to {MAX_SAMPLES}." if left_out else ""
+    parts = ["Each text begins with its prompt, which is marked.", left_out]
+    return " ".join(filter(None, [*parts, sampling(card.sampling)]))
 
 
 def sample_text(sample: Sample) -> tuple[str, str, str]:

@@ -84,6 +84,8 @@ def gather(config: ReportConfig) -> Card:
         timings=_volatile(ancestry, keys.get("benchmark"), "timings.json"),
         sampling=dict((generations or {}).get("sampling") or {}),
         samples=samples_of(generations, config.num_samples),
+        num_prompts=len((generations or {}).get("requests") or ()),
+        evaluated=evaluated_text(ancestry.manifests.get(keys.get("evaluation", ""))),
     )
 
 
@@ -284,6 +286,12 @@ def measured(trained: Artifact) -> dict[str, float]:
 
 
 # --- generations ------------------------------------------------------------------------------
+
+
+def evaluated_text(manifest: Manifest | None) -> str:
+    """The file name of the text that an evaluation read; empty if its manifest does not say."""
+    text = None if manifest is None else manifest.inputs.get("valid_data")
+    return basename(text.urls[0]) if text is not None and text.urls else ""
 
 
 def samples_of(generations: dict[str, Any] | None, count: int) -> tuple[Sample, ...]:

@@ -52,8 +52,8 @@ class ReportConfig:
     """Where to write: PREFIX.html and PREFIX.summary.json."""
     title: str = ""
     """Name of the run at the top of the page; unset: the folder of the output."""
-    num_samples: int = 3
-    """Generations of the benchmark to show."""
+    num_samples: int = MAX_SAMPLES
+    """Generations of the benchmark to show; the page says how many there are."""
 
     def __post_init__(self) -> None:
         """Refuse a number of samples out of range."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +85,10 @@ class Card:
     timings: dict[str, Any] | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
+    num_prompts: int = 0
+    """Generations of the benchmark, of which `samples` are the first."""
+    evaluated: str = ""
+    """Name of the text of the evaluation."""
 
     @property
     def tokens(self) -> int | None:
@@ -95,6 +100,12 @@ class Card:
         """The first and the last step with a validation loss."""
         measured = [s for s in self.steps if s.validation_loss is not None]
         return (measured[0], measured[-1]) if measured else None
+
+    @property
+    def training_speed(self) -> float | None:
+        """Tokens per second, the median of the logged steps."""
+        rates = [step.tokens_per_second for step in self.steps if step.tokens_per_second]
+        return statistics.median_high(rates) if rates else None
 
     @property
     def training_seconds(self) -> float | None:

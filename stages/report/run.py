@@ -15,11 +15,13 @@ SUMMARY = ".summary.json"
 
 
 def run(config: ReportConfig, stage: StageRun) -> dict[str, Any]:
-    """Write the card and its summary; returns parameters and losses."""
+    """Write the card and its summary; returns parameters, losses and speed."""
     card = gather(config)
     digests = {name: found.digest for name, found in stage.inputs.items()}
     stage.write_json(SUMMARY, summarize(card, digests, config.title))
     stage.write_text(PAGE, render(card), volatile=True)
     assert stage.output is not None
     print(stage.output.file_url(PAGE))
-    return {"parameters": card.num_parameters, **training(card)}
+    speed = card.training_speed
+    rate = {} if speed is None else {"tokens_per_second": speed}
+    return {"parameters": card.num_parameters, **training(card), **rate}

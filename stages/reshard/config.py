@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import execution, from_dict, location
+from trainyard.config import (
+    MAX_RANKS,
+    MAX_SIZE,
+    check_at_least,
+    check_at_most,
+    execution,
+    from_dict,
+    location,
+)
 from trainyard.errors import ConfigError
 from trainyard.tokenizers.config import TokenizerConfig, TokenizerType
+
+if TYPE_CHECKING:
+    from trainyard.models.config import TransformerConfig
 
 Loader = Literal[
     "auto", "trainyard", "hf", "llama_mistral", "core", "legacy", "torch_dist", "mixtral_hf"
@@ -25,6 +36,19 @@ SPLIT = ("core", "legacy")
 
 MEGATRON = (*SPLIT, "torch_dist")
 """Savers that pad the vocabulary as Megatron-LM does."""
+
+SHARDS = ("num_shards", "target_tensor_parallel_size", "target_pipeline_parallel_size")
+COUNTS = (
+    "target_num_layers_per_virtual_pipeline_stage",
+    "target_num_virtual_stages_per_pipeline_rank",
+    "target_decoder_first_pipeline_num_layers",
+    "target_decoder_last_pipeline_num_layers",
+    "target_expert_parallel_size",
+    "make_vocab_size_divisible_by",
+    "true_vocab_size",
+    "vocab_size",
+    "num_attention_heads",
+)
 
 PER_VIRTUAL_STAGE = "--target-num-layers-per-virtual-pipeline-stage"
 VIRTUAL_STAGES = "--target-num-virtual-stages-per-pipeline-rank"
@@ -52,8 +76,8 @@ class ReshardConfig:
     llama_mistral: a Llama or Mistral in the layout of --saver-checkpoint-type; core, legacy:
     Megatron-LM's files of ranks, for its new or old models; torch_dist: its distributed checkpoint,
     which any number of ranks loads."""
-    model_type: Literal["GPT", "BERT", "T5"] = "GPT"
-    """Kind of model; this version converts only GPT."""
+    model_type: Literal["GPT", "BERT", "T5"] | None = None
+    """Kind of model that the checkpoint must hold; unset: any."""
     num_shards: int | None = None
     """Number of files for the weights, and as many again for optimizer states. Unset: the product
     of the target sizes, which is 1 by default."""
@@ -117,23 +141,9 @@ class ReshardConfig:
             )
 
     def _check_counts(self) -> None:
-        for name in (
-            "num_shards",
-            "target_tensor_parallel_size",
-            "target_pipeline_parallel_size",
-            "target_num_layers_per_virtual_pipeline_stage",
-            "target_num_virtual_stages_per_pipeline_rank",
-            "target_decoder_first_pipeline_num_layers",
-            "target_decoder_last_pipeline_num_layers",
-            "target_expert_parallel_size",
-            "make_vocab_size_divisible_by",
-            "true_vocab_size",
-            "vocab_size",
-            "num_attention_heads",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        check_at_least(self, 1, *COUNTS, *SHARDS)
+        check_at_most(self, MAX_SIZE, *COUNTS)
+        check_at_most(self, MAX_RANKS, *SHARDS)
         if (self.target_expert_parallel_size or 1) > 1:
             raise ConfigError(
                 f"--target-expert-parallel-size {self.target_expert_parallel_size}: the GPT of "
@@ -144,11 +154,8 @@ class ReshardConfig:
         for option, value in (("--loader", self.loader), ("--saver", self.saver)):
             if value in LATER:
                 raise ConfigError(f"{option} {value} is not in this version: {LATER[value]}")
-        if self.model_type != "GPT":
-            raise ConfigError(
-                f"--model-type {self.model_type}: this version converts only GPT; the others come "
-                "with their models"
-            )
+        if self.model_type == "T5":
+            raise ConfigError("--model-type T5: this version converts only GPT and BERT")
         if self.num_shards is not None and self.saver in SPLIT:
             raise ConfigError(
                 f"--num-shards {self.num_shards}: --saver {self.saver} writes one file for each "
@@ -225,6 +232,19 @@ class ReshardConfig:
                     f"{flag} makes stages of different sizes, so {PER_VIRTUAL_STAGE} does not "
                     f"apply; give {VIRTUAL_STAGES} instead"
                 )
+
+    def check_model(self, model: TransformerConfig) -> None:
+        """Refuse to export a model of these options if `transformers` has no class for it."""
+        if self.model_type is not None and self.model_type.lower() != model.model_type:
+            raise ConfigError(
+                f"--model-type {self.model_type}: {self.load_dir} holds a {model.model_type}; "
+                "leave the option out"
+            )
+        if self.saver == "hf":
+            # Imported late: --help does not need it.
+            from trainyard.conversion.huggingface.architecture import architecture
+
+            architecture(model)
 
     @property
     def ends(self) -> dict[str, int]:

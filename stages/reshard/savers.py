@@ -11,7 +11,7 @@ from stages.reshard.split import target_split
 from stages.reshard.steps import OF_MEGATRON, refuse_strangers, save_files
 from stages.runtime.context import Replacing, StageRun, replacing
 from trainyard.checkpoint.reshard import OpenFile
-from trainyard.conversion.huggingface.config import LLAMA, MISTRAL, architecture
+from trainyard.conversion.huggingface.architecture import LLAMA, MISTRAL, architecture
 from trainyard.conversion.huggingface.folder import write_hf_folder
 from trainyard.conversion.megatron.folder import marks_of
 from trainyard.conversion.megatron.names import ModelClass

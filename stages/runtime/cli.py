@@ -16,25 +16,28 @@ import signal
 import sys
 import types
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any, Literal, Union, get_type_hints
-
-import tyro
 
 from stages.runtime import parent_watch
 from stages.runtime.failure import report_failure
+from stages.runtime.flags import check_required, read_flags
 from stages.runtime.process_exit import exit_now, is_one_of_several
 from trainyard import logging as our_logging
 from trainyard.config import (
-    check_finite,
+    VARIANTS,
     check_keys,
     dump_toml,
+    from_dict,
+    leaves,
     other_names,
-    parse_document,
     partial_config,
+    variants_of,
 )
+from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError, Stopped, TrainyardError
+from trainyard.megatron_cli.options import split_options
 from trainyard.version import FLOW_REVISION, FLOW_VERSION, VERSION, build_revision
 
 
@@ -88,7 +91,7 @@ def stage_main(
     the command line of Megatron-LM."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        _end_at_sigterm()
+        _end_at_signals()
     modules = (run_module, check_module)
     status = _main(name, config_class, modules, arguments, positional, megatron)
     was_stopped = status > 128
@@ -97,14 +100,15 @@ def stage_main(
     return status
 
 
-def _end_at_sigterm() -> None:
-    """Let SIGTERM end the process until the run installs its own handler.
+def _end_at_signals() -> None:
+    """Let SIGTERM and SIGUSR1 end the process until the run installs its own handlers.
 
-    A process inherits an ignored SIGTERM from its parent, such as torchrun in a Slurm job
+    A process inherits ignored signals from its parent, such as torchrun in a Slurm job
     (flows/backends/slurm/script.py). Importing torch and waiting for ranks takes a while before
-    the handler is installed."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    the handlers are installed."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _main(
@@ -124,12 +128,13 @@ def _main(
         parent_watch.stop_with_parent()
         _check_flow(name)
         remarks: list[str] = []
+        if {"--help", "-h"} & set(arguments):
+            _print_help(name, config_class, arguments, megatron)
+            return 0
         if megatron:
             arguments, remarks = _in_our_spelling(arguments, config_class)
-        else:
-            arguments = _with_first_names(arguments, config_class)
         arguments = _with_positional(arguments, positional)
-        config, common = _parse(name, config_class, arguments, megatron, remarks)
+        config, common = _parse(config_class, arguments, megatron, remarks)
         our_logging.configure(common.log_level)
         _log_remarks(name, remarks)
         if common.dry_run:
@@ -144,6 +149,12 @@ def _main(
         # The reader of our output closed the pipe: `--help | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("trainyard", "stages"):
+            return report_failure(name, error, debug)
+        extra = f"trainyard[{name.replace('_', '-')}]"
+        missing = f"{sys.executable} has no module {error.name}: install {extra} there"
+        return report_failure(name, ConfigError(missing), debug)
     except (Exception, Stopped, KeyboardInterrupt) as error:
         return report_failure(name, error, debug)
 
@@ -189,24 +200,8 @@ def _with_positional(arguments: list[str], option: str) -> list[str]:
     return ["--" + option, *arguments[:count], *arguments[count:]]
 
 
-def _with_first_names(arguments: list[str], config_class: type) -> list[str]:
-    """The arguments, with each flag under the name that documents and --help use."""
-    flags = {_flag(other): _flag(name) for other, name in other_names(config_class).items()}
-    named = []
-    for argument in arguments:
-        given, equals, value = argument.partition("=")
-        named.append(flags.get(given.replace("_", "-"), given) + equals + value)
-    return named
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def _in_our_spelling(arguments: list[str], config_class: type) -> tuple[list[str], list[str]]:
     """The options of a Megatron-LM command line in our spelling, and remarks to log about it."""
-    if {"--help", "-h"} & set(arguments):
-        return ["--help"], []
     from trainyard.megatron_cli.command import understand
 
     options = (*dataclasses.fields(CommonOptions), *dataclasses.fields(MegatronOptions))
@@ -229,39 +224,61 @@ def _is_spawned_rank() -> bool:
 
 
 def _parse(
-    name: str, config_class: type, arguments: list[str], megatron: bool, remarks: list[str]
+    config_class: type, arguments: list[str], megatron: bool, remarks: list[str]
 ) -> tuple[Any, CommonOptions]:
-    document = _document(config_class, _url_of("--config", arguments))
-    yaml_cfg = _url_of("--yaml-cfg", arguments) if megatron else None
-    where = "--config"
+    classes = (config_class, CommonOptions, *((MegatronOptions,) if megatron else ()))
+    flags = read_flags(arguments, *classes)
+    document, where = {}, "--config"
+    url, yaml_cfg = flags.pop("config", None), flags.pop("yaml_cfg", None)
+    _refuse_two_documents(arguments)
+    if url is not None:
+        where = f"--config {url}"
+        document = _document(config_class, url, where)
     if yaml_cfg is not None:
         if document:
             raise ConfigError("--config and --yaml-cfg each hold the options of a run; give one")
         where = f"--yaml-cfg {yaml_cfg}"
         document, more = _yaml_document(config_class, yaml_cfg, where, arguments)
         remarks += more
-    common = Annotated[CommonOptions, tyro.conf.FlagCreatePairsOff]
-    parts = [("stage", config_class), ("common", common)]
-    given: list[Any] = [partial_config(config_class, document, where, tyro.MISSING)]
-    given.append(CommonOptions())
-    if megatron:
-        parts.append(("megatron", MegatronOptions))
-        given.append(MegatronOptions())
-    both = dataclasses.make_dataclass("Options", parts)
-    default = both(*given)
+    common = {name: flags.pop(name) for name, _, _ in leaves(CommonOptions) if name in flags}
+    others = other_names(config_class)
+    given = {others.get(name, name): value for name, value in document.items()} | flags
+    where = where if document else "the command line"
+    check_required(partial_config(config_class, given, where))
+    return from_dict(config_class, given, where), CommonOptions(**common)
+
+
+def _refuse_two_documents(arguments: list[str]) -> None:
+    names = [option.name for option in split_options(arguments)[1]]
+    for name in ("config", "yaml-cfg"):
+        if (count := names.count(name)) > 1:
+            raise ConfigError(f"--{name} is given {count} times; put all options in one document")
+
+
+def _print_help(name: str, config_class: type, arguments: list[str], megatron: bool) -> None:
+    """Print all options; with a flag such as --model-type, those of the class that it chooses."""
+    import tyro  # 0.2 s, for --help only
+
+    given = {option.name.replace("-", "_"): option.values for option in split_options(arguments)[1]}
+    keys = (variants.key for variants in variants_of(config_class))
+    chosen = {key: given[key][0] for key in keys if given.get(key)}
+    parts: list[tuple[str, Any]] = [("stage", config_class)]
+    parts.append(("common", Annotated[CommonOptions, tyro.conf.FlagCreatePairsOff]))
+    parts += [("megatron", MegatronOptions)] if megatron else []
+    default: list[Any] = [partial_config(config_class, chosen, "--help", tyro.MISSING)]
+    default += [CommonOptions(), *([MegatronOptions()] if megatron else [])]
     for cls in (config_class, CommonOptions, MegatronOptions):
         _write_out_unions(cls)
-    parsed: Any = tyro.cli(
-        both,
-        prog=f"python -m stages.{name}",
-        description=_description(config_class),
-        args=arguments,
-        default=default,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-    )
-    check_finite(parsed.stage)
-    check_finite(parsed.common)
-    return parsed.stage, parsed.common
+    both = dataclasses.make_dataclass("Options", parts)
+    with suppress(SystemExit):
+        tyro.cli(
+            both,
+            prog=f"python -m stages.{name}",
+            description=(config_class.__doc__ or "").strip(),
+            args=["--help"],
+            default=both(*default),
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+        )
 
 
 def _write_out_unions(cls: type) -> None:
@@ -274,38 +291,25 @@ def _write_out_unions(cls: type) -> None:
         for name in vars(owner).get("__annotations__", ()):
             if isinstance(hints.get(name), types.UnionType):
                 owner.__annotations__[name] = Union[hints[name].__args__]  # noqa: UP007
-    for hint in hints.values():
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            _write_out_unions(hint)
+    for field in dataclasses.fields(cls):
+        variants = field.metadata.get(VARIANTS)
+        nested = [hints[field.name]] if variants is None else variants.classes.values()
+        for hint in nested:
+            if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+                _write_out_unions(hint)
 
 
-def _description(config_class: type) -> str:
-    return (config_class.__doc__ or "").strip()
+def _document(config_class: type, url: str, where: str) -> dict[str, Any]:
+    from trainyard.artifacts.documents import suffix
 
-
-def _url_of(option: str, arguments: list[str]) -> str | None:
-    given = [a.partition("=")[2] for a in arguments if a.startswith(option + "=")]
-    given += [b for a, b in pairwise(arguments) if a == option]
-    if len(given) > 1:
-        raise ConfigError(f"{option} is given {len(given)} times; put all options in one document")
-    return given[0] if given else None
-
-
-def _document(config_class: type, url: str | None) -> dict[str, Any]:
-    if url is None:
-        return {}
-    from trainyard.artifacts.documents import suffix  # not for --help
-
-    text = _text_of("--config", url)
-    document = parse_document(text, suffix(url), f"--config {url}")
-    check_keys(config_class, document, f"--config {url}")
+    document = parse_document(_text_of("--config", url), suffix(url), where)
+    check_keys(config_class, document, where)
     return document
 
 
 def _yaml_document(
     config_class: type, url: str, where: str, arguments: list[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    from trainyard.megatron_cli.options import split_options
     from trainyard.megatron_cli.yaml_cfg import read_yaml_cfg
 
     given = {option.name: " ".join(option.values) for option in split_options(arguments)[1]}

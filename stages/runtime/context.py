@@ -107,7 +107,7 @@ class StageRun:
     """Digest of the code; units of different versions are not mixed."""
     reason: str = ""
     is_forced: bool = False
-    """True when --force was given."""
+    """True when --force was given, or the flow run forces this stage."""
     claim: Claim | None = None
     """Held while final files may be written; None in ranks, whose parent holds it."""
     is_main: bool = True

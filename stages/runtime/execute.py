@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,11 @@ from typing import Any
 from stages.runtime import ranks
 from stages.runtime.context import STOPPING, StageRun
 from stages.runtime.failure import clear_reports, report_outcome
-from stages.runtime.up_to_date import Decision, MadeInShares, decide
+from stages.runtime.up_to_date import Decision, MadeInShares, decide, is_forced
 from trainyard.artifacts import retry, store
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.conditional import require_conditions
-from trainyard.artifacts.manifest import Manifest, publish, read_manifest
+from trainyard.artifacts.manifest import FORCE, Manifest, publish, read_manifest
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import local_path
 from trainyard.errors import ClaimHeldError, ConfigError
@@ -52,10 +54,15 @@ class Job:
         """Folders that the configuration removes once the output is published."""
         return self.config.spent() if isinstance(self.config, MadeInShares) else ()
 
+    @property
+    def forced_by(self) -> str:
+        """The id of the flow run that forces this stage; empty if none does."""
+        return os.environ.get(FORCE, "")
+
     def decide(self) -> Decision:
         """Whether the stage has work to do."""
         modules = (self.run_module, type(self.config).__module__)
-        return decide(self.name, self.config, modules, self.force)
+        return decide(self.name, self.config, modules, self.force, self.forced_by)
 
 
 def execute(job: Job) -> int:
@@ -78,25 +85,30 @@ def _execute(job: Job) -> int:
         run = StageRun(job.name, {}, job.config.output())
         _handle_signals(run)
         clear_reports()
-        decision = job.decide()
-        _adopt(run, decision, job.force)
-        whole = _finished_whole(job, decision)
-        if run.output is None:
-            _check_inputs(job)
-            leader.announce(run)
-            importlib.import_module(job.run_module).run(job.config, run)
-            run.close()
-        elif decision.manifest is not None and decision.reason is None:
-            leader.announce(None)
-            _tidy_after_a_kill(job, run, decision.manifest)
-            _report_noop(job, run.output, decision.manifest)
-        elif whole is not None:
-            leader.announce(None)
-            _report_noop(job, whole[0], whole[1])
-        else:
-            _check_inputs(job)
-            _run_claimed(job, run, leader)
+        with _output_folder(run.output):
+            _decide_and_run(job, run, leader)
     return 0
+
+
+def _decide_and_run(job: Job, run: StageRun, leader: ranks.Leader) -> None:
+    decision = job.decide()
+    _adopt(run, decision, job.force or bool(job.forced_by))
+    whole = _finished_whole(job, decision)
+    if run.output is None:
+        _check_inputs(job)
+        leader.announce(run)
+        importlib.import_module(job.run_module).run(job.config, run)
+        run.close()
+    elif decision.manifest is not None and decision.reason is None:
+        leader.announce(None)
+        _tidy_after_a_kill(job, run, decision.manifest)
+        _report_noop(job, run.output, decision.manifest)
+    elif whole is not None:
+        leader.announce(None)
+        _report_noop(job, whole[0], whole[1])
+    else:
+        _check_inputs(job)
+        _run_claimed(job, run, leader)
 
 
 def _check_inputs(job: Job) -> None:
@@ -109,7 +121,7 @@ def _finished_whole(job: Job, decision: Decision) -> tuple[Output, Manifest] | N
     """For a share: the whole output, if it was made from the same inputs, options and code."""
     whole = job.config.whole() if isinstance(job.config, MadeInShares) else None
     found = read_manifest(whole.manifest_url) if whole is not None and not job.force else None
-    if whole is None or found is None:
+    if whole is None or found is None or is_forced(found[0], job.forced_by):
         return None
     is_same = found[0].lineage == decision.lineage and found[0].code == decision.code
     return (whole, found[0]) if is_same else None
@@ -121,7 +133,6 @@ def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
         raise ConfigError(
             f"{run.output.url}: this is a file; the output is a folder, choose another"
         )
-    made = _absent_folders(run.output.folder_url)
     require_conditions(run.output.folder_url)
     began = time.time()
     claim = acquire(run.output.claim_url, job.claim_wait_seconds)
@@ -132,7 +143,7 @@ def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
             job.log.info("another run finished this output in the meantime")
             _report_noop(job, run.output, decision.manifest)
             return
-        _adopt(run, decision, job.force)
+        _adopt(run, decision, job.force or bool(job.forced_by))
         run.claim = claim
         job.log.info("running because %s", run.reason)
         run.work.clean()
@@ -147,18 +158,32 @@ def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
         _remove_strays(job, run, manifest)
     finally:
         claim.release()
-        _remove_empty(made)
     _report_ran(job, run, manifest)
 
 
-def _absent_folders(url: str) -> list[Path]:
-    """The folder of an output and its parents that do not exist yet, the innermost first."""
-    path = local_path(url)
-    return [] if path is None else [at for at in (path, *path.parents) if not at.exists()]
+@contextmanager
+def _output_folder(output: Output | None) -> Iterator[None]:
+    """Make the folder of the output before inputs are read, which may take long; ConfigError if
+    it cannot be made. It is removed again if the run leaves it empty."""
+    path = None if output is None else local_path(output.folder_url)
+    absent = [] if path is None else [at for at in (path, *path.parents) if not at.exists()]
+    try:
+        if absent:
+            absent[0].mkdir(parents=True, exist_ok=True)
+    except (FileNotFoundError, PermissionError) as error:
+        raise ConfigError(
+            f"{absent[0]}: this folder cannot be made ({error.strerror}); choose another place "
+            "for the output"
+        ) from error
+    except OSError:
+        pass  # such as a file in its place: writing has a message for each
+    try:
+        yield
+    finally:
+        _remove_empty(absent)
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove the folders that the claim of a refused run made, if they are empty."""
     for folder in folders:
         try:
             folder.rmdir()
@@ -180,6 +205,7 @@ def _manifest(
         "seconds": round(time.time() - began, 3),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
         "reason": run.reason,
+        **({"forced_by": job.forced_by} if job.forced_by else {}),
         "python": sys.version.split()[0],
         "platform": "-".join((system.sysname, system.release, system.machine)),
         **run.libraries,

@@ -81,7 +81,8 @@ def report_failure(stage: str, error: BaseException, debug: bool) -> int:
     if debug:
         print(printable("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     if isinstance(error, Stopped | KeyboardInterrupt):
-        log.warning("%s; nothing incomplete was published", message)
+        kept = getattr(error, "saved", "") or "nothing incomplete was published"
+        log.warning("%s; %s", message, kept)
     elif isinstance(error, TrainyardError):
         log.error("%s", message)
     else:

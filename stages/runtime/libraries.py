@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import metadata
 
-SHAPING = ("gigatoken", "nltk", "numpy", "sentencepiece", "tiktoken", "tokenizers", "torch")
+SHAPING = ("gigatoken", "h5py", "nltk", "numpy", "sentencepiece", "tiktoken", "tokenizers", "torch")
 
 
 def loaded_libraries() -> dict[str, str]:

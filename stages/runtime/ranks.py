@@ -43,6 +43,7 @@ from trainyard.errors import (
     ValidationFailed,
 )
 from trainyard.machine import memory_kills
+from trainyard.parallel.launcher import address_of_environment, rank_of_environment
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def _cause_first(count: int) -> Iterator[None]:
 def num_ranks(config: Any) -> int:
     """Number of ranks of the launcher, or else to start here."""
     if "RANK" in os.environ and _has_ranks(config):
-        return int(os.environ.get("WORLD_SIZE", "1"))
+        return rank_of_environment()[1]
     return int(getattr(config, "nproc_per_node", 1))
 
 
@@ -166,8 +167,9 @@ def _supervise(run: StageRun, ranks: list[subprocess.Popen[bytes]], kills: int) 
 
 
 def _raise_if_stopped(run: StageRun, codes: list[int], kills: int) -> None:
-    """Raise the error of a failed rank; otherwise Stopped, if a signal stopped any rank."""
-    stopped = [128 + number for number in STOPPING]
+    """Raise the error of a failed rank; otherwise Stopped, if a signal stopped any rank, maybe
+    before the rank had a handler."""
+    stopped = [code for number in STOPPING for code in (128 + number, -number)]
     for rank, code in enumerate(codes):
         if code not in (0, *stopped):
             _raise_for(rank, code, kills)
@@ -311,7 +313,7 @@ class Leader:
     """Announces the decision of rank 0 to the other ranks of a launcher, if there are any."""
 
     def __init__(self, config: Any) -> None:
-        several = _has_ranks(config) and int(os.environ.get("WORLD_SIZE", "1")) > 1
+        several = _has_ranks(config) and rank_of_environment()[1] > 1
         self._store = _decision_store(config) if several else None
 
     def announce(self, run: StageRun | None) -> None:
@@ -368,9 +370,10 @@ def _decision_store(config: Any) -> Any:
     Raises CommunicationError if the ranks do not find each other."""
     from datetime import timedelta
 
+    rank, world_size, _, _ = rank_of_environment()
+    address_of_environment()  # before torch is imported
     from trainyard.parallel.rendezvous import join_failure, open_store
 
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     minutes = float(getattr(config, "distributed_timeout_minutes", JOIN_MINUTES))
     try:
         store = open_store(rank, world_size, timedelta(minutes=minutes))

@@ -18,8 +18,15 @@ from trainyard.config import digest_relevant, to_dict
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.version import VERSION
 
-MODEL = "--tokenizer-model"
 NO_HUB = "; names on a hub are not looked up: download the files, and give their folder"
+A_CHECKPOINT = "; a checkpoint is the folder of a run or of its step iter_XXXXXXX"
+HINTS = {
+    "--tokenizer-model": NO_HUB,
+    "--load": A_CHECKPOINT,
+    "--load-dir": f"{A_CHECKPOINT}, or of Megatron-LM, Meta or Hugging Face",
+    "--checkpoint": A_CHECKPOINT,
+}
+"""What an option takes, said where nothing is."""
 
 
 class StageConfig(Protocol):
@@ -83,9 +90,12 @@ class Decision:
         )
 
 
-def decide(stage: str, config: StageConfig, modules: Sequence[str], force: bool) -> Decision:
+def decide(
+    stage: str, config: StageConfig, modules: Sequence[str], force: bool, forced_by: str = ""
+) -> Decision:
     """Resolve the inputs, and compare them, the options and the code with the existing manifest.
 
+    forced_by: id of the flow run that forces the stage; empty: none does.
     Raises ArtifactError for an input that does not exist."""
     versions = config.versions() if isinstance(config, MadeByVersions) else {}
     inputs = {name: _resolved(name, urls, config) for name, urls in config.inputs().items() if urls}
@@ -106,8 +116,16 @@ def decide(stage: str, config: StageConfig, modules: Sequence[str], force: bool)
             f"choose another output, or remove it first"
         )
     reason = _reason(manifest, slot, inputs, options, code, output)
-    reason = "--force was given" if force else reason
+    if force:
+        reason = "--force was given"
+    elif reason is None and manifest is not None and is_forced(manifest, forced_by):
+        reason = "the flow run forces it"
     return Decision(inputs, options, code, lineage, reason, slot, manifest)
+
+
+def is_forced(manifest: Manifest, forced_by: str) -> bool:
+    """Whether a flow run forces the stage and did not make this artifact itself."""
+    return bool(forced_by) and manifest.run.get("forced_by") != forced_by
 
 
 def _resolved(name: str, urls: tuple[str, ...], config: StageConfig) -> Input:
@@ -119,8 +137,8 @@ def _resolved(name: str, urls: tuple[str, ...], config: StageConfig) -> Input:
         if url is None:
             raise
         option = _option_of(url, name, config)
-        may_be_hub_name = option == MODEL and is_local(url) and "no file matches" in str(error)
-        hint = NO_HUB if may_be_hub_name else ""
+        is_absent = is_local(url) and "no file matches" in str(error)
+        hint = HINTS.get(option, "") if is_absent else ""
         raise ArtifactError(f"{option} {error}{hint}".lstrip()) from error
 
 

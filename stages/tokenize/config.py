@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import also, execution, location
+from trainyard.config import (
+    MAX_RANKS,
+    also,
+    check_at_least,
+    check_at_most,
+    execution,
+    location,
+)
 from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES, check_bound
 from trainyard.corpus.pairs import BAD_LINES, DOCS, PAIR, SHARE
 from trainyard.corpus.sentences import model_folder, nltk_version
@@ -82,10 +89,8 @@ class TokenizeConfig:
         self._check_ranks()
 
     def _check_numbers(self) -> None:
-        for name in ("workers", "partitions", "log_interval", "world_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        check_at_least(self, 1, "workers", "partitions", "log_interval", "world_size")
+        check_at_most(self, MAX_RANKS, "world_size")
         check_bound(self.max_document_bytes)
         if not 0 <= self.validate_tokenizer <= 1:
             raise ConfigError(
@@ -124,8 +129,9 @@ class TokenizeConfig:
         return {"input": self.input, "tokenizer": self.tokenizer.inputs(), "sentences": model}
 
     def versions(self) -> dict[str, str]:
-        """NLTK's, which decides where sentences end."""
-        return {"nltk": nltk_version()} if self.split_sentences else {}
+        """NLTK's, which decides where sentences end, and of the library that defines the ids."""
+        nltk = {"nltk": nltk_version()} if self.split_sentences else {}
+        return {**nltk, **self.tokenizer.versions()}
 
     def output(self) -> Output | None:
         """The prefix of the output, or of a share."""

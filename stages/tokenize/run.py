@@ -97,6 +97,7 @@ def _metrics(
         "input_bytes": size,
         "empty_files": num_empty,
         "engine": tokenizer.engine,
+        "vocab_size": tokenizer.vocab_size,
     }
 
 

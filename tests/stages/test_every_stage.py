@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.stages.directly import Done, run_program
-from trainyard.config import parse_document
+from trainyard.config_text import parse_document
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = sorted(path.parent.name for path in ROOT.glob("stages/*/__main__.py"))
@@ -25,6 +25,8 @@ ENOUGH = {
     "certify": (NOWHERE,),
     "collect": (),
     "evaluate": ("--task", "WIKITEXT103", "--load", NOWHERE, "--valid-data", NOWHERE),
+    "faiss_add": ("--index", NOWHERE, "--embeddings", NOWHERE),
+    "faiss_train": ("--embeddings", NOWHERE),
     "index": (*RUN, "--data-path", NOWHERE),
     "inspect": (NOWHERE,),
     "merge": ("--input", NOWHERE),
@@ -32,6 +34,11 @@ ENOUGH = {
     "pretrain": (*MODEL, "--data-path", NOWHERE, "--train-iters", "2", "--lr", "0.001"),
     "report": ("--checkpoint", NOWHERE),
     "reshard": ("--load-dir", NOWHERE),
+    "retro_db": (
+        *("--data-path", NOWHERE, "--tokenizer-type", "NullTokenizer", "--vocab-size", "9"),
+        *("--retro-bert-tokenizer-type", "BertWordPieceCase", "--retro-bert-vocab-file", NOWHERE),
+        *("--retro-index-ntrain", "9"),
+    ),
     "tokenize": ("--input", NOWHERE, "--tokenizer-type", "NullTokenizer", "--vocab-size", "9"),
     "train_tokenizer": ("--input", NOWHERE),
     "verify": (NOWHERE,),

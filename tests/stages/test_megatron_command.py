@@ -12,7 +12,8 @@ import pytest
 from stages.pretrain.config import PretrainConfig
 from stages.runtime.cli import stage_main
 from tests.test_docs import ROOT, fenced
-from trainyard.config import differing, from_dict, parse_document
+from trainyard.config import differing, from_dict
+from trainyard.config_text import parse_document
 from trainyard.megatron_cli.yaml_cfg import read_yaml_cfg
 
 MODEL = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --save s --lr 1e-3"

@@ -13,7 +13,8 @@ from stages.merge.config import MergeConfig
 from stages.merge.run import run
 from tests.stages.directly import run_directly, run_program
 from trainyard.artifacts import store
-from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.inputs import read_digest
+from trainyard.artifacts.manifest import FileRecord, Manifest, publish, read_manifest
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
 from trainyard.corpus.provenance.origins import Provenance, ProvenanceWriter
 from trainyard.errors import ArtifactError, ConfigError, DataError
@@ -57,6 +58,19 @@ def test_pairs_become_one_in_the_order_of_their_names(store_url: str) -> None:
     assert tokens(prefix) == FIRST + SECOND
     assert metrics == {"pairs": 2, "documents": 4, "sequences": 4, "tokens": 7}
     assert not store.exists(prefix + ".docs")
+
+
+def test_the_vocabulary_size_of_the_parts_stays_known(tmp_path: Path) -> None:
+    part = f"{tmp_path}/parts/a"
+    put(part, FIRST)
+    files = [
+        FileRecord(ending, store.info(part + ending).size_bytes, read_digest(part + ending))
+        for ending in (".bin", ".idx")
+    ]
+    manifest = Manifest(stage="tokenize", files=tuple(files), metrics={"vocab_size": 300})
+    publish(f"{part}.manifest.json", manifest, None)
+    merged = merge(f"{tmp_path}/whole", f"{tmp_path}/parts")
+    assert merged["vocab_size"] == 300
 
 
 @pytest.mark.slow

@@ -66,6 +66,17 @@ def test_the_report_equals_the_upstream_one_line_by_line() -> None:
     assert "FLOPs per token: 2.4" in ours[0]
 
 
+def test_a_small_model_is_counted_in_millions() -> None:
+    small = {"num_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 4096}
+    lines = report(configure(**small)).splitlines()
+    assert lines[:4] == [
+        "Number of parameters in transformer block in millions:  3.15",
+        "Number of parameters in embedding layers in millions: 1.05",
+        "Total number of parameters in millions: 4.20",
+        "Number of parameters in most loaded shard in millions: 4.1989",
+    ]
+
+
 def test_a_pipeline_inserts_its_lines() -> None:
     lines = report(
         configure(
@@ -322,5 +333,5 @@ def test_the_command_prints_json_without_loading_torch_or_numpy() -> None:
     assert time.monotonic() - began < 5
     assert json.loads(done.stdout) == plan(configure())
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "trainyard.models.gpt.flops" in imported
+    assert "trainyard.models.costs.flops" in imported
     assert not imported & {"torch", "numpy", "tokenizers", "prefect"}

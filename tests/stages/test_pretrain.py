@@ -19,6 +19,7 @@ from stages.pretrain.config import PretrainConfig
 from tests.stages.directly import run_process, wait_for_line
 from tests.stages.pretrain_runs import OPTIONS, Pretrain, arguments, ledger, manifest
 from tests.trainyard.datasets.test_gpt import write_pair
+from trainyard.artifacts.manifest import FORCE
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.checkpoint.steps import find_steps
 from trainyard.config import from_dict, leaves
@@ -96,6 +97,18 @@ def test_force_trains_again_to_the_same_result(pretrain: Pretrain, tmp_path: Pat
     short("--force")
     aside = sorted(path.name for path in (tmp_path / "run" / "superseded").iterdir())
     assert [len(name) for name in aside] == [8, 10]  # LINEAGE, then LINEAGE-2: neither is lost
+
+
+@pytest.mark.slow
+def test_a_training_that_a_flow_run_forces_resumes_when_it_is_requeued(
+    pretrain: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = partial(pretrain, tmp_path / "run", train_iters=4, eval_iters=0)
+    short()
+    monkeypatch.setenv(FORCE, "flow run")
+    assert "from initial weights" in short(exit_interval=2, expect=143)
+    assert "resuming from step 2" in short()
+    assert "nothing to do" in short()
 
 
 @pytest.mark.slow

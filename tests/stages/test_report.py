@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stages.report.card import render
+from stages.report.card import OF_SPLIT, render
 from stages.report.collect import options_of
 from stages.report.config import ReportConfig
 from stages.report.facts import Card, Option, Sample, Step
@@ -22,6 +22,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.inputs import resolve
 from trainyard.artifacts.manifest import InputRecord, Manifest, publish, read_manifest
 from trainyard.artifacts.output import Output
+from trainyard.charts.markup import printable
 from trainyard.config import from_dict
 from trainyard.errors import ArtifactError, ConfigError
 
@@ -160,8 +161,12 @@ def test_page_of_a_whole_run_shows_every_part(yard: dict[str, str], tmp_path: Pa
     assert ["Training speed", "640", "tokens/s, median"] in head.rows
     assert ["6", "5.000", "5.000"] in page.sections["Training"].rows
     texts = page.sections["What it writes"].text
-    assert texts.count("The yard is <b>full</b> end of document") == 3
+    assert texts.count("The yard is <b>full</b> end of document") == 4
+    assert "prompts;" not in texts
     assert "The most likely token at each step." in texts
+    perplexities = ["Validation perplexity", "2 981 \u2192 148"]
+    assert [*perplexities, f"before and after, {OF_SPLIT}"] in head.rows
+    assert "heldout.txt, by the protocol of WIKITEXT103" in page.sections["How good, how fast"].text
     assert page.sections["How good, how fast"].facts == {
         "perplexity, per token": "164",
         "loss, nats per token": "5.1000",
@@ -209,28 +214,26 @@ def test_parts_are_one_node_with_a_digest_that_ignores_their_order() -> None:
     assert [one.key for one in first.artifacts] == ["parts/0 ... 2", "all"]
 
 
-def hostile_card() -> Card:
-    artifact = Artifact(
-        key=HOSTILE, stage=HOSTILE, digest=HOSTILE, seconds=1.0, config={HOSTILE: HOSTILE}
-    )
-    checkpoint = Artifact(key="c", stage="pretrain", digest=HOSTILE, started=HOSTILE)
+def hostile_card(text: str) -> Card:
+    artifact = Artifact(key=text, stage=text, digest=text, seconds=1.0, config={text: text})
+    checkpoint = Artifact(key="c", stage="pretrain", digest=text, started=text)
     return Card(
-        title=HOSTILE,
-        lineage=Lineage(artifacts=(artifact, checkpoint), edges=((HOSTILE, "c"),), destination="c"),
-        options=(Option(name=HOSTILE, value=[HOSTILE]),),
-        environment=((HOSTILE, HOSTILE),),
-        evaluation={"task": HOSTILE, HOSTILE: HOSTILE},
-        timings={"device": HOSTILE, "tokens_per_second": 1.0},
-        samples=(Sample(prompt=HOSTILE, continuation=HOSTILE),),
+        title=text,
+        lineage=Lineage(artifacts=(artifact, checkpoint), edges=((text, "c"),), destination="c"),
+        options=(Option(name=text, value=[text]),),
+        environment=((text, text),),
+        evaluation={"task": text, text: text},
+        timings={"device": text, "tokens_per_second": 1.0},
+        samples=(Sample(prompt=text, continuation=text),),
     )
 
 
 def test_hostile_text_stays_text() -> None:
-    page = render(hostile_card())
+    page = render(hostile_card(HOSTILE))
     parsed = check_sound(page)
     page.encode()  # no half of a surrogate pair, no zero byte
     assert "\0" not in page
-    shown = HOSTILE.replace("\0", "\ufffd").replace("\ud800", "\ufffd")
+    shown = printable(HOSTILE)
     for section in ("", "What it writes", "How good, how fast", "What was run"):
         assert shown in parsed.sections[section].text
     assert "prefers-color-scheme: dark" in page
@@ -286,7 +289,14 @@ def test_the_summary_has_the_results_of_the_run(yard: dict[str, str], tmp_path: 
     assert summary["evaluation"]["ppl"] == 164.0
     assert summary["parameters"] > 0
     assert summary["artifacts"].keys() == yard.keys()
-    assert len(summary["samples"]) == 3
+    assert len(summary["samples"]) == 4
+
+
+def test_prompts_that_are_left_out_are_counted(yard: dict[str, str], tmp_path: Path) -> None:
+    page, _ = report(tmp_path, **yard, num_samples=3)
+    texts = page.sections["What it writes"].text
+    assert texts.count("The yard is <b>full</b> end of document") == 3
+    assert "The first 3 of 4 prompts; --num-samples shows up to 12." in texts
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from stages.reshard.run import run
 from stages.runtime.context import StageRun
 from tests.stages.directly import run_directly, run_process
 from tests.stages.pretrain_runs import Pretrain, ledger
+from tests.trainyard.checkpoint.hostile import edited
 from tests.trainyard.checkpoint.samples import random_gpt, save, save_gpt, some_tensors
 from tests.trainyard.conversion.huggingface.hf_models import make
 from trainyard.checkpoint.load import open_checkpoint
@@ -121,6 +122,17 @@ def test_a_folder_without_a_checkpoint_is_named_with_the_option(tmp_path: Path) 
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(ConfigError, match=r"--load-dir .*no checkpoint there; found notes\.txt"):
         reshard(tmp_path, tmp_path.parent / "elsewhere")
+
+
+def test_a_config_of_no_model_is_not_copied_though_its_manifest_vouches_for_it(
+    tmp_path: Path,
+) -> None:
+    save_gpt(str(tmp_path / "run"), random_gpt(GPT))
+    step = tmp_path / "run" / "iter_0000050"
+    edited(step, "config.json", lambda d: d["model"].update(hidden_size=10**15))
+    words = r"iter_0000050/config\.json: --hidden-size must be at most 2147483647"
+    with pytest.raises(ArtifactError, match=words):
+        reshard(tmp_path / "run", tmp_path / "three", num_shards=3)
 
 
 @pytest.mark.slow
@@ -313,9 +325,7 @@ def test_foreign_files_are_not_overwritten(saver: str, word: str, tmp_path: Path
 def test_a_wrong_loader_names_the_format_found(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     make("llama", tmp_path / "hf")
-    with pytest.raises(
-        ConfigError, match=r"--load-dir .* Hugging Face folder; convert it with stages\.reshard"
-    ):
+    with pytest.raises(ConfigError, match=r"--load-dir .* Hugging Face folder; leave --loader out"):
         reshard(tmp_path / "hf", tmp_path / "out", loader="trainyard")
     assert not (tmp_path / "out").exists()
 

@@ -1,4 +1,5 @@
-"""Sentences: the manifest names the NLTK that cut them, another one runs again; BERT's [CLS]."""
+"""Sentences: the manifest names the NLTK that cut them, another one runs again; BERT's [CLS]. The
+same of the library of a tokenizer."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import pytest
 from stages.runtime.cli import stage_main
 from stages.tokenize import unit
 from stages.tokenize.config import TokenizeConfig
+from stages.train_tokenizer.config import TrainTokenizerConfig
 from tests.stages.tokenize_runs import command, documents, files, manifest, tokenize, write
 from trainyard.corpus import sentences
 
@@ -49,13 +51,17 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write(tmp_path / "a.jsonl", {"text": "1! 2! 3 4"}, {"text": "5! 6"})
 
 
-@pytest.fixture
-def another_nltk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if another version were installed; it cuts as the one that is."""
+def install(monkeypatch: pytest.MonkeyPatch, package: str, number: str) -> None:
+    """As if another version were installed; it works as the one that is."""
     version = importlib.metadata.version
     monkeypatch.setattr(
-        importlib.metadata, "version", lambda name: "3.10.4" if name == "nltk" else version(name)
+        importlib.metadata, "version", lambda name: number if name == package else version(name)
     )
+
+
+@pytest.fixture
+def another_nltk(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "nltk", "3.10.4")
 
 
 def run(source: Path, prefix: Path, *more: str) -> int:
@@ -104,6 +110,33 @@ def test_a_run_that_splits_nothing_does_not_ask_for_nltk(corpus: Path, tmp_path:
     line[line.index("NullTokenizer")] = "ByteLevelTokenizer"
     assert stage_main("tokenize", TokenizeConfig, "stages.tokenize.run", argv=line) == 0
     assert manifest(tmp_path / "out").code.keys() == {"version", "digest"}
+
+
+def test_another_version_of_the_tokenizers_library_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "a.jsonl", {"text": "a! un"})
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("\n".join(VOCAB))
+    options = ["--tokenizer-type", "BertWordPieceCase", "--vocab-file", str(vocab)]
+    line = [*command(source, tmp_path / "out", "--workers", "1")[3:], *options]
+
+    def tokenize() -> str:
+        assert stage_main("tokenize", TokenizeConfig, "stages.tokenize.run", argv=line) == 0
+        return capsys.readouterr().err
+
+    installed = importlib.metadata.version("tokenizers")
+    tokenize()
+    assert manifest(tmp_path / "out").code["tokenizers"] == installed
+    assert "nothing to do" in tokenize()
+    install(monkeypatch, "tokenizers", "9.9.9")
+    assert f"running because the version of tokenizers changed ({installed} -> 9" in tokenize()
+    assert manifest(tmp_path / "out").code["tokenizers"] == "9.9.9"
+
+
+def test_a_trained_tokenizer_names_the_library_that_made_it() -> None:
+    config = TrainTokenizerConfig(input=("a.jsonl",), output_dir="out")
+    assert config.versions() == {"tokenizers": importlib.metadata.version("tokenizers")}
 
 
 def test_a_share_of_another_version_is_not_joined(

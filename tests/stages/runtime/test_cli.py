@@ -17,9 +17,10 @@ from stages.runtime.context import StageRun
 from tests.stages.directly import run_program, until
 from tests.stages.toy import ToyConfig
 from trainyard.artifacts import claim, store
-from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.artifacts.manifest import FORCE, Manifest, read_manifest
 from trainyard.artifacts.output import Output
-from trainyard.config import from_dict, parse_document
+from trainyard.config import from_dict
+from trainyard.config_text import parse_document
 from trainyard.errors import ClaimHeldError
 
 TEXT = "one\ntwo\nthree\n"
@@ -102,6 +103,16 @@ def test_the_reason_of_a_rerun_names_what_changed(toy: Toy) -> None:
     Path(toy.output, "upper.txt").unlink()
     assert "output file upper.txt is gone" in toy("--suffix", "!")
     assert "nothing to do" in toy("--suffix", "!", "--seconds", "0.001")
+
+
+def test_a_flow_run_forces_a_stage_once(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy()
+    for flow_run in ("one", "another"):
+        monkeypatch.setenv(FORCE, flow_run)
+        assert "running because the flow run forces it" in toy()
+        assert "nothing to do" in toy(), "a job that is requeued after its end is forced again"
+    monkeypatch.delenv(FORCE)
+    assert "nothing to do" in toy()
 
 
 def test_a_change_of_the_code_is_a_reason(toy: Toy) -> None:
@@ -286,13 +297,15 @@ def test_files_of_an_earlier_version_are_removed_and_other_files_stay(toy: Toy) 
     assert names == {"upper.txt", "timing.json", "manifest.json", "notes-of-a-person.txt"}
 
 
-def test_optional_options_import_no_type_checker() -> None:
+def test_help_imports_no_type_checker_and_a_run_no_help() -> None:
     program = """if True:
         import sys
         from stages.runtime.cli import stage_main
         from stages.reshard.config import ReshardConfig
         given = ["--load-dir", "a", "--save-dir", "b", "--num-shards", "2", "--dry-run"]
         assert stage_main("reshard", ReshardConfig, "stages.reshard.run", argv=given) == 0
+        assert "tyro" not in sys.modules
+        assert stage_main("reshard", ReshardConfig, "stages.reshard.run", argv=["--help"]) == 0
         print("loaded:", *sys.modules)
         """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

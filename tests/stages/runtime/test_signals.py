@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.runtime import context
+from stages.runtime import cli, context, ranks
 from stages.runtime.context import StageRun
 from tests.stages.directly import until, wait_for_line
 from trainyard.artifacts.output import Output
@@ -101,6 +101,24 @@ def test_every_rank_saves_if_all_are_signalled(tmp_path: Path, launcher: tuple[s
         # torchrun waits for up to 30 s a rank where a signal meets it within a wait for its ranks.
         assert process.wait(2 * SECONDS) != 0
     assert saved(tmp_path) == ["0.saved.txt", "1.saved.txt"]
+
+
+def test_a_rank_that_a_signal_ends_before_it_has_a_handler_is_stopped(tmp_path: Path) -> None:
+    run = StageRun("toy", {}, Output.directory(str(tmp_path)))
+    run.defer_signals()
+    run.on_signal(TERM, None)
+    with pytest.raises(Stopped):
+        ranks._raise_if_stopped(run, [-TERM, 128 + TERM], 0)
+
+
+def test_a_stage_does_not_ignore_what_its_launcher_ignored() -> None:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (TERM, USR1)}
+    try:
+        cli._end_at_signals()
+        assert {signal.getsignal(number) for number in before} == {signal.SIG_DFL}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # --- a run that stops at once ---------------------------------------------------------------------

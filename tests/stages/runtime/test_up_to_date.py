@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -154,8 +155,17 @@ def test_a_missing_input_is_named_by_its_option(tmp_path: Path) -> None:
 
     (tmp_path / "a.jsonl").write_bytes(b"")
     (tmp_path / "empty").mkdir()
-    for name in ("b.jsonl", "*.txt", "empty"):
-        with pytest.raises(ArtifactError, match=r"^--input .*: no file matches; check the path$"):
+    (tmp_path / "c_text_document.idx").write_bytes(b"")
+    for name, hint in (
+        ("a.json", f"the nearest name is {tmp_path / 'a.jsonl'}"),
+        ("c", f"the nearest name is {tmp_path / 'c_text_document'}"),
+        ("zzz", "check the path"),
+        ("*.txt", "check the path"),
+        ("empty", "the folder is empty"),
+        ("none/at/all", f"there is no folder {tmp_path / 'none'}"),
+    ):
+        words = re.escape(f"--input {tmp_path / name}: no file matches; {hint}")
+        with pytest.raises(ArtifactError, match=f"^{words}$"):
             decide_on(str(tmp_path / name), "m.json")
     for name, target, words in (
         (

@@ -1,0 +1,126 @@
+"""Each stage that reads an artifact refuses one flipped bit in it, by the file's name, and
+publishes nothing. Documents of checkpoints: test_changed_documents."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.stages.directly import run_program
+from tests.stages.pretrain_runs import arguments
+from tests.stages.test_changed_documents import EVALUATED
+from tests.stages.test_reshard import UNTIED
+from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
+from tests.trainyard.retrieval.embedded import clustered, write_blocks
+from trainyard.tokenizers.wordpiece import SPECIAL
+
+pytestmark = pytest.mark.slow
+
+MODEL, OPTIMIZER = "model-00001-of-00001.safetensors", "optimizer-00001-of-00001.safetensors"
+PUBLISHED = {"manifest.json", "config.json", "params.json", "latest_checkpointed_iteration.txt"}
+TOKENIZE = ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "learned")
+
+READERS: dict[str, tuple[str, ...]] = {
+    "reshard": ("--load-dir", "run", "--save-dir", "OUT"),
+    "reshard to hf": ("--load-dir", "run", "--save-dir", "OUT", "--saver", "hf"),
+    "reshard to meta": (
+        *("--load-dir", "run", "--save-dir", "OUT", "--saver", "llama_mistral"),
+        *("--saver-checkpoint-type", "meta", "--make-vocab-size-divisible-by", "1"),
+    ),
+    "reshard to core": ("--load-dir", "run", "--save-dir", "OUT", "--saver", "core"),
+    "reshard to torch_dist": ("--load-dir", "run", "--save-dir", "OUT", "--saver", "torch_dist"),
+    "evaluate": ("--load", "run", *EVALUATED, "--output-dir", "OUT"),
+    "benchmark": ("--load", "run", "--prompts", "a", "--output-dir", "OUT"),
+    "inspect": ("sound", "--diff", "run"),
+    "verify": ("run",),
+    "merge": ("--input", "a_text_document", "b_text_document", "--output-prefix", "OUT"),
+    "retro_db": (
+        *("--data-path", "a_text_document", "--tokenizer-type", "ByteLevelTokenizer"),
+        *("--retro-bert-tokenizer-type", "BertWordPieceLowerCase"),
+        *("--retro-bert-vocab-file", "vocab.txt", "--retro-index-ntrain", "9"),
+        *("--output-dir", "OUT"),
+    ),
+    "faiss_add": ("--index", "index", "--embeddings", "embeddings", "--output-dir", "OUT"),
+    "tokenize": ("--input", "text.jsonl", "--output-prefix", "OUT", *TOKENIZE),
+}
+WEIGHTS = [reader for reader, words in READERS.items() if "run" in words]
+STATES = ["reshard", "inspect", "verify"]
+TOKENS = [f"a_text_document.{ending}" for ending in ("bin", "idx", "docs")]
+
+CASES = [
+    *((reader, f"run/iter_0000050/{MODEL}") for reader in WEIGHTS),
+    *((reader, f"run/iter_0000050/{OPTIMIZER}") for reader in STATES),
+    *(("merge", name) for name in TOKENS),
+    *(("retro_db", name) for name in TOKENS[:2]),
+    ("faiss_add", "index/empty.faissindex"),
+    ("tokenize", "learned/tokenizer.json"),
+]
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint, two pairs of token files, and a tokenizer."""
+    folder = tmp_path_factory.mktemp("artifacts")
+    save_gpt(str(folder / "run"), random_gpt(replace(UNTIED, hidden_size=32, seq_length=64)))
+    shutil.copytree(folder / "run", folder / "sound")
+    (folder / "TEXT").write_text("the yard\n")
+    (folder / "vocab.txt").write_text("\n".join((*SPECIAL, "the", "yard", "is")) + "\n")
+    write_blocks(folder / "embeddings", clustered(400, 8), 100)
+    embeddings = ["--embeddings", str(folder / "embeddings"), "--retro-index-str", "IVF8,SQ8"]
+    run_program("stages.faiss_train", *embeddings, "--output-dir", str(folder / "index"), expect=0)
+    rows = [json.dumps({"text": f"the yard {k} is large enough to learn from"}) for k in range(50)]
+    (folder / "text.jsonl").write_text("\n".join(rows))
+    text = ["--input", str(folder / "text.jsonl")]
+    learned = ["--vocab-size", "300", "--output-dir", str(folder / "learned")]
+    run_program("stages.train_tokenizer", *text, *learned)
+    for prefix in "ab":
+        words = ["--output-prefix", str(folder / prefix), "--tokenizer-type", "ByteLevelTokenizer"]
+        run_program("stages.tokenize", *text, *words)
+    return folder
+
+
+def flip(path: Path, share: float = 0.6) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * share)] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("reader", "name"), CASES)
+def test_a_flipped_bit_is_refused(artifacts: Path, tmp_path: Path, reader: str, name: str) -> None:
+    here = tmp_path / "here"
+    shutil.copytree(artifacts, here)
+    flip(here / name)
+    places = {path.name: str(path) for path in here.iterdir()}
+    places |= {word: str(here / word) for word in ("OUT", "a_text_document", "b_text_document")}
+    words = [places.get(word, word) for word in READERS[reader]]
+    done = run_program(f"stages.{reader.split()[0]}", *words, expect=1)
+    assert f"{Path(name).name}: " in done.err
+    assert "Traceback" not in done.err
+    assert not PUBLISHED & {path.name for path in here.glob("OUT*/**/*")}
+    assert not (here / "OUT.manifest.json").exists()
+
+
+@pytest.mark.parametrize("reader", WEIGHTS)
+def test_what_is_whole_is_read(artifacts: Path, tmp_path: Path, reader: str) -> None:
+    places = {path.name: str(path) for path in artifacts.iterdir()} | {"OUT": str(tmp_path / "out")}
+    words = [places.get(word, word) for word in READERS[reader]]
+    run_program(f"stages.{reader.split()[0]}", *words)
+
+
+@pytest.mark.parametrize("kind", ["model", "optimizer"])
+def test_a_training_refuses_damaged_values(
+    finished: Path, tokens: str, tmp_path: Path, kind: str
+) -> None:
+    """Of another run; of its own steps it takes the one before with --verify-checkpoint digests."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(finished, run)
+    flip(run / "iter_0000008" / f"{kind}-00001-of-00001.safetensors")
+    words = arguments(tokens, out, load=run, train_iters=10)
+    done = run_program("stages.pretrain", *words, expect=1)
+    assert f"{kind}-00001-of-00001.safetensors: tensor '{kind}." in done.err
+    assert "is damaged" in done.err
+    assert not (out / "manifest.json").exists()
