@@ -88,3 +88,9 @@ async def _show(swept: Swept, is_dry: bool) -> None:
     if is_dry and swept.plan.garbage:
         description += "; `remove` is off, so nothing was removed. The log lists the names"
     await acreate_table_artifact(key=KEY, table=rows(swept), description=description)
+
+
+if __name__ == "__main__":
+    from flows.gc.command import main
+
+    raise SystemExit(main())

@@ -17,6 +17,8 @@ from typing import Any
 from prefect import flow
 
 from flows.recipes.corpus import CorpusJobs, corpus_jobs
+from flows.recipes.force import check_force
+from flows.recipes.inputs import check_inputs
 from flows.recipes.overrides import AS_RECIPE, Choice, read_overrides
 from flows.recipes.recipe import read_recipe
 from flows.runner.flow_errors import report_errors
@@ -37,6 +39,7 @@ async def prepare_corpus(
     tokenizer_model: str | None = None,
     append_eod: Choice = AS_RECIPE,
     workers: int | None = None,
+    force: str | None = None,
     overrides: str | None = None,
     yard: str | None = None,
     profile: str = DEFAULT,
@@ -51,6 +54,8 @@ async def prepare_corpus(
         tokenizer_model: Its file or folder. Empty: as the recipe says.
         append_eod: Mark the end of each document.
         workers: Processes of a tokenization. Empty: as the recipe says.
+        force: Stages that run even if nothing changed, such as `tokenize merge`; `all`: every one.
+            Empty: none.
         overrides: More options, as lines of STAGE.KEY = VALUE or as in a recipe, such as
             `corpus = ["books/*.jsonl"]`.
         yard: Folder or URL of all artifacts. Empty: variable YARD, else `store` of the profile,
@@ -70,8 +75,10 @@ async def prepare_corpus(
         },
     )
     written = read_recipe(recipe, site.yard_root(yard)).with_options(given)
-    await asyncio.to_thread(corpus_jobs, written)  # a wrong recipe fails before any waiting
-    async with StageRunner("prepare-corpus", written.root, profile=site) as runner:
+    checked = await asyncio.to_thread(corpus_jobs, written)  # before any waiting
+    await asyncio.to_thread(check_inputs, written, checked.all(), site.backend)
+    forced = check_force(force, checked.all())
+    async with StageRunner("prepare-corpus", written.root, profile=site, force=forced) as runner:
         # Derive the jobs again: another run that had the lock may have added files.
         jobs = await asyncio.to_thread(corpus_jobs, written)
         await runner.expect(jobs.all())

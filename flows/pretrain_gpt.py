@@ -16,6 +16,8 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
+from flows.recipes.force import check_force
+from flows.recipes.inputs import check_inputs
 from flows.recipes.overrides import AS_RECIPE, Choice, read_overrides
 from flows.recipes.pretrain import pretrain_jobs
 from flows.recipes.recipe import read_recipe
@@ -44,6 +46,7 @@ async def pretrain_gpt(
     save_interval: int | None = None,
     eval_interval: int | None = None,
     log_interval: int | None = None,
+    force: str | None = None,
     overrides: str | None = None,
     yard: str | None = None,
     profile: str = DEFAULT,
@@ -64,6 +67,8 @@ async def pretrain_gpt(
         save_interval: Steps between checkpoints. Empty: as the recipe says.
         eval_interval: Steps between validations. Empty: as the recipe says.
         log_interval: Steps between log lines. Empty: as the recipe says.
+        force: Stages that run even if nothing changed, such as `pretrain evaluate`; `all`: every
+            one. Empty: none.
         overrides: More options, as lines of STAGE.KEY = VALUE or as in a recipe, such as
             `pretrain.clip_grad = 0.5`.
         yard: Folder or URL of all artifacts. Empty: variable YARD, else `store` of the profile,
@@ -91,10 +96,14 @@ async def pretrain_gpt(
     written = read_recipe(recipe, site.yard_root(yard)).with_options(given)
     # A wrong recipe fails before any waiting.
     checked = await asyncio.to_thread(pretrain_jobs, written, site.training_resources())
+    await asyncio.to_thread(check_inputs, written, checked.all(), site.backend)
+    forced = check_force(force, checked.all())
     if remark := unknown_gpu_memory(site, checked.plan):
         get_run_logger().warning("%s", remark)
     card = written.at("card.html")
-    async with StageRunner("pretrain-gpt", written.root, card, profile=site) as runner:
+    async with StageRunner(
+        "pretrain-gpt", written.root, card, profile=site, force=forced
+    ) as runner:
         # Derive the jobs again: another run that had the lock may have added files or a version.
         jobs = await asyncio.to_thread(pretrain_jobs, written, site.training_resources())
         await runner.expect(jobs.all())

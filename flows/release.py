@@ -17,6 +17,8 @@ from typing import Any
 
 from prefect import flow
 
+from flows.recipes.force import check_force
+from flows.recipes.inputs import check_inputs
 from flows.recipes.overrides import read_overrides
 from flows.recipes.recipe import read_recipe
 from flows.recipes.release import check_checkpoint, release_jobs
@@ -36,6 +38,7 @@ async def release(
     evaluation_data: str | None = None,
     num_shards: int | None = None,
     num_tokens_to_generate: int | None = None,
+    force: str | None = None,
     overrides: str | None = None,
     yard: str | None = None,
     profile: str = DEFAULT,
@@ -49,6 +52,8 @@ async def release(
         evaluation_data: Text to evaluate on. Empty: as the recipe says.
         num_shards: Files of the resharded checkpoint. Empty: as the recipe says.
         num_tokens_to_generate: Tokens for each prompt of the benchmark. Empty: as the recipe says.
+        force: Stages that run even if nothing changed, such as `export evaluate`; `all`: every one.
+            Empty: none.
         overrides: More options, as lines of STAGE.KEY = VALUE or as in a recipe, such as
             `evaluate.overlapping_eval = 32`.
         yard: Folder or URL of all artifacts. Empty: variable YARD, else `store` of the profile,
@@ -64,7 +69,9 @@ async def release(
     )
     written = read_recipe(recipe, site.yard_root(yard)).with_options(given)
     jobs = release_jobs(written, checkpoint)
-    async with StageRunner("release", written.root, profile=site) as runner:
+    await asyncio.to_thread(check_inputs, written, [jobs.evaluate], site.backend)
+    forced = check_force(force, jobs.all())
+    async with StageRunner("release", written.root, profile=site, force=forced) as runner:
         await runner.expect(jobs.all())
         # Check under the lock: a training of this recipe that had it may have written it.
         await asyncio.to_thread(check_checkpoint, written, checkpoint, site.backend)

@@ -31,6 +31,7 @@ async def run_stage(
     stage: str,
     config: str | None = None,
     options: str | dict[str, Any] | None = None,
+    force: bool = False,
     yard: str | None = None,
     profile: str = DEFAULT,
 ) -> dict[str, Any]:
@@ -44,6 +45,7 @@ async def run_stage(
         config: Path or URL of its options, a TOML, YAML or JSON document.
         options: Its options, as lines of KEY = VALUE or a table; a key is a flag with underscores.
             They override those of `config`.
+        force: Run even if nothing changed.
         yard: Folder of the logs. Empty: variable YARD, else `store` of the profile, else `yard`.
         profile: Where the stage runs: the name of a profile; at a shell also a path."""
     if config is None and not options:
@@ -57,7 +59,8 @@ async def run_stage(
     if remark := unchecked_layout(job, site, where):
         get_run_logger().warning("%s", remark)
     jobs, root = [one for one in (plan, job) if one is not None], site.yard_root(yard)
-    async with StageRunner("run-stage", root, profile=site, alone=False) as runner:
+    forced = frozenset([job.name]) if force else frozenset[str]()
+    async with StageRunner("run-stage", root, profile=site, alone=False, force=forced) as runner:
         await runner.expect(jobs)
         await runner.run(plan)
         await runner.run(job)

@@ -9,6 +9,8 @@ from stages.blame.config import BlameConfig
 from stages.certify.config import CertifyConfig
 from stages.collect.config import CollectConfig
 from stages.evaluate.config import EvaluateConfig
+from stages.faiss_add.config import FaissAddConfig
+from stages.faiss_train.config import FaissTrainConfig
 from stages.index.config import IndexConfig
 from stages.inspect.config import InspectConfig
 from stages.merge.config import MergeConfig
@@ -16,6 +18,7 @@ from stages.plan.config import PlanConfig
 from stages.pretrain.config import PretrainConfig
 from stages.report.config import ReportConfig
 from stages.reshard.config import ReshardConfig
+from stages.retro_db.config import RetroDbConfig
 from stages.tokenize.config import TokenizeConfig
 from stages.train_tokenizer.config import TrainTokenizerConfig
 from stages.verify.config import VerifyConfig
@@ -26,6 +29,8 @@ CONFIGS: dict[str, type[Any]] = {
     "certify": CertifyConfig,
     "collect": CollectConfig,
     "evaluate": EvaluateConfig,
+    "faiss_add": FaissAddConfig,
+    "faiss_train": FaissTrainConfig,
     "index": IndexConfig,
     "inspect": InspectConfig,
     "merge": MergeConfig,
@@ -33,6 +38,7 @@ CONFIGS: dict[str, type[Any]] = {
     "pretrain": PretrainConfig,
     "report": ReportConfig,
     "reshard": ReshardConfig,
+    "retro_db": RetroDbConfig,
     "tokenize": TokenizeConfig,
     "train_tokenizer": TrainTokenizerConfig,
     "verify": VerifyConfig,

@@ -14,6 +14,7 @@ import os
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,11 +32,13 @@ from flows.server.home import (
 )
 from flows.server.log_in import leading_page
 from flows.server.process import LOCK, serve, start_lock
+from trainyard.arguments import Parser
 from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
 from trainyard.variables import OF_PREFECT
 
 PORT = 4200
 LOG_IN = "log-in.html"
+ANSWER_SECONDS = 5.0
 
 SETTINGS = {
     **ENVIRONMENT,
@@ -51,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         home = _home(given.home or home_under(given.root))
         os.umask(0o077)
+        if how := _already_running(home, address(given.host, given.port)):
+            print(how)
+            return 0
         listening = _bound(given.host, given.port)
         server = address(given.host, listening.getsockname()[1])
         message = f"Prefect's pages: {server}\n{_how_to_log_in(home)}"
@@ -121,6 +127,19 @@ def _how_to_log_in(home: Path) -> str:
     )
 
 
+def _already_running(home: Path, server: str) -> str:
+    """A line if the pages of this folder are served at this address already; else empty."""
+    try:
+        is_ours = f"={server}/api\n" in (home / UI).read_text()
+        if not is_ours:
+            return ""
+        with urllib.request.urlopen(f"{server}/api/health", timeout=ANSWER_SECONDS):
+            pass
+    except OSError:
+        return ""
+    return f"Prefect's pages already run: {server} (log in: {(home / LOG_IN).as_uri()})"
+
+
 def _show_files(root: str, port: int) -> None:
     """Serve the files of the yard until this process ends."""
     command = [sys.executable, "-m", "flows.browse", "--root", root, "--port", str(port)]
@@ -129,7 +148,7 @@ def _show_files(root: str, port: int) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m flows.ui",
         description="Serve Prefect's pages and API for the runs of a yard, behind a password.",
     )

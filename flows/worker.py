@@ -39,7 +39,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     options = [word for word in sys.argv[1:] if word != LEAVE]
-    command = [sys.executable, "-m", "prefect", "worker", "start", *options]
+    command = [sys.executable, "-m", "flows.worker_program", *options]
     # Its own session: signals to our process group must not reach it.
     with subprocess.Popen(command, start_new_session=True) as worker:
         while worker.poll() is None and not stopping.wait(TICK_SECONDS):

@@ -41,8 +41,6 @@ class StageJobRun(JobRun[Outcome]):
         self._stop_reason: Kind | None = None if begun is None else begun.kind
         """Why we stop the job; None: we do not."""
         self._stopping: asyncio.Task[None] | None = None
-        self.backend_answered = False
-        """The backend has reported its state to this run."""
 
     # --- of each backend ----------------------------------------------------------------------
 

@@ -221,7 +221,7 @@ HINTS = (
 )
 """What the end of a log means, if there is no better source."""
 
-STRAY = "stopped by a stray signal after it was requeued"
+STRAY = "Slurm requeued it, and then stopped the new run as if it were the old one"
 """Slurm repeats a job's end a minute later to a node that did not answer. If the node and the job
 of that id are back by then, it ends the wrong run (seen with Slurm 22.05)."""
 

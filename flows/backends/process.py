@@ -1,8 +1,8 @@
-"""Runs a stage as a process on this machine, which never outlives this process.
+"""Runs a stage as a process on this machine, which never outlives this process for long.
 
 The job has a session of its own, so a stop reaches all processes that it starts. It has the read
 end of a pipe, and this process the write end: if this process dies, the kernel closes the pipe and
-the job stops itself (stages/runtime/parent_watch.py)."""
+the job stops itself (stages/runtime/parent_watch.py). It writes log.txt itself, to its end."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TextIO
 
 from prefect.blocks.abstract import JobBlock
 
 from flows.backends.base import StageJobRun
 from flows.backends.live_jobs import live
 from flows.backends.outcome import Outcome, classify, read_failure
+from flows.backends.process_log import ProcessLog, relay_rest
 from flows.backends.run_folder import LOG, NOT_BEGUN, make_run_folder, run_folder_io
 from flows.backends.spec import LaunchSpec
-from flows.logs.lines import Lines
 from trainyard.variables import OF_PREFECT
 
 LIFELINE = "TRAINYARD_LIFELINE_FD"
@@ -32,8 +29,8 @@ RUN_DIRECTORY = "TRAINYARD_RUN_DIR"
 
 POLL_SECONDS = 0.05
 
-DRAIN_SECONDS = 2.0
-"""How long to read output after the job itself has ended: a grandchild may hold the pipe."""
+DRAIN_SECONDS = 10.0
+"""How long the last lines of an ended job may take."""
 
 
 class ProcessJob(JobBlock[Outcome]):
@@ -50,13 +47,13 @@ class ProcessJob(JobBlock[Outcome]):
         folder = Path(self.spec.run_directory)
         with run_folder_io(folder, NOT_BEGUN):
             make_run_folder(folder)
-            output = (folder / LOG).open("a", encoding="utf-8", buffering=1)
+            output = (folder / LOG).open("ab")
         read_end, write_end = os.pipe()
         try:
             process = subprocess.Popen(
                 self.spec.command,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self.spec.working_directory,
                 env=_environment(self.spec, read_end),
@@ -65,32 +62,27 @@ class ProcessJob(JobBlock[Outcome]):
             )
         except BaseException:
             os.close(write_end)
-            output.close()
             raise
         finally:
             os.close(read_end)
+            output.close()
         self.logger.debug("started %s as process %d", self.spec.name, process.pid)
-        return ProcessJobRun(self.spec, process, write_end, output)
+        return ProcessJobRun(self.spec, process, write_end)
 
 
 class ProcessJobRun(StageJobRun):
-    """A started process. Its output goes to the run's logger and, line by line, to log.txt."""
+    """A started process. Its output goes to log.txt, and from there to the run's logger."""
 
     def __init__(
-        self,
-        spec: LaunchSpec,
-        process: subprocess.Popen[bytes],
-        parent_pipe: int,
-        output: TextIO,
+        self, spec: LaunchSpec, process: subprocess.Popen[bytes], parent_pipe: int
     ) -> None:
-        """lifeline: write end of the pipe that ends it; output: where its lines are written."""
+        """parent_pipe: write end of the pipe that ends it."""
         super().__init__(spec, str(process.pid))
         self.pid = process.pid
         self._process = process
         self._parent_pipe: int | None = parent_pipe
-        self._output = output
-        # A thread, since reading must continue while all tasks of the loop are cancelled.
-        self._reader = threading.Thread(target=self._read_output, name=spec.name, daemon=True)
+        relay_rest(self._folder, self._relay)
+        self._reader = ProcessLog(self._folder, spec.name, self._relay)
         self._reader.start()
         live.add(self)
         self._try_record_event("submitted")
@@ -149,19 +141,10 @@ class ProcessJobRun(StageJobRun):
             await asyncio.sleep(POLL_SECONDS)
 
     async def _drain(self) -> None:
+        self._reader.end()
         deadline = time.monotonic() + DRAIN_SECONDS
         while self._reader.is_alive() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_SECONDS / 5)
-
-    def _read_output(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as stream:
-            for line in _lines(stream):
-                with contextlib.suppress(OSError):  # such as a full disk: keep reading
-                    self._output.write(line + "\n")
-                self._relay(line)
-        with contextlib.suppress(OSError):  # closing writes what is buffered
-            self._output.close()
 
 
 def _is_alive(group: int) -> bool:
@@ -190,11 +173,3 @@ def _environment(spec: LaunchSpec, parent_pipe: int) -> dict[str, str]:
         LIFELINE: str(parent_pipe),
         RUN_DIRECTORY: spec.run_directory,
     }
-
-
-def _lines(stream: IO[bytes]) -> Iterator[str]:
-    """Lines of a stream as they arrive."""
-    lines = Lines()
-    while chunk := os.read(stream.fileno(), 2**16):
-        yield from lines.feed(chunk)
-    yield from lines.finish()

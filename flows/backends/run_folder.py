@@ -87,6 +87,8 @@ def read_record(path: Path, name: str | None = None) -> dict[str, Any] | None:
     name: of the job that it must belong to; ConfigError if the folder is another job's."""
     try:
         document: dict[str, Any] = json_text.loads(path.read_text())
+        if not isinstance(document, dict) or (name is not None and "name" not in document):
+            raise ValueError("it is no table, or has no name")
     except FileNotFoundError:
         return None
     except ValueError as error:

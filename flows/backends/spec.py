@@ -123,6 +123,8 @@ class LaunchSpec:
     rank_launcher: tuple[str, ...] = ("torchrun",)
     """Starts the processes of a node if there are several, and connects those of all nodes."""
     shares: Shares | None = None
+    flow_run: str = ""
+    """Name and id of the flow run that starts the job, for lists of a backend's jobs."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):

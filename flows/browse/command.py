@@ -20,6 +20,7 @@ from flows.browse.root import Root
 from flows.browse.server import BrowseServer
 from flows.cli.options import add_listening, address, cannot_listen, is_of_this_machine
 from flows.cli.run_flow import fail
+from trainyard.arguments import Parser
 from trainyard.errors import InfrastructureError, Stopped, TrainyardError
 
 PORT = 4201
@@ -88,7 +89,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m flows.browse",
         description="Serve the files of a yard to browsers: run cards, logs, manifests.",
     )

@@ -12,16 +12,22 @@ from typing import Any
 from flows.cli.options import add_yard_of_flow, read_profile_of_flow
 from flows.cli.run_flow import fail, run_program
 from flows.recipes.corpus import corpus_jobs
+from flows.recipes.force import check_force
+from flows.recipes.inputs import check_inputs
 from flows.recipes.pretrain import pretrain_jobs
 from flows.recipes.recipe import Recipe, read_recipe, yard_root
 from flows.recipes.refresh import check_refresh
-from flows.recipes.release import check_checkpoint
+from flows.recipes.release import check_checkpoint, release_jobs
 from flows.recipes.stage_job import read_job
 from flows.runner.memory_check import plan_before
 from flows.runner.run_lock import LOCK_FILE
 from flows.server.home import home_under
+from flows.yard.links import link_to
 from flows.yard.profile import Profile
+from trainyard.arguments import Parser
 from trainyard.artifacts import store
+from trainyard.artifacts.urls import lies_in
+from trainyard.charts.numbers import is_number
 from trainyard.errors import TrainyardError
 from trainyard.logging import printable
 
@@ -34,29 +40,49 @@ class RecipeFlow:
 
     description: str
     check: Callable[[Recipe, Profile, Arguments], object]
-    """Raises ConfigError for a wrong recipe, before any server starts."""
+    """Raises an error for a wrong recipe or a missing file, before any server starts."""
     prints: str
     """The key of the flow's result to print."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Further options with their help; they are parameters of the flow as well."""
 
 
+FORCE = "stages that run even if nothing changed: names with commas between them, or all"
+
+
+def _check_corpus(recipe: Recipe, profile: Profile, given: Arguments) -> None:
+    jobs = corpus_jobs(recipe).all()
+    check_inputs(recipe, jobs, profile.backend)
+    check_force(given.force, jobs)
+
+
+def _check_pretrain(recipe: Recipe, profile: Profile, given: Arguments) -> None:
+    jobs = pretrain_jobs(recipe, profile.training_resources())
+    check_inputs(recipe, jobs.all(), profile.backend)
+    check_force(given.force, jobs.all())
+
+
 def _check_release(recipe: Recipe, profile: Profile, given: Arguments) -> None:
+    jobs = release_jobs(recipe, given.checkpoint)
+    check_force(given.force, jobs.all())
     # A running flow of this recipe may still write the checkpoint, so the flow itself checks.
     if given.checkpoint or not store.exists(recipe.at(LOCK_FILE)):
         check_checkpoint(recipe, given.checkpoint, profile.backend)
+    check_inputs(recipe, [jobs.evaluate], profile.backend)
 
 
 RECIPE_FLOWS = {
     "prepare_corpus": RecipeFlow(
         description="Turn raw text into one pair of token files.",
-        check=lambda recipe, profile, given: corpus_jobs(recipe),
+        check=_check_corpus,
         prints="tokens",
+        options={"force": FORCE},
     ),
     "pretrain_gpt": RecipeFlow(
         description="Turn raw text into a trained, evaluated and benchmarked GPT.",
-        check=lambda recipe, profile, given: pretrain_jobs(recipe, profile.training_resources()),
+        check=_check_pretrain,
         prints="card",
+        options={"force": FORCE},
     ),
     "corpus_refresh": RecipeFlow(
         description="Tokenize new sources of a corpus and publish a new version.",
@@ -67,7 +93,10 @@ RECIPE_FLOWS = {
         description="Reshard, export, evaluate and benchmark a checkpoint.",
         check=_check_release,
         prints="export",
-        options={"checkpoint": "run or step folder; default: the one of the recipe"},
+        options={
+            "checkpoint": "run or step folder; default: the one of the recipe",
+            "force": FORCE,
+        },
     ),
 }
 """By the module of the flow, which has a function of the same name."""
@@ -78,7 +107,7 @@ RUN_STAGE = "run_stage"
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m flows FLOW ...`; returns the exit status of the flow."""
     modules = {module.replace("_", "-"): module for module in (*RECIPE_FLOWS, RUN_STAGE)}
-    parser = argparse.ArgumentParser(prog="python -m flows", description="Run a flow.")
+    parser = Parser(prog="python -m flows", description="Run a flow.")
     parser.add_argument("flow", choices=modules, help="which flow")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments: FLOW --help")
     given = parser.parse_args(argv)
@@ -103,18 +132,40 @@ def _run_recipe(module: str, argv: Sequence[str] | None) -> int:
         command.check(recipe, profile, given)
     except TrainyardError as error:
         return fail(error)
-    print(printable(f"{given.recipe}: everything goes to {recipe.root}"), file=sys.stderr)
+    print(printable(f"{given.recipe}: {_places(recipe.root, profile)}"), file=sys.stderr)
     options = {name: getattr(given, name) for name in command.options}
     status, result = _run(module, profile, given, recipe=given.recipe, **options)
     if status == 0:
-        print(result[command.prints])
+        if trained := _losses(result["stages"]):
+            print(trained, file=sys.stderr)
+        is_page = command.prints == "card"
+        print(link_to(result["card"]) if is_page else result[command.prints])
     return status
+
+
+def _places(root: str, profile: Profile) -> str:
+    """Where the outputs and the run folders of a recipe are."""
+    runs = profile.stage_environment(root).run_folder
+    text = f"everything goes to {root}"
+    return text if lies_in(runs, root) else f"{text}, options and logs of its stages to {runs}"
+
+
+def _losses(stages: Sequence[Mapping[str, Any]]) -> str:
+    """The validation loss of a training from the first to the last measurement; empty if there is
+    none."""
+    names = ("validation_loss_first", "validation_loss")
+    trained = [one["metrics"] for one in stages if one["stage"] == "pretrain"]
+    found = [metrics.get(name) for metrics in trained for name in names]
+    if not found or not all(map(is_number, found)):
+        return ""
+    return f"validation loss: from {found[0]:.2f} to {found[1]:.2f} nats per token"
 
 
 def _run_stage(argv: Sequence[str] | None) -> int:
     parser = _parser(RUN_STAGE, "Run one stage as a flow.")
     parser.add_argument("stage", help="name of the stage, a package under stages/")
     parser.add_argument("--config", required=True, help="its options: TOML, YAML or JSON")
+    parser.add_argument("--force", action="store_true", help="run even if nothing changed")
     given = parser.parse_args(argv)
     try:
         profile = read_profile_of_flow(given)
@@ -122,7 +173,8 @@ def _run_stage(argv: Sequence[str] | None) -> int:
         plan_before(job, profile.training_resources(), given.config)
     except TrainyardError as error:
         return fail(error)
-    status, result = _run(RUN_STAGE, profile, given, stage=given.stage, config=given.config)
+    options = {"stage": given.stage, "config": given.config, "force": given.force}
+    status, result = _run(RUN_STAGE, profile, given, **options)
     if status == 0 and result["manifest_url"]:
         print(result["manifest_url"])
     return status
@@ -141,7 +193,8 @@ def _run(module: str, profile: Profile, given: Arguments, **parameters: Any) -> 
 
 
 def _parser(module: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python -m flows.{module}", description=description)
+    parser = Parser(prog=f"python -m flows.{module}", description=description)
+    parser.elsewhere = ": options of stages stand in the recipe, in a table for each stage"
     add_yard_of_flow(parser)
     parser.add_argument("--verbose", action="store_true", help="show every line of every stage")
     return parser

@@ -67,7 +67,8 @@ def fail(error: TrainyardError | StageError) -> int:
     """Print an error; returns the exit status of its class."""
     print(printable(f"error: {shortened(str(error))}"), file=sys.stderr)
     if isinstance(error, StageError) and error.log:
-        print(printable(f"       its log: {error.log}"), file=sys.stderr)
+        what = "its log" if error.log.endswith(".txt") else "submitted"
+        print(printable(f"       {what}: {error.log}"), file=sys.stderr)
     return error.exit_status
 
 
@@ -143,6 +144,7 @@ def _is_of_network(error: BaseException) -> bool:
 
 
 def _stopped(number: signal.Signals, how: str = "") -> int:
-    how = how or f"stopped by {number.name}"
-    print(f"{how}; run it again to resume", file=sys.stderr)
+    from flows.runner.cancellation import how_to_resume
+
+    print(f"{how or f'stopped by {number.name}'}; {how_to_resume()}", file=sys.stderr)
     return 128 + number

@@ -21,6 +21,7 @@ from flows.cli.run_flow import fail
 from flows.doctor import backends, flow_schedules, machine, ranks, server, slots, store
 from flows.doctor.check import Check, Finding, State, examine_yard, worst
 from flows.doctor.context import YardContext
+from trainyard.arguments import Parser
 from trainyard.errors import TrainyardError
 from trainyard.logging import printable
 
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m flows.doctor",
         description="Check everything that a yard needs, and say what to do.",
     )

@@ -182,7 +182,7 @@ def _late(one: Timetable, yard: str, now: datetime) -> Answer:
         return fail(
             InfrastructureError,
             f"{message}no worker polls {where} (last polled: {asked})",
-            f"prefect worker start --pool {queue.pool}, as a service that restarts",
+            f"python -m flows.worker --pool {queue.pool}, as a service that restarts",
         )
     return warn(
         f"{message}a worker polls {where} and does not take them: the worker, the pool or the "

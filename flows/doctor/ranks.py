@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from flows.backends.outcome import Kind, Outcome
+from flows.backends.outcome import Kind, Outcome, brief
 from flows.backends.run_folder import LOG, job_key
 from flows.backends.spec import LaunchSpec, Resources
 from flows.doctor.check import Answer, Check, fail, ok, skipped
@@ -153,15 +153,30 @@ async def _run(
             await run.stop()
     log = Path(spec.run_directory, LOG)
     text = log.read_text(errors="replace") if log.exists() else ""
-    documents = [json_text.loads(found) for line in text.splitlines() if (found := report_in(line))]
-    ill = [document for document in documents if "error" in document]
-    return outcome, (ill or documents or [None])[0]
+    return outcome, report_in(text)
 
 
-def report_in(line: str) -> str:
-    """The JSON document that a rank reports in a line of its log; empty for other lines."""
-    _, mark, rest = line.rstrip().partition(PROBE_PREFIX)
-    return "{" + rest if mark and rest.endswith("}") else ""
+def report_in(text: str) -> dict[str, Any] | None:
+    """What the ranks reported in their log, an error first; None without a report.
+
+    Lines may be cut, or mixed with those of another rank: such a report is an error too if there is
+    no other."""
+    reports, broken = [], ""
+    for line in text.splitlines():
+        _, mark, rest = line.partition(PROBE_PREFIX)
+        if not mark:
+            continue
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            report = json_text.loads("{" + rest)
+            if "error" not in report:
+                described(report)  # raises if it lacks anything
+                Machine.from_document(report["machine"])
+            reports.append(report)
+            continue
+        broken = broken or brief(line)
+    if not reports and broken:
+        reports = [{"error": f"the report of a rank is cut short or mixed with others: {broken}"}]
+    return next((one for one in reports if "error" in one), next(iter(reports), None))
 
 
 @contextlib.contextmanager

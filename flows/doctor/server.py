@@ -105,7 +105,7 @@ def pool(yard: YardContext) -> Answer:
     return fail(
         InfrastructureError,
         f"work pool {name} has no worker: flow runs stay scheduled",
-        f"prefect worker start --pool {name}, as a service that restarts",
+        f"python -m flows.worker --pool {name}, as a service that restarts",
     )
 
 

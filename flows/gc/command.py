@@ -24,6 +24,7 @@ from flows.gc.policy import Policy
 from flows.gc.report import lines
 from flows.gc.sweep import sweep
 from flows.yard.profile import Profile
+from trainyard.arguments import Parser
 from trainyard.artifacts.urls import local_path
 from trainyard.errors import InfrastructureError, TrainyardError
 from trainyard.logging import printable
@@ -66,7 +67,7 @@ def engines_of(profile: Profile) -> tuple[str | None, ...]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m flows.gc",
         description="List what a yard no longer needs; with --remove, remove it.",
     )

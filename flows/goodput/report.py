@@ -7,7 +7,6 @@ times of submissions whose run folders are gone."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -30,6 +29,7 @@ from flows.goodput.account import (
     allocated,
     percentages,
 )
+from trainyard.arguments import Parser
 from trainyard.artifacts import store
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import basename, join
@@ -273,7 +273,7 @@ def _time(milliseconds: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the account of a run; returns the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m flows.goodput", description="Show where the time of a run went."
     )
     parser.add_argument("attempts", type=Path, help="folder of the run folders of its job")

@@ -4,11 +4,12 @@ files of a run."""
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
+from stages.report.collect import parse_lines
 from stages.report.lineage import Ancestry, Lineage
 from stages.report.lineage_picture import wide
-from trainyard import json_text
 from trainyard.charts.line_chart import Series, finite, line_chart
 from trainyard.charts.markdown import code, escape
 from trainyard.charts.markup import Markup, element
@@ -43,12 +44,18 @@ def data_url(svg: str) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
-def loss_curve(ledger: Iterable[bytes], title: str) -> str | None:
-    """Training and validation loss by step, from the lines of a ledger; None without a loss."""
-    steps = [json_text.loads(line) for line in ledger if line.strip()]
+def _losses(step: dict[str, Any]) -> tuple[float, tuple[float | None, float | None]]:
+    return step["step"], (step.get("lm_loss"), step.get("validation_loss"))
+
+
+def loss_curve(ledger: bytes, url: str, title: str) -> str | None:
+    """Training and validation loss by step, from a ledger; None without a loss. url: of the ledger,
+    for errors.
+
+    Raises ArtifactError for a line that is no step."""
+    steps = parse_lines(ledger, url, "step", _losses)
     training, validation = (
-        finite([(step["step"], step.get(key)) for step in steps])
-        for key in ("lm_loss", "validation_loss")
+        finite([(step, losses[number]) for step, losses in steps]) for number in (0, 1)
     )
     curves = [Series("training", training, "a"), Series("validation", validation, "b", dots=True)]
     chart = line_chart(title, curves, fixed(3))
@@ -100,21 +107,23 @@ def lineage_picture(lineage: Lineage) -> str:
 
 
 def lineage_page(lineage: Lineage) -> str:
-    """Markdown: the picture, and every artifact in a table."""
+    """Markdown: the picture, every artifact in a table as narrow as Prefect's pages are, and where
+    each lies."""
     lines = [
         f"![What this run was made of]({data_url(lineage_picture(lineage))})",
         "",
-        "| artifact | digest | size | made in | where | from |",
-        "| --- | --- | ---: | ---: | --- | --- |",
+        "| artifact | digest | size | made in | from |",
+        "| --- | --- | ---: | ---: | --- |",
     ]
     for artifact in lineage.artifacts:
         cells = (
             escape(artifact.long_label),
-            code(artifact.digest[:16]),
+            code(artifact.digest[:12]),
             "" if artifact.size_bytes is None else size(artifact.size_bytes),
             "" if artifact.seconds is None else duration(artifact.seconds),
-            code(artifact.key),
             ", ".join(escape(origin.long_label) for origin in lineage.parents(artifact)),
         )
         lines.append("| " + " | ".join(cells) + " |")
+    lines.append("")
+    lines += [f"- {escape(one.long_label)}: {code(one.key)}" for one in lineage.artifacts]
     return "\n".join(lines) + "\n"

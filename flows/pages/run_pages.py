@@ -1,4 +1,4 @@
-"""Prefect's pages of a flow run: progress, stages, loss, goodput, lineage, link to the run card."""
+"""Prefect's pages of a flow run: progress, stages, loss, goodput, lineage, run card, failure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from uuid import UUID
 
 from prefect.artifacts import (
     acreate_image_artifact,
-    acreate_link_artifact,
     acreate_markdown_artifact,
     acreate_progress_artifact,
     aupdate_progress_artifact,
 )
+from prefect.context import FlowRunContext
 
+from flows.backends.outcome import BRIEF_CHARS, brief
 from flows.goodput.report import goodput_url, markdown, record_goodput
 from flows.pages.charts import data_url, lineage_page, loss_curve, read_lineage
 from flows.pages.stage_pages import number, page_key, shown
@@ -25,12 +26,16 @@ from trainyard.artifacts import store
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import is_web, join, parent
 from trainyard.charts.markdown import code, escape
+from trainyard.logging import printable, shortened
 
 if TYPE_CHECKING:
     from flows.recipes.stage_job import StageJob
     from flows.recipes.summary import Summary
 
 SHOWN_METRICS = 4
+
+PERPLEXITY = ("validation perplexity, per token", "perplexity")
+TOKENS, PARAMETERS = ("tokens", "tokens"), ("parameters", "parameters")
 
 TRAINED = "pretrain"
 """The stage with a loss and a goodput account."""
@@ -82,7 +87,9 @@ class RunPages:
         """Write the pages of the ended run; error: why it failed, None if it did not."""
         table = stage_table(self.summaries)
         if error is not None:
-            table += f"\n\n**Stopped:** {escape(str(error))}\n"
+            table = (
+                f"**Failed:** {escape(brief(printable(str(error)), 2 * BRIEF_CHARS))}\n\n{table}"
+            )
             for job in self._jobs:
                 is_done = any(summary.job == job.name for summary in self.summaries)
                 if job.stage == TRAINED and job.output is not None and not is_done:
@@ -91,14 +98,9 @@ class RunPages:
         await shown(self._show_lineage())
         if self._card and error is None:
             link = link_to(self._card, self._browsed)
-            await shown(
-                acreate_link_artifact(
-                    link,
-                    link_text="run card",
-                    key=page_key(self._flow, "card"),
-                    description=f"The run card: {code(self._card)}{how_to_open(link)}",
-                )
-            )
+            text = card_table(self.summaries, link)
+            where = f"The run card: {code(self._card)}{how_to_open(link)}"
+            await shown(self._markdown("card", text, where))
 
     async def _markdown(self, name: str, text: str, description: str) -> None:
         key = page_key(self._flow, name)
@@ -109,7 +111,7 @@ class RunPages:
         if not await asyncio.to_thread(store.exists, url):
             return
         ledger = await asyncio.to_thread(store.read_bytes, url)
-        picture = loss_curve(ledger.splitlines(), f"{summary.job}: loss, nats per token")
+        picture = loss_curve(ledger, url, f"{summary.job}: loss, nats per token")
         if picture is not None:
             key = page_key(self._flow, "loss")
             description = f"Loss of {code(summary.job)} by step"
@@ -144,6 +146,25 @@ class RunPages:
         await self._markdown("lineage", lineage_page(lineage), "Inputs and outputs of all stages")
 
 
+async def show_failure(error: Exception) -> None:
+    """Write the page that says why the running flow failed; so does its line in a list."""
+    context = FlowRunContext.get()
+    if context is None or context.flow is None:
+        return
+    reason = escape(brief(printable(str(error)), 2 * BRIEF_CHARS))
+    key = page_key(context.flow.name, "failure")
+    page = acreate_markdown_artifact(failure_page(error), key=key, description=reason)
+    await shown(page)
+
+
+def failure_page(error: Exception) -> str:
+    """Markdown: why a flow failed, its log, and what to do."""
+    log = str(getattr(error, "log", ""))
+    lines = [f"**Failed:** {escape(printable(shortened(str(error))))}"]
+    lines += [f"Its log: {code(log)}"] if log else []
+    return "\n\n".join([*lines, "Retry, or the same command, reuses what is finished and saved."])
+
+
 def parent_of(manifest_url: str) -> str:
     """The artifact of a manifest: its folder, or the prefix before `.manifest.json`."""
     folder, _, name = manifest_url.rpartition("/")
@@ -151,20 +172,44 @@ def parent_of(manifest_url: str) -> str:
     return join(folder, prefix) if prefix else folder
 
 
+def card_table(summaries: Sequence[Summary], link: str) -> str:
+    """Markdown: the link to the run card, and its most important numbers."""
+    found: dict[str, Any] = {}
+    for summary in summaries:
+        found |= summary.metrics if summary.stage == "report" else {}
+    before, after = (found.get(f"validation_{when}") or {} for when in ("before", "after"))
+    rows = []
+    for name, key in (("validation loss, nats per token", "loss"), PERPLEXITY):
+        if key in after:
+            first = f"{number(before[key])} to " if before.get("step") != after.get("step") else ""
+            rows.append((name, f"{first}{number(after[key])}"))
+    for name, key in (("training speed, tokens/s", "tokens_per_second"), TOKENS, PARAMETERS):
+        if key in found:
+            rows.append((name, number(found[key])))
+    table = [
+        "| of the run | |",
+        "| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in rows),
+    ]
+    return "\n".join([f"[Open the run card]({link})", "", *(table if rows else ())])
+
+
 def stage_table(summaries: Sequence[Summary]) -> str:
-    """A markdown table: stage, state, seconds, output digest, why it ran, metrics."""
-    lines = ["| stage | state | seconds | output digest | why it ran | metrics |"]
-    lines.append("| --- | --- | ---: | --- | --- | --- |")
+    """Markdown: a table of stage, state, seconds and output digest, as narrow as Prefect's pages
+    are, and below it why each stage ran, and its metrics."""
+    lines = ["| stage | state | seconds | output digest |", "| --- | --- | ---: | --- |"]
     for summary in summaries:
         cells = (
             code(summary.job),
             "reused" if summary.reused else "done",
             f"{summary.seconds:.1f}",
             code(summary.output_digest[:12]),
-            escape(summary.reason),
-            escape(metrics_text(summary.metrics)),
         )
         lines.append("| " + " | ".join(cells) + " |")
+    lines.append("")
+    for summary in summaries:
+        facts = [escape(one) for one in (summary.reason, metrics_text(summary.metrics)) if one]
+        lines += [f"- {code(summary.job)}: {'; '.join(facts)}"] if facts else []
     return "\n".join(lines)
 
 

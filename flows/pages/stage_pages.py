@@ -156,7 +156,7 @@ def failed_rows(stage: str, outcome: Outcome, seconds: float, log: str) -> list[
         rows.append(_row("last finished step", f"{outcome.step:,}"))
     if outcome.failed_shares:
         rows.append(_row("shares that failed", ", ".join(map(str, outcome.failed_shares))))
-    return [*rows, _row("log", log)]
+    return [*rows, _row("log", log)] if log else rows
 
 
 def stage_rows(summary: Summary, manifest: Manifest | None) -> list[Row]:

@@ -79,6 +79,8 @@ def _no_jobs(recipe: Recipe) -> CorpusJobs:
         raise ConfigError(
             f"{where}: [tokenize] must name the tokenizer that the tokens were made with"
         )
+    template = {"input": ["-"], "output_prefix": "-", **recipe.table("tokenize")}
+    build_config("tokenize", template, f"{where} [tokenize]")
     return CorpusJobs(
         collect=None,
         train_tokenizer=None,

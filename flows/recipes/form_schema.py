@@ -17,6 +17,9 @@ PRESETS = "models"
 """Folder of recipes/ whose files are options of pretrain, so no recipes."""
 
 NULL = {"type": "null"}
+ADVICE = "text without a user or password in a URL: give those in the environment of the worker"
+NO_PASSWORD = {"if": {"type": "string", "pattern": r"://[^/?#\s]*@"}, "then": {"enum": [ADVICE]}}
+"""Refuses a URL with a user when a run is created, so that the server never keeps it."""
 TITLES = {"string": "lines", "object": "table"}
 """Of the types among which a form lets choose."""
 
@@ -46,8 +49,11 @@ def _field(field: Mapping[str, Any]) -> dict[str, Any]:
     types = [one for one in found.pop("anyOf", []) if one != NULL]
     if len(types) == 1:
         # The server would say "not valid under any of the given schemas"; this names the type.
-        name = {"if": True, "then": {"type": [types[0]["type"], "null"]}}
-        return {**types[0], **name, **found}
+        kind = types[0]["type"]
+        then = {"type": [kind, "null"], **(NO_PASSWORD if kind == "string" else {})}
+        return {**types[0], "if": True, "then": then, **found}
+    if found.get("type") == "string" or any(one.get("type") == "string" for one in types):
+        found |= NO_PASSWORD
     if types:
         found["anyOf"] = [{"title": TITLES.get(one["type"], one["type"]), **one} for one in types]
     return found

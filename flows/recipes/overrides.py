@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from flows.stage_configs import CONFIGS
-from trainyard.config import check_known, convert, leaves, other_names, parse_document, suggest
+from trainyard.config import check_known, convert, leaves, other_names, suggest
+from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError
 
 AS_RECIPE: Literal["as the recipe says"] = "as the recipe says"

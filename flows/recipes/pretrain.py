@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.goodput.report import goodput_url
-from flows.recipes.corpus import corpus_jobs
+from flows.recipes.corpus import CorpusJobs, corpus_jobs
 from flows.recipes.recipe import Recipe
-from flows.recipes.release import release_jobs
-from flows.recipes.stage_job import StageJob, build_config, stage_job
+from flows.recipes.release import ReleaseJobs, release_jobs
+from flows.recipes.stage_job import StageJob, build_config, named, stage_job
 from flows.stage_configs import CONFIGS
 from flows.yard.profile import TrainingResources
+from trainyard.artifacts.inputs import check_exists, metrics_of
 from trainyard.config import leaves
 from trainyard.errors import ConfigError
 
@@ -51,13 +52,16 @@ def pretrain_jobs(recipe: Recipe, resources: TrainingResources | None = None) ->
     checkpoint = recipe.at("checkpoint")
     after = release_jobs(recipe)
     trained_on = {"data_path": [corpus.tokens], "save": checkpoint, **corpus.tokenizer}
+    ranks = None if resources is None else _num_ranks(recipe.table("pretrain"), resources)
+    pretrain = recipe.job("pretrain", trained_on, num_ranks=ranks)
+    _check_model(recipe, pretrain, after)
     return PretrainJobs(
         collect=corpus.collect,
         train_tokenizer=corpus.train_tokenizer,
         tokenize=corpus.tokenize,
         merge=corpus.merge,
-        pretrain=recipe.job("pretrain", trained_on),
-        plan=_plan(recipe, corpus.tokenizer, resources),
+        pretrain=pretrain,
+        plan=_plan(recipe, corpus, resources or TrainingResources()),
         export=after.export,
         reshard=after.reshard,
         evaluate=after.evaluate,
@@ -66,32 +70,64 @@ def pretrain_jobs(recipe: Recipe, resources: TrainingResources | None = None) ->
     )
 
 
-def _plan(
-    recipe: Recipe, tokenizer: dict[str, Any], resources: TrainingResources | None
-) -> StageJob:
+def _check_model(recipe: Recipe, pretrain: StageJob, after: ReleaseJobs) -> None:
+    """Refuse a model that the stages after its training would refuse."""
+    model = build_config("pretrain", pretrain.document, recipe.where).model
+    for job in (after.evaluate, after.benchmark):
+        with named(where := f"{recipe.where} [{job.stage}]"):
+            build_config(job.stage, job.document, where).check_model(model)
+    try:
+        build_config("reshard", after.export.document, recipe.where).check_model(model)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{recipe.where} [pretrain]: the flow exports what it trains to Hugging Face's format. "
+            f"{error}, by the stages alone"
+        ) from error
+
+
+def _plan(recipe: Recipe, corpus: CorpusJobs, resources: TrainingResources) -> StageJob:
     """The plan of the model and batch of [pretrain], on the yard's resources."""
-    where = f"{recipe.where} [plan]"
-    vocab_size = recipe.table("plan").get("vocab_size", tokenizer.get("vocab_size"))
-    if vocab_size is None and "tokenizer_type" not in recipe.table("tokenize"):
-        corpus = {"input": ["-"], "output_dir": "-"}
-        written = {**corpus, **recipe.table("train_tokenizer")}
-        vocab_size = build_config(
-            "train_tokenizer", written, f"{recipe.where} [train_tokenizer]"
-        ).vocab_size
-    if vocab_size is None:
-        raise ConfigError(f"{where}: vocab_size is needed, the number of the tokenizer's tokens")
-    planned = to_be_planned(recipe.table("pretrain"), resources or TrainingResources())
-    document = {**planned, **recipe.table("plan"), "vocab_size": vocab_size}
-    return stage_job("plan", {**document, "output_dir": recipe.at("plan")}, where)
+    where, written = f"{recipe.where} [plan]", recipe.table("plan")
+    planned = to_be_planned(recipe.table("pretrain"), resources)
+    own = {"vocab_size": _vocab_size(recipe, corpus), "output_dir": recipe.at("plan")}
+    try:
+        return stage_job("plan", {**planned, **own, **written}, where)
+    except ConfigError:
+        # Without [plan], and whatever the vocabulary: is it [pretrain] that is wrong?
+        build_config("plan", {**planned, "vocab_size": 1}, f"{recipe.where} [pretrain]")
+        raise
+
+
+def _vocab_size(recipe: Recipe, corpus: CorpusJobs) -> Any:
+    """Tokens of the tokenizer: as written, of the one to train, or from the tokens' manifest."""
+    size = recipe.table("plan").get("vocab_size", corpus.tokenizer.get("vocab_size"))
+    if size is None and corpus.train_tokenizer is not None:
+        document = corpus.train_tokenizer.document
+        size = build_config("train_tokenizer", document, recipe.where).vocab_size
+    if size is None and recipe.tokens:
+        size = metrics_of(f"{corpus.tokens}.bin").get("vocab_size")
+    if size is None:
+        if recipe.tokens:
+            check_exists(corpus.tokens)
+        raise ConfigError(
+            f"{recipe.where} [plan]: vocab_size is needed, the number of the tokenizer's tokens"
+        )
+    return size
+
+
+def _num_ranks(pretrain: Mapping[str, Any], resources: TrainingResources) -> int:
+    """Ranks of the training: those of the yard, or those that it starts itself."""
+    own = pretrain.get("nproc_per_node", 1)
+    is_own = resources.world_size == 1 and isinstance(own, int)
+    return int(own) if is_own else resources.world_size
 
 
 def to_be_planned(pretrain: Mapping[str, Any], resources: TrainingResources) -> dict[str, Any]:
     """Options of the plan of a training: those that the two stages share, and its resources."""
     keys = {name for name, _, _ in leaves(CONFIGS["plan"])}
     own = {key: value for key, value in pretrain.items() if key in keys}
-    ranks = pretrain.get("nproc_per_node", 1)  # those that it starts itself
-    given = {"world_size": ranks} if isinstance(ranks, int) and ranks > 1 else {}
-    return {**own, **given, **resources.to_plan()}
+    ranks = _num_ranks(pretrain, resources)
+    return {**own, **({"world_size": ranks} if ranks > 1 else {}), **resources.to_plan()}
 
 
 def _report(recipe: Recipe, checkpoint: str, tokens: str) -> StageJob:

@@ -23,7 +23,8 @@ from flows.recipes.stage_job import StageJob, stage_job, unreadable
 from flows.stage_configs import CONFIGS
 from trainyard.artifacts.documents import read_text, suffix
 from trainyard.artifacts.urls import basename, join, parent, refuse_secrets, show_url
-from trainyard.config import convert, leaves, other_names, parse_document, suggest
+from trainyard.config import convert, leaves, other_names, suggest
+from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError, TrainyardError
 
 TOP_LEVEL = ("corpus", "evaluation_data", "tokens", "preset")
@@ -52,15 +53,23 @@ class Recipe:
         """The table of a stage."""
         return dict(self.tables.get(stage, {}))
 
-    def job(self, stage: str, decided: Mapping[str, Any], label: str = "") -> StageJob:
-        """A stage with its written options and those that only the flow decides."""
+    def job(
+        self,
+        stage: str,
+        decided: Mapping[str, Any],
+        label: str = "",
+        num_ranks: int | None = None,
+    ) -> StageJob:
+        """A stage with its written options and those that only the flow decides.
+
+        num_ranks: of a training; None: unknown."""
         written, where = self.table(stage), f"{self.where} [{stage}]"
         for key in written.keys() & decided.keys():
             raise ConfigError(
                 f"{where}: {key} is decided by the flow ({decided[key]!r}); leave it out. Where "
                 f"artifacts are written is set by --root or the variable YARD"
             )
-        return stage_job(stage, {**written, **decided}, where, label)
+        return stage_job(stage, {**written, **decided}, where, label, num_ranks)
 
     def with_options(self, document: Mapping[str, Any]) -> Recipe:
         """The recipe with options that override those written: tables, and keys above them."""
@@ -153,6 +162,8 @@ def _check_key(key: str, value: Any, path: str) -> None:
                 f"as those of recipes/models, name it in a recipe, by its path from there: "
                 f'preset = "models/gpt-7b.toml"'
             )
-        raise ConfigError(f"{path}: unknown {what} {key!r}; {suggest(key, known)}")
+        alike = TABLES if isinstance(value, dict) else TOP_LEVEL
+        hint = suggest(key, known, candidates=alike)
+        raise ConfigError(f"{path}: unknown {what} {key!r}; {hint}")
     if key in TABLES and not isinstance(value, dict):
         raise ConfigError(f"{path}: {key} must be a table, [{key}], got {value!r}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flows.recipes.corpus import heldout_of
+from flows.recipes.inputs import is_elsewhere
 from flows.recipes.recipe import Recipe
 from flows.recipes.stage_job import STEP_MANIFEST, StageJob, stage_job
-from flows.yard.profile import CONTAINED
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.output import MANIFEST, is_housekeeping
-from trainyard.artifacts.urls import basename, join, local_path, parent
+from trainyard.artifacts.urls import basename, join, parent
 from trainyard.errors import ConfigError
 
 
@@ -49,8 +49,7 @@ def check_checkpoint(recipe: Recipe, checkpoint: str | None, backend: str) -> No
     """Raise ConfigError if there is no checkpoint. A stage would notice later, and report a fault
     of the data. A folder that only containers may see is not checked."""
     load = _load(recipe, checkpoint)
-    around = local_path(parent(load))
-    if backend in CONTAINED and around is not None and not around.exists():
+    if is_elsewhere(load, backend):
         return
     if not all(map(is_housekeeping, store.list_files(load))):
         return

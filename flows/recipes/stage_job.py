@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from flows.stage_configs import CONFIGS
 from trainyard.artifacts.documents import read_text, suffix
 from trainyard.artifacts.output import MANIFEST, Output
 from trainyard.artifacts.urls import show_url
-from trainyard.config import from_dict, parse_document, suggest
+from trainyard.config import from_dict, suggest
+from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError, TrainyardError
 
 STEP_MANIFEST = re.compile(rf"iter_(\d{{7,}})/{re.escape(MANIFEST)}")
@@ -48,11 +50,25 @@ def config_class(stage: str) -> type[Any]:
     return CONFIGS[stage]
 
 
-def build_config(stage: str, document: Mapping[str, Any], where: str) -> Any:
-    """The validated options; a ConfigError names where they were written."""
+def build_config(
+    stage: str, document: Mapping[str, Any], where: str, num_ranks: int | None = None
+) -> Any:
+    """The validated options; a ConfigError names where they were written.
+
+    num_ranks: of a training; None: unknown."""
     given = {key: value for key, value in document.items() if value is not None}
+    with named(where):
+        config = from_dict(config_class(stage), given, where)
+        if hasattr(config, "check_ranks"):
+            config.check_ranks(num_ranks)
+    return config
+
+
+@contextmanager
+def named(where: str) -> Iterator[None]:
+    """Begin the message of a ConfigError with where the options were written."""
     try:
-        return from_dict(config_class(stage), given, where)
+        yield
     except ConfigError as error:
         text = str(error)
         raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from error
@@ -77,9 +93,15 @@ def unreadable(what: str, path: str, error: Exception) -> ConfigError:
     return ConfigError(f"{what} {shown} cannot be read: {message}{where}")
 
 
-def stage_job(stage: str, document: Mapping[str, Any], where: str, label: str = "") -> StageJob:
-    """A job with validated options."""
-    config = build_config(stage, document, where)
+def stage_job(
+    stage: str,
+    document: Mapping[str, Any],
+    where: str,
+    label: str = "",
+    num_ranks: int | None = None,
+) -> StageJob:
+    """A job with validated options. num_ranks: of a training; None: unknown."""
+    config = build_config(stage, document, where, num_ranks)
     return StageJob(stage=stage, document=dict(document), output=config.output(), label=label)
 
 

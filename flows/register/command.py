@@ -20,6 +20,7 @@ from flows.register.desired_state import DesiredState, desired_state
 from flows.register.report import Report
 from flows.runner.memory_check import unknown_gpu_memory
 from flows.yard.read_profile import naming_file, parse_profile, profile_name, read_document
+from trainyard.arguments import Parser
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.logging import one_line
 
@@ -31,7 +32,7 @@ URL = "PREFECT_API_URL"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m flows.register`; returns its exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m flows.register",
         description="Write all that a yard needs to a Prefect server: work pool, blocks, "
         "deployments, limits, automations. Run again, it changes nothing.",

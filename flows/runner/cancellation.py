@@ -48,6 +48,9 @@ CANCELLED = "Cancelled in Prefect; its jobs were stopped."
 
 R = TypeVar("R")
 
+saved_steps: dict[str, int] = {}
+"""The step that each training of this program saved when it was stopped, by job."""
+
 log = logging.getLogger(__name__)
 
 
@@ -118,12 +121,18 @@ def _exit_after_jobs() -> None:
         if not all(job.is_over for job in list(live)):
             since = time.monotonic()
     print(
-        f"stopped by {number.name}; Prefect's server did not answer within {REPORT_SECONDS:.0f} s. "
-        f"Run it again to resume",
+        f"stopped by {number.name}, and Prefect's server did not answer within "
+        f"{REPORT_SECONDS:.0f} s; {how_to_resume()}",
         file=sys.stderr,
         flush=True,
     )
     os._exit(128 + number)  # the thread that waits for the server cannot be stopped
+
+
+def how_to_resume() -> str:
+    """What a stopped flow kept, for the last line of its program."""
+    steps = [f"{job} saved step {step:,}" for job, step in saved_steps.items()]
+    return f"{' and '.join(steps) or 'finished stages are kept'}. The same command goes on"
 
 
 # --- cancelled in Prefect -----------------------------------------------------------------------

@@ -1,21 +1,26 @@
 """Makes a failed flow run show an error message as its state, without a traceback in its log.
 
 Prefect treats an exception that leaves a flow as a defect of the flow. Our own errors are messages
-for a person instead. All other exceptions keep their traceback."""
+for a person instead. All other exceptions keep their traceback. Lines of Prefect that say less or
+other than ours do are left out."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect.states import Failed
 
 from flows.backends.outcome import StageError
+from flows.pages.run_pages import show_failure
 from flows.runner.cancellation import run_until_cancelled
-from trainyard.errors import TrainyardError
+from flows.runner.heartbeats import end_heartbeats
+from trainyard.artifacts.urls import has_credentials
+from trainyard.errors import ConfigError, TrainyardError
 from trainyard.logging import printable, shortened
 
 P = ParamSpec("P")
@@ -23,8 +28,17 @@ R = TypeVar("R")
 
 OURS = (TrainyardError, StageError)
 
-LOGGERS = ("prefect.task_runs", "prefect.engine")
-"""Prefect's loggers of exceptions: of a failed task, and of a program whose flow failed."""
+LOGGERS = ("prefect.task_runs", "prefect.flow_runs", "prefect.engine")
+"""Prefect's loggers of exceptions: of a failed task, of a flow, and of a program whose flow failed.
+"""
+
+LEFT_OUT = re.compile(
+    r"Task run failed with .* - Retry \d+/\d+ will start immediately$"  # it begins with our pause
+    r"|Crash detected! Execution was "  # it was stopped
+    r"|Finished in state (Running\(\)|Crashed\('Execution was cancelled)",
+    re.DOTALL,
+)
+"""Prefect's lines of a retry and of a stopped run, beside our own."""
 
 
 def report_errors(
@@ -36,20 +50,47 @@ def report_errors(
     @functools.wraps(run)
     async def reporting(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in LOGGERS:
-            logging.getLogger(name).addFilter(without_traceback)
+            logging.getLogger(name).addFilter(filter_line)
         try:
-            return await run_until_cancelled(run(*args, **kwargs))
+            refuse_credentials(signature.bind(*args, **kwargs).arguments)
+            result = await run_until_cancelled(run(*args, **kwargs))
+            await end_heartbeats()
+            return result
         except OURS as error:
+            await show_failure(error)
+            await end_heartbeats()
             # A state that a flow returns becomes the state of its run.
             return cast(R, Failed(message=printable(shortened(str(error))), data=error))
 
     # Prefect would look for the names of types in this module, not in that of the flow.
-    vars(reporting)["__signature__"] = inspect.signature(run, eval_str=True)
+    signature = inspect.signature(run, eval_str=True)
+    vars(reporting)["__signature__"] = signature
     return reporting
 
 
-def without_traceback(record: logging.LogRecord) -> bool:
-    """Remove the traceback of an error of ours; a logging filter that passes every record."""
+def refuse_credentials(parameters: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a parameter with a URL that has a user or a password."""
+    for name, value in parameters.items():
+        if any(map(has_credentials, _texts(value))):
+            raise ConfigError(
+                f"parameter {name} has a URL with a user or a password, which Prefect keeps with "
+                f"the run: give credentials in the environment of the worker, delete this run "
+                f"(prefect flow-run delete), and change the password"
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a parameter."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for item in value.items() for one in item for text in _texts(one))
+    elif isinstance(value, list | tuple):
+        yield from (text for one in value for text in _texts(one))
+
+
+def filter_line(record: logging.LogRecord) -> bool:
+    """A logging filter: removes the traceback of an error of ours, and lines of LEFT_OUT."""
     if record.exc_info and isinstance(record.exc_info[1], OURS):
         record.exc_info = None
-    return True
+    return LEFT_OUT.match(record.getMessage()) is None

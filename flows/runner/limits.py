@@ -30,6 +30,7 @@ from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.exceptions import ObjectNotFound
 
 from flows.logs.console import Log, headline
+from flows.runner.wait_state import SLOT, wait_state
 from flows.server.ephemeral import LEASE_SECONDS
 
 LOOK_SECONDS = 3.0
@@ -162,6 +163,7 @@ class _Slot:
                 if slots.are_full:
                     await self._report_wait(client, slots)
                 await asyncio.sleep(LOOK_SECONDS)
+        wait_state().go_on(self._job)
         self._renewing = asyncio.create_task(self._renew_forever())
 
     async def give_back(self) -> None:
@@ -248,6 +250,7 @@ class _Slot:
             )
         if slots.total == 0:
             note.append(f"so none may run; prefect gcl update {slots.name} --limit 1 lets one")
+        wait_state().wait(self._job, SLOT, ", ".join(note))
         headline(self._log, self._job, "waits", note=", ".join(note))
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from flows.backends.outcome import Outcome
 from flows.recipes.stage_job import STEP_MANIFEST, StageJob
 from trainyard.artifacts import store
+from trainyard.artifacts.urls import local_path
 from trainyard.errors import TrainyardError
 
 PAUSES_SECONDS = (5.0, 30.0, 120.0, 300.0)
@@ -42,9 +43,11 @@ class FailedAttempts:
     fruitless: int = 0
     """The last ones, in a row, without progress."""
     furthest: int | None = None
-    """The highest step that an attempt reached."""
+    """The highest step that an attempt published."""
     pause_seconds: float = 0.0
     """Before the next attempt."""
+    last: Outcome | None = None
+    """How the last one ended."""
     _failed: int = 0
     """In a row since the last progress, with the attempt that made it."""
     _held: int = 0
@@ -76,18 +79,21 @@ def with_jitter(seconds: float) -> float:
 
 
 def reached_step(job: StageJob, outcome: Outcome) -> int | None:
-    """How far a job is: its last published step, as later ones are lost. If its output cannot be
-    listed from here, the step that the failed stage reported."""
-    if job.output is not None and not job.output.is_prefix:
-        try:
-            names = store.list_files(job.output.url)
-        except TrainyardError as error:  # the very store may be what failed
-            log.debug("cannot list the steps of %s: %s", job.output.url, error)
-            names = {}
-        found = (STEP_MANIFEST.fullmatch(name) for name in names)
-        steps = [int(match[1]) for match in found if match is not None]
-        return max(steps, default=None) if names else outcome.step
-    return outcome.step
+    """How far a job is: its last published step, as later ones are lost; None if that is unknown,
+    such as while the store cannot be read. Of an output on a disk that this program does not see,
+    the step that the failed stage reported."""
+    if job.output is None or job.output.is_prefix:
+        return outcome.step
+    try:
+        names = store.list_files(job.output.url)
+    except TrainyardError as error:  # the very store may be what failed
+        log.debug("cannot list the steps of %s: %s", job.output.url, error)
+        return None
+    folder = local_path(job.output.url)
+    if folder is not None and not folder.exists():
+        return outcome.step
+    found = (STEP_MANIFEST.fullmatch(name) for name in names)
+    return max((int(match[1]) for match in found if match is not None), default=None)
 
 
 def no_retry_reason(attempts: FailedAttempts) -> str:

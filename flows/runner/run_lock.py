@@ -13,11 +13,12 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from flows.logs.console import Log, headline
+from flows.runner.wait_state import LOCK, wait_state
 from trainyard.artifacts import retry, store
 from trainyard.artifacts.claim import Claim, acquire
 from trainyard.artifacts.urls import join
@@ -29,20 +30,23 @@ LOCK_FILE = ".flow.claim.json"
 JOBS = ".flow.jobs.json"
 """File with the options of the stages of the run that has the lock; stale without a lock."""
 
-SILENT_SECONDS = 2.0
 FOREVER = 10.0 * 365 * 86400
 
 
 @contextlib.asynccontextmanager
 async def run_lock(root: str, log: Log) -> AsyncIterator[None]:
-    """Hold the lock of a root; logs a line if it has to wait for another run."""
-    asked = _acquire(join(root, LOCK_FILE))
-    waiting = asyncio.wrap_future(asked)
+    """Hold the lock of a root; logs a line if it has to wait for another run, and shows that."""
+    loop, waits = asyncio.get_running_loop(), wait_state()
+
+    def on_wait(holder: str) -> None:
+        why = f"another flow run works on {root}: {holder}"
+        headline(log, "lock", "waits", note=why)
+        loop.call_soon_threadsafe(waits.wait, "lock", LOCK, why)
+
+    asked = _acquire(join(root, LOCK_FILE), on_wait)
     try:
-        await asyncio.wait([waiting], timeout=SILENT_SECONDS)
-        if not waiting.done():
-            headline(log, "lock", "waits", note=f"another flow run works on {root}")
-        claim = await waiting
+        claim = await asyncio.wrap_future(asked)
+        waits.go_on("lock")
     except BaseException:
         asked.add_done_callback(_release)
         raise
@@ -59,7 +63,7 @@ def record_jobs(root: str, documents: Sequence[Mapping[str, Any]]) -> None:
     store.write_bytes(join(root, JOBS), json.dumps(documents).encode())
 
 
-def _acquire(url: str) -> Future[Claim]:
+def _acquire(url: str, on_wait: Callable[[str], None]) -> Future[Claim]:
     """Request a claim in a thread: a daemon, so that it does not delay the end of a flow that is
     cancelled while it waits."""
     asked: Future[Claim] = Future()
@@ -67,7 +71,7 @@ def _acquire(url: str) -> Future[Claim]:
 
     def ask() -> None:
         try:
-            asked.set_result(acquire(url, FOREVER))
+            asked.set_result(acquire(url, FOREVER, on_wait))
         except Exception as error:
             asked.set_exception(error)
 

@@ -40,6 +40,11 @@ def of_sweep() -> str:
     return f"{_parameters().get('profile')} {does} {_shown(_due())}"
 
 
+def name_and_id() -> str:
+    """The present flow run, for lists outside Prefect; empty without one."""
+    return " ".join(filter(None, (runtime.flow_run.name, runtime.flow_run.id)))
+
+
 def recipe_name(parameters: Mapping[str, Any], due: datetime) -> str:
     """The name of a run of a recipe with these parameters."""
     stem = PurePosixPath(basename(show_url(str(parameters.get("recipe"))))).stem

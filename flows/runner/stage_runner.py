@@ -5,24 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from prefect import get_run_logger
+from prefect import get_run_logger, runtime
 
+from flows.logs.outage import be_patient
+from flows.logs.prefect_handlers import keep_lines
 from flows.pages.run_pages import RunPages
+from flows.recipes.force import ALL
 from flows.recipes.stage_job import StageJob, in_shares, joined
 from flows.recipes.summary import Summary
 from flows.runner.cancellation import watch_signals
 from flows.runner.limits import StageLimit
 from flows.runner.run_lock import record_jobs, run_lock
 from flows.runner.stage_task import run_stage_task
+from flows.runner.wait_state import shown_waits
 from flows.yard.links import browsed
-from flows.yard.profile import Profile, limit_tag
+from flows.yard.profile import Profile, StageEnvironment, limit_tag
 from flows.yard.read_profile import read_profile
 from trainyard.artifacts import store
-from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.manifest import FORCE, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.urls import basename, join, parent
 
@@ -45,8 +51,10 @@ class StageRunner:
         *,
         profile: Profile | None = None,
         alone: bool = True,
+        force: frozenset[str] = frozenset(),
     ) -> None:
-        """alone: wait while another flow run works on the same root."""
+        """alone: wait while another flow run works on the same root. force: names of stages and
+        jobs that run even if nothing changed (flows.recipes.force)."""
         self._root = root
         profile = profile or read_profile()
         self._place = profile.stage_environment(root)
@@ -55,13 +63,24 @@ class StageRunner:
         self._slots = asyncio.Semaphore(AT_ONCE.get(self._place.backend, AT_ONCE_SCHEDULED))
         self._limits: dict[str, StageLimit] = {}
         self._alone = alone
+        self._force = force
+        self._run = str(runtime.flow_run.id or uuid.uuid4().hex)
         self._lock = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> StageRunner:
         watch_signals()
-        if self._alone:
-            await self._lock.enter_async_context(run_lock(self._root, get_run_logger()))
-        await self._pages.open()
+        keep_lines()
+        be_patient()
+        runs = self._place.run_folder
+        get_run_logger().info("output: %s; options and logs of stages: %s", self._root, runs)
+        try:
+            await self._lock.enter_async_context(shown_waits())
+            if self._alone:
+                await self._lock.enter_async_context(run_lock(self._root, get_run_logger()))
+            await self._pages.open()
+        except BaseException:
+            await self._lock.aclose()
+            raise
         return self
 
     async def __aexit__(
@@ -104,21 +123,24 @@ class StageRunner:
 
     async def _one(self, job: StageJob) -> Summary:
         async with self._slots:
-            shares = self._place.shares_of(job.stage)
+            place = self._place
+            if self._force & {ALL, job.stage, job.name}:
+                place = replace(place, environment={**place.environment, FORCE: self._run})
+            shares = place.shares_of(job.stage)
             if shares > 1:
-                await self._start(in_shares(job, shares))
+                await self._start(in_shares(job, shares), place)
                 job = joined(job, shares)
-            summary = await self._start(job)
+            summary = await self._start(job, place)
         await self._pages.add(summary)
         return summary
 
-    async def _start(self, job: StageJob) -> Summary:
+    async def _start(self, job: StageJob, place: StageEnvironment) -> Summary:
         if job.stage not in self._place.limited:
-            return await run_stage_task(job, self._place)
+            return await run_stage_task(job, place)
         tag = limit_tag(self._place.yard, job.stage)
         limit = self._limits.setdefault(tag, StageLimit(tag))
         async with limit.apply(job.name, get_run_logger()):
-            return await run_stage_task(job, self._place)
+            return await run_stage_task(job, place)
 
     async def drop_all_but(self, jobs: Sequence[StageJob]) -> None:
         """Remove the parts of files that the corpus no longer has, beside those of these jobs."""

@@ -22,6 +22,7 @@ def stage_spec(
     folder: Path,
     key: str = "",
     shares: Shares | None = None,
+    flow_run: str = "",
 ) -> LaunchSpec:
     """The job of one attempt, with `folder` as its run folder; ConfigError if it cannot start."""
     # The stage compares them with its own (stages/runtime/cli.py).
@@ -38,6 +39,7 @@ def stage_spec(
         key=key,
         rank_launcher=(site.python, "-m", "torch.distributed.run"),
         shares=shares,
+        flow_run=flow_run,
     )
 
 

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,21 @@ import tomli_w
 from prefect import get_run_logger, runtime, task
 from prefect.client.schemas.objects import State, TaskRun
 
-from flows.backends.outcome import KINDS, Kind, Outcome, StageError, read_outcome
+from flows.backends.outcome import (
+    KINDS,
+    Kind,
+    Outcome,
+    StageError,
+    brief,
+    read_failure,
+    read_outcome,
+)
 from flows.backends.run_folder import (
     LOG,
     NOT_BEGUN,
     is_being_cancelled,
     job_key,
+    log_name,
     make_run_folder,
     read_record,
     run_folder_io,
@@ -34,9 +44,11 @@ from flows.backends.run_folder import (
 )
 from flows.backends.spec import LaunchSpec, Shares
 from flows.logs.console import Log, headline
+from flows.pages.stage_pages import SUBMITTED as SUBMITTED_FILES
 from flows.pages.stage_pages import show_failed, show_stage
 from flows.recipes.stage_job import StageJob
 from flows.recipes.summary import Summary
+from flows.runner.cancellation import saved_steps
 from flows.runner.limits import take_slot
 from flows.runner.retry import (
     CLAIM_HELD,
@@ -46,12 +58,14 @@ from flows.runner.retry import (
     reached_step,
     with_jitter,
 )
+from flows.runner.run_name import name_and_id
 from flows.runner.stage_spec import DOCUMENT, stage_document, stage_spec
 from flows.runner.submission import SETTLED, follow
+from flows.runner.wait_state import OTHER_RUN, RETRY, STORE, wait_state
 from flows.yard.profile import SCHEDULED, StageEnvironment
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.replace_file import replace_file
-from trainyard.errors import ConfigError, TrainyardError
+from trainyard.errors import ConfigError, InfrastructureError, Stopped, TrainyardError
 
 _failed_attempts: dict[str, FailedAttempts] = {}
 """By task run, in this program only: a flow that a person starts again has all attempts again."""
@@ -82,13 +96,18 @@ async def run_stage_task(job: StageJob, site: StageEnvironment) -> Summary:
         failed = _failed_attempts.setdefault(task_run, failed)
     if failed.pause_seconds:
         seconds = with_jitter(failed.pause_seconds)
-        headline(get_run_logger(), job.name, "waits", note=f"retries in {seconds:.0f} s")
+        note = f"retries in {seconds:.0f} s"
+        headline(get_run_logger(), job.name, "waits", note=note)
+        wait_state().wait(job.name, *_why(failed.last, note))
         await asyncio.sleep(seconds)
+        wait_state().go_on(job.name)
     try:
-        return await _attempt(job, site)
+        with wait_state().working(job.name):
+            return await _attempt(job, site)
     except StageError as error:
         if not error.outcome.is_retryable:
             raise
+        failed.last = error.outcome
         if error.outcome.error == CLAIM_HELD:
             failed.record_claim_held()
             raise
@@ -98,6 +117,14 @@ async def run_stage_task(job: StageJob, site: StageEnvironment) -> Summary:
         reason = no_retry_reason(failed)
         get_run_logger().error("%s: %s", job.name, reason)
         raise StageError(error.outcome, error.log, reason) from error
+
+
+def _why(last: Outcome | None, pause: str) -> tuple[str, str]:
+    """The state of a run whose stage waits after a failed attempt, and why it waits."""
+    if last is None:
+        return RETRY, pause
+    names = {CLAIM_HELD: OTHER_RUN, InfrastructureError.__name__: STORE}
+    return names.get(last.error, RETRY), f"{pause}: {last.how}: {brief(last.message)}"
 
 
 async def _attempt(job: StageJob, site: StageEnvironment) -> Summary:
@@ -117,7 +144,8 @@ async def _attempt(job: StageJob, site: StageEnvironment) -> Summary:
             raise await _failed(log, job, outcome, spec, seconds)
         summary = await asyncio.to_thread(_summarise, job, spec, seconds)
     except asyncio.CancelledError:
-        headline(log, job.name, "stopped", time.monotonic() - began)
+        note = "" if spec is None else _saved(spec)
+        headline(log, job.name, "stopped", time.monotonic() - began, note=note)
         raise
     except TrainyardError as error:
         seconds = time.monotonic() - began
@@ -140,10 +168,27 @@ async def _failed(
     why: str = "",
 ) -> StageError:
     """spec: None if the run folder, and so the log, could not be created."""
-    error = StageError(outcome, "" if spec is None else str(Path(spec.run_directory, LOG)))
+    error = StageError(outcome, "" if spec is None else _log_of(spec, outcome.failed_shares))
     headline(log, outcome.name, "failed", seconds, "", f"{outcome.how}{why}", logging.ERROR)
     await show_failed(job.stage, outcome, seconds, error.log)
     return error
+
+
+def _log_of(spec: LaunchSpec, shares: Sequence[int] = ()) -> str:
+    """The log of a job, or of the first of these shares; without one, what was submitted."""
+    names = (LOG, *map(log_name, shares), *SUBMITTED_FILES)
+    paths = [Path(spec.run_directory, name) for name in names]
+    return str(next((path for path in paths if path.exists()), ""))
+
+
+def _saved(spec: LaunchSpec) -> str:
+    """The step that a stopped training saved, as a note, and for the last line of the program."""
+    failure = read_failure(spec.run_directory) or {}
+    step = failure.get("step")
+    if failure.get("class") != Stopped.__name__ or not isinstance(step, int):
+        return ""
+    saved_steps[spec.name] = step
+    return f"saved step {step:,}"
 
 
 def _prepare(job: StageJob, site: StageEnvironment) -> LaunchSpec:
@@ -167,7 +212,7 @@ def _prepare(job: StageJob, site: StageEnvironment) -> LaunchSpec:
             make_run_folder(folder)
             replace_file(document, tomli_w.dumps(stage_document(job, site)).encode())
         shares = _shares(job, site, attempts, key)
-    return stage_spec(job, site, folder, key, shares)
+    return stage_spec(job, site, folder, key, shares, name_and_id())
 
 
 def _shares(job: StageJob, site: StageEnvironment, attempts: Path, key: str) -> Shares | None:
@@ -210,5 +255,5 @@ def _summarise(job: StageJob, spec: LaunchSpec, seconds: float) -> Summary:
         output_digest=manifest.output_digest if output is not None else "",
         manifest_url=output.manifest_url if output is not None else "",
         metrics=manifest.metrics,
-        log=str(Path(spec.run_directory, LOG)),
+        log=_log_of(spec, spec.shares.indices if spec.shares else ()),
     )

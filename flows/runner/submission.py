@@ -12,12 +12,12 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger
 
+from flows.backends import contact
 from flows.backends.base import StageJobRun
 from flows.backends.container.client import RECORD
 from flows.backends.errors import BackendUnavailableError
@@ -37,6 +37,7 @@ from flows.pages.progress import progress_shown
 from flows.pages.stage_pages import show_submitted, show_waiting
 from flows.runner.job_blocks import JOB_BLOCKS
 from flows.runner.retry import pause_seconds, with_jitter
+from flows.runner.wait_state import wait_state
 from flows.yard.profile import SCHEDULED, StageEnvironment
 from trainyard.errors import TrainyardError
 
@@ -50,10 +51,17 @@ STOP_COMMANDS = {
 }
 """The file in which a backend records its job, and the command by which a person stops that job."""
 
-AGAIN_SECONDS = 3600.0
+BACKENDS = {
+    "container": "the Docker engine",
+    "slurm": "Slurm's controller",
+    "kubernetes": "the API server of Kubernetes",
+}
+SILENT_SECONDS = 5.0
+"""How long a request may have no answer until the log says so."""
+AGAIN_SECONDS = 60.0
 """Between two log lines of a stage whose backend is still unavailable."""
 LOOK_SECONDS = 1.0
-"""Between two checks whether the backend answers again."""
+"""Between two checks whether the backend answers."""
 
 
 async def follow(stage: str, site: StageEnvironment, spec: LaunchSpec) -> Outcome:
@@ -97,13 +105,23 @@ class Submission:
         self._log = get_run_logger()
         self._looks = 0
         """Polls in a row that found the backend unavailable."""
+        self._contact = contact.observe()
         self._since = 0.0
+        """When the silence that was reported began, by time.time(); 0: none was."""
         self._logged_at = -math.inf
         self.may_run_on = False
         """Whether this was cancelled and the job could not be stopped."""
 
     async def wait(self) -> StageJobRun:
-        """Wait until the job has ended."""
+        """Wait until the job has ended. Meanwhile the log says while the backend is silent."""
+        watching = asyncio.create_task(self._watch_contact())
+        try:
+            return await self._wait()
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+
+    async def _wait(self) -> StageJobRun:
         while True:
             try:
                 return await self._once()
@@ -121,8 +139,7 @@ class Submission:
         try:
             if not self._looks:
                 await show_submitted(self._spec)
-            async with self._return_reported(run):
-                await run.wait_for_completion()
+            await run.wait_for_completion()
         except asyncio.CancelledError:
             await run.stop()  # the cancellation may have come before wait_for_completion
             raise
@@ -136,8 +153,6 @@ class Submission:
     async def _wait_for_backend(self, reason: str) -> None:
         """Pause until the next poll. Cancelling this stops the job if the backend answers now."""
         self._looks += 1
-        if self._looks == 1:
-            self._since, self._logged_at = time.time(), -math.inf
         try:
             await self._report_unavailable(reason)
             await asyncio.sleep(with_jitter(pause_seconds(self._looks)))
@@ -145,37 +160,43 @@ class Submission:
             await self._try_to_stop()
             raise
 
+    async def _watch_contact(self) -> None:
+        """Report that the backend is silent, until this is cancelled, and when it answers again."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            silent_seconds = self._contact.silent_seconds
+            with contextlib.suppress(TrainyardError):  # the run folder may be away as well
+                if silent_seconds > SILENT_SECONDS:
+                    await self._report_unavailable(self._contact.reason or "no answer yet")
+                elif self._since and not silent_seconds:
+                    await self._report_return()
+
     async def _report_unavailable(self, reason: str) -> None:
+        is_first = not self._since
+        if is_first:
+            self._since, self._logged_at = time.time() - self._contact.silent_seconds, -math.inf
         if time.monotonic() - self._logged_at < AGAIN_SECONDS:
             return
         self._logged_at = time.monotonic()
         since = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(self._since))
-        state = f"its job cannot be seen since {since}, and may run on"
-        note = f"{state}: {reason}; looking for it until it can be seen, or this is cancelled"
-        self._headline("waits", note, logging.WARNING)
-        state = f"waits: {state}; looking for it again"
-        await show_waiting(self._stage, self._spec, state, reason)
+        state = f"{self._backend} has not answered since {since}"
+        if self._recorded_job() is not None:
+            state = f"{state}: its job cannot be seen, and may run on"
+        self._headline("waits", f"{state}; asking again ({reason})", logging.WARNING)
+        wait_state().wait(self._spec.name, f"Waits for {self._site.backend}", f"{state} ({reason})")
+        if is_first:
+            await show_waiting(self._stage, self._spec, f"waits: {state}; asking again", reason)
 
-    @contextlib.asynccontextmanager
-    async def _return_reported(self, run: StageJobRun) -> AsyncIterator[None]:
-        """While the job inside runs, report when an unavailable backend answers again."""
-        if not self._looks:
-            yield
-            return
-        reporting = asyncio.create_task(self._report_return(run))
-        try:
-            yield
-        finally:
-            reporting.cancel()
-            await asyncio.wait([reporting])
-
-    async def _report_return(self, run: StageJobRun) -> None:
-        while not run.backend_answered:
-            await asyncio.sleep(LOOK_SECONDS)
-        self._looks = 0
-        state = f"its job is seen again, after {time.time() - self._since:.0f} s"
+    async def _report_return(self) -> None:
+        wait_state().go_on(self._spec.name)
+        seconds, self._since, self._looks = time.time() - self._since, 0.0, 0
+        state = f"{self._backend} answers again, after {seconds:.0f} s"
         self._headline("runs", state)
         await show_waiting(self._stage, self._spec, f"runs: {state}")
+
+    @property
+    def _backend(self) -> str:
+        return BACKENDS.get(self._site.backend, self._site.backend)
 
     def _headline(self, state: str, note: str, level: int = logging.INFO) -> None:
         headline(self._log, self._spec.name, state, note=note, level=level)

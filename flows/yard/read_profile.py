@@ -15,7 +15,8 @@ from flows.stage_configs import CONFIGS
 from flows.yard.profile import BACKEND_OPTIONS, Automations, FlowSchedule, Pool, Profile, Watch
 from trainyard.artifacts.documents import read_text
 from trainyard.artifacts.urls import basename, show_url
-from trainyard.config import check_known, convert, from_table, parse_document, suggest
+from trainyard.config import check_known, convert, from_table, suggest
+from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.variables import variable
 

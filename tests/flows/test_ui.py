@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from flows import ui
+from flows.server.home import settings_of_shell
+from tests.web import web_server
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +53,18 @@ def test_a_password_that_the_server_could_not_compare_is_refused(
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "admin:gr\u00fcn")
     assert ui.main(["--root", str(tmp_path), "--port", "0"]) == 2
     assert "PREFECT_SERVER_API_AUTH_STRING must be USER:PASSWORD" in capsys.readouterr().err
+
+
+def test_a_second_time_says_that_it_runs_and_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / ".prefect"
+    (home / "api").mkdir(parents=True, mode=0o700)
+    (home / "api" / "health").write_text("true")
+    with web_server(home) as server:
+        (home / "ui.env").touch(0o600)
+        (home / "ui.env").write_text(settings_of_shell(f"{server}/api", "admin:x"))
+        assert ui.main(["--root", str(tmp_path), "--port", server.rpartition(":")[2]]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"Prefect's pages already run: {server} (log in: file://")
+    assert said.count("\n") == 1

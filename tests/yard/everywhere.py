@@ -24,7 +24,7 @@ from trainyard.artifacts.manifest import read_manifest
 
 Wanted = Callable[[StageJob], bool]
 
-RUN = ("run", "--rm", "--no-deps", "--no-TTY", "--env", "OMP_NUM_THREADS=1")
+RUN = ("run", "--rm", "--no-TTY", "--env", "OMP_NUM_THREADS=1")
 STAGE_SECONDS = 900
 
 ONE_THREAD = """

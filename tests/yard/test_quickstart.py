@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 
 import pytest
 
@@ -30,8 +30,9 @@ def test_one_command_makes_everything(yard: Yard, first: Ended) -> None:
     assert first.status == 0, first.err
     assert first.states() == dict.fromkeys(STAGES, "done")
     assert set(first.notes().values()) == {"there is no manifest yet"}
-    card = Path(first.out.splitlines()[-1])
-    assert card == yard.tiny / "card.html"
+    card = yard.tiny / "card.html"
+    assert first.out.splitlines()[-1] == card.as_uri()
+    assert re.search(r"^validation loss: from \d.\d\d to \d.\d\d nats", first.err, re.MULTILINE)
     assert "<html" in card.read_text()
     made = {path.name for path in yard.tiny.iterdir() if not path.name.startswith(".")}
     made -= {"card.html", "card.manifest.json", "card.summary.json"}
@@ -70,3 +71,12 @@ def test_a_flipped_byte_is_named_by_verify(yard: Yard) -> None:
     assert str(shard) in broken.out + broken.err
     assert "train-00000" not in broken.out + broken.err
     assert yard.run("-m", "stages.verify", str(yard.tiny)).status == 0
+
+
+@pytest.mark.usefixtures("first")
+def test_forced_stages_run_again_and_the_others_do_not(yard: Yard) -> None:
+    forced = yard.pretrain(yard.recipe(COLLECTED), "--force", "pretrain,evaluate")
+    assert forced.status == 0, forced.err
+    made = {name for name, state in forced.states().items() if state == "done"}
+    assert made == {"pretrain", "evaluate"}
+    assert {forced.notes()[name] for name in made} == {"the flow run forces it"}

@@ -125,9 +125,9 @@ class Yard:
             out, err = process.communicate(timeout=FLOW_SECONDS)
         return Ended(process.returncode, out, err, time.monotonic() - began)
 
-    def pretrain(self, recipe: str) -> Ended:
+    def pretrain(self, recipe: str, *options: str) -> Ended:
         """Run the flow on a recipe."""
-        return self.run("-m", "flows.pretrain_gpt", recipe)
+        return self.run("-m", "flows.pretrain_gpt", recipe, *options)
 
     def processes(self) -> list[str]:
         """Command lines of all living processes that were started for this yard."""

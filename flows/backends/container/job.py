@@ -14,6 +14,7 @@ from pathlib import Path
 
 from prefect.blocks.abstract import JobBlock
 
+from flows.backends import contact
 from flows.backends.base import StageJobRun, find_or_start
 from flows.backends.container.client import (
     NOT_STARTED,
@@ -81,6 +82,7 @@ class ContainerJobRun(StageJobRun):
         self._closing = asyncio.Lock()
         self._asking = threading.Lock()
         self._last_answer = time.monotonic()
+        self._contact = contact.current()
         self._liveness = Liveness((self.log_path, self._folder / HEARTBEAT))
         self._reader: ContainerLog | None = None
         if client is not None and seen is not None:
@@ -115,15 +117,17 @@ class ContainerJobRun(StageJobRun):
         with self._asking:  # else an older answer might overtake a newer one
             if self._client is None or self._has_ended():
                 return
+            self._contact.ask()
             try:
                 seen = self._client.look(self.name)
             except InfrastructureError as error:
+                self._contact.fail(str(error))
                 if time.monotonic() - self._last_answer > AWAY_SECONDS:
                     raise
-                self._log.warning("%s; asking again", error)
                 time.sleep(min(1.0, self._block.poll_seconds))
                 return
-            self._last_answer, self.backend_answered = time.monotonic(), True
+            self._last_answer = time.monotonic()
+            self._contact.answer()
             # Another flow that follows it too may have removed it already.
             self._seen = seen or recorded_end(read_record(self._folder / RECORD, self.name))
             if not self._has_ended() and not self._is_read():

@@ -17,9 +17,11 @@ from typing import Any
 
 import aiohttp
 
+from flows.backends import contact
 from flows.backends.backoff import pauses
 from flows.backends.errors import BackendUnavailableError, NoRoomError
 from flows.backends.kubernetes.manifests import JOBSET, KEY_LABEL, Document
+from flows.backends.outcome import brief
 from trainyard import json_text
 from trainyard.errors import ConfigError, InfrastructureError
 
@@ -89,6 +91,7 @@ class KubernetesClient:
         self.patience_seconds = patience_seconds
         self._kubeconfig = kubeconfig
         self._context = context
+        self.contact = contact.current()
         self._api: Any = None
 
     async def open(self) -> KubernetesClient:
@@ -187,11 +190,11 @@ class KubernetesClient:
         }
         async with self._stream(self._path(kind), query, WATCH_SECONDS + LATE_SECONDS) as batches:
             async for line in (line async for batch in batches for line in batch):
-                event = json_text.loads(line)
-                document = event["object"]
-                if event["type"] == "ERROR":
+                self.contact.answer()
+                kind_of_change, document = _event(line)
+                if kind_of_change == "ERROR":
                     raise _error_of(int(document.get("code") or 0), document)
-                yield Change(event["type"], document)
+                yield Change(kind_of_change, document)
 
     async def log(self, pod: str, container: str, since: str) -> AsyncGenerator[list[bytes]]:
         """Lines of a pod's log, each after its time, in batches as they come, until its container
@@ -213,6 +216,7 @@ class KubernetesClient:
             async with response:
                 if response.status != 200:
                     raise _error_of(response.status, _document(await response.read()))
+                self.contact.answer()
                 yield _lines(response)
 
     # --- requests -----------------------------------------------------------------------------
@@ -229,13 +233,16 @@ class KubernetesClient:
         """Repeat a request until the server answers; None for an allowed status. Raises what
         `error_for` makes of any other refusal."""
         path, failure, is_renewed = self._path(kind, name), None, False
+        self.contact.ask()
         for pause in pauses(self.patience_seconds):
             await asyncio.sleep(pause)
             try:
-                return await self._request(METHODS[verb], path, query or {}, body)
+                answer = await self._request(METHODS[verb], path, query or {}, body)
             except UnavailableError as error:
                 failure = error
+                self.contact.fail(str(error))
             except RefusedError as error:
+                self.contact.answer()
                 if error.status in allowed:
                     return None
                 if error.status != 401 or is_renewed:
@@ -244,6 +251,9 @@ class KubernetesClient:
                 old = self._api
                 await self.open()
                 await old.close()  # streams of it break, and are opened again
+            else:
+                self.contact.answer()
+                return answer
         raise BackendUnavailableError(
             f"the API server of Kubernetes has been unavailable for {self.patience_seconds:.0f} s "
             f"({verb} {path}): {failure}"
@@ -327,6 +337,14 @@ def _error_of(status: int, answer: Document) -> Exception:
     if status in UNAVAILABLE:
         return UnavailableError(f"{status} {message}".strip())
     return RefusedError(status, message)
+
+
+def _event(line: bytes) -> tuple[str, Document]:
+    """The type and the object of a line of a watch. UnavailableError for a line cut short."""
+    event = _document(line)
+    if isinstance(event.get("type"), str) and isinstance(event.get("object"), dict):
+        return event["type"], event["object"]
+    raise UnavailableError(f"a watch sent what is no change: {brief(str(line))}")
 
 
 def _document(data: bytes) -> Document:

@@ -271,7 +271,6 @@ class KubernetesJobRun(StageJobRun):
             if self._is_closed or self._has_ended():
                 return
             if self._workloads.is_listed and self._pods.is_listed:
-                self.backend_answered = True
                 await self._evaluate()
 
     async def _evaluate(self) -> None:

@@ -73,6 +73,7 @@ class ObjectWatch:
             except GoneError:
                 self._version = ""
             except UnavailableError as error:
+                self._client.contact.fail(str(error))
                 await self._pause(error)
             except RefusedError as error:
                 if error.status not in (401, 403):

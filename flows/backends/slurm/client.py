@@ -13,7 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flows.backends import contact
 from flows.backends.backoff import pauses
+from flows.backends.contact import Contact
 from flows.backends.errors import BackendUnavailableError, NoRoomError
 from flows.backends.slurm.records import (
     JobRecord,
@@ -136,6 +138,7 @@ class SlurmClient:
     run: Runner = run_here
     patience_seconds: float = PATIENCE_SECONDS
     sleep: Callable[[float], None] = time.sleep
+    contact: Contact = field(default_factory=contact.current)
     _has_accounting: bool = field(default=True, init=False)
 
     def submit(self, script: Path, name: str) -> str:
@@ -149,7 +152,7 @@ class SlurmClient:
                 self.sleep(pause)
                 if (found := self.find(name)) is not None:
                     return found
-            result = self.run(command)
+            result = self._try(command)
             if result.status == 0:
                 return parse_submitted(result.out)
             if not AWAY.search(result.err):
@@ -187,6 +190,12 @@ class SlurmClient:
         past = parse_sacct(self._account(f"--jobs={job_id}", wanted))
         return [*found, *(r for r in past if r.has_ended and lost & {*r.shares})] if found else past
 
+    def has_steps(self, job_id: str) -> bool:
+        """Whether srun has started something in a running job."""
+        asked = ("squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i")
+        found = self._ask(asked, "Invalid job id").out.split()
+        return any(step.endswith(".0") for step in found)
+
     def signal_steps(self, job_id: str, signal_name: str) -> None:
         """Send a signal to the processes of a running job."""
         self._ask(("scancel", "--quiet", f"--signal={signal_name}", job_id), "")
@@ -215,7 +224,7 @@ class SlurmClient:
         for pause in pauses(self.patience_seconds):
             if pause:
                 self.sleep(pause)
-            result = self.run(command)
+            result = self._try(command)
             if result.status == 0:
                 return result
             if not AWAY.search(result.err):
@@ -225,6 +234,15 @@ class SlurmClient:
             return result
         kind = BackendUnavailableError if is_away else InfrastructureError
         raise kind(f"{' '.join(command)}: {_lines(result.err)[-1]}")
+
+    def _try(self, command: Sequence[str]) -> CommandResult:
+        self.contact.ask()
+        result = self.run(command)
+        if result.status != 0 and AWAY.search(result.err):
+            self.contact.fail(_lines(result.err)[-1])
+        else:
+            self.contact.answer()
+        return result
 
 
 def _lines(text: str) -> list[str]:

@@ -145,18 +145,28 @@ class SlurmJobRun(StageJobRun):
             self._raise_stop_failure()
             await asyncio.to_thread(self._read_logs)
             if poll_schedule.is_due(len(self._exits()), time.monotonic()):
-                await asyncio.to_thread(self._ask)
+                await self._ask_and_read()
                 if self._stopping is None:
                     self._check_start()
                     self._check_health()
             if not self._ended:
                 await asyncio.sleep(min(TICK_SECONDS, self._block.poll_seconds))
 
+    async def _ask_and_read(self) -> None:
+        """Poll Slurm; the controller may be silent for minutes, in which the job writes on."""
+        asking = asyncio.create_task(asyncio.to_thread(self._ask))
+        try:
+            while not (await asyncio.wait([asking], timeout=TICK_SECONDS))[0]:
+                await asyncio.to_thread(self._read_logs)
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        asking.result()
+
     def _ask(self) -> None:
         """Poll Slurm, and check whether the job has ended."""
         with self._asking:  # all of it, or an older answer might overtake a newer one
             found = self._client.records(self.job_id, self._tracker.unsettled)
-            self.backend_answered = True
             if self._tracker.add(found, time.monotonic()):
                 self._log_state(self._tracker.records)
             exits = self._exits()
@@ -266,7 +276,9 @@ class SlurmJobRun(StageJobRun):
         await asyncio.to_thread(self._ask)
         if self._has_ended():
             return
-        if self._is_running() and self._stop_reason is Kind.STOPPED:
+        # A script that has not come to srun has nothing to save, and would miss the signal.
+        is_saving = self._is_running() and self._stop_reason is Kind.STOPPED
+        if is_saving and await asyncio.to_thread(self._client.has_steps, self.job_id):
             if not self._was_signalled:
                 # Not SIGTERM: it would reach each rank twice, once through torchrun.
                 await asyncio.to_thread(self._client.signal_steps, self.job_id, "USR1")

@@ -22,6 +22,10 @@ EXIT = "exit.json"
 FOLDER = re.compile(r"/[A-Za-z0-9_./@+=:,-]*")
 """Slurm expands % and \\ in names of output files, and splits #SBATCH lines at spaces."""
 
+NO_COMMENT = re.compile(r"[^A-Za-z0-9_.,:=+@/-]+")
+"""What a comment may not have: sbatch splits lines at spaces, and a name may hold anything."""
+COMMENT_CHARS = 200
+
 MIB = 2**20
 WIDTH = 100
 OURS = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"
@@ -29,41 +33,55 @@ OURS = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTE
 
 INHERITED = f"{OURS} TRAINYARD_LIFELINE_FD TRAINYARD_RANKS"
 
-IGNORE_USR1 = 'trap "" USR1; exec "$@"'
-WHY_IGNORE_USR1 = "Python would die of SIGUSR1 before the stage installs its handler."
-
 EXIT_DELAY_SECONDS = 10
 RANKS_SHELL = """
 trap "" USR1 TERM
 "$@" &
-launcher=$! delay={delay} status=127 again=yes
-on_term() {{
-  again=yes
+launcher=$! delay={delay} status=127 again=yes warned=
+on_signal() {{
+  again=yes started=
   for children in /proc/"$launcher"/task/*/children; do
     ranks=unknown
     read -r ranks 2>/dev/null <"$children"
-    [ -z "$ranks" ] || return
+    for rank in $ranks; do
+      started=yes
+      ! ignores "$rank" || kill -KILL "$launcher" $ranks
+    done
   done
-  kill -KILL "$launcher"
+  [ "$started" ] || kill -KILL "$launcher"
 }}
-trap on_term TERM
+ignores() {{
+  while read -r name value; do
+    [ "$name" != SigIgn: ] || return "$((0 == (0x$value & 0x200)))"
+  done 2>/dev/null <"/proc/$1/status"
+  return 1
+}}
+trap on_signal TERM
+trap "warned=yes; on_signal" USR1
 while [ "$again" ]; do
   again=
   wait "$launcher"
   code=$?
   [ "$code" = 127 ] || status=$code
 done
-trap "" TERM
-[ "$status" = 0 ] || sleep "$delay"
+trap "" USR1 TERM
+if [ "$status" != 0 ]; then
+  [ -z "$warned" ] || status=138
+  sleep "$delay"
+fi
 exit "$status"
 """
 """Runs torchrun, and makes it ignore the signals that Slurm sends to every process of a step.
 
 Otherwise torchrun dies of SIGUSR1 after the ranks have saved and exited. On SIGTERM it sends a
-second one to its ranks, and SIGKILL 30 s later, whatever Slurm allows. But before torchrun has
-started a rank, nothing handles SIGTERM, and later ranks would not know of it: then the shell kills
-torchrun. The shell uses builtins only, since every program that it starts would get the next
-SIGTERM. (`wait` returns 127 for a process that it has already waited for.)
+second one to its ranks, and SIGKILL 30 s later, whatever Slurm allows. But a rank inherits what
+torchrun ignores until the stage begins (stages/runtime/cli.py), and would miss the signal. Without
+all of its ranks nothing is trained: then the shell kills torchrun and its ranks. It uses builtins
+only, since every program that it starts would get the next signal. (`wait` returns 127 for a
+process that it has already waited for. Bit 0x200 of SigIgn is SIGUSR1.)
+
+torchrun returns 1 for any failed rank, also for one that SIGUSR1 ended before it could report that.
+So after SIGUSR1 the shell returns 138 for a failure, which a report of a rank outranks.
 
 srun ends the tasks of all nodes as soon as one fails, and a training that saved and stopped fails.
 So on several nodes, the shell delays a failure until the ranks of the other nodes have saved."""
@@ -110,6 +128,12 @@ def job_name(spec: LaunchSpec) -> str:
     return f"{spec.name}-{spec.key}"
 
 
+def comment(spec: LaunchSpec) -> str:
+    """What `squeue -o %k` shows of the job: the flow run, which is named after its recipe."""
+    words = NO_COMMENT.sub("_", spec.flow_run)
+    return f"trainyard:{words[-COMMENT_CHARS:] or spec.key}"
+
+
 def _check(spec: LaunchSpec, options: SlurmOptions) -> None:
     if not spec.key:
         raise ConfigError(f"job {spec.name}: Slurm needs a key by which the job is found again")
@@ -136,7 +160,7 @@ def sbatch_options(spec: LaunchSpec, options: SlurmOptions) -> list[str]:
     log = LOG if spec.shares is None else "log-%5a.txt"
     lines = [
         f"--job-name={job_name(spec)}",
-        f"--comment=trainyard:{spec.key}",
+        f"--comment={comment(spec)}",
         f"--output={PurePosixPath(spec.run_directory, log)}",
         "--open-mode=append",
         f"--{options.requeue}",
@@ -242,16 +266,18 @@ def _command(spec: LaunchSpec, options: SlurmOptions) -> Iterator[str]:
     if spec.shares is not None:
         yield f'command+=(--rank "$SLURM_ARRAY_TASK_ID" --world-size {spec.shares.count})'
     yield from _array_of("step", _step(spec, options))
-    ranks = '"${launcher[@]}" "${rendezvous[@]}" ' if spec.has_ranks else ""
     yield ""
     yield "# If the job is cancelled or out of time, bash waits for the step and keeps its status."
     yield "status=0 stopped=0"
     yield "trap 'stopped=143' TERM"
+    if not spec.has_ranks:
+        yield '"${step[@]}" "${command[@]}" || status=$?'
+        return
     delay = EXIT_DELAY_SECONDS if wanted.nodes > 1 else 0
-    shell = RANKS_SHELL.format(delay=delay) if spec.has_ranks else IGNORE_USR1
-    yield f"# {WHY_A_RANKS_SHELL if spec.has_ranks else WHY_IGNORE_USR1}"
-    yield f'"${{step[@]}}" sh -c {shlex.quote(shell)} trainyard \\'
-    yield f'  {ranks}"${{command[@]}}" || status=$?'
+    shell = shlex.quote(RANKS_SHELL.format(delay=delay))
+    yield f"# {WHY_A_RANKS_SHELL}"
+    yield f'"${{step[@]}}" sh -c {shell} trainyard \\'
+    yield '  "${launcher[@]}" "${rendezvous[@]}" "${command[@]}" || status=$?'
 
 
 def _array_of(name: str, words: tuple[str, ...]) -> Iterator[str]:

@@ -120,5 +120,5 @@ def test_the_plan_is_of_this_very_run_and_fits_its_gpus() -> None:
 
 
 def test_nodes_that_the_layout_does_not_divide_are_refused_before_anything() -> None:
-    with pytest.raises(ConfigError, match=r"world-size \(960\).*896 or 1024 would do"):
+    with pytest.raises(ConfigError, match=r"960 ranks do not fit .*start 896 or 1024 ranks"):
         jobs_of(profile_of(nodes=120))

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from flows.backends import process
 from flows.backends.live_jobs import stop_all
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.process import ProcessJob, ProcessJobRun
+from flows.backends.process_log import RELAYED
 from flows.backends.spec import LaunchSpec
-from flows.logs.lines import MOST_BYTES
+from flows.logs.lines import MOST_BYTES, Followed
 from tests.flows.disks import fill_with_files, small_disk
 from tests.flows.processes import ROOT, is_running, python, read_pid, wait_until
 from trainyard.errors import InfrastructureError
@@ -78,7 +79,7 @@ raise SystemExit(137)
     assert (outcome.exit_status, outcome.message, outcome.step) == (1, "line 3", 7)
 
 
-TALK = "import sys; [print('x' * 999) for _ in range(400)]; sys.exit(0)"
+TALK = "import logging; [logging.error('x' * 999) for _ in range(400)]"  # as a stage does
 
 
 def test_a_full_disk_does_not_keep_a_job_from_ending(tmp_path: Path) -> None:
@@ -184,8 +185,7 @@ out.write(b"x" * 300_000 + b"\\n10 %\\r20 %\\r\\n\\xff no newline at the end")
     assert texts[1:] == ["10 %", "20 %", "\ufffd no newline at the end"]
 
 
-def test_grandchild_does_not_delay_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "DRAIN_SECONDS", 0.2)
+def test_grandchild_does_not_delay_the_end(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     code = (
         f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {sleeper(pid_file)!r}])"
@@ -195,6 +195,36 @@ def test_grandchild_does_not_delay_the_end(tmp_path: Path, monkeypatch: pytest.M
     assert run(tmp_path, code).kind is Kind.DONE
     assert time.monotonic() - began < 5
     assert wait_until(lambda: not is_running(read_pid(pid_file)))
+
+
+def test_the_log_goes_on_if_it_cannot_be_relayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise SystemExit(1)  # as rich when the worker is gone, to which a flow run writes
+
+    monkeypatch.setattr(ProcessJobRun, "_relay", broken)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    code = "import time; print('first'); time.sleep(0.3); print('second')"
+    assert run(tmp_path, code).kind is Kind.DONE
+    assert (tmp_path / "log.txt").read_text() == "first\nsecond\n"
+
+
+def test_the_next_attempt_relays_what_a_killed_flow_did_not(
+    tmp_path: Path, records: list[tuple[float, int, str]]
+) -> None:
+    killed = tmp_path / "1"
+    killed.mkdir()
+    (killed / "log.txt").write_text("step 1\n")
+    followed = Followed(killed, RELAYED)
+    assert [*followed.read("log.txt")] == ["step 1"]
+    followed.remember()
+    (killed / "log.txt").write_text("step 1\nstep 2\n")
+    run(tmp_path / "2", "print('step 3')")
+    run(tmp_path / "3", "print('step 4')")
+    texts = [text for *_, text in records]
+    assert f"({killed / 'log.txt'})" in texts.pop(0)
+    assert texts == ["step 2", "step 3", "step 4"]
 
 
 # --- stopping ---------------------------------------------------------------------------------
@@ -265,13 +295,17 @@ asyncio.run(main())
 @pytest.mark.slow
 def test_a_job_does_not_outlive_a_flow_that_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    hold = "from stages.runtime import parent_watch; parent_watch.stop_with_parent(5.0)"
+    hold = "from stages.runtime import parent_watch; parent_watch.stop_with_parent(5.0)\n"
+    hold += SAVE.format(file=str(tmp_path / "saved"))
     command = [sys.executable, "-c", STARTER, str(tmp_path), *python(sleeper(pid_file, hold))]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as flow:
         pid = read_pid(pid_file)
         assert is_running(pid)
         flow.send_signal(signal.SIGKILL)
     assert wait_until(lambda: not is_running(pid))
+    assert (tmp_path / "saved").exists()
+    assert "saving" in (tmp_path / "log.txt").read_text()  # written after the flow's end
+    assert (tmp_path / RELAYED).exists()
 
 
 def test_stop_all_stops_jobs_whose_cancellation_was_lost(tmp_path: Path) -> None:

@@ -62,13 +62,13 @@ DUE = (NOW - timedelta(hours=26, minutes=4), NOW - LATE)
             queue(polled=NOW - timedelta(minutes=7)),
             State.FAIL,
             "no worker polls queue default of work pool site (last polled: 7 min ago)",
-            "prefect worker start --pool site",
+            "python -m flows.worker --pool site",
         ),
         (
             queue(polled=None),
             State.FAIL,
             "(last polled: never)",
-            "prefect worker start --pool site",
+            "python -m flows.worker --pool site",
         ),
         (
             queue(polled=NOW - POLLED * 2, is_paused=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from flows.backends.spec import Resources
 from flows.doctor.context import YardContext
 from flows.doctor.ranks import described, probe_job, report_in, without_gpus
 from flows.yard.read_profile import parse_profile
+from trainyard.machine import inspect_machine
 
 
 def visited(folder: Path, **tables: Any) -> YardContext:
@@ -37,12 +39,6 @@ def test_two_ranks_are_asked_for_whatever_training_wants(
     assert str(tmp_path) in job.run_directory
 
 
-def test_the_report_of_ranks_is_found_among_other_lines() -> None:
-    log = 'NCCL INFO stuff\n[node1] probe: {"ranks": 2}\nprobe: {broken\nbye\n'
-    found = [report for line in log.splitlines() if (report := report_in(line))]
-    assert found == ['{"ranks": 2}']
-
-
 SAID_OF_NCCL = {
     "ranks": 2,
     "hosts": ["node1", "node2"],
@@ -55,6 +51,34 @@ SAID_OF_NCCL = {
 }
 OVER_GLOO = {**SAID_OF_NCCL, "backend": "gloo", "nccl": ""}
 OF_CPUS = {**OVER_GLOO, "torch": "2.11.0+cpu", "cuda": "", "devices": 0}
+
+
+MACHINE = inspect_machine().to_document()
+WHOLE = "probe: " + json.dumps({**OF_CPUS, "machine": MACHINE})
+ILL = 'probe: {"error": "node2 is out of reach"}'
+
+BROKEN = {
+    "cut short": WHOLE[:-20],
+    "two in one line": WHOLE[:50] + WHOLE,
+    "text in the middle": WHOLE.replace("hosts", "hoNCCL INFO: b\x1b[2Jsts\\"),
+    "parts are missing": 'probe: {"ranks": 2}',
+    "half an error": 'probe: {"error": 1, "machine"',
+    "deep": 'probe: {"a":' + "[" * 20_000 + "}",
+}
+
+
+def test_the_report_of_ranks_is_found_among_other_lines() -> None:
+    log = f"NCCL INFO stuff\n[node1] {WHOLE}\nprobe: {{broken\nbye\n"
+    assert report_in(log) == json.loads(WHOLE.removeprefix("probe: "))
+    assert report_in(f"{log}{ILL}\n") == {"error": "node2 is out of reach"}
+    assert report_in("NCCL INFO stuff\n") is None
+
+
+@pytest.mark.parametrize("line", BROKEN.values(), ids=BROKEN)
+def test_a_broken_report_of_a_rank_is_a_line_of_words(line: str) -> None:
+    (told,) = (report_in(f"bye\n{line}\n") or {}).values()
+    assert told.startswith("the report of a rank is cut short or mixed with others: ")
+    assert "\n" not in told
 
 
 def test_a_report_is_described_in_one_line() -> None:

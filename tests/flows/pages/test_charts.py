@@ -13,17 +13,16 @@ from trainyard.artifacts.manifest import InputRecord, Manifest, publish
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def ledger(*losses: float | None) -> list[bytes]:
-    return [
-        json.dumps(
-            {"step": step, "lm_loss": loss, "validation_loss": loss if step == 2 else None}
-        ).encode()
+def ledger(*losses: float | None) -> bytes:
+    lines = [
+        json.dumps({"step": step, "lm_loss": loss, "validation_loss": loss if step == 2 else None})
         for step, loss in enumerate(losses)
     ]
+    return "\n".join(lines).encode()
 
 
 def test_the_loss_curve_is_a_picture_of_every_step() -> None:
-    drawn = loss_curve(ledger(4.0, 3.0, 2.5, None), "pretrain & more")
+    drawn = loss_curve(ledger(4.0, 3.0, 2.5, None), "ledger.jsonl", "pretrain & more")
     assert drawn is not None
     root = ElementTree.fromstring(drawn)
     assert root.tag == f"{SVG}svg"
@@ -35,8 +34,8 @@ def test_the_loss_curve_is_a_picture_of_every_step() -> None:
 
 
 def test_a_ledger_without_a_loss_has_no_picture() -> None:
-    assert loss_curve([], "x") is None
-    assert loss_curve(ledger(None), "x") is None
+    assert loss_curve(b"", "ledger.jsonl", "x") is None
+    assert loss_curve(ledger(None), "ledger.jsonl", "x") is None
 
 
 def test_a_data_url_is_the_picture() -> None:
@@ -65,3 +64,4 @@ def test_lineage_is_drawn_from_manifests(tmp_path: Path) -> None:
     assert page.startswith("![What this run was made of](data:image/svg+xml;base64,")
     assert "raw\\|text" in page
     assert "| pretrain |" in page
+    assert f"- pretrain: `{run}`" in page

@@ -11,7 +11,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
 from flows.pretrain_gpt import pretrain_gpt
-from flows.recipes.form_schema import form_schema, recipes_in
+from flows.recipes.form_schema import ADVICE, form_schema, recipes_in
 from flows.register.deployments import form_of
 from flows.register.desired_state import ROOT, read_deployments
 from flows.stage_configs import CONFIGS
@@ -30,7 +30,7 @@ def test_every_field_of_a_form_is_explained_and_there_are_few(entrypoint: str) -
     fields = form(entrypoint)["properties"]
     assert [name for name, field in fields.items() if not field.get("description")] == []
     assert "profile" in fields
-    assert len(fields) <= 16
+    assert len(fields) <= 17
 
 
 @pytest.mark.parametrize("entrypoint", ENTRYPOINTS)
@@ -57,6 +57,20 @@ def test_a_form_refuses_wrong_names_and_types() -> None:
     assert not check({"train_iters": "many"})
     assert not check({"bf16": "yes"})
     assert not check({"pretrain": {"lr": 1e-3}})
+
+
+@pytest.mark.parametrize("entrypoint", ENTRYPOINTS)
+def test_a_form_takes_no_password_in_any_text(entrypoint: str) -> None:
+    schema = {**form(entrypoint), "required": []}
+    check = jsonschema.Draft202012Validator(schema)
+    for name, field in schema["properties"].items():
+        kinds = {one.get("type") for one in (field, *field.get("anyOf", []))}
+        if "string" not in kinds or "enum" in field:
+            continue
+        given = {name: 'x = 1\ny = "s3://key:hunter2@host/a"'}
+        (error,) = check.iter_errors(given)
+        assert ADVICE in error.message
+        assert check.is_valid({name: "s3://bucket/a@b"}), name
 
 
 def test_recipes_are_offered_and_presets_are_not() -> None:

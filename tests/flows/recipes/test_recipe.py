@@ -268,6 +268,7 @@ def test_a_preset_in_place_of_a_recipe_gives_an_error_with_the_fix() -> None:
     [
         ("[pretain]", r"tiny.toml: unknown table 'pretain'; did you mean 'pretrain'\?"),
         ('corups = "x"', r"unknown key 'corups'; did you mean 'corpus'\?"),
+        ("[evaluation]", "unknown table 'evaluation'; did you mean 'evaluate'"),
         ("[weather]", "unknown table 'weather'; known: corpus, evaluation_data"),
         ('corpus = "x.jsonl"', "corpus must be a list, got"),
         ("corpus = [3]", "corpus must be a string, got 3"),
@@ -350,7 +351,7 @@ def test_the_plan_is_of_the_gpus_that_the_yard_gives() -> None:
     assert (planned["world_size"], planned["gpu_memory_gib"]) == (2, 80.0)
     assert "world_size" not in pretrain_jobs(recipe, TrainingResources()).plan.document
     cut = recipe.with_options({"pretrain": {"tensor_model_parallel_size": 2}})
-    with pytest.raises(ConfigError, match="--world-size"):
+    with pytest.raises(ConfigError, match="3 ranks do not fit the layout"):
         pretrain_jobs(cut, TrainingResources(world_size=3))
 
 

@@ -11,7 +11,7 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.backends.outcome import Kind, Outcome, StageError
-from flows.runner.flow_errors import report_errors, without_traceback
+from flows.runner.flow_errors import filter_line, report_errors
 from trainyard.errors import ConfigError, InfrastructureError
 
 ENDED = Outcome(kind=Kind.DATA, name="merge", message="a.bin is torn", exit_status=1)
@@ -60,7 +60,28 @@ def record(error: Exception) -> logging.LogRecord:
 
 def test_a_traceback_of_ours_is_left_out_and_that_of_a_defect_stays() -> None:
     ours, defect = record(StageError(ENDED)), record(ZeroDivisionError())
-    assert without_traceback(ours)
-    assert without_traceback(defect)
+    assert filter_line(ours)
+    assert filter_line(defect)
     assert ours.exc_info is None
     assert defect.exc_info is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "is_kept"),
+    [
+        (
+            "Task run failed with exception: merge: hang - Retry 1/100000 will start immediately",
+            0,
+        ),
+        ("Crash detected! Execution was cancelled by the runtime environment.", 0),
+        ("Finished in state Crashed('Execution was cancelled by the runtime environment.')", 0),
+        ("Finished in state Running()", 0),
+        ("Finished in state Failed('Task run encountered an exception ...')", 1),
+        ("Crash detected! Request to http://127.0.0.1:4200/api failed.", 1),
+    ],
+)
+def test_prefects_lines_of_a_retry_and_of_a_stopped_run_are_left_out(
+    line: str, is_kept: int
+) -> None:
+    said = logging.LogRecord("prefect.task_runs", logging.ERROR, "", 0, line, (), None)
+    assert filter_line(said) is bool(is_kept)

@@ -23,7 +23,7 @@ from flows.runner.run_lock import JOBS, LOCK_FILE
 from flows.yard.profile import StageEnvironment
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from tests.flows.recipes.test_recipe import TINY, own, without
-from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.manifest import FORCE, read_manifest
 
 Waiting = Callable[[], None]
 
@@ -33,9 +33,11 @@ class Stages:
 
     def __init__(self) -> None:
         self.ran: list[StageJob] = []
+        self.places: list[StageEnvironment] = []
 
     async def __call__(self, job: StageJob, site: StageEnvironment) -> Summary:
         self.ran.append(job)
+        self.places.append(site)
         return Summary(job=job.name, stage=job.stage, reused=False, reason="", seconds=0.0)
 
     def of(self, stage: str, option: str) -> list[Any]:
@@ -81,11 +83,17 @@ def slot(monkeypatch: pytest.MonkeyPatch) -> list[Waiting]:
     return meanwhile
 
 
+def held_out(folder: Path) -> str:
+    """The key of a text to evaluate on, which it makes."""
+    (folder / "held.txt").write_text("one\n")
+    return f'evaluation_data = "{folder}/held.txt"'
+
+
 def pointed(folder: Path) -> str:
     """A recipe that trains on the newest version of corpus `web`."""
     tokenize = '[tokenize]\ntokenizer_type = "NullTokenizer"\nvocab_size = 500\n[plan]\n'
     rest = without("collect").partition("[plan]")[2]
-    above = f'tokens = "{folder}/web/current.json"\nevaluation_data = "held.txt"\n'
+    above = f'tokens = "{folder}/web/current.json"\n{held_out(folder)}\n'
     (folder / "gpt.toml").write_text(f"{above}{tokenize}vocab_size = 500\n{rest}")
     return str(folder / "gpt.toml")
 
@@ -139,7 +147,7 @@ def test_a_file_that_comes_while_a_run_waits_for_its_turn_is_tokenized_and_its_t
     profile: str,
     flow: Any,
 ) -> None:
-    (tmp_path / "tiny.toml").write_text(own(tmp_path, "a.jsonl"))
+    (tmp_path / "tiny.toml").write_text(own(tmp_path, "a.jsonl", evaluation=held_out(tmp_path)))
     kept: list[list[str]] = []
 
     @contextlib.asynccontextmanager
@@ -198,3 +206,13 @@ def test_inputs_of_a_killed_run_are_not_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "gpt" / LOCK_FILE).exists()
     sweep(str(tmp_path), [], AT_ONCE, remove=True)
     assert read_manifest(f"{used}.manifest.json") is None
+
+
+def test_only_named_stages_are_forced(tmp_path: Path, stages: Stages, profile: str) -> None:
+    """All by one mark, that of the flow run."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    where = {"yard": str(tmp_path / "yard"), "profile": profile}
+    asyncio.run(prepare_corpus.fn(str(tmp_path / "tiny.toml"), force="tokenize", **where))
+    forced = [FORCE in place.environment for place in stages.places]
+    assert forced == [job.stage == "tokenize" for job in stages.ran]
+    assert len({place.environment.get(FORCE) for place in stages.places}) == 2

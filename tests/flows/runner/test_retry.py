@@ -28,6 +28,7 @@ from flows.runner.retry import (
     with_jitter,
 )
 from flows.runner.stage_task import StageEnvironment, run_stage_task, should_retry
+from trainyard.artifacts import store
 from trainyard.artifacts.output import Output
 from trainyard.errors import ConfigError, InfrastructureError
 
@@ -99,12 +100,26 @@ def test_a_job_without_steps_reaches_none(tmp_path: Path) -> None:
     assert reached_step(training(tmp_path / "run"), failed()) is None
 
 
-def test_absent_store_trusts_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(url: str) -> dict[str, int]:
-        raise InfrastructureError("the store does not answer")
+def away(url: str) -> dict[str, int]:
+    raise InfrastructureError("the store does not answer")
 
-    monkeypatch.setattr(retry.store, "list_files", away)
-    assert reached_step(training(tmp_path / "run", 50), failed(step=7)) == 7
+
+def test_step_that_could_not_be_published_is_no_mark(
+    tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{store_url}/run"
+    job = StageJob(stage="pretrain", document={}, output=Output.directory(url))
+    store.write_bytes(f"{url}/claim.json", b"{}")
+    assert reached_step(job, failed(step=120)) is None
+    store.write_bytes(f"{url}/iter_0000100/manifest.json", b"{}")
+    assert reached_step(job, failed(step=120)) == 100
+    attempts = FailedAttempts()
+    with monkeypatch.context() as patch:
+        patch.setattr(retry.store, "list_files", away)
+        attempts.record(reached_step(job, failed(step=120)))
+    assert (attempts.furthest, attempts.fruitless) == (None, 1)
+    attempts.record(reached_step(job, failed(step=110)))
+    assert (attempts.furthest, attempts.fruitless) == (100, 0)
 
 
 def test_pauses_grow_and_have_an_end() -> None:

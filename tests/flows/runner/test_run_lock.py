@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -11,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from flows.runner import run_lock as turn_module
 from flows.runner.run_lock import LOCK_FILE, run_lock
 from tests.flows.processes import ROOT
+from trainyard.artifacts import conditional
+from trainyard.errors import InfrastructureError
 
 log = logging.getLogger(__name__)
 
 
 def test_a_second_run_begins_when_the_first_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(turn_module, "SILENT_SECONDS", 0.05)
     lines: list[str] = []
 
     async def run(name: str) -> None:
@@ -37,8 +38,22 @@ def test_a_second_run_begins_when_the_first_has_ended(
         asyncio.run(both())
     first, second = lines[0].split()[0], lines[2].split()[0]
     assert lines == [f"{first} begins", f"{first} ends", f"{second} begins", f"{second} ends"]
-    assert "another flow run works on" in caplog.text
+    assert f"another flow run works on {tmp_path}: process {os.getpid()} on" in caplog.text
     assert not (tmp_path / LOCK_FILE).exists()
+
+
+@pytest.mark.slow
+def test_a_slow_store_is_not_taken_for_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(url: str, data: bytes) -> str:
+        time.sleep(2.5)
+        raise InfrastructureError("the store cannot be reached")
+
+    monkeypatch.setattr(conditional, "put_if_absent", fail)
+    with caplog.at_level("INFO"), pytest.raises(InfrastructureError, match="cannot be reached"):
+        asyncio.run(_hold(tmp_path, 0.0))
+    assert "another flow run" not in caplog.text
 
 
 def test_other_roots_do_not_wait(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from prefect.states import Completed, Failed
 from flows.backends.outcome import Kind, StageError
 from flows.recipes.stage_job import StageJob, stage_job
 from flows.recipes.summary import Summary
-from flows.runner import stage_task
+from flows.runner import cancellation, stage_task
+from flows.runner.cancellation import how_to_resume
 from flows.runner.stage_task import StageEnvironment, run_stage_task, should_retry
 from flows.runner.submission import SETTLED, settle
 from tests.flows.disks import fill_with_files, give_room, nothing_written, small_disk
@@ -172,3 +173,30 @@ def test_the_task_is_named_as_the_job_and_stores_nothing() -> None:
     assert run_stage_task.task_run_name == "{job.name}"
     assert run_stage_task.persist_result is False
     assert StageEnvironment(run_folder="x").python == sys.executable
+
+
+def test_an_error_names_a_log_only_if_there_is_one(tmp_path: Path, site: StageEnvironment) -> None:
+    scheduled = replace(site, backend="slurm")
+    spec = stage_task._prepare(plan(tmp_path / "plan"), scheduled)
+    folder = Path(spec.run_directory)
+    assert stage_task._log_of(spec) == ""
+    (folder / "job.sbatch").touch()  # such as one that names a wrong partition
+    assert stage_task._log_of(spec, (3,)) == str(folder / "job.sbatch")
+    (folder / "log-00003.txt").touch()
+    assert stage_task._log_of(spec, (3,)) == str(folder / "log-00003.txt")
+    (folder / "log.txt").touch()
+    assert stage_task._log_of(spec) == str(folder / "log.txt")
+
+
+def test_a_stopped_flow_names_the_saved_step(
+    tmp_path: Path, site: StageEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancellation, "saved_steps", {})
+    monkeypatch.setattr(stage_task, "saved_steps", cancellation.saved_steps)
+    spec = stage_task._prepare(plan(tmp_path / "plan"), site)
+    assert stage_task._saved(spec) == ""
+    assert how_to_resume() == "finished stages are kept. The same command goes on"
+    failure = {"class": "Stopped", "exit_status": 143, "step": 1059}
+    Path(spec.run_directory, "failure.json").write_text(json.dumps(failure))
+    assert stage_task._saved(spec) == "saved step 1,059"
+    assert how_to_resume() == "plan saved step 1,059. The same command goes on"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class Controller:
         self.asked = 0
         self.away = 0
         self.fault = AWAY
-        self.when_asked: Callable[[], None] = lambda: None
+        self.when_asked: Callable[[], object] = lambda: None
 
     def __call__(self, command: Sequence[str]) -> CommandResult:
         self.asked += 1
@@ -164,12 +165,53 @@ def test_a_job_survives_a_backend_outage_longer_than_all_attempts(
         assert run(place).job == "verify"
     assert list(controller.states.values()) == ["COMPLETED"]
     (waits,) = headlines(caplog, "waits")
-    assert "its job cannot be seen since" in waits
+    assert "Slurm's controller has not answered since" in waits
+    assert "its job cannot be seen, and may run on" in waits
     assert "Unable to contact slurm controller" in waits
     (seen,) = headlines(caplog, "runs")
-    assert "its job is seen again, after" in seen
+    assert "Slurm's controller answers again, after" in seen
     assert [state[:5] for state in shown] == ["waits", "runs:"]
     assert json.loads((folder(place) / SETTLED).read_text())["kind"] == Kind.DONE
+
+
+def test_a_silent_controller_is_reported_while_its_client_still_asks(
+    controller: Controller,
+    place: StageEnvironment,
+    shown: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(following, "AGAIN_SECONDS", 0.05)
+    release = threading.Event()
+
+    def hang_once_it_runs() -> None:
+        if controller.states:
+            release.wait(10)
+
+    def end_when_told() -> None:
+        if len(headlines(caplog, "waits")) >= 2:
+            controller.when_asked = lambda: headlines(caplog, "runs") and controller.end()
+            release.set()
+
+    controller.when_asked = hang_once_it_runs
+    looking = threading.Thread(target=lambda: until(release, end_when_told))
+    looking.start()
+    with caplog.at_level(logging.INFO, "followed"):
+        assert run(place).job == "verify"
+    looking.join()
+    first, second, *_ = headlines(caplog, "waits")
+    for line in (first, second):
+        assert "waits" in line
+        assert "Slurm's controller has not answered since" in line
+        assert "asking again (no answer yet)" in line
+    assert len(headlines(caplog, "runs")) == 1
+    assert [state[:5] for state in shown] == ["waits", "runs:"]
+
+
+def until(event: threading.Event, look: Callable[[], None]) -> None:
+    while not event.wait(0.01):
+        look()
 
 
 def test_a_job_never_submitted_ends(controller: Controller, place: StageEnvironment) -> None:

@@ -106,8 +106,8 @@ class Compose:
     def stage(
         self, name: str, *arguments: str, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """`docker compose run --rm STAGE ...`, starting nothing else."""
-        return self.run("run", "--rm", "--no-deps", "--no-TTY", name, *arguments, check=check)
+        """`docker compose run --rm STAGE ...`"""
+        return self.run("run", "--rm", "--no-TTY", name, *arguments, check=check)
 
     def address(self, service: str, port: int) -> str:
         """Where a port of a service is reached from here."""

@@ -16,7 +16,7 @@ import pytest
 
 from images.smoke import PINNED, normal
 from tests.yard.compose.engine import REGISTRY, Compose, compose, docker, engine
-from tests.yard.yard import ROOT
+from tests.yard.yard import ROOT, write_corpus
 from trainyard.version import VERSION
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(1200)]
@@ -49,6 +49,15 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
         yield project
 
 
+def test_a_stage_on_local_folders_starts_nothing_else(project: Compose) -> None:
+    assert project.secret("COMPOSE_PROFILES") == "store"
+    write_corpus(project.home / "corpus.jsonl", count=20, seed=8)
+    options = ("--tokenizer-type", "ByteLevelTokenizer", "--append-eod")
+    project.stage("tokenize", "--input", "corpus.jsonl", "--output-prefix", "t", *options)
+    assert (project.home / "t.manifest.json").exists()
+    assert project.states() == {}
+
+
 @pytest.fixture(scope="module")
 def torch_project(project: Compose) -> Compose:
     project.build(*TORCH)
@@ -56,9 +65,9 @@ def torch_project(project: Compose) -> Compose:
 
 
 def test_no_argument_and_options_alone_are_those_of_the_stage(project: Compose) -> None:
-    for arguments in ((), ("--help",)):
+    for arguments, words in (((), "tokenize: --input"), (("--help",), "stages.tokenize")):
         done = docker("run", "--rm", *CONFINED, image("tokenize"), *arguments, check=False)
-        assert "stages.tokenize" in done.stdout + done.stderr
+        assert words in done.stdout + done.stderr
     assert inside("tokenize", "python", "-c", "print(6 * 7)") == "42\n"
 
 
@@ -193,10 +202,10 @@ def test_torch_computes_as_nobody_on_a_read_only_disk(torch_project: Compose, na
 FAISS = """
 services:
   faiss:
-    image: {registry}/faiss:{version}
+    image: {registry}/faiss-train:{version}
     build: {{context: {root}, dockerfile: images/cpu.Dockerfile, target: stage, args: {cpu}}}
   faiss-cuda:
-    image: {registry}/faiss:{version}-cuda
+    image: {registry}/faiss-train:{version}-cuda
     build: {{context: {root}, dockerfile: images/cpu.Dockerfile, target: faiss-gpu, args: {cuda}}}
 """
 SEARCH = """
@@ -210,15 +219,16 @@ print(hasattr(faiss, "StandardGpuResources"), *(u.find_spec(name) is not None fo
 def test_faiss_for_cpus_and_for_gpus_has_nothing_else(project: Compose, tmp_path: Path) -> None:
     """Both builds run the smoke test, which searches with it."""
     python = project.variables["PYTHON_IMAGE"]
-    cpu = {"PYTHON_IMAGE": python, "STAGE": "faiss", "VERSION": VERSION}
-    cuda = json.dumps({**cpu, "LOCK": "cuda/faiss"})
+    cpu = {"PYTHON_IMAGE": python, "STAGE": "faiss-train", "VERSION": VERSION}
+    cuda = json.dumps({**cpu, "LOCK": "cuda/faiss-train"})
     more = tmp_path / "faiss.yml"
     more.write_text(
         FAISS.format(registry=REGISTRY, version=VERSION, root=ROOT, cpu=json.dumps(cpu), cuda=cuda)
     )
     project.run("-f", str(more), "build", "faiss", "faiss-cuda", seconds=900)
-    assert inside("faiss", "python", "-c", SEARCH) == "False False False False\n"
-    of_gpu = docker("run", "--rm", *CONFINED, f"{image('faiss')}-cuda", "python", "-c", SEARCH)
+    assert inside("faiss-train", "python", "-c", SEARCH) == "False False False False\n"
+    on_gpus = f"{image('faiss-train')}-cuda"
+    of_gpu = docker("run", "--rm", *CONFINED, on_gpus, "python", "-c", SEARCH)
     assert of_gpu.stdout == "True False False False\n"
 
 

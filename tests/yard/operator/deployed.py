@@ -98,20 +98,26 @@ class Api:
 class WholeServer(Api):
     """A Prefect server with all its services, among them the one that runs automations."""
 
-    def __init__(self, folder: Path, password: str = "") -> None:
-        """password: USER:PASSWORD that it asks for, with CSRF protection; none when empty."""
+    def __init__(self, folder: Path, password: str = "", **more: str) -> None:
+        """password: USER:PASSWORD that it asks for, with CSRF protection; none when empty. more:
+        settings of the server."""
         self.folder = folder
         port = free_port()
         super().__init__(f"http://127.0.0.1:{port}/api", password, bool(password))
-        settings = {"PREFECT_HOME": str(folder / "home"), "PREFECT_UI_ENABLED": "false"}
+        settings = {"PREFECT_HOME": str(folder / "home"), "PREFECT_UI_ENABLED": "false", **more}
         if password:
             settings["PREFECT_SERVER_API_AUTH_STRING"] = password
             settings["PREFECT_SERVER_CSRF_PROTECTION_ENABLED"] = "true"
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        self._port, self._settings = port, {**kept, **ENVIRONMENT, **settings}
+        self.start()
+
+    def start(self) -> None:
+        """Start it, the first time or after it was killed."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)],
-            env={**kept, **ENVIRONMENT, **settings},
-            stdout=(folder / "server.log").open("w"),
+            [sys.executable, "-m", "prefect", "server", "start", "--port", str(self._port)],
+            env=self._settings,
+            stdout=(self.folder / "server.log").open("a"),
             stderr=subprocess.STDOUT,
         )
 

@@ -166,7 +166,7 @@ def test_idle_scheduler_and_no_worker(practice: Practice, prefect_api: dict[str,
     assert (
         "(due 2026-01-01 03:00 UTC): no worker polls queue default of work pool nobody" in message
     )
-    assert "prefect worker start --pool nobody" in message
+    assert "python -m flows.worker --pool nobody" in message
 
 
 def test_an_image_that_is_not_there(practice: Practice) -> None:

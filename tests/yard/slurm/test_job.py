@@ -18,7 +18,7 @@ import pytest
 
 from flows.backends.outcome import Kind, Outcome
 from flows.backends.run_folder import SUBMITTED
-from flows.backends.slurm.job import SlurmJob, SlurmJobRun
+from flows.backends.slurm.job import MOST_GRACE_SECONDS, SlurmJob, SlurmJobRun
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.slurm.script import job_name
 from flows.backends.spec import Resources, Shares
@@ -229,6 +229,18 @@ def test_cancelling_shares_that_ignore_it_takes_their_grace_only(folder: Path) -
     assert cancelled.outcome.kind is Kind.STOPPED
     assert cancelled.left == ""
     assert cancelled.seconds < KILL_WAIT_SECONDS
+
+
+def test_a_job_whose_script_has_not_started_its_step_ends_at_once(folder: Path) -> None:
+    setup = folder / "modules.sh"
+    setup.write_text("echo loading\nsleep 60\n")
+    options = SlurmOptions(setup_file=str(setup))
+    block = job(folder, "setup-1", training(), options=options)
+    cancelled = cancel(block, says(block, "loading"))
+    assert cancelled.outcome.kind is Kind.STOPPED
+    assert "step " not in log_of(block).read_text()
+    assert cancelled.left == ""
+    assert cancelled.seconds < MOST_GRACE_SECONDS
 
 
 def test_a_job_that_waits_is_cancelled_in_the_queue(folder: Path) -> None:

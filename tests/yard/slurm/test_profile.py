@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.yard.slurm.cluster import ask
 from tests.yard.yard import ROOT, Yard, write_corpus
 from trainyard.artifacts.manifest import read_manifest
 
@@ -70,6 +72,10 @@ def test_slurm_shares_make_the_same_tokens(tmp_path: Path, prefect_api: dict[str
     there = ("--profile", str(profile), "--yard", str(tmp_path / "there"))
     slurm = yard.run("-m", "flows.prepare_corpus", recipe, *there)
     assert slurm.status == 0, slurm.err
+    jobs = ask("squeue", "--noheader", "--states=all", "--format=%j %k").splitlines()
+    tokenizing = [line for line in jobs if line.startswith("tokenize-a-shares-")]
+    assert len(tokenizing) >= 2
+    assert all(re.search(r" trainyard:tiny_\S+_[0-9a-f-]{36}$", line) for line in tokenizing)
     here = yard.run("-m", "flows.prepare_corpus", recipe, "--yard", str(tmp_path / "here"))
     assert here.status == 0, here.err
     digests = []

@@ -34,6 +34,7 @@ class FakeSlurm:
 
     scontrol: list[CommandResult]
     squeue: str = ""
+    has_steps: bool = True
     heeds_scancel: bool = False
     """A job that is gone as soon as it is cancelled."""
     asked: list[str] = field(default_factory=list)
@@ -46,6 +47,8 @@ class FakeSlurm:
         is_signal = any("--signal" in word for word in command)
         if command[0] == "scancel" and self.heeds_scancel and not is_signal:
             self.scontrol = [state("CANCELLED")]
+        if "--steps" in command:
+            return CommandResult(0, "17.0\n17.batch\n" if self.has_steps else "17.batch\n", "")
         if command[0] == "scontrol":
             return self.scontrol.pop(0) if len(self.scontrol) > 1 else self.scontrol[0]
         answers = {

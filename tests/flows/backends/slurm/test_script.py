@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flows.backends.slurm.options import SlurmOptions
-from flows.backends.slurm.script import render_slurm, sbatch_options, time_text
+from flows.backends.slurm.script import comment, render_slurm, sbatch_options, time_text
 from flows.backends.spec import LaunchSpec, Mount, Resources, Shares
 from tests.flows.backends.goldens import check_golden_script
 from trainyard.errors import ConfigError
@@ -69,6 +71,20 @@ def test_rendering_is_a_function_of_what_it_is_given() -> None:
     job = spec(key="7c1f0d9a2b3e4f56-1")
     assert render_slurm(job, AT_A_SITE) == render_slurm(job, AT_A_SITE)
     assert "7c1f0d9a2b3e4f56-1" in sbatch_options(job, AT_A_SITE)[0]
+
+
+def test_comment_names_the_flow_run() -> None:
+    named = spec(flow_run="quickstart lr=0.002 11-23 17:05 0193e1f6-6f0c-7d4b-b0a5-1f2e3d4c5b6a")
+    wanted = "quickstart_lr=0.002_11-23_17:05_0193e1f6-6f0c-7d4b-b0a5-1f2e3d4c5b6a"
+    assert f"--comment=trainyard:{wanted}" in sbatch_options(named, SlurmOptions())
+    assert "--comment=trainyard:7c1f-1" in sbatch_options(spec(), SlurmOptions())
+
+
+@given(st.text(max_size=300))
+@example("a\n#SBATCH --uid=0\ntouch /tmp/x; $(id) `id` 'b' \"c\" \\")
+def test_comment_is_one_word_whatever_a_run_is_called(text: str) -> None:
+    shown = comment(spec(flow_run=text))
+    assert re.fullmatch(r"trainyard:[\w.,:=+@/-]{1,200}", shown, re.ASCII)
 
 
 # --- run as bash runs it, with stand-ins for Slurm's two programs -------------------------------
@@ -131,6 +147,13 @@ def test_a_stopped_script_does_not_exit_with_0(tmp_path: Path) -> None:
     job = spec(run_directory=str(tmp_path / "run"))
     assert execute(tmp_path, job, STEP_THAT_ENDS_WELL_WHEN_CANCELLED) == 143
     assert json.loads((tmp_path / "run/exit.json").read_text())["exit_status"] == 143
+
+
+def test_sigusr1_ends_a_process_that_has_no_handler_yet(tmp_path: Path) -> None:
+    warned = ("sh", "-c", "kill -USR1 $$; exit 0")
+    job = spec(run_directory=str(tmp_path / "run"), command=warned)
+    assert execute(tmp_path, job, GO_ON) == 128 + signal.SIGUSR1
+    assert json.loads((tmp_path / "run/exit.json").read_text())["exit_status"] == 138
 
 
 def test_a_share_gets_its_rank_and_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""Relays the log of a process to the run's logger.
+
+The process writes log.txt itself, so no line is lost if this program dies. RELAYED in the run
+folder is how far the log was relayed; it is removed with the last line. The next attempt at the
+job relays what a killed flow did not."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flows.backends.run_folder import LOG
+from flows.logs.lines import Followed
+
+RELAYED = "relayed.json"
+POLL_SECONDS = 0.1
+REMEMBER_SECONDS = 1.0
+"""Between two records of how far the log was relayed; a killed flow repeats at most this much."""
+
+
+class ProcessLog(threading.Thread):
+    """Relays lines as they are written, until `end`.
+
+    A thread, since it must go on while all tasks of the loop are cancelled."""
+
+    def __init__(self, folder: Path, name: str, relay: Callable[[str], None]) -> None:
+        super().__init__(name=f"log of {name}", daemon=True)
+        self._folder, self._relay = folder, relay
+        self._followed = Followed(folder, RELAYED)
+        self._ended = threading.Event()
+        self._remembered = 0.0
+
+    def end(self) -> None:
+        """Relay the last lines, and stop."""
+        self._ended.set()
+
+    def run(self) -> None:
+        """The thread."""
+        with (self._folder / LOG).open("rb") as log:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(log, fcntl.LOCK_EX)  # shows other flows that this one is alive
+            self._remember()
+            while not self._ended.wait(POLL_SECONDS):
+                self._relay_new()
+            self._relay_new()
+            for line in self._followed.finish(LOG):
+                self._relay(line)
+        with contextlib.suppress(OSError):
+            (self._folder / RELAYED).unlink()
+
+    def _relay_new(self) -> None:
+        with contextlib.suppress(OSError):  # such as a stale NFS handle: the next poll reads it
+            for line in self._followed.read(LOG):
+                self._relay(line)
+        if time.monotonic() - self._remembered > REMEMBER_SECONDS:
+            self._remember()
+
+    def _remember(self) -> None:
+        with contextlib.suppress(OSError):  # such as a full disk
+            self._followed.remember()
+        self._remembered = time.monotonic()
+
+
+def relay_rest(folder: Path, relay: Callable[[str], None]) -> None:
+    """Relay what killed flows did not relay of earlier attempts at the job of a run folder.
+
+    Such an attempt may still be saving; then the next call relays the end of its log."""
+    for memory in sorted(folder.parent.glob(f"*/{RELAYED}")):
+        with contextlib.suppress(OSError), (memory.parent / LOG).open("rb") as log:
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # its flow is alive
+                continue
+            followed = Followed(memory.parent, RELAYED)
+            if lines := [*followed.read(LOG)]:
+                relay(f"an earlier attempt, whose flow was killed, logged the rest ({log.name}):")
+                for line in lines:
+                    relay(line)
+                followed.remember()

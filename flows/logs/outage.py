@@ -1,0 +1,89 @@
+"""What Prefect's loops do while its server does not answer: they go on, without tracebacks.
+
+A worker has several such loops, and a flow run one, which listens for its suspension."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from http import HTTPStatus
+from types import ModuleType
+from typing import Any
+
+import httpx
+from prefect._internal import observers
+from prefect.settings import PREFECT_API_URL
+from prefect.utilities import services
+
+LISTENERS = ("prefect.FlowRunCancellingObserver", "prefect.FlowRunSuspendingObserver")
+"""Loggers of listeners to events, which go over to polling when the server is away."""
+
+Workload = Callable[..., Coroutine[Any, Any, Any]]
+
+
+class Outage:
+    """The time in which the server does not answer."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        """say: reports its begin and its end."""
+        self._say = say
+        self._since: float | None = None
+
+    def begin(self) -> None:
+        """The server did not answer."""
+        if self._since is None:
+            self._since = time.monotonic()
+            self._say(
+                f"Prefect's server at {PREFECT_API_URL.value()} does not answer; trying again "
+                f"until it does. Flow runs that have begun go on"
+            )
+
+    def end(self) -> None:
+        """The server answered."""
+        if self._since is not None:
+            seconds, self._since = time.monotonic() - self._since, None
+            self._say(f"Prefect's server answers again after {seconds:.0f} s")
+
+    def patient(self, workload: Workload) -> Workload:
+        """The work of one turn of a loop, which an outage does not fail."""
+
+        async def run() -> None:
+            try:
+                await workload()
+            except httpx.TransportError:
+                self.begin()
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
+                    raise
+                self.begin()
+            else:
+                self.end()
+
+        return run
+
+
+def without_traceback(record: logging.LogRecord) -> bool:
+    """A logging filter that leaves out why a listener went over to polling."""
+    return not record.exc_info
+
+
+def say(line: str) -> None:
+    """Print a line with the time to stderr."""
+    print(f"{time.strftime('%H:%M:%S')}  {line}", file=sys.stderr, flush=True)
+
+
+def be_patient(
+    say: Callable[[str], None] = lambda line: None, modules: Iterable[ModuleType] = (observers,)
+) -> None:
+    """Change the loops of these modules of Prefect in this program."""
+    outage, loop = Outage(say), services.critical_service_loop
+
+    def patient_loop(workload: Workload, *given: Any, **options: Any) -> Coroutine[Any, Any, None]:
+        return loop(outage.patient(workload), *given, **options)
+
+    for module in modules:
+        setattr(module, "critical_service_loop", patient_loop)  # noqa: B010
+    for name in LISTENERS:
+        logging.getLogger(name).addFilter(without_traceback)

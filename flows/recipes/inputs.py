@@ -1,0 +1,60 @@
+"""Checks that the files a recipe names exist, before its first stage. No Prefect here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.recipes.recipe import Recipe
+from flows.recipes.stage_job import StageJob, build_config
+from flows.yard.profile import CONTAINED
+from trainyard.artifacts import store
+from trainyard.artifacts.inputs import check_exists
+from trainyard.artifacts.urls import is_local, lies_in, local_path, parent
+from trainyard.errors import ArtifactError
+
+CORPUS = "input"
+"""Input of the stages that read a corpus, whose files were listed to derive their jobs."""
+
+
+def check_inputs(recipe: Recipe, jobs: Sequence[StageJob], backend: str) -> None:
+    """Raise ArtifactError for a missing file that a job reads and no job writes, and
+    InfrastructureError if the store of the recipe's outputs cannot be reached."""
+    store.list_folder(recipe.root)
+    checked = set()
+    for job in jobs:
+        config = build_config(job.stage, job.document, recipe.where)
+        for name, urls in config.inputs().items():
+            for url in () if name == CORPUS else urls:
+                where = _written_in(recipe, job.stage, url)
+                is_made = not where and lies_in(url, recipe.root)
+                if not (is_made or url in checked or is_elsewhere(url, backend)):
+                    _check(url, f"{recipe.where}: {where or f'[{job.stage}] {name}'}")
+                checked.add(url)
+
+
+def is_elsewhere(url: str, backend: str) -> bool:
+    """Whether a file may lie in a folder that only containers see."""
+    around = local_path(parent(url)) if is_local(url) else None
+    return backend in CONTAINED and around is not None and not around.exists()
+
+
+def _check(url: str, where: str) -> None:
+    try:
+        check_exists(url)
+    except ArtifactError as error:
+        is_relative = is_local(url) and not Path(url).is_absolute() and "://" not in url
+        start = f"; the path starts at {Path.cwd()}" if is_relative else ""
+        raise ArtifactError(f"{where} {error}{start}") from error
+
+
+def _written_in(recipe: Recipe, stage: str, url: str) -> str:
+    """The key of the recipe that has this URL, with its table; empty if the flow chose it."""
+    for key in ("evaluation_data", "tokens"):
+        if getattr(recipe, key) == url:
+            return key
+    for table in (stage, *recipe.tables):
+        for key, value in recipe.table(table).items():
+            if value == url or (isinstance(value, list) and url in value):
+                return f"[{table}] {key}"
+    return ""
