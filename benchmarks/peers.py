@@ -49,6 +49,14 @@ def huggingface_bert(file: str, vocab: str) -> float:
     )
 
 
+def huggingface_bert_chunks(file: str, vocab: str) -> float:
+    """`encode_batch_fast` of BERT's uncased WordPiece, whose results nobody reads."""
+    from tokenizers import BertWordPieceTokenizer
+
+    encode = BertWordPieceTokenizer(vocab, lowercase=True)._tokenizer.encode_batch_fast
+    return _loop(file, lambda batch: encode(batch, add_special_tokens=False))
+
+
 def sentencepiece(file: str, model: str) -> float:
     """The sentencepiece library on one thread."""
     from sentencepiece import SentencePieceProcessor
@@ -71,6 +79,7 @@ def gigatoken_files(file: str, tokenizer_json: str) -> float:
 PEERS: dict[str, Callable[..., float]] = {
     "huggingface_gpt2": huggingface_gpt2,
     "huggingface_bert": huggingface_bert,
+    "huggingface_bert_chunks": huggingface_bert_chunks,
     "sentencepiece": sentencepiece,
     "gigatoken_files": gigatoken_files,
 }

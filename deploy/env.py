@@ -82,7 +82,7 @@ ALWAYS_NEW: dict[str, Callable[[], str]] = {
 }
 MADE_ONCE: dict[str, Callable[[], str]] = {
     "COMPOSE_PROFILES": lambda: "store",
-    "YARD_HOME": lambda: str(ROOT / "yard"),
+    "YARD_HOME": lambda: str(ROOT / "yard-compose"),  # not that of the quick start
     "YARD_USER": owner,
     "YARD_BUCKET": lambda: "yard",
     "YARD_S3_ENDPOINT": lambda: "http://store:8333",
@@ -138,15 +138,24 @@ def write(path: Path, values: dict[str, str]) -> None:
     scratch.replace(path)
 
 
-def make_home(values: dict[str, str]) -> None:
-    """The folder that stages and flows see; theirs, so that they can write."""
+def make_home(values: dict[str, str]) -> str:
+    """Make the folder that stages and flows see theirs, so that they can write; returns what to
+    tell of its owner. One that holds files keeps its owner."""
     home = Path(values["YARD_HOME"])
     if not home.is_absolute():
         raise SystemExit(f"YARD_HOME={home}: write an absolute path; containers see the same one")
     home.mkdir(parents=True, exist_ok=True)
-    if os.getuid() == 0:
-        user, group = (int(part) for part in values["YARD_USER"].split(":"))
-        os.chown(home, user, group)
+    user, group = (int(part) for part in values["YARD_USER"].split(":"))
+    before = home.stat()
+    if before.st_uid == user:
+        return ""
+    if os.getuid() or any(home.iterdir()):
+        return (
+            f"{home} belongs to user {before.st_uid}, and containers write as YARD_USER={user}:"
+            f"{group}: chown it, or correct YARD_HOME or YARD_USER in .env"
+        )
+    os.chown(home, user, group)
+    return f"{home} belongs to {user}:{group} now (YARD_USER), before to {before.st_uid}"
 
 
 def main() -> int:
@@ -156,11 +165,13 @@ def main() -> int:
     given = parser.parse_args()
     before = read(given.file)
     values = settled(before)
-    make_home(values)
+    remark = make_home(values)
     if values != before:
         write(given.file, values)
     made = [name for name in values if name not in before]
     print(f"{given.file}: {'made ' + ', '.join(made) if made else 'nothing is missing'}")
+    if remark:
+        print(remark)
     return 0
 
 

@@ -5,11 +5,11 @@
 #         --build-arg VERSION=0.1.0 -t trainyard/tokenize:0.1.0 .
 #     ... --build-arg STAGE=pretrain --build-arg PACKAGES=torch-packages
 #     ... --target flow --build-arg STAGE=flow
-#     ... --target faiss-gpu --build-arg STAGE=faiss --build-arg LOCK=cuda/faiss
+#     ... --target faiss-gpu --build-arg STAGE=faiss-train --build-arg LOCK=cuda/faiss-train
 #
-# STAGE names a package in stages and, unless LOCK does, a lock in images/locks; only faiss has no
-# stage yet. What differs between stages enters late, or in its own build step: equal locks share
-# the layers of their packages, and all images with torch share its layer.
+# STAGE names a package in stages and, unless LOCK does, a lock in images/locks. What differs between
+# stages enters late, or in its own build step: equal locks share the layers of their packages, and
+# all images with torch share its layer.
 
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:528257d48c1da0dcecc2e725d1ae34498d60c965f1241e39cd6a85a8859bdf84
 ARG PACKAGES=packages

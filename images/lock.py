@@ -1,11 +1,14 @@
-"""Write the locks of the images: every package of an image, pinned, with the hashes of its files.
+"""Write the locks of the images and of `make install`: every package, pinned, with the hashes of
+its files.
 
     python images/lock.py              after a change of pyproject.toml or constraints.txt; needs uv
     python images/lock.py --check      exit 1 when a lock is not what this would write
 
 Versions are those of constraints.txt, so an image has what the tests had. torch is in no lock: its
 CPU build has no hash that the usual index knows, and a CUDA image brings its own. What torch needs
-is in images/uv.toml, for a CPU build: the metadata on the usual index are those of CUDA."""
+is in images/uv.toml, for a CPU build: the metadata on the usual index are those of CUDA. The lock
+of `make install` holds for every machine and Python, with markers; the others for that of their
+image."""
 
 from __future__ import annotations
 
@@ -23,19 +26,19 @@ LOCKS = ROOT / "images" / "locks"
 CONSTRAINTS = ROOT / "constraints.txt"
 
 PLAIN = (
-    *("blame", "certify", "collect", "index", "merge"),
-    *("plan", "report", "tokenize", "train-tokenizer", "verify"),
+    *("blame", "certify", "collect", "faiss-add", "faiss-train", "index", "merge"),
+    *("plan", "report", "retro-db", "tokenize", "train-tokenizer", "verify"),
 )
 """Stages without torch."""
 TRAINING = ("benchmark", "evaluate", "pretrain", "reshard")
 """Stages that have a CUDA image too."""
 TORCH = ("inspect", *TRAINING)
-FAISS = {"faiss": "faiss", "cuda/faiss": "faiss-gpu"}
-"""Locks with faiss and no stage, and the extra that brings it; the second for GPUs."""
+FAISS_GPU = "cuda/faiss-train"
+"""The lock of a stage with faiss for GPUs, which stands on none of NVIDIA's images."""
 MORE = {"pretrain": ("logging",), "flow": ("flows",)}
 """Extras of an image besides those of its stage."""
-TOOLS = {"build": ("setuptools",), "sbom": ("cyclonedx-bom",)}
-"""Packages of a build step, which are in no image."""
+TOOLS = {"build": ("setuptools",), "pip": ("pip",), "sbom": ("cyclonedx-bom",)}
+"""Packages of a build step or of `make install`, which are in no image."""
 NGC = ("torch", "numpy", "mpmath", "networkx", "setuptools", "sympy")
 """Packages that NVIDIA's image has in matching builds."""
 
@@ -51,6 +54,8 @@ class Lock:
     """Instead of extras: packages by name."""
     python: str = "3.11.9"
     without: tuple[str, ...] = ("torch",)
+    is_universal: bool = False
+    """For every system, and every Python from that version on."""
 
     @property
     def head(self) -> str:
@@ -64,11 +69,11 @@ def locks() -> Iterator[Lock]:
     for name in [*PLAIN, *TORCH, "flow"]:
         own = () if name == "flow" else (name,)
         yield Lock(name=name, extras=(*own, "s3", *MORE.get(name, ())))
-    for name, extra in FAISS.items():
-        yield Lock(name=name, extras=(extra, "s3"))
+    yield Lock(name=FAISS_GPU, extras=("faiss-gpu", "s3"))
     for name in TRAINING:
         extras = (name, "s3", *MORE.get(name, ()))
         yield Lock(name=f"cuda/{name}", extras=extras, python="3.12.3", without=NGC)
+    yield Lock(name="install", extras=("all", "dev"), python="3.11", is_universal=True)
     for name, packages in TOOLS.items():
         yield Lock(name=name, packages=packages, without=())
     yield Lock(name="cuda/sbom", packages=TOOLS["sbom"], python="3.12.3", without=())
@@ -97,8 +102,10 @@ def written(lock: Lock) -> str:
         command = ["uv", "pip", "compile", str(wanted), "--quiet", "--no-header", "--no-annotate"]
         command += ["--config-file", str(ROOT / "images" / "uv.toml")]
         command += ["--output-file", str(output), "--generate-hashes"]
-        command += ["--python-version", lock.python]
-        command += ["--python-platform", "x86_64-manylinux_2_28", "--constraint", str(CONSTRAINTS)]
+        command += ["--python-version", lock.python, "--constraint", str(CONSTRAINTS)]
+        command += (
+            ["--universal"] if lock.is_universal else ["--python-platform", "x86_64-manylinux_2_28"]
+        )
         command += [part for extra in lock.extras for part in ("--extra", extra)]
         command += [part for package in lock.without for part in ("--no-emit-package", package)]
         found = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -148,6 +148,13 @@ def is_known(stage: str, flag: str) -> bool:
     return stage == "pretrain" and kind in ("ours", "rule", "accepted")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_run_as_they_stand(name: str) -> None:
+    """After `make install`, with nothing activated."""
+    bare = re.compile(r" *(\w+=\S+ )*(python|prefect|torchrun) ")
+    assert [line for line in code_lines(name) if bare.match(line)] == []
+
+
 def test_modules_that_are_started_exist() -> None:
     modules = {module for name in NAMES for module in MODULE.findall(text_of(name))}
     modules -= {"stages.NAME"}

@@ -72,6 +72,13 @@ def test_digest_cache_outlives_containers(folder: Path, monkeypatch: pytest.Monk
         assert any(Path(kept).is_relative_to(target) for target in held)
 
 
+def test_a_stage_starts_nothing_else_and_services_wait_for_the_bucket(folder: Path) -> None:
+    found = services(folder)
+    stages = [one for one in found.values() if "stages" in one.get("profiles", ())]
+    assert not [one for one in stages if one.get("depends_on")]
+    assert all("bucket" in found[name]["depends_on"] for name in ("worker", "browse"))
+
+
 def test_what_shows_files_cannot_change_them(folder: Path) -> None:
     shown = services(folder)["browse"]
     assert [volume["read_only"] for volume in shown["volumes"]] == [True]

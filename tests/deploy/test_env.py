@@ -37,6 +37,32 @@ def test_the_yard_is_not_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     assert env.owner() == "1234:99"
 
 
+def test_compose_has_a_folder_of_its_own_that_git_ignores() -> None:
+    home = Path(env.settled({})["YARD_HOME"])
+    assert home != env.ROOT / "yard"
+    assert f"/{home.relative_to(env.ROOT)}/" in (env.ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_an_owner_is_changed_only_of_an_empty_folder_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed: list[tuple[Path, int, int]] = []
+    monkeypatch.setattr("os.getuid", lambda: 0)
+    monkeypatch.setattr("os.chown", lambda *given: changed.append(given))
+    here = tmp_path.stat().st_uid
+    values = {"YARD_HOME": str(tmp_path / "made"), "YARD_USER": "54321:54321"}
+    assert env.make_home(values) == f"{tmp_path}/made belongs to 54321:54321 now (YARD_USER), " + (
+        f"before to {here}"
+    )
+    assert changed == [(tmp_path / "made", 54321, 54321)]
+    (tmp_path / "made" / "quickstart").mkdir()
+    assert f"belongs to user {here}, and containers write as YARD_USER=54321" in env.make_home(
+        values
+    )
+    assert env.make_home({**values, "YARD_USER": f"{here}:0"}) == ""
+    assert len(changed) == 1
+
+
 def test_secrets_differ_and_need_no_escape() -> None:
     values = env.settled({})
     secrets = [values[name].removeprefix("admin:") for name in SECRETS]

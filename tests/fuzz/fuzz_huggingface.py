@@ -18,7 +18,7 @@ from safetensors.torch import save
 from trainyard.checkpoint.bounds import check_model
 from trainyard.checkpoint.safetensors.file import spec_of
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.conversion.fields import read_document
+from trainyard.conversion.documents import read_document
 from trainyard.conversion.meta.params import EMBEDDING, read_params
 from trainyard.errors import ArtifactError, ConfigError
 

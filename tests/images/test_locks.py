@@ -1,4 +1,4 @@
-"""The locks of the images agree with pyproject.toml, with constraints.txt and with the services."""
+"""The locks agree with pyproject.toml, with constraints.txt, with the services and the Makefile."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from images import smoke
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ROOT / "images" / "locks"
 STAGES = {path.parent.name.replace("_", "-") for path in Path(ROOT, "stages").glob("*/__main__.py")}
-IMAGES = [lock for lock in locking.locks() if lock.extras]
-CPU = [lock for lock in IMAGES if not lock.name.startswith("cuda/") and lock.name != "faiss"]
+IMAGES = [lock for lock in locking.locks() if lock.extras and not lock.is_universal]
+CPU = [lock for lock in IMAGES if not lock.name.startswith("cuda/")]
 
 
 def text(name: str) -> str:
@@ -76,6 +76,20 @@ def test_versions_are_those_of_the_tests(lock: locking.Lock) -> None:
     assert text("torch").strip() == f"torch=={pinned['torch']}"
 
 
+def test_an_installation_gets_every_package_by_hash_but_torch() -> None:
+    constraints = {
+        smoke.normal(k): v for k, v in smoke.PINNED.findall(locking.CONSTRAINTS.read_text())
+    }
+    pinned = pins("install")
+    assert pinned.keys() >= closure(("all", "dev")) - {"torch"}
+    elsewhere = set(re.findall(r"^([a-z0-9.-]+)==\S+ ;", text("install"), re.MULTILINE))
+    for name, version in {**pinned, **pins("pip")}.items():
+        assert constraints.get(name) == version or name in elsewhere, name
+    lines = (ROOT / "Makefile").read_text().replace("\\\n", "").splitlines()
+    without = [x for x in lines if "$(PIP) install" in x and "--require-hashes" not in x]
+    assert [line.split()[-1] for line in without] == ["torch", "torch"]
+
+
 @pytest.mark.parametrize("path", sorted(LOCKS.rglob("*.txt")), ids=lambda path: path.stem)
 def test_every_package_has_hashes(path: Path) -> None:
     if path.stem == "torch":
@@ -92,20 +106,21 @@ def test_heavy_packages_are_where_they_belong_alone() -> None:
         assert "torch" not in names
         assert ("prefect" in names) == (lock.name == "flow")
         assert not {"transformer-engine", "pytest"} & names.keys()
-        if lock.name not in locking.FAISS:
+        if "faiss" not in lock.name:
             assert not set(smoke.FAISS.values()) & names.keys()
     assert {"pyarrow", "tokenizers"} <= pins("tokenize").keys()
     assert not {"pyarrow", "tokenizers", "numpy"} & pins("collect").keys()
 
 
 def test_faiss_for_gpus_brings_cuda_and_is_else_that_for_cpus() -> None:
-    plain, of_cpu, of_gpu = (pins(name).items() for name in ("merge", "faiss", "cuda/faiss"))
-    assert {name for name, _ in of_cpu - plain} == {"faiss-cpu", "packaging"}
+    names = ("merge", "faiss-train", "cuda/faiss-train")
+    plain, of_cpu, of_gpu = (pins(name).items() for name in names)
+    assert {name for name, _ in of_cpu - plain} == {"faiss-cpu", "h5py", "packaging"}
     more = {name for name, _ in of_gpu - of_cpu}
     assert {name for name in more if not name.startswith("nvidia-")} == {"faiss-gpu"}
     assert more >= {"nvidia-cuda-runtime-cu12", "nvidia-cublas-cu12", "nvidia-curand-cu12"}
     assert of_gpu >= plain
-    assert pins("faiss")["faiss-cpu"] == pins("cuda/faiss")["faiss-gpu"]
+    assert pins("faiss-train")["faiss-cpu"] == pins("cuda/faiss-train")["faiss-gpu"]
 
 
 def test_a_cuda_lock_leaves_alone_what_nvidia_built() -> None:

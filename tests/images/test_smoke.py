@@ -118,7 +118,8 @@ def on_nvidias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Main:
         (brought / module / "__init__.py").touch()
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.syspath_prepend(str(brought))
-    monkeypatch.setitem(sys.modules, "prefect", None)  # the tests have it, an image has not
+    for module in ("faiss", "prefect"):
+        monkeypatch.setitem(sys.modules, module, None)  # the tests have it, an image has not
     real = Path(smoke.LOCKS, "cuda", f"{STAGE}.txt").read_text()
     pins = {name: metadata.version(name) for name, _ in smoke.PINNED.findall(real)}
 
@@ -175,4 +176,4 @@ def test_an_image_with_faiss_for_gpus_is_held_to_its_lock(on_nvidias: Main, tmp_
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: faiss-gpu\nVersion: 1.0\n")
     with pytest.raises(smoke.Smoke, match=r"in the image and not in the lock.*pytest"):
-        on_nvidias(stage="faiss", **{"faiss-gpu": "1.0"})
+        on_nvidias(stage="faiss-train", **{"faiss-gpu": "1.0"})

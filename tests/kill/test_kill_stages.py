@@ -12,7 +12,8 @@ from trainyard.testing.kill import Zygote, check_kill_anywhere
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(900)]
 
-LIGHT = ("collect", "train_tokenizer", "tokenize", "merge", "index", "plan", "report")
+LIGHT = ("collect", "train_tokenizer", "tokenize", "merge", "index", "plan", "report", "retro_db")
+LIGHT += ("faiss_train", "faiss_add")
 HEAVY = ("pretrain", "reshard", "evaluate", "benchmark")
 POINTS = {**dict.fromkeys(LIGHT, 20), **dict.fromkeys(HEAVY, 8)}
 
@@ -40,7 +41,7 @@ def test_a_stage_survives_a_kill_anywhere(
     assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("stage", ["tokenize", "merge", "index", "pretrain", "reshard"])
+@pytest.mark.parametrize("stage", ["tokenize", "merge", "index", "retro_db", "pretrain", "reshard"])
 def test_a_stage_survives_a_kill_anywhere_on_s3(
     stage: str, zygote: Zygote, yard: Yard, s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

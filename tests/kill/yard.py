@@ -6,10 +6,13 @@ import json
 import os
 from pathlib import Path
 
+from tests.trainyard.retrieval.embedded import clustered, write_blocks
 from trainyard.artifacts.urls import join, local_path
 from trainyard.testing.kill import Zygote
+from trainyard.tokenizers.wordpiece import SPECIAL
 
 DOCUMENTS = 60
+TEXT = "the yard shunts every train of words onto the right track before dawn"
 
 MODEL = (
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2"),
@@ -48,6 +51,8 @@ class Yard:
     def prepare(self, zygote: Zygote) -> None:
         """Make the corpus, then every artifact in the order of the flow."""
         self._write_corpus()
+        self._write_vocabulary()
+        write_blocks(Path(self.at("embeddings")), clustered(400, 8), 100)
         for stage, output in {
             "train_tokenizer": "tokenizer",
             "tokenize": "parts/shard",
@@ -57,6 +62,7 @@ class Yard:
             "reshard": "export",
             "evaluate": "evaluation",
             "benchmark": "benchmark",
+            "faiss_train": "empty-index",
         }.items():
             arguments = self.arguments(stage, self.at(output))
             status, _, log = zygote.run(f"stages.{stage}", arguments)
@@ -65,8 +71,7 @@ class Yard:
     def _write_corpus(self) -> None:
         path = local_path(self.at("corpus.jsonl"))
         assert path is not None
-        text = "the yard shunts every train of words onto the right track before dawn"
-        words = text.split()
+        words = TEXT.split()
         lines = [
             json.dumps({"text": " ".join(words[(i * j) % 13] for j in range(20 + i)), "id": i})
             for i in range(DOCUMENTS)
@@ -75,6 +80,12 @@ class Yard:
         Path(self.at("held.txt")).write_text(" ".join(words * 12) + "\n")
         for name in ("corpus.jsonl", "held.txt"):
             os.utime(self.at(name), (1e9, 1e9))  # settled: their digests are remembered
+
+    def _write_vocabulary(self) -> None:
+        """Words of the corpus for BERT."""
+        path = Path(self.at("vocab.txt"))
+        path.write_text("\n".join([*SPECIAL, *sorted(set(TEXT.split()))]) + "\n")
+        os.utime(path, (1e9, 1e9))
 
     def _inputs(self) -> dict[str, list[str]]:
         """By stage: what it reads, and options."""
@@ -92,6 +103,8 @@ class Yard:
             "train_tokenizer": ["--input", corpus, "--vocab-size", "300"],
             "tokenize": ["--input", corpus, "--append-eod", *tokenizer],
             "merge": ["--input", self.at("parts")],
+            "faiss_add": ["--index", self.at("empty-index"), "--embeddings", self.at("embeddings")],
+            "faiss_train": ["--embeddings", self.at("embeddings"), "--retro-index-str", "IVF8,SQ8"],
             "index": [*indexed, "--data-path", "0.4", tokens, "0.6", tokens],
             "plan": [*MODEL, "--vocab-size", "300", "--micro-batch-size", "2"],
             "pretrain": [*flags, "--data-path", tokens, *tokenizer],
@@ -105,6 +118,11 @@ class Yard:
                 *short,
                 "--num-warmups",
                 "0",
+            ],
+            "retro_db": [
+                *("--data-path", tokens, *tokenizer, "--retro-doc-block-size", "20"),
+                *("--retro-bert-tokenizer-type", "BertWordPieceLowerCase"),
+                *("--retro-bert-vocab-file", self.at("vocab.txt"), "--retro-index-ntrain", "30"),
             ],
             "report": [word for name in made for word in (f"--{name}", self.at(name))],
         }

@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 
 from flows.backends.events import FILE, read_events
+from flows.backends.kubernetes.client import UnavailableError, _event
 from flows.backends.outcome import read_failure, read_outcome
 from flows.backends.run_folder import SUBMITTED, read_record
 from flows.backends.slurm.job import _exit_code
 from flows.gc.contents import holder_of
 from flows.gc.sweep import Swept, sweep
 from flows.logs.lines import Followed
+from flows.pages.charts import loss_curve
 from flows.recipes.refresh import CURRENT, read_pointer
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from trainyard import json_text
-from trainyard.config import parse_document
+from trainyard.config_text import parse_document
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.chat import templates
 
@@ -69,9 +71,9 @@ def test_a_broken_file_of_a_run_folder_is_none(name: str, text: str, tmp_path: P
     READERS[name](tmp_path)
 
 
-@pytest.mark.parametrize("name", ["lists in lists", "half", "a long number"])
-def test_a_broken_record_of_a_job_is_a_message(name: str, tmp_path: Path) -> None:
-    (tmp_path / SUBMITTED).write_text(BROKEN[name])
+@every_break
+def test_a_broken_record_of_a_job_is_a_message(text: str, tmp_path: Path) -> None:
+    (tmp_path / SUBMITTED).write_text(text)
     with pytest.raises(ConfigError, match="is not a record of ours"):
         read_record(tmp_path / SUBMITTED, "merge")
 
@@ -81,6 +83,18 @@ def test_a_broken_pointer_to_a_corpus_is_a_message(text: str, tmp_path: Path) ->
     (tmp_path / CURRENT).write_text(text)
     with pytest.raises(ArtifactError, match="not a pointer to a corpus version"):
         read_pointer(str(tmp_path / CURRENT))
+
+
+@pytest.mark.parametrize("name", sorted(BROKEN.keys() - {"empty"}))
+def test_a_broken_ledger_has_no_picture_but_a_message(name: str) -> None:
+    with pytest.raises(ArtifactError, match="line 1 is not a step"):
+        loss_curve(BROKEN[name].encode(), "ledger.jsonl", "x")
+
+
+@every_break
+def test_a_broken_change_of_a_watch_is_a_lost_connection(text: str) -> None:
+    with pytest.raises(UnavailableError, match="a watch sent what is no change"):
+        _event(text.encode())
 
 
 @every_break

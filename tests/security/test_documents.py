@@ -21,7 +21,7 @@ from stages.runtime.cli import stage_main
 from trainyard.artifacts import store
 from trainyard.artifacts.documents import read_text
 from trainyard.artifacts.urls import refuse_secrets, show_url
-from trainyard.config import parse_document
+from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.evaluation.wikitext import detokenize_wikitext
 from trainyard.megatron_cli.yaml_cfg import read_yaml_cfg

@@ -191,6 +191,51 @@ def test_a_template_without_end_is_refused(text: str, monkeypatch: pytest.Monkey
     assert time.process_time() - began < 20
 
 
+ESCAPES = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ ''['__class__'] }}",
+    "{{ ''|attr('__class__')|attr('__base__') }}",
+    "{{ ''|attr('_' ~ '_class_' ~ '_') }}",
+    "{{ ['']|map(attribute='__class__.__base__')|list }}",
+    "{{ [messages]|groupby('__class__')|list }}",
+    "{{ [messages]|selectattr('__class__')|list }}",
+    "{{ messages.append.__self__ }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ self._TemplateReference__context }}",
+    "{{ cycler.__init__.__globals__.os.system('id') }}",
+    "{{ joiner.__init__.__globals__ }}",
+    "{{ namespace.__init__.__globals__ }}",
+    "{{ lipsum.__globals__['os'].popen('id').read() }}",
+    "{{ range.__self__ }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ raise_exception.__code__ }}",
+    "{{ '{0.__class__}'.format(1) }}",
+    "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
+    "{{ '{a.__class__}'.format_map({'a': 1}) }}",
+    "{{ ('%(x)s'|format(x=1)).__class__ }}",
+    "{{ (1).__class__.__bases__ }}",
+    "{{ ''.encode.__self__.__class__ }}",
+    "{{ messages.__getitem__(0) }}",
+    "{{ messages.clear() }}",
+    "{{ messages[0].update(a=1) }}",
+    "{% set _ = messages.sort() %}",
+    "{% import 'os' as os %}",
+    "{% include '/etc/passwd' %}",
+    "{% extends '/etc/passwd' %}",
+    "{% from '/etc/passwd' import x %}",
+]
+
+
+@pytest.mark.parametrize("text", ESCAPES)
+def test_a_template_reaches_nothing_but_its_conversation(text: str) -> None:
+    given = [{"role": "user", "content": "hi"}]
+    shown = ""
+    with contextlib.suppress(DataError, ConfigError):
+        shown = ChatTemplate(text, "x").render(given, {}, invite=False)
+    assert not any(word in shown for word in ("<class", "<module", "<function", "<built", "root:"))
+    assert given == [{"role": "user", "content": "hi"}]
+
+
 def test_bounds_count_one_rendering_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MAX_STEPS", 20_000)
     template = ChatTemplate("{% for i in range(5000) %}{% endfor %}{{ '%03d' % 5 ~ 'x' * 3 }}", "x")

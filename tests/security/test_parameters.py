@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prefect.exceptions import ObjectNotFound
 
+from flows.runner.flow_errors import refuse_credentials, report_errors
 from flows.yard import registered_profile
 from flows.yard.registered_profile import yard_profile
 from trainyard.errors import ConfigError
@@ -41,6 +42,45 @@ PROFILES = [
     "",
     "local#.toml",
 ]
+
+
+WITH_PASSWORD: list[Any] = [
+    f"https://user:{SECRET}@evil.example/recipe.toml",
+    f"s3://{SECRET}@bucket/key",
+    f"s3://key:{SECRET}/x@host/bucket",
+    f'corpus = ["https://user:{SECRET}@host/a.jsonl"]',
+    f"collect.input = 'a'\npretrain.load = 's3://user:{SECRET}@host/run' # run",
+    f"a,https://host/x,https://user:{SECRET}@host/y",
+    {"input": ["a", f"hdfs://user:{SECRET}@host/a"]},
+    {f"https://user:{SECRET}@host": 1},
+    f"HTTPS://User:{SECRET}@host",
+]
+
+WITHOUT = [
+    "recipes/quickstart.toml",
+    "s3://bucket/user@example.org/a.toml",
+    "https://host:8443/a@b.toml",
+    "pretrain.lr = 1 # see https://host/page?a=b#c",
+    "pretrain.title = 'a@b'",
+    {"input": ["a"], "n": 1, "x": None},
+]
+
+
+@pytest.mark.parametrize("value", WITH_PASSWORD, ids=str)
+def test_a_flow_refuses_a_password_in_any_parameter(value: Any) -> None:
+    @report_errors
+    async def a_flow(recipe: Any, force: bool = False) -> None:
+        raise AssertionError("it ran")
+
+    state: Any = asyncio.run(a_flow(value))
+    assert state.is_failed()
+    assert "parameter recipe has a URL with a user or a password" in state.message
+    assert SECRET not in state.message
+
+
+@pytest.mark.parametrize("value", WITHOUT, ids=str)
+def test_a_parameter_without_a_password_is_taken(value: Any) -> None:
+    refuse_credentials({"x": value})
 
 
 class NoBlocks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,10 +22,13 @@ from flows.doctor.command import print_finding
 from flows.gc.report import lines as gc_lines
 from flows.logs.console import JOB, Console, headline
 from flows.logs.lines import parse_line
-from flows.pages.run_pages import stage_table
+from flows.pages.charts import lineage_page, lineage_picture
+from flows.pages.run_pages import failure_page, stage_table
 from flows.pages.stage_pages import failed_rows, stage_rows, submitted
 from flows.recipes.summary import Summary
+from stages.report.card import render
 from stages.runtime.failure import report_failure
+from tests.stages.test_report import hostile_card
 from trainyard.charts.markdown import code, code_block, escape
 from trainyard.errors import ConfigError
 
@@ -114,6 +118,7 @@ SHOWN: dict[str, Callable[[str], str]] = {
     "a stage's page": lambda text: cells(stage_rows(summary(text), None)),
     "a failed stage's page": lambda text: cells(failed_rows("x", outcome(text), 1, text)),
     "the table of stages": lambda text: stage_table([summary(text)]),
+    "why a flow failed": lambda text: failure_page(ConfigError(text)),
     "Markdown": lambda text: escape(text) + code(text),
     "a block of code": lambda text: code_block(text, "bash"),
 }
@@ -125,6 +130,22 @@ def test_no_name_steers_a_terminal(show: Callable[[str], str]) -> None:
         shown = show(f"a{text}b")
         assert shown.replace("\n", "").isprintable(), ascii(text)
         shown.encode()
+
+
+PAGES: dict[str, Callable[[str], str]] = {
+    "the run card": lambda text: render(hostile_card(text)),
+    "the lineage picture": lambda text: lineage_picture(hostile_card(text).lineage),
+    "the lineage page": lambda text: lineage_page(hostile_card(text).lineage),
+}
+
+
+@pytest.mark.parametrize("show", PAGES.values(), ids=PAGES)
+def test_no_name_steers_a_page(show: Callable[[str], str]) -> None:
+    kept = set("\n\u200c\u200d")  # joiners
+    for text in STEERING:
+        shown = set(show(f"a{text}b")) - kept
+        wrong = {c for c in shown if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+        assert not wrong, ascii(text)
 
 
 @pytest.mark.parametrize("text", STEERING)
@@ -216,9 +237,11 @@ def test_code_ends_where_the_text_does(text: str) -> None:
 
 @pytest.mark.parametrize("text", MARKDOWN)
 def test_a_table_has_the_columns_that_it_has(text: str, tmp_path: Path) -> None:
-    tokens = parsed(f"{stage_table([summary(text)])}\n\n**Stopped:** {escape(text)}\n")
+    tokens = parsed(f"{failure_page(ConfigError(text))}\n\n{stage_table([summary(text)])}\n")
     kinds = [token.type for token in tokens]
-    assert set(kinds) <= HARMLESS
-    assert (kinds.count("th_open"), kinds.count("td_open"), kinds.count("tr_open")) == (6, 6, 2)
+    lists = {f"{kind}_{end}" for kind in ("bullet_list", "list_item") for end in ("open", "close")}
+    assert set(kinds) <= HARMLESS | lists
+    assert kinds.count("list_item_open") == 1
+    assert (kinds.count("th_open"), kinds.count("td_open"), kinds.count("tr_open")) == (4, 4, 2)
     spec = LaunchSpec(name="x", command=("echo", text), run_directory=str(tmp_path))
     assert [token.type for token in parsed(submitted(spec))] == ["fence"]
