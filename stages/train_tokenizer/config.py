@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from trainyard.artifacts.output import Output
 from trainyard.config import location
@@ -11,18 +12,27 @@ from trainyard.errors import ConfigError
 
 NUM_BYTES = 256
 SPECIAL_TOKENS = ("<|endoftext|>",)
+BERT_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+LEAST_WORDPIECE = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTokenizerConfig:
-    """Train a byte-level BPE tokenizer on a corpus; writes a Hugging Face tokenizer.json."""
+    """Train a tokenizer on a corpus: a byte-level BPE as a Hugging Face tokenizer.json, or BERT's
+    word pieces as a vocab.txt."""
 
     input: tuple[str, ...] = location()
     """Files, folders, patterns or URLs of JSONL (.jsonl, .json) or text (.txt), also with .gz."""
     output_dir: str = location()
-    """Folder or URL to write to; --tokenizer-model of later stages."""
+    """Folder or URL to write to; --tokenizer-model of later stages, or with wordpiece the folder of
+    their --vocab-file, vocab.txt."""
+    algorithm: Literal["bpe", "wordpiece"] = "bpe"
+    """bpe: as GPT-2's. wordpiece: for the tokenizer types BertWordPieceLowerCase and
+    BertWordPieceCase."""
+    lower_case: bool = True
+    """With wordpiece: learn from lower-cased text without accents, for BertWordPieceLowerCase."""
     vocab_size: int = 8192
-    """Number of tokens, the 256 bytes and <|endoftext|> included."""
+    """Number of tokens, special ones and the 256 bytes of a BPE included."""
     json_keys: tuple[str, ...] = ("text",)
     """Keys of a JSON document that hold text."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
@@ -30,11 +40,14 @@ class TrainTokenizerConfig:
     larger one stops the run."""
 
     def __post_init__(self) -> None:
-        least = NUM_BYTES + len(SPECIAL_TOKENS)
+        if self.algorithm == "bpe":
+            least = NUM_BYTES + len(SPECIAL_TOKENS)
+            needs = f"256 bytes, {' '.join(SPECIAL_TOKENS)}"
+        else:
+            least, needs = LEAST_WORDPIECE, "special tokens and characters"
         if self.vocab_size < least:
             raise ConfigError(
-                f"--vocab-size must be at least {least} (256 bytes, {' '.join(SPECIAL_TOKENS)}), "
-                f"got {self.vocab_size}"
+                f"--vocab-size must be at least {least} ({needs}), got {self.vocab_size}"
             )
         check_bound(self.max_document_bytes)
         if not self.input:

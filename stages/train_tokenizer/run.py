@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -15,12 +15,15 @@ from tokenizers.trainers import BpeTrainer
 
 from stages.runtime.context import StageRun
 from stages.train_tokenizer.config import SPECIAL_TOKENS, TrainTokenizerConfig
+from stages.train_tokenizer.wordpiece import choose_alphabet, count_characters, learn_vocabulary
 from trainyard.artifacts import store
 from trainyard.corpus.documents import DocumentReader, check_inputs, split_ranges
 from trainyard.errors import DataError
 from trainyard.progress import Progress
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BATCH = 512
 MIN_FREQUENCY = 2
@@ -37,23 +40,40 @@ SETTINGS = {
 
 
 def run(config: TrainTokenizerConfig, stage: StageRun) -> dict[str, Any]:
-    """Write tokenizer.json and tokenizer_config.json."""
+    """Write tokenizer.json and tokenizer_config.json, or vocab.txt."""
     files = check_inputs(config.input, stage.inputs["input"].files, config.json_keys)
     sizes = {url: store.info(url).size_bytes for url in files}
-    with stage.progress(sum(sizes.values()), "bytes", "read") as progress:
-        batches = read_batches(sizes, config, progress)
-        tokenizer = stoppable(lambda: train(batches, config.vocab_size))
-        num_bytes = progress.done
-    reached = tokenizer.get_vocab_size()
+    learn = _write_bpe if config.algorithm == "bpe" else _write_wordpiece
+    reached = learn(config, stage, sizes)
     if reached < config.vocab_size:
         log.warning(
             "the corpus has pairs for only %d tokens, fewer than --vocab-size %d",
             reached,
             config.vocab_size,
         )
+    return {"vocab_size": reached, "input_bytes": sum(sizes.values())}
+
+
+def _write_bpe(config: TrainTokenizerConfig, stage: StageRun, sizes: dict[str, int]) -> int:
+    with stage.progress(sum(sizes.values()), "bytes", "read") as progress:
+        batches = read_batches(sizes, config, progress)
+        tokenizer = stoppable(lambda: train(batches, config.vocab_size))
     stage.write_text("tokenizer.json", tokenizer.to_str(pretty=True))
     stage.write_json("tokenizer_config.json", SETTINGS)
-    return {"vocab_size": reached, "input_bytes": num_bytes}
+    return tokenizer.get_vocab_size()
+
+
+def _write_wordpiece(config: TrainTokenizerConfig, stage: StageRun, sizes: dict[str, int]) -> int:
+    size = config.vocab_size
+    with stage.progress(2 * sum(sizes.values()), "bytes", "read") as progress:
+        counts = count_characters(read_batches(sizes, config, progress), config.lower_case)
+        alphabet = choose_alphabet(counts, size)
+        batches = read_batches(sizes, config, progress)
+        tokens = stoppable(
+            lambda: learn_vocabulary(batches, size, alphabet, config.lower_case, MIN_FREQUENCY)
+        )
+    stage.write_text("vocab.txt", "".join(token + "\n" for token in tokens))
+    return len(tokens)
 
 
 def read_batches(
@@ -96,9 +116,9 @@ def train(batches: Iterator[list[str]], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def stoppable(work: Callable[[], Tokenizer]) -> Tokenizer:
+def stoppable(work: Callable[[], T]) -> T:
     """Run `work` in a thread, so that a signal takes effect before the library returns."""
-    done: list[Tokenizer] = []
+    done: list[T] = []
     failed: list[BaseException] = []
 
     def target() -> None:

@@ -67,6 +67,39 @@ def test_same_corpus_gives_the_same_bytes_elsewhere(corpus: Path, tmp_path: Path
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
 
 
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_word_pieces_are_those_of_a_bert(corpus: Path, tmp_path: Path, lower_case: bool) -> None:
+    options = {"algorithm": "wordpiece", "vocab_size": 120, "lower_case": lower_case}
+    metrics = train(corpus, tmp_path / "wp", **options)
+    vocabulary = (tmp_path / "wp/vocab.txt").read_text().splitlines()
+    assert metrics["vocab_size"] == len(set(vocabulary)) == len(vocabulary) <= 120
+    assert vocabulary[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    kind = "BertWordPieceLowerCase" if lower_case else "BertWordPieceCase"
+    tokenizer = build_tokenizer(
+        TokenizerConfig(
+            tokenizer_type=kind, vocab_file=str(tmp_path / "wp/vocab.txt"), vocab_extra_ids=0
+        )
+    )
+    unknown = vocabulary.index("[UNK]")
+    pieces = tokenizer.encode(SENTENCE)
+    assert unknown not in pieces
+    assert len(pieces) < 2 * len(SENTENCE.split())
+    upper = tokenizer.encode("TRAIN")
+    assert (upper == tokenizer.encode("train")) if lower_case else (upper == [unknown])
+
+
+@pytest.mark.slow
+def test_word_pieces_do_not_depend_on_the_order_of_a_hash(tmp_path: Path) -> None:
+    texts = [f"{i * 7919 % 1009:x} {i * 104729 % 997:o}" for i in range(3000)]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    found = set()
+    for run_number in range(4):  # the library seeds its hash maps anew each time
+        folder = tmp_path / str(run_number)
+        train(tmp_path / "texts.txt", folder, algorithm="wordpiece", vocab_size=400)
+        found.add((folder / "vocab.txt").read_text())
+    assert len(found) == 1
+
+
 def test_transformers_loads_the_folder(corpus: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     train(corpus, tmp_path / "tok")
@@ -87,6 +120,8 @@ def test_small_corpus_is_a_warning(
 def test_refusals(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--vocab-size must be at least 257"):
         train(corpus, tmp_path / "tok", vocab_size=256)
+    with pytest.raises(ConfigError, match=r"at least 100 \(special tokens and characters\)"):
+        train(corpus, tmp_path / "tok", algorithm="wordpiece", vocab_size=99)
     with pytest.raises(ConfigError, match="--input names no file"):
         train(corpus, tmp_path / "tok", input=[])
     with pytest.raises(DataError, match=r"corpus\.jsonl: line 1 .*no key 'body'"):
