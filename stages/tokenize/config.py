@@ -16,7 +16,7 @@ from trainyard.config import (
 )
 from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES, check_bound
 from trainyard.corpus.pairs import BAD_LINES, DOCS, PAIR, SHARE
-from trainyard.corpus.sentences import model_folder, nltk_version
+from trainyard.corpus.sentences import model_inputs, nltk_version
 from trainyard.errors import ConfigError
 from trainyard.tokenizers.config import TokenizerConfig
 
@@ -43,7 +43,8 @@ class TokenizeConfig:
     keep_newlines: bool = False
     """With --split-sentences: keep the line breaks between sentences."""
     lang: str = "english"
-    """With --split-sentences: language of the text; NLTK's punkt_tab must have a model for it."""
+    """With --split-sentences: language of the text; NLTK's punkt_tab must have a model for it. none
+    needs no model, and ends sentences at abbreviations too."""
     id_key: str = "id"
     """Key whose value is recorded as the id of a document, if the document has it."""
     on_bad_line: Literal["stop", "skip"] = "stop"
@@ -125,7 +126,7 @@ class TokenizeConfig:
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The corpus, the tokenizer's files, and the model that finds the ends of sentences."""
-        model = (str(model_folder(self.lang)),) if self.split_sentences else ()
+        model = model_inputs(self.lang) if self.split_sentences else ()
         return {"input": self.input, "tokenizer": self.tokenizer.inputs(), "sentences": model}
 
     def versions(self) -> dict[str, str]:

@@ -28,6 +28,8 @@ NLTK = "3.10.0"
 which 3.8.1 is the last complete version. 3.10.1 cannot be imported from an environment below the
 working directory. 3.10.2 and later also end sentences at curly quotes and guillemets."""
 
+NO_LANGUAGE = "none"
+"""Punkt's rules without the abbreviations, names and collocations of a language: needs no files."""
 MODEL = Path("tokenizers", "punkt_tab")
 ENDS = ".?!"
 FROM_END = re.compile(r"[.?!]\S*")
@@ -80,9 +82,15 @@ def model_folder(lang: str) -> Path:
     raise ConfigError(
         f"--lang {lang}: no Punkt model {MODEL / lang} in any of "
         f"{', '.join(map(str, places))}. On a machine with a network, "
-        "`python -m nltk.downloader -d FOLDER punkt_tab` downloads it; then set NLTK_DATA=FOLDER"
+        "`python -m nltk.downloader -d FOLDER punkt_tab` downloads it; then set NLTK_DATA=FOLDER. "
+        f"--lang {NO_LANGUAGE} needs no model, and takes abbreviations for ends of sentences"
         + (f". Available languages: {', '.join(others)}" if others else "")
     )
+
+
+def model_inputs(lang: str) -> tuple[str, ...]:
+    """The folder of the model of a language; nothing for `NO_LANGUAGE`."""
+    return () if lang == NO_LANGUAGE else (str(model_folder(lang)),)
 
 
 def _places() -> list[Path]:
@@ -102,11 +110,15 @@ class _Contexts(dict[str, int]):
         return 0
 
 
-def _load(folder: Path) -> Any:
-    """The parameters of Punkt, as NLTK's `load_punkt_params` returns them."""
+def _load(folder: Path | None) -> Any:
+    """The parameters of Punkt, as NLTK's `load_punkt_params` returns them; without a folder, those
+    of an untrained splitter."""
     from nltk.tokenize.punkt import PunktParameters  # type: ignore[import-untyped]
 
     parameters = PunktParameters()
+    parameters.ortho_context = _Contexts()
+    if folder is None:
+        return parameters
     parameters.abbrev_types = set(_lines(folder / "abbrev_types.txt"))
     parameters.sent_starters = set(_lines(folder / "sent_starters.txt"))
     parameters.collocations = set(_pairs(folder / "collocations.tab", str))
@@ -157,10 +169,8 @@ class SentenceSplitter:
     quotes that it moves to the sentence before, and at the end of the text."""
 
     def __init__(self, lang: str = "english", keep_newlines: bool = False) -> None:
-        self.folder = model_folder(lang)
-        """The folder of the four files of the model."""
         self.keep_newlines = keep_newlines
-        self._punkt = _punkt(self.folder)
+        self._punkt = _punkt(None if lang == NO_LANGUAGE else model_folder(lang))
         self._follower = re.compile(rf"{self._punkt._lang_vars._re_non_word_chars}|\S+")
 
     def split(self, text: str) -> list[str]:
@@ -232,7 +242,8 @@ def _end(text: str, first: int, stop: int) -> int:
     return found + 1 if found >= 0 else len(text)
 
 
-def _punkt(folder: Path) -> Any:
+def _punkt(folder: Path | None) -> Any:
+    """NLTK's splitter. folder: of the four files of the model; None: without a model."""
     found = nltk_version()
     _warn_of_version(found)
     try:

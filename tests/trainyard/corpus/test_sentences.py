@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainyard.corpus.sentences import SentenceSplitter, model_folder
+from trainyard.corpus.sentences import SentenceSplitter, model_folder, model_inputs
 from trainyard.errors import ArtifactError, ConfigError
 
 pytestmark = pytest.mark.slow
@@ -129,10 +129,23 @@ def test_a_model_trained_here_is_used(tmp_path: Path, monkeypatch: pytest.Monkey
     save_punkt_params(trainer.get_params(), dir=str(folder))
     monkeypatch.setenv("NLTK_DATA", f"/nowhere:{tmp_path}")
     splitter = SentenceSplitter("german")
-    assert splitter.folder == folder
+    assert model_inputs("german") == (str(folder),)
     theirs = PunktSentenceTokenizer(trainer.get_params())
     assert splitter.split(text) == theirs.tokenize(text)
     assert splitter.split("Er kam bzw. ging. Sie blieb.") == ["Er kam bzw. ging.", "Sie blieb."]
+
+
+@pytest.mark.parametrize("keep_newlines", [False, True])
+def test_without_a_language_there_are_only_rules(
+    keep_newlines: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NLTK_DATA", "/nowhere")
+    splitter = SentenceSplitter("none", keep_newlines)
+    text = "Dr. Low came. He sat.\nWhy? Nobody asked!"
+    reference = PunktSentenceTokenizer().tokenize(text)
+    assert [sentence.rstrip() for sentence in splitter.split(text)] == reference
+    assert len(reference) == 5
+    assert model_inputs("none") == ()
 
 
 # --- what is kept -----------------------------------------------------------------------------
