@@ -139,6 +139,8 @@ def test_a_model_trained_here_is_used(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_without_a_language_there_are_only_rules(
     keep_newlines: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from nltk.tokenize.punkt import PunktSentenceTokenizer
+
     monkeypatch.setenv("NLTK_DATA", "/nowhere")
     splitter = SentenceSplitter("none", keep_newlines)
     text = "Dr. Low came. He sat.\nWhy? Nobody asked!"
