@@ -14,6 +14,7 @@ from flows.cli.run_flow import fail, run_program
 from flows.recipes.corpus import corpus_jobs
 from flows.recipes.force import check_force
 from flows.recipes.inputs import check_inputs
+from flows.recipes.masked import masked_jobs
 from flows.recipes.pretrain import pretrain_jobs
 from flows.recipes.recipe import Recipe, read_recipe, yard_root
 from flows.recipes.refresh import check_refresh
@@ -62,6 +63,12 @@ def _check_pretrain(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     check_force(given.force, jobs.all())
 
 
+def _check_bert(recipe: Recipe, profile: Profile, given: Arguments) -> None:
+    jobs = masked_jobs(recipe, "bert", profile.training_resources())
+    check_inputs(recipe, jobs.all(), profile.backend)
+    check_force(given.force, jobs.all())
+
+
 def _check_release(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     jobs = release_jobs(recipe, given.checkpoint)
     check_force(given.force, jobs.all())
@@ -81,6 +88,12 @@ RECIPE_FLOWS = {
     "pretrain_gpt": RecipeFlow(
         description="Turn raw text into a trained, evaluated and benchmarked GPT.",
         check=_check_pretrain,
+        prints="card",
+        options={"force": FORCE},
+    ),
+    "pretrain_bert": RecipeFlow(
+        description="Turn raw text into a trained BERT.",
+        check=_check_bert,
         prints="card",
         options={"force": FORCE},
     ),

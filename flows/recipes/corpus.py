@@ -14,7 +14,7 @@ from flows.recipes.stage_job import SHARES, StageJob, build_config
 from flows.stage_configs import CONFIGS
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
-from trainyard.artifacts.urls import basename
+from trainyard.artifacts.urls import basename, join
 from trainyard.config import leaves
 from trainyard.errors import ArtifactError, ConfigError
 
@@ -22,6 +22,26 @@ TOKENIZER_KEYS = tuple(
     name for name, _, _ in leaves(typing.get_type_hints(CONFIGS["tokenize"])["tokenizer"])
 )
 """Options of [tokenize] that choose the tokenizer, which [pretrain] uses too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusTables:
+    """Which tables of a recipe describe the tokens of a model, and where the tokens go."""
+
+    train_tokenizer: str = "train_tokenizer"
+    tokenize: str = "tokenize"
+    folder: str = ""
+    """Below the root, for tokenizer and tokens; empty: the root."""
+    of_sentences: bool = False
+    """For a BERT or T5: word pieces, and a sequence for each sentence."""
+
+
+DOCUMENTS = CorpusTables()
+SENTENCES = CorpusTables(of_sentences=True)
+ENCODER = CorpusTables(
+    train_tokenizer="bert_tokenizer", tokenize="bert_tokenize", folder="bert", of_sentences=True
+)
+"""Of the BERT that embeds Retro's chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,21 +65,26 @@ class CorpusJobs:
         return [*first, *self.tokenize, *([self.merge] if self.merge is not None else [])]
 
 
-def corpus_jobs(recipe: Recipe) -> CorpusJobs:
+def corpus_jobs(recipe: Recipe, tables: CorpusTables = DOCUMENTS) -> CorpusJobs:
     """The jobs of a recipe that make its tokens, each with validated options.
 
     Raises ConfigError for wrong options, ArtifactError for a missing corpus."""
-    if recipe.tokens:
-        return _no_jobs(recipe)
-    corpus, heldout = _corpus(recipe)
-    tokenizer = tokenizer_of(recipe)
-    tokens = recipe.at("tokens", "corpus_text_document")
+    if recipe.tokens and not tables.folder:
+        return _no_jobs(recipe, tables)
+    heldout = "" if tables.of_sentences else heldout_of(recipe)
+    corpus = corpus_files(recipe)
+    tokenizer = tokenizer_of(recipe, tables)
+    name = "corpus_text_sentence" if tables.of_sentences else "corpus_text_document"
+    tokens = recipe.at(*_folder(tables), "tokens", name)
+    parts = recipe.at(*_folder(tables), "tokens", "parts")
     return CorpusJobs(
         collect=_collect(recipe),
-        train_tokenizer=_train_tokenizer(recipe, corpus),
-        tokenize=_tokenize(recipe, corpus, tokenizer),
+        train_tokenizer=_train_tokenizer(recipe, corpus, tables),
+        tokenize=_tokenize(recipe, corpus, tokenizer, tables),
         merge=recipe.job(
-            "merge", {"input": [recipe.at("tokens", "parts")], "output_prefix": tokens}
+            "merge",
+            {"input": [parts], "output_prefix": tokens},
+            f"{tables.folder}-merge" if tables.folder else "",
         ),
         tokens=tokens,
         heldout=heldout,
@@ -67,7 +92,11 @@ def corpus_jobs(recipe: Recipe) -> CorpusJobs:
     )
 
 
-def _no_jobs(recipe: Recipe) -> CorpusJobs:
+def _folder(tables: CorpusTables) -> tuple[str, ...]:
+    return (tables.folder,) if tables.folder else ()
+
+
+def _no_jobs(recipe: Recipe, tables: CorpusTables) -> CorpusJobs:
     """The jobs for existing tokens: none."""
     where = recipe.where
     if recipe.corpus or recipe.tables.keys() & {"collect", "train_tokenizer", "merge"}:
@@ -87,8 +116,8 @@ def _no_jobs(recipe: Recipe) -> CorpusJobs:
         tokenize=(),
         merge=None,
         tokens=_prefix_of(recipe.tokens),
-        heldout=heldout_of(recipe),
-        tokenizer=tokenizer_of(recipe),
+        heldout="" if tables.of_sentences else heldout_of(recipe),
+        tokenizer=tokenizer_of(recipe, tables),
     )
 
 
@@ -107,21 +136,25 @@ def _prefix_of(tokens: str) -> str:
     return str(by_key.get("text") or next(iter(by_key.values())))
 
 
-def _corpus(recipe: Recipe) -> tuple[list[str], str]:
-    """The files of the corpus, and the text to evaluate on."""
-    heldout = heldout_of(recipe)
+def corpus_files(recipe: Recipe) -> list[str]:
+    """The files of the corpus: named in the recipe, else those to collect."""
     if not recipe.corpus:
         config = _collect_config(recipe)
         names = [f"train-{number:05d}.jsonl" for number in range(config.num_shards)]
-        return [recipe.at("corpus", name) for name in names], heldout
+        return [recipe.at("corpus", name) for name in names]
+    _refuse_collect(recipe)
     files = [file for pattern in recipe.corpus for file in store.expand(pattern)]
-    return list(dict.fromkeys(files)), heldout
+    return list(dict.fromkeys(files))
+
+
+def _refuse_collect(recipe: Recipe) -> None:
+    if recipe.corpus and "collect" in recipe.tables:
+        raise ConfigError(f"{recipe.where}: a recipe with a corpus of its own has no [collect]")
 
 
 def heldout_of(recipe: Recipe) -> str:
     """The text to evaluate on: named in the recipe, else collected with the corpus."""
-    if recipe.corpus and "collect" in recipe.tables:
-        raise ConfigError(f"{recipe.where}: a recipe with a corpus of its own has no [collect]")
+    _refuse_collect(recipe)
     if (recipe.corpus or recipe.tokens) and not recipe.evaluation_data:
         raise ConfigError(
             f"{recipe.where}: a corpus of your own needs a text to evaluate on; "
@@ -139,37 +172,50 @@ def _collect(recipe: Recipe) -> StageJob | None:
     return None if recipe.corpus else recipe.job("collect", {"output_dir": recipe.at("corpus")})
 
 
-def tokenizer_of(recipe: Recipe) -> dict[str, Any]:
+def tokenizer_of(recipe: Recipe, tables: CorpusTables = DOCUMENTS) -> dict[str, Any]:
     """The tokenizer's options: as written in [tokenize], else those of the trained tokenizer."""
-    written = recipe.table("tokenize")
+    written = recipe.table(tables.tokenize)
     if "tokenizer_type" in written:
         return {key: written[key] for key in TOKENIZER_KEYS if key in written}
+    trained = recipe.at(*_folder(tables), "tokenizer")
+    if not tables.of_sentences:
+        return {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": trained}
+    is_cased = recipe.table(tables.train_tokenizer).get("lower_case") is False
     return {
-        "tokenizer_type": "HuggingFaceTokenizer",
-        "tokenizer_model": recipe.at("tokenizer"),
+        "tokenizer_type": "BertWordPieceCase" if is_cased else "BertWordPieceLowerCase",
+        "vocab_file": join(trained, "vocab.txt"),
     }
 
 
-def _train_tokenizer(recipe: Recipe, corpus: list[str]) -> StageJob | None:
-    if "tokenizer_type" not in recipe.table("tokenize"):
-        decided = {"input": corpus, "output_dir": recipe.at("tokenizer")}
-        return recipe.job("train_tokenizer", decided)
-    if "train_tokenizer" in recipe.tables:
+def _train_tokenizer(recipe: Recipe, corpus: list[str], tables: CorpusTables) -> StageJob | None:
+    if "tokenizer_type" not in recipe.table(tables.tokenize):
+        decided = {"input": corpus, "output_dir": recipe.at(*_folder(tables), "tokenizer")}
+        if tables.of_sentences:
+            decided["algorithm"] = "wordpiece"
+        label = tables.train_tokenizer if tables.folder else ""
+        return recipe.job("train_tokenizer", decided, label, table=tables.train_tokenizer)
+    if tables.train_tokenizer in recipe.tables:
         raise ConfigError(
-            f"{recipe.where}: [tokenize] names a tokenizer, so there is none to train; "
-            f"leave out [train_tokenizer] or tokenizer_type"
+            f"{recipe.where}: [{tables.tokenize}] names a tokenizer, so there is none to train; "
+            f"leave out [{tables.train_tokenizer}] or tokenizer_type"
         )
     return None
 
 
-def _tokenize(recipe: Recipe, corpus: list[str], tokenizer: dict[str, Any]) -> tuple[StageJob, ...]:
-    written = recipe.table("tokenize")
+def _tokenize(
+    recipe: Recipe, corpus: list[str], tokenizer: dict[str, Any], tables: CorpusTables
+) -> tuple[StageJob, ...]:
+    written = recipe.table(tables.tokenize)
     ours = {key: value for key, value in tokenizer.items() if key not in written}
+    if tables.of_sentences:
+        ours["split_sentences"] = True
+    before = f"{tables.folder}-" if tables.folder else ""
     jobs = []
     for file, part in zip(corpus, part_names(corpus), strict=True):
-        place = recipe.at("tokens", "parts", part)
+        place = recipe.at(*_folder(tables), "tokens", "parts", part)
         decided = {"input": [file], "output_prefix": place, **ours}
-        jobs.append(recipe.job("tokenize", decided, f"tokenize-{part.lower()}"))
+        label = f"{before}tokenize-{part.lower()}"
+        jobs.append(recipe.job("tokenize", decided, label, table=tables.tokenize))
     return tuple(jobs)
 
 

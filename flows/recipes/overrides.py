@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from flows.recipes.recipe import stage_of
 from flows.stage_configs import CONFIGS
 from trainyard.config import check_known, convert, leaves, other_names, suggest
 from trainyard.config_text import parse_document
@@ -18,22 +19,30 @@ AS_RECIPE: Literal["as the recipe says"] = "as the recipe says"
 Choice = Literal["as the recipe says", True, False]
 """A switch of a form. Not a boolean: Prefect's form sends false for each one that it shows."""
 
-TOP_LEVEL: dict[str, Any] = {"corpus": tuple[str, ...], "evaluation_data": str, "tokens": str}
+TOP_LEVEL: dict[str, Any] = {
+    "corpus": tuple[str, ...],
+    "evaluation_data": str,
+    "tokens": str,
+    "encoder": str,
+}
 """Keys above the tables of a recipe, with their types."""
 
 CORPUS_STAGES = ("collect", "train_tokenizer", "tokenize", "merge")
 RELEASE_STAGES = ("reshard", "evaluate", "benchmark")
+GPT_KEYS = ("corpus", "evaluation_data", "tokens")
 
 STAGES_OF: dict[str, tuple[str, ...]] = {
     "prepare-corpus": CORPUS_STAGES,
+    "pretrain-bert": (*CORPUS_STAGES, "plan", "pretrain"),
     "pretrain-gpt": (*CORPUS_STAGES, "plan", "pretrain", *RELEASE_STAGES),
     "release": RELEASE_STAGES,
     "corpus-refresh": ("tokenize", "merge"),
 }
 """The stages of each flow that runs a recipe, whose options it lets override."""
 KEYS_OF: dict[str, tuple[str, ...]] = {
-    "prepare-corpus": tuple(TOP_LEVEL),
-    "pretrain-gpt": tuple(TOP_LEVEL),
+    "prepare-corpus": GPT_KEYS,
+    "pretrain-bert": ("corpus", "tokens"),
+    "pretrain-gpt": GPT_KEYS,
     "release": ("evaluation_data",),
     "corpus-refresh": ("corpus",),
 }
@@ -163,8 +172,9 @@ def check_document(
 
 def check_table(stage: str, table: Document) -> dict[str, Any]:
     """Options of a stage with converted values; ConfigError for an unknown name or wrong type."""
-    types = {name: annotation for name, annotation, _ in leaves(CONFIGS[stage])}
-    others, decided = other_names(CONFIGS[stage]), DECIDED.get(stage, ())
+    options = CONFIGS[stage_of(stage)]
+    types = {name: annotation for name, annotation, _ in leaves(options)}
+    others, decided = other_names(options), DECIDED.get(stage_of(stage), ())
     known = [name for name in types if name not in decided]
     found = {}
     for key, value in table.items():
@@ -184,7 +194,9 @@ def _plain(value: Any) -> Any:
 
 def _unknown(name: str, stages: Sequence[str], top_level: Sequence[str]) -> str:
     """Why a name above the tables is wrong, and what to write instead."""
-    owners = [stage for stage in stages if name in {key for key, _, _ in leaves(CONFIGS[stage])}]
+    owners = [
+        stage for stage in stages if name in {key for key, _, _ in leaves(CONFIGS[stage_of(stage)])}
+    ]
     if owners:
         return f"{name} is an option of {' and '.join(owners)}: write {owners[0]}.{name} = VALUE"
     if name in CONFIGS:

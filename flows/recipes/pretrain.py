@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from flows.goodput.report import goodput_url
@@ -52,7 +53,7 @@ def pretrain_jobs(recipe: Recipe, resources: TrainingResources | None = None) ->
     checkpoint = recipe.at("checkpoint")
     after = release_jobs(recipe)
     trained_on = {"data_path": [corpus.tokens], "save": checkpoint, **corpus.tokenizer}
-    ranks = None if resources is None else _num_ranks(recipe.table("pretrain"), resources)
+    ranks = None if resources is None else num_ranks_of(recipe.table("pretrain"), resources)
     pretrain = recipe.job("pretrain", trained_on, num_ranks=ranks)
     _check_model(recipe, pretrain, after)
     return PretrainJobs(
@@ -61,7 +62,7 @@ def pretrain_jobs(recipe: Recipe, resources: TrainingResources | None = None) ->
         tokenize=corpus.tokenize,
         merge=corpus.merge,
         pretrain=pretrain,
-        plan=_plan(recipe, corpus, resources or TrainingResources()),
+        plan=plan_job(recipe, corpus, resources or TrainingResources()),
         export=after.export,
         reshard=after.reshard,
         evaluate=after.evaluate,
@@ -85,10 +86,17 @@ def _check_model(recipe: Recipe, pretrain: StageJob, after: ReleaseJobs) -> None
         ) from error
 
 
-def _plan(recipe: Recipe, corpus: CorpusJobs, resources: TrainingResources) -> StageJob:
-    """The plan of the model and batch of [pretrain], on the yard's resources."""
+def plan_job(
+    recipe: Recipe,
+    corpus: CorpusJobs,
+    resources: TrainingResources,
+    decided: Mapping[str, Any] = MappingProxyType({}),
+) -> StageJob:
+    """The plan of the model and batch of [pretrain], on the yard's resources.
+
+    decided: options of the training that its flow decides."""
     where, written = f"{recipe.where} [plan]", recipe.table("plan")
-    planned = to_be_planned(recipe.table("pretrain"), resources)
+    planned = to_be_planned({**recipe.table("pretrain"), **decided}, resources)
     own = {"vocab_size": _vocab_size(recipe, corpus), "output_dir": recipe.at("plan")}
     try:
         return stage_job("plan", {**planned, **own, **written}, where)
@@ -115,7 +123,7 @@ def _vocab_size(recipe: Recipe, corpus: CorpusJobs) -> Any:
     return size
 
 
-def _num_ranks(pretrain: Mapping[str, Any], resources: TrainingResources) -> int:
+def num_ranks_of(pretrain: Mapping[str, Any], resources: TrainingResources) -> int:
     """Ranks of the training: those of the yard, or those that it starts itself."""
     own = pretrain.get("nproc_per_node", 1)
     is_own = resources.world_size == 1 and isinstance(own, int)
@@ -126,7 +134,7 @@ def to_be_planned(pretrain: Mapping[str, Any], resources: TrainingResources) -> 
     """Options of the plan of a training: those that the two stages share, and its resources."""
     keys = {name for name, _, _ in leaves(CONFIGS["plan"])}
     own = {key: value for key, value in pretrain.items() if key in keys}
-    ranks = _num_ranks(pretrain, resources)
+    ranks = num_ranks_of(pretrain, resources)
     return {**own, **({"world_size": ranks} if ranks > 1 else {}), **resources.to_plan()}
 
 

@@ -7,6 +7,8 @@ artifacts are not in it: they follow from the yard and the recipe's name. Keys a
     evaluation_data = "held.txt"     text to evaluate on; required with a corpus of your own
     tokens = "web/current.json"      existing tokens, instead of a corpus: a pair's prefix, or what
                                      corpus-refresh publishes
+    encoder = "models/minilm"        for build-retro: a BERT that embeds chunks, instead of training
+                                     one by [bert_tokenizer], [bert_tokenize] and [bert]
     preset = "models/gpt-7b.toml"    options of pretrain, which [pretrain] overrides; a relative
                                      path starts at the recipe's folder"""
 
@@ -27,10 +29,12 @@ from trainyard.config import convert, leaves, other_names, suggest
 from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError, TrainyardError
 
-TOP_LEVEL = ("corpus", "evaluation_data", "tokens", "preset")
+TOP_LEVEL = ("corpus", "evaluation_data", "tokens", "encoder", "preset")
 ASKED = ("blame", "certify", "index", "inspect", "verify")
 """Stages that a person runs, which have no table in a recipe."""
-TABLES = tuple(name for name in CONFIGS if name not in ASKED)
+OF_ENCODER = {"bert_tokenizer": "train_tokenizer", "bert_tokenize": "tokenize", "bert": "pretrain"}
+"""Tables of the BERT that embeds Retro's chunks, and their stages."""
+TABLES = (*(name for name in CONFIGS if name not in ASKED), *OF_ENCODER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,7 @@ class Recipe:
     corpus: tuple[str, ...] = ()
     evaluation_data: str = ""
     tokens: str = ""
+    encoder: str = ""
     tables: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -59,11 +64,13 @@ class Recipe:
         decided: Mapping[str, Any],
         label: str = "",
         num_ranks: int | None = None,
+        table: str = "",
     ) -> StageJob:
         """A stage with its written options and those that only the flow decides.
 
-        num_ranks: of a training; None: unknown."""
-        written, where = self.table(stage), f"{self.where} [{stage}]"
+        num_ranks: of a training; None: unknown. table: of the options, if not that of the stage."""
+        table = table or stage
+        written, where = self.table(table), f"{self.where} [{table}]"
         for key in written.keys() & decided.keys():
             raise ConfigError(
                 f"{where}: {key} is decided by the flow ({decided[key]!r}); leave it out. Where "
@@ -76,7 +83,7 @@ class Recipe:
         keys = {key: value for key, value in document.items() if key not in TABLES}
         tables = dict(self.tables)
         for stage, table in ((name, document[name]) for name in document if name in TABLES):
-            others = other_names(CONFIGS[stage])
+            others = other_names(CONFIGS[stage_of(stage)])
             written = self.table(stage).items()
             kept = {key: value for key, value in written if others.get(key, key) not in table}
             tables[stage] = {**kept, **table}
@@ -85,6 +92,11 @@ class Recipe:
     def at(self, *parts: str) -> str:
         """An address under the root."""
         return join(self.root, *parts)
+
+
+def stage_of(table: str) -> str:
+    """The stage whose options a table of a recipe holds."""
+    return OF_ENCODER.get(table, table)
 
 
 def yard_root(yard: str | None = None) -> str:
@@ -125,6 +137,7 @@ def parse_recipe(text: str, path: str, yard: str | None = None) -> Recipe:
             document.get("evaluation_data", ""), str, f"{path}: evaluation_data"
         ),
         tokens=convert(document.get("tokens", ""), str, f"{path}: tokens"),
+        encoder=convert(document.get("encoder", ""), str, f"{path}: encoder"),
         tables=tables,
     )
 

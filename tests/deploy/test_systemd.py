@@ -66,7 +66,7 @@ def test_it_takes_nothing_that_flows_need(service: configparser.SectionProxy, na
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
 def test_systemd_reads_it_without_a_warning(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
-    text = UNIT.read_text().replace("/shared/trainyard/.venv/bin/prefect", "/bin/true")
+    text = UNIT.read_text().replace("/shared/trainyard/.venv/bin/python", "/bin/true")
     unit.write_text(text)
     command = ["systemd-analyze", "security", "--offline=yes", "--threshold=60", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -77,8 +77,8 @@ def test_systemd_reads_it_without_a_warning(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_its_command_is_one_that_prefect_takes(service: configparser.SectionProxy) -> None:
     program, *words = service["ExecStart"].split()
-    assert program.endswith("/.venv/bin/prefect")
-    command = [sys.executable, "-m", "prefect", *words[:2], "--help"]
+    assert program.endswith("/.venv/bin/python")
+    assert words[:2] == ["-m", "flows.worker"]  # takes the options of Prefect's worker
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--help"]
     known = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert words[:2] == ["worker", "start"]
     assert [word for word in words if word.startswith("--") and word not in known] == []

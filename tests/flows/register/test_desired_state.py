@@ -15,7 +15,7 @@ from flows.yard.read_profile import parse_profile
 from trainyard.errors import ConfigError
 
 FLOWS = [
-    *("prepare-corpus", "pretrain-gpt", "release"),
+    *("prepare-corpus", "pretrain-bert", "pretrain-gpt", "release"),
     *("corpus-refresh", "run-stage", "collect-garbage"),
 ]
 

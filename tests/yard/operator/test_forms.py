@@ -127,11 +127,11 @@ def requested(form: Form, server: Target, module: str) -> Any:
     return resolved(module, run["parameters"])
 
 
-def edited(folder: Path, old: str, new: str) -> str:
-    """The quick start's recipe with one line changed."""
-    text = Path(QUICKSTART).read_text()
+def edited(folder: Path, old: str, new: str, recipe: str = QUICKSTART) -> str:
+    """A recipe, the quick start's unless given, with one line changed."""
+    text = Path(recipe).read_text()
     assert text.count(old) == 1
-    path = folder / Path(QUICKSTART).name
+    path = folder / Path(recipe).name
     path.write_text(text.replace(old, new))
     return str(path)
 
@@ -169,6 +169,7 @@ def test_a_switch_left_alone_stays_as_the_recipe_says(
             *('lr_decay_style = "cosine"', 'lr_decay_style = "linear"'),
         ),
         ("release", "num_shards", "3", "num_shards = 2 ", "num_shards = 3 "),
+        ("pretrain_bert", "train_iters", "70", "train_iters = 300", "train_iters = 70"),
         ("release", "num_tokens_to_generate", "7", "to_generate = 48", "to_generate = 7"),
     ],
 )
@@ -184,11 +185,12 @@ def test_a_filled_field_overrides_the_recipe_and_nothing_else(
     new: str,
 ) -> None:
     flow = module.replace("_", "-")
+    recipe = "recipes/bert_quickstart.toml" if module == "pretrain_bert" else QUICKSTART
     untouched = requested(opened(page, server, generation, flow), server, module)
-    assert untouched == by_command_line(module, QUICKSTART)
+    assert untouched == by_command_line(module, recipe)
     form = opened(page, server, generation, flow)
     form.fill(field, text)
-    changed = edited(root, old, new)
+    changed = edited(root, old, new, recipe)
     assert requested(form, server, module) == by_command_line(module, changed)
 
 
