@@ -14,7 +14,7 @@ from trainyard.artifacts.store import FileRecord
 from trainyard.datasets.build import build_datasets
 from trainyard.datasets.index_cache import Arrays, IndexCache, write_entry
 from trainyard.datasets.sample_format import SampleFormat
-from trainyard.training.loop.length import length_of, num_samples
+from trainyard.training.loop.length import sample_counts
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +25,9 @@ ANY = 0
 def run(config: IndexConfig, stage: StageRun) -> dict[str, Any]:
     """Build the indices of the run; returns their sizes."""
     sample_format = SampleFormat(config.seq_length, config.seed, vocab_size=ANY, eod=ANY)
-    training = config.training()
-    length = length_of(training, 1, config.seq_length)
-    sizes = num_samples(training, length)
+    sizes, consumed = sample_counts(config)
     entries = OutputEntries(stage)
-    built = build_datasets(config.data, sample_format, sizes, entries, length.consumed)
+    built = build_datasets(config.data, sample_format, sizes, entries, consumed)
     return {
         "train_samples": len(built.train) if built.train is not None else 0,
         "valid_samples": sum(len(dataset) for _, dataset in built.valid),

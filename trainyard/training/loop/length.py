@@ -11,6 +11,7 @@ from trainyard.training.loop.batch_size import (
     build_batch_size_schedule,
     run_length,
 )
+from trainyard.training.options.samples import RunSamplesConfig
 from trainyard.training.options.training import TrainingConfig
 
 
@@ -67,3 +68,10 @@ def num_samples(training: TrainingConfig, length: RunLength) -> tuple[int, int, 
     measurements = max(by_interval, len(length.evaluation_steps))
     measurement = training.eval_iters * length.global_batch_size
     return length.samples, measurements * measurement, measurement
+
+
+def sample_counts(config: RunSamplesConfig) -> tuple[tuple[int, int, int], int]:
+    """Samples of training, validation and test data, and training samples of all steps."""
+    training = config.training()
+    length = length_of(training, 1, config.seq_length)
+    return num_samples(training, length), length.consumed
