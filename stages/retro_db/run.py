@@ -26,6 +26,7 @@ from stages.retro_db.blocks import (
 )
 from stages.retro_db.config import RetroDbConfig
 from stages.runtime.context import StageRun
+from stages.runtime.finished_files import finish_file, finished_file
 from trainyard.artifacts import inputs, store
 from trainyard.artifacts.store import FileRecord
 from trainyard.corpus.indexed import IndexedDataset
@@ -151,22 +152,10 @@ def _cut(config: RetroDbConfig, stage: StageRun, corpora: Sequence[Corpus]) -> N
 
 
 def _is_finished(stage: StageRun, corpus: Corpus, block: Block) -> bool:
-    unit = stage.work.published(block.key)
-    if unit is None:
-        return False
-    assert stage.output is not None
-    record = FileRecord(**unit["file"])
-    url = stage.output.file_url(record.path)
-    size_bytes = store.info(url).size_bytes if store.exists(url) else 0
-    if size_bytes != record.size_bytes:
-        log.warning(
-            "%s has %d bytes, and %d when a killed run finished it; making it again",
-            *(url, size_bytes, record.size_bytes),
-        )
-        return False
-    stage.record(record)
-    corpus.counts[block] = unit["counts"]
-    return True
+    counts = finished_file(stage, block.key)
+    if counts is not None:
+        corpus.counts[block] = counts
+    return counts is not None
 
 
 def _write_block(stage: StageRun, corpus: Corpus, block: Block, rows: Rows) -> None:
@@ -180,7 +169,7 @@ def _write_block(stage: StageRun, corpus: Corpus, block: Block, rows: Rows) -> N
         "invalid": len(held.chunks_invalid),
         "train": int((held.chunks_valid[:, 0] < corpus.num_train_documents).sum()),
     }
-    stage.work.publish(block.key, {"file": asdict(record), "counts": corpus.counts[block]})
+    finish_file(stage, block.key, record, corpus.counts[block])
 
 
 def _read_block(stage: StageRun, block: Block) -> HeldBlock:

@@ -6,26 +6,26 @@ chunk."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-import h5py
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainyard.artifacts import store
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset
-from trainyard.corpus.remote import fetch_whole
-from trainyard.errors import ArtifactError, ConfigError
+from trainyard.errors import ConfigError
 from trainyard.retrieval.dataset_infos import read_infos
 from trainyard.retrieval.dataset_names import dataset_names
 from trainyard.retrieval.hdf5 import merged_name
+from trainyard.retrieval.mapped import map_array
 
 Ints = NDArray[np.int64]
 
 NO_CHUNK = -1
 """The number that stands for no chunk, such as padding after the last neighbour."""
+
+WHAT = "a chunk database"
 
 
 class ChunkDatabase:
@@ -43,13 +43,12 @@ class ChunkDatabase:
     ) -> None:
         self.url = store.join(folder_url, merged_name(kind))
         self.infos = read_infos(folder_url)
-        options = cache or CacheOptions()
-        self.chunks: NDArray[np.uint32] = _map(self.url, "chunks", 5, options)
+        self.chunks: NDArray[np.uint32] = map_array(self.url, "chunks", 5, WHAT, cache)
         """(n, 5) dataset, document, start, end, BERT tokens; a view of the file."""
         self.doc_offsets: NDArray[np.uint64] | None = None
         """(d, 3) dataset, document, number of chunks up to its end; only of `train`."""
         if kind == "train":
-            self.doc_offsets = _map(self.url, "doc_offsets", 3, options)
+            self.doc_offsets = map_array(self.url, "doc_offsets", 3, WHAT, cache)
         self._tokens = [IndexedDataset(prefix, cache=cache) for prefix in data_path]
         self._check_tokens(data_path)
 
@@ -117,6 +116,20 @@ class ChunkDatabase:
             _gather(source, begins, counts, out, held[mine])
         return out.reshape(*numbers.shape, length)
 
+    def flat_ranges(self, ids: Ints) -> Iterator[tuple[int, int, NDArray[Any], Ints, Ints]]:
+        """Consecutive chunks with all tokens around them, by dataset: the first chunk and the end,
+        the tokens, and where in these each chunk begins and ends."""
+        rows = self.rows(ids).astype(np.int64)
+        for dataset in np.unique(rows[:, 0]).tolist():
+            mine = np.flatnonzero(rows[:, 0] == dataset)
+            source = self._tokens[dataset]
+            begins = source.document_places(rows[mine, 1])
+            ends = begins + rows[mine, 3]
+            begins += rows[mine, 2]
+            low, high = int(begins.min()), int(ends.max())
+            tokens = source.get_flat(low, high)
+            yield int(ids[mine[0]]), int(ids[mine[-1]]) + 1, tokens, begins - low, ends - low
+
 
 def _gather(source: IndexedDataset, begins: Ints, counts: Ints, out: Ints, places: Ints) -> None:
     """Put `counts` tokens from `begins` on into the rows `places` of `out`."""
@@ -126,23 +139,3 @@ def _gather(source: IndexedDataset, begins: Ints, counts: Ints, out: Ints, place
         return
     row, column = np.nonzero(np.arange(out.shape[1]) < counts[:, None])
     out[places[row], column] = source.tokens[begins[row] + column]
-
-
-def _map(url: str, name: str, columns: int, options: CacheOptions) -> NDArray[Any]:
-    """An array of a local or remote HDF5 file; remote ones are copied to this node once."""
-
-    def open_file(path: Path) -> NDArray[Any]:
-        with h5py.File(path, "r") as file:
-            values = file[name]
-            if values.ndim != 2 or values.shape[1] != columns:
-                raise ArtifactError(f"{url}: {name} is {values.shape}, not (n, {columns})")
-            offset, dtype, shape = values.id.get_offset(), values.dtype, values.shape
-            if offset is None:  # empty, or not contiguous as another program wrote it
-                return np.asarray(values[()])
-        return np.asarray(np.memmap(path, dtype, "r", offset, shape))
-
-    path = store.local_path(url)
-    try:
-        return fetch_whole(url, options, open_file) if path is None else open_file(path)
-    except (OSError, KeyError) as error:
-        raise ArtifactError(f"{url}: not a chunk database, or damaged: {error}") from None

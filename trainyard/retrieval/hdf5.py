@@ -39,8 +39,13 @@ def merged_name(kind: str) -> str:
 
 def block_name(dataset: str, first: int, last: int, num_documents: int) -> str:
     """Name of the block of the documents from `first` up to `last`."""
-    digits = math.ceil(math.log(num_documents) / math.log(10)) + 1
-    return f"individual/{dataset}/{first:0{digits}d}-{last:0{digits}d}{ENDING}"
+    return f"individual/{dataset}/{range_name(first, last, num_documents)}"
+
+
+def range_name(first: int, last: int, total: int) -> str:
+    """Name of a file about the numbers from `first` up to `last`, of `total` numbers."""
+    digits = math.ceil(math.log(total) / math.log(10)) + 1
+    return f"{first:0{digits}d}-{last:0{digits}d}{ENDING}"
 
 
 def write_block(path: Path, block: Block) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.artifacts import inputs
 from trainyard.artifacts.digest import hasher
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.build import build_datasets
@@ -21,6 +20,7 @@ from trainyard.datasets.gpt import BlendedDataset, GPTDataset
 from trainyard.datasets.index_cache import IN_MEMORY, IndexCache
 from trainyard.datasets.sample_format import SampleFormat
 from trainyard.errors import ConfigError
+from trainyard.retrieval.token_files import pair_digest
 
 Ints = NDArray[np.int64]
 
@@ -42,7 +42,7 @@ class SamplesIdentity:
     chunk_length: int
     num_samples: int
     data: tuple[str, ...]
-    """Digests of the token files, in the order of the blend."""
+    """Digests of the token files, in the order of the blend; copies have the same."""
     order: str
     """Digest of the places at which all samples begin."""
 
@@ -165,7 +165,7 @@ class PretrainingChunks:
             seq_length=self.seq_length,
             chunk_length=self.chunk_length,
             num_samples=self.num_samples,
-            data=tuple(inputs.resolve(prefix, (prefix,)).digest for prefix in self.prefixes),
+            data=tuple(pair_digest(prefix) for prefix in self.prefixes),
             order=order.hexdigest(),
         )
 

@@ -1,0 +1,96 @@
+"""Options of `python -m stages.faiss_query`, by the names of Megatron-LM's Retro tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainyard.artifacts.output import Output
+from trainyard.config import check_above_zero, location
+from trainyard.errors import ConfigError
+from trainyard.training.options.samples import RunSamplesConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaissQueryConfig:
+    """Find the neighbours of every chunk of a training's samples. Give the options of the training
+    that decide its samples. No neighbour comes from a document of the sample itself."""
+
+    samples: RunSamplesConfig
+    index: str = location()
+    """Folder or URL of an index of faiss_add."""
+    embeddings: str = location()
+    """Folder or URL of the embeddings of the samples' chunks, in the order of the training."""
+    retro_db: str = location()
+    """Folder or URL of the chunk database that the index was built from."""
+    retro_query_split: Literal["train", "valid", "test"] = "train"
+    """Whose samples: those for training, validation or the test."""
+    retro_gpt_chunk_length: int = 64
+    """GPT tokens of a chunk; divides --seq-length."""
+    retro_query_num_neighbors_query: int = 200
+    """Chunks to find for each chunk, before those of its own documents are dropped."""
+    retro_query_num_neighbors_save: int = 20
+    """Neighbours to keep; where fewer are left, -1 stands behind them."""
+    retro_query_ef_search: int = 256
+    """Lists that the graph of a coarse quantizer considers, nprobe at least."""
+    retro_query_nprobe: int | None = None
+    """Lists that a search visits; default: that of the index, chosen by its recall."""
+    retro_block_size: int = 100000
+    """Chunks of a block: a file, and what a killed run keeps."""
+    retro_exclude_evaluation: tuple[str, ...] = location(())
+    """Prefixes of token files of evaluation sets, made with the tokenizer of the database. A chunk
+    that repeats --retro-exclude-run tokens of them is no neighbour."""
+    retro_exclude_run: int = 32
+    """Consecutive tokens that a chunk and an evaluation set must share. Shorter documents of a set
+    exclude nothing."""
+    retro_db_data_path: tuple[str, ...] = location(())
+    """With --retro-exclude-evaluation: prefixes that the database was cut from, in its order;
+    default: those of the samples."""
+    output_dir: str = location()
+    """Folder or URL for the table of neighbours."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        check_above_zero(
+            self,
+            *("retro_gpt_chunk_length", "retro_query_num_neighbors_query", "retro_block_size"),
+            *("retro_query_num_neighbors_save", "retro_query_ef_search", "retro_query_nprobe"),
+            "retro_exclude_run",
+        )
+        query, save = self.retro_query_num_neighbors_query, self.retro_query_num_neighbors_save
+        if save > query:
+            raise ConfigError(
+                f"--retro-query-num-neighbors-save ({save}) must be at most "
+                f"--retro-query-num-neighbors-query ({query}): neighbours are kept of what is found"
+            )
+        length, seq_length = self.retro_gpt_chunk_length, self.samples.seq_length
+        if seq_length % length:
+            raise ConfigError(
+                f"--seq-length ({seq_length}) must be divisible by --retro-gpt-chunk-length "
+                f"({length})"
+            )
+        if self.retro_exclude_evaluation and self.retro_exclude_run > length:
+            raise ConfigError(
+                f"--retro-exclude-run ({self.retro_exclude_run}) must be at most "
+                f"--retro-gpt-chunk-length ({length}): no chunk has more tokens"
+            )
+        if self.retro_db_data_path and not self.retro_exclude_evaluation:
+            raise ConfigError(
+                "--retro-db-data-path is read for --retro-exclude-evaluation alone; give that, or "
+                "leave it out"
+            )
+
+    def inputs(self) -> dict[str, tuple[str, ...]]:
+        """The index, the embeddings, the database, every prefix of token files."""
+        return {
+            **self.samples.data.inputs(),
+            "index": (self.index,),
+            "embeddings": (self.embeddings,),
+            "retro_db": (self.retro_db,),
+            **{f"evaluation_{i}": (p,) for i, p in enumerate(self.retro_exclude_evaluation)},
+            **{f"db_data_{i}": (p,) for i, p in enumerate(self.retro_db_data_path)},
+        }
+
+    def output(self) -> Output:
+        """The folder of the table."""
+        return Output.directory(self.output_dir)

@@ -1,0 +1,265 @@
+"""Search block by block, drop what is not allowed, test the whole table, publish."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stages.faiss_query.config import FaissQueryConfig
+from stages.faiss_query.exclusion import excluded_chunks
+from stages.faiss_query.search import BlockSearch, Counts, Search
+from stages.runtime.context import StageRun
+from stages.runtime.finished_files import finish_file, finished_file
+from trainyard.artifacts import inputs, store
+from trainyard.artifacts.urls import join
+from trainyard.errors import ConfigError
+from trainyard.machine import memory_bytes
+from trainyard.retrieval import index as faiss_index
+from trainyard.retrieval.chunk_database import ChunkDatabase
+from trainyard.retrieval.database_sources import database_manifest, find_datasets
+from trainyard.retrieval.index_document import ADDED, IndexDocument
+from trainyard.retrieval.index_document import DOCUMENT as INDEX_DOCUMENT
+from trainyard.retrieval.leak_test import check_neighbors
+from trainyard.retrieval.mapped import map_array
+from trainyard.retrieval.neighbors import (
+    DOCUMENT,
+    NEIGHBORS,
+    NeighborsDocument,
+    block_name,
+    write_block,
+)
+from trainyard.retrieval.pretraining_chunks import PretrainingChunks
+from trainyard.retrieval.vectors import EmbeddingBlocks
+from trainyard.training.run_samples import open_chunks
+
+log = logging.getLogger(__name__)
+
+PROBE_ROWS = 256
+"""Vectors that are searched for to estimate the time."""
+
+
+def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
+    """Write the blocks of the table, and `neighbors.json` about it."""
+    index_url = join(config.index, ADDED)
+    for url in (join(config.index, INDEX_DOCUMENT), index_url):
+        inputs.check_listed(url, inputs.Manifests())
+    document = IndexDocument.from_document(
+        store.read_json(join(config.index, INDEX_DOCUMENT)), join(config.index, INDEX_DOCUMENT)
+    )
+    database = ChunkDatabase(config.retro_db)
+    chunks = open_chunks(config.samples, config.retro_query_split, config.retro_gpt_chunk_length)
+    blocks = EmbeddingBlocks.find(stage.inputs["embeddings"].files, config.embeddings)
+    _check_together(config, document, database, chunks, blocks)
+    pairs = find_datasets(config.retro_db, chunks.prefixes)
+    _say_what_is_dropped(config, chunks, pairs)
+    _check_memory(config, blocks.dimensions, index_url, database)
+    identity = chunks.identity()
+    excluded = excluded_chunks(config, chunks.prefixes, pairs)
+
+    index = faiss_index.read(inputs.fetch(index_url, stage.scratch))
+    nprobe = config.retro_query_nprobe or document.nprobe
+    found = min(config.retro_query_num_neighbors_query, len(database))
+    of_block = BlockSearch(
+        search=Search(index, nprobe, config.retro_query_ef_search, found),
+        embeddings=blocks,
+        chunks=chunks,
+        database=database,
+        pairs=pairs,
+        excluded=excluded,
+        num_kept=config.retro_query_num_neighbors_save,
+    )
+    total, milliseconds = _query(config, stage, of_block)
+    _test_leaks(config, stage, of_block)
+
+    filled = NeighborsDocument(
+        samples=identity,
+        num_chunks=len(chunks),
+        num_neighbors=config.retro_query_num_neighbors_save,
+        database_digest=stage.inputs["retro_db"].digest,
+        index_digest=stage.inputs["index"].digest,
+        num_neighbors_query=config.retro_query_num_neighbors_query,
+        nprobe=nprobe,
+        ef_search=config.retro_query_ef_search,
+        mean_neighbors=round(total.kept / len(chunks), 6),
+        share_fewer=round(total.fewer / len(chunks), 6),
+        share_none=round(total.none / len(chunks), 6),
+        evaluation_sets=tuple(
+            stage.inputs[f"evaluation_{i}"].digest
+            for i in range(len(config.retro_exclude_evaluation))
+        ),
+        evaluation_run=config.retro_exclude_run if config.retro_exclude_evaluation else 0,
+    )
+    stage.write_json(DOCUMENT, filled.to_document())
+    _say_result(config, filled)
+    return {
+        "chunks": len(chunks),
+        "samples": chunks.num_samples,
+        "mean_neighbors": filled.mean_neighbors,
+        "share_fewer": filled.share_fewer,
+        "share_none": filled.share_none,
+        "share_own": round(total.own / max(total.found, 1), 6),
+        "share_evaluation": round(total.evaluation / max(total.found, 1), 6),
+        "excluded_chunks": 0 if excluded is None else int(excluded.sum()),
+        "nprobe": nprobe,
+        "milliseconds_per_query": milliseconds,
+    }
+
+
+# --- before the first vector --------------------------------------------------------------------
+
+
+def _check_together(
+    config: FaissQueryConfig,
+    document: IndexDocument,
+    database: ChunkDatabase,
+    chunks: PretrainingChunks,
+    blocks: EmbeddingBlocks,
+) -> None:
+    """Refuse inputs that were not made for each other."""
+    if document.num_vectors != len(database):
+        raise ConfigError(
+            f"--index {config.index} holds {document.num_vectors:,} vectors, and --retro-db "
+            f"{config.retro_db} has {len(database):,} chunks; give the index of this database, "
+            "filled by faiss_add"
+        )
+    if blocks.dimensions != document.dimensions:
+        raise ConfigError(
+            f"--embeddings {config.embeddings}: of {blocks.dimensions} dimensions, and the index "
+            f"has {document.dimensions}; embed the samples with the model of the database"
+        )
+    if blocks.num_vectors != len(chunks):
+        raise ConfigError(
+            f"--embeddings {config.embeddings} holds {blocks.num_vectors:,} vectors, and the "
+            f"{config.retro_query_split} samples of these options have {len(chunks):,} chunks; "
+            "embed them with the same options"
+        )
+    manifest = database_manifest(config.retro_db)
+    length = None if manifest is None else manifest.config.get("retro_gpt_chunk_length")
+    if length not in (None, config.retro_gpt_chunk_length):
+        raise ConfigError(
+            f"--retro-gpt-chunk-length ({config.retro_gpt_chunk_length}): the chunks of "
+            f"{config.retro_db} have {length} tokens; give that"
+        )
+
+
+def _say_what_is_dropped(
+    config: FaissQueryConfig, chunks: PretrainingChunks, pairs: list[tuple[int, int]]
+) -> None:
+    own = {chunks.prefixes[place] for place, _ in pairs}
+    log.info(
+        "samples=%d chunks=%d token_files=%d of them in the database=%d",
+        *(chunks.num_samples, len(chunks), len(chunks.prefixes), len(own)),
+    )
+    if not own:
+        log.warning(
+            "%s was cut from none of the token files of the samples, so no document is a sample's "
+            "own; if it has copies of them under other names, give the original files",
+            config.retro_db,
+        )
+
+
+def _check_memory(
+    config: FaissQueryConfig, dimensions: int, index_url: str, database: ChunkDatabase
+) -> None:
+    """Refuse what does not fit: the index, the documents' ranges, a block with what is found."""
+    offsets = 0 if database.doc_offsets is None else len(database.doc_offsets)
+    excluded = len(database) if config.retro_exclude_evaluation else 0
+    block = config.retro_block_size * (4 * dimensions + 12 * config.retro_query_num_neighbors_save)
+    needed = store.info(index_url).size_bytes + 24 * offsets + excluded + block
+    whole = memory_bytes()
+    log.info("memory_gb=%.2f of %.2f", needed / 1e9, whole / 1e9)
+    if needed > whole:
+        raise ConfigError(
+            f"--index {config.index}: the search takes {needed / 1e9:,.1f} GB, and this machine "
+            f"has {whole / 1e9:,.1f} GB; build an index of shorter codes, lower "
+            "--retro-block-size, or take a larger machine"
+        )
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def _ranges(config: FaissQueryConfig, num_chunks: int) -> list[tuple[int, int]]:
+    size = config.retro_block_size
+    return [(start, min(start + size, num_chunks)) for start in range(0, num_chunks, size)]
+
+
+def _query(
+    config: FaissQueryConfig, stage: StageRun, of_block: BlockSearch
+) -> tuple[Counts, float]:
+    """Write all blocks that no killed run has finished; milliseconds of a search."""
+    num_chunks, total, missing = len(of_block.chunks), Counts(), []
+    for start, stop in _ranges(config, num_chunks):
+        finished = finished_file(stage, _key(start))
+        if finished is None:
+            missing.append((start, stop))
+        else:
+            total += Counts(**finished)
+    num_missing = sum(stop - start for start, stop in missing)
+    if num_missing < num_chunks:
+        log.info("resuming: chunks_done=%d chunks=%d", num_chunks - num_missing, num_chunks)
+    probe = of_block.embeddings.rows(np.arange(min(PROBE_ROWS, num_chunks)))
+    milliseconds = of_block.search.milliseconds(probe)
+    log.info(
+        "searching nprobe=%d milliseconds_per_query=%.3f estimated_minutes=%.1f output_gb=%.2f",
+        *(of_block.search.nprobe, milliseconds, num_missing * milliseconds / 60e3),
+        num_chunks * 12 * config.retro_query_num_neighbors_save / 1e9,
+    )
+    seconds = 0.0
+    with stage.progress(num_missing, "chunks", "query") as progress:
+        for start, stop in missing:
+            began = time.monotonic()
+            ids, distances, counts = of_block.neighbors(start, stop, progress.update)
+            seconds += time.monotonic() - began
+            path = stage.scratch / "block.hdf5"
+            write_block(path, ids, distances)
+            _publish(stage, path, start, block_name(start, stop, num_chunks), counts)
+            total += counts
+    return total, round(1000 * seconds / num_missing if missing else milliseconds, 4)
+
+
+def _key(start: int) -> str:
+    return f"block-{start:015d}"
+
+
+def _publish(stage: StageRun, path: Path, start: int, name: str, counts: Counts) -> None:
+    with stage.open(name) as out, path.open("rb") as file:
+        while piece := file.read(store.CHUNK):
+            out.write(piece)
+    path.unlink()
+    finish_file(stage, _key(start), out.record, counts._asdict())
+
+
+def _test_leaks(config: FaissQueryConfig, stage: StageRun, of_block: BlockSearch) -> None:
+    """Read every block of the table again, as it was written, and test it."""
+    assert stage.output is not None
+    num_chunks = len(of_block.chunks)
+    for start, stop in _ranges(config, num_chunks):
+        url = stage.output.file_url(block_name(start, stop, num_chunks))
+        ids: NDArray[np.int64] = map_array(
+            url, NEIGHBORS, config.retro_query_num_neighbors_save, "a block of neighbours"
+        )
+        check_neighbors(
+            ids, start, of_block.chunks, of_block.database, of_block.pairs, of_block.excluded
+        )
+    log.info("leak test passed chunks=%d", num_chunks)
+
+
+def _say_result(config: FaissQueryConfig, table: NeighborsDocument) -> None:
+    log.info(
+        "mean_neighbors=%.2f share_fewer=%.4f share_none=%.4f",
+        *(table.mean_neighbors, table.share_fewer, table.share_none),
+    )
+    if table.share_fewer > 0.01:
+        log.warning(
+            "%.1f %% of the chunks have fewer than %d neighbours; the rest is -1, which training "
+            "masks; for more, raise --retro-query-num-neighbors-query (%d) or "
+            "--retro-query-nprobe (%d)",
+            *(100 * table.share_fewer, table.num_neighbors),
+            *(table.num_neighbors_query, table.nprobe),
+        )

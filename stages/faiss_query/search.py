@@ -1,0 +1,141 @@
+"""The search for the neighbours of a block of chunks, and the choice among what it finds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.retrieval import index as faiss_index
+from trainyard.retrieval.chunk_database import NO_CHUNK, ChunkDatabase
+from trainyard.retrieval.neighbor_filter import DocumentChunks, OwnChunks, keep_nearest
+from trainyard.retrieval.pretraining_chunks import PretrainingChunks
+from trainyard.retrieval.vectors import EmbeddingBlocks, Vectors
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+ROWS = 4096
+"""Vectors that are searched for at once."""
+
+WARM_UP_ROWS = 8
+
+
+class Counts(NamedTuple):
+    """What a search found, over all chunks."""
+
+    found: int = 0
+    own: int = 0
+    """Of these, the ones from documents of the chunk's sample."""
+    evaluation: int = 0
+    """Of these, the ones that repeat an evaluation set."""
+    kept: int = 0
+    """Neighbours in the table."""
+    fewer: int = 0
+    """Chunks with fewer neighbours than the table has columns."""
+    none: int = 0
+    """Chunks without any."""
+
+    def __add__(self, other: object) -> Counts:
+        assert isinstance(other, Counts)
+        return Counts(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """An index with the settings of a search."""
+
+    index: Any
+    nprobe: int
+    ef_search: int
+    num_found: int
+
+    def __call__(self, vectors: Vectors) -> tuple[Floats, Ints]:
+        """Distances and chunks, both (n, found), nearest first; -1 where there are no more."""
+        return faiss_index.search(self.index, vectors, self.num_found, self.nprobe, self.ef_search)
+
+    def milliseconds(self, vectors: Vectors) -> float:
+        """Of a search for one of these."""
+        self(vectors[:WARM_UP_ROWS])
+        began = time.monotonic()
+        self(vectors)
+        return 1000 * (time.monotonic() - began) / len(vectors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSearch:
+    """Finds the neighbours of any chunks of the samples."""
+
+    search: Search
+    embeddings: EmbeddingBlocks
+    chunks: PretrainingChunks
+    database: ChunkDatabase
+    pairs: list[tuple[int, int]]
+    """(dataset of the samples, dataset of the database) with the same documents."""
+    excluded: NDArray[np.bool_] | None
+    """(chunks of the database,) what may be no neighbour of any chunk."""
+    num_kept: int
+
+    @cached_property
+    def _documents(self) -> DocumentChunks:
+        return DocumentChunks(self.database)
+
+    def neighbors(
+        self, start: int, stop: int, done: Callable[[int], object]
+    ) -> tuple[Ints, Floats, Counts]:
+        """(n, kept) neighbours and distances of the chunks from `start` up to `stop`.
+
+        done: called with the number of chunks that were searched for since its last call."""
+        ids = np.empty((stop - start, self.num_kept), np.int64)
+        distances = np.empty(ids.shape, np.float32)
+        vectors, counts = self.embeddings.rows(np.arange(start, stop)), Counts()
+        for first in range(0, stop - start, ROWS):
+            rows = slice(first, min(first + ROWS, stop - start))
+            ids[rows], distances[rows], of_rows = self._of_rows(vectors[rows], start + first)
+            counts += of_rows
+            done(rows.stop - first)
+        return ids, distances, counts
+
+    def _of_rows(self, vectors: Vectors, start: int) -> tuple[Ints, Floats, Counts]:
+        distances, found = self.search(vectors)
+        samples = (start + np.arange(len(vectors))) // self.chunks.chunks_per_sample
+        own = self._own_chunks(int(samples[0]), int(samples[-1]) + 1).among(found, samples)
+        allowed = (found != NO_CHUNK) & ~own
+        repeats = 0
+        if self.excluded is not None:
+            is_excluded = allowed & self.excluded[found]
+            repeats, allowed = int(is_excluded.sum()), allowed & ~is_excluded
+        ids, lengths = keep_nearest(found, distances, allowed, self.num_kept)
+        held = (ids != NO_CHUNK).sum(axis=1)
+        counts = Counts(
+            found=int((found != NO_CHUNK).sum()),
+            own=int(own.sum()),
+            evaluation=repeats,
+            kept=int(held.sum()),
+            fewer=int((held < self.num_kept).sum()),
+            none=int((held == 0).sum()),
+        )
+        return ids, lengths, counts
+
+    def _own_chunks(self, first: int, last: int) -> OwnChunks:
+        """The chunks of the database from documents of these samples."""
+        documents = self.chunks.documents(first, last)
+        samples, begins, ends = [], [], []
+        for place, number in self.pairs:
+            mine = documents[documents[:, 1] == place]
+            low, high = self._documents.ranges(np.full(len(mine), number), mine[:, 2])
+            samples.append(mine[:, 0])
+            begins.append(low)
+            ends.append(high)
+        empty = [np.zeros(0, np.int64)]
+        return OwnChunks(
+            np.concatenate(samples or empty),
+            np.concatenate(begins or empty),
+            np.concatenate(ends or empty),
+            len(self.database),
+        )

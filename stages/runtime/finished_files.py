@@ -1,0 +1,40 @@
+"""Files of an output that a killed run finished: each is a unit of work of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from stages.runtime.context import StageRun
+from trainyard.artifacts import store
+from trainyard.artifacts.store import FileRecord
+
+log = logging.getLogger(__name__)
+
+
+def finish_file(stage: StageRun, key: str, record: FileRecord, facts: Mapping[str, Any]) -> None:
+    """Mark a closed file of the output as finished, with facts that a later run needs."""
+    stage.work.publish(key, {"file": asdict(record), "facts": dict(facts)})
+
+
+def finished_file(stage: StageRun, key: str) -> dict[str, Any] | None:
+    """The facts about a file that a killed run finished, which becomes a file of this run; None if
+    it is not finished or has another size."""
+    unit = stage.work.published(key)
+    if unit is None:
+        return None
+    assert stage.output is not None
+    record = FileRecord(**unit["file"])
+    url = stage.output.file_url(record.path)
+    size_bytes = store.info(url).size_bytes if store.exists(url) else 0
+    if size_bytes != record.size_bytes:
+        log.warning(
+            "%s has %d bytes, and %d when a killed run finished it; making it again",
+            *(url, size_bytes, record.size_bytes),
+        )
+        return None
+    stage.record(record)
+    facts: dict[str, Any] = unit["facts"]
+    return facts

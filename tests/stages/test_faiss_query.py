@@ -1,0 +1,232 @@
+"""Neighbours of training samples: the nearest chunks of other documents, and no others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("faiss")
+
+from stages.faiss_add.config import FaissAddConfig
+from stages.faiss_add.run import run as run_add
+from stages.faiss_query import run as query_module
+from stages.faiss_query.config import FaissQueryConfig
+from stages.faiss_query.run import run as run_query
+from stages.faiss_train.config import FaissTrainConfig
+from stages.faiss_train.run import run as run_train
+from tests.stages.directly import run_directly
+from tests.trainyard.retrieval.corpora import LENGTH, write_corpus
+from tests.trainyard.retrieval.embedded import write_blocks
+from tests.trainyard.retrieval.samples import Yard, make_yard, sentences
+from trainyard.errors import ConfigError, DataError
+from trainyard.retrieval import index as faiss_index
+from trainyard.retrieval.neighbors import Neighbors
+
+K = 5
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Yard:
+    yard = make_yard(tmp_path_factory.mktemp("yard"))
+    at, options = yard.folder, {"embeddings": str(yard.folder / "embeddings-db")}
+    run_directly(FaissTrainConfig, run_train, output_dir=str(at / "empty"), **options)
+    run_directly(
+        FaissAddConfig, run_add, index=str(at / "empty"), output_dir=str(at / "index"), **options
+    )
+    return yard
+
+
+def query(yard: Yard, into: Path, **more: Any) -> dict[str, Any]:
+    given = {
+        "index": str(yard.folder / "index"),
+        "embeddings": str(yard.folder / "embeddings-train"),
+        "retro_db": str(yard.folder / "db"),
+        "retro_gpt_chunk_length": LENGTH,
+        "retro_query_num_neighbors_query": 40,
+        "retro_query_num_neighbors_save": K,
+        "retro_block_size": 30,
+        **yard.options,
+    }
+    return run_directly(FaissQueryConfig, run_query, output_dir=str(into), **{**given, **more})
+
+
+def by_hand(yard: Yard, num_found: int) -> NDArray[np.int64]:
+    """The table, one chunk at a time."""
+    chunks, database = yard.chunks(), yard.database()
+    vectors, theirs = yard.vectors(), yard.database_vectors().astype(np.float64)
+    documents = chunks.documents(0, chunks.num_samples).tolist()
+    table = np.full((len(chunks), K), -1)
+    for chunk, vector in enumerate(vectors.astype(np.float64)):
+        own = {(d, n) for sample, d, n in documents if sample == chunk // chunks.chunks_per_sample}
+        nearest = np.argsort(((theirs - vector) ** 2).sum(axis=1), kind="stable")[:num_found]
+        pairs = map(tuple, database.rows(nearest)[:, :2].tolist())
+        kept = [i for i, pair in zip(nearest, pairs, strict=True) if pair not in own][:K]
+        table[chunk, : len(kept)] = kept
+    return table
+
+
+def lengths(yard: Yard, table: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Squared distances of the neighbours; infinity for -1."""
+    theirs = yard.database_vectors().astype(np.float64)
+    ours = yard.vectors().astype(np.float64)
+    found = ((theirs[table] - ours[:, None]) ** 2).sum(axis=2)
+    return np.where(table < 0, np.inf, found)
+
+
+@pytest.mark.parametrize("num_found", [6, 40])
+def test_neighbors_are_the_nearest_chunks_of_other_documents(
+    yard: Yard, tmp_path: Path, num_found: int
+) -> None:
+    metrics = query(yard, tmp_path / "out", retro_query_num_neighbors_query=num_found)
+    table = Neighbors(str(tmp_path / "out"))
+    found, expected = table.rows(np.arange(len(table))), by_hand(yard, num_found)
+    # Chunks of the same letters are as near; so distances are compared, not numbers.
+    np.testing.assert_allclose(lengths(yard, found), lengths(yard, expected), atol=1e-3)
+    np.testing.assert_allclose(
+        table.distances(np.arange(len(table))), lengths(yard, found), rtol=1e-4, atol=1e-3
+    )
+    assert metrics["chunks"] == len(table) == len(yard.chunks())
+    assert metrics["mean_neighbors"] == pytest.approx((found >= 0).sum(axis=1).mean(), abs=1e-5)
+    assert metrics["share_fewer"] == pytest.approx((found[:, -1] < 0).mean(), abs=1e-5)
+    assert 0 < metrics["share_own"] < 1
+    if num_found == 6:
+        assert metrics["share_fewer"] > 0
+
+
+def test_the_files_are_those_of_megatron(yard: Yard, tmp_path: Path) -> None:
+    query(yard, tmp_path)
+    count = len(yard.chunks())
+    assert count == 24 * 4
+    names = sorted(path.name for path in tmp_path.glob("*.hdf5"))
+    assert names == ["000-030.hdf5", "030-060.hdf5", "060-090.hdf5", "090-096.hdf5"]
+    with h5py.File(tmp_path / names[-1], "r") as file:
+        assert file["neighbors"].dtype == np.int64
+        assert file["neighbors"].shape == file["distances"].shape == (6, K)
+    document = json.loads((tmp_path / "neighbors.json").read_text())
+    assert (document["num_chunks"], document["num_neighbors"]) == (count, K)
+
+
+def test_the_table_does_not_depend_on_the_size_of_blocks(yard: Yard, tmp_path: Path) -> None:
+    query(yard, tmp_path / "small")
+    query(yard, tmp_path / "large", retro_block_size=1000)
+    small, large = (Neighbors(str(tmp_path / name)) for name in ("small", "large"))
+    numbers = np.random.default_rng(0).permutation(len(small)).reshape(4, -1)
+    np.testing.assert_array_equal(small.rows(numbers), large.rows(numbers))
+    assert small.document == large.document
+
+
+def test_blocks_of_a_killed_run_are_used(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = query(yard, tmp_path / "whole")
+    calls: list[int] = []
+
+    def search(index: Any, vectors: Any, *more: Any) -> Any:
+        calls.append(len(vectors))
+        if len(calls) == 5:  # after a warm-up, an estimate and two blocks
+            raise KeyboardInterrupt
+        return original(index, vectors, *more)
+
+    original = faiss_index.search
+    monkeypatch.setattr(faiss_index, "search", search)
+    with pytest.raises(KeyboardInterrupt):
+        query(yard, tmp_path / "out")
+    calls[:] = [0] * 5
+    again = query(yard, tmp_path / "out")
+    assert calls[5:] == [8, 96, 30, 6]
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+    again.pop("milliseconds_per_query")
+    assert again.items() <= whole.items()
+
+
+def test_validation_samples_have_neighbors_too(yard: Yard, tmp_path: Path) -> None:
+    at = str(yard.folder / "embeddings-valid")
+    metrics = query(yard, tmp_path, retro_query_split="valid", embeddings=at)
+    assert metrics["share_own"] == 0, "their documents are in no database"
+    assert metrics["mean_neighbors"] == K
+
+
+def test_what_repeats_an_evaluation_set_is_no_neighbor(yard: Yard, tmp_path: Path) -> None:
+    held_out = write_corpus(tmp_path / "held", ["xxx" + sentences(60, 0)[7] + "yyy"])
+    plain = query(yard, tmp_path / "plain")
+    metrics = query(
+        yard, tmp_path / "out", retro_exclude_evaluation=[held_out], retro_exclude_run=LENGTH - 1
+    )
+    assert plain["excluded_chunks"] == 0 < metrics["excluded_chunks"]
+    database, table = yard.database(), Neighbors(str(tmp_path / "out"))
+    text = (tmp_path / "held.bin").read_bytes()[::2]
+    for number in range(len(database)):
+        chunk = bytes(database.tokens(number).tolist())
+        if chunk in text and len(chunk) >= LENGTH - 1:
+            assert number not in table.rows(np.arange(len(table)))
+    assert metrics["share_evaluation"] > 0
+
+
+def test_a_leak_is_found_before_the_table_is_published(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = yard.chunks()
+    documents = chunks.documents(0, 1)
+    rows = yard.database().chunks[:, :2]
+    own = next(
+        np.flatnonzero((rows == pair).all(axis=1))[0]
+        for pair in documents[:, 1:]
+        if (rows == pair).all(axis=1).any()
+    )
+    write = query_module.write_block
+
+    def leaking(path: Path, ids: Any, distances: Any) -> None:
+        ids[2, 0] = own
+        write(path, ids, distances)
+
+    monkeypatch.setattr(query_module, "write_block", leaking)
+    with pytest.raises(DataError, match=f"leak test: neighbour {own} of chunk 2 is of a document"):
+        query(yard, tmp_path)
+    assert not (tmp_path / "neighbors.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seed": 1, "train_iters": 7}, "holds 96 vectors, and the train samples .* have 112"),
+        ({"retro_query_num_neighbors_save": 50}, r"-save \(50\) must be at most .* \(40\)"),
+        ({"retro_gpt_chunk_length": 4}, "holds 96 vectors|have 8 tokens; give that"),
+        ({"retro_gpt_chunk_length": 5}, r"--seq-length \(32\) must be divisible by"),
+        ({"mock_data": True, "data_path": []}, "--mock-data comes from no document"),
+        ({"retro_db_data_path": ["x"]}, "--retro-db-data-path is read for --retro-exclude"),
+    ],
+)
+def test_mistakes_are_refused(
+    yard: Yard, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        query(yard, tmp_path, **options)
+
+
+def test_inputs_that_were_not_made_for_each_other_are_refused(yard: Yard, tmp_path: Path) -> None:
+    write_blocks(tmp_path / "wide", np.zeros((96, 3), np.float32), 96)
+    with pytest.raises(ConfigError, match="of 3 dimensions, and the index has 16"):
+        query(yard, tmp_path / "out", embeddings=str(tmp_path / "wide"))
+    other = make_yard(tmp_path, ("fr",), 30)
+    with pytest.raises(ConfigError, match=r"vectors, and --retro-db .* chunks; give the index"):
+        query(yard, tmp_path / "out", retro_db=str(other.folder / "db"))
+
+
+def test_token_files_of_the_name_of_a_dataset_and_other_contents_are_refused(
+    yard: Yard, tmp_path: Path
+) -> None:
+    for suffix in ("bin", "idx"):
+        shutil.copy(yard.folder / f"de.{suffix}", tmp_path / f"de.{suffix}")
+    (tmp_path / "other").mkdir()
+    changed = write_corpus(tmp_path / "other/en", sentences(59, 9))
+    blend = ["1", changed, "1", str(tmp_path / "de")]
+    with pytest.raises(ConfigError, match=r"other/en is not what .* though dataset 0"):
+        query(yard, tmp_path / "out", data_path=blend)
