@@ -22,6 +22,7 @@ from trainyard.machine import memory_bytes
 from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.chunk_database import ChunkDatabase
 from trainyard.retrieval.database_sources import database_manifest, find_datasets
+from trainyard.retrieval.hdf5 import merged_name
 from trainyard.retrieval.index_document import ADDED, IndexDocument
 from trainyard.retrieval.index_document import DOCUMENT as INDEX_DOCUMENT
 from trainyard.retrieval.leak_test import check_neighbors
@@ -46,7 +47,8 @@ PROBE_ROWS = 256
 def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
     """Write the blocks of the table, and `neighbors.json` about it."""
     index_url = join(config.index, ADDED)
-    for url in (join(config.index, INDEX_DOCUMENT), index_url):
+    chunks_url = join(config.retro_db, merged_name("train"))
+    for url in (join(config.index, INDEX_DOCUMENT), index_url, chunks_url):
         inputs.check_listed(url, inputs.Manifests())
     document = IndexDocument.from_document(
         store.read_json(join(config.index, INDEX_DOCUMENT)), join(config.index, INDEX_DOCUMENT)

@@ -15,7 +15,8 @@ from trainyard.testing.kill import Zygote
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     modules = ("collect", "train_tokenizer", "tokenize", "merge", "index", "plan", "report")
-    modules += ("pretrain", "reshard", "evaluate", "benchmark", "faiss_train", "faiss_add")
+    modules += ("pretrain", "reshard", "evaluate", "benchmark")
+    modules += ("faiss_train", "faiss_add", "faiss_query")
     with Zygote("s3fs", *(f"stages.{name}.run" for name in modules)) as process:
         yield process
 

@@ -8,10 +8,13 @@ from pathlib import Path
 
 from tests.trainyard.retrieval.embedded import clustered, write_blocks
 from trainyard.artifacts.urls import join, local_path
+from trainyard.retrieval.chunk_database import ChunkDatabase
 from trainyard.testing.kill import Zygote
 from trainyard.tokenizers.wordpiece import SPECIAL
 
 DOCUMENTS = 60
+CHUNKS = 96
+"""Of 8 tokens, in the samples of the training below."""
 TEXT = "the yard shunts every train of words onto the right track before dawn"
 
 MODEL = (
@@ -52,7 +55,6 @@ class Yard:
         """Make the corpus, then every artifact in the order of the flow."""
         self._write_corpus()
         self._write_vocabulary()
-        write_blocks(Path(self.at("embeddings")), clustered(400, 8), 100)
         for stage, output in {
             "train_tokenizer": "tokenizer",
             "tokenize": "parts/shard",
@@ -62,11 +64,17 @@ class Yard:
             "reshard": "export",
             "evaluate": "evaluation",
             "benchmark": "benchmark",
-            "faiss_train": "empty-index",
+            "retro_db": "retro-db",
         }.items():
-            arguments = self.arguments(stage, self.at(output))
-            status, _, log = zygote.run(f"stages.{stage}", arguments)
-            assert status == 0, f"{stage} failed:\n{log}"
+            self._make(zygote, stage, output)
+        self._write_embeddings()
+        for stage, output in {"faiss_train": "empty-index", "faiss_add": "index"}.items():
+            self._make(zygote, stage, output)
+
+    def _make(self, zygote: Zygote, stage: str, output: str) -> None:
+        arguments = self.arguments(stage, self.at(output))
+        status, _, log = zygote.run(f"stages.{stage}", arguments)
+        assert status == 0, f"{stage} failed:\n{log}"
 
     def _write_corpus(self) -> None:
         path = local_path(self.at("corpus.jsonl"))
@@ -87,6 +95,12 @@ class Yard:
         path.write_text("\n".join([*SPECIAL, *sorted(set(TEXT.split()))]) + "\n")
         os.utime(path, (1e9, 1e9))
 
+    def _write_embeddings(self) -> None:
+        """A vector for each chunk of the database, and of the samples of a training."""
+        count = len(ChunkDatabase(self.at("retro-db")))
+        write_blocks(Path(self.at("embeddings")), clustered(count, 8), 100)
+        write_blocks(Path(self.at("embeddings-samples")), clustered(CHUNKS, 8), 40)
+
     def _inputs(self) -> dict[str, list[str]]:
         """By stage: what it reads, and options."""
         corpus, tokens, load = self.at("corpus.jsonl"), self.at("tokens"), self.at("checkpoint")
@@ -98,6 +112,7 @@ class Yard:
         indexed = [word for flag in numbers for word in (flag, flags[flags.index(flag) + 1])]
         text, short = ["--valid-data", self.at("held.txt")], ["--num-tokens-to-generate", "8"]
         made = ("plan", "tokenizer", "tokens", "checkpoint", "export", "evaluation", "benchmark")
+        data = ["--data-path", "0.4", tokens, "0.6", tokens]
         return {
             "collect": ["--max-size-mb", "0.2", "--num-shards", "2"],
             "train_tokenizer": ["--input", corpus, "--vocab-size", "300"],
@@ -105,7 +120,13 @@ class Yard:
             "merge": ["--input", self.at("parts")],
             "faiss_add": ["--index", self.at("empty-index"), "--embeddings", self.at("embeddings")],
             "faiss_train": ["--embeddings", self.at("embeddings"), "--retro-index-str", "IVF8,SQ8"],
-            "index": [*indexed, "--data-path", "0.4", tokens, "0.6", tokens],
+            "faiss_query": [
+                *("--index", self.at("index"), "--embeddings", self.at("embeddings-samples")),
+                *("--retro-db", self.at("retro-db"), "--retro-gpt-chunk-length", "8"),
+                *("--retro-block-size", "20", "--retro-query-num-neighbors-query", "40"),
+                *(*indexed, *data),
+            ],
+            "index": [*indexed, *data],
             "plan": [*MODEL, "--vocab-size", "300", "--micro-batch-size", "2"],
             "pretrain": [*flags, "--data-path", tokens, *tokenizer],
             "reshard": ["--load-dir", load, "--saver", "hf"],
@@ -123,6 +144,7 @@ class Yard:
                 *("--data-path", tokens, *tokenizer, "--retro-doc-block-size", "20"),
                 *("--retro-bert-tokenizer-type", "BertWordPieceLowerCase"),
                 *("--retro-bert-vocab-file", self.at("vocab.txt"), "--retro-index-ntrain", "30"),
+                *("--retro-gpt-chunk-length", "8"),
             ],
             "report": [word for name in made for word in (f"--{name}", self.at(name))],
         }

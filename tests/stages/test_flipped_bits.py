@@ -45,6 +45,11 @@ READERS: dict[str, tuple[str, ...]] = {
         *("--output-dir", "OUT"),
     ),
     "faiss_add": ("--index", "index", "--embeddings", "embeddings", "--output-dir", "OUT"),
+    "faiss_query": (
+        *("--index", "full", "--embeddings", "embeddings", "--retro-db", "index"),
+        *("--data-path", "a_text_document", "--seq-length", "64", "--train-iters", "1"),
+        *("--global-batch-size", "1", "--output-dir", "OUT"),
+    ),
     "tokenize": ("--input", "text.jsonl", "--output-prefix", "OUT", *TOKENIZE),
 }
 WEIGHTS = [reader for reader, words in READERS.items() if "run" in words]
@@ -57,6 +62,7 @@ CASES = [
     *(("merge", name) for name in TOKENS),
     *(("retro_db", name) for name in TOKENS[:2]),
     ("faiss_add", "index/empty.faissindex"),
+    ("faiss_query", "full/added.faissindex"),
     ("tokenize", "learned/tokenizer.json"),
 ]
 
@@ -72,6 +78,8 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_blocks(folder / "embeddings", clustered(400, 8), 100)
     embeddings = ["--embeddings", str(folder / "embeddings"), "--retro-index-str", "IVF8,SQ8"]
     run_program("stages.faiss_train", *embeddings, "--output-dir", str(folder / "index"), expect=0)
+    filled = ["--index", str(folder / "index"), "--output-dir", str(folder / "full")]
+    run_program("stages.faiss_add", *embeddings[:2], *filled, expect=0)
     rows = [json.dumps({"text": f"the yard {k} is large enough to learn from"}) for k in range(50)]
     (folder / "text.jsonl").write_text("\n".join(rows))
     text = ["--input", str(folder / "text.jsonl")]
