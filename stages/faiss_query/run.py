@@ -17,7 +17,7 @@ from stages.runtime.context import StageRun
 from stages.runtime.finished_files import finish_file, finished_file
 from trainyard.artifacts import inputs, store
 from trainyard.artifacts.urls import join
-from trainyard.errors import ConfigError
+from trainyard.errors import ArtifactError, ConfigError
 from trainyard.machine import memory_bytes
 from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.chunk_database import ChunkDatabase
@@ -34,7 +34,7 @@ from trainyard.retrieval.neighbors import (
     block_name,
     write_block,
 )
-from trainyard.retrieval.pretraining_chunks import PretrainingChunks
+from trainyard.retrieval.pretraining_chunks import SAMPLES, PretrainingChunks, SamplesIdentity
 from trainyard.retrieval.vectors import EmbeddingBlocks
 from trainyard.training.run_samples import open_chunks
 
@@ -61,6 +61,7 @@ def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
     _say_what_is_dropped(config, chunks, pairs)
     _check_memory(config, blocks.dimensions, index_url, database)
     identity = chunks.identity()
+    _check_samples(config, identity)
     excluded = excluded_chunks(config, chunks.prefixes, pairs)
 
     index = faiss_index.read(inputs.fetch(index_url, stage.scratch))
@@ -146,6 +147,24 @@ def _check_together(
         raise ConfigError(
             f"--retro-gpt-chunk-length ({config.retro_gpt_chunk_length}): the chunks of "
             f"{config.retro_db} have {length} tokens; give that"
+        )
+
+
+def _check_samples(config: FaissQueryConfig, identity: SamplesIdentity) -> None:
+    """Refuse embeddings of other samples, where they say whose they are."""
+    url = join(config.embeddings, SAMPLES)
+    if not store.exists(url):
+        return
+    try:
+        embedded = SamplesIdentity.from_document(store.read_json(url))
+    except (TypeError, KeyError) as error:
+        raise ArtifactError(
+            f"{url}: does not describe samples ({error!r}); make the embeddings again"
+        ) from error
+    if different := embedded.difference(identity):
+        raise ConfigError(
+            f"--embeddings {config.embeddings}: of other samples than those of these options "
+            f"({different}); embed them with the same options"
         )
 
 

@@ -25,9 +25,10 @@ from tests.stages.directly import run_directly
 from tests.trainyard.retrieval.corpora import LENGTH, write_corpus
 from tests.trainyard.retrieval.embedded import write_blocks
 from tests.trainyard.retrieval.samples import Yard, make_yard, sentences
-from trainyard.errors import ConfigError, DataError
+from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.neighbors import Neighbors
+from trainyard.retrieval.pretraining_chunks import as_document
 
 K = 5
 
@@ -209,6 +210,18 @@ def test_mistakes_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         query(yard, tmp_path, **options)
+
+
+def test_embeddings_of_samples_in_another_order_are_refused(yard: Yard, tmp_path: Path) -> None:
+    shutil.copytree(yard.folder / "embeddings-train", tmp_path / "embeddings")
+    path = tmp_path / "embeddings/samples.json"
+    path.write_text(json.dumps(as_document(yard.chunks().identity())))
+    query(yard, tmp_path / "out", embeddings=str(tmp_path / "embeddings"))
+    with pytest.raises(ConfigError, match="of other samples .*another order: the seed"):
+        query(yard, tmp_path / "other", embeddings=str(tmp_path / "embeddings"), seed=3)
+    path.write_text("{}")
+    with pytest.raises(ArtifactError, match="does not describe samples"):
+        query(yard, tmp_path / "other", embeddings=str(tmp_path / "embeddings"))
 
 
 def test_inputs_that_were_not_made_for_each_other_are_refused(yard: Yard, tmp_path: Path) -> None:

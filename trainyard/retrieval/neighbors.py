@@ -82,8 +82,7 @@ class NeighborsDocument:
             values = dict(document)
             if values.pop("format_version") != FORMAT_VERSION:
                 raise ValueError("another version")
-            samples = dict(values.pop("samples"))
-            identity = SamplesIdentity(data=tuple(samples.pop("data")), **samples)
+            identity = SamplesIdentity.from_document(values.pop("samples"))
             sets = tuple(values.pop("evaluation_sets"))
             return NeighborsDocument(samples=identity, evaluation_sets=sets, **values)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -176,29 +175,14 @@ class Neighbors:
     def check(self, samples: SamplesIdentity, database_digest: str | None = None) -> None:
         """Raise ConfigError unless the table is of these samples, and of this database."""
         mine = self.document
-        for name, theirs in asdict(samples).items():
-            ours = getattr(mine.samples, name)
-            if ours != theirs:
-                shown = _shown(name, ours, theirs)
-                raise ConfigError(
-                    f"{self.url}: neighbours of other samples than those of this training "
-                    f"({shown}); run retro_embed and faiss_query with the options of the training"
-                )
+        if different := mine.samples.difference(samples):
+            raise ConfigError(
+                f"{self.url}: neighbours of other samples than those of this training "
+                f"({different}); run retro_embed and faiss_query with the options of the training"
+            )
         if database_digest is not None and mine.database_digest != database_digest:
             raise ConfigError(
                 f"{self.url}: neighbours in the chunk database {mine.database_digest[:12]}, and "
                 f"the one given is {database_digest[:12]}; give that of the table, or run "
                 "faiss_query on this one"
             )
-
-
-def _shown(name: str, ours: Any, theirs: Any) -> str:
-    if name == "order":
-        return "in another order: the seed, the blend, the split or the length of the run differs"
-    if name == "data":
-        return f"of other token files: {_short(ours)} there, {_short(theirs)} here"
-    return f"{name}: {ours} there, {theirs} here"
-
-
-def _short(digests: tuple[str, ...]) -> str:
-    return " ".join(digest[:12] for digest in digests)

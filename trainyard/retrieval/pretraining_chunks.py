@@ -27,6 +27,9 @@ Ints = NDArray[np.int64]
 NO_TOKEN = -1
 """Behind the last token of the last sample of validation data that is not cut to whole samples."""
 
+SAMPLES = "samples.json"
+"""Beside the embeddings of chunks: the identity of their samples."""
+
 ANY = 0
 """For the end of document and the vocabulary, which do not decide what a sample contains."""
 
@@ -45,6 +48,24 @@ class SamplesIdentity:
     """Digests of the token files, in the order of the blend; copies have the same."""
     order: str
     """Digest of the places at which all samples begin."""
+
+    def difference(self, other: SamplesIdentity) -> str:
+        """How another differs from this one, in words; empty if they are equal."""
+        for name, mine in asdict(self).items():
+            theirs = getattr(other, name)
+            if mine == theirs:
+                continue
+            if name == "order":
+                return "another order: the seed, the blend, the split or the length of the run"
+            if name == "data":
+                return f"other token files: {_short(mine)}, not {_short(theirs)}"
+            return f"{name} {mine}, not {theirs}"
+        return ""
+
+    @staticmethod
+    def from_document(document: Any) -> SamplesIdentity:
+        """The inverse of `as_document`. Raises TypeError or KeyError for another document."""
+        return SamplesIdentity(**{**document, "data": tuple(document["data"])})
 
 
 class PretrainingChunks:
@@ -227,6 +248,10 @@ def num_served(data: DataConfig, split: str, wanted: int, available: int) -> int
 def as_document(identity: SamplesIdentity) -> dict[str, Any]:
     """The identity for a JSON document."""
     return {**asdict(identity), "data": list(identity.data)}
+
+
+def _short(digests: tuple[str, ...]) -> str:
+    return " ".join(digest[:12] for digest in digests)
 
 
 def _file(source: GPTDataset) -> IndexedDataset:

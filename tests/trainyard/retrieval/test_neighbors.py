@@ -89,10 +89,10 @@ def test_samples_and_database_of_the_table_are_accepted(folder: str) -> None:
 @pytest.mark.parametrize(
     ("samples", "words"),
     [
-        (replace(SAMPLES, seq_length=32), "seq_length: 16 there, 32 here"),
-        (replace(SAMPLES, num_samples=26), "num_samples: 25 there, 26 here"),
-        (replace(SAMPLES, data=("c" * 64,)), "other token files: aaaaaaaaaaaa there, cccc"),
-        (replace(SAMPLES, order="c" * 64), "in another order: the seed"),
+        (replace(SAMPLES, seq_length=32), "seq_length 16, not 32"),
+        (replace(SAMPLES, num_samples=26), "num_samples 25, not 26"),
+        (replace(SAMPLES, data=("c" * 64,)), "other token files: aaaaaaaaaaaa, not cccccccccccc"),
+        (replace(SAMPLES, order="c" * 64), "another order: the seed"),
     ],
 )
 def test_other_samples_are_refused(folder: str, samples: SamplesIdentity, words: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainyard.config import MAX_SAMPLES, MAX_STEPS
+from trainyard.datasets.split_sizes import split_sizes
 from trainyard.errors import ConfigError
 from trainyard.training.loop.batch_size import (
     BatchSizeSchedule,
@@ -59,15 +60,15 @@ def length_of(training: TrainingConfig, dp: int, seq_length: int) -> RunLength:
 
 
 def num_samples(training: TrainingConfig, length: RunLength) -> tuple[int, int, int]:
-    """Samples of training, validation and test data for a run, by Megatron-LM's count.
-
-    The count decides how many epochs are shuffled together, and so the order of samples."""
-    if not training.eval_iters:
-        return length.samples, 0, 0
-    by_interval = length.steps // training.eval_interval + 1
-    measurements = max(by_interval, len(length.evaluation_steps))
-    measurement = training.eval_iters * length.global_batch_size
-    return length.samples, measurements * measurement, measurement
+    """Samples of training, validation and test data for a run."""
+    return split_sizes(
+        length.samples,
+        length.steps,
+        eval_interval=training.eval_interval,
+        eval_iters=training.eval_iters,
+        global_batch_size=length.global_batch_size,
+        measurements=len(length.evaluation_steps),
+    )
 
 
 def sample_counts(config: RunSamplesConfig) -> tuple[tuple[int, int, int], int]:
