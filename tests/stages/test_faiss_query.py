@@ -217,7 +217,7 @@ def test_embeddings_of_samples_in_another_order_are_refused(yard: Yard, tmp_path
     path = tmp_path / "embeddings/samples.json"
     path.write_text(json.dumps(as_document(yard.chunks().identity())))
     query(yard, tmp_path / "out", embeddings=str(tmp_path / "embeddings"))
-    with pytest.raises(ConfigError, match="of other samples .*another order: the seed"):
+    with pytest.raises(ConfigError, match=r"of other samples .*another order: the seed"):
         query(yard, tmp_path / "other", embeddings=str(tmp_path / "embeddings"), seed=3)
     path.write_text("{}")
     with pytest.raises(ArtifactError, match="does not describe samples"):
