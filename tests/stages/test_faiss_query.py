@@ -44,7 +44,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Yard:
     return yard
 
 
-def query(yard: Yard, into: Path, **more: Any) -> dict[str, Any]:
+def query(yard: Yard, into: Path | str, **more: Any) -> dict[str, Any]:
     given = {
         "index": str(yard.folder / "index"),
         "embeddings": str(yard.folder / "embeddings-train"),
@@ -114,10 +114,13 @@ def test_the_files_are_those_of_megatron(yard: Yard, tmp_path: Path) -> None:
     assert (document["num_chunks"], document["num_neighbors"]) == (count, K)
 
 
-def test_the_table_does_not_depend_on_the_size_of_blocks(yard: Yard, tmp_path: Path) -> None:
-    query(yard, tmp_path / "small")
-    query(yard, tmp_path / "large", retro_block_size=1000)
-    small, large = (Neighbors(str(tmp_path / name)) for name in ("small", "large"))
+def test_the_table_does_not_depend_on_the_size_of_blocks(
+    yard: Yard, tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+    query(yard, f"{store_url}/small")
+    query(yard, f"{store_url}/large", retro_block_size=1000)
+    small, large = (Neighbors(f"{store_url}/{name}") for name in ("small", "large"))
     numbers = np.random.default_rng(0).permutation(len(small)).reshape(4, -1)
     np.testing.assert_array_equal(small.rows(numbers), large.rows(numbers))
     assert small.document == large.document
