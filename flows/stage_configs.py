@@ -10,6 +10,7 @@ from stages.certify.config import CertifyConfig
 from stages.collect.config import CollectConfig
 from stages.evaluate.config import EvaluateConfig
 from stages.faiss_add.config import FaissAddConfig
+from stages.faiss_query.config import FaissQueryConfig
 from stages.faiss_train.config import FaissTrainConfig
 from stages.index.config import IndexConfig
 from stages.inspect.config import InspectConfig
@@ -19,6 +20,7 @@ from stages.pretrain.config import PretrainConfig
 from stages.report.config import ReportConfig
 from stages.reshard.config import ReshardConfig
 from stages.retro_db.config import RetroDbConfig
+from stages.retro_explore.config import RetroExploreConfig
 from stages.tokenize.config import TokenizeConfig
 from stages.train_tokenizer.config import TrainTokenizerConfig
 from stages.verify.config import VerifyConfig
@@ -30,6 +32,7 @@ CONFIGS: dict[str, type[Any]] = {
     "collect": CollectConfig,
     "evaluate": EvaluateConfig,
     "faiss_add": FaissAddConfig,
+    "faiss_query": FaissQueryConfig,
     "faiss_train": FaissTrainConfig,
     "index": IndexConfig,
     "inspect": InspectConfig,
@@ -39,6 +42,7 @@ CONFIGS: dict[str, type[Any]] = {
     "report": ReportConfig,
     "reshard": ReshardConfig,
     "retro_db": RetroDbConfig,
+    "retro_explore": RetroExploreConfig,
     "tokenize": TokenizeConfig,
     "train_tokenizer": TrainTokenizerConfig,
     "verify": VerifyConfig,

@@ -26,8 +26,17 @@ LOCKS = ROOT / "images" / "locks"
 CONSTRAINTS = ROOT / "constraints.txt"
 
 PLAIN = (
-    *("blame", "certify", "collect", "faiss-add", "faiss-train", "index", "merge"),
-    *("plan", "report", "retro-db", "tokenize", "train-tokenizer", "verify"),
+    *("blame", "certify", "collect", "faiss-add", "faiss-query", "faiss-train", "index"),
+    *(
+        "merge",
+        "plan",
+        "report",
+        "retro-db",
+        "retro-explore",
+        "tokenize",
+        "train-tokenizer",
+        "verify",
+    ),
 )
 """Stages without torch."""
 TRAINING = ("benchmark", "evaluate", "pretrain", "reshard")

@@ -26,6 +26,10 @@ ENOUGH = {
     "collect": (),
     "evaluate": ("--task", "WIKITEXT103", "--load", NOWHERE, "--valid-data", NOWHERE),
     "faiss_add": ("--index", NOWHERE, "--embeddings", NOWHERE),
+    "faiss_query": (
+        *(*RUN, "--data-path", NOWHERE, "--index", NOWHERE, "--embeddings", NOWHERE),
+        *("--retro-db", NOWHERE, "--retro-gpt-chunk-length", "16"),
+    ),
     "faiss_train": ("--embeddings", NOWHERE),
     "index": (*RUN, "--data-path", NOWHERE),
     "inspect": (NOWHERE,),
@@ -39,6 +43,7 @@ ENOUGH = {
         *("--retro-bert-tokenizer-type", "BertWordPieceCase", "--retro-bert-vocab-file", NOWHERE),
         *("--retro-index-ntrain", "9"),
     ),
+    "retro_explore": (NOWHERE,),
     "tokenize": ("--input", NOWHERE, "--tokenizer-type", "NullTokenizer", "--vocab-size", "9"),
     "train_tokenizer": ("--input", NOWHERE),
     "verify": (NOWHERE,),
@@ -46,7 +51,7 @@ ENOUGH = {
 """Flags that make each stage's options complete; inputs that do not exist where it has inputs."""
 
 INTO = {"pretrain": "--save", "reshard": "--save-dir"}
-INTO |= dict.fromkeys(("blame", "certify", "inspect", "verify"), "")
+INTO |= dict.fromkeys(("blame", "certify", "inspect", "retro_explore", "verify"), "")
 INTO |= dict.fromkeys(("tokenize", "merge", "report"), "--output-prefix")
 
 
