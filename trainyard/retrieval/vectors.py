@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 import h5py
@@ -31,6 +32,12 @@ def block_name(start: int, end: int, total: int) -> str:
     """The file of a block, padded so that names sort by their ids up to `total`."""
     width = len(str(total))
     return f"blocks/{start:0{width}}-{end:0{width}}.hdf5"
+
+
+def write_block(path: Path, vectors: Vectors) -> None:
+    """Write the file of a block; equal vectors are equal bytes."""
+    with h5py.File(path, "w", libver="earliest") as file:
+        file.create_dataset(DATASET, data=vectors, dtype=np.float32, track_times=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,13 +109,15 @@ class WordPieceTokenizer(EngineTokenizer):
         return begins
 
 
-def build_wordpiece(config: TokenizerConfig) -> WordPieceTokenizer:
-    """The tokenizer of `--vocab-file`."""
+def build_wordpiece(
+    config: TokenizerConfig, extra: Sequence[str] | None = None
+) -> WordPieceTokenizer:
+    """The tokenizer of `--vocab-file`. extra: tokens besides; None: those of the configuration."""
     assert config.vocab_file is not None
     data = read_part("--vocab-file", config.vocab_file, "vocab.txt")
     lower = config.tokenizer_type == "BertWordPieceLowerCase"
     library = wordpiece_library(parse_vocab(data, config.vocab_file), lower=lower)
-    add_special_tokens(library, extra_tokens(config))
+    add_special_tokens(library, extra_tokens(config) if extra is None else extra)
     settings = {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": lower,

@@ -167,7 +167,7 @@ def open_huggingface(url: str) -> AssembledSource:
     files = open_weights(url)
     try:
         check_model(config, rows, len(files.specs), where)
-        wanted = _wanted(name, config, rows)
+        wanted = class_tensors(name, config, rows)
         about = About(url, config, rows, find_tokenizer(url), _generation(url))
         weights = ClassWeights(files, wanted, _prefix(name), _copies(name))
         shapes = {key: spec.shape for key, spec in weights.specs.items()}
@@ -179,7 +179,7 @@ def open_huggingface(url: str) -> AssembledSource:
         raise
 
 
-def _wanted(name: str, config: TransformerConfig, rows: int) -> dict[str, tuple[int, ...]]:
+def class_tensors(name: str, config: TransformerConfig, rows: int) -> dict[str, tuple[int, ...]]:
     """Every tensor of the class `name`, and its shape."""
     ours = model_shapes(config, rows)
     return {
