@@ -164,6 +164,13 @@ class StageRun:
         self._begun.add(name)
         self.work.record_final(self._begun)
 
+    def begin_files(self, names: Iterable[str]) -> None:
+        """Called on rank 0 before any rank writes these final files: as `begin_final`, once for
+        all of them."""
+        self.begin_replacing()
+        self._begun.update(names)
+        self.work.record_final(self._begun)
+
     def write_bytes(self, name: str, data: bytes, volatile: bool = False) -> None:
         """Write a whole final file."""
         with self.open(name, volatile) as file:

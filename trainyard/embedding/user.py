@@ -46,7 +46,9 @@ class UserEmbedder:
         found = np.empty((len(prepared), self.dimensions), np.float32)
         for first in range(0, len(prepared), TEXTS_AT_ONCE):
             some = prepared[first : first + TEXTS_AT_ONCE]
-            found[first : first + len(some)] = _called(self.name, self.function, some, self.dimensions)
+            found[first : first + len(some)] = _called(
+                self.name, self.function, some, self.dimensions
+            )
         return found
 
 

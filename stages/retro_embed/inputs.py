@@ -1,0 +1,33 @@
+"""Checks the chunks and the encoder before torch is imported."""
+
+from __future__ import annotations
+
+from stages.retro_embed.chunk_options import DatabaseChunks
+from stages.retro_embed.config import RetroEmbedConfig
+from trainyard.artifacts import store
+from trainyard.artifacts.inputs import Manifests, check_listed
+from trainyard.checkpoint.stored_step import check_step
+from trainyard.conversion.detect import detect
+from trainyard.errors import ConfigError
+from trainyard.retrieval.chunk_database import ChunkDatabase
+
+
+def check_inputs(config: RetroEmbedConfig) -> None:
+    """Refuse a database without chunks or of other token files, and a damaged checkpoint."""
+    if isinstance(config.source, DatabaseChunks):
+        open_database(config.source)
+    if config.load is not None and detect(config.load) in ("trainyard", None):
+        check_step(config.load, "--load")
+
+
+def open_database(source: DatabaseChunks) -> ChunkDatabase:
+    """The database; ConfigError for one without chunks."""
+    assert source.chunks != "pretraining"
+    check_listed(store.join(source.retro_db, source.merged), Manifests())
+    database = ChunkDatabase(source.retro_db, source.prefixes(), source.chunks)
+    if not len(database):
+        raise ConfigError(
+            f"{database.url} has no chunk; take other --chunks, or build the database of more "
+            "documents"
+        )
+    return database
