@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+from tests.trainyard.embedding.encoders import make
 from tests.trainyard.retrieval.embedded import clustered, write_blocks
 from trainyard.artifacts.urls import join, local_path
 from trainyard.retrieval.chunk_database import ChunkDatabase
@@ -55,6 +56,7 @@ class Yard:
         """Make the corpus, then every artifact in the order of the flow."""
         self._write_corpus()
         self._write_vocabulary()
+        self._write_encoder()
         for stage, output in {
             "train_tokenizer": "tokenizer",
             "tokenize": "parts/shard",
@@ -101,6 +103,13 @@ class Yard:
         write_blocks(Path(self.at("embeddings")), clustered(count, 8), 100)
         write_blocks(Path(self.at("embeddings-samples")), clustered(CHUNKS, 8), 40)
 
+    def _write_encoder(self) -> None:
+        """A small BERT of that vocabulary."""
+        words = len(Path(self.at("vocab.txt")).read_text().splitlines())
+        make(Path(self.at("bert")), vocab_size=words, vocabulary=self.at("vocab.txt"))
+        for path in Path(self.at("bert")).iterdir():
+            os.utime(path, (1e9, 1e9))
+
     def _inputs(self) -> dict[str, list[str]]:
         """By stage: what it reads, and options."""
         corpus, tokens, load = self.at("corpus.jsonl"), self.at("tokens"), self.at("checkpoint")
@@ -145,6 +154,11 @@ class Yard:
                 *("--retro-bert-tokenizer-type", "BertWordPieceLowerCase"),
                 *("--retro-bert-vocab-file", self.at("vocab.txt"), "--retro-index-ntrain", "30"),
                 *("--retro-gpt-chunk-length", "8"),
+            ],
+            "retro_embed": [
+                *("--retro-db", self.at("retro-db"), "--data-path", tokens, *tokenizer),
+                *("--load", self.at("bert"), "--retro-bert-max-chunk-length", "48"),
+                *("--retro-block-size", "25", "--workers", "1", "--device", "cpu"),
             ],
             "report": [word for name in made for word in (f"--{name}", self.at(name))],
         }

@@ -21,6 +21,7 @@ from stages.runtime.context import StageRun
 from tests.stages.directly import run_directly, run_process, torchrun
 from tests.trainyard.embedding.encoders import embed, embedder, make
 from tests.trainyard.retrieval.corpora import EOD, build, merged, write_corpus, write_two
+from trainyard.artifacts import store
 from trainyard.artifacts.inputs import resolve
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.config import from_dict
@@ -61,7 +62,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options(yard: Path, out: Path, **more: Any) -> dict[str, Any]:
+def options(yard: Path, out: Path | str, **more: Any) -> dict[str, Any]:
     given = {
         "retro_db": str(yard / "db"),
         "data_path": [str(yard / "en"), str(yard / "de")],
@@ -90,7 +91,7 @@ def validate(yard: Path, out: Path, share: float, **more: Any) -> dict[str, Any]
         return stage.run(config, context)
 
 
-def words(yard: Path, out: Path, **more: Any) -> list[str]:
+def words(yard: Path, out: Path | str, **more: Any) -> list[str]:
     """The options as a command line."""
     found = []
     for key, value in options(yard, out, **more).items():
@@ -101,14 +102,14 @@ def words(yard: Path, out: Path, **more: Any) -> list[str]:
     return found
 
 
-def launch(yard: Path, out: Path, **more: Any) -> None:
+def launch(yard: Path, out: Path | str, **more: Any) -> None:
     """The command, in this process."""
     arguments = words(yard, out, **more)
     check = "stages.retro_embed.inputs"
     assert stage_main("retro_embed", RetroEmbedConfig, stage.__name__, check, argv=arguments) == 0
 
 
-def command(yard: Path, out: Path, **more: Any) -> Manifest:
+def command(yard: Path, out: Path | str, **more: Any) -> Manifest:
     """The same; returns its manifest."""
     launch(yard, out, **more)
     config = from_dict(RetroEmbedConfig, options(yard, out, **more))
@@ -260,6 +261,15 @@ def test_joined_shares_are_the_bytes_of_one_run(count: int, yard: Path, tmp_path
     assert not (tmp_path / "out.shares").exists()
     launch(yard, out, rank=0, world_size=count)  # an array task that was tried again
     assert not (tmp_path / "out.shares").exists()
+
+
+def test_stores_are_alike(yard: Path, store_url: str, tmp_path: Path) -> None:
+    whole = command(yard, tmp_path / "whole")
+    out = store.join(store_url, "out")
+    for rank in range(2):
+        command(yard, out, rank=rank, world_size=2)
+    assert command(yard, out, world_size=2).files == whole.files
+    assert store.list_files(f"{out}.shares") == {}
 
 
 def test_a_missing_share_is_named(yard: Path, tmp_path: Path) -> None:

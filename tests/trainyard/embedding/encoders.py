@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,15 @@ SMALL: dict[str, Any] = {
 }
 
 
-def make(folder: Path, kind: str = "BertModel", seed: int = 1, **changed: Any) -> Any:
-    """Save a random model with a vocab.txt of letters; returns it, ready to compute."""
+def make(
+    folder: Path,
+    kind: str = "BertModel",
+    seed: int = 1,
+    vocabulary: str | None = None,
+    **changed: Any,
+) -> Any:
+    """Save a random model with a vocab.txt, of letters unless one is given; returns it, ready to
+    compute."""
     import transformers
 
     made = getattr(transformers, kind)
@@ -54,7 +62,10 @@ def make(folder: Path, kind: str = "BertModel", seed: int = 1, **changed: Any) -
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape) * 0.1)
     model.save_pretrained(folder)
-    write_vocabulary(folder)
+    if vocabulary is None:
+        write_vocabulary(folder)
+    else:
+        shutil.copy(vocabulary, folder / "vocab.txt")
     return model
 
 
