@@ -2,6 +2,7 @@
 
     python -m benchmarks.retro                     every row, medians of 5
     python -m benchmarks.retro chunks --runs 1     one row, a quick look
+    python -m benchmarks.retro embed --device cuda on a GPU, without data files
 
 Prints a table row as each is done, and whether it reaches the bar. Data: --data (default
 ../shared/data) with corpora/corpus_en.jsonl and vocab/; what is made lies in --scratch."""
@@ -115,28 +116,48 @@ def row_chunks_large(setting: Setting) -> None:
     report("chunk database of 10 times as many", figures, f"11 times, {MEMORY_MB} MB", ok)
 
 
+def row_embed(setting: Setting) -> None:
+    """Embedding on a CPU, beside transformers."""
+    from benchmarks.embedding import on_cpu
+
+    on_cpu(setting)
+
+
+def row_embed_on_gpu(setting: Setting) -> None:
+    """Embedding on a GPU."""
+    from benchmarks.embedding import on_gpu
+
+    on_gpu(setting.runs)
+
+
 ROWS: dict[str, Callable[[Setting], None]] = {
     "chunks": row_chunks,
     "chunks_large": row_chunks_large,
+    "embed": row_embed,
 }
+
+ON_GPU: dict[str, Callable[[Setting], None]] = {"embed": row_embed_on_gpu}
+"""Rows of --device cuda."""
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("rows", nargs="*", help=f"of {', '.join(ROWS)}; all if none")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--scratch", type=Path)
     args = parser.parse_args()
-    if unknown := [row for row in args.rows if row not in ROWS]:
-        parser.error(f"no row {unknown[0]!r}; there are {', '.join(ROWS)}")
+    rows = ON_GPU if args.device == "cuda" else ROWS
+    if unknown := [row for row in args.rows if row not in rows]:
+        parser.error(f"no row {unknown[0]!r} on {args.device}; there are {', '.join(rows)}")
     scratch = args.scratch or Path(tempfile.mkdtemp(prefix="trainyard-bench-"))
     scratch.mkdir(parents=True, exist_ok=True)
     try:
         print("| what | measured | bar | reached |\n| --- | --- | --- | --- |")
-        for row in args.rows or ROWS:
-            ROWS[row](Setting(args.data.resolve(), scratch.resolve(), args.runs))
+        for row in args.rows or rows:
+            rows[row](Setting(args.data.resolve(), scratch.resolve(), args.runs))
     finally:
         if args.scratch is None:
             shutil.rmtree(scratch, ignore_errors=True)

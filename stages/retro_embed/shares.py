@@ -55,12 +55,12 @@ def _manifests(
     if missing:
         raise ArtifactError(_unfit(config, missing, "not made yet"))
     manifests = [one[0] for one in found if one is not None]
-    for why, is_other in {
-        "made of other inputs or other options": lambda m: m.lineage != stage.lineage,
-        "made of another code": lambda m: m.code.get("digest") != stage.code,
-    }.items():
-        if others := [rank for rank, manifest in enumerate(manifests) if is_other(manifest)]:
-            raise ArtifactError(_unfit(config, others, why))
+    of_others = [rank for rank, one in enumerate(manifests) if one.lineage != stage.lineage]
+    if of_others:
+        raise ArtifactError(_unfit(config, of_others, "made of other inputs or other options"))
+    older = [rank for rank, one in enumerate(manifests) if one.code.get("digest") != stage.code]
+    if older:
+        raise ArtifactError(_unfit(config, older, "made of another code"))
     return manifests
 
 

@@ -16,7 +16,7 @@ from trainyard.testing.kill import Zygote
 def zygote() -> Iterator[Zygote]:
     modules = ("collect", "train_tokenizer", "tokenize", "merge", "index", "plan", "report")
     modules += ("pretrain", "reshard", "evaluate", "benchmark")
-    modules += ("faiss_train", "faiss_add", "faiss_query")
+    modules += ("faiss_train", "faiss_add", "faiss_query", "retro_embed")
     with Zygote("s3fs", *(f"stages.{name}.run" for name in modules)) as process:
         yield process
 

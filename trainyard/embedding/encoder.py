@@ -20,7 +20,7 @@ from trainyard.embedding.ragged import make_ragged
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.bert.model import BertModel
-from trainyard.models.mlp import gelu_tanh
+from trainyard.models.mlp import MLP, gelu_tanh
 from trainyard.parallel.device import check_memory
 
 log = logging.getLogger(__name__)
@@ -143,9 +143,9 @@ def _fill(model: BertModel, source: Source) -> None:
 def _quicken_gelu(model: BertModel) -> None:
     """Compute GELU's tanh form with torch.tanh, which is vectorised; torch's own kernel for it on
     CPUs is not, and takes twice the time of the matrix before it."""
-    for layer in model.encoder.layers.values():
-        if layer.mlp.activation is gelu_tanh:
-            layer.mlp.activation = _gelu_tanh
+    for module in model.encoder.modules():
+        if isinstance(module, MLP) and module.activation is gelu_tanh:
+            module.activation = _gelu_tanh
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

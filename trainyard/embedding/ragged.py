@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.attention.masks import FULL, AttentionMask
-from trainyard.models.attention import CoreAttention
+from trainyard.models.attention import CoreAttention, SelfAttention
 from trainyard.models.bert.model import BertModel
 
 Group = tuple[int, int]
@@ -59,10 +59,9 @@ class RaggedAttention(nn.Module):
 
 def make_ragged(model: BertModel) -> None:
     """Let the layers of a model take a `RaggedMask`, and no other."""
-    for layer in model.encoder.layers.values():
-        attention = layer.self_attention
-        if not isinstance(attention.core_attention, RaggedAttention):
-            attention.core_attention = RaggedAttention(attention.core_attention)
+    for module in model.encoder.modules():
+        if isinstance(module, SelfAttention) and isinstance(module.core_attention, CoreAttention):
+            module.register_module("core_attention", RaggedAttention(module.core_attention))
 
 
 def encode_ragged(
