@@ -17,6 +17,7 @@ from trainyard.config import (
     location,
 )
 from trainyard.embedding.config import EmbeddingConfig
+from trainyard.embedding.installed import version_of
 from trainyard.errors import ConfigError
 from trainyard.tokenizers.config import TokenizerConfig
 
@@ -126,8 +127,6 @@ class RetroEmbedConfig:
     def versions(self) -> dict[str, str]:
         """Of the libraries that define the tokens, or of the package that embeds."""
         if self.embedder is not None:
-            from trainyard.embedding.user import version_of  # imports numpy
-
             return {**self.tokenizer.versions(), **version_of(self.embedder)}
         word_pieces = TokenizerConfig(tokenizer_type="BertWordPieceLowerCase", vocab_file="any")
         return {**self.tokenizer.versions(), **word_pieces.versions()}

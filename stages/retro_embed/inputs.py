@@ -5,7 +5,9 @@ from __future__ import annotations
 from stages.retro_embed.chunk_options import DatabaseChunks
 from stages.retro_embed.config import RetroEmbedConfig
 from trainyard.artifacts import store
-from trainyard.artifacts.inputs import Manifests, check_listed
+from trainyard.artifacts.inputs import read_digest
+from trainyard.artifacts.manifest import check_digest, read_manifest
+from trainyard.artifacts.output import MANIFEST
 from trainyard.checkpoint.stored_step import check_step
 from trainyard.conversion.detect import detect
 from trainyard.errors import ConfigError
@@ -13,17 +15,27 @@ from trainyard.retrieval.chunk_database import ChunkDatabase
 
 
 def check_inputs(config: RetroEmbedConfig) -> None:
-    """Refuse a database without chunks or of other token files, and a damaged checkpoint."""
+    """Refuse a database that is damaged, without chunks or of other token files, and a damaged
+    checkpoint."""
     if isinstance(config.source, DatabaseChunks):
+        _check_digest(config.source)
         open_database(config.source)
     if config.load is not None and detect(config.load) in ("trainyard", None):
         check_step(config.load, "--load")
 
 
+def _check_digest(source: DatabaseChunks) -> None:
+    """Read the chunks, and compare them with the manifest of their database, if it has one."""
+    found = read_manifest(store.join(source.retro_db, MANIFEST))
+    record = None if found is None else found[0].record(source.merged)
+    if record is not None:
+        url = store.join(source.retro_db, source.merged)
+        check_digest(url, record, read_digest(url))
+
+
 def open_database(source: DatabaseChunks) -> ChunkDatabase:
     """The database; ConfigError for one without chunks."""
     assert source.chunks != "pretraining"
-    check_listed(store.join(source.retro_db, source.merged), Manifests())
     database = ChunkDatabase(source.retro_db, source.prefixes(), source.chunks)
     if not len(database):
         raise ConfigError(

@@ -43,6 +43,10 @@ ENOUGH = {
         *("--retro-bert-tokenizer-type", "BertWordPieceCase", "--retro-bert-vocab-file", NOWHERE),
         *("--retro-index-ntrain", "9"),
     ),
+    "retro_embed": (
+        *("--retro-db", NOWHERE, "--data-path", NOWHERE, "--load", NOWHERE),
+        *("--tokenizer-type", "NullTokenizer", "--vocab-size", "9"),
+    ),
     "retro_explore": (NOWHERE,),
     "tokenize": ("--input", NOWHERE, "--tokenizer-type", "NullTokenizer", "--vocab-size", "9"),
     "train_tokenizer": ("--input", NOWHERE),

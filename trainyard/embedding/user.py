@@ -1,25 +1,23 @@
-"""Embedders of other packages. One offers a function by an entry point:
+"""Embedders of other packages (see `installed`). One offers a function by an entry point:
 
     [project.entry-points."trainyard.embedders"]
     in-house = "our_package.retrieval:embed"
 
 `--embedder in-house` calls `embed(texts: list[str])` for some thousand texts at a time. It returns
 an array (texts, dimensions) of float32, one row for each text in order, and may load its model on
-the first call. Standard library and numpy only."""
+the first call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.embedding.installed import find_embedder
 from trainyard.errors import ConfigError, DataError
-
-GROUP = "trainyard.embedders"
 
 Embed = Callable[[list[str]], Any]
 
@@ -54,7 +52,7 @@ class UserEmbedder:
 
 def load_user_embedder(name: str) -> UserEmbedder:
     """The function of that name, tried on a text, which says how long its vectors are."""
-    point = _point(name)
+    point = find_embedder(name)
     try:
         function: Embed = point.load()
     except Exception as error:
@@ -62,24 +60,6 @@ def load_user_embedder(name: str) -> UserEmbedder:
             f"--embedder {name}: {point.value} could not be imported: {error!r}"
         ) from error
     return UserEmbedder(name, function, _called(name, function, ["a text"], None).shape[1])
-
-
-def version_of(name: str) -> dict[str, str]:
-    """Name and version of the package that offers it."""
-    package = _point(name).dist
-    return {} if package is None else {package.name: package.version}
-
-
-def _point(name: str) -> EntryPoint:
-    points = entry_points(group=GROUP)
-    found = [point for point in points if point.name == name]
-    if found:
-        return found[0]
-    known = ", ".join(sorted({point.name for point in points})) or "none"
-    raise ConfigError(
-        f"--embedder {name}: no installed package has an entry point of this name in {GROUP}; "
-        f"known: {known}"
-    )
 
 
 def _called(

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from trainyard.embedding import user
-from trainyard.embedding.user import load_user_embedder, version_of
+from trainyard.embedding.installed import GROUP, version_of
+from trainyard.embedding.user import load_user_embedder
 from trainyard.errors import ConfigError, DataError
 
 PLUG_IN = """
@@ -40,7 +41,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: in-house\nVersion: 1.5\n")
     names = ("lengths", "doubles", "flat", "growing", "endless", "missing")
     points = "\n".join(f"{name} = in_house_embedders:{name}" for name in names)
-    (info / "entry_points.txt").write_text(f"[{user.GROUP}]\n{points}\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{points}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
