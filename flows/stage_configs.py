@@ -20,6 +20,7 @@ from stages.pretrain.config import PretrainConfig
 from stages.report.config import ReportConfig
 from stages.reshard.config import ReshardConfig
 from stages.retro_db.config import RetroDbConfig
+from stages.retro_embed.config import RetroEmbedConfig
 from stages.retro_explore.config import RetroExploreConfig
 from stages.tokenize.config import TokenizeConfig
 from stages.train_tokenizer.config import TrainTokenizerConfig
@@ -42,6 +43,7 @@ CONFIGS: dict[str, type[Any]] = {
     "report": ReportConfig,
     "reshard": ReshardConfig,
     "retro_db": RetroDbConfig,
+    "retro_embed": RetroEmbedConfig,
     "retro_explore": RetroExploreConfig,
     "tokenize": TokenizeConfig,
     "train_tokenizer": TrainTokenizerConfig,

@@ -4,7 +4,7 @@
 #     docker build -f images/cuda.Dockerfile --target stage --build-arg STAGE=pretrain \
 #         --build-arg VERSION=0.1.0 -t trainyard/pretrain:0.1.0-cuda .
 #
-# STAGE: benchmark, evaluate, pretrain, reshard; the other stages use no GPU and are in
+# STAGE: benchmark, evaluate, pretrain, reshard, retro-embed; the other stages use no GPU and are in
 # images/cpu.Dockerfile. Only the line below names NVIDIA's image.
 
 ARG NGC_IMAGE=nvcr.io/nvidia/pytorch:26.06-py3@sha256:43c018d6a12963f1a1bad85ef8574b5c2a978eec2be0ebcacfb87f69e0d210e1

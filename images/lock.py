@@ -39,7 +39,7 @@ PLAIN = (
     ),
 )
 """Stages without torch."""
-TRAINING = ("benchmark", "evaluate", "pretrain", "reshard")
+TRAINING = ("benchmark", "evaluate", "pretrain", "reshard", "retro-embed")
 """Stages that have a CUDA image too."""
 TORCH = ("inspect", *TRAINING)
 FAISS_GPU = "cuda/faiss-train"
