@@ -6,12 +6,12 @@ from stages.retro_embed.chunk_options import DatabaseChunks
 from stages.retro_embed.config import RetroEmbedConfig
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import read_digest
-from trainyard.artifacts.manifest import check_digest, read_manifest
-from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.manifest import check_digest
 from trainyard.checkpoint.stored_step import check_step
 from trainyard.conversion.detect import detect
 from trainyard.errors import ConfigError
 from trainyard.retrieval.chunk_database import ChunkDatabase
+from trainyard.retrieval.database_sources import database_manifest
 
 
 def check_inputs(config: RetroEmbedConfig) -> None:
@@ -26,8 +26,8 @@ def check_inputs(config: RetroEmbedConfig) -> None:
 
 def _check_digest(source: DatabaseChunks) -> None:
     """Read the chunks, and compare them with the manifest of their database, if it has one."""
-    found = read_manifest(store.join(source.retro_db, MANIFEST))
-    record = None if found is None else found[0].record(source.merged)
+    manifest = database_manifest(source.retro_db)
+    record = None if manifest is None else manifest.record(source.merged)
     if record is not None:
         url = store.join(source.retro_db, source.merged)
         check_digest(url, record, read_digest(url))

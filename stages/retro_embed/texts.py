@@ -17,15 +17,12 @@ from trainyard.corpus.workers import check_stop
 from trainyard.datasets.vocabulary import outside
 from trainyard.errors import DataError
 from trainyard.retrieval.chunk_database import ChunkDatabase
-from trainyard.retrieval.pretraining_chunks import PretrainingChunks, as_document
+from trainyard.retrieval.pretraining_chunks import SAMPLES, PretrainingChunks, as_document
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import build_tokenizer
 from trainyard.training.run_samples import open_chunks
 
 Ints = NDArray[np.int64]
-
-SAMPLES = "samples.json"
-"""Beside the vectors of a training's samples: which samples they are, for the query to compare."""
 
 CHUNKS_AT_ONCE = 1024
 """Chunks that become text between two looks whether the run has ended."""

@@ -6,22 +6,15 @@ from stages.retro_embed.chunk_options import DatabaseChunks
 from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import read_digest
-from trainyard.artifacts.manifest import Manifest, read_manifest
-from trainyard.artifacts.output import MANIFEST
 from trainyard.errors import ConfigError
+from trainyard.retrieval.database_sources import database_manifest
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.wordpiece import parse_vocab
 
 
-def _manifest(source: DatabaseChunks) -> Manifest | None:
-    """Of the database; None for one of another program."""
-    found = read_manifest(store.join(source.retro_db, MANIFEST))
-    return None if found is None else found[0]
-
-
 def check_tokenizer(source: DatabaseChunks, given: TokenizerConfig, stage: StageRun) -> None:
     """Refuse another tokenizer than that of the database, which would make other texts."""
-    manifest = _manifest(source)
+    manifest = database_manifest(source.retro_db)
     if manifest is None:
         return
     kind = manifest.config.get("tokenizer_type")
@@ -38,7 +31,7 @@ def check_tokenizer(source: DatabaseChunks, given: TokenizerConfig, stage: Stage
 def check_vocabulary(source: DatabaseChunks, bert: TokenizerConfig) -> None:
     """Refuse another BERT vocabulary than that of the database, whose counts of BERT tokens decide
     which chunks it has."""
-    manifest = _manifest(source)
+    manifest = database_manifest(source.retro_db)
     record = None if manifest is None else manifest.inputs.get("bert")
     if manifest is None or record is None or bert.vocab_file is None:
         return
