@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 def keep_lines() -> None:
     """Change the handlers of this program."""
-    setattr(Console, "on_broken_pipe", _fall_silent)  # noqa: B010  (mypy refuses an assignment)
+    setattr(Console, "on_broken_pipe", _mute)  # noqa: B010  (mypy refuses an assignment)
     setattr(APILogWorker, "_handle_batch", _send)  # noqa: B010
 
 
-def _fall_silent(console: Console) -> None:
+def _mute(console: Console) -> None:
     console.quiet = True
 
 

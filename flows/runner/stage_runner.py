@@ -13,7 +13,6 @@ from typing import Any
 
 from prefect import get_run_logger, runtime
 
-from flows.logs.outage import be_patient
 from flows.logs.prefect_handlers import keep_lines
 from flows.pages.run_pages import RunPages
 from flows.recipes.force import ALL
@@ -24,6 +23,7 @@ from flows.runner.limits import StageLimit
 from flows.runner.run_lock import record_jobs, run_lock
 from flows.runner.stage_task import run_stage_task
 from flows.runner.wait_state import shown_waits
+from flows.server.outage import tolerate_outages
 from flows.yard.links import browsed
 from flows.yard.profile import Profile, StageEnvironment, limit_tag
 from flows.yard.read_profile import read_profile
@@ -70,7 +70,7 @@ class StageRunner:
     async def __aenter__(self) -> StageRunner:
         watch_signals()
         keep_lines()
-        be_patient()
+        tolerate_outages()
         runs = self._place.run_folder
         get_run_logger().info("output: %s; options and logs of stages: %s", self._root, runs)
         try:

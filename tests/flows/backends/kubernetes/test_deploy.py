@@ -15,7 +15,7 @@ import yaml
 from flows.backends.kubernetes.manifests import render_kubernetes
 from flows.backends.kubernetes.options import Claim, KubernetesOptions
 from flows.backends.spec import LaunchSpec
-from flows.worker import LEAVE
+from flows.worker.command import LEAVE
 from tests.flows.backends.kubernetes_schemas import check
 from trainyard.version import VERSION as VERSION_OF_TRAINYARD
 

@@ -1,9 +1,8 @@
-"""Prefect's `worker start`, which says in one line that its server is away, and in one that it is
-back.
+"""Prefect's `worker start`, which prints one line when its server is away and one when it is back.
 
 Prefect alone prints a traceback from each of its loops, stops listening for cancelled runs after
-half a minute, and ends after some minutes. Here the loops go on until the server answers.
-flows.worker starts this program."""
+half a minute, and ends after some minutes. Here the loops continue until the server answers.
+`command` starts this program."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from prefect._internal import observers
 from prefect.runner import _scheduled_run_poller
 from prefect.workers import base
 
-from flows.logs.outage import be_patient, say
+from flows.server.outage import print_line, tolerate_outages
 
 
 def main() -> None:
     """Run Prefect's command with the arguments of this program."""
     from prefect.cli import app
 
-    be_patient(say, (observers, _scheduled_run_poller, base))
+    tolerate_outages(print_line, (observers, _scheduled_run_poller, base))
     sys.argv = ["prefect", "worker", "start", *sys.argv[1:]]
     app()
 

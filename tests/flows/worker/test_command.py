@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -11,11 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from flows.logs.outage import Outage, say
-from flows.worker import below, is_alive, kill_all, stop_all
+from flows.worker.command import below, is_alive, kill_all, stop_all
 
 STAGE = """
 import signal, sys, time
@@ -75,29 +72,3 @@ def test_with_leave_jobs_flows_get_no_signal(
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert output.read_text() == "up "
-
-
-def test_an_outage_of_the_server_is_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    outage, answers = Outage(say), list[Exception | None]()
-    answers += [httpx.ConnectError("refused"), unavailable(), None, None]
-
-    async def workload() -> None:
-        if (error := answers.pop(0)) is not None:
-            raise error
-
-    async def turns() -> None:
-        for _ in range(4):
-            await outage.patient(workload)()
-        answers.append(ZeroDivisionError())
-        with pytest.raises(ZeroDivisionError):
-            await outage.patient(workload)()
-
-    asyncio.run(turns())
-    away, back = capsys.readouterr().err.splitlines()
-    assert "does not answer; trying again until it does" in away
-    assert "answers again after 0 s" in back
-
-
-def unavailable() -> Exception:
-    request = httpx.Request("POST", "http://server/flow_runs")
-    return httpx.HTTPStatusError("", request=request, response=httpx.Response(503))

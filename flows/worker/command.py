@@ -39,7 +39,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     options = [word for word in sys.argv[1:] if word != LEAVE]
-    command = [sys.executable, "-m", "flows.worker_program", *options]
+    command = [sys.executable, "-m", "flows.worker.prefect_worker", *options]
     # Its own session: signals to our process group must not reach it.
     with subprocess.Popen(command, start_new_session=True) as worker:
         while worker.poll() is None and not stopping.wait(TICK_SECONDS):
@@ -95,7 +95,3 @@ def _parents(folders: Iterable[Path]) -> Iterable[tuple[int, int]]:
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
                 yield int(folder.name), int(parent)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

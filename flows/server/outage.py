@@ -1,6 +1,6 @@
-"""What Prefect's loops do while its server does not answer: they go on, without tracebacks.
+"""Keeps Prefect's background loops alive, without tracebacks, while its server does not answer.
 
-A worker has several such loops, and a flow run one, which listens for its suspension."""
+A worker has several such loops; a flow run has one, which listens for its suspension."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.utilities import services
 
 LISTENERS = ("prefect.FlowRunCancellingObserver", "prefect.FlowRunSuspendingObserver")
-"""Loggers of listeners to events, which go over to polling when the server is away."""
+"""Loggers of listeners to events, which start polling when the server is away."""
 
 Workload = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -26,27 +26,27 @@ Workload = Callable[..., Coroutine[Any, Any, Any]]
 class Outage:
     """The time in which the server does not answer."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        """say: reports its begin and its end."""
-        self._say = say
+    def __init__(self, report: Callable[[str], None]) -> None:
+        """report: gets one line when it begins, and one when it ends."""
+        self._report = report
         self._since: float | None = None
 
     def begin(self) -> None:
         """The server did not answer."""
         if self._since is None:
             self._since = time.monotonic()
-            self._say(
+            self._report(
                 f"Prefect's server at {PREFECT_API_URL.value()} does not answer; trying again "
-                f"until it does. Flow runs that have begun go on"
+                f"until it does. Flow runs that have begun continue"
             )
 
     def end(self) -> None:
         """The server answered."""
         if self._since is not None:
             seconds, self._since = time.monotonic() - self._since, None
-            self._say(f"Prefect's server answers again after {seconds:.0f} s")
+            self._report(f"Prefect's server answers again after {seconds:.0f} s")
 
-    def patient(self, workload: Workload) -> Workload:
+    def tolerant(self, workload: Workload) -> Workload:
         """The work of one turn of a loop, which an outage does not fail."""
 
         async def run() -> None:
@@ -65,25 +65,25 @@ class Outage:
 
 
 def without_traceback(record: logging.LogRecord) -> bool:
-    """A logging filter that leaves out why a listener went over to polling."""
+    """A logging filter that drops why a listener started polling."""
     return not record.exc_info
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line with the time to stderr."""
     print(f"{time.strftime('%H:%M:%S')}  {line}", file=sys.stderr, flush=True)
 
 
-def be_patient(
-    say: Callable[[str], None] = lambda line: None, modules: Iterable[ModuleType] = (observers,)
+def tolerate_outages(
+    report: Callable[[str], None] = lambda line: None, modules: Iterable[ModuleType] = (observers,)
 ) -> None:
     """Change the loops of these modules of Prefect in this program."""
-    outage, loop = Outage(say), services.critical_service_loop
+    outage, loop = Outage(report), services.critical_service_loop
 
-    def patient_loop(workload: Workload, *given: Any, **options: Any) -> Coroutine[Any, Any, None]:
-        return loop(outage.patient(workload), *given, **options)
+    def tolerant_loop(workload: Workload, *args: Any, **options: Any) -> Coroutine[Any, Any, None]:
+        return loop(outage.tolerant(workload), *args, **options)
 
     for module in modules:
-        setattr(module, "critical_service_loop", patient_loop)  # noqa: B010
+        setattr(module, "critical_service_loop", tolerant_loop)  # noqa: B010
     for name in LISTENERS:
         logging.getLogger(name).addFilter(without_traceback)

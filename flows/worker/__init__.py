@@ -1,0 +1,1 @@
+"""A Prefect worker that stops its flow runs before it ends: `python -m flows.worker`."""
