@@ -16,7 +16,7 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from flows.recipes.force import check_force
+from flows.recipes.force import forced_names
 from flows.recipes.inputs import check_inputs
 from flows.recipes.overrides import AS_RECIPE, Choice, read_overrides
 from flows.recipes.pretrain import pretrain_jobs
@@ -97,7 +97,7 @@ async def pretrain_gpt(
     # A wrong recipe fails before any waiting.
     checked = await asyncio.to_thread(pretrain_jobs, written, site.training_resources())
     await asyncio.to_thread(check_inputs, written, checked.all(), site.backend)
-    forced = check_force(force, checked.all())
+    forced = forced_names(force, checked.all())
     if remark := unknown_gpu_memory(site, checked.plan):
         get_run_logger().warning("%s", remark)
     card = written.at("card.html")

@@ -17,7 +17,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.recipes.force import check_force
+from flows.recipes.force import forced_names
 from flows.recipes.inputs import check_inputs
 from flows.recipes.overrides import read_overrides
 from flows.recipes.recipe import read_recipe
@@ -70,7 +70,7 @@ async def release(
     written = read_recipe(recipe, site.yard_root(yard)).with_options(given)
     jobs = release_jobs(written, checkpoint)
     await asyncio.to_thread(check_inputs, written, [jobs.evaluate], site.backend)
-    forced = check_force(force, jobs.all())
+    forced = forced_names(force, jobs.all())
     async with StageRunner("release", written.root, profile=site, force=forced) as runner:
         await runner.expect(jobs.all())
         # Check under the lock: a training of this recipe that had it may have written it.

@@ -19,7 +19,7 @@ from prefect.blocks.abstract import JobBlock
 from flows.backends.base import StageJobRun
 from flows.backends.live_jobs import live
 from flows.backends.outcome import Outcome, classify, read_failure
-from flows.backends.process_log import ProcessLog, relay_rest
+from flows.backends.process_log import ProcessLog, relay_unfinished
 from flows.backends.run_folder import LOG, NOT_BEGUN, make_run_folder, run_folder_io
 from flows.backends.spec import LaunchSpec
 from trainyard.variables import OF_PREFECT
@@ -81,7 +81,7 @@ class ProcessJobRun(StageJobRun):
         self.pid = process.pid
         self._process = process
         self._parent_pipe: int | None = parent_pipe
-        relay_rest(self._folder, self._relay)
+        relay_unfinished(self._folder, self._relay)
         self._reader = ProcessLog(self._folder, spec.name, self._relay)
         self._reader.start()
         live.add(self)

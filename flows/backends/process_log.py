@@ -25,7 +25,7 @@ REMEMBER_SECONDS = 1.0
 class ProcessLog(threading.Thread):
     """Relays lines as they are written, until `end`.
 
-    A thread, since it must go on while all tasks of the loop are cancelled."""
+    A thread, since it must continue while all tasks of the loop are cancelled."""
 
     def __init__(self, folder: Path, name: str, relay: Callable[[str], None]) -> None:
         super().__init__(name=f"log of {name}", daemon=True)
@@ -65,7 +65,7 @@ class ProcessLog(threading.Thread):
         self._remembered = time.monotonic()
 
 
-def relay_rest(folder: Path, relay: Callable[[str], None]) -> None:
+def relay_unfinished(folder: Path, relay: Callable[[str], None]) -> None:
     """Relay what killed flows did not relay of earlier attempts at the job of a run folder.
 
     Such an attempt may still be saving; then the next call relays the end of its log."""

@@ -12,7 +12,7 @@ from typing import Any
 from flows.cli.options import add_yard_of_flow, read_profile_of_flow
 from flows.cli.run_flow import fail, run_program
 from flows.recipes.corpus import corpus_jobs
-from flows.recipes.force import check_force
+from flows.recipes.force import forced_names
 from flows.recipes.inputs import check_inputs
 from flows.recipes.masked import masked_jobs
 from flows.recipes.pretrain import pretrain_jobs
@@ -54,13 +54,13 @@ FORCE = "stages that run even if nothing changed: names with commas between them
 def _check_corpus(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     jobs = corpus_jobs(recipe).all()
     check_inputs(recipe, jobs, profile.backend)
-    check_force(given.force, jobs)
+    forced_names(given.force, jobs)
 
 
 def _check_pretrain(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     jobs = pretrain_jobs(recipe, profile.training_resources())
     check_inputs(recipe, jobs.all(), profile.backend)
-    check_force(given.force, jobs.all())
+    forced_names(given.force, jobs.all())
 
 
 def _check_bert(recipe: Recipe, profile: Profile, given: Arguments) -> None:
@@ -71,7 +71,7 @@ def _check_bert(recipe: Recipe, profile: Profile, given: Arguments) -> None:
 
 def _check_release(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     jobs = release_jobs(recipe, given.checkpoint)
-    check_force(given.force, jobs.all())
+    forced_names(given.force, jobs.all())
     # A running flow of this recipe may still write the checkpoint, so the flow itself checks.
     if given.checkpoint or not store.exists(recipe.at(LOCK_FILE)):
         check_checkpoint(recipe, given.checkpoint, profile.backend)

@@ -1,4 +1,4 @@
-"""The stages that a flow run forces, as a person names them. No Prefect here."""
+"""Which stages a flow run forces: the parameter `force` of the flows. No Prefect here."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trainyard.errors import ConfigError
 ALL = "all"
 
 
-def check_force(force: str | None, jobs: Sequence[StageJob]) -> frozenset[str]:
-    """The names in a text: of stages, of single jobs of the flow such as `export`, or `all`.
+def forced_names(force: str | None, jobs: Sequence[StageJob]) -> frozenset[str]:
+    """The names that `force` lists: stages, single jobs of the flow such as `export`, or `all`.
 
     Raises ConfigError for a name that the flow does not run."""
     names = (force or "").replace(",", " ").split()

@@ -12,7 +12,7 @@ from flows.goodput.report import goodput_url
 from flows.recipes.corpus import CorpusJobs, corpus_jobs
 from flows.recipes.recipe import Recipe
 from flows.recipes.release import ReleaseJobs, release_jobs
-from flows.recipes.stage_job import StageJob, build_config, named, stage_job
+from flows.recipes.stage_job import StageJob, build_config, located_errors, stage_job
 from flows.stage_configs import CONFIGS
 from flows.yard.profile import TrainingResources
 from trainyard.artifacts.inputs import check_exists, metrics_of
@@ -75,7 +75,7 @@ def _check_model(recipe: Recipe, pretrain: StageJob, after: ReleaseJobs) -> None
     """Refuse a model that the stages after its training would refuse."""
     model = build_config("pretrain", pretrain.document, recipe.where).model
     for job in (after.evaluate, after.benchmark):
-        with named(where := f"{recipe.where} [{job.stage}]"):
+        with located_errors(where := f"{recipe.where} [{job.stage}]"):
             build_config(job.stage, job.document, where).check_model(model)
     try:
         build_config("reshard", after.export.document, recipe.where).check_model(model)

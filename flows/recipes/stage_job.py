@@ -57,7 +57,7 @@ def build_config(
 
     num_ranks: of a training; None: unknown."""
     given = {key: value for key, value in document.items() if value is not None}
-    with named(where):
+    with located_errors(where):
         config = from_dict(config_class(stage), given, where)
         if hasattr(config, "check_ranks"):
             config.check_ranks(num_ranks)
@@ -65,8 +65,8 @@ def build_config(
 
 
 @contextmanager
-def named(where: str) -> Iterator[None]:
-    """Begin the message of a ConfigError with where the options were written."""
+def located_errors(where: str) -> Iterator[None]:
+    """Begin the message of every ConfigError inside with where the options were written."""
     try:
         yield
     except ConfigError as error:

@@ -132,7 +132,7 @@ def _exit_after_jobs() -> None:
 def how_to_resume() -> str:
     """What a stopped flow kept, for the last line of its program."""
     steps = [f"{job} saved step {step:,}" for job, step in saved_steps.items()]
-    return f"{' and '.join(steps) or 'finished stages are kept'}. The same command goes on"
+    return f"{' and '.join(steps) or 'finished stages are kept'}; run the same command to resume"
 
 
 # --- cancelled in Prefect -----------------------------------------------------------------------

@@ -163,7 +163,7 @@ class _Slot:
                 if slots.are_full:
                     await self._report_wait(client, slots)
                 await asyncio.sleep(LOOK_SECONDS)
-        wait_state().go_on(self._job)
+        wait_state().end_wait(self._job)
         self._renewing = asyncio.create_task(self._renew_forever())
 
     async def give_back(self) -> None:

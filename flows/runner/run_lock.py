@@ -46,7 +46,7 @@ async def run_lock(root: str, log: Log) -> AsyncIterator[None]:
     asked = _acquire(join(root, LOCK_FILE), on_wait)
     try:
         claim = await asyncio.wrap_future(asked)
-        waits.go_on("lock")
+        waits.end_wait("lock")
     except BaseException:
         asked.add_done_callback(_release)
         raise

@@ -100,7 +100,7 @@ async def run_stage_task(job: StageJob, site: StageEnvironment) -> Summary:
         headline(get_run_logger(), job.name, "waits", note=note)
         wait_state().wait(job.name, *_why(failed.last, note))
         await asyncio.sleep(seconds)
-        wait_state().go_on(job.name)
+        wait_state().end_wait(job.name)
     try:
         with wait_state().working(job.name):
             return await _attempt(job, site)

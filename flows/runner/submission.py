@@ -188,7 +188,7 @@ class Submission:
             await show_waiting(self._stage, self._spec, f"waits: {state}; asking again", reason)
 
     async def _report_return(self) -> None:
-        wait_state().go_on(self._spec.name)
+        wait_state().end_wait(self._spec.name)
         seconds, self._since, self._looks = time.time() - self._since, 0.0, 0
         state = f"{self._backend} answers again, after {seconds:.0f} s"
         self._headline("runs", state)

@@ -50,7 +50,7 @@ class WaitState:
         self._waits[job] = (state, why)
         self._changed.set()
 
-    def go_on(self, job: str) -> None:
+    def end_wait(self, job: str) -> None:
         """A job waits no more, if it did."""
         if self._waits.pop(job, None) is not None:
             self._changed.set()
@@ -75,7 +75,7 @@ class WaitState:
             state = self.state
             try:
                 await _set_state(run, *state)
-            except Exception as error:  # the run itself goes on
+            except Exception as error:  # the run itself continues
                 log.debug("the state of the flow run was not shown: %s", error)
             else:
                 shown = state

@@ -39,7 +39,7 @@ def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
             raise Stopped(signal.SIGTERM, result.stopped_by)
     except Stopped as stopped:
         if result is not None and progress.step:
-            stopped.saved = f"step {progress.step} is saved, and the same command goes on"
+            stopped.saved = f"step {progress.step} is saved; run the same command to resume"
         add_step(stopped, progress.step)
         raise
     except BaseException as error:

@@ -18,7 +18,7 @@ from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import is_hidden, join
-from trainyard.checkpoint.model_config import check_described
+from trainyard.checkpoint.model_config import check_model_config
 from trainyard.checkpoint.plan import kind_of
 from trainyard.checkpoint.reshard import (
     RESHARDED,
@@ -41,7 +41,7 @@ def copy_step(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
     """Copy a trainyard step into another number of files."""
     with open_step(config.load_dir, "--load-dir") as step:
         step.check()  # never copy a damaged step
-        check_described(step)
+        check_model_config(step)
         copied = read_copied(step)
         total = sum(
             step.spec(name).size_bytes for name in step.names() if kind_of(name) in RESHARDED

@@ -7,7 +7,7 @@ from typing import Literal
 
 from trainyard.artifacts.output import Output
 from trainyard.config import also, check_at_least, execution, location
-from trainyard.datasets.config import Source, has_weights, parse_blend, parse_split
+from trainyard.datasets.config import Source, parse_blend, parse_split
 from trainyard.errors import ConfigError
 from trainyard.retrieval.dataset_names import dataset_names
 from trainyard.tokenizers.config import TokenizerConfig
@@ -77,10 +77,6 @@ class RetroDbConfig:
     def names(self) -> list[str]:
         """What the datasets are called in the output."""
         return dataset_names([source.prefix for source in self.sources()])
-
-    def is_weighted(self) -> bool:
-        """Whether --data-path has weights."""
-        return has_weights(self.sources())
 
     def train_fraction(self) -> float:
         """The part of the documents that is for training."""

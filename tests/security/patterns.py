@@ -19,7 +19,6 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 FLOORS = ("flows", "stages", "trainyard")
 CALLS = ("compile", "match", "search", "sub", "subn", "fullmatch", "split", "finditer", "findall")
-AT_START = frozenset({"match", "fullmatch"})
 
 Text = str | bytes
 

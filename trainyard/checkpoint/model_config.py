@@ -13,8 +13,8 @@ from trainyard.models.config import TransformerConfig
 from trainyard.models.families import read_model_config
 
 
-def check_described(step: StoredStep[Any]) -> None:
-    """Raise ArtifactError for a config.json of a GPT that no reader would accept.
+def check_model_config(step: StoredStep[Any]) -> None:
+    """Raise ArtifactError for a config.json that no reader would accept.
 
     Steps of a user's own program may have none, or one of their own."""
     if step.manifest.record(CONFIG) is None or "padded_vocab_size" not in step.config:
@@ -30,12 +30,12 @@ def model_config(checkpoint: StoredStep[Any]) -> tuple[TransformerConfig, int]:
     other = document.get("provided", {}).get("model_provider")
     if other is not None:
         raise ArtifactError(
-            f"{checkpoint.url} holds a model of a user's program ({other}), not a GPT; "
+            f"{checkpoint.url} holds a model of a user's program ({other}), of no family here; "
             "open_checkpoint reads its tensors by name"
         )
     padded = document.get("padded_vocab_size")
     if not isinstance(document.get("model"), dict) or type(padded) is not int:
-        raise ArtifactError(f"{url}: has no 'model' table and 'padded_vocab_size'; not a GPT")
+        raise ArtifactError(f"{url}: has no 'model' table and 'padded_vocab_size'; not a model")
     try:
         config = read_model_config(document["model"], f"{url}: model")
         check_model(config, padded, len(checkpoint.names("model.")), url)

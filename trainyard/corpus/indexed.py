@@ -259,12 +259,6 @@ class IndexedDataset:
         """`length` tokens (default: all) of sequence `i` from `offset` on; do not write to them."""
         return self._reader.read(*self._place(i, offset, length))
 
-    def get_into(self, out: Tokens, i: int, offset: int = 0, length: int | None = None) -> int:
-        """Write the same tokens to the beginning of `out`; returns how many."""
-        tokens = self.get(i, offset, length)
-        out[: len(tokens)] = tokens
-        return len(tokens)
-
     def prefetch(self, pieces: Iterable[tuple[int, int, int | None]]) -> None:
         """Announce pieces (sequence, offset, length) that will be read soon; returns at once.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.recipes.force import check_force
+from flows.recipes.force import forced_names
 from flows.recipes.pretrain import pretrain_jobs
 from flows.recipes.recipe import parse_recipe
 from tests.flows.recipes.test_recipe import TINY
@@ -14,9 +14,9 @@ JOBS = pretrain_jobs(parse_recipe(TINY, "tiny.toml", "/y")).all()
 
 
 def test_stages_and_jobs_are_forced_by_name() -> None:
-    assert check_force(None, JOBS) == check_force(" ", JOBS) == frozenset()
-    assert check_force("pretrain, export evaluate", JOBS) == {"pretrain", "export", "evaluate"}
-    assert check_force("all", JOBS) == {"all"}
+    assert forced_names(None, JOBS) == forced_names(" ", JOBS) == frozenset()
+    assert forced_names("pretrain, export evaluate", JOBS) == {"pretrain", "export", "evaluate"}
+    assert forced_names("all", JOBS) == {"all"}
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ def test_stages_and_jobs_are_forced_by_name() -> None:
 )
 def test_a_stage_that_the_flow_does_not_run_is_refused(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"force: this flow runs no stage '{name}'; {hint}"):
-        check_force(name, JOBS)
+        forced_names(name, JOBS)

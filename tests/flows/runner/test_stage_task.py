@@ -195,8 +195,8 @@ def test_a_stopped_flow_names_the_saved_step(
     monkeypatch.setattr(stage_task, "saved_steps", cancellation.saved_steps)
     spec = stage_task._prepare(plan(tmp_path / "plan"), site)
     assert stage_task._saved(spec) == ""
-    assert how_to_resume() == "finished stages are kept. The same command goes on"
+    assert how_to_resume() == "finished stages are kept; run the same command to resume"
     failure = {"class": "Stopped", "exit_status": 143, "step": 1059}
     Path(spec.run_directory, "failure.json").write_text(json.dumps(failure))
     assert stage_task._saved(spec) == "saved step 1,059"
-    assert how_to_resume() == "plan saved step 1,059. The same command goes on"
+    assert how_to_resume() == "plan saved step 1,059; run the same command to resume"

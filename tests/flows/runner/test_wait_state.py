@@ -15,8 +15,8 @@ def test_a_run_waits_while_a_job_does_and_none_works() -> None:
     with found.working("merge"):  # its backend does not answer
         assert found.state == (SLOT, "merge: 1 of 1 in use")
     found.wait("lock", LOCK, "another run")
-    found.go_on("merge")
+    found.end_wait("merge")
     assert found.state == (LOCK, "lock: another run")
-    found.go_on("lock")
-    found.go_on("never waited")
+    found.end_wait("lock")
+    found.end_wait("never waited")
     assert found.state == ("Running", "")

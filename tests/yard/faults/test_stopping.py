@@ -64,7 +64,7 @@ def test_stopped_flow_saves(yard: Yard, console: Path, number: signal.Signals, s
     output = console.read_text()
     assert "saved step" in output
     last = output.splitlines()[-1]
-    saved = rf"stopped by {number.name}; pretrain saved step [\d,]+. The same command goes on"
+    saved = rf"stopped by {number.name}; pretrain saved step [\d,]+; run the same command to resume"
     assert re.fullmatch(saved, last), last
     assert "Traceback" not in output
 
