@@ -50,7 +50,7 @@ WAIT_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A response."""
 
     status: HTTPStatus
@@ -142,7 +142,7 @@ class Handler(BaseHTTPRequestHandler):
         with ExitStack() as held:
             self._send(self._answer(held), with_body)
 
-    def _answer(self, held: ExitStack) -> Answer:
+    def _answer(self, held: ExitStack) -> Response:
         """The response; `held` keeps its file open until it is sent."""
         try:
             self._check_host()
@@ -164,7 +164,7 @@ class Handler(BaseHTTPRequestHandler):
         if name not in self.server.names:
             raise RefusedError(HTTPStatus.MISDIRECTED_REQUEST, not_ours(name))
 
-    def _found(self, held: ExitStack) -> Answer:
+    def _found(self, held: ExitStack) -> Response:
         path, root = self.path.partition("?")[0], self.server.root
         if path == HEALTH:
             return _message(HTTPStatus.OK, "ok")
@@ -181,7 +181,7 @@ class Handler(BaseHTTPRequestHandler):
             HTTPStatus.NOT_FOUND, f"{join(root.url, name)}: there is no such file here"
         )
 
-    def _file(self, name: str, held: ExitStack) -> Answer:
+    def _file(self, name: str, held: ExitStack) -> Response:
         kind = self.server.root.kind(name)
         if kind is None:
             raise RefusedError(
@@ -190,16 +190,16 @@ class Handler(BaseHTTPRequestHandler):
                 f"{', '.join(sorted(KINDS))}",
             )
         size, blocks = held.enter_context(self.server.root.opened(name))
-        return Answer(HTTPStatus.OK, kind, size, blocks)
+        return Response(HTTPStatus.OK, kind, size, blocks)
 
-    def _folder(self, name: str) -> Answer:
+    def _folder(self, name: str) -> Response:
         root = self.server.root
         folders, files = root.entries(name)
         linked = [one for one in files if root.is_shown(join(name, one))]
         page = listing(root.url, name, folders, files, linked)
-        return Answer(HTTPStatus.OK, KINDS[".html"], len(page), [page])
+        return Response(HTTPStatus.OK, KINDS[".html"], len(page), [page])
 
-    def _send(self, answer: Answer, with_body: bool) -> None:
+    def _send(self, answer: Response, with_body: bool) -> None:
         """Send it. If a file ends early, the connection does too, and the Content-Length shows the
         browser that something is missing."""
         self.close_connection = True
@@ -232,9 +232,9 @@ def _readers(kind: str) -> str:
     return "cross-origin" if kind.startswith("image/") else "same-origin"
 
 
-def _message(status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> Answer:
+def _message(status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> Response:
     data = f"{text}\n".encode(errors="backslashreplace")
-    return Answer(status, TEXT, len(data), [data], headers or {})
+    return Response(status, TEXT, len(data), [data], headers or {})
 
 
 def _status_of(error: TrainyardError) -> HTTPStatus:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from flows.backends.slurm.client import other_clusters, run_program
-from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
+from flows.doctor.check import Check, CheckResult, State, fail, ok, skipped, warn
 from flows.doctor.cluster import cluster_image, cluster_jobs
 from flows.doctor.context import YardContext
 from flows.doctor.engine import IMAGES_SECONDS, engine_image, engine_jobs
@@ -25,12 +25,12 @@ KILL_WAIT = re.compile(r"^KillWait\s*=\s*(\d+) sec", re.MULTILINE)
 """In the output of `scontrol show config`."""
 
 
-def jobs(yard: YardContext) -> Answer:
+def jobs(yard: YardContext) -> CheckResult:
     """The backend answers."""
     return JOBS[yard.site.backend](yard)
 
 
-def image(yard: YardContext) -> Answer:
+def image(yard: YardContext) -> CheckResult:
     """The image or interpreter of stages exists, is of our version, and a stage starts in it."""
     return IMAGES[yard.site.backend](yard)
 
@@ -46,11 +46,11 @@ def run(command: Sequence[str], seconds: float) -> tuple[int, str]:
 # --- this machine -------------------------------------------------------------------------------
 
 
-def _process_jobs(yard: YardContext) -> Answer:
+def _process_jobs(yard: YardContext) -> CheckResult:
     return ok("stages are processes on this machine")
 
 
-def _process_image(yard: YardContext) -> Answer:
+def _process_image(yard: YardContext) -> CheckResult:
     python = yard.site.python
     command = (python, "-c", "import trainyard.version as v; print(v.VERSION)")
     status, output = run(command, SMOKE_SECONDS)
@@ -72,7 +72,7 @@ def _process_image(yard: YardContext) -> Answer:
 # --- Slurm --------------------------------------------------------------------------------------
 
 
-def _slurm_jobs(yard: YardContext) -> Answer:
+def _slurm_jobs(yard: YardContext) -> CheckResult:
     if elsewhere := other_clusters(os.environ):
         return fail(ConfigError, elsewhere, "unset it; all jobs of the yard go to one cluster")
     status, output = run(("scontrol", "ping"), SECONDS)
@@ -88,7 +88,7 @@ def _slurm_jobs(yard: YardContext) -> Answer:
     return ok(f"slurmctld answers; {'; '.join(answer.message for answer in answers)}")
 
 
-def _kill_wait(yard: YardContext) -> Answer:
+def _kill_wait(yard: YardContext) -> CheckResult:
     """KillWait is long enough: the time that scancel leaves a training to save. A run that is
     cancelled in Prefect's pages gets its grace before that."""
     status, output = run(("scontrol", "show", "config"), SECONDS)
@@ -114,7 +114,7 @@ def _partitions(yard: YardContext) -> dict[str | None, list[str]]:
     return found
 
 
-def _partition(yard: YardContext, partition: str | None, stages: list[str]) -> Answer:
+def _partition(yard: YardContext, partition: str | None, stages: list[str]) -> CheckResult:
     chosen = (f"--partition={partition}",) if partition else ()
     status, output = run(("sinfo", "--noheader", "--format=%P|%t|%D|%G", *chosen), SECONDS)
     rows = [line.split("|") for line in output.splitlines() if line.count("|") == 3]
@@ -134,7 +134,7 @@ def _partition(yard: YardContext, partition: str | None, stages: list[str]) -> A
     return warn(message, "sinfo -R says why") if usable < total else ok(message)
 
 
-def _slurm_image(yard: YardContext) -> Answer:
+def _slurm_image(yard: YardContext) -> CheckResult:
     site = yard.site
     if site.options_of("pretrain").containers == "none":
         return skipped(f"jobs use {site.python} of the nodes; --submit tries it")
@@ -147,7 +147,7 @@ def _slurm_image(yard: YardContext) -> Answer:
     return skipped(f"the nodes fetch {name}; --submit tries it")
 
 
-Look = Callable[[YardContext], Answer]
+Look = Callable[[YardContext], CheckResult]
 
 JOBS: dict[str, Look] = {
     "process": _process_jobs,

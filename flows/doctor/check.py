@@ -34,7 +34,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CheckResult:
     """What a check found, and what to do."""
 
     state: State
@@ -44,24 +44,24 @@ class Answer:
     """Exit status of a failure: 2 if a setting has to change, 3 if it may pass by itself."""
 
 
-def ok(message: str) -> Answer:
+def ok(message: str) -> CheckResult:
     """The check passed."""
-    return Answer(State.OK, message)
+    return CheckResult(State.OK, message)
 
 
-def warn(message: str, todo: str) -> Answer:
+def warn(message: str, todo: str) -> CheckResult:
     """It works, but will cause trouble."""
-    return Answer(State.WARN, message, todo)
+    return CheckResult(State.WARN, message, todo)
 
 
-def skipped(why: str) -> Answer:
+def skipped(why: str) -> CheckResult:
     """Not checked."""
-    return Answer(State.SKIPPED, why)
+    return CheckResult(State.SKIPPED, why)
 
 
-def fail(kind: type[TrainyardError], message: str, todo: str) -> Answer:
+def fail(kind: type[TrainyardError], message: str, todo: str) -> CheckResult:
     """A failed check; kind: the error class, which shows whether the failure is transient."""
-    return Answer(State.FAIL, message, todo, kind.exit_status)
+    return CheckResult(State.FAIL, message, todo, kind.exit_status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Check(Generic[Y]):
     """One check of a yard of type Y."""
 
     name: str
-    look: Callable[[Y], Answer]
+    look: Callable[[Y], CheckResult]
     section: str
     """Anchor in docs/troubleshooting.md."""
     needs: tuple[str, ...] = ()
@@ -127,9 +127,9 @@ def examine_yard(checks: Sequence[Check[Y]], yard: Y) -> Iterator[Finding]:
         )
 
 
-def _look(check: Check[Y], yard: Y) -> Answer:
+def _look(check: Check[Y], yard: Y) -> CheckResult:
     """The answer within the limit; runs in a thread, because name look-ups and mounts may hang."""
-    answers: list[Answer] = []
+    answers: list[CheckResult] = []
     thread = threading.Thread(
         target=lambda: answers.append(_answer(check, yard)), name=check.name, daemon=True
     )
@@ -144,17 +144,17 @@ def _look(check: Check[Y], yard: Y) -> Answer:
     )
 
 
-def _answer(check: Check[Y], yard: Y) -> Answer:
+def _answer(check: Check[Y], yard: Y) -> CheckResult:
     try:
         return check.look(yard)
     except TrainyardError as error:
-        return Answer(State.FAIL, str(error), "", error.exit_status)
+        return CheckResult(State.FAIL, str(error), "", error.exit_status)
     except OSError as error:
-        return Answer(State.FAIL, f"{type(error).__name__}: {error}", "", 3)
+        return CheckResult(State.FAIL, f"{type(error).__name__}: {error}", "", 3)
     except Exception as error:  # this check is broken; the next ones may not be
         log.debug("check %s", check.name, exc_info=True)
         message = f"defect of trainyard in this check: {type(error).__name__}: {error}"
-        return Answer(State.FAIL, message, "report it", EXIT_DEFECT)
+        return CheckResult(State.FAIL, message, "report it", EXIT_DEFECT)
 
 
 def worst(findings: Sequence[Finding]) -> int:

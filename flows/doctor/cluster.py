@@ -11,7 +11,7 @@ from typing import TypeVar
 from flows.backends.kubernetes.client import KubernetesClient
 from flows.backends.kubernetes.job import variant_to_make
 from flows.backends.kubernetes.manifests import render_kubernetes
-from flows.doctor.check import Answer, fail, ok, skipped
+from flows.doctor.check import CheckResult, fail, ok, skipped
 from flows.doctor.context import YardContext
 from flows.doctor.ranks import probe_job
 from trainyard.errors import ConfigError, InfrastructureError
@@ -26,7 +26,7 @@ LISTED = ("Job", "Pod", "Event")
 """Kinds that the backend lists; the role in deploy/kubernetes does not allow to list Services."""
 
 
-def cluster_jobs(yard: YardContext) -> Answer:
+def cluster_jobs(yard: YardContext) -> CheckResult:
     """The API server answers, accepts our credentials, and would accept a job."""
     options = yard.site.options_of("pretrain")
     kind = asyncio.run(_bounded(yard, lambda client: _try_all(client, yard)))
@@ -48,7 +48,7 @@ async def _try_all(client: KubernetesClient, yard: YardContext) -> str:
     return str(documents[-1]["kind"])
 
 
-def cluster_image(yard: YardContext) -> Answer:
+def cluster_image(yard: YardContext) -> CheckResult:
     """The profile names an image. Only the nodes know whether they can fetch it."""
     if yard.site.image is None and not yard.site.images_by_stage:
         todo = 'image = "REGISTRY/trainyard/pretrain:VERSION" in the yard\'s profile'

@@ -15,7 +15,7 @@ from requests.exceptions import ReadTimeout, RequestException
 
 from flows.backends.container.client import SOCKET
 from flows.backends.container.options import ContainerOptions
-from flows.doctor.check import Answer, fail, ok, warn
+from flows.doctor.check import CheckResult, fail, ok, warn
 from flows.doctor.context import YardContext
 from flows.stage_configs import CONFIGS
 from trainyard.errors import ConfigError, InfrastructureError
@@ -33,7 +33,7 @@ IMAGES_SECONDS = BUSY_SECONDS + ceil(len(CONFIGS) / AT_ONCE) * (SMOKE_SECONDS + 
 VERSION_LABEL = "org.opencontainers.image.version"
 
 
-def engine_jobs(yard: YardContext) -> Answer:
+def engine_jobs(yard: YardContext) -> CheckResult:
     """The engine answers, and has GPUs if stages request them."""
     report = _ask(yard, lambda client: {"version": client.version(), "info": client.info()})
     version, info = report["version"], report["info"]
@@ -49,7 +49,7 @@ def engine_jobs(yard: YardContext) -> Answer:
     return ok(message)
 
 
-def engine_image(yard: YardContext) -> Answer:
+def engine_image(yard: YardContext) -> CheckResult:
     """Every image of a stage is on the engine and of our version, and the stage starts in it."""
     stages: dict[str, str] = {}
     for stage in CONFIGS:
@@ -92,7 +92,7 @@ def _smokes(yard: YardContext, stages: dict[str, str]) -> Iterable[tuple[str, st
         return list(pool.map(smoke, stages.keys(), stages.values()))
 
 
-def _missing(yard: YardContext, names: list[str]) -> Answer:
+def _missing(yard: YardContext, names: list[str]) -> CheckResult:
     message = f"not on the engine at {_address(yard)}: {', '.join(names)}"
     todo = "make images, or docker pull; image in the yard's profile names them"
     if yard.site.container.pull == "missing":

@@ -29,7 +29,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
-from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
+from flows.doctor.check import Check, CheckResult, State, fail, ok, skipped, warn
 from flows.doctor.context import YardContext
 from flows.doctor.schedule_facts import TOLERANCE, difference, recently_due, without_run
 from flows.yard.profile import FlowSchedule, Profile
@@ -86,7 +86,7 @@ class Timetable:
     """How it differs from the profile."""
 
 
-def schedules(yard: YardContext) -> Answer:
+def schedules(yard: YardContext) -> CheckResult:
     """Scheduled runs are planned, and start."""
     try:
         found = asyncio.run(_timetables(yard.profile))
@@ -98,7 +98,7 @@ def schedules(yard: YardContext) -> Answer:
 # --- judging --------------------------------------------------------------------------------------
 
 
-def judge(found: Sequence[Timetable], yard: str, now: datetime) -> Answer:
+def judge(found: Sequence[Timetable], yard: str, now: datetime) -> CheckResult:
     """The answer for all deployments of a yard."""
     ill = [answer for one in found for answer in _of_one(one, yard, now)]
     if ill:
@@ -114,7 +114,7 @@ def judge(found: Sequence[Timetable], yard: str, now: datetime) -> Answer:
     )
 
 
-def _of_one(one: Timetable, yard: str, now: datetime) -> list[Answer]:
+def _of_one(one: Timetable, yard: str, now: datetime) -> list[CheckResult]:
     ill = []
     if one.is_scheduled and one.planned is None:
         ill.append(_unplanned(one, now))
@@ -132,7 +132,7 @@ def _of_one(one: Timetable, yard: str, now: datetime) -> list[Answer]:
     return ill
 
 
-def _unplanned(one: Timetable, now: datetime) -> Answer:
+def _unplanned(one: Timetable, now: datetime) -> CheckResult:
     if now - one.changed <= NEW:
         return warn(
             f"{one.name} has an active schedule and no planned run yet; it was changed "
@@ -149,7 +149,7 @@ def _unplanned(one: Timetable, now: datetime) -> Answer:
     )
 
 
-def _missed(one: Timetable) -> Answer:
+def _missed(one: Timetable) -> CheckResult:
     judged = partial(fail, InfrastructureError) if one.is_never_run else warn
     return judged(
         f"{one.name} was due at {_at(one.missed[-1])} and has no run of that time: the server or "
@@ -158,7 +158,7 @@ def _missed(one: Timetable) -> Answer:
     )
 
 
-def _late(one: Timetable, yard: str, now: datetime) -> Answer:
+def _late(one: Timetable, yard: str, now: datetime) -> CheckResult:
     count = f"{len(one.due)}{' or more' if len(one.due) >= PAGE else ''}"
     message = (
         f"late runs of {one.name}: {count}, the oldest by {_for(now - one.due[0])} "

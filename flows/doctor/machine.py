@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from flows.doctor.check import Answer, Check, State, fail, ok, skipped, warn
+from flows.doctor.check import Check, CheckResult, State, fail, ok, skipped, warn
 from flows.doctor.context import YardContext
 from flows.yard.profile import CONTAINED
 from trainyard.artifacts.inputs import cache_folder
@@ -37,7 +37,7 @@ INFINIBAND = Path("/sys/class/infiniband")
 DOCKER = Path("/.dockerenv")
 
 
-def disk(yard: YardContext) -> Answer:
+def disk(yard: YardContext) -> CheckResult:
     """Free space for output, run folders, scratch and cached digests."""
     found = []
     states = [State.OK]
@@ -95,7 +95,7 @@ def room(folder: Path) -> tuple[int, int, str]:
     return free, inodes, ""
 
 
-def shared_memory(yard: YardContext) -> Answer:
+def shared_memory(yard: YardContext) -> CheckResult:
     """/dev/shm as a stage sees it."""
     if yard.site.backend in CONTAINED and yard.there is None:
         configured_size = yard.site.options_of("pretrain").shared_memory
@@ -115,7 +115,7 @@ def shared_memory(yard: YardContext) -> Answer:
     return warn(message, todo) if free < SHARED_WARNED else ok(message)
 
 
-def limits(yard: YardContext) -> Answer:
+def limits(yard: YardContext) -> CheckResult:
     """The limits of open files and, with InfiniBand, of locked memory."""
     machine, where = seen(yard)
     files, locked = machine.open_files, machine.locked_memory_bytes
@@ -136,7 +136,7 @@ def limits(yard: YardContext) -> Answer:
     return warn(message, todo) if 0 <= files < FILES_WARNED else ok(message)
 
 
-def text(yard: YardContext) -> Answer:
+def text(yard: YardContext) -> CheckResult:
     """Python and the programs that it starts use UTF-8."""
     machine, where = seen(yard)
     message = f"locale {machine.locale or 'not set'}, Python {'/'.join(machine.encodings)}{where}"
@@ -149,7 +149,7 @@ def text(yard: YardContext) -> Answer:
     return ok(message)
 
 
-def gpus(yard: YardContext) -> Answer:
+def gpus(yard: YardContext) -> CheckResult:
     """A node has as many GPUs as a stage requests, all of one kind."""
     wanted = yard.num_gpus
     if not yard.runs_here and yard.there is None:

@@ -16,7 +16,7 @@ from typing import Any
 from flows.backends.outcome import Kind, Outcome, brief
 from flows.backends.run_folder import LOG, job_key
 from flows.backends.spec import LaunchSpec, Resources
-from flows.doctor.check import Answer, Check, fail, ok, skipped
+from flows.doctor.check import Check, CheckResult, fail, ok, skipped
 from flows.doctor.context import FOLDER, YardContext
 from flows.runner.job_blocks import JOB_BLOCKS
 from trainyard import json_text
@@ -38,7 +38,7 @@ QUEUED_SECONDS = 600.0
 """Limit of the wait and run of a scheduler's job."""
 
 
-def ranks(yard: YardContext) -> Answer:
+def ranks(yard: YardContext) -> CheckResult:
     """Two ranks connect where stages run, and all-reduce."""
     backend = yard.site.backend
     waits = backend in ("slurm", "kubernetes")

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_KEY, PREFECT_API_URL
 
-from flows.doctor.check import Answer, Check, fail, ok, skipped, warn
+from flows.doctor.check import Check, CheckResult, fail, ok, skipped, warn
 from flows.doctor.context import YardContext
 from flows.doctor.store import LOOPBACK
 from trainyard import json_text
@@ -28,7 +28,7 @@ CREDENTIALS = (
 REFUSED = (401, 403)
 
 
-def reach(yard: YardContext) -> Answer:
+def reach(yard: YardContext) -> CheckResult:
     """A server answers at PREFECT_API_URL."""
     url = api_url()
     if not url:
@@ -45,7 +45,7 @@ def reach(yard: YardContext) -> Answer:
     return ok(url)
 
 
-def versions(yard: YardContext) -> Answer:
+def versions(yard: YardContext) -> CheckResult:
     """Client and server have the same version of Prefect: an older server lacks features."""
     status, body = ask("/admin/version")
     if status in REFUSED:
@@ -64,7 +64,7 @@ def versions(yard: YardContext) -> Answer:
     return warn(message, todo)
 
 
-def closed(yard: YardContext) -> Answer:
+def closed(yard: YardContext) -> CheckResult:
     """The server refuses requests without credentials, because a deployment can run programs."""
     status, _ = ask("/admin/version", with_credentials=False)
     if status in REFUSED:
@@ -84,7 +84,7 @@ def _csrf() -> str:
     return "CSRF protection is on" if status == 200 else "CSRF protection is off"
 
 
-def pool(yard: YardContext) -> Answer:
+def pool(yard: YardContext) -> CheckResult:
     """The yard's work pool exists, and a worker polls it."""
     name = yard.profile.pool.name
     register = f"python -m flows.register --profile {yard.profile.name}"

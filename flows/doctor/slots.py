@@ -22,7 +22,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import PrefectHTTPStatusError
 
-from flows.doctor.check import Answer, Check, ok, skipped, warn
+from flows.doctor.check import Check, CheckResult, ok, skipped, warn
 from flows.doctor.context import YardContext
 from flows.runner.limits import Slots, describe_task_runs, read_slots
 from flows.yard.profile import limit_tag
@@ -38,7 +38,7 @@ Lost = tuple[str, str]
 """A message, and the command that frees the slots."""
 
 
-def slots(yard: YardContext) -> Answer:
+def slots(yard: YardContext) -> CheckResult:
     """Every used slot of a limit belongs to a run."""
     try:
         return asyncio.run(_slots(yard))
@@ -46,7 +46,7 @@ def slots(yard: YardContext) -> Answer:
         raise InfrastructureError(f"limits cannot be read from the server: {error}") from error
 
 
-async def _slots(yard: YardContext) -> Answer:
+async def _slots(yard: YardContext) -> CheckResult:
     found, lost = [], []
     async with get_client() as client:
         for stage in yard.site.limited:

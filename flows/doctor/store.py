@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from flows.doctor.check import Answer, Check, fail, ok, skipped, warn
+from flows.doctor.check import Check, CheckResult, fail, ok, skipped, warn
 from flows.doctor.context import FOLDER, YardContext
 from trainyard.artifacts import store
 from trainyard.artifacts.backends import s3_client
@@ -22,7 +22,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CLOCK = "run a time service (chrony, systemd-timesyncd) on both machines"
 
 
-def reach(yard: YardContext) -> Answer:
+def reach(yard: YardContext) -> CheckResult:
     """The store answers, and lists the root of the yard."""
     where = check_reachable(yard.root, CONNECT_SECONDS)
     # Listing proves more than reading one key: the bucket must exist too.
@@ -30,7 +30,7 @@ def reach(yard: YardContext) -> Answer:
     return ok(f"{where}: {yard.root} ({count} files at its top)")
 
 
-def conditions(yard: YardContext) -> Answer:
+def conditions(yard: YardContext) -> CheckResult:
     """Conditional writes win once in a race; all other operations of a stage work."""
     faults = [trial for trial in probe(join(yard.root, FOLDER)) if trial.fault]
     if not faults:
@@ -46,7 +46,7 @@ def conditions(yard: YardContext) -> Answer:
     return fail(InfrastructureError, message, "see the store's own log")
 
 
-def clock(yard: YardContext) -> Answer:
+def clock(yard: YardContext) -> CheckResult:
     """The store's clock agrees with ours."""
     ahead = seconds_ahead(yard.root, CONNECT_SECONDS)
     message = (
@@ -59,7 +59,7 @@ def clock(yard: YardContext) -> Answer:
     return ok("the store's clock agrees with ours" if abs(ahead) < 1 else message)
 
 
-def closed(yard: YardContext) -> Answer:
+def closed(yard: YardContext) -> CheckResult:
     """The store refuses a listing without credentials."""
     if yard.has_local_store:
         return skipped("a file system has owners and modes")

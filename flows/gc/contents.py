@@ -12,7 +12,7 @@ from flows.gc.policy import HOUR, Policy
 from trainyard import json_text
 from trainyard.artifacts import conditional, store
 from trainyard.artifacts.claim import Holder, acquire
-from trainyard.artifacts.leftovers import Entry, entries
+from trainyard.artifacts.leftovers import ListedFile, entries
 from trainyard.artifacts.manifest import Manifest, parse, read_manifest, read_slot
 from trainyard.artifacts.output import CLAIM, MANIFEST, WORK
 from trainyard.artifacts.urls import basename, join
@@ -45,7 +45,7 @@ class Claimed:
 
     base: str
     """Prefix of all names that are claimed."""
-    entry: Entry
+    entry: ListedFile
     is_live: bool
 
 
@@ -54,7 +54,7 @@ class Contents:
     """Everything in the root, listed once."""
 
     root: str
-    entries: Sequence[Entry]
+    entries: Sequence[ListedFile]
     artifacts: Sequence[Artifact]
     claims: Sequence[Claimed]
     sizes: dict[str, int] = field(init=False)
@@ -85,7 +85,7 @@ class Contents:
         """Seconds since a file was written."""
         return self._ages[name]
 
-    def below(self, folder: str) -> list[Entry]:
+    def below(self, folder: str) -> list[ListedFile]:
         """The files in a folder and its subfolders."""
         return [entry for entry in self.entries if entry.name.startswith(folder + "/")]
 
@@ -125,7 +125,7 @@ def _artifact(root: str, name: str) -> Artifact | None:
     return Artifact(base, name, None, tuple(base + path for path in slot.files) if slot else ())
 
 
-def _claim(root: str, entry: Entry, policy: Policy) -> Claimed | None:
+def _claim(root: str, entry: ListedFile, policy: Policy) -> Claimed | None:
     found = conditional.read_version(join(root, entry.name))
     if found is None:
         return None

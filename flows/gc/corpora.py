@@ -12,7 +12,7 @@ from functools import partial
 
 from flows.gc.contents import Contents, holding, remove_files
 from flows.gc.policy import DAY, Garbage, Policy, age
-from flows.gc.references import Unit, Use, in_use, uses_of, uses_of_steps
+from flows.gc.references import Collectable, Use, in_use, uses_of, uses_of_steps
 from flows.recipes.refresh import CURRENT, CorpusVersion, read_pointer
 from flows.runner.run_lock import LOCK_FILE
 from trainyard.artifacts import store
@@ -42,7 +42,7 @@ class Corpus:
 class Old:
     """A unit to remove if nothing uses it."""
 
-    unit: Unit
+    unit: Collectable
     why: str
     corpus: Corpus
 
@@ -137,10 +137,10 @@ def _number(version: str) -> int:
     return int(head) if head.isdecimal() else 0
 
 
-def _unit(contents: Contents, place: str) -> Unit:
+def _unit(contents: Contents, place: str) -> Collectable:
     names = tuple(entry.name for entry in contents.below(place))
     inside = [a for a in contents.artifacts if a.manifest_name.startswith(place + "/")]
-    return Unit(place, names, tuple(inside))
+    return Collectable(place, names, tuple(inside))
 
 
 def _old_parts(contents: Contents, corpus: Corpus, policy: Policy) -> Iterable[Old]:
@@ -151,7 +151,7 @@ def _old_parts(contents: Contents, corpus: Corpus, policy: Policy) -> Iterable[O
             continue
         if contents.age(artifact.manifest_name) >= policy.corpus_days * DAY:
             names = (*(n for n in artifact.files if n in contents.sizes), artifact.manifest_name)
-            unit = Unit(artifact.base, names, (artifact,))
+            unit = Collectable(artifact.base, names, (artifact,))
             yield Old(unit, "tokens of a source that is in no version", corpus)
 
 
@@ -183,7 +183,7 @@ def _remove_locked(contents: Contents, corpus: Corpus, remove: Callable[[], None
         claim.release()
 
 
-def _remove(contents: Contents, unit: Unit) -> None:
+def _remove(contents: Contents, unit: Collectable) -> None:
     """Retire manifests first and remove them last, so that the next sweep finds what a kill leaves.
     The document of a version is removed last of all."""
     for artifact in unit.artifacts:

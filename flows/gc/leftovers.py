@@ -11,10 +11,10 @@ from functools import partial
 
 from flows.gc.contents import Claimed, Contents, holding, remove_files
 from flows.gc.policy import DAY, HOUR, Garbage, Policy, age
-from flows.gc.references import Unit, Use, in_use, uses_of
+from flows.gc.references import Collectable, Use, in_use, uses_of
 from trainyard.artifacts import conditional, store
 from trainyard.artifacts.claim import Holder
-from trainyard.artifacts.leftovers import Entry, abort, uploads
+from trainyard.artifacts.leftovers import ListedFile, abort, uploads
 from trainyard.artifacts.output import FINAL_NAMES, WORK
 from trainyard.artifacts.urls import basename, parent
 from trainyard.errors import ArtifactError, ClaimHeldError
@@ -77,8 +77,8 @@ def _remove_held(contents: Contents, base: str, names: Sequence[str]) -> None:
         remove_files(contents, names)
 
 
-def _work_folders(contents: Contents) -> dict[str, list[Entry]]:
-    found: dict[str, list[Entry]] = defaultdict(list)
+def _work_folders(contents: Contents) -> dict[str, list[ListedFile]]:
+    found: dict[str, list[ListedFile]] = defaultdict(list)
     for entry in contents.entries:
         parts = entry.name.split("/")
         depth = next((n for n, part in enumerate(parts[:-1]) if _is_work(part)), None)
@@ -101,7 +101,7 @@ def _base_of(folder: str) -> str:
     return _output_of(folder) + ("/" if basename(folder) == WORK else "")
 
 
-def _begun(contents: Contents, folder: str, files: Sequence[Entry]) -> list[str]:
+def _begun(contents: Contents, folder: str, files: Sequence[ListedFile]) -> list[str]:
     """The existing final files that killed runs recorded before they wrote them."""
     base = _base_of(folder)
     records = [e.name for e in files if basename(e.name).startswith(FINAL_NAMES)]
@@ -136,22 +136,22 @@ def abandoned_outputs(contents: Contents, policy: Policy) -> Iterator[Garbage]:
             )
 
 
-def _uses(contents: Contents, units: Sequence[Unit]) -> list[Use]:
+def _uses(contents: Contents, units: Sequence[Collectable]) -> list[Use]:
     theirs = {artifact for unit in units for artifact in map(id, unit.artifacts)}
     return uses_of(a for a in contents.artifacts if id(a) not in theirs)
 
 
-def _replaced(contents: Contents, policy: Policy) -> Iterator[Unit]:
+def _replaced(contents: Contents, policy: Policy) -> Iterator[Collectable]:
     """Marks of manifests that are being replaced, with their files."""
     for artifact in contents.artifacts:
         if artifact.manifest is not None or not artifact.files:
             continue
         names = (*(n for n in artifact.files if n in contents.sizes), artifact.manifest_name)
         if _is_abandoned(contents, names, artifact.base, policy):
-            yield Unit(artifact.base, names, (artifact,))
+            yield Collectable(artifact.base, names, (artifact,))
 
 
-def _steps(contents: Contents, policy: Policy) -> Iterator[Unit]:
+def _steps(contents: Contents, policy: Policy) -> Iterator[Collectable]:
     """Step folders without a manifest beside steps with one; other formats never have one."""
     steps: dict[str, list[str]] = defaultdict(list)
     for entry in contents.entries:
@@ -164,7 +164,7 @@ def _steps(contents: Contents, policy: Policy) -> Iterator[Unit]:
         if step in ours or parent(step) not in trainings:
             continue
         if _is_abandoned(contents, names, step + "/", policy):
-            yield Unit(step, tuple(names), ())
+            yield Collectable(step, tuple(names), ())
 
 
 def _is_abandoned(contents: Contents, names: Iterable[str], base: str, policy: Policy) -> bool:
@@ -172,7 +172,7 @@ def _is_abandoned(contents: Contents, names: Iterable[str], base: str, policy: P
     return not contents.is_at_work(base) and seconds >= policy.attempt_days * DAY
 
 
-def _remove_in_order(contents: Contents, unit: Unit) -> None:
+def _remove_in_order(contents: Contents, unit: Collectable) -> None:
     """Remove the files, and last the mark that lists them."""
     marks = [artifact.manifest_name for artifact in unit.artifacts]
     # A step is written under the claim of its training.

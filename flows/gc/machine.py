@@ -33,7 +33,7 @@ shorter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunFolder:
     """A run folder."""
 
     folder: Path
@@ -59,18 +59,18 @@ def run_homes(yard: Path, own: Path | None) -> list[Path]:
     return [home for home in homes if home.is_dir()]
 
 
-def runs(homes: Iterable[Path]) -> list[Run]:
+def runs(homes: Iterable[Path]) -> list[RunFolder]:
     """Every run folder in these folders, by name."""
     folders = {config.parent for home in homes for config in home.glob("*/*/config.toml")}
     ours, now = sorted(one for one in folders if OURS.fullmatch(one.name)), time.time()
-    return [Run(one, now - written(one), has_ended(one)) for one in ours]
+    return [RunFolder(one, now - written(one), has_ended(one)) for one in ours]
 
 
-def old_runs(found: Iterable[Run], policy: Policy) -> Iterator[Garbage]:
+def old_runs(found: Iterable[RunFolder], policy: Policy) -> Iterator[Garbage]:
     """Old run folders beyond the newest ones of each job.
 
     A folder that stays keeps all folders of its series: the flow run counts submissions by them."""
-    jobs: dict[Path, list[Run]] = defaultdict(list)
+    jobs: dict[Path, list[RunFolder]] = defaultdict(list)
     for run in found:
         jobs[run.folder.parent].append(run)
     for mine in jobs.values():

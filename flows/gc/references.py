@@ -23,7 +23,7 @@ STEP_CONFIG = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class Collectable:
     """A unit that is removed or kept as a whole: a corpus version, the tokens of one source."""
 
     place: str
@@ -50,7 +50,7 @@ class Use:
     digests: frozenset[str] = frozenset()
 
 
-def in_use(units: Sequence[Unit], uses: Iterable[Use], root: str) -> dict[str, str]:
+def in_use(units: Sequence[Collectable], uses: Iterable[Use], root: str) -> dict[str, str]:
     """The units to which the uses refer, directly or through other units (place: user)."""
     kept: dict[str, str] = {}
     pending = list(uses)
@@ -64,7 +64,7 @@ def in_use(units: Sequence[Unit], uses: Iterable[Use], root: str) -> dict[str, s
     return kept
 
 
-def _reaches(use: Use, unit: Unit, root: str) -> bool:
+def _reaches(use: Use, unit: Collectable, root: str) -> bool:
     if use.digests & unit.digests:
         return True
     at_home = canonical(join(root, unit.place))

@@ -35,7 +35,7 @@ SHORT, LONG = 12, 24
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CorpusObject:
     """One object of the corpus, as it is now."""
 
     url: str
@@ -55,7 +55,7 @@ class CorpusVersion:
     """Digest of all options in [tokenize] and [merge] that affect tokens."""
     tokens: dict[str, str]
     """Prefix of each pair, by the JSON key of its text."""
-    sources: tuple[Source, ...]
+    sources: tuple[CorpusObject, ...]
     added: tuple[str, ...] = ()
     """URLs of sources with contents that the previous version did not have."""
     removed: tuple[str, ...] = ()
@@ -175,34 +175,34 @@ def check_refresh(recipe: Recipe) -> Any:
     return build_config("tokenize", document, f"{recipe.where} [tokenize]")
 
 
-def _find(recipe: Recipe, options: str) -> tuple[Source, ...]:
+def _find(recipe: Recipe, options: str) -> tuple[CorpusObject, ...]:
     """Every source in the order of the patterns, with the digest of its contents."""
     files = [file for pattern in recipe.corpus for file in store.expand(pattern)]
     found = []
     for url in dict.fromkeys(files):
         digest = resolve("source", [url]).digest
         part = recipe.at("parts", options[:SHORT], digest[:LONG])
-        found.append(Source(url, digest, part))
+        found.append(CorpusObject(url, digest, part))
     return tuple(found)
 
 
-def _unique(sources: Sequence[Source]) -> list[Source]:
+def _unique(sources: Sequence[CorpusObject]) -> list[CorpusObject]:
     """One source per contents: copies of a file count once."""
-    first: dict[str, Source] = {}
+    first: dict[str, CorpusObject] = {}
     for source in sources:
         first.setdefault(source.digest, source)
     return list(first.values())
 
 
-def _same(current: CorpusVersion, sources: Sequence[Source], options: str) -> bool:
+def _same(current: CorpusVersion, sources: Sequence[CorpusObject], options: str) -> bool:
     return current.options_digest == options and _contents(current.sources) == _contents(sources)
 
 
-def _contents(sources: Sequence[Source]) -> list[str]:
+def _contents(sources: Sequence[CorpusObject]) -> list[str]:
     return [source.digest for source in _unique(sources)]
 
 
-def _manifest(source: Source) -> str:
+def _manifest(source: CorpusObject) -> str:
     return f"{source.part}.manifest.json"
 
 
@@ -212,7 +212,7 @@ def _manifest(source: Source) -> str:
 def _next(
     recipe: Recipe,
     current: CorpusVersion | None,
-    sources: tuple[Source, ...],
+    sources: tuple[CorpusObject, ...],
     options: str,
     template: Any,
     now: float | None,
@@ -237,7 +237,7 @@ def _next(
     )
 
 
-def _tokenize_jobs(recipe: Recipe, sources: Sequence[Source]) -> tuple[StageJob, ...]:
+def _tokenize_jobs(recipe: Recipe, sources: Sequence[CorpusObject]) -> tuple[StageJob, ...]:
     names = part_names([source.url for source in sources])
     return tuple(
         recipe.job(

@@ -32,7 +32,7 @@ HELDOUT_BYTES = 150_000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CollectedDocument:
     """One document."""
 
     id: str
@@ -54,7 +54,7 @@ def run(config: CollectConfig, stage: StageRun) -> dict[str, Any]:
         )
     limit = int(config.max_size_mb * 1e6)
     stdlib = Path(sysconfig.get_paths()["stdlib"])
-    found: list[Entry] = []
+    found: list[CollectedDocument] = []
     with stage.progress(limit, "bytes", "collect") as progress:
         for entry in take(distinct(all_entries(stdlib, installed_modules)), limit):
             found.append(entry)
@@ -68,7 +68,10 @@ def run(config: CollectConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def _write(
-    training: list[Entry], heldout: list[Entry], num_shards: int, stage: StageRun
+    training: list[CollectedDocument],
+    heldout: list[CollectedDocument],
+    num_shards: int,
+    stage: StageRun,
 ) -> dict[str, Any]:
     shards = distribute(training, num_shards)
     for number, shard in enumerate(shards):
@@ -85,14 +88,14 @@ def _write(
 # --- sources ---------------------------------------------------------------------------------
 
 
-def all_entries(stdlib: Path, installed: Callable[[], Modules]) -> Iterator[Entry]:
+def all_entries(stdlib: Path, installed: Callable[[], Modules]) -> Iterator[CollectedDocument]:
     """Help topics, then the standard library, then packages in an order that mixes them.
 
     Of packages, which are many, only well documented modules are read."""
     topics = stdlib / "pydoc_data" / "topics.py"
     if topics.is_file():
         for name, text in doc.topics(topics.read_bytes()):
-            yield Entry(f"pydoc/{name}", "pydoc", text.strip())
+            yield CollectedDocument(f"pydoc/{name}", "pydoc", text.strip())
     for relative in doc.module_files(stdlib):
         if not relative.startswith("pydoc_data/"):
             yield from _of_module(relative, "python", (stdlib / relative).read_bytes())
@@ -120,19 +123,19 @@ def installed_modules() -> Modules:
     return modules
 
 
-def _of_module(relative: str, src: str, source: bytes) -> Iterator[Entry]:
+def _of_module(relative: str, src: str, source: bytes) -> Iterator[CollectedDocument]:
     module = doc.module_name(relative)
     seen: dict[str, int] = {}
     for name, text in doc.docstrings(source):
         seen[name] = seen.get(name, 0) + 1
         again = f"#{seen[name]}" if seen[name] > 1 else ""  # overloads, property setters
-        yield Entry(f"{src}/{module}:{name}{again}", src, text)
+        yield CollectedDocument(f"{src}/{module}:{name}{again}", src, text)
 
 
 # --- selection --------------------------------------------------------------------------------
 
 
-def distinct(entries: Iterator[Entry]) -> Iterator[Entry]:
+def distinct(entries: Iterator[CollectedDocument]) -> Iterator[CollectedDocument]:
     """Wanted texts, each once."""
     seen: set[bytes] = set()
     for entry in entries:
@@ -144,7 +147,7 @@ def distinct(entries: Iterator[Entry]) -> Iterator[Entry]:
             yield entry
 
 
-def take(entries: Iterator[Entry], limit_bytes: int) -> Iterator[Entry]:
+def take(entries: Iterator[CollectedDocument], limit_bytes: int) -> Iterator[CollectedDocument]:
     """Entries until their texts reach `limit_bytes`."""
     total = 0
     for entry in entries:
@@ -154,7 +157,9 @@ def take(entries: Iterator[Entry], limit_bytes: int) -> Iterator[Entry]:
             return
 
 
-def hold_out(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+def hold_out(
+    entries: list[CollectedDocument],
+) -> tuple[list[CollectedDocument], list[CollectedDocument]]:
     """(training, held-out). About one entry in a hundred is held out, by its hash, up to
     HELDOUT_BYTES."""
     training, heldout, size = [], [], 0
@@ -169,15 +174,15 @@ def hold_out(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
     return training, heldout
 
 
-def distribute(entries: list[Entry], num_shards: int) -> list[list[Entry]]:
+def distribute(entries: list[CollectedDocument], num_shards: int) -> list[list[CollectedDocument]]:
     """The entries of each shard, in the order given."""
-    shards: list[list[Entry]] = [[] for _ in range(num_shards)]
+    shards: list[list[CollectedDocument]] = [[] for _ in range(num_shards)]
     for entry in entries:
         shards[int(entry.hash[8:16], 16) % num_shards].append(entry)
     return shards
 
 
-def as_line(entry: Entry) -> str:
+def as_line(entry: CollectedDocument) -> str:
     """The entry as a line of JSONL."""
     document = {"text": entry.text, "src": entry.src, "id": entry.id}
     return json.dumps(document, ensure_ascii=False) + "\n"

@@ -25,7 +25,7 @@ JOB_TOKENS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class DocumentBlock:
     """Neighbouring documents of one dataset, and the file of their chunks."""
 
     dataset: int
@@ -41,10 +41,10 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CutJob:
     """Some documents of a block, from `first` up to `last`."""
 
-    block: Block
+    block: DocumentBlock
     first: int
     last: int
     num_tokens: int
@@ -56,16 +56,20 @@ class Job:
     chunk_length: int
 
 
-def plan_blocks(dataset: int, name: str, num_documents: int, block_size: int) -> list[Block]:
+def plan_blocks(
+    dataset: int, name: str, num_documents: int, block_size: int
+) -> list[DocumentBlock]:
     """The blocks of a dataset."""
     blocks = []
     for first in range(0, num_documents, block_size):
         last = min(num_documents, first + block_size)
-        blocks.append(Block(dataset, first, last, block_name(name, first, last, num_documents)))
+        blocks.append(
+            DocumentBlock(dataset, first, last, block_name(name, first, last, num_documents))
+        )
     return blocks
 
 
-def ranges(tokens: IndexedDataset, block: Block) -> Iterator[tuple[int, int, int]]:
+def ranges(tokens: IndexedDataset, block: DocumentBlock) -> Iterator[tuple[int, int, int]]:
     """The documents of a block as ranges (first, last, tokens) of at least `JOB_TOKENS` tokens, the
     last one apart."""
     bounds = tokens.document_places(np.arange(block.first, block.last + 1))
@@ -76,7 +80,7 @@ def ranges(tokens: IndexedDataset, block: Block) -> Iterator[tuple[int, int, int
         yield first, last, int(bounds[last - block.first] - bounds[first - block.first])
 
 
-def cut_job(job: Job) -> Rows:
+def cut_job(job: CutJob) -> Rows:
     """(n, 4) all chunks of the job's documents."""
     source, gpt = open_tokens(job.prefix, job.version), gpt_tokenizer(job.gpt)
     bounds = source.document_places(np.arange(job.first, job.last + 1))

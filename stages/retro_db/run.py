@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from stages.retro_db.blocks import (
-    Block,
-    Job,
+    CutJob,
+    DocumentBlock,
     bert_tokenizer,
     cut_job,
     gpt_tokenizer,
@@ -34,7 +34,7 @@ from trainyard.corpus.workers import Crew, run_jobs
 from trainyard.datasets.vocabulary import check_tokens, refuse_floats
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.machine import available_cores
-from trainyard.retrieval.chunks import Block as HeldBlock
+from trainyard.retrieval.chunks import Block as ChunkBlock
 from trainyard.retrieval.chunks import Rows, block_of
 from trainyard.retrieval.dataset_infos import INFOS, DatasetInfo, num_sampled
 from trainyard.retrieval.hdf5 import MERGED, MergedWriter, merged_name, read_block, write_block
@@ -52,8 +52,8 @@ class Corpus:
     weight: float | None
     tokens: IndexedDataset
     num_train_documents: int
-    blocks: list[Block]
-    counts: dict[Block, dict[str, int]]
+    blocks: list[DocumentBlock]
+    counts: dict[DocumentBlock, dict[str, int]]
 
     def count(self, kind: str) -> int:
         """Chunks of all blocks: valid, invalid or train."""
@@ -117,7 +117,7 @@ def _open(config: RetroDbConfig, vocab_size: int) -> list[Corpus]:
 
 def _cut(config: RetroDbConfig, stage: StageRun, corpora: Sequence[Corpus]) -> None:
     """Write every block that no killed run has finished."""
-    jobs: dict[Block, list[Job]] = {}
+    jobs: dict[DocumentBlock, list[CutJob]] = {}
     done = 0
     for corpus in corpora:
         version = version_of(corpus.prefix)
@@ -126,7 +126,7 @@ def _cut(config: RetroDbConfig, stage: StageRun, corpora: Sequence[Corpus]) -> N
                 done += 1
                 continue
             jobs[block] = [
-                Job(
+                CutJob(
                     *(block, first, last, num_tokens, corpus.prefix, version),
                     *(config.tokenizer, config.bert(), config.retro_gpt_chunk_length),
                 )
@@ -134,7 +134,7 @@ def _cut(config: RetroDbConfig, stage: StageRun, corpora: Sequence[Corpus]) -> N
             ]
     if done:
         log.info("resuming: blocks_done=%d blocks=%d", done, done + len(jobs))
-    found: dict[Block, dict[int, Rows]] = defaultdict(dict)
+    found: dict[DocumentBlock, dict[int, Rows]] = defaultdict(dict)
     cores = available_cores()
     crew = Crew.of(min(config.workers or cores, cores), side_by_side=True)
     threads = {"TOKENIZERS_PARALLELISM": "false"}  # the crew is the parallelism
@@ -151,14 +151,14 @@ def _cut(config: RetroDbConfig, stage: StageRun, corpora: Sequence[Corpus]) -> N
                 del found[job.block]
 
 
-def _is_finished(stage: StageRun, corpus: Corpus, block: Block) -> bool:
+def _is_finished(stage: StageRun, corpus: Corpus, block: DocumentBlock) -> bool:
     counts = finished_file(stage, block.key)
     if counts is not None:
         corpus.counts[block] = counts
     return counts is not None
 
 
-def _write_block(stage: StageRun, corpus: Corpus, block: Block, rows: Rows) -> None:
+def _write_block(stage: StageRun, corpus: Corpus, block: DocumentBlock, rows: Rows) -> None:
     """rows: all chunks of the block, in order."""
     held = block_of(rows, block.first, block.last)
     path = stage.scratch / "block.hdf5"
@@ -172,7 +172,7 @@ def _write_block(stage: StageRun, corpus: Corpus, block: Block, rows: Rows) -> N
     finish_file(stage, block.key, record, corpus.counts[block])
 
 
-def _read_block(stage: StageRun, block: Block) -> HeldBlock:
+def _read_block(stage: StageRun, block: DocumentBlock) -> ChunkBlock:
     assert stage.output is not None
     url = stage.output.file_url(block.name)
     path = inputs.fetch(url, stage.scratch)

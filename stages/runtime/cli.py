@@ -141,9 +141,14 @@ def _main(
             _check_ranks(config)
             print(dump_toml(config), end="")
             return 0
-        from stages.runtime.execute import Job, execute  # costs a tenth of a second: not for --help
+        from stages.runtime.execute import (  # costs a tenth of a second: not for --help
+            StageInvocation,
+            execute,
+        )
 
-        job = Job(name, config, *modules, arguments, common.force, common.claim_wait_seconds)
+        job = StageInvocation(
+            name, config, *modules, arguments, common.force, common.claim_wait_seconds
+        )
         return execute(job)
     except BrokenPipeError:
         # The reader of our output closed the pipe: `--help | head`.

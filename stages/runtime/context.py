@@ -19,7 +19,7 @@ from trainyard.artifacts import retry, store
 from trainyard.artifacts.claim import Claim
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input
-from trainyard.artifacts.manifest import Slot, retire
+from trainyard.artifacts.manifest import ManifestSlot, retire
 from trainyard.artifacts.output import FINAL_NAMES, Output
 from trainyard.artifacts.store import FileRecord, OutputFile
 from trainyard.artifacts.urls import check_relative, join
@@ -112,7 +112,7 @@ class StageRun:
     """Held while final files may be written; None in ranks, whose parent holds it."""
     is_main: bool = True
     """True on rank 0, whose records make the manifest."""
-    slot: Slot | None = None
+    slot: ManifestSlot | None = None
     """The manifest to replace, or None."""
     libraries: dict[str, str] = field(default_factory=dict)
     """Versions of the libraries used, for the manifest."""

@@ -31,7 +31,7 @@ from trainyard.errors import ClaimHeldError, ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class StageInvocation:
     """A stage with its options from the command line."""
 
     name: str
@@ -65,13 +65,13 @@ class Job:
         return decide(self.name, self.config, modules, self.force, self.forced_by)
 
 
-def execute(job: Job) -> int:
+def execute(job: StageInvocation) -> int:
     """Run a stage if it has work to do; returns 0 or raises."""
     with retry.waiting():
         return _execute(job)
 
 
-def _execute(job: Job) -> int:
+def _execute(job: StageInvocation) -> int:
     # Waiting OpenMP threads spin, and starve each other if anything else needs a core: a training
     # step on two cores, one of them busy, takes 3.1 s with spinning and 0.65 s without.
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -90,7 +90,7 @@ def _execute(job: Job) -> int:
     return 0
 
 
-def _decide_and_run(job: Job, run: StageRun, leader: ranks.Leader) -> None:
+def _decide_and_run(job: StageInvocation, run: StageRun, leader: ranks.Leader) -> None:
     decision = job.decide()
     _adopt(run, decision, job.force or bool(job.forced_by))
     whole = _finished_whole(job, decision)
@@ -111,13 +111,13 @@ def _decide_and_run(job: Job, run: StageRun, leader: ranks.Leader) -> None:
         _run_claimed(job, run, leader)
 
 
-def _check_inputs(job: Job) -> None:
+def _check_inputs(job: StageInvocation) -> None:
     """Check the inputs before the stage's module imports torch, which takes seconds."""
     if job.check_module:
         importlib.import_module(job.check_module).check_inputs(job.config)
 
 
-def _finished_whole(job: Job, decision: Decision) -> tuple[Output, Manifest] | None:
+def _finished_whole(job: StageInvocation, decision: Decision) -> tuple[Output, Manifest] | None:
     """For a share: the whole output, if it was made from the same inputs, options and code."""
     whole = job.config.whole() if isinstance(job.config, MadeInShares) else None
     found = read_manifest(whole.manifest_url) if whole is not None and not job.force else None
@@ -127,7 +127,7 @@ def _finished_whole(job: Job, decision: Decision) -> tuple[Output, Manifest] | N
     return (whole, found[0]) if is_same else None
 
 
-def _run_claimed(job: Job, run: StageRun, leader: ranks.Leader) -> None:
+def _run_claimed(job: StageInvocation, run: StageRun, leader: ranks.Leader) -> None:
     assert run.output is not None
     if store.exists(run.output.url) and not run.output.is_prefix:
         raise ConfigError(
@@ -198,7 +198,7 @@ def _adopt(run: StageRun, decision: Decision, force: bool) -> None:
 
 
 def _manifest(
-    job: Job, decision: Decision, run: StageRun, metrics: dict[str, Any], began: float
+    job: StageInvocation, decision: Decision, run: StageRun, metrics: dict[str, Any], began: float
 ) -> Manifest:
     system = os.uname()  # platform.platform() starts a program
     facts = {
@@ -214,13 +214,13 @@ def _manifest(
     return decision.new_manifest(job.name, files=files, metrics=metrics, run=facts)
 
 
-def _report_noop(job: Job, output: Output, manifest: Manifest) -> None:
+def _report_noop(job: StageInvocation, output: Output, manifest: Manifest) -> None:
     digest = manifest.output_digest
     job.log.info("nothing to do, %s holds %s", output.url, digest[:12])
     report_outcome("noop", "", output.manifest_url, digest)
 
 
-def _report_ran(job: Job, run: StageRun, manifest: Manifest) -> None:
+def _report_ran(job: StageInvocation, run: StageRun, manifest: Manifest) -> None:
     assert run.output is not None
     digest, seconds = manifest.output_digest, manifest.run["seconds"]
     job.log.info("done in %.1f s, %s holds %s", seconds, run.output.url, digest[:12])
@@ -230,7 +230,7 @@ def _report_ran(job: Job, run: StageRun, manifest: Manifest) -> None:
 # --- leftovers of killed runs -----------------------------------------------------------------
 
 
-def _tidy_after_a_kill(job: Job, run: StageRun, manifest: Manifest) -> None:
+def _tidy_after_a_kill(job: StageInvocation, run: StageRun, manifest: Manifest) -> None:
     """Remove the claim and work folder of a run that was killed after publishing."""
     assert run.output is not None
     if not store.exists(run.output.claim_url):
@@ -245,7 +245,7 @@ def _tidy_after_a_kill(job: Job, run: StageRun, manifest: Manifest) -> None:
         claim.release()
 
 
-def _remove_strays(job: Job, run: StageRun, manifest: Manifest) -> None:
+def _remove_strays(job: StageInvocation, run: StageRun, manifest: Manifest) -> None:
     """Remove files of earlier versions and of killed runs of this artifact, and spent shares."""
     assert run.output is not None
     earlier = set(run.slot.files if run.slot else ()) | run.work.final_names()

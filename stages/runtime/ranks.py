@@ -29,7 +29,7 @@ from stages.runtime.failure import add_step, read_step
 from stages.runtime.libraries import loaded_libraries
 from stages.runtime.parent_watch import LIFELINE
 from trainyard.artifacts.inputs import Input
-from trainyard.artifacts.manifest import Slot
+from trainyard.artifacts.manifest import ManifestSlot
 from trainyard.artifacts.store import FileRecord
 from trainyard.errors import (
     CommunicationError,
@@ -243,7 +243,7 @@ def _decode(name: str, config: Any, document: dict[str, Any], is_main: bool) -> 
     }
     run = StageRun(name, inputs, config.output(), document["lineage"], document["code"])
     run.reason = document["reason"]
-    run.slot = Slot(**document["slot"]) if document["slot"] else None
+    run.slot = ManifestSlot(**document["slot"]) if document["slot"] else None
     run.is_main = is_main
     return run
 
@@ -254,7 +254,7 @@ def _slot(run: StageRun) -> dict[str, Any] | None:
 
 def _read_result(run: StageRun, result: Path) -> dict[str, Any]:
     document = json.loads(result.read_text())
-    run.slot = Slot(**document["slot"]) if document["slot"] else None
+    run.slot = ManifestSlot(**document["slot"]) if document["slot"] else None
     run.libraries = document["libraries"]
     for record in document["records"]:
         run.record(FileRecord(**record))

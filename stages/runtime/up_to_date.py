@@ -11,7 +11,13 @@ from trainyard.artifacts import store
 from trainyard.artifacts.code_digest import code_digest
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input, resolve
-from trainyard.artifacts.manifest import InputRecord, Manifest, Slot, read_manifest, read_slot
+from trainyard.artifacts.manifest import (
+    InputRecord,
+    Manifest,
+    ManifestSlot,
+    read_manifest,
+    read_slot,
+)
 from trainyard.artifacts.output import MANIFEST, Output
 from trainyard.artifacts.urls import has_glob, is_local, join, lies_in
 from trainyard.config import digest_relevant, to_dict
@@ -73,7 +79,7 @@ class Decision:
     lineage: str
     reason: str | None
     """Why the stage runs; None if the output is up to date."""
-    slot: Slot | None
+    slot: ManifestSlot | None
     manifest: Manifest | None
 
     def new_manifest(self, stage: str, **rest: Any) -> Manifest:
@@ -152,7 +158,7 @@ def _option_of(url: str, name: str, config: StageConfig) -> str:
 
 def _reason(
     manifest: Manifest | None,
-    slot: Slot | None,
+    slot: ManifestSlot | None,
     inputs: dict[str, Input],
     options: dict[str, Any],
     code: dict[str, str],
@@ -168,7 +174,7 @@ def _reason(
     )
 
 
-def refuse_overlap(output: Output, slot: Slot | None, inputs: dict[str, Input]) -> None:
+def refuse_overlap(output: Output, slot: ManifestSlot | None, inputs: dict[str, Input]) -> None:
     """Refuse an output that would overwrite an input, or become part of one."""
     if output.names and slot is not None:  # files of an earlier run are removed
         output = replace(output, names=(*output.names, *slot.files))

@@ -19,7 +19,7 @@ import numpy as np
 from stages.runtime.context import StageRun
 from stages.tokenize.config import TokenizeConfig
 from stages.tokenize.pack import Pack, Summary
-from stages.tokenize.unit import Job
+from stages.tokenize.unit import TokenizeJob
 from trainyard.artifacts import inputs, store
 from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import canonical
@@ -27,7 +27,7 @@ from trainyard.corpus.documents import DocumentReader
 from trainyard.corpus.formats.parse import begins
 from trainyard.corpus.indexed import IndexedWriter
 from trainyard.corpus.pairs import BAD_LINES
-from trainyard.corpus.provenance.origins import Part, join_provenance
+from trainyard.corpus.provenance.origins import SidecarPart, join_provenance
 from trainyard.errors import DataError
 
 
@@ -48,12 +48,16 @@ class Assembly:
     """The final files being written; use as a context manager, `finish` on success."""
 
     def __init__(
-        self, config: TokenizeConfig, stage: StageRun, jobs: Sequence[Job], dtype: np.dtype[Any]
+        self,
+        config: TokenizeConfig,
+        stage: StageRun,
+        jobs: Sequence[TokenizeJob],
+        dtype: np.dtype[Any],
     ) -> None:
         self._config, self._stage, self._jobs = config, stage, jobs
         self._origins = stage.scratch / "origins"
         self._origins.mkdir()
-        self._parts: list[Part] = []
+        self._parts: list[SidecarPart] = []
         self._stack = ExitStack()
         self._added = 0
         self._lines: Counter[int] = Counter()
@@ -89,7 +93,7 @@ class Assembly:
             self._add(job)
             self._added += 1
 
-    def _add(self, job: Job) -> None:
+    def _add(self, job: TokenizeJob) -> None:
         paths = [self._local(job, name) for name in job.packs]
         for k, path in enumerate(paths):
             with Pack(path) as pack:
@@ -100,13 +104,13 @@ class Assembly:
         for path in paths if job.copies is not None else ():
             path.unlink()
 
-    def _local(self, job: Job, name: str) -> Path:
+    def _local(self, job: TokenizeJob, name: str) -> Path:
         """The pack on this machine: where it was made, or fetched if an earlier run made it."""
         if job.copies is not None and Path(job.copies, name).exists():
             return Path(job.copies, name)
         return inputs.fetch(store.join(job.work_url, name), self._stage.scratch / "packs")
 
-    def _add_first(self, job: Job, pack: Pack) -> None:
+    def _add_first(self, job: TokenizeJob, pack: Pack) -> None:
         summary, unit = pack.summary, job.unit
         shifts = [self._lines[number] for number in unit.files]
         path = self._origins / unit.name
@@ -114,7 +118,7 @@ class Assembly:
             pack.copy_origins(out)
         named = zip(unit.sources, shifts, strict=True)
         self._parts.append(
-            Part(str(path), {canonical(s.url): shift for s, shift in named if shift})
+            SidecarPart(str(path), {canonical(s.url): shift for s, shift in named if shift})
         )
         for bad in pack.bad_lines():
             source = unit.sources[i := bad.pop("range")]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainyard.corpus.formats.records import Block, Document
+from trainyard.corpus.formats.records import Document, DocumentColumns
 from trainyard.tokenizers.base import Tokenizer
 
 Ints = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ class Encoded:
     """0 for an empty document."""
 
 
-def encode_block(tokenizer: Tokenizer, block: Block, k: int, eod: int | None) -> Encoded:
+def encode_block(tokenizer: Tokenizer, block: DocumentColumns, k: int, eod: int | None) -> Encoded:
     """The tokens of the texts under key number `k`, by Megatron's rule: empty sentences are
     dropped, and the end of a document belongs to its last sentence; an empty document has
     neither."""
@@ -70,7 +70,7 @@ class Difference:
     """Which token, and both ids."""
 
 
-def sampled(block: Block, salt: int, fraction: float) -> npt.NDArray[np.bool_]:
+def sampled(block: DocumentColumns, salt: int, fraction: float) -> npt.NDArray[np.bool_]:
     """Which documents of a block belong to the sample: a function of where they lie alone (and of
     how the input falls into units, which is the same for any number of workers).
 

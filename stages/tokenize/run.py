@@ -13,7 +13,7 @@ from stages.tokenize.assemble import Assembly, Totals
 from stages.tokenize.config import TokenizeConfig
 from stages.tokenize.plan import InputFile, Unit, plan_units, share_of
 from stages.tokenize.shares import check_files, join_shares, write_share
-from stages.tokenize.unit import Job, cached_splitter, cached_tokenizer, tokenize_unit
+from stages.tokenize.unit import TokenizeJob, cached_splitter, cached_tokenizer, tokenize_unit
 from trainyard.artifacts import store
 from trainyard.corpus.documents import check_inputs
 from trainyard.corpus.indexed import optimal_dtype
@@ -122,7 +122,7 @@ def _tokenize(
         (stage.scratch / "copies").mkdir()
     scratch = str(stage.scratch)
     crew, computing = _crew(config, sizes, copies, tokenizer)
-    jobs = [Job(unit, config, work_url, copies, scratch, computing) for unit in units]
+    jobs = [TokenizeJob(unit, config, work_url, copies, scratch, computing) for unit in units]
     there = stage.work.names()
     finished = {job.unit.name for job in jobs if f"packs/{job.packs[0]}" in there}
     dtype = optimal_dtype(tokenizer.vocab_size)
@@ -155,7 +155,7 @@ def _crew(
 def _work(
     config: TokenizeConfig,
     stage: StageRun,
-    jobs: Sequence[Job],
+    jobs: Sequence[TokenizeJob],
     finished: set[str],
     assembly: Assembly,
     crew: Crew,

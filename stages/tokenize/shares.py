@@ -22,7 +22,7 @@ from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.urls import canonical
 from trainyard.corpus.merge import merge_index, merge_tokens, survey
 from trainyard.corpus.pairs import BAD_LINES, SHARE
-from trainyard.corpus.provenance.origins import Part, join_provenance
+from trainyard.corpus.provenance.origins import SidecarPart, join_provenance
 from trainyard.errors import ArtifactError, ConfigError
 
 FORMAT_VERSION = 1
@@ -141,7 +141,8 @@ def _join_key(
     with stage.open(stem + ".idx") as out:
         merge_index(pairs, stage.scratch, out)
     origins = [
-        Part(prefix + stem + ".docs", shift) for prefix, shift in zip(prefixes, shifts, strict=True)
+        SidecarPart(prefix + stem + ".docs", shift)
+        for prefix, shift in zip(prefixes, shifts, strict=True)
     ]
     with stage.open(stem + ".docs", volatile=True) as out:
         join_provenance(origins, out, stage.scratch)

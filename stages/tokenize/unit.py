@@ -26,7 +26,7 @@ from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import canonical
 from trainyard.corpus.documents import DocumentReader
 from trainyard.corpus.formats.parse import excerpt
-from trainyard.corpus.formats.records import BadLine, Block, Document
+from trainyard.corpus.formats.records import BadLine, Document, DocumentColumns
 from trainyard.corpus.indexed import IndexedWriter, optimal_dtype
 from trainyard.corpus.provenance.origins import ProvenanceWriter
 from trainyard.corpus.sentences import SentenceSplitter
@@ -51,7 +51,7 @@ _tools: dict[Any, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TokenizeJob:
     """The input of a worker."""
 
     unit: Unit
@@ -100,7 +100,7 @@ def _seats(count: int) -> threading.Semaphore:
         return seats
 
 
-def tokenize_unit(job: Job) -> int:
+def tokenize_unit(job: TokenizeJob) -> int:
     """Write the unit's packs; returns its number of documents."""
     with ExitStack() as stack:
         scratch = stack.enter_context(
@@ -116,7 +116,7 @@ def tokenize_unit(job: Job) -> int:
 
 
 @contextmanager
-def _turn(job: Job, block: Block) -> Iterator[None]:
+def _turn(job: TokenizeJob, block: DocumentColumns) -> Iterator[None]:
     """Wait for one's turn with large texts, among all threads of all workers."""
     if sum(len(text) for texts in block.texts for text in texts) < LARGE_LETTERS:
         yield
@@ -131,7 +131,7 @@ class _Sink:
     """A pack being written to the store, and beside it on this machine where the store is remote:
     what lays the packs end to end then need not fetch them."""
 
-    def __init__(self, job: Job, name: str) -> None:
+    def __init__(self, job: TokenizeJob, name: str) -> None:
         self._output: OutputFile = store.open_output(store.join(job.work_url, name))
         self._copy: IO[bytes] | None = None
         if job.copies is not None:
@@ -162,7 +162,7 @@ class _Sink:
 class _Work:
     """A unit while it is read."""
 
-    def __init__(self, job: Job, sinks: list[_Sink], scratch: Path) -> None:
+    def __init__(self, job: TokenizeJob, sinks: list[_Sink], scratch: Path) -> None:
         self._job, self._config, self._sinks = job, job.config, sinks
         self._tokenizer = cached_tokenizer(job.config.tokenizer)
         self._splitter = cached_splitter(job.config)
@@ -195,7 +195,7 @@ class _Work:
         self._record_bad(i, reader)
         self.summary.lines.append(reader.lines)
 
-    def _add(self, i: int, block: Block, reader: DocumentReader) -> None:
+    def _add(self, i: int, block: DocumentColumns, reader: DocumentReader) -> None:
         with _turn(self._job, block):
             block = self._encode(block, reader)
         self._validate(i, block, reader)
@@ -203,7 +203,7 @@ class _Work:
         self.summary.documents += len(block)
         self._record_bad(i, reader)
 
-    def _encode(self, block: Block, reader: DocumentReader) -> Block:
+    def _encode(self, block: DocumentColumns, reader: DocumentReader) -> DocumentColumns:
         """Write the tokens of a block; returns it, less what the tokenizer refuses."""
         try:
             columns = self._columns(block)  # of all keys first: a document is whole or left out
@@ -216,7 +216,7 @@ class _Work:
             writer.add_flat(one.ids, one.sequence_lengths, one.sequences_per_document)
         return block
 
-    def _columns(self, block: Block) -> list[Encoded]:
+    def _columns(self, block: DocumentColumns) -> list[Encoded]:
         eod = self._tokenizer.eod if self._config.append_eod else None
         columns = []
         for k in range(len(self._writers)):
@@ -224,7 +224,7 @@ class _Work:
             columns.append(encode_block(self._tokenizer, block, k, eod))
         return columns
 
-    def _validate(self, i: int, block: Block, reader: DocumentReader) -> None:
+    def _validate(self, i: int, block: DocumentColumns, reader: DocumentReader) -> None:
         fraction = self._config.validate_tokenizer
         if not fraction:
             return
@@ -281,7 +281,9 @@ class _Work:
         summary.write(sink)
 
 
-def _blame(tokenizer: Tokenizer, block: Block, reader: DocumentReader, error: Exception) -> Block:
+def _blame(
+    tokenizer: Tokenizer, block: DocumentColumns, reader: DocumentReader, error: Exception
+) -> DocumentColumns:
     """The block without the documents that cannot be encoded by themselves; they become bad lines.
 
     Raises `error` when there are none, or when no document caused it."""

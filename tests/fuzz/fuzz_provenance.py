@@ -10,7 +10,12 @@ from common import fuzz, only, scratch
 with atheris.instrument_imports(include=["trainyard.corpus"]):
     from trainyard.corpus.provenance import origins, sidecar  # noqa: F401
 
-from trainyard.corpus.provenance.origins import Part, Provenance, ProvenanceWriter, join_provenance
+from trainyard.corpus.provenance.origins import (
+    Provenance,
+    ProvenanceWriter,
+    SidecarPart,
+    join_provenance,
+)
 from trainyard.errors import ArtifactError
 
 FOLDER = scratch()
@@ -43,14 +48,14 @@ def target(data: bytes) -> None:
         found.verify()
         records = [found[k] for k in range(min(len(found), 50))]
         out = io.BytesIO()
-        join_provenance([Part(str(path)), Part(str(whole))], out)
+        join_provenance([SidecarPart(str(path)), SidecarPart(str(whole))], out)
         (FOLDER / "joined.docs").write_bytes(out.getvalue())
         joined = Provenance(str(FOLDER / "joined.docs"))
         joined.verify()
         assert len(joined) == len(found) + 3
         assert [joined[k] for k in range(len(records))] == records
     with only(ArtifactError):
-        join_provenance([Part(str(path), {"s3://b/0.jsonl": 7})], io.BytesIO())
+        join_provenance([SidecarPart(str(path), {"s3://b/0.jsonl": 7})], io.BytesIO())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 
 from stages.collect import run as collect_run
 from stages.collect.config import CollectConfig, environment_fingerprint
-from stages.collect.run import Entry, all_entries, distinct, distribute, hold_out, take
+from stages.collect.run import CollectedDocument, all_entries, distinct, distribute, hold_out, take
 from tests.stages.directly import run_directly
 from trainyard.errors import ConfigError
 
@@ -83,7 +83,7 @@ LONG = "word " * 40
 
 
 def test_order_of_sources_does_not_depend_on_their_folders(tmp_path: Path) -> None:
-    def tree(root: Path) -> list[Entry]:
+    def tree(root: Path) -> list[CollectedDocument]:
         (root / "lib/pydoc_data").mkdir(parents=True)
         (root / "lib/pydoc_data/topics.py").write_text(f"topics = {{'t': '{LONG}t'}}")
         (root / "lib/b.py").write_text(f'"""{LONG}b"""')
@@ -105,12 +105,12 @@ def test_order_of_sources_does_not_depend_on_their_folders(tmp_path: Path) -> No
     assert set(ids[2:]) == {f"Pkg/pkg.{m}:{n}" for m in "xy" for n in ("", "f", "f#2")}
 
 
-def entries(count: int) -> list[Entry]:
-    return [Entry(f"id{i}", "src", f"{i:05d} {LONG}") for i in range(count)]
+def entries(count: int) -> list[CollectedDocument]:
+    return [CollectedDocument(f"id{i}", "src", f"{i:05d} {LONG}") for i in range(count)]
 
 
 def test_texts_are_collected_once_and_up_to_a_size() -> None:
-    twice = entries(5) + entries(5) + [Entry("short", "src", "short")]
+    twice = entries(5) + entries(5) + [CollectedDocument("short", "src", "short")]
     assert list(distinct(iter(twice))) == entries(5)
     size = len(entries(1)[0].text)
     assert len(list(take(iter(entries(9)), 3 * size))) == 3
@@ -123,7 +123,7 @@ def test_a_hundredth_is_held_out_up_to_the_bound() -> None:
     assert sorted(training + heldout, key=lambda e: e.id) == sorted(
         entries(5000), key=lambda e: e.id
     )
-    large = [Entry(f"id{i}", "src", "w" * 10_000) for i in range(5000)]
+    large = [CollectedDocument(f"id{i}", "src", "w" * 10_000) for i in range(5000)]
     assert len(hold_out(large)[1]) == 15
 
 

@@ -245,8 +245,8 @@ def test_finished_blocks_are_kept_by_a_run_that_fails(
     prefixes, cut = write_two(tmp_path), stage.cut_job
     done: list[str] = []
 
-    def failing(at: str) -> Callable[[blocks.Job], Any]:
-        def job(job: blocks.Job) -> Any:
+    def failing(at: str) -> Callable[[blocks.CutJob], Any]:
+        def job(job: blocks.CutJob) -> Any:
             if job.block.name.endswith(at):
                 raise DataError("told to fail")
             done.append(job.block.name)

@@ -21,17 +21,19 @@ from stages.tokenize.pack import Pack, Summary
 from stages.tokenize.plan import InputFile, plan_units, share_of, unit_bytes_for
 from tests.stages.tokenize_runs import documents, files, numbered, tokenize, write
 from trainyard.artifacts import store
-from trainyard.corpus.formats.records import Block
+from trainyard.corpus.formats.records import DocumentColumns
 from trainyard.corpus.indexed import IndexedWriter
 from trainyard.errors import ArtifactError
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.null import NullTokenizer
 
 
-def block_of(texts: list[list[str]]) -> Block:
+def block_of(texts: list[list[str]]) -> DocumentColumns:
     places = np.arange(len(texts), dtype=np.int64)
     flat = [text for doc in texts for text in doc]
-    return Block(places * 10, places, places + 1, None, (flat,), ([len(doc) for doc in texts],))
+    return DocumentColumns(
+        places * 10, places, places + 1, None, (flat,), ([len(doc) for doc in texts],)
+    )
 
 
 def test_some_documents_of_a_block_are_a_block() -> None:

@@ -22,7 +22,7 @@ from trainyard.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListedFile:
     """A file below a URL."""
 
     name: str
@@ -42,7 +42,7 @@ class Upload:
     size_bytes: int
 
 
-def entries(url: str) -> list[Entry]:
+def entries(url: str) -> list[ListedFile]:
     """Every file below a folder, also temporary ones, sorted by name.
 
     Raises ConfigError for a store that trainyard only reads."""
@@ -59,7 +59,7 @@ def _s3(backend: Backend, url: str) -> S3Backend:
     return backend
 
 
-def _local_entries(root: Path) -> Iterator[Entry]:
+def _local_entries(root: Path) -> Iterator[ListedFile]:
     if not root.is_dir():
         return
     now = _file_system_now(root)
@@ -69,7 +69,7 @@ def _local_entries(root: Path) -> Iterator[Entry]:
             with suppress(FileNotFoundError):  # removed since; a link counts as itself
                 stat = path.lstat()
                 relative = path.relative_to(root).as_posix()
-                yield Entry(relative, stat.st_size, max(0.0, now - stat.st_mtime))
+                yield ListedFile(relative, stat.st_size, max(0.0, now - stat.st_mtime))
 
 
 def _file_system_now(folder: Path) -> float:
@@ -85,10 +85,10 @@ def _file_system_now(folder: Path) -> float:
             probe.unlink(missing_ok=True)
 
 
-def _s3_entries(backend: S3Backend, url: str) -> Iterator[Entry]:
+def _s3_entries(backend: S3Backend, url: str) -> Iterator[ListedFile]:
     for name, age, found in _listed(backend, url, "list_objects_v2", "Contents", "LastModified"):
         if not found["Key"].endswith("/"):  # a folder marker of some tools
-            yield Entry(name, int(found["Size"]), age)
+            yield ListedFile(name, int(found["Size"]), age)
 
 
 def _listed(

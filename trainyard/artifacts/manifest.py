@@ -145,7 +145,7 @@ def read_manifest(url: str) -> tuple[Manifest, Version] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ManifestSlot:
     """The document at a manifest's URL: a manifest, or the mark of a run that is replacing one."""
 
     version: Version
@@ -153,7 +153,7 @@ class Slot:
     """The files that it lists. The next run removes those that its manifest does not list."""
 
 
-def read_slot(url: str) -> Slot | None:
+def read_slot(url: str) -> ManifestSlot | None:
     """The document at a manifest's URL, also one that is being replaced; None without any."""
     found = conditional.read_version(url)
     if found is None:
@@ -163,10 +163,10 @@ def read_slot(url: str) -> Slot | None:
         names = tuple(check_relative(f if isinstance(f, str) else f["path"]) for f in listed)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         names = ()
-    return Slot(found[1], names)
+    return ManifestSlot(found[1], names)
 
 
-def retire(url: str, slot: Slot, by: str) -> Slot:
+def retire(url: str, slot: ManifestSlot, by: str) -> ManifestSlot:
     """Mark the manifest that was read as being replaced; from then on the artifact does not exist.
 
     Raises InfrastructureError if another run replaced it in between."""
@@ -184,7 +184,7 @@ def retire(url: str, slot: Slot, by: str) -> Slot:
         raise InfrastructureError(
             f"{url}: another run replaced this manifest at the same time; nothing was written"
         )
-    return Slot(replaced, slot.files)
+    return ManifestSlot(replaced, slot.files)
 
 
 def publish(url: str, manifest: Manifest, replacing: Version | None) -> Version:

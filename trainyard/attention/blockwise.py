@@ -24,7 +24,7 @@ from trainyard.attention.merge_lse import (
 from trainyard.attention.operator_gradient import register_gradient
 
 
-class Block(NamedTuple):
+class AttentionBlock(NamedTuple):
     """A range of queries and the keys they see: all, or (a square block) causally."""
 
     query_begin: int
@@ -57,21 +57,21 @@ class Block(NamedTuple):
         return block_backward(kernel, dout, rows, replace(call, causal=self.causal))
 
 
-def causal_blocks(query_begin: int, query_end: int, first_position: int) -> list[Block]:
+def causal_blocks(query_begin: int, query_end: int, first_position: int) -> list[AttentionBlock]:
     """Queries at consecutive positions, the first at `first_position`: the keys before it in whole,
     those from it on along the diagonal."""
     end = first_position + query_end - query_begin
-    diagonal = Block(query_begin, query_end, first_position, end, causal=True)
+    diagonal = AttentionBlock(query_begin, query_end, first_position, end, causal=True)
     if first_position == 0:
         return [diagonal]
-    return [Block(query_begin, query_end, 0, first_position), diagonal]
+    return [AttentionBlock(query_begin, query_end, 0, first_position), diagonal]
 
 
 def block_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    blocks: Sequence[Block],
+    blocks: Sequence[AttentionBlock],
     kernel: str,
     softmax: Softmax,
     *,
@@ -89,10 +89,10 @@ def block_attention(
     return out
 
 
-def _blocks(plan: Sequence[int]) -> Iterator[Block]:
+def _blocks(plan: Sequence[int]) -> Iterator[AttentionBlock]:
     for i in range(0, len(plan), 5):
         q_begin, q_end, k_begin, k_end, causal = plan[i : i + 5]
-        yield Block(q_begin, q_end, k_begin, k_end, bool(causal))
+        yield AttentionBlock(q_begin, q_end, k_begin, k_end, bool(causal))
 
 
 @torch.library.custom_op(

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainyard.attention.base import Softmax
-from trainyard.attention.blockwise import Block, block_attention, causal_blocks
+from trainyard.attention.blockwise import AttentionBlock, block_attention, causal_blocks
 from trainyard.attention.lse_kernels import laid_out, order_in_memory
 from trainyard.attention.masks import AttentionMask, materialise, packed_lengths
 from trainyard.attention.varlen import varlen_attention
@@ -92,11 +92,11 @@ class SdpaBackend:
         """Adds the sink through the log-sum-exp of a kernel."""
         s, t = q.shape[2], k.shape[2]
         kernel = self.kernel if self.kernel in ("cudnn", "cpu") else "math"
-        blocks, dense = [Block(0, s, 0, t, mask.causal)], None
+        blocks, dense = [AttentionBlock(0, s, 0, t, mask.causal)], None
         if mask.plain and mask.causal and s != t:
             blocks = causal_blocks(0, s, t - s)
         elif not mask.plain:
-            blocks, dense = [Block(0, s, 0, t)], materialise(mask, s, t, q.device)
+            blocks, dense = [AttentionBlock(0, s, 0, t)], materialise(mask, s, t, q.device)
             kernel = "math" if kernel == "cudnn" else kernel
         return block_attention(q, k, v, blocks, kernel, softmax, mask=dense)
 
@@ -127,5 +127,5 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softma
     if mask.bounds is not None:
         lengths = packed_lengths(mask, s, t)
         return varlen_attention(q, k, v, *lengths, softmax, causal=mask.causal, window=window)
-    blocks = [Block(0, s, 0, t, mask.causal)]
+    blocks = [AttentionBlock(0, s, 0, t, mask.causal)]
     return block_attention(q, k, v, blocks, "flash", softmax, window=window)

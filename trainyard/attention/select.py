@@ -71,7 +71,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class KernelChoice:
     """A backend, its kernel, and why."""
 
     backend: Backend
@@ -82,14 +82,16 @@ class Choice:
     """Requested by name: no other kernel may replace it."""
 
 
-def choose_backend(request: Request, device: Device, needs: Needs) -> Choice:
+def choose_backend(request: Request, device: Device, needs: Needs) -> KernelChoice:
     """The first candidate that fits; ConfigError lists why each one does not."""
     problems: list[str] = []
     candidates = _candidates(request, device, needs)
     for backend, kernel in candidates:
         problem = _problem(backend, kernel, device, needs)
         if problem is None:
-            return Choice(backend, kernel, _reason(request, device, problems), request != "auto")
+            return KernelChoice(
+                backend, kernel, _reason(request, device, problems), request != "auto"
+            )
         problems.append(f"{_name(backend, kernel)} {problem}")
     raise ConfigError(
         f"--attention-backend {request} is not available here: {'; '.join(problems)}. Use "
@@ -220,7 +222,7 @@ def _dotted(capability: tuple[int, int]) -> str:
 class Selected:
     """A choice and its backend, or the reason why there is none."""
 
-    choice: Choice | None
+    choice: KernelChoice | None
     backend: AttentionBackend | None
     refusal: str = ""
 
@@ -263,7 +265,9 @@ def _select(request: Request, device: Device, needs: Needs, numerics: Numerics) 
     return Selected(choice, build_backend(choice, numerics, needs.deterministic))
 
 
-def build_backend(choice: Choice, numerics: Numerics, deterministic: bool) -> AttentionBackend:
+def build_backend(
+    choice: KernelChoice, numerics: Numerics, deterministic: bool
+) -> AttentionBackend:
     """The backend of a choice."""
     if choice.backend == "local":
         return LocalBackend(numerics)

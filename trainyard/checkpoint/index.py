@@ -44,7 +44,7 @@ class TensorPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """A stored global tensor: its pieces cover it without overlap."""
 
     dtype: str
@@ -64,7 +64,7 @@ class Located:
     shape: tuple[int, ...]
 
 
-def locate(entry: Entry, offset: Sequence[int], shape: Sequence[int]) -> list[Located]:
+def locate(entry: TensorEntry, offset: Sequence[int], shape: Sequence[int]) -> list[Located]:
     """The pieces that hold parts of a box of a tensor."""
     sides = list(zip(offset, shape, entry.shape, strict=True))
     assert all(0 <= o <= o + n <= whole for o, n, whole in sides), (offset, shape, entry.shape)
@@ -89,7 +89,7 @@ def _common(offset: Sequence[int], shape: Sequence[int], piece: TensorPiece) -> 
 # --- the document -----------------------------------------------------------------------------
 
 
-def encode_index(entries: Mapping[str, Entry]) -> bytes:
+def encode_index(entries: Mapping[str, TensorEntry]) -> bytes:
     """The document, one tensor per line, sorted by name."""
     lines = []
     for name, entry in sorted(entries.items()):
@@ -118,7 +118,7 @@ def check_version(document: Any, url: str) -> None:
         )
 
 
-def parse_index(document: Any, url: str) -> dict[str, Entry]:
+def parse_index(document: Any, url: str) -> dict[str, TensorEntry]:
     """The entries of a document that was read from `url`.
 
     Raises ArtifactError, which names the tensor, unless its pieces cover it exactly."""
@@ -141,7 +141,7 @@ def _name(name: str) -> str:
     return name
 
 
-def _entry(value: Any) -> Entry:
+def _entry(value: Any) -> TensorEntry:
     pieces = tuple(
         TensorPiece(
             text(p["file"]),
@@ -152,13 +152,13 @@ def _entry(value: Any) -> Entry:
         )
         for p in value["pieces"]
     )
-    return Entry(text(value["dtype"]), counts(value["shape"]), pieces)
+    return TensorEntry(text(value["dtype"]), counts(value["shape"]), pieces)
 
 
 # --- exact cover ------------------------------------------------------------------------------
 
 
-def fault(entry: Entry) -> str | None:
+def fault(entry: TensorEntry) -> str | None:
     """Why the pieces are not an exact cover of the tensor; None when they are."""
     unfit = fault_of_spec(TensorSpec(entry.dtype, entry.shape))
     if unfit is not None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trainyard.checkpoint.index import Entry, TensorPiece
+from trainyard.checkpoint.index import TensorEntry, TensorPiece
 from trainyard.checkpoint.safetensors.blocks import Digests
 from trainyard.checkpoint.safetensors.header import TensorSpec
 
@@ -139,7 +139,7 @@ def plan_files(
 
 def entries_of(
     files: Iterable[PlannedFile], written: Mapping[str, Digests] | None = None
-) -> dict[str, Entry]:
+) -> dict[str, TensorEntry]:
     """The index entries of planned files. written: digests of the files that exist, by name."""
     pieces: dict[str, list[TensorPiece]] = defaultdict(list)
     described: dict[str, TensorSpec] = {}
@@ -151,6 +151,8 @@ def entries_of(
             piece = TensorPiece(file.name, item.key, item.offset, item.shape, digests)
             pieces[item.name].append(piece)
     return {
-        name: Entry(spec.dtype, spec.shape, tuple(sorted(pieces[name], key=lambda p: p.offset)))
+        name: TensorEntry(
+            spec.dtype, spec.shape, tuple(sorted(pieces[name], key=lambda p: p.offset))
+        )
         for name, spec in sorted(described.items())
     }

@@ -16,7 +16,7 @@ from threading import Event, Lock
 from typing import TYPE_CHECKING
 
 from trainyard.artifacts.store import OutputFile
-from trainyard.checkpoint.index import Entry, Located, encode_index, locate
+from trainyard.checkpoint.index import Located, TensorEntry, encode_index, locate
 from trainyard.checkpoint.plan import (
     PlannedFile,
     Slice,
@@ -61,7 +61,7 @@ RESHARDED = ("model", "optimizer")
 """Kinds whose files are planned again; files of a rank (rng) are kept."""
 
 
-def whole_slices(entries: Mapping[str, Entry | TensorSpec], kind: str) -> list[Slice]:
+def whole_slices(entries: Mapping[str, TensorEntry | TensorSpec], kind: str) -> list[Slice]:
     """The tensors of a kind, cut only if one is too large for a file."""
     slices: list[Slice] = []
     for name, entry in sorted(entries.items()):
@@ -117,7 +117,7 @@ def _planned(step: Step, num_shards: int) -> list[PlannedFile]:
     return [file for plan in plans for file in plan]
 
 
-def _kept(step: Step) -> dict[str, Entry]:
+def _kept(step: Step) -> dict[str, TensorEntry]:
     """Tensors that stay in their files."""
     return {name: entry for name, entry in step.index.items() if kind_of(name) not in RESHARDED}
 
@@ -161,7 +161,7 @@ def _write_tensors(
             raise
 
 
-def _files_to_copy(step: Step, kept: Mapping[str, Entry]) -> list[str]:
+def _files_to_copy(step: Step, kept: Mapping[str, TensorEntry]) -> list[str]:
     """Files that are copied unchanged: documents, tokenizer, ledger, tensors of a rank."""
     tensor_files = {p.file for entry in step.index.values() for p in entry.pieces}
     kept_files = {p.file for entry in kept.values() for p in entry.pieces}
@@ -173,7 +173,7 @@ def _files_to_copy(step: Step, kept: Mapping[str, Entry]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ByteRun:
     """Contiguous bytes of one file, needed as they are."""
 
     file: ShardFile
@@ -193,7 +193,7 @@ class Rows:
     """Rows of a tensor, each joined from parts in several files."""
 
     spec: TensorSpec
-    parts: tuple[tuple[Located, Run], ...]
+    parts: tuple[tuple[Located, ByteRun], ...]
 
     def __len__(self) -> int:
         return self.spec.size_bytes
@@ -242,7 +242,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 
 def _write(
-    index: Mapping[str, Entry],
+    index: Mapping[str, TensorEntry],
     files: Mapping[str, ShardFile],
     planned: PlannedFile,
     out: OutputFile,
@@ -266,7 +266,7 @@ def _write(
     return digests.by_key
 
 
-def _known(index: Mapping[str, Entry], by_key: Mapping[str, Slice]) -> Digests:
+def _known(index: Mapping[str, TensorEntry], by_key: Mapping[str, Slice]) -> Digests:
     """Digests of tensors that stay in one piece: their blocks were compared with these when they
     were read."""
     return {
@@ -290,21 +290,21 @@ def _behind(header_bytes: int, advance: Callable[[int], object]) -> Callable[[in
     return report
 
 
-def _joined_if_large(part: Run | Rows) -> memoryview | Run | Rows:
+def _joined_if_large(part: ByteRun | Rows) -> memoryview | ByteRun | Rows:
     """Large rows are joined once, before they are written; others while they are written."""
     is_large = isinstance(part, Rows) and part.row_bytes > LARGE_ROW_BYTES
     return _loaded(part) if is_large else part
 
 
-def _loaded(part: Run | Rows) -> memoryview:
+def _loaded(part: ByteRun | Rows) -> memoryview:
     memory = memoryview(bytearray(len(part)))
     part.put(0, memory)
     return memory
 
 
 def _parts(
-    index: Mapping[str, Entry], files: Mapping[str, ShardFile], item: Slice, block_bytes: int
-) -> Iterator[Run | Rows]:
+    index: Mapping[str, TensorEntry], files: Mapping[str, ShardFile], item: Slice, block_bytes: int
+) -> Iterator[ByteRun | Rows]:
     """The bytes of a slice of whole rows, in order."""
     located = sorted(locate(index[item.name], item.offset, item.shape), key=lambda p: p.at)
     if all(part.shape[1:] == item.shape[1:] for part in located):
@@ -316,16 +316,16 @@ def _parts(
         yield Rows(block.spec, tuple((part, _run(files, item, part)) for part in found))
 
 
-def _run(files: Mapping[str, ShardFile], item: Slice, part: Located) -> Run:
+def _run(files: Mapping[str, ShardFile], item: Slice, part: Located) -> ByteRun:
     """The bytes of some rows in a piece, which has all their columns."""
     assert part.shape[1:] == part.piece.shape[1:], (item, part)
     row_bytes = math.prod(part.shape[1:]) * ITEM_BYTES[item.dtype]
     file = files[part.piece.file]
     first, count = (part.offset[0], part.shape[0]) if part.shape else (0, 1)
-    return Run(file, file.extents[part.piece.key].begin + first * row_bytes, count * row_bytes)
+    return ByteRun(file, file.extents[part.piece.key].begin + first * row_bytes, count * row_bytes)
 
 
-def _cut(run: Run) -> Iterator[Run]:
+def _cut(run: ByteRun) -> Iterator[ByteRun]:
     for begin in range(0, run.size_bytes, BLOCK_BYTES):
         size = min(BLOCK_BYTES, run.size_bytes - begin)
-        yield Run(run.file, run.begin + begin, size)
+        yield ByteRun(run.file, run.begin + begin, size)

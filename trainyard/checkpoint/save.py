@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from trainyard.artifacts import store
-from trainyard.artifacts.manifest import Manifest, Slot
+from trainyard.artifacts.manifest import Manifest, ManifestSlot
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.index import encode_index, fault
@@ -74,7 +74,7 @@ class PreparedStep:
     """The tensor files of all ranks."""
     own: Mapping[Slice, torch.Tensor]
     """Slices that this rank writes; views of live memory, unless replaced by a snapshot."""
-    slot: Slot | None
+    slot: ManifestSlot | None
     """The manifest to replace; on rank 0."""
 
 
@@ -119,7 +119,7 @@ def prepare_step(
     url = join(root_url, step_folder(step))
     parts = _cut(tensors, shard_size_bytes)
 
-    def prepare() -> tuple[list[Slice], Slot | None]:
+    def prepare() -> tuple[list[Slice], ManifestSlot | None]:
         slot = clear_step(url, lineage) if ranks.rank == 0 else None
         return list(parts), slot
 

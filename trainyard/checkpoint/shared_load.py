@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 from trainyard.checkpoint.index import Located
 from trainyard.checkpoint.safetensors.blocks import BLOCK_BYTES
 from trainyard.checkpoint.safetensors.file import DTYPES, TensorFile, box_of, values_in
-from trainyard.checkpoint.safetensors.ranges import Part, Read, Want
+from trainyard.checkpoint.safetensors.ranges import BoxPart, Read, Want
 from trainyard.checkpoint.safetensors.shard import in_threads, num_threads
 from trainyard.checkpoint.stored_step import ShardFiles
 from trainyard.errors import CommunicationError, lack_of_memory
@@ -54,12 +54,12 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ReadJob:
     """A read, and its parts for each rank."""
 
     file: TensorFile
     read: Read[Goal]
-    parts: Mapping[int, Sequence[Part[Goal]]]
+    parts: Mapping[int, Sequence[BoxPart[Goal]]]
     readers: Sequence[int] = ()
     """Ranks that can see the file; empty: all ranks."""
 
@@ -69,12 +69,12 @@ class Job:
         return self.read.end - self.read.begin
 
     @staticmethod
-    def of(file: TensorFile, read: Read[Goal], readers: Sequence[int] = ()) -> Job:
+    def of(file: TensorFile, read: Read[Goal], readers: Sequence[int] = ()) -> ReadJob:
         """Sort the parts of a read by rank."""
-        parts: dict[int, list[Part[Goal]]] = defaultdict(list)
+        parts: dict[int, list[BoxPart[Goal]]] = defaultdict(list)
         for part in read.parts:
             parts[part.want.target.rank].append(part)
-        return Job(file, read, dict(parts), readers)
+        return ReadJob(file, read, dict(parts), readers)
 
 
 def fill_together(
@@ -117,7 +117,7 @@ def _plan(
     located: Sequence[tuple[Located, Goal]],
     world: int,
     readers: Mapping[str, Sequence[int]],
-) -> list[Job]:
+) -> list[ReadJob]:
     wants: dict[str, list[Want[Goal]]] = defaultdict(list)
     for part, goal in located:
         extent = opened[part.piece.file].extents[part.piece.key]
@@ -127,16 +127,16 @@ def _plan(
     fitting = min(EXCHANGED_BYTES // world, size // (READS_PER_RANK * world))
     read_bytes = min(MOST_READ_BYTES, max(LEAST_READ_BYTES, fitting))
     return [
-        Job.of(opened[name], read, readers.get(name, ()))
+        ReadJob.of(opened[name], read, readers.get(name, ()))
         for name in sorted(wants)
         for read in opened[name].plan(wants[name], read_bytes)
     ]
 
 
-def _assign(jobs: Sequence[Job], world: int) -> list[list[Job]]:
+def _assign(jobs: Sequence[ReadJob], world: int) -> list[list[ReadJob]]:
     """The reads of each rank: balanced bytes, and where possible of data that it needs itself."""
     loads = [0] * world
-    queues: list[list[Job]] = [[] for _ in range(world)]
+    queues: list[list[ReadJob]] = [[] for _ in range(world)]
     for job in jobs:
         able = job.parts if not job.readers else [r for r in job.readers if r in job.parts]
         rank = min(able or job.readers, key=lambda rank: (loads[rank], rank))
@@ -156,7 +156,7 @@ class _Exchange:
         is_nccl = dist.get_backend(group) == "nccl"
         self._device = torch.device("cuda" if is_nccl else "cpu")
 
-    def run(self, queues: Sequence[Sequence[Job]]) -> None:
+    def run(self, queues: Sequence[Sequence[ReadJob]]) -> None:
         """All rounds. Raises an error of this rank after the last one: other ranks wait for it."""
         failure: Exception | None = None
         mine = self._loaded(queues[self._rank])
@@ -173,17 +173,17 @@ class _Exchange:
             raise failure
 
     @staticmethod
-    def _loaded(queue: Sequence[Job]) -> Iterator[torch.Tensor]:
+    def _loaded(queue: Sequence[ReadJob]) -> Iterator[torch.Tensor]:
         threads = num_threads(job.file for job in queue)
         return in_threads(lambda job: job.file.load(job.read), queue, threads)
 
-    def _next(self, job: Job, mine: Iterator[torch.Tensor]) -> torch.Tensor:
+    def _next(self, job: ReadJob, mine: Iterator[torch.Tensor]) -> torch.Tensor:
         data = next(mine)
         for part in job.parts.get(self._rank, ()):
             self._fill(part, values_in(data, job.read, part))
         return data
 
-    def _send(self, data: torch.Tensor, jobs: Sequence[Job | None]) -> None:
+    def _send(self, data: torch.Tensor, jobs: Sequence[ReadJob | None]) -> None:
         """data: read by this rank in this round."""
         own, here = jobs[self._rank], self._rank
         others = [rank if rank != here else None for rank in range(len(jobs))]
@@ -209,24 +209,24 @@ class _Exchange:
         for part, box in _boxes(received, incoming):
             self._fill(part, box)
 
-    def _fill(self, part: Part[Goal], values: torch.Tensor) -> None:
+    def _fill(self, part: BoxPart[Goal], values: torch.Tensor) -> None:
         goal = part.want.target
         at = [a + b for a, b in zip(goal.at, part.local, strict=True)]
         box_of(self._memories[goal.box].detach(), at, part.shape).copy_(values)
 
 
-def _nothing_of(job: Job) -> torch.Tensor:
+def _nothing_of(job: ReadJob) -> torch.Tensor:
     """Zeros for a read that failed; all ranks raise the error at the end."""
     return torch.zeros(job.size_bytes, dtype=torch.uint8)
 
 
-def _parts(job: Job | None, rank: int | None) -> Sequence[Part[Goal]]:
+def _parts(job: ReadJob | None, rank: int | None) -> Sequence[BoxPart[Goal]]:
     return job.parts.get(rank, ()) if job is not None and rank is not None else ()
 
 
 def _boxes(
-    message: torch.Tensor, groups: Sequence[Sequence[Part[Goal]]]
-) -> Iterator[tuple[Part[Goal], torch.Tensor]]:
+    message: torch.Tensor, groups: Sequence[Sequence[BoxPart[Goal]]]
+) -> Iterator[tuple[BoxPart[Goal], torch.Tensor]]:
     """Each part of a message, with its memory there."""
     begin = 0
     for part in (part for parts in groups for part in parts):
@@ -235,9 +235,9 @@ def _boxes(
         begin += _padded(part)
 
 
-def _padded(part: Part[Goal]) -> int:
+def _padded(part: BoxPart[Goal]) -> int:
     return -(-part.size_bytes // ALIGNED_BYTES) * ALIGNED_BYTES
 
 
-def _length(parts: Sequence[Part[Goal]]) -> int:
+def _length(parts: Sequence[BoxPart[Goal]]) -> int:
     return sum(map(_padded, parts))

@@ -15,7 +15,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.manifest import (
     Manifest,
-    Slot,
+    ManifestSlot,
     publish,
     read_listed_json,
     read_manifest,
@@ -172,7 +172,7 @@ def _found(url: str, option: str) -> str:
 # --- writing a step ---------------------------------------------------------------------------
 
 
-def clear_step(step_url: str, by: str) -> Slot | None:
+def clear_step(step_url: str, by: str) -> ManifestSlot | None:
     """Clear a step folder: retire its manifest, then remove the files of an older save.
 
     Returns what `publish_step` has to replace; None if there was no manifest."""
@@ -200,7 +200,7 @@ def write_contents(step_url: str, contents: Mapping[str, bytes]) -> list[FileRec
     ]
 
 
-def publish_step(step_url: str, manifest: Manifest, slot: Slot | None) -> list[FileRecord]:
+def publish_step(step_url: str, manifest: Manifest, slot: ManifestSlot | None) -> list[FileRecord]:
     """Publish a step's manifest; returns the records of its files relative to the run folder."""
     url = join(step_url, MANIFEST)
     publish(url, manifest, slot.version if slot is not None else None)

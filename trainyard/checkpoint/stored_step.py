@@ -19,7 +19,7 @@ from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.strict_json import check_depth, parse_json, shown
 from trainyard.artifacts.urls import basename, is_hidden, join
 from trainyard.checkpoint.closing import Closing
-from trainyard.checkpoint.index import Entry, Located, check_version, locate, parse_index
+from trainyard.checkpoint.index import Located, TensorEntry, check_version, locate, parse_index
 from trainyard.checkpoint.plan import KINDS
 from trainyard.checkpoint.safetensors.blocks import BlockCache
 from trainyard.checkpoint.safetensors.header import TensorSpec
@@ -57,7 +57,7 @@ class ShardFiles(Generic[F]):
         self,
         url: str,
         records: Mapping[str, FileRecord],
-        index: Mapping[str, Entry],
+        index: Mapping[str, TensorEntry],
         verify: Verify,
         open_file: Callable[[str, int | None], F],
     ) -> None:
@@ -195,7 +195,7 @@ class StoredStep(Closing, Generic[F]):
         self.verify = verify
         self._records = {record.path: record for record in manifest.files}
         check_inside(url, self._records)
-        self.index: dict[str, Entry] = parse_index(self._parsed(INDEX), join(url, INDEX))
+        self.index: dict[str, TensorEntry] = parse_index(self._parsed(INDEX), join(url, INDEX))
         self.files = ShardFiles(url, self._records, self.index, verify, open_file)
 
     def check(self, apart_from: Collection[str] = ()) -> None:
@@ -293,7 +293,7 @@ class StoredStep(Closing, Generic[F]):
         """The pieces that hold parts of a box of a tensor."""
         return locate(self._entry(name), offset, shape)
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> TensorEntry:
         try:
             return self.index[name]
         except KeyError:

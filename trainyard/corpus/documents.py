@@ -27,14 +27,14 @@ from trainyard.corpus.formats.parse import (
     excerpt,
     find_ids,
 )
-from trainyard.corpus.formats.records import BadLine, Block, ByteRange, Document, Rows
+from trainyard.corpus.formats.records import BadLine, ByteRange, Document, DocumentColumns, Rows
 from trainyard.errors import DataError
 
 __all__ = [
     "BadLine",
-    "Block",
     "ByteRange",
     "Document",
+    "DocumentColumns",
     "DocumentReader",
     "check_inputs",
     "locate",
@@ -91,7 +91,7 @@ class DocumentReader:
         for block in self.blocks():
             yield from block.documents()
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[DocumentColumns]:
         """The documents, about a megabyte of input at once; a long one comes nearly alone.
 
         Keeps no reference to a block, so that its user can free it."""
@@ -113,7 +113,7 @@ class DocumentReader:
 
         return parquet_rows(self.source, self.keys, self.id_key, self._max_bytes)
 
-    def _block(self, rows: Rows) -> Block:
+    def _block(self, rows: Rows) -> DocumentColumns:
         try:
             found = columns(rows.records, self.keys, None)
         except FaultError:
@@ -127,7 +127,7 @@ class DocumentReader:
             found = columns(rows.records, self.keys, self._split)
         rows.records.clear()
         texts, counts = zip(*found, strict=True)
-        return Block(rows.offsets, rows.lengths, rows.lines, ids, texts, counts)
+        return DocumentColumns(rows.offsets, rows.lengths, rows.lines, ids, texts, counts)
 
     def _drop_faulty(self, rows: Rows) -> None:
         kept = []

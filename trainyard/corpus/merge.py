@@ -29,7 +29,7 @@ from trainyard.corpus.layout import (
     write_offsets,
 )
 from trainyard.corpus.pairs import DOCS, find_pairs
-from trainyard.corpus.provenance.origins import Part as Origins
+from trainyard.corpus.provenance.origins import SidecarPart as Origins
 from trainyard.corpus.provenance.origins import join_provenance
 from trainyard.corpus.provenance.sidecar import HEADER as DOCS_HEADER
 from trainyard.corpus.provenance.sidecar import parse_header
@@ -38,7 +38,7 @@ from trainyard.corpus.remote import CacheOptions, LazyArray, RangedFile
 from trainyard.errors import ArtifactError, ConfigError
 
 __all__ = [
-    "Part",
+    "TokenPart",
     "find_pairs",
     "have_provenance",
     "merge_index",
@@ -54,7 +54,7 @@ NUM_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TokenPart:
     """One pair to merge, as it was found. Its index is opened again when it is needed, since a
     process may have only a few hundred open files."""
 
@@ -72,7 +72,7 @@ class Part:
         return self.bin.size_bytes
 
 
-def survey(prefixes: Sequence[str], cache: Path, multimodal: bool | None = None) -> list[Part]:
+def survey(prefixes: Sequence[str], cache: Path, multimodal: bool | None = None) -> list[TokenPart]:
     """Check every pair completely, and that all fit together, before anything is written.
 
     multimodal: whether the pairs must be multimodal; None allows either, but not both. A file
@@ -91,7 +91,7 @@ def survey(prefixes: Sequence[str], cache: Path, multimodal: bool | None = None)
     return parts
 
 
-def _check_kind(parts: Sequence[Part], multimodal: bool | None) -> None:
+def _check_kind(parts: Sequence[TokenPart], multimodal: bool | None) -> None:
     for part in parts:
         if part.is_multimodal != parts[0].is_multimodal:
             one, other = (p.prefix for p in sorted((part, parts[0]), key=lambda p: p.is_multimodal))
@@ -107,13 +107,13 @@ def _check_kind(parts: Sequence[Part], multimodal: bool | None) -> None:
             raise ArtifactError(f"{part.prefix}.idx is multimodal; merge it with --multimodal")
 
 
-def _survey_one(prefix: str, cache: Path, manifests: inputs.Manifests) -> Part:
+def _survey_one(prefix: str, cache: Path, manifests: inputs.Manifests) -> TokenPart:
     idx, tokens = (_look_at(prefix + ending) for ending in (".idx", ".bin"))
     inputs.check_listed(idx.url, manifests)
     index = _open(idx, cache)
     verify_index(index, idx.url)
     check_bin_size(index, tokens.size_bytes, prefix)
-    return Part(
+    return TokenPart(
         prefix,
         tokens,
         idx,
@@ -130,7 +130,7 @@ def _look_at(url: str) -> SourceFile:
 
 
 def merge_tokens(
-    parts: Sequence[Part], out: ByteSink, on_bytes: Callable[[int], object] = lambda _: None
+    parts: Sequence[TokenPart], out: ByteSink, on_bytes: Callable[[int], object] = lambda _: None
 ) -> None:
     """Concatenate the .bin files; `on_bytes` gets the size of each piece written.
 
@@ -148,7 +148,7 @@ def merge_tokens(
             check_digest(source.url, record, digest)
 
 
-def merge_index(parts: Sequence[Part], cache: Path, out: ByteSink) -> None:
+def merge_index(parts: Sequence[TokenPart], cache: Path, out: ByteSink) -> None:
     """Write the .idx of the merged tokens."""
     num_bounds = 1 + sum(part.num_documents for part in parts)
     write_header(out, parts[0].dtype, sum(part.num_sequences for part in parts), num_bounds)
@@ -189,7 +189,7 @@ def _open(idx: SourceFile, cache: Path) -> Index:
 # --- provenance -------------------------------------------------------------------------------
 
 
-def have_provenance(parts: Sequence[Part], files: Sequence[str]) -> bool:
+def have_provenance(parts: Sequence[TokenPart], files: Sequence[str]) -> bool:
     """Whether every pair has a sidecar; False if none has one.
 
     Raises ConfigError if only some have one, and ArtifactError if a sidecar has another number of
@@ -214,6 +214,6 @@ def have_provenance(parts: Sequence[Part], files: Sequence[str]) -> bool:
     return all(have)
 
 
-def merge_provenance(parts: Sequence[Part], out: ByteSink, scratch: Path) -> None:
+def merge_provenance(parts: Sequence[TokenPart], out: ByteSink, scratch: Path) -> None:
     """Write the sidecar of the merged tokens."""
     join_provenance([Origins(part.prefix + DOCS) for part in parts], out, scratch)

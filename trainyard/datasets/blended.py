@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from trainyard.datasets.sample_format import Dataset, Sample
 
 
-class Source(Dataset, Protocol):
+class PrefetchableDataset(Dataset, Protocol):
     """A dataset that fetches announced samples ahead."""
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Say which samples will be asked for soon."""
 
 
-S = TypeVar("S", bound=Source)
+S = TypeVar("S", bound=PrefetchableDataset)
 
 
 class Blended(Generic[S]):

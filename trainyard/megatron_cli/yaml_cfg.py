@@ -23,7 +23,7 @@ from trainyard.megatron_cli.command import (
     exit_signal_problem,
 )
 from trainyard.megatron_cli.spellings import VALUES, Meaning, flag, is_harmless, vocabulary
-from trainyard.megatron_cli.yaml_text import Entry, read_entries
+from trainyard.megatron_cli.yaml_text import YamlEntry, read_entries
 
 NEGATED = {"add_bias_linear": "disable_bias_linear"}
 """Keys that are the negation of an option of ours."""
@@ -74,7 +74,7 @@ class _Reader:
         self.remarks: list[str] = []
         self.ineffective: dict[str, list[str]] = {}
 
-    def read(self, entries: Mapping[str, Entry]) -> tuple[Document, list[str]]:
+    def read(self, entries: Mapping[str, YamlEntry]) -> tuple[Document, list[str]]:
         """Put every entry into the document; returns it and the lines to log."""
         rest = dict(entries)
         self._activation(rest)
@@ -88,7 +88,7 @@ class _Reader:
             self.remarks.append(f"{self.where}: {', '.join(keys)}: {NO_EFFECT}: {reason}")
         return self.document, self.remarks
 
-    def _entry(self, key: str, entry: Entry) -> None:
+    def _entry(self, key: str, entry: YamlEntry) -> None:
         meaning = self._meaning(key)
         if meaning.kind == "unknown":
             raise self._error(entry, f"{key} is not an option: {_as_keys(meaning.reason)}")
@@ -109,7 +109,7 @@ class _Reader:
         elif _is_on(entry.value) and not is_harmless(flag(key), [str(entry.value)]):
             raise self._error(entry, f"{key}: {entry.value!r} is not supported: {meaning.reason}")
 
-    def _rule(self, key: str, entry: Entry) -> str:
+    def _rule(self, key: str, entry: YamlEntry) -> str:
         if key == "epochs":
             return epochs_answer(entry.value, self.document.get("dataset_size"))
         return f"give it on the command line, --{flag(key)} {entry.value}"
@@ -128,7 +128,7 @@ class _Reader:
                     return Meaning("accepted", reason=found.reason)
         return meaning
 
-    def _set(self, name: str, key: str, entry: Entry) -> None:
+    def _set(self, name: str, key: str, entry: YamlEntry) -> None:
         value = VALUES.get((flag(name), str(entry.value)), entry.value)
         if name not in self.annotations:  # a no_x name, which turns x off
             name = name.removeprefix("no_")
@@ -142,7 +142,7 @@ class _Reader:
 
     # --- values -----------------------------------------------------------------------------
 
-    def _fitted(self, value: Any, annotation: Any, key: str, entry: Entry) -> Any:
+    def _fitted(self, value: Any, annotation: Any, key: str, entry: YamlEntry) -> Any:
         """A value converted to an option's type. One that does not convert is left as it is: the
         option's own check refuses it."""
         args = typing.get_args(annotation)
@@ -164,7 +164,7 @@ class _Reader:
             return int(value)
         return value
 
-    def _boolean(self, key: str, entry: Entry) -> bool:
+    def _boolean(self, key: str, entry: YamlEntry) -> bool:
         words = {"true": True, "1": True, "false": False, "0": False}
         found = words.get(str(entry.value).lower())
         if found is None:
@@ -173,13 +173,13 @@ class _Reader:
 
     # --- keys that are more than another spelling ------------------------------------------------
 
-    def _activation(self, rest: dict[str, Entry]) -> None:
+    def _activation(self, rest: dict[str, YamlEntry]) -> None:
         """Translate activation_func and gated_linear_unit, fields of Megatron-LM's classes."""
         gated, named = rest.pop("gated_linear_unit", None), rest.pop("activation_func", None)
         function = named.value if named is not None else None
         if function is not None and function not in (*ACTIVATIONS, "gelu"):
             raise self._error(
-                typing.cast(Entry, named),
+                typing.cast(YamlEntry, named),
                 f"activation_func {function!r}: choose one of gelu, {', '.join(ACTIVATIONS)}",
             )
         if gated is not None and gated.value and function not in ("swiglu", "quick_geglu"):
@@ -197,14 +197,14 @@ class _Reader:
             )
         self.document[option], self.sources[option] = True, "activation_func"
 
-    def _names_of_others(self, rest: dict[str, Entry]) -> None:
+    def _names_of_others(self, rest: dict[str, YamlEntry]) -> None:
         fusion = rest.pop("bias_activation_fusion", None)
         if fusion is not None and fusion.value is not None and "bias_gelu_fusion" not in rest:
             rest["bias_gelu_fusion"] = fusion
         rotary = rest.pop("use_rotary_position_embeddings", None)
         if rotary is not None and rotary.value:
             kind = rest.setdefault(
-                "position_embedding_type", Entry("rope", rotary.line, rotary.section)
+                "position_embedding_type", YamlEntry("rope", rotary.line, rotary.section)
             )
             if kind.value != "rope":
                 raise self._error(
@@ -226,7 +226,7 @@ class _Reader:
         if offloading is not None and offloading.value and (layers is None or not layers.value):
             raise self._error(offloading, "cpu_offloading: give cpu_offloading_num_layers too")
 
-    def _world_size(self, rest: dict[str, Entry]) -> None:
+    def _world_size(self, rest: dict[str, YamlEntry]) -> None:
         """world_size: how many ranks to start, unless a launcher did; flags override it."""
         entry = rest.pop("world_size", None)
         if entry is None or entry.value is None:
@@ -245,7 +245,7 @@ class _Reader:
             return
         if {"world-size", flag(RANKS)} & self.given.keys():
             return
-        here = rest.setdefault(RANKS, Entry(size, entry.line, entry.section))
+        here = rest.setdefault(RANKS, YamlEntry(size, entry.line, entry.section))
         if here.value != size:
             raise self._error(
                 entry,
@@ -269,7 +269,7 @@ class _Reader:
             self.document["tokenizer_type"] = "NullTokenizer"
             self.remarks.append(f"{self.where}: tokenizer_type NullTokenizer, as none is given")
 
-    def _error(self, entry: Entry, message: str) -> ConfigError:
+    def _error(self, entry: YamlEntry, message: str) -> ConfigError:
         return ConfigError(f"{self.where}, {entry.place}: {message}")
 
 

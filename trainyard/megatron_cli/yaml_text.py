@@ -19,7 +19,7 @@ VARIABLE = re.compile(r"\$\{([^{}]+)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class YamlEntry:
     """The value of a key, and where it stands in the file."""
 
     value: Any
@@ -34,7 +34,7 @@ class Entry:
         return f"line {self.line}" + (f" in {self.section}" if self.section else "")
 
 
-def read_entries(text: str, environ: Mapping[str, str], where: str) -> dict[str, Entry]:
+def read_entries(text: str, environ: Mapping[str, str], where: str) -> dict[str, YamlEntry]:
     """Every key of the file, of any section; ConfigError for a key that occurs twice.
 
     where: names the file in messages."""
@@ -55,10 +55,10 @@ def read_entries(text: str, environ: Mapping[str, str], where: str) -> dict[str,
             loader.dispose()
 
 
-def _entries(root: Any, loader: Any, where: str) -> dict[str, Entry]:
+def _entries(root: Any, loader: Any, where: str) -> dict[str, YamlEntry]:
     import yaml
 
-    entries: dict[str, Entry] = {}
+    entries: dict[str, YamlEntry] = {}
     if root is None:
         return entries
     if not isinstance(root, yaml.MappingNode):
@@ -81,7 +81,7 @@ def _entries(root: Any, loader: Any, where: str) -> dict[str, Entry]:
                     )
                 collect(value_node, key)
                 continue
-            entry = Entry(loader.construct_object(value_node, deep=True), line, section)
+            entry = YamlEntry(loader.construct_object(value_node, deep=True), line, section)
             before = entries.get(key)
             if before is not None:
                 raise ConfigError(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trainyard.attention.base import Numerics, Softmax
 from trainyard.attention.masks import CAUSAL, AttentionMask
-from trainyard.attention.select import Choice, Key, Needs, Request, Selected, backend_table
+from trainyard.attention.select import KernelChoice, Key, Needs, Request, Selected, backend_table
 from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
 from trainyard.models.context_attention import ContextAttention, check_context
@@ -199,11 +199,11 @@ def choose_attention(
     *,
     documents: bool = False,
     report: bool = False,
-) -> list[Choice]:
+) -> list[KernelChoice]:
     """The different backends that the layers will use; ConfigError if one is unavailable.
 
     documents: samples are packed documents. report: log each backend and why it was chosen."""
-    layers: dict[Choice, int] = {}
+    layers: dict[KernelChoice, int] = {}
     for layer in range(config.num_layers):
         selected = backends_of(config, layer, parallel)[device.type, dtype, documents]
         selected.get()

@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 
 from trainyard.optim.clip import clip_factor, count_zeros, sum_of_squares
 from trainyard.optim.config import OptimizerConfig
-from trainyard.optim.owned_params import TraitsOf, Unit, WholeParameters, build_units
+from trainyard.optim.owned_params import TraitsOf, UpdateUnit, WholeParameters, build_units
 from trainyard.optim.rules import UpdateRule, UpdateTerms
 from trainyard.optim.scaler import LossScaler
 from trainyard.optim.schedule import Rates
@@ -185,7 +185,7 @@ class ModelOptimizer:
             if chunk.gather is not None:
                 chunk.gather.begin()
 
-    def _update_unit(self, unit: Unit, rates: Rates, factor: float, scale: float) -> None:
+    def _update_unit(self, unit: UpdateUnit, rates: Rates, factor: float, scale: float) -> None:
         grads = unit.grads()
         if not grads:
             return

@@ -59,7 +59,7 @@ class Group:
     """Of all of them, one list for each kind."""
 
 
-class Unit:
+class UpdateUnit:
     """Pieces that are updated together, in the order of their groups."""
 
     keeps_main = False
@@ -105,7 +105,7 @@ class Unit:
                 yield from state_boxes(full, tensor.view(-1), piece.start, shape, shard)
 
 
-class WholeParameters(Unit):
+class WholeParameters(UpdateUnit):
     """The parameters of one rank alone in full precision, whose gradients lie where backward left
     them."""
 
@@ -126,7 +126,7 @@ def _whole(member: Member, num_moments: int, traits_of: TraitsOf) -> OwnedPiece:
     )
 
 
-class BucketPiece(Unit):
+class BucketPiece(UpdateUnit):
     """This rank's part of a bucket; its state is flat, and pieces are views of it."""
 
     def __init__(self, bucket: Bucket, num_moments: int, traits_of: TraitsOf) -> None:
@@ -192,9 +192,9 @@ def _cut(bucket: Bucket, start: int, stop: int) -> tuple[int, int] | None:
 
 def build_units(
     chunks: Iterable[DataParallel], num_moments: int, traits_of: TraitsOf
-) -> list[Unit]:
+) -> list[UpdateUnit]:
     """Everything that this rank updates."""
-    units: list[Unit] = []
+    units: list[UpdateUnit] = []
     for chunk in chunks:
         if chunk.buckets:
             units += [BucketPiece(bucket, num_moments, traits_of) for bucket in chunk.buckets]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.doctor.backends import jobs
-from flows.doctor.check import Answer, State
+from flows.doctor.check import CheckResult, State
 from flows.doctor.context import YardContext
 from flows.yard.read_profile import parse_profile
 
@@ -34,7 +34,7 @@ esac""",
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
 
-def asked(text: str) -> Answer:
+def asked(text: str) -> CheckResult:
     profile = parse_profile(tomllib.loads(f'block = "slurm"\n{text}'), "site")
     return jobs(YardContext(profile, "/yard"))
 

@@ -7,13 +7,23 @@ import time
 
 import pytest
 
-from flows.doctor.check import Answer, Check, State, examine_yard, fail, ok, skipped, warn, worst
+from flows.doctor.check import (
+    Check,
+    CheckResult,
+    State,
+    examine_yard,
+    fail,
+    ok,
+    skipped,
+    warn,
+    worst,
+)
 from flows.doctor.command import CHECKS, print_finding
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 
-def check(name: str, answer: Answer | Exception, *needs: str) -> Check[None]:
-    def look(_: None) -> Answer:
+def check(name: str, answer: CheckResult | Exception, *needs: str) -> Check[None]:
+    def look(_: None) -> CheckResult:
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -58,7 +68,7 @@ def test_an_error_is_an_answer(error: Exception, status: int) -> None:
 def test_a_hanging_check_does_not_delay_the_others() -> None:
     never = threading.Event()
 
-    def hang(_: None) -> Answer:
+    def hang(_: None) -> CheckResult:
         never.wait(20)
         return ok("late")
 
@@ -78,10 +88,12 @@ def test_a_hanging_check_does_not_delay_the_others() -> None:
         ([ok(""), warn("", ""), skipped("")], 0),
         ([ok(""), fail(InfrastructureError, "", "")], 3),
         ([fail(InfrastructureError, "", ""), fail(ConfigError, "", "")], 2),
-        ([fail(ConfigError, "", ""), Answer(State.FAIL, "", "", 70)], 70),
+        ([fail(ConfigError, "", ""), CheckResult(State.FAIL, "", "", 70)], 70),
     ],
 )
-def test_a_wrong_setting_outranks_a_temporary_failure(answers: list[Answer], status: int) -> None:
+def test_a_wrong_setting_outranks_a_temporary_failure(
+    answers: list[CheckResult], status: int
+) -> None:
     checks = [check(str(number), answer) for number, answer in enumerate(answers)]
     assert worst(list(examine_yard(checks, None))) == status
 

@@ -13,7 +13,7 @@ from requests.exceptions import ReadTimeout
 
 from flows.doctor import engine
 from flows.doctor.backends import CHECKS
-from flows.doctor.check import Answer, State
+from flows.doctor.check import CheckResult, State
 from flows.doctor.context import YardContext
 from flows.stage_configs import CONFIGS
 from flows.yard.read_profile import parse_profile
@@ -21,7 +21,7 @@ from trainyard.errors import InfrastructureError
 from trainyard.version import VERSION
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, smoke: Callable[[str], str]) -> Answer:
+def asked(monkeypatch: pytest.MonkeyPatch, smoke: Callable[[str], str]) -> CheckResult:
     """The answer of an engine that has all images and in which a stage starts, or says why not."""
 
     def ask(yard: YardContext, question: Callable[[Any], Any], seconds: float = 0) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flows.gc.policy import Policy
-from flows.recipes.refresh import CURRENT, CorpusVersion, Source
+from flows.recipes.refresh import CURRENT, CorpusObject, CorpusVersion
 from trainyard.artifacts import conditional, store
 from trainyard.artifacts.claim import Holder
 from trainyard.artifacts.manifest import InputRecord, Manifest, publish, read_slot, retire
@@ -77,7 +77,9 @@ class Corpus:
             number=self.number,
             options_digest="options",
             tokens={"text": tokens},
-            sources=tuple(Source(f"/sources/{t}", t, p) for t, p in zip(texts, parts, strict=True)),
+            sources=tuple(
+                CorpusObject(f"/sources/{t}", t, p) for t, p in zip(texts, parts, strict=True)
+            ),
             previous=self.previous,
         )
         self.previous = name

@@ -14,7 +14,7 @@ from trainyard.artifacts import conditional, store
 from trainyard.artifacts.manifest import (
     InputRecord,
     Manifest,
-    Slot,
+    ManifestSlot,
     publish,
     read_manifest,
     read_slot,
@@ -68,7 +68,7 @@ def test_an_artifact_that_is_being_replaced_does_not_exist(store_url: str) -> No
     assert slot.files == ("a.bin", "b.bin")
     marked = retire(url, slot, by="run 2")
     assert read_manifest(url) is None
-    assert read_slot(url) == Slot(marked.version, ("a.bin", "b.bin"))
+    assert read_slot(url) == ManifestSlot(marked.version, ("a.bin", "b.bin"))
     with pytest.raises(InfrastructureError, match="another run replaced"):
         retire(url, slot, by="run 3")
     publish(url, manifest(metrics={"x": 2}), marked.version)

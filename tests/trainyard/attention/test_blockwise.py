@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from trainyard.attention.base import Softmax
-from trainyard.attention.blockwise import Block, block_attention, causal_blocks
+from trainyard.attention.blockwise import AttentionBlock, block_attention, causal_blocks
 from trainyard.attention.lse_kernels import BlockCall, Saved, block_backward, block_forward
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 
 S, SCALE = 12, 0.3
-WHOLE = [Block(0, S, 0, S, causal=True)]
+WHOLE = [AttentionBlock(0, S, 0, S, causal=True)]
 PIECES = causal_blocks(0, 5, 0) + causal_blocks(5, S, 5)
 KERNELS = ("cpu", "math")
 
@@ -40,7 +40,9 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("with_sink", [False, True])
 @pytest.mark.parametrize("blocks", [WHOLE, PIECES], ids=["whole", "pieces"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_blocks_make_up_attention(kernel: str, blocks: list[Block], with_sink: bool) -> None:
+def test_blocks_make_up_attention(
+    kernel: str, blocks: list[AttentionBlock], with_sink: bool
+) -> None:
     q, k, v, sink = inputs()
     given = [q, k, v, sink] if with_sink else [q, k, v]
     out = block_attention(q, k, v, blocks, kernel, Softmax(SCALE, sink=sink if with_sink else None))
@@ -60,11 +62,11 @@ def test_a_sink_of_minus_infinity_is_none() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [WHOLE, PIECES], ids=["whole", "pieces"])
-def test_dropout_is_the_same_backward(blocks: list[Block]) -> None:
+def test_dropout_is_the_same_backward(blocks: list[AttentionBlock]) -> None:
     if blocks is PIECES:
         blocks = causal_blocks(0, 2, 0) + causal_blocks(2, 4, 2)
     else:
-        blocks = [Block(0, 4, 0, 4, causal=True)]
+        blocks = [AttentionBlock(0, 4, 0, 4, causal=True)]
     q, k, v, sink = inputs(torch.float64, s=4, n=2)
 
     def dropped(*tensors: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.checkpoint.index import Entry, TensorPiece, encode_index, fault, parse_index
+from trainyard.checkpoint.index import TensorEntry, TensorPiece, encode_index, fault, parse_index
 from trainyard.checkpoint.plan import Slice, assign, entries_of, plan_files, split_large
 from trainyard.errors import ArtifactError
 
@@ -59,11 +59,13 @@ def test_a_large_tensor_is_cut_by_rows_and_files_keep_the_limit() -> None:
     assert split_large(whole("row", 1, 999), limit_bytes=10) == [whole("row", 1, 999)]
 
 
-def entry(*boxes: tuple[tuple[int, ...], tuple[int, ...]], file: str = "a.safetensors") -> Entry:
+def entry(
+    *boxes: tuple[tuple[int, ...], tuple[int, ...]], file: str = "a.safetensors"
+) -> TensorEntry:
     pieces = tuple(
         TensorPiece(file, f"k{i}", offset, shape) for i, (offset, shape) in enumerate(boxes)
     )
-    return Entry("F32", (4, 6), pieces)
+    return TensorEntry("F32", (4, 6), pieces)
 
 
 def test_an_index_is_read_back() -> None:
@@ -86,10 +88,10 @@ def test_an_index_is_read_back() -> None:
         (entry(((0, 0), (4, 6)), file="/etc/passwd"), "not a plain"),
         (entry(((0, 0), (4, 6)), file="sub/a.safetensors"), "not a plain"),
         (entry(((0, 0), (4, 6)), file="a.pt"), "not a plain"),
-        (Entry("PICKLE", (4,), (TensorPiece("a.safetensors", "k", (0,), (4,)),)), "dtype"),
+        (TensorEntry("PICKLE", (4,), (TensorPiece("a.safetensors", "k", (0,), (4,)),)), "dtype"),
     ],
 )
-def test_an_index_that_is_not_an_exact_cover_is_refused(broken: Entry, words: str) -> None:
+def test_an_index_that_is_not_an_exact_cover_is_refused(broken: TensorEntry, words: str) -> None:
     document = json.loads(encode_index({"model.a": broken}))
     with pytest.raises(ArtifactError, match=words) as caught:
         parse_index(document, "x/index.json")
@@ -126,5 +128,5 @@ def test_pieces_overlap_exactly_when_two_of_them_share_an_element(
         for row in range(a, a + c)
         for column in range(b, b + d)
     ]
-    reason = fault(Entry("F32", (10, 10), pieces))
+    reason = fault(TensorEntry("F32", (10, 10), pieces))
     assert ("overlap" in str(reason)) == (len(set(elements)) < len(elements))

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from trainyard.artifacts import store
-from trainyard.artifacts.manifest import Manifest, Slot, read_manifest
+from trainyard.artifacts.manifest import Manifest, ManifestSlot, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord, SourceFile
 from trainyard.artifacts.urls import basename, join
@@ -142,7 +142,7 @@ class LazyUpload:
             raise _NotWantedError
 
     def _publish(
-        self, source: str, target: str, files: Sequence[FileRecord], slot: Slot | None
+        self, source: str, target: str, files: Sequence[FileRecord], slot: ManifestSlot | None
     ) -> list[FileRecord]:
         found = read_manifest(join(source, MANIFEST))
         if found is None:

@@ -94,7 +94,7 @@ class BlockDigests:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class DigestBlock:
     """Bytes of a file that have a digest; or that have none, and may be read in part."""
 
     begin: int
@@ -117,28 +117,28 @@ class FileBlocks:
         self._begins = [extent.begin for _, extent in self._tensors]
         self._digests = digests
 
-    def within(self, begin: int, end: int) -> Iterator[Block]:
+    def within(self, begin: int, end: int) -> Iterator[DigestBlock]:
         """The blocks of a range, in order; the first and the last may reach beyond it."""
         first = bisect_right(self._begins, begin) - 1
         if first < 0:
-            yield Block(begin, min([end, *self._begins[:1]]))
+            yield DigestBlock(begin, min([end, *self._begins[:1]]))
         for key, extent in self._tensors[max(0, first) :]:
             if extent.begin >= end:
                 return
             yield from self._of_tensor(key, extent, begin, end)
 
-    def _of_tensor(self, key: str, extent: Extent, begin: int, end: int) -> Iterator[Block]:
+    def _of_tensor(self, key: str, extent: Extent, begin: int, end: int) -> Iterator[DigestBlock]:
         start, stop = extent.begin, extent.begin + extent.spec.size_bytes
         begin, end = max(begin, start), min(end, stop)
         digests = self._digests.get(key)
         if not digests:
-            yield Block(begin, end, key)
+            yield DigestBlock(begin, end, key)
             return
         step = block_bytes(extent.spec)
         for number in range((begin - start) // step, -(-(end - start) // step)):
             at = start + number * step
             digest = digests[number * DIGITS : (number + 1) * DIGITS]
-            yield Block(at, min(at + step, stop), key, digest)
+            yield DigestBlock(at, min(at + step, stop), key, digest)
 
 
 class BlockCache:
@@ -149,7 +149,9 @@ class BlockCache:
         self._lock = Lock()
         self._held: OrderedDict[tuple[str, int], Future[bytearray]] = OrderedDict()
 
-    def get(self, url: str, block: Block, read: Callable[[Block], bytearray]) -> bytearray:
+    def get(
+        self, url: str, block: DigestBlock, read: Callable[[DigestBlock], bytearray]
+    ) -> bytearray:
         """A block of a file; `read` raises an error for one that cannot be had."""
         with self._lock:
             found = self._held.get((url, block.begin))

@@ -20,7 +20,7 @@ from trainyard.checkpoint.safetensors.header import (
     file_order,
 )
 from trainyard.checkpoint.safetensors.joined import Joined
-from trainyard.checkpoint.safetensors.ranges import Part, Read, Want, plan_reads
+from trainyard.checkpoint.safetensors.ranges import BoxPart, Read, Want, plan_reads
 from trainyard.checkpoint.safetensors.shard import READ_BYTES, ShardFile, in_threads, num_threads
 
 DTYPES: dict[str, torch.dtype] = {
@@ -173,11 +173,11 @@ def box_of(memory: torch.Tensor, offset: Sequence[int], shape: Sequence[int]) ->
     return memory
 
 
-def _target(part: Part[torch.Tensor]) -> torch.Tensor:
+def _target(part: BoxPart[torch.Tensor]) -> torch.Tensor:
     return box_of(part.want.target, part.local, part.shape)
 
 
-def values_in(data: torch.Tensor, read: Read[Any], part: Part[Any]) -> torch.Tensor:
+def values_in(data: torch.Tensor, read: Read[Any], part: BoxPart[Any]) -> torch.Tensor:
     """The elements of a part in the bytes that were read; a view if alignment allows it."""
     flat = data[part.begin - read.begin : part.end - read.begin]
     if flat.data_ptr() % part.itemsize or flat.storage_offset() % part.itemsize:
@@ -186,7 +186,7 @@ def values_in(data: torch.Tensor, read: Read[Any], part: Part[Any]) -> torch.Ten
     return values.as_strided(part.shape, part.strides, values.storage_offset())
 
 
-def _memory_of(part: Part[torch.Tensor]) -> memoryview | None:
+def _memory_of(part: BoxPart[torch.Tensor]) -> memoryview | None:
     """The target memory of a part, if the file's bytes can be read directly into it."""
     target = _target(part)
     is_same = target.dtype == DTYPES[part.want.extent.spec.dtype] and target.device.type == "cpu"

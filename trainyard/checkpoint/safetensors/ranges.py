@@ -30,7 +30,7 @@ class Want(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Generic[T]):
+class BoxPart(Generic[T]):
     """A box within a requested box that one read contains completely."""
 
     want: Want[T]
@@ -69,7 +69,7 @@ class Read(Generic[T]):
 
     begin: int
     end: int
-    parts: tuple[Part[T], ...]
+    parts: tuple[BoxPart[T], ...]
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
@@ -95,9 +95,9 @@ def plan_reads(wants: Iterable[Want[T]], read_bytes: int, gap_bytes: int) -> lis
     return reads
 
 
-def _clusters(parts: list[Part[T]]) -> Iterator[Read[T]]:
+def _clusters(parts: list[BoxPart[T]]) -> Iterator[Read[T]]:
     """Overlapping parts together: they are in one block, so at most one read long."""
-    cluster: list[Part[T]] = []
+    cluster: list[BoxPart[T]] = []
     end = 0
     for part in sorted(parts, key=lambda part: (part.begin, part.end)):
         if cluster and part.begin >= end:
@@ -109,7 +109,7 @@ def _clusters(parts: list[Part[T]]) -> Iterator[Read[T]]:
         yield Read(cluster[0].begin, end, tuple(cluster))
 
 
-def cut(want: Want[T], read_bytes: int, gap_bytes: int) -> Iterator[Part[T]]:
+def cut(want: Want[T], read_bytes: int, gap_bytes: int) -> Iterator[BoxPart[T]]:
     """A box in parts, each within one block and without a hole larger than a gap."""
     spec = want.extent.spec
     itemsize, strides = ITEM_BYTES[spec.dtype], strides_of(spec.shape)
@@ -123,7 +123,7 @@ def cut(want: Want[T], read_bytes: int, gap_bytes: int) -> Iterator[Part[T]]:
         places = zip(want.offset, local, strides, strict=True)
         first = sum((o + b) * stride for o, b, stride in places)
         begin = want.extent.begin + first * itemsize
-        yield Part(want, local, shape, begin, begin + _span(shape, strides) * itemsize)
+        yield BoxPart(want, local, shape, begin, begin + _span(shape, strides) * itemsize)
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:

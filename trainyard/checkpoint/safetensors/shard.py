@@ -11,7 +11,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.backends.readahead import in_order
 from trainyard.artifacts.digest import hasher
 from trainyard.checkpoint.closing import Closing
-from trainyard.checkpoint.safetensors.blocks import Block, BlockCache, Digests, FileBlocks
+from trainyard.checkpoint.safetensors.blocks import BlockCache, DigestBlock, Digests, FileBlocks
 from trainyard.checkpoint.safetensors.header import (
     PREFIX_BYTES,
     Extent,
@@ -85,13 +85,13 @@ class ShardFile(Closing):
             first, last = max(begin, block.begin), min(end, block.end)
             memory[first - begin : last - begin] = data[first - block.begin : last - block.begin]
 
-    def _read_block(self, block: Block) -> bytearray:
+    def _read_block(self, block: DigestBlock) -> bytearray:
         data = bytearray(block.end - block.begin)
         self._read(block.begin, memoryview(data))
         self._check_block(block, data)
         return data
 
-    def _check_block(self, block: Block, data: memoryview | bytearray) -> None:
+    def _check_block(self, block: DigestBlock, data: memoryview | bytearray) -> None:
         if not block.holds(data):
             raise ArtifactError(
                 f"{self.url}: tensor {block.key!r} is damaged: bytes {block.begin} to {block.end} "
@@ -151,7 +151,7 @@ class ShardFile(Closing):
         """Nothing to do: no file is open between reads."""
 
 
-def _lies(block: Block, begin: int, end: int) -> bool:
+def _lies(block: DigestBlock, begin: int, end: int) -> bool:
     return begin <= block.begin and block.end <= end
 
 

@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetLayout:
     """The layout to write."""
 
     model_class: ModelClass
@@ -112,7 +112,7 @@ def write_megatron(
         raise ConfigError("the target parallel sizes must be at least 1")
     model = whole_model(source, tp, true_vocab_size, make_vocab_size_divisible_by)
     stages = split or _even_split(model.config.num_layers, pp, vpp)
-    target = Target(model_class, style_of(model_class, transformer_impl), tp, stages)
+    target = TargetLayout(model_class, style_of(model_class, transformer_impl), tp, stages)
     _check(model, target)
     with_optimizer = save_optimizer and has_optimizer(model)
     if with_optimizer:
@@ -136,7 +136,7 @@ def _even_split(num_layers: int, pp: int, vpp: int) -> Partition:
     return arrange([num_layers // stages] * stages, pp)
 
 
-def _check(model: WholeModel, target: Target) -> None:
+def _check(model: WholeModel, target: TargetLayout) -> None:
     config = model.config
     refuse_for_megatron(config)
     if target.vpp > 1 and target.pp < 2:
@@ -164,7 +164,7 @@ def _check(model: WholeModel, target: Target) -> None:
                 ) from error
 
 
-def _warn_of_groups(model: WholeModel, target: Target) -> None:
+def _warn_of_groups(model: WholeModel, target: TargetLayout) -> None:
     """Warn about releases with another order of groups, as Megatron-LM finds them by position."""
     if model.options.get("decoupled_lr") is not None:
         releases = "0.7 to 0.13, and with two pipeline ranks at most to 0.15"
@@ -185,7 +185,7 @@ class _RankWriter:
     def __init__(
         self,
         model: WholeModel,
-        target: Target,
+        target: TargetLayout,
         pp_rank: int,
         tp_rank: int,
         advance: Callable[[int], object],

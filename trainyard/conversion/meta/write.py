@@ -52,7 +52,7 @@ PIECES = "tokenizer.model"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class MetaTensor:
     """A tensor of Meta's. A rank's slice of it follows from the same slice of one of ours."""
 
     name: str
@@ -171,7 +171,7 @@ class _RankWriter:
         """Total of the tensors, each counted once."""
         return sum(lazy.spec.size_bytes for lazy in set(self.tree().values()))
 
-    def _lazy(self, target: Target) -> LazyTensor:
+    def _lazy(self, target: MetaTensor) -> LazyTensor:
         model, full = self._model, f"model.{target.source}"
         cut = _cut_of(target.source, model.config)
         boxes = boxes_of_rank(model.specs[full].shape, cut, self._rank, self._tp)
@@ -203,25 +203,25 @@ def _cut_of(name: str, config: TransformerConfig) -> Cut:
     return cut_of(name, config)
 
 
-def targets(config: TransformerConfig, tp: int) -> list[Target]:
+def targets(config: TransformerConfig, tp: int) -> list[MetaTensor]:
     """Every tensor of a rank's file; the parts of one of our tensors follow each other."""
-    found = [Target(EMBEDDING, OUR_EMBEDDING, _as_is)]
+    found = [MetaTensor(EMBEDDING, OUR_EMBEDDING, _as_is)]
     for layer in range(config.num_layers):
         found += _of_layer(config, tp, f"layers.{layer}.", f"decoder.layers.{layer}.")
-    found.append(Target("norm.weight", "decoder.final_layernorm.weight", _as_is))
+    found.append(MetaTensor("norm.weight", "decoder.final_layernorm.weight", _as_is))
     if not _is_tied(config):
-        found.append(Target(OUTPUT, "output_layer.weight", _as_is))
+        found.append(MetaTensor(OUTPUT, "output_layer.weight", _as_is))
     return found
 
 
-def _of_layer(config: TransformerConfig, tp: int, theirs: str, ours: str) -> list[Target]:
+def _of_layer(config: TransformerConfig, tp: int, theirs: str, ours: str) -> list[MetaTensor]:
     local = _of_rank(config, tp)
 
     def convert(part: Part) -> Callable[[Tensor], Tensor]:
         return lambda tensor: _part_of(tensor, part, local)
 
     return [
-        Target(f"{theirs}{name}", f"{ours}{source}", convert(part))
+        MetaTensor(f"{theirs}{name}", f"{ours}{source}", convert(part))
         for name, source, part in META_LAYER
     ]
 

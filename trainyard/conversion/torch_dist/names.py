@@ -31,7 +31,7 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StoredSource:
     """The stored tensor that contains one of ours."""
 
     key: str
@@ -43,7 +43,7 @@ class Source:
 class Named:
     """The tensors of a folder by our names: "model.NAME", "optimizer.KIND.NAME"."""
 
-    sources: Mapping[str, Source]
+    sources: Mapping[str, StoredSource]
     unknown: tuple[str, ...]
     """Keys without a tensor of our model."""
     in_buffers: tuple[str, ...]
@@ -53,7 +53,7 @@ class Named:
 def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool, bert: bool = False) -> Named:
     """Our names for the tensors of a folder. shapes: by key. Raises ValueError if two keys have
     one name."""
-    sources: dict[str, Source] = {}
+    sources: dict[str, StoredSource] = {}
     unknown: list[str] = []
     in_buffers: list[str] = []
     for key, shape in shapes.items():
@@ -76,7 +76,7 @@ def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool, bert: boo
             full = f"{prefix}.{name}"
             if full in sources:
                 raise ValueError(f"{sources[full].key} and {key} are both {full}")
-            sources[full] = Source(key, layer)
+            sources[full] = StoredSource(key, layer)
     return Named(sources, tuple(unknown), tuple(in_buffers))
 
 

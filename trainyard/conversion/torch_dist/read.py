@@ -57,7 +57,7 @@ from trainyard.conversion.torch_dist.index import (
     StoredTensor,
     read_index,
 )
-from trainyard.conversion.torch_dist.names import Named, Source, name_tensors
+from trainyard.conversion.torch_dist.names import Named, StoredSource, name_tensors
 from trainyard.conversion.torch_dist.tensors import StoredTensors
 from trainyard.conversion.torch_save.file import TORCH_DTYPES
 from trainyard.errors import ArtifactError
@@ -112,7 +112,7 @@ class TorchDistSource(Closing):
         self._stored = index.tensors
         self._common = where
         named = self._named()
-        self._sources: dict[str, Source] = {
+        self._sources: dict[str, StoredSource] = {
             name: source for name, source in named.sources.items() if name.startswith("model.")
         }
         self.specs: dict[str, TensorSpec] = {name: self._spec(name) for name in self._sources}
@@ -145,7 +145,7 @@ class TorchDistSource(Closing):
         except ValueError as error:
             raise ArtifactError(f"{self.url}: {error}") from error
 
-    def _spec(self, name: str, source: Source | None = None) -> TensorSpec:
+    def _spec(self, name: str, source: StoredSource | None = None) -> TensorSpec:
         source = source or self._sources[name]
         stored = self._stored[source.key]
         shape = stored.logical_shape if source.layer is None else stored.logical_shape[1:]
@@ -187,7 +187,7 @@ class TorchDistSource(Closing):
         is_half = any(_is_half(self._stored[s.key]) for s in self._sources.values())
         return (*MOMENTS, MAIN) if is_half else MOMENTS
 
-    def _states(self, states: Mapping[str, Source]) -> dict[str, TensorSpec]:
+    def _states(self, states: Mapping[str, StoredSource]) -> dict[str, TensorSpec]:
         names = [name.removeprefix("model.") for name in self._sources]
         specs = {}
         for kind in self._kinds():

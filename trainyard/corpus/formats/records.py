@@ -59,7 +59,7 @@ class BadLine(NamedTuple):
 
 
 @dataclass(slots=True)
-class Block:
+class DocumentColumns:
     """Consecutive documents as columns: the fields of `Document`, without a Python object each.
 
     The texts of document d under key k are the next `counts[k][d]` of `texts[k]`; if `counts[k]` is
@@ -87,7 +87,7 @@ class Block:
         places = (self.offsets.tolist(), self.lengths.tolist(), self.lines.tolist())
         yield from map(Document, *places, ids, values)
 
-    def only(self, chosen: Sequence[int]) -> Block:
+    def only(self, chosen: Sequence[int]) -> DocumentColumns:
         """A block of only some documents. chosen: their numbers, ascending."""
         places = np.array(chosen, np.int64)
         ids = None if self.ids is None else [self.ids[d] for d in chosen]
@@ -100,7 +100,7 @@ class Block:
             texts.append([text for group in kept for text in group])
             counts.append(None if given is None else [len(group) for group in kept])
         where = (self.offsets[places], self.lengths[places], self.lines[places])
-        return Block(*where, ids, tuple(texts), tuple(counts))
+        return DocumentColumns(*where, ids, tuple(texts), tuple(counts))
 
 
 def _grouped(texts: list[str], counts: list[int] | None) -> Iterator[tuple[str, ...]]:

@@ -14,7 +14,7 @@ from typing import IO, BinaryIO, NamedTuple
 import numpy as np
 
 from trainyard.artifacts import inputs, store
-from trainyard.corpus.formats.records import Block
+from trainyard.corpus.formats.records import DocumentColumns
 from trainyard.corpus.layout import CHUNK, ByteSink
 from trainyard.corpus.provenance.sidecar import (
     HEADER,
@@ -75,7 +75,7 @@ class ProvenanceWriter:
         offsets, lengths, lines = (np.array([n], np.int64) for n in (offset, length, line))
         self._add(source, offsets, lengths, lines, None if id is None else [id])
 
-    def add_block(self, source: str, block: Block) -> None:
+    def add_block(self, source: str, block: DocumentColumns) -> None:
         """The documents of a block that was read from `source`."""
         self._add(source, block.offsets, block.lengths, block.lines, block.ids)
 
@@ -238,7 +238,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SidecarPart:
     """A sidecar to be joined with others."""
 
     url: str
@@ -248,14 +248,16 @@ class Part:
 
 @dataclass(slots=True)
 class _Found:
-    part: Part
+    part: SidecarPart
     header: Header
     numbers: Array
     """Number of each of its sources in the whole."""
     shifts: Array
 
 
-def join_provenance(parts: Sequence[Part], out: ByteSink, scratch: Path | None = None) -> None:
+def join_provenance(
+    parts: Sequence[SidecarPart], out: ByteSink, scratch: Path | None = None
+) -> None:
     """Write the sidecar of all documents of the parts, in order, as one writer would have.
 
     It is a stream: memory grows only with the sources. Raises ArtifactError for a damaged part."""
@@ -288,7 +290,7 @@ def join_provenance(parts: Sequence[Part], out: ByteSink, scratch: Path | None =
                     out.write(piece)
 
 
-def _look_at(part: Part, sources: dict[str, int]) -> _Found:
+def _look_at(part: SidecarPart, sources: dict[str, int]) -> _Found:
     size = store.info(part.url).size_bytes
     with store.open_input(part.url) as file:
         header = parse_header(file.read(HEADER.size), size, part.url)

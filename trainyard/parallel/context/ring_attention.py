@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
 from trainyard.attention.base import Softmax
-from trainyard.attention.blockwise import Block, GradientSum
+from trainyard.attention.blockwise import AttentionBlock, GradientSum
 from trainyard.attention.lse_kernels import BlockCall, Parts, Saved
 from trainyard.attention.merge_lse import (
     Merger,
@@ -50,16 +50,16 @@ def ring_attention(
     return out
 
 
-def ring_block(step: int, rank: int, size: int, s: int, causal: bool) -> Block:
+def ring_block(step: int, rank: int, size: int, s: int, causal: bool) -> AttentionBlock:
     """The block that a rank computes at a step, with the keys of rank (rank - step) mod size."""
     half, source = s // 2, (rank - step) % size
     if not causal:
-        return Block(0, s, 0, s)
+        return AttentionBlock(0, s, 0, s)
     if source == rank:
-        return Block(0, s, 0, s, causal=True)  # both pieces in their order: plainly causal
+        return AttentionBlock(0, s, 0, s, causal=True)  # both pieces in their order: plainly causal
     if source < rank:
-        return Block(0, s, 0, half)
-    return Block(half, s, 0, s)
+        return AttentionBlock(0, s, 0, half)
+    return AttentionBlock(half, s, 0, s)
 
 
 # --- passing on -------------------------------------------------------------------------------

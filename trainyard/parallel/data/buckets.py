@@ -22,7 +22,7 @@ HIGH_BUS_ALIGNMENT = 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ParamSlot:
     """Place of one parameter in its bucket."""
 
     index: int
@@ -37,7 +37,7 @@ class BucketPlan:
 
     size: int
     """Numbers, padding included."""
-    slots: tuple[Slot, ...]
+    slots: tuple[ParamSlot, ...]
 
 
 def plan_buckets(
@@ -68,7 +68,7 @@ def _lay_out(held: Sequence[int], sizes: Sequence[int], multiple: int) -> Bucket
     slots = []
     start = 0
     for index in held:
-        slots.append(Slot(index, start, start + sizes[index]))
+        slots.append(ParamSlot(index, start, start + sizes[index]))
         start = round_up(start + sizes[index], ALIGNMENT)
     return BucketPlan(round_up(start, multiple), tuple(slots))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainyard.parallel.data.buckets import BucketPlan, Slot, plan_buckets
+from trainyard.parallel.data.buckets import BucketPlan, ParamSlot, plan_buckets
 
 
 class Member(NamedTuple):
@@ -54,7 +54,7 @@ class Bucket:
         self.num_shards = num_shards
         self.own_start, self.own_stop = shard * size, (shard + 1) * size
 
-    def _adopt(self, member: Member, slot: Slot) -> BufferSlot:
+    def _adopt(self, member: Member, slot: ParamSlot) -> BufferSlot:
         parameter = member.parameter
         view = self.params[slot.start : slot.stop].view(parameter.shape)
         view.copy_(parameter.detach())

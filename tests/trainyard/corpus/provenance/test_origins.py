@@ -17,9 +17,9 @@ from trainyard.artifacts import store
 from trainyard.corpus.documents import ByteRange, DocumentReader, split_ranges
 from trainyard.corpus.provenance.origins import (
     Origin,
-    Part,
     Provenance,
     ProvenanceWriter,
+    SidecarPart,
     join_provenance,
 )
 from trainyard.corpus.provenance.sidecar import HEADER
@@ -79,7 +79,7 @@ def test_joined_parts_are_the_whole(
         lower = {o.source: min(p.line for p in origins if p.source == o.source) for o in origins}
         shift = {source: (line - 1) * (n % 2) for source, line in lower.items()}
         part = [o._replace(line=o.line - shift[o.source]) for o in origins[a:b]]
-        parts.append(Part(write(folder / f"{n}.docs", sidecar(part)), shift))
+        parts.append(SidecarPart(write(folder / f"{n}.docs", sidecar(part)), shift))
     out = io.BytesIO()
     join_provenance(parts, out)
     assert out.getvalue() == sidecar(origins)
@@ -126,7 +126,7 @@ def test_every_document_is_found_again(store_url: str, unit_bytes: int, tmp_path
         part = store.join(store_url, f"{n}.docs")
         with store.open_output(part) as out:
             writer.write(out)
-        parts.append(Part(part, {url: seen}))
+        parts.append(SidecarPart(part, {url: seen}))
         seen += reader.lines
     whole = store.join(store_url, "whole.docs")
     with store.open_output(whole) as out:
@@ -163,7 +163,7 @@ def test_writer_and_joiner_hold_little(tmp_path: Path) -> None:
     with (tmp_path / "a.docs").open("wb") as file:
         writer.write(file)
     with (tmp_path / "b.docs").open("wb") as file:
-        join_provenance([Part(str(tmp_path / "a.docs"))] * 2, file)
+        join_provenance([SidecarPart(str(tmp_path / "a.docs"))] * 2, file)
     provenance = Provenance(str(tmp_path / "b.docs"))
     assert len(provenance) == 240_000
     assert provenance[239_999].id == "an id of some letters"
@@ -196,7 +196,7 @@ def test_an_invalid_sidecar_is_refused(tmp_path: Path, data: bytes, message: str
     with pytest.raises(ArtifactError, match=rf"a\.docs.* {message}|a\.docs {message}|{message}"):
         Provenance(url)
     with pytest.raises(ArtifactError):
-        join_provenance([Part(url)], io.BytesIO())
+        join_provenance([SidecarPart(url)], io.BytesIO())
 
 
 def test_a_record_of_no_source_is_named(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_record_of_no_source_is_named(tmp_path: Path) -> None:
         lambda: provenance[1],
         provenance.source_numbers,
         provenance.verify,
-        lambda: join_provenance([Part(url)], io.BytesIO()),
+        lambda: join_provenance([SidecarPart(url)], io.BytesIO()),
     ):
         with pytest.raises(ArtifactError, match=r"a\.docs: document 1 names source 7 of 1"):
             use()
