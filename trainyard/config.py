@@ -247,6 +247,13 @@ def suggest(
     return f"did you mean {near[0]!r}?" if near else f"{listed} {', '.join(known)}"
 
 
+def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """The names that begin with `name`, an abbreviation, in their order; else those spelt alike."""
+    known = list(known)
+    begins = [one for one in known if one.startswith(name)]
+    return (begins or difflib.get_close_matches(name, known))[:most]
+
+
 def partial_config(
     cls: type[C], document: Mapping[str, Any], where: str, missing: Any = MISSING
 ) -> C:

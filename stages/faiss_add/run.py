@@ -31,7 +31,7 @@ from trainyard.retrieval.vectors import EmbeddingBlocks, VectorBlock
 
 log = logging.getLogger(__name__)
 
-PIECE_BYTES = 64 << 20
+ENCODED_BYTES = 64 << 20
 """Vectors that are encoded at once."""
 
 NPROBES = tuple(4**power for power in range(12))
@@ -61,13 +61,13 @@ def run(config: FaissAddConfig, stage: StageRun) -> dict[str, Any]:
     recall, milliseconds = _recall(config, index, blocks)
     chosen = recall.cheapest(config.target_recall)
     if config.retro_query_nprobe is not None:
-        chosen = next(s for s in recall.curve if s.nprobe == _within(config, document))
+        chosen = next(s for s in recall.curve if s.nprobe == _nprobe_given(config, document))
     log.info(
         "recall@%d=%.3f nprobe=%d sample=%d", recall.neighbors, chosen.recall, chosen.nprobe,
         recall.sample,
     )  # fmt: skip
     if chosen.recall < config.retro_min_recall:
-        raise DataError(_too_little(config, document, recall, chosen))
+        raise DataError(_recall_message(config, document, recall, chosen))
     with stage.open(ADDED) as file, io.BufferedWriter(file) as buffered:
         faiss_index.write(index, buffered)
     filled = replace(document, num_vectors=blocks.num_vectors, nprobe=chosen.nprobe, recall=recall)
@@ -102,7 +102,7 @@ def _check_memory(document: IndexDocument, num_vectors: int) -> None:
 def _fill(index: Any, blocks: EmbeddingBlocks, stage: StageRun) -> None:
     """Add all vectors. Codes of a block are kept, so a rerun encodes only missing blocks."""
     has_codes = faiss_index.facts(index).has_codes
-    rows = max(PIECE_BYTES // (4 * blocks.dimensions), 1)
+    rows = max(ENCODED_BYTES // (4 * blocks.dimensions), 1)
     done = stage.work.names()
     with stage.progress(blocks.num_vectors, "vectors", "add") as progress:
         for block in blocks.blocks:
@@ -159,11 +159,11 @@ def _recall(
     return Recall(neighbors=k, sample=len(ids), seed=config.seed, curve=curve), milliseconds
 
 
-def _within(config: FaissAddConfig, document: IndexDocument) -> int:
+def _nprobe_given(config: FaissAddConfig, document: IndexDocument) -> int:
     return min(config.retro_query_nprobe or 1, max(document.num_lists, 1))
 
 
-def _too_little(
+def _recall_message(
     config: FaissAddConfig, document: IndexDocument, recall: Recall, chosen: SearchRecall
 ) -> str:
     best = max(recall.curve, key=lambda search: search.recall)

@@ -43,7 +43,7 @@ def run(config: FaissTrainConfig, stage: StageRun) -> dict[str, Any]:
     if num_training:
         drawn = np.random.default_rng(config.seed).choice(available, num_training, replace=False)
         vectors = blocks.rows(np.sort(drawn))
-        _say_time(vectors, facts.num_lists)
+        _log_expected_time(vectors, facts.num_lists)
         began = time.monotonic()
         faiss_index.train(index, vectors)
         seconds = time.monotonic() - began
@@ -115,7 +115,7 @@ def _check_memory(num_training: int, dimensions: int, code_bytes: int, size: int
         )
 
 
-def _say_time(vectors: np.ndarray[Any, np.dtype[np.float32]], num_lists: int) -> None:
+def _log_expected_time(vectors: np.ndarray[Any, np.dtype[np.float32]], num_lists: int) -> None:
     """Estimate the clustering from a product of small matrices, which is most of its work."""
     if not num_lists:
         return

@@ -80,8 +80,8 @@ def run(config: RetroDbConfig, stage: StageRun) -> dict[str, Any]:
         "invalid_chunks": sum(info.n_chunks_invalid for info in infos),
         "sampled_chunks": sum(info.n_chunks_sampled for info in infos),
     }
-    words = " ".join(f"{key}={value}" for key, value in metrics.items())
-    log.info("built %s seconds=%.1f", words, time.monotonic() - began)
+    counts = " ".join(f"{key}={value}" for key, value in metrics.items())
+    log.info("built %s seconds=%.1f", counts, time.monotonic() - began)
     return metrics
 
 

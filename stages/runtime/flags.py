@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from trainyard.config import MISSING, convert, flag, leaves, other_names
 from trainyard.errors import ConfigError
-from trainyard.megatron_cli.options import Option, nearest, split_options
+from trainyard.megatron_cli.options import Option, flag_hint, split_options
 
 
 def read_flags(arguments: Sequence[str], *classes: type) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _digits(text: str, annotation: Any) -> str:
 
 
 def _stray(word: str, fields: typing.Collection[str]) -> str:
-    hint = nearest(word.lstrip("-").replace("_", "-"), [flag(name)[2:] for name in fields])
+    hint = flag_hint(word.lstrip("-").replace("_", "-"), [flag(name)[2:] for name in fields])
     return f"{word!r} is neither an option nor the value of one: {hint}"
 
 
@@ -133,7 +133,7 @@ def _why(name: str, fields: typing.Collection[str], *classes: type) -> str:
             for other in getattr(cls, attribute, ()):
                 if name in {known for known, _, _ in leaves(other)}:
                     return reason
-    return nearest(name.replace("_", "-"), [flag(known)[2:] for known in fields])
+    return flag_hint(name.replace("_", "-"), [flag(known)[2:] for known in fields])
 
 
 ELSEWHERE = {

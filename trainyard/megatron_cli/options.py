@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from trainyard.config import nearest
 
 from trainyard.errors import ConfigError
 
@@ -58,12 +59,9 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[Option]]:
     return first, options
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """A hint for an unknown flag. Names are without leading dashes; of several that begin with
-    `name`, those that come first in `known` are offered."""
-    # An abbreviation, as argparse accepts them, or else a typing error.
-    begins = [name] if name in known else [k for k in known if k.startswith(name)][:3]
-    near = begins or difflib.get_close_matches(name, known)
+def flag_hint(name: str, known: Sequence[str]) -> str:
+    """A hint for an unknown flag, with up to three known ones. Names are without leading dashes."""
+    near = [name] if name in known else nearest(name, known, most=3)
     if not near:
         return "--help lists all options"
     return f"did you mean {' or '.join('--' + n for n in near)}?"

@@ -10,7 +10,7 @@ from typing import Literal
 from trainyard.config import leaves, other_names
 from trainyard.megatron_cli.absent import ABSENT, HARMLESS
 from trainyard.megatron_cli.accepted import ACCEPTED
-from trainyard.megatron_cli.options import nearest
+from trainyard.megatron_cli.options import flag_hint
 
 RENAMED: dict[str, str] = {
     "learning-rate": "lr",
@@ -126,7 +126,7 @@ class Vocabulary:
             *RULES,
             *EXACT,
         ]
-        return nearest(name, sorted(known, key=self._rank))
+        return flag_hint(name, sorted(known, key=self._rank))
 
     def _rank(self, name: str) -> tuple[bool, int]:
         return name not in self.names, len(name)
