@@ -10,6 +10,7 @@ UI_PORT ?= 4200
 BROWSE_PORT ?= 4201
 FUZZ_SECONDS ?= 20
 FUZZ_SEED ?= 1
+PART ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,6 +57,7 @@ help: ## List targets and variables
 	@echo "  JOBS=$(JOBS)  test processes side by side"
 	@echo "  UI_PORT=$(UI_PORT)  port of make ui"
 	@echo "  BROWSE_PORT=$(BROWSE_PORT)  port where make ui shows the files of YARD"
+	@echo "  PART=$(PART)  part of make test-full; empty: all that have not passed on this commit"
 	@echo "  FUZZ_SECONDS=$(FUZZ_SECONDS)  seconds for each target of make fuzz"
 	@echo "  FUZZ_SEED=$(FUZZ_SEED)  random seed; 0: a new one every time"
 
@@ -136,11 +138,9 @@ test-in-yard:
 	@$(PYTEST) -q -m 'yard and not full' $(CLUSTERED)
 	@$(PYTEST) -q -m yard -k 'quick_start and compose' tests/yard/test_everywhere.py
 
-test-full: install ## Every case of every test: whole corpora, huge inputs, all layouts, long fuzzing
-	@$(PYTEST) -q -n $(JOBS) -m '(slow or kill or full) and not yard' --ignore=$(LAYOUTS)
-	@$(PYTEST) -q -m 'full or not full' $(LAYOUTS)
-	@deploy/dev/with-yard.sh $(BIN)/python -m pytest -q -m yard tests/yard
-	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=200 FUZZ_SEED=0
+# Runs the parts that have not passed on this commit, and records each when it ends.
+test-full: install ## Everything but unit tests, two hours; PART=yard: slow, large, layouts, yard, fuzz
+	@JOBS=$(JOBS) $(BIN)/python -m tests.full $(PART)
 
 fuzz: install ## Feed file readers damaged bytes, each of six for FUZZ_SECONDS
 	@TRAINYARD_FUZZ_SECONDS=$(FUZZ_SECONDS) TRAINYARD_FUZZ_SEED=$(FUZZ_SEED) $(PYTEST) -q -n $(JOBS) -m fuzz tests/fuzz

@@ -180,10 +180,11 @@ def test_steps_in_the_image_of_the_training_are_the_same(
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents of the quick start, collected once: an image has other packages to read."""
+    """A third of the quick start's documents, collected once: an image has other packages to
+    read."""
     folder = tmp_path_factory.mktemp("collected")
     options = tomllib.loads(QUICKSTART.read_text())["collect"]
-    size, shards = str(options["max_size_mb"]), str(options["num_shards"])
+    size, shards = str(options["max_size_mb"] / 3), str(options["num_shards"])
     wanted = ("--max-size-mb", size, "--num-shards", shards, "--output-dir", str(folder / "in"))
     subprocess.run([sys.executable, "-m", "stages.collect", *wanted], cwd=ROOT, check=True)
     for manifest in (folder / "in").glob("*manifest.json"):
@@ -193,10 +194,11 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def quickstart() -> dict[str, Any]:
-    """The recipe as it is, but for two ranks of one thread in the place of one of two."""
+    """The recipe with fewer steps, and two ranks of one thread in the place of one of two."""
     document = tomllib.loads(QUICKSTART.read_text())
     del document["collect"]
     document["pretrain"] |= {"nproc_per_node": 2, "num_threads": 1, "micro_batch_size": 8}
+    document["pretrain"] |= {"train_iters": 40, "eval_interval": 20, "save_interval": 20}
     return document
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainyard.config import nearest
-
 from trainyard.errors import ConfigError
 
 

@@ -30,7 +30,17 @@ SAME_LOGITS = {"rtol": 0.0, "atol": 1e-5}
 
 CONFIGS = pytest.mark.parametrize("config", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
 
-VERSIONS = pytest.mark.parametrize("version", ["0.15.3", "0.16.1", "0.19.2"])
+RELEASES = ("0.15.3", "0.16.1", "0.19.2")
+VERSIONS = pytest.mark.parametrize("version", RELEASES)
+
+SAVERS = ("core", "torch_dist")
+RESHARDED = [
+    pytest.param(config, SAVERS[(i + j) % 2], version, id=f"{name}-{SAVERS[(i + j) % 2]}-{version}")
+    for i, (name, config) in enumerate({"gpt": GPT, "llama": LLAMA, "qwen": QWEN}.items())
+    for j, version in enumerate(RELEASES)
+]
+"""Each model with each release, and each saver with each of both: names of tensors depend on the
+model and the saver, their loading on the release and the saver."""
 
 PLAIN = (bool, int, float, str, type(None))
 
@@ -50,9 +60,7 @@ def megatron(version: str, folder: Path, *words: str) -> Tensor:
     return found
 
 
-@VERSIONS
-@CONFIGS
-@pytest.mark.parametrize("saver", ["core", "torch_dist"])
+@pytest.mark.parametrize(("config", "saver", "version"), RESHARDED)
 def test_megatron_core_computes_the_same_from_resharded_files(
     tmp_path: Path, config: GPTConfig, saver: str, version: str
 ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from tests.trainyard.training.layouts.cases import Cut
-from tests.trainyard.training.layouts.runs import Run, Tensors, reference, run_of
+from tests.trainyard.training.layouts.runs import NUM_STEPS, Run, Tensors, reference, run_of
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import BF16_LAYOUT, FP32_LAYOUT, RunTolerance, relative_error
 
@@ -51,14 +51,15 @@ def distance(found: Run, expected: Run) -> Distance:
     )
 
 
-def distance_to_one_process(cut: Cut, ranks: RankPool) -> Distance:
+def distance_to_one_process(cut: Cut, ranks: RankPool, num_steps: int = NUM_STEPS) -> Distance:
     """Run a cut, and the same in one process."""
-    return distance(run_of(cut, ranks), reference(cut.alone()))
+    found = run_of(cut, ranks, num_steps)
+    return distance(found, reference(cut.alone(), num_steps))
 
 
-def assert_equals_one_process(cut: Cut, ranks: RankPool) -> None:
-    """Losses, norms, gradients and all state after five steps, within the tolerance."""
-    exceeded = distance_to_one_process(cut, ranks).exceeds(tolerance_of(cut))
+def assert_equals_one_process(cut: Cut, ranks: RankPool, num_steps: int = NUM_STEPS) -> None:
+    """Losses, norms, gradients and all state after some steps, within the tolerance."""
+    exceeded = distance_to_one_process(cut, ranks, num_steps).exceeds(tolerance_of(cut))
     assert not exceeded, f"{cut}: {'; '.join(exceeded)}"
 
 
