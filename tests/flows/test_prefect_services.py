@@ -47,6 +47,7 @@ def test_the_settings_that_we_give_are_settings_of_this_prefect() -> None:
     assert given - {"DO_NOT_TRACK"} - _get_valid_setting_names(Settings) == set()
 
 
+@pytest.mark.slow
 def test_services_run_and_plan_schedules(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     database = AioSqliteConfiguration(f"sqlite+aiosqlite:///{tmp_path}/prefect.db")
     with (

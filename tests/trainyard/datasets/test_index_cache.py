@@ -116,6 +116,7 @@ def test_remote_entries_are_fetched_once(
     assert same(make(IndexCache(s3_url)), built)
 
 
+@pytest.mark.slow
 def test_copies_are_bounded(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [make(IndexCache(s3_url), seed=seed) for seed in range(3)]
     monkeypatch.setattr(cache_module, "build_sample_indices", no_build)
