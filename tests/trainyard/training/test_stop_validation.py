@@ -19,7 +19,7 @@ from trainyard.checkpoint.ranks import ALONE as ONE_RANK
 from trainyard.checkpoint.steps import find_steps, step_folder
 from trainyard.errors import ConfigError
 from trainyard.training.loop.events import Callback, StepEvent
-from trainyard.training.loop.ledger import Measured
+from trainyard.training.loop.ledger import EvaluationLosses
 from trainyard.training.loop.loop import Outcome
 from trainyard.training.loop.step import TrainModule
 from trainyard.training.options.training import TrainingConfig
@@ -190,7 +190,7 @@ def test_ranks_with_fewer_batches_wait_for_those_with_more(
         return [bool(own or other) for own, other in zip(flags, next(others), strict=True)]
 
     monkeypatch.setattr(train_module, "_any_rank", agree)
-    assert train_module.evaluate(iter([]), 0) == Measured(0.0)
+    assert train_module.evaluate(iter([]), 0) == EvaluationLosses(0.0)
     assert seen == [(False, False)] * 3
     others = iter([(0, 1), (1, 1)])
     assert train_module.evaluate(iter([]), 0) is None

@@ -30,7 +30,7 @@ from trainyard.training.logging.jsonl import JsonLines
 from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.logging.tensorboard import TensorBoard
 from trainyard.training.loop.events import Callback
-from trainyard.training.loop.ledger import Measured, StepRecord
+from trainyard.training.loop.ledger import EvaluationLosses, StepRecord
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.options.training import TrainingConfig
@@ -107,7 +107,7 @@ def test_each_set_is_measured_by_itself_and_shown_by_number() -> None:
 
 def test_a_single_set_is_recorded_without_names() -> None:
     record = StepRecord(3, 6, 12)
-    record.set_validation({"valid": Measured(1.5)})
+    record.set_validation({"valid": EvaluationLosses(1.5)})
     assert json.loads(record.line()) == {
         "step": 3,
         "consumed_train_samples": 6,

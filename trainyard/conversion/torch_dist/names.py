@@ -40,7 +40,7 @@ class StoredSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedTensors:
     """The tensors of a folder by our names: "model.NAME", "optimizer.KIND.NAME"."""
 
     sources: Mapping[str, StoredSource]
@@ -50,7 +50,9 @@ class Named:
     """Keys of states stored as buffers of ranks."""
 
 
-def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool, bert: bool = False) -> Named:
+def name_tensors(
+    shapes: Mapping[str, tuple[int, ...]], *, tied: bool, bert: bool = False
+) -> NamedTensors:
     """Our names for the tensors of a folder. shapes: by key. Raises ValueError if two keys have
     one name."""
     sources: dict[str, StoredSource] = {}
@@ -77,7 +79,7 @@ def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool, bert: boo
             if full in sources:
                 raise ValueError(f"{sources[full].key} and {key} are both {full}")
             sources[full] = StoredSource(key, layer)
-    return Named(sources, tuple(unknown), tuple(in_buffers))
+    return NamedTensors(sources, tuple(unknown), tuple(in_buffers))
 
 
 def _names(

@@ -57,7 +57,7 @@ from trainyard.conversion.torch_dist.index import (
     StoredTensor,
     read_index,
 )
-from trainyard.conversion.torch_dist.names import Named, StoredSource, name_tensors
+from trainyard.conversion.torch_dist.names import NamedTensors, StoredSource, name_tensors
 from trainyard.conversion.torch_dist.tensors import StoredTensors
 from trainyard.conversion.torch_save.file import TORCH_DTYPES
 from trainyard.errors import ArtifactError
@@ -137,7 +137,7 @@ class TorchDistSource(Closing):
 
     # --- the model ------------------------------------------------------------------------
 
-    def _named(self) -> Named:
+    def _named(self) -> NamedTensors:
         shapes = {key: tensor.logical_shape for key, tensor in self._stored.items()}
         tied = not self.config.untie_embeddings_and_output_weights
         try:
@@ -157,7 +157,7 @@ class TorchDistSource(Closing):
             raise ArtifactError(f"{self.url}: has no embedding ({EMBEDDING})")
         return found.shape[0]
 
-    def _check_model(self, named: Named) -> None:
+    def _check_model(self, named: NamedTensors) -> None:
         found = {name.removeprefix("model."): spec.shape for name, spec in self.specs.items()}
         found |= dict.fromkeys(named.unknown, ())
         check_model(self.config, self.padded_vocab_size, len(found), self._common)
@@ -166,7 +166,9 @@ class TorchDistSource(Closing):
 
     # --- the optimizer --------------------------------------------------------------------
 
-    def _add_optimizer(self, named: Named, tree: Mapping[str, Any], index: StoredIndex) -> None:
+    def _add_optimizer(
+        self, named: NamedTensors, tree: Mapping[str, Any], index: StoredIndex
+    ) -> None:
         """Add its states, if their parameters can be identified; otherwise log why not."""
         states = {n: s for n, s in named.sources.items() if n.startswith("optimizer.")}
         gathered = [name for name in index.objects if GATHERED.fullmatch(name)]

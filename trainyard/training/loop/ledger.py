@@ -39,7 +39,7 @@ FILE = "ledger.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class EvaluationLosses:
     """The losses of a validation or test set, equal on all ranks."""
 
     loss: float
@@ -75,11 +75,11 @@ class StepRecord:
     test_losses: dict[str, float] | None = None
     more_test_losses: dict[str, float] | None = None
 
-    def set_validation(self, losses: Mapping[str, Measured]) -> None:
+    def set_validation(self, losses: Mapping[str, EvaluationLosses]) -> None:
         """Enter the losses of each validation set, by name."""
         self.validation_loss, self.validation_losses, self.more_validation_losses = _means(losses)
 
-    def set_test(self, losses: Mapping[str, Measured]) -> None:
+    def set_test(self, losses: Mapping[str, EvaluationLosses]) -> None:
         """Enter the losses of each test set, by name, if there are any."""
         if losses:
             self.test_loss, self.test_losses, self.more_test_losses = _means(losses)
@@ -95,7 +95,7 @@ class StepRecord:
 
 
 def _means(
-    sets: Mapping[str, Measured],
+    sets: Mapping[str, EvaluationLosses],
 ) -> tuple[float, dict[str, float] | None, dict[str, float] | None]:
     """Mean loss, that of each of several sets, and the means of further losses."""
     losses = {name: measured.loss for name, measured in sets.items()}

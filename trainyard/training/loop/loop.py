@@ -18,7 +18,7 @@ from trainyard.optim.schedule import OptimizerSchedule, Rates
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.data import Measurement, RunData
 from trainyard.training.loop.events import Callback, NextStep, StepEvent
-from trainyard.training.loop.ledger import Ledger, Measured, StepRecord
+from trainyard.training.loop.ledger import EvaluationLosses, Ledger, StepRecord
 from trainyard.training.loop.length import RunLength
 from trainyard.training.loop.sample_check import ConsumedSamples, NextSamples, SampleCheck
 from trainyard.training.loop.state import TrainState
@@ -226,7 +226,7 @@ class TrainLoop:
         step, eval_iters = record.step, self._config.eval_iters
         number = self._evaluation_steps.index(step)
         losses = self._evaluate(self._data.validations(number, eval_iters))
-        tests: dict[str, Measured] | None = {}
+        tests: dict[str, EvaluationLosses] | None = {}
         if losses is not None and step == self._length.steps:
             tests = self._evaluate(self._data.tests(eval_iters))
         if losses is None or tests is None:
@@ -236,9 +236,9 @@ class TrainLoop:
         record.set_test(tests)
         return True
 
-    def _evaluate(self, sets: Iterator[Measurement]) -> dict[str, Measured] | None:
+    def _evaluate(self, sets: Iterator[Measurement]) -> dict[str, EvaluationLosses] | None:
         """The losses of each set by name; None when a request to stop came first."""
-        losses: dict[str, Measured] = {}
+        losses: dict[str, EvaluationLosses] = {}
         at_once = self._length.batch_size_schedule.final.num_microbatches
         for name, batches, count in sets:
             watched = self._wait.watch(batches)

@@ -113,16 +113,16 @@ class Totals:
             for place, name in enumerate(self._more, NUM_SUMS + 1):
                 self.values[place] += means[name].detach()
 
-    def read(self, values: Sequence[float]) -> Summed:
-        """What the sums over all ranks, from `values`, say."""
+    def read(self, values: Sequence[float]) -> Averages:
+        """Averages from the sums over all ranks of `values`."""
         loss, tokens, stops, *rest = values
         count, *sums = rest or [0.0]
         more = {name: total / max(count, 1.0) for name, total in zip(self._more, sums, strict=True)}
-        return Summed(loss / max(tokens, 1.0), tokens, stops > 0, more)
+        return Averages(loss / max(tokens, 1.0), tokens, stops > 0, more)
 
 
-class Summed(NamedTuple):
-    """A step or a validation, over all ranks."""
+class Averages(NamedTuple):
+    """The figures of a step or a validation, over all ranks."""
 
     loss: float
     """Mean over the tokens with a loss."""

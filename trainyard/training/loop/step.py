@@ -30,7 +30,7 @@ from trainyard.parallel.groups import ProcessGroups
 from trainyard.parallel.pipeline.runner import PipelineRunner
 from trainyard.parallel.timing import Timed, untimed
 from trainyard.training.loop.batch_size import BatchSize
-from trainyard.training.loop.ledger import Measured
+from trainyard.training.loop.ledger import EvaluationLosses
 from trainyard.training.loop.microbatch import (
     NUM_TOKENS,
     Preparation,
@@ -254,7 +254,7 @@ class TrainModule:
         num_microbatches: int,
         stop_requested: Callable[[], bool] = lambda: False,
         at_once: int = 1,
-    ) -> Measured | None:
+    ) -> EvaluationLosses | None:
         """The losses over the next micro-batches, over all ranks. Draws no random numbers.
 
         at_once: micro-batches that pass a pipeline together. None when `stop_requested` was true on
@@ -278,7 +278,7 @@ class TrainModule:
             self._runner.evaluate(ready, count)
         all_reduce_sum(self._totals.values, self.groups.world)
         summed = self._totals.read(self._totals.values.tolist())
-        return Measured(summed.loss, summed.more)
+        return EvaluationLosses(summed.loss, summed.more)
 
     def _any_rank(self, *flags: bool) -> list[bool]:
         """Which of the flags are true on some rank."""
