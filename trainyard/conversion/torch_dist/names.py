@@ -31,7 +31,7 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class StoredSource:
+class Source:
     """The stored tensor that contains one of ours."""
 
     key: str
@@ -40,22 +40,20 @@ class StoredSource:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedTensors:
+class Named:
     """The tensors of a folder by our names: "model.NAME", "optimizer.KIND.NAME"."""
 
-    sources: Mapping[str, StoredSource]
+    sources: Mapping[str, Source]
     unknown: tuple[str, ...]
     """Keys without a tensor of our model."""
     in_buffers: tuple[str, ...]
     """Keys of states stored as buffers of ranks."""
 
 
-def name_tensors(
-    shapes: Mapping[str, tuple[int, ...]], *, tied: bool, bert: bool = False
-) -> NamedTensors:
+def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool, bert: bool = False) -> Named:
     """Our names for the tensors of a folder. shapes: by key. Raises ValueError if two keys have
     one name."""
-    sources: dict[str, StoredSource] = {}
+    sources: dict[str, Source] = {}
     unknown: list[str] = []
     in_buffers: list[str] = []
     for key, shape in shapes.items():
@@ -78,8 +76,8 @@ def name_tensors(
             full = f"{prefix}.{name}"
             if full in sources:
                 raise ValueError(f"{sources[full].key} and {key} are both {full}")
-            sources[full] = StoredSource(key, layer)
-    return NamedTensors(sources, tuple(unknown), tuple(in_buffers))
+            sources[full] = Source(key, layer)
+    return Named(sources, tuple(unknown), tuple(in_buffers))
 
 
 def _names(

@@ -57,7 +57,7 @@ from trainyard.conversion.torch_dist.index import (
     StoredTensor,
     read_index,
 )
-from trainyard.conversion.torch_dist.names import NamedTensors, StoredSource, name_tensors
+from trainyard.conversion.torch_dist.names import Named, Source, name_tensors
 from trainyard.conversion.torch_dist.tensors import StoredTensors
 from trainyard.conversion.torch_save.file import TORCH_DTYPES
 from trainyard.errors import ArtifactError
@@ -112,7 +112,7 @@ class TorchDistSource(Closing):
         self._stored = index.tensors
         self._common = where
         named = self._named()
-        self._sources: dict[str, StoredSource] = {
+        self._sources: dict[str, Source] = {
             name: source for name, source in named.sources.items() if name.startswith("model.")
         }
         self.specs: dict[str, TensorSpec] = {name: self._spec(name) for name in self._sources}
@@ -137,7 +137,7 @@ class TorchDistSource(Closing):
 
     # --- the model ------------------------------------------------------------------------
 
-    def _named(self) -> NamedTensors:
+    def _named(self) -> Named:
         shapes = {key: tensor.logical_shape for key, tensor in self._stored.items()}
         tied = not self.config.untie_embeddings_and_output_weights
         try:
@@ -145,7 +145,7 @@ class TorchDistSource(Closing):
         except ValueError as error:
             raise ArtifactError(f"{self.url}: {error}") from error
 
-    def _spec(self, name: str, source: StoredSource | None = None) -> TensorSpec:
+    def _spec(self, name: str, source: Source | None = None) -> TensorSpec:
         source = source or self._sources[name]
         stored = self._stored[source.key]
         shape = stored.logical_shape if source.layer is None else stored.logical_shape[1:]
@@ -157,7 +157,7 @@ class TorchDistSource(Closing):
             raise ArtifactError(f"{self.url}: has no embedding ({EMBEDDING})")
         return found.shape[0]
 
-    def _check_model(self, named: NamedTensors) -> None:
+    def _check_model(self, named: Named) -> None:
         found = {name.removeprefix("model."): spec.shape for name, spec in self.specs.items()}
         found |= dict.fromkeys(named.unknown, ())
         check_model(self.config, self.padded_vocab_size, len(found), self._common)
@@ -166,9 +166,7 @@ class TorchDistSource(Closing):
 
     # --- the optimizer --------------------------------------------------------------------
 
-    def _add_optimizer(
-        self, named: NamedTensors, tree: Mapping[str, Any], index: StoredIndex
-    ) -> None:
+    def _add_optimizer(self, named: Named, tree: Mapping[str, Any], index: StoredIndex) -> None:
         """Add its states, if their parameters can be identified; otherwise log why not."""
         states = {n: s for n, s in named.sources.items() if n.startswith("optimizer.")}
         gathered = [name for name in index.objects if GATHERED.fullmatch(name)]
@@ -189,7 +187,7 @@ class TorchDistSource(Closing):
         is_half = any(_is_half(self._stored[s.key]) for s in self._sources.values())
         return (*MOMENTS, MAIN) if is_half else MOMENTS
 
-    def _states(self, states: Mapping[str, StoredSource]) -> dict[str, TensorSpec]:
+    def _states(self, states: Mapping[str, Source]) -> dict[str, TensorSpec]:
         names = [name.removeprefix("model.") for name in self._sources]
         specs = {}
         for kind in self._kinds():
