@@ -17,7 +17,7 @@ from typing import Any
 from prefect import flow, get_run_logger
 
 from flows.prepare_corpus import make_tokens
-from flows.recipes.force import check_force
+from flows.recipes.force import forced_names
 from flows.recipes.inputs import check_inputs
 from flows.recipes.masked import masked_jobs
 from flows.recipes.overrides import AS_RECIPE, Choice, read_overrides
@@ -94,7 +94,7 @@ async def pretrain_bert(
     # A wrong recipe fails before any waiting.
     checked = await asyncio.to_thread(masked_jobs, written, FAMILY, site.training_resources())
     await asyncio.to_thread(check_inputs, written, checked.all(), site.backend)
-    forced = check_force(force, checked.all())
+    forced = forced_names(force, checked.all())
     if remark := unknown_gpu_memory(site, checked.plan):
         get_run_logger().warning("%s", remark)
     card = written.at("card.html")

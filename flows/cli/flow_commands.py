@@ -66,7 +66,7 @@ def _check_pretrain(recipe: Recipe, profile: Profile, given: Arguments) -> None:
 def _check_bert(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     jobs = masked_jobs(recipe, "bert", profile.training_resources())
     check_inputs(recipe, jobs.all(), profile.backend)
-    check_force(given.force, jobs.all())
+    forced_names(given.force, jobs.all())
 
 
 def _check_release(recipe: Recipe, profile: Profile, given: Arguments) -> None:
