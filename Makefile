@@ -139,7 +139,7 @@ test-in-yard:
 	@$(PYTEST) -q -m yard -k 'quick_start and compose' tests/yard/test_everywhere.py
 
 # Runs the parts that have not passed on this commit, and records each when it ends.
-test-full: install ## Everything but unit tests, two hours; PART=yard: slow, large, layouts, yard, fuzz
+test-full: install ## Everything but unit tests, two and a half hours; PART=yard: slow, large, layouts, yard, fuzz
 	@JOBS=$(JOBS) $(BIN)/python -m tests.full $(PART)
 
 fuzz: install ## Feed file readers damaged bytes, each of six for FUZZ_SECONDS

@@ -59,34 +59,35 @@ class Ended:
 
 
 def parts(jobs: int, third: int) -> dict[str, Part]:
-    """All parts. third: of the layouts in `test_equivalence.py`, whose cases rotate."""
-    beside = ("-n", str(jobs))
+    """All parts. third: of the cases of tests that take minutes, in `layouts` and `yard`."""
+    beside, rotating = ("-n", str(jobs)), ("--third", str(third))
     outside = f"--ignore={LAYOUTS}"
     no_cluster = tuple(f"--ignore={path}" for path in CLUSTERED)
     small = "(slow or kill) and not yard and not full"
+    yard = (*PYTEST, *rotating, "-m", "yard")
     return {
         "slow": Part(25, ((*PYTEST, *beside, "-m", small, outside),)),
-        "large": Part(15, ((*PYTEST, *beside, "-m", "full and not yard", outside),)),
+        "large": Part(20, ((*PYTEST, *beside, "-m", "full and not yard", outside),)),
         "layouts": Part(
-            15,
+            17,
             (
                 (*PYTEST, "-m", "not full", LAYOUTS),
-                (*PYTEST, "-m", "full", "--third", str(third), LAYOUTS),
+                (*PYTEST, *rotating, "-m", "full", LAYOUTS),
             ),
         ),
         "yard": Part(
-            60,
+            75,
             (
-                (*PYTEST, *beside, "--dist", "loadfile", "-m", "yard", *no_cluster, "tests/yard"),
-                (*PYTEST, "-m", "yard", *CLUSTERED),
+                (*yard, *beside, "--dist", "loadfile", *no_cluster, "tests/yard"),
+                (*yard, *CLUSTERED),
             ),
             YARD,
         ),
-        "fuzz": Part(10, ((*PYTEST, *beside, "-m", "fuzz", "tests/fuzz"),)),
+        "fuzz": Part(6, ((*PYTEST, *beside, "-m", "fuzz", "tests/fuzz"),)),
     }
 
 
-FUZZING = {"TRAINYARD_FUZZ_SECONDS": "200", "TRAINYARD_FUZZ_SEED": "0"}
+FUZZING = {"TRAINYARD_FUZZ_SECONDS": "120", "TRAINYARD_FUZZ_SEED": "0"}
 """A new seed every time."""
 
 
@@ -108,7 +109,7 @@ def main(words: Sequence[str]) -> int:
     for name in wanted or [name for name in known if not records.has_passed(name)]:
         print(f"=== {name}, about {known[name].minutes} minutes", flush=True)
         records.add(name, run(known[name]))
-    print(f"=== {commit}, third {third} of the layouts")
+    print(f"=== {commit}, third {third} of the cases of layouts and yard")
     print(records.table(known))
     return int(not all(map(records.has_passed, wanted or known)))
 

@@ -3,8 +3,8 @@
 `pytest --third 2` keeps every test and, of one with several cases, every third case; the three
 thirds together are all of them. Cases are taken in an order that mixes their parameters, the same
 on every machine, so that each third sees every value of a parameter that has many cases.
-`.ci/run` chooses the third by the commit; `make test-full` runs all. Tests marked `every_case`
-do not rotate: their cases share what is expensive, or guard different code."""
+`.ci/run` and two parts of `make test-full` choose the third by the commit. Tests marked
+`every_case` do not rotate: their cases share what is expensive, or guard different code."""
 
 from __future__ import annotations
 
