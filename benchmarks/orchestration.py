@@ -194,9 +194,9 @@ asyncio.run(train())
 def resume(folder: Path, runs: int) -> None:
     """From SIGKILL of all ranks to the first step beyond those made, through Prefect's retry."""
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-    with (folder / "slurm.txt").open("w") as said:
+    with (folder / "slurm.txt").open("w") as log:
         up = [ROOT / "deploy/dev/slurm-up.sh", folder / "slurm"]
-        subprocess.run(up, check=True, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        subprocess.run(up, check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     environment["SLURM_CONF"] = str(folder / "slurm" / "slurm.conf")
     api = EphemeralServer(folder / "prefect")
     try:
@@ -214,9 +214,9 @@ def _resumed(folder: Path, environment: dict[str, str]) -> float:
     folder.mkdir()
     program = [sys.executable, "-c", TRAIN, str(folder), str(ROOT)]
     with (
-        (folder / "flow.txt").open("w") as said,
+        (folder / "flow.txt").open("w") as log,
         subprocess.Popen(
-            program, cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True
+            program, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
         ) as flow,
     ):
         try:

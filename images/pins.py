@@ -76,13 +76,13 @@ def current(image: Image) -> Image:
 
     Raises PinError if the registry is unavailable or gives no digest."""
     try:
-        body, said = _manifest(image.manifest)
+        body, reported = _manifest(image.manifest)
     except (OSError, KeyError, ValueError) as error:
         raise PinError(f"{image.name}:{image.tag}: {image.manifest}: {error}") from error
     digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
-    if said is not None and said != digest:
+    if reported is not None and reported != digest:
         raise PinError(
-            f"{image.name}:{image.tag}: the registry reports digest {said} but sent a manifest "
+            f"{image.name}:{image.tag}: the registry reports digest {reported} but sent a manifest "
             f"with digest {digest}; try again"
         )
     return Image(image.name, image.tag, digest)

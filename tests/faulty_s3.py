@@ -67,14 +67,14 @@ def gateway(endpoint: str, faults: Faults) -> Iterator[str]:
 
         def _reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
             is_head = self.command == "HEAD"
-            told = {n: v for n, v in headers.items() if n.lower() not in (*HOP, "date")}
+            sent = {n: v for n, v in headers.items() if n.lower() not in (*HOP, "date")}
             if not is_head:
-                told = {n: v for n, v in told.items() if n.lower() != "content-length"}
-                told["Content-Length"] = str(len(body))
+                sent = {n: v for n, v in sent.items() if n.lower() != "content-length"}
+                sent["Content-Length"] = str(len(body))
             date = headers.get("Date") or headers.get("date") or formatdate(usegmt=True)
             then = parsedate_to_datetime(date).timestamp() + faults.seconds_ahead
             self.send_response_only(status)
-            for name, value in {**told, "Date": formatdate(then, usegmt=True)}.items():
+            for name, value in {**sent, "Date": formatdate(then, usegmt=True)}.items():
                 self.send_header(name, value)
             self.end_headers()
             if not is_head:

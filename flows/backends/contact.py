@@ -42,7 +42,7 @@ _current: ContextVar[Contact] = ContextVar("contact")
 
 
 def current() -> Contact:
-    """The contact that the submission observes; one that nobody observes outside of any."""
+    """The contact that the running submission observes; outside of one, a contact of its own."""
     return _current.get(None) or Contact()
 
 

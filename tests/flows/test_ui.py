@@ -65,6 +65,6 @@ def test_a_second_time_says_that_it_runs_and_where(
         (home / "ui.env").touch(0o600)
         (home / "ui.env").write_text(settings_of_shell(f"{server}/api", "admin:x"))
         assert ui.main(["--root", str(tmp_path), "--port", server.rpartition(":")[2]]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"Prefect's pages already run: {server} (log in: file://")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"Prefect's pages already run: {server} (log in: file://")
+    assert printed.count("\n") == 1

@@ -261,8 +261,8 @@ def test_a_file_that_is_no_recipe_is_not_quoted(text: str, ending: str) -> None:
 
 @pytest.mark.parametrize("text", NO_RECIPES)
 def test_what_is_no_file_of_megatron_is_not_quoted(text: str) -> None:
-    said = message_of(read_yaml_cfg, text, PretrainConfig, {}, "x")
-    assert SECRET not in said
+    message = message_of(read_yaml_cfg, text, PretrainConfig, {}, "x")
+    assert SECRET not in message
 
 
 def test_an_error_says_where_a_document_is_wrong() -> None:

@@ -63,12 +63,12 @@ def test_a_filled_index_has_every_vector_under_its_id_and_the_recall_it_says(
     _, ids = faiss_index.search(index, VECTORS, 1, nprobe=32, ef_search=1)
     assert (ids[:, 0] == np.arange(4000)).mean() > 0.99
 
-    said = document(tmp_path / "full")
-    assert said["num_vectors"] == metrics["vectors"] == 4000
-    recalls = {one["nprobe"]: one["recall"] for one in said["recall"]["curve"]}
+    found = document(tmp_path / "full")
+    assert found["num_vectors"] == metrics["vectors"] == 4000
+    recalls = {one["nprobe"]: one["recall"] for one in found["recall"]["curve"]}
     assert list(recalls) == [1, 4, 16, 32]
     assert recalls[32] > 0.95
-    assert said["nprobe"] == min(n for n, recall in recalls.items() if recall >= 0.95)
+    assert found["nprobe"] == min(n for n, recall in recalls.items() if recall >= 0.95)
     sample = sample_ids(4000, 100, 1234)
     _, found = faiss_index.search(index, VECTORS[sample], 6, nprobe=4, ef_search=1)
     others = np.array([row[row != i][:5] for row, i in zip(found, sample, strict=True)])
@@ -92,9 +92,9 @@ def test_auto_chooses_by_the_number_of_vectors_to_come(embeddings: Path, tmp_pat
     train(embeddings, tmp_path / "small", retro_index_str="auto")
     assert document(tmp_path / "small")["index_str"] == "Flat"
     train(embeddings, tmp_path / "large", retro_index_str="auto", index_size=100_000)
-    said = document(tmp_path / "large")
-    assert said["index_str"] == "IVF64,SQ8"
-    assert "4,000 training vectors suffice for no more" in said["reason"]
+    found = document(tmp_path / "large")
+    assert found["index_str"] == "IVF64,SQ8"
+    assert "4,000 training vectors suffice for no more" in found["reason"]
 
 
 def test_an_index_that_finds_too_little_is_not_published(embeddings: Path, tmp_path: Path) -> None:

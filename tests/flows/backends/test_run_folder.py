@@ -36,13 +36,13 @@ def test_a_folder_of_another_job_is_refused(tmp_path: Path) -> None:
         read_record(tmp_path / "note.json", "merge-k-2")
 
 
-@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("was_signalled", [False, True])
 @pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.HANG, Kind.TIME_LIMIT])
-def test_ending_is_read_as_written(tmp_path: Path, kind: Kind, is_told: bool) -> None:
+def test_ending_is_read_as_written(tmp_path: Path, kind: Kind, was_signalled: bool) -> None:
     spec = LaunchSpec(name="merge", command=("true",), run_directory=str(tmp_path))
     assert read_stop_record(tmp_path) is None
     assert not is_being_cancelled(spec)
-    ending = StopRecord(kind=kind, was_signalled=is_told)
+    ending = StopRecord(kind=kind, was_signalled=was_signalled)
     write_stop_record(tmp_path, ending)
     assert read_stop_record(tmp_path) == ending
     assert is_being_cancelled(spec) is (kind is Kind.STOPPED)

@@ -42,8 +42,8 @@ def test_a_schedule_without_a_next_run_is_a_fault_of_the_server() -> None:
 
 def test_a_schedule_that_was_just_written_is_given_time() -> None:
     answer = judge([timetable(planned=None, changed=NOW - NEW / 2)], "night", NOW)
-    told = f"{NAME} has an active schedule and no planned run yet; it was changed 1 min ago"
-    assert (answer.state, answer.message) == (State.WARN, told)
+    message = f"{NAME} has an active schedule and no planned run yet; it was changed 1 min ago"
+    assert (answer.state, answer.message) == (State.WARN, message)
     assert "two minutes" in answer.todo
 
 
@@ -115,8 +115,8 @@ def test_the_newest_due_time_without_a_run_fails_if_none_ran() -> None:
     yesterday = NOW - timedelta(days=1)
     never = judge([timetable(missed=(yesterday,), is_never_run=True)], "night", NOW)
     assert (never.state, never.exit_status) == (State.FAIL, InfrastructureError.exit_status)
-    told = f"{NAME} was due at 2026-11-22 03:00 UTC and has no run of that time"
-    assert never.message.startswith(told)
+    message = f"{NAME} was due at 2026-11-22 03:00 UTC and has no run of that time"
+    assert never.message.startswith(message)
     assert f"prefect deployment run {NAME}" in never.todo
     once = judge([timetable(missed=(yesterday,))], "night", NOW)
     assert (once.state, once.message) == (State.WARN, never.message)

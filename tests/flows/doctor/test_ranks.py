@@ -76,9 +76,9 @@ def test_the_report_of_ranks_is_found_among_other_lines() -> None:
 
 @pytest.mark.parametrize("line", BROKEN.values(), ids=BROKEN)
 def test_a_broken_report_of_a_rank_is_a_line_of_words(line: str) -> None:
-    (told,) = (report_in(f"bye\n{line}\n") or {}).values()
-    assert told.startswith("the report of a rank is cut short or mixed with others: ")
-    assert "\n" not in told
+    (error,) = (report_in(f"bye\n{line}\n") or {}).values()
+    assert error.startswith("the report of a rank is cut short or mixed with others: ")
+    assert "\n" not in error
 
 
 def test_a_report_is_described_in_one_line() -> None:

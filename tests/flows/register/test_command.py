@@ -29,17 +29,17 @@ def test_unknown_yard_is_refused_without_a_server(capsys: pytest.CaptureFixture[
 GPU = "[resources.pretrain]\ngpus_per_node = 1\n"
 
 
-@pytest.mark.parametrize(("text", "is_told"), [(GPU, True), ("gpu_memory_gib = 24\n" + GPU, False)])
+@pytest.mark.parametrize(("text", "warns"), [(GPU, True), ("gpu_memory_gib = 24\n" + GPU, False)])
 def test_gpus_of_unknown_memory_give_a_warning(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     text: str,
-    is_told: bool,
+    warns: bool,
 ) -> None:
     monkeypatch.setattr(command, "_register", lambda plan, given: Report(is_dry=True))
     file = tmp_path / "mysite.toml"
     file.write_text('block = "container"\nimage = "r.io/{stage}:{version}"\n' + text)
     assert main(["--yard", str(file)]) == 0
     stderr = capsys.readouterr().err
-    assert ("warning: yard mysite: a training gets GPUs" in stderr) == is_told
+    assert ("warning: yard mysite: a training gets GPUs" in stderr) == warns

@@ -83,5 +83,5 @@ def test_a_traceback_of_ours_is_left_out_and_that_of_a_defect_stays() -> None:
 def test_prefects_lines_of_a_retry_and_of_a_stopped_run_are_left_out(
     line: str, is_kept: int
 ) -> None:
-    said = logging.LogRecord("prefect.task_runs", logging.ERROR, "", 0, line, (), None)
-    assert filter_line(said) is bool(is_kept)
+    record = logging.LogRecord("prefect.task_runs", logging.ERROR, "", 0, line, (), None)
+    assert filter_line(record) is bool(is_kept)

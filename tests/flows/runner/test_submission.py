@@ -156,11 +156,11 @@ def test_a_job_survives_a_backend_outage_longer_than_all_attempts(
     shown: list[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def end_when_told() -> None:
+    def end_when_released() -> None:
         if headlines(caplog, "runs"):
             controller.end()
 
-    away_once_it_runs(controller, LOOKS, then=end_when_told)
+    away_once_it_runs(controller, LOOKS, then=end_when_released)
     with caplog.at_level(logging.INFO, "followed"):
         assert run(place).job == "verify"
     assert list(controller.states.values()) == ["COMPLETED"]
@@ -189,13 +189,13 @@ def test_a_silent_controller_is_reported_while_its_client_still_asks(
         if controller.states:
             release.wait(10)
 
-    def end_when_told() -> None:
+    def end_when_released() -> None:
         if len(headlines(caplog, "waits")) >= 2:
             controller.when_asked = lambda: headlines(caplog, "runs") and controller.end()
             release.set()
 
     controller.when_asked = hang_once_it_runs
-    looking = threading.Thread(target=lambda: until(release, end_when_told))
+    looking = threading.Thread(target=lambda: until(release, end_when_released))
     looking.start()
     with caplog.at_level(logging.INFO, "followed"):
         assert run(place).job == "verify"

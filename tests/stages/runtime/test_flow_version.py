@@ -31,15 +31,15 @@ def test_refusal_names_both_versions(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("stage", "flow", "is_told"),
+    ("stage", "flow", "warns"),
     [("aaa", "bbb", True), ("aaa", "aaa", False), ("aaa", "", False), ("unknown", "bbb", False)],
 )
 def test_another_build_of_the_same_version_logs_a_warning_if_both_revisions_are_known(
-    monkeypatch: pytest.MonkeyPatch, stage: str, flow: str, is_told: bool
+    monkeypatch: pytest.MonkeyPatch, stage: str, flow: str, warns: bool
 ) -> None:
     monkeypatch.setenv("TRAINYARD_FLOW_VERSION", VERSION)
     monkeypatch.setenv("TRAINYARD_REVISION", stage)
     monkeypatch.setenv("TRAINYARD_FLOW_REVISION", flow)
     done = run_program("stages.plan", *PLAN, expect=0)
     message = "of revision aaa, but the flow that started it runs bbb"
-    assert (message in done.err) == is_told
+    assert (message in done.err) == warns

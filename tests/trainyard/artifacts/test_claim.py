@@ -13,7 +13,7 @@ from trainyard.artifacts import claim, conditional, store
 from trainyard.errors import ClaimHeldError, InfrastructureError
 
 
-def test_a_second_run_is_told_who_holds_the_claim(store_url: str) -> None:
+def test_the_error_of_a_second_run_names_the_holder_of_the_claim(store_url: str) -> None:
     url = store.join(store_url, ".claim.json")
     held = claim.acquire(url, 0)
     with pytest.raises(ClaimHeldError, match="another run is writing this output: process"):

@@ -53,7 +53,7 @@ def test_the_output_digest_does_not_see_order_volatile_files_or_metrics() -> Non
     assert other.output_digest != manifest().output_digest
 
 
-def test_the_loser_of_a_race_is_told(store_url: str) -> None:
+def test_the_loser_of_a_race_gets_an_error(store_url: str) -> None:
     url = store.join(store_url, "manifest.json")
     publish(url, manifest(), None)
     with pytest.raises(InfrastructureError, match="another run published first"):

@@ -141,7 +141,7 @@ def test_who_asks_for_a_person_or_again_by_himself_is_answered_at_once(
     assert not caplog.messages
 
 
-def test_a_process_that_is_told_to_end_waits_no_longer(wire: Wire, folder: str) -> None:
+def test_a_process_that_must_end_waits_no_longer(wire: Wire, folder: str) -> None:
     with retry.waiting():
         wire.cut()
         when_waited_for(retry.give_up)

@@ -154,7 +154,7 @@ def test_fetch_gives_a_local_copy(store_url: str, tmp_path: Path) -> None:
     assert inputs.fetch(url, tmp_path / "copies").read_bytes() == b"0123"
 
 
-def test_temporary_files_of_the_dead_are_told_from_those_of_the_living(tmp_path: Path) -> None:
+def test_temporary_files_of_dead_and_of_living_processes_are_distinguished(tmp_path: Path) -> None:
     with store.open_output(str(tmp_path / "living.bin")) as file:
         file.write(b"1")
         (name,) = [path.name for path in tmp_path.iterdir()]
@@ -169,9 +169,7 @@ def test_temporary_files_of_the_dead_are_told_from_those_of_the_living(tmp_path:
 
 
 @pytest.mark.parametrize("size_bytes", [6000, 3 << 20, 9 << 20])
-def test_a_file_that_there_is_no_room_for_is_told_and_leaves_nothing(
-    size_bytes: int, tmp_path: Path
-) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_file(size_bytes: int, tmp_path: Path) -> None:
     """In a buffer still, at once, past the page cache: the system takes 5000 bytes of a file."""
     before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     file = store.open_output(str(tmp_path / "a.bin"))
@@ -196,7 +194,7 @@ def test_a_folder_moves_whole(store_url: str) -> None:
 
 
 @pytest.mark.usefixtures("s3_url")
-def test_a_bucket_that_is_missing_or_not_named_is_told() -> None:
+def test_a_bucket_that_is_missing_or_not_named_is_an_error() -> None:
     for look in (store.list_files, store.list_folder, store.info, store.read_bytes, store.expand):
         with pytest.raises(ConfigError, match=r"s3://no-such-bucket-here.*the bucket does not"):
             look("s3://no-such-bucket-here/a/b")
@@ -222,7 +220,7 @@ class RefusesNames(BaseHTTPRequestHandler):
 
 
 @pytest.mark.usefixtures("s3_url")
-def test_a_bucket_whose_name_the_store_refuses_is_told_with_the_rule(
+def test_a_refused_bucket_name_is_an_error_with_the_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rule = "refuses this name of a bucket; a name has 3 to 63 lower-case"

@@ -41,7 +41,7 @@ def test_a_store_that_ignores_conditions_is_found_out(
 
 
 @pytest.mark.parametrize("ahead", [-700.0, 0.0, 1000.0])
-def test_a_clock_that_differs_is_told(
+def test_a_clock_that_differs_is_reported(
     s3_url: str, s3_server: str, monkeypatch: pytest.MonkeyPatch, ahead: float
 ) -> None:
     with gateway(s3_server, Faults(seconds_ahead=ahead)) as endpoint:
@@ -53,7 +53,7 @@ def test_the_clock_of_this_file_system_is_ours(tmp_path: object) -> None:
     assert seconds_ahead(str(tmp_path), 5) == 0
 
 
-def test_wrong_credentials_are_told_with_their_variables(
+def test_wrong_credentials_are_reported_with_their_variables(
     s3_url: str, s3_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with gateway(s3_server, Faults(knows_key="another")) as endpoint:
@@ -72,7 +72,7 @@ def test_a_store_that_asks_for_no_credentials_is_open(s3_url: str, s3_server: st
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://no-such-host.invalid:9000"])
-def test_a_store_that_is_not_there_is_told_within_seconds(
+def test_an_absent_store_is_reported_within_seconds(
     s3_url: str, monkeypatch: pytest.MonkeyPatch, endpoint: str
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)

@@ -128,7 +128,7 @@ def test_tensors_of_one_shape_and_two_types_are_compared_by_value(tmp_path: Path
     assert (found.differing, found.absolute) == (0, None)
 
 
-def test_what_only_one_has_and_other_shapes_are_told(tmp_path: Path) -> None:
+def test_tensors_of_one_side_and_other_shapes_are_listed(tmp_path: Path) -> None:
     found = between(
         tmp_path,
         {"model.a": torch.ones(2), "model.b": torch.ones(2), "model.same": torch.ones(1)},

@@ -66,7 +66,7 @@ def test_what_is_filtered_is_left_out_of_tensors_and_totals_only(tmp_path: Path)
     assert (found.files, found.parameters) == (whole.files, whole.parameters)
 
 
-def test_a_model_and_its_training_are_told(tmp_path: Path) -> None:
+def test_a_model_and_its_training_are_described(tmp_path: Path) -> None:
     config = GPTConfig(num_layers=1, hidden_size=16, num_attention_heads=2, seq_length=8)
     model = random_gpt(config)
     save_gpt(str(tmp_path), model)
@@ -77,7 +77,7 @@ def test_a_model_and_its_training_are_told(tmp_path: Path) -> None:
     json.dumps(found.document(), allow_nan=False)
 
 
-def test_tokens_are_told_where_samples_are_of_one_length(tmp_path: Path) -> None:
+def test_tokens_are_given_if_samples_are_of_one_length(tmp_path: Path) -> None:
     save(str(tmp_path), {"model.a": torch.ones(1)})
     assert "tokens" not in described(tmp_path).training
     edited(

@@ -122,7 +122,7 @@ def test_packages_have_adam_alone() -> None:
         OptimizerConfig(lr=0.1, optimizer="sgd", optimizer_backend="apex")
 
 
-def test_a_package_that_does_not_load_is_told() -> None:
+def test_a_package_that_does_not_load_is_reported() -> None:
     if is_installed("amp_C"):
         pytest.skip("apex is installed")
     with pytest.raises(ConfigError, match=r"--optimizer-backend apex: .*--optimizer-backend torch"):

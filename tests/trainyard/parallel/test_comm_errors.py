@@ -83,7 +83,9 @@ def lose_a_rank(seen: Path) -> None:
 
 
 @pytest.mark.distributed
-def test_a_rank_lost_inside_a_layer_is_told_by_the_others(ranks: RankPool, tmp_path: Path) -> None:
+def test_a_rank_lost_inside_a_layer_is_reported_by_the_others(
+    ranks: RankPool, tmp_path: Path
+) -> None:
     seen = tmp_path / "seen"
     with pytest.raises(Exception, match=r"."):
         ranks.run(lose_a_rank, 2, seen, timeout_seconds=30.0)

@@ -176,7 +176,7 @@ def test_missing_ranks_are_named(
         join(distributed_timeout_minutes=minutes)
 
 
-def test_ranks_without_an_address_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_without_an_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch, RANK=0, WORLD_SIZE=2)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.delenv("MASTER_PORT", raising=False)

@@ -47,7 +47,7 @@ def test_a_file_is_read_whole_in_ranges_and_by_seeking(tmp_path: Path) -> None:
             store.read_range(url, 10_300, 10_400)
 
 
-def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     with web_server(tmp_path) as root:
         url = f"{root}/dir/a b.txt"
         version = store.info(url).version
@@ -88,7 +88,7 @@ def test_servers_without_lengths_are_refused_in_words(tmp_path: Path) -> None:
         ([451], ArtifactError, "answers with HTTP status 451"),
     ],
 )
-def test_refusals_are_told(
+def test_refusals_are_errors_that_name_the_cause(
     tmp_path: Path, statuses: list[int], error: type[Exception], words: str
 ) -> None:
     with (

@@ -114,7 +114,7 @@ def test_a_copy_that_is_overtaken_before_it_begins_leaves_nothing(run: str, tmp_
     assert (told, store.list_files(run)) == ([], {})
 
 
-def test_what_the_system_refuses_is_told_and_the_next_step_is_copied(
+def test_a_refusal_of_the_system_is_logged_and_the_next_step_is_copied(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copying, told = upload(str(tmp_path / "run"))

@@ -214,7 +214,7 @@ def fail_on_rank_1(split: Partition) -> None:
 
 
 @pytest.mark.distributed
-def test_a_rank_that_fails_ends_all_and_its_error_is_the_one_that_is_told(ranks: RankPool) -> None:
+def test_a_rank_that_fails_ends_all_and_its_error_is_raised(ranks: RankPool) -> None:
     began = time.monotonic()
     with pytest.raises(DataError, match="token 9 of document 4"):
         ranks.run(fail_on_rank_1, 3, even(3, 1))

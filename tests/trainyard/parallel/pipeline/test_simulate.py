@@ -122,7 +122,7 @@ def test_what_comes_early_in_large_groups_is_received_early() -> None:
         simulate_rendezvous(schedule, 2, late)
 
 
-def test_a_schedule_that_waits_for_itself_is_told() -> None:
+def test_a_schedule_that_waits_for_itself_is_an_error() -> None:
     wrong = ((Action("B", 0), Action("F", 0)), (Action("F", 0), Action("B", 0)))
     with pytest.raises(DeadlockError, match=r"rank 0: B0.0 needs gradient of micro-batch 0 from"):
         simulate(wrong, 1)
