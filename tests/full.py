@@ -4,7 +4,8 @@
     python -m tests.full yard layouts      these parts, again if they have passed
 
 Each part is recorded when it ends, in `.test-full/COMMIT.json`, so a release can be certified part
-by part. In a tree with changes nothing that passed counts the next time."""
+by part. In a tree with changes nothing that passed counts the next time, and a part during which
+the tree changes is not recorded."""
 
 from __future__ import annotations
 
@@ -56,6 +57,8 @@ class Ended:
     seconds: int
     summaries: tuple[str, ...]
     """The last lines of pytest."""
+    third: int
+    """Which third of the cases that rotate."""
 
 
 def parts(jobs: int, third: int) -> dict[str, Part]:
@@ -103,13 +106,17 @@ def main(words: Sequence[str]) -> int:
         print(f"error: there is no part {unknown[0]!r}; parts: {', '.join(known)}", file=sys.stderr)
         return 2
     if is_inside:
-        ended = [subprocess.call(one) for name in wanted for one in known[name].commands]
-        return int(any(ended))
+        statuses = [subprocess.call(one) for name in wanted for one in known[name].commands]
+        return int(any(statuses))
     records = Records(RECORDS / f"{commit}.json")
     for name in wanted or [name for name in known if not records.has_passed(name)]:
         print(f"=== {name}, about {known[name].minutes} minutes", flush=True)
-        records.add(name, run(known[name]))
-    print(f"=== {commit}, third {third} of the cases of layouts and yard")
+        ended = run(known[name], third)
+        if current_commit() != commit:
+            print(f"error: the tree changed while {name} ran; run it again", file=sys.stderr)
+            return 2
+        records.add(name, ended)
+    print(f"=== {commit}")
     print(records.table(known))
     return int(not all(map(records.has_passed, wanted or known)))
 
@@ -121,7 +128,7 @@ def current_commit() -> str:
     return f"{commit}-changed" if changes.strip() else commit
 
 
-def run(part: Part) -> Ended:
+def run(part: Part, third: int) -> Ended:
     """Run all commands of a part, also after one that failed."""
     began, summaries, failed = time.time(), list[str](), False
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **FUZZING}
@@ -137,7 +144,7 @@ def run(part: Part) -> Ended:
         failed |= process.returncode != 0
     failed |= len(summaries) < len(part.commands)
     date = time.strftime("%Y-%m-%d %H:%M", time.localtime(began))
-    return Ended(not failed, date, round(time.time() - began), tuple(summaries))
+    return Ended(not failed, date, round(time.time() - began), tuple(summaries), third)
 
 
 class Records:
@@ -172,7 +179,8 @@ class Records:
         if ended is None:
             return "not run"
         state = "passed" if ended.passed else "FAILED"
-        return f"{state}  {ended.date}  {ended.seconds:5d} s  {'; '.join(ended.summaries)}"
+        when = f"{ended.date}  {ended.seconds:5d} s  third {ended.third}"
+        return f"{state}  {when}  {'; '.join(ended.summaries)}"
 
 
 if __name__ == "__main__":

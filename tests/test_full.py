@@ -67,6 +67,17 @@ def test_a_changed_tree_certifies_nothing(
     assert "=== quick," in capfd.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_part_in_which_the_tree_changes_is_not_recorded(
+    repository: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edits = (sys.executable, "-c", "open('new.py', 'w').write('x = 1'); print('1 passed in 1.00s')")
+    monkeypatch.setattr(full, "parts", lambda jobs, third: {"edited": full.Part(1, (edits,))})
+    assert full.main(["edited"]) == 2
+    assert "the tree changed while edited ran" in capfd.readouterr().err
+    assert not (repository / ".test-full").exists()
+
+
 def test_an_unknown_part_is_refused(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert full.main(["yards"]) == 2
     assert "no part 'yards'; parts: quick, broken, empty" in capsys.readouterr().err
