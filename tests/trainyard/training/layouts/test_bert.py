@@ -25,6 +25,6 @@ CUTS = [
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_a_bert_over_ranks_equals_one_process(cut: Cut, ranks: RankPool) -> None:
-    # In bf16, the gradients of the two numbers of `binary_head.bias` cancel over more steps to little
-    # more than rounding errors.
+    # In bf16, the gradients of `binary_head.bias`, two numbers, cancel over more steps to rounding
+    # errors.
     assert_equals_one_process(cut, ranks, 2 if cut.bf16 else NUM_STEPS)
