@@ -127,6 +127,7 @@ def test_blocks_and_small_corpora(built: Built, shared: Path, kind: str) -> None
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_whole_corpora(built: Built, shared: Path, kind: str) -> None:
     for texts in whole_corpora(shared):
