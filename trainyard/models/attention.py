@@ -55,11 +55,10 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.layer = layer
         self.parallel = parallel
-        self.groups = _share(config.query_groups, "--num-query-groups", parallel)
-        heads = _share(config.num_attention_heads, "--num-attention-heads", parallel)
+        self.groups = own_groups(config, parallel)
+        heads = own_heads(config, parallel)
         self.queries_per_group = heads // self.groups
         self.head_dim = config.head_dim
-        self.recompute_core = config.recomputes("core_attn")
         qkv_size = config.query_size + 2 * config.kv_size
         self.linear_qkv = ColumnParallelLinear(
             config.hidden_size, qkv_size, bias=config.qkv_bias, parallel=parallel
@@ -92,7 +91,8 @@ class SelfAttention(nn.Module):
         if kv_cache is not None:
             mask = self._mask_of_cache(mask, kv_cache, q.shape[2])
             k, v = kv_cache.extend(self.layer, k, v)
-        context = self._attend(q, k, v, mask).permute(2, 0, 1, 3).flatten(2)  # (s, b, n d)
+        context = self.core_attention.attend(q, k, v, mask)
+        context = context.permute(2, 0, 1, 3).flatten(2)  # (s, b, n d)
         out: Tensor = self.linear_proj(context)
         return out
 
@@ -109,28 +109,28 @@ class SelfAttention(nn.Module):
             return mask
         return replace(mask, positions=kv_cache.positions(num_new))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
-        core = self.core_attention
-        if self.recompute_core and self.training and torch.is_grad_enabled():
-            out: Tensor = recomputed(core, q, k, v, mask, draws=core.dropout > 0)
-        else:
-            out = core(q, k, v, mask)
-        return out
-
 
 class CoreAttention(nn.Module):
-    """Softmax attention by the chosen backend, over all context-parallel ranks."""
+    """Softmax attention by the chosen backend, over all context-parallel ranks.
+
+    windowed: with the window of the layer, if it has one."""
 
     def __init__(
-        self, config: TransformerConfig, layer: int, parallel: ModelParallel = ALONE
+        self,
+        config: TransformerConfig,
+        layer: int,
+        parallel: ModelParallel = ALONE,
+        *,
+        windowed: bool = True,
     ) -> None:
         super().__init__()
         self.parallel = parallel
+        self.recompute = config.recomputes("core_attn")
         self.dropout = config.attention_dropout
         self.scale = 1.0 / math.sqrt(config.head_dim)
-        self.window = config.attention_window(layer)
+        self.window = config.attention_window(layer) if windowed else None
         self.softmax_type = config.softmax_type
-        heads = _share(config.num_attention_heads, "--num-attention-heads", parallel)
+        heads = own_heads(config, parallel)
         check_context(parallel.cp_comm_type, parallel.cp_size, heads, self.window)
         self.softmax_offset: nn.Parameter | None = None
         if config.softmax_type == "learnable":
@@ -139,12 +139,20 @@ class CoreAttention(nn.Module):
                 shape = (config.num_attention_heads,)
                 shard = even_shard(shape, 0, parallel.tp_size, parallel.tp_rank)
                 mark_shard(self.softmax_offset, shard)
-        self.backends = backends_of(config, layer, parallel)
+        self.backends = backends_of(config, layer, parallel, windowed=windowed)
         if parallel.cp is not None:
             self.backends = {
                 key: replace(selected, backend=ContextAttention.around(selected, parallel))
                 for key, selected in self.backends.items()
             }
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+        """`forward`, recomputed in the backward pass with --recompute-modules core_attn."""
+        if self.recompute and self.training and torch.is_grad_enabled():
+            out: Tensor = recomputed(self, q, k, v, mask, draws=self.dropout > 0)
+        else:
+            out = self(q, k, v, mask)
+        return out
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
         """q: (b, n, s, d); k, v: (b, g, t, d). Returns (b, n, s, d)."""
@@ -160,6 +168,16 @@ class CoreAttention(nn.Module):
         return self.softmax_offset
 
 
+def own_heads(config: TransformerConfig, parallel: ModelParallel) -> int:
+    """Query heads of this rank; ConfigError if tensor-parallel ranks cannot share them."""
+    return _share(config.num_attention_heads, "--num-attention-heads", parallel)
+
+
+def own_groups(config: TransformerConfig, parallel: ModelParallel) -> int:
+    """Key and value heads of this rank; ConfigError if tensor-parallel ranks cannot share them."""
+    return _share(config.query_groups, "--num-query-groups", parallel)
+
+
 def _share(count: int, option: str, parallel: ModelParallel) -> int:
     """Heads of this rank; ConfigError if they do not divide."""
     share, rest = divmod(count, parallel.tp_size)
@@ -172,16 +190,17 @@ def _share(count: int, option: str, parallel: ModelParallel) -> int:
 
 
 def backends_of(
-    config: TransformerConfig, layer: int, parallel: ModelParallel
+    config: TransformerConfig, layer: int, parallel: ModelParallel, *, windowed: bool = True
 ) -> Mapping[Key, Selected]:
-    """The backends of layer `layer`, counted from 0 over the whole model."""
+    """The backends of layer `layer`, counted from 0 over the whole model, with or without its
+    window."""
     request: Request = "flash" if config.use_flash_attn else config.attention_backend
     # Kernels keep scores in fp32, where scaling them by the layer and back does nothing; without it
     # all layers are alike, and are compiled once.
     scaled = config.apply_query_key_layer_scaling and request == "local"
     needs = Needs(
         head_dim=config.head_dim,
-        window=config.attention_window(layer) is not None,
+        window=windowed and config.attention_window(layer) is not None,
         sink=config.softmax_type != "vanilla",
         dropout=config.attention_dropout > 0,
         deterministic=torch.are_deterministic_algorithms_enabled(),

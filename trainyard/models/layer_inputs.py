@@ -33,7 +33,7 @@ class LayerInputs:
     def tensors(self) -> list[Tensor]:
         """The shared tensors."""
         mask = self.mask
-        shared = [mask.dense, mask.bounds, mask.positions]
+        shared = [mask.dense, mask.bounds, mask.positions, mask.query_bounds]
         if self.rotary is not None:
             shared += [self.rotary.cos, self.rotary.sin]
         return [tensor for tensor in shared if tensor is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -40,8 +41,9 @@ KINDS = list(masks(8))
 
 def to(mask: AttentionMask, device: str) -> AttentionMask:
     """The mask on another device."""
-    dense, bounds = (None if x is None else x.to(device) for x in (mask.dense, mask.bounds))
-    return AttentionMask(mask.causal, mask.window, dense, bounds)
+    names = ("dense", "bounds", "query_bounds")
+    given = {name: getattr(mask, name) for name in names}
+    return replace(mask, **{name: x.to(device) for name, x in given.items() if x is not None})
 
 
 def inputs(
