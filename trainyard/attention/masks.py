@@ -77,6 +77,15 @@ def as_mask(mask: AttentionMask | Tensor | None) -> AttentionMask:
     return mask
 
 
+def mask_of_padding(padding_mask: Tensor) -> AttentionMask:
+    """Every token sees all tokens of its row, and padding only padding: two documents, which
+    kernels know without a matrix. padding_mask: (b, s), 1 for tokens, then 0."""
+    s = padding_mask.shape[1]
+    lengths = padding_mask.sum(dim=1, dtype=torch.int32)
+    bounds = torch.stack((torch.zeros_like(lengths), lengths, torch.full_like(lengths, s)), dim=1)
+    return AttentionMask(causal=False, bounds=bounds)
+
+
 def cross_mask(lengths: Tensor, s: int, t: int) -> AttentionMask:
     """Of cross-attention: every query sees the first keys of its row, and none sees its padding.
 

@@ -27,6 +27,7 @@ class TransformerEngineBackend:
     ) -> Tensor:
         """See `AttentionBackend`."""
         assert softmax.sink is None, "not chosen with a sink"
+        assert softmax.bias is None, "not chosen with relative positions"
         s, t = q.shape[2], k.shape[2]
         if not mask.rules_only or s != t:
             return FALLBACK.attend(q, k, v, mask, softmax)

@@ -44,7 +44,7 @@ class CrossAttention(nn.Module):
         self.linear_kv = ColumnParallelLinear(
             source, 2 * config.kv_size, bias=bias, parallel=parallel
         )
-        self.core_attention = CoreAttention(config, layer, parallel, windowed=False)
+        self.core_attention = CoreAttention(config, layer, parallel, cross=True)
         self.linear_proj = RowParallelLinear(
             config.query_size, hidden, bias=bias, parallel=parallel
         )
