@@ -12,6 +12,7 @@ from trainyard.models.config import Activation, ModelType, TransformerConfig
 from trainyard.models.config_checks import MAX_LAYERS
 from trainyard.parallel.config import PP, TP, ParallelConfig
 from trainyard.parallel.divisible import multiples, nearest
+from trainyard.parallel.pipeline.partition import partition
 
 MIN_BUCKETS = 4
 """Two for each direction, of which one is exact."""
@@ -89,6 +90,12 @@ class T5Config(TransformerConfig):
             raise ConfigError(
                 f"--relative-attention-max-distance ({distance}) must be above half of "
                 f"--relative-attention-num-buckets ({buckets}), which are exact distances"
+            )
+        kernel = "flash" if self.use_flash_attn else self.attention_backend
+        if kernel in ("flash", "fused"):
+            raise ConfigError(
+                f"--attention-backend {kernel} adds nothing to scores, as --position-embedding-type "
+                "relative does; use --attention-backend auto or unfused"
             )
         if self.softmax_type != "vanilla":
             raise ConfigError(
@@ -176,3 +183,10 @@ class T5Config(TransformerConfig):
                 f"one table of distances, which stages do not share; use {TP}, or "
                 "--position-embedding-type learned_absolute"
             )
+        try:
+            partition(parallel, self.all_layers)
+        except ConfigError as error:
+            raise ConfigError(
+                f"stages share the encoder's layers ({self.num_layers}) and then the decoder's "
+                f"({self.decoder_layers}), {self.all_layers} in all: {error}"
+            ) from error

@@ -8,8 +8,8 @@ from trainyard.models.t5.config import T5Config
 
 MODEL_FLOPS = FlopConvention(
     "6N+full+cross",
-    "6 for each matrix weight and token, output layer in, attention of the encoder and to it whole, "
-    "of the decoder at half, no recompute",
+    "6 for each matrix weight and token, output layer in, the decoder's own attention at half, no "
+    "recompute",
 )
 """What this module counts."""
 

@@ -86,6 +86,7 @@ class PretrainConfig:
             )
         model = self.model
         self._check_samples()
+        model.check_parallel(self.parallel)
         check_model(
             self.parallel,
             num_layers=model.all_layers,
@@ -95,7 +96,6 @@ class PretrainConfig:
             seq_length=model.seq_length,
             rule="--window-size" if model.window_size is not None else self._rule_of_data(),
         )
-        model.check_parallel(self.parallel)
 
     def _check_samples(self) -> None:
         """Refuse options that only apply to the samples of other families of models."""

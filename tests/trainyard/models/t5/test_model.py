@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainyard.attention.masks import CAUSAL, AttentionMask
+from trainyard.attention.masks import AttentionMask
 from trainyard.errors import ConfigError
 from trainyard.models.init import init_parameters
 from trainyard.models.layer_inputs import LayerInputs
