@@ -7,8 +7,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-Part = Literal["whole", "transposed", "q", "k", "v", "qkv", "qkv transposed", "gate", "up"]
-"""q, k, v: queries, keys or values of our QKV tensor, which is grouped by query group.
+Part = Literal[
+    "whole",
+    "transposed",
+    "q",
+    "k",
+    "v",
+    "qkv",
+    "qkv transposed",
+    "gate",
+    "up",
+    "cross k",
+    "cross v",
+]
+"""q, k, v: queries, keys or values of our QKV tensor, which is grouped by query group. cross k,
+cross v: keys or values of linear_kv, which has them head by head.
 qkv: all three, ungrouped. gate, up: halves of linear_fc1. transposed: (in, out), as in GPT-2's
 Conv1D."""
 
