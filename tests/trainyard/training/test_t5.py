@@ -123,7 +123,7 @@ DOCUMENT: dict[str, Any] = {**RUN, "data_path": ["x"], "save": "y", "vocab_file"
         ),
         (
             {"pipeline_model_parallel_size": 2},
-            r"the encoder's layers \(2\) and then the decoder's \(1\), 3 in all: --num-layers \(3\)",
+            r"encoder's layers \(2\) and then the decoder's \(1\), 3 in all: --num-layers \(3\)",
         ),
         (
             {"position_embedding_type": "relative", "attention_backend": "flash"},

@@ -7,16 +7,49 @@ from __future__ import annotations
 
 from trainyard.models.gpt.checkpoint_names import Names
 
-DECODER_LAYER = "decoder.layers."
+# --- Megatron-LM ------------------------------------------------------------------------------
 
-# --- Megatron-LM: names outside the layers -----------------------------------------------------
+SIGNS = (".cross_attention.linear_q.", ".inter_attention.query.")
+"""Parts of names that only a T5 has, core and legacy."""
 
-RELATIVE = ("encoder_relative_pos_emb.", "decoder_relative_pos_emb.")
-"""Prefixes of names of core that are ours as well."""
+OUTSIDE = (
+    *("encoder.final_layernorm.", "decoder.final_layernorm."),
+    *("encoder_relative_pos_emb.", "decoder_relative_pos_emb."),
+)
+"""Prefixes of names of core outside the layers that are ours as well."""
 
-BIAS, CORE_BIAS, LEGACY_BIAS = "output_layer.bias", "lm_head.output_layer.bias", "lm_head.bias"
-"""Of the vocabulary: ours, core's, which writes it as `output_layer.bias` too, and the legacy
-class's."""
+BIAS, LEGACY_BIAS = "output_layer.bias", "lm_head.bias"
+
+CORE_HEADS = {
+    BIAS: "lm_head.output_layer.bias",
+    "output_layer.weight": "lm_head.output_layer.weight",
+}
+"""Our names of the output layer, and core's."""
+HEADS = {theirs: ours for ours, theirs in CORE_HEADS.items()} | {LEGACY_BIAS: BIAS}
+"""The other way, with that of the legacy class."""
+
+CORE_COPIES = {
+    BIAS: (BIAS,),
+    "output_layer.weight": ("output_layer.weight",),
+    "embedding.position_embeddings.weight": ("position_embeddings.weight",),
+}
+"""Our names of what files of core have twice, and the further names there."""
+REPEATED = tuple(path for paths in CORE_COPIES.values() for path in paths)
+
+LEGACY_ACROSS = {
+    "post_attention_norm.": "pre_cross_attn_layernorm.",
+    "inter_attention.query.": "cross_attention.linear_q.",
+    "inter_attention.key_value.": "cross_attention.linear_kv.",
+    "inter_attention.dense.": "cross_attention.linear_proj.",
+    "post_inter_attention_norm.": "pre_mlp_layernorm.",
+}
+"""Layers of a decoder of the legacy class, in addition to `gpt.checkpoint_names.LEGACY`."""
+
+LEGACY_ACROSS_READ = LEGACY_ACROSS | {
+    "post_attention_layernorm.": "pre_cross_attn_layernorm.",
+    "post_inter_attention_layernorm.": "pre_mlp_layernorm.",
+}
+"""All spellings."""
 
 # --- Hugging Face, in the order of its files --------------------------------------------------
 

@@ -94,8 +94,8 @@ class T5Config(TransformerConfig):
         kernel = "flash" if self.use_flash_attn else self.attention_backend
         if kernel in ("flash", "fused"):
             raise ConfigError(
-                f"--attention-backend {kernel} adds nothing to scores, as --position-embedding-type "
-                "relative does; use --attention-backend auto or unfused"
+                f"--attention-backend {kernel} adds nothing to scores, as "
+                "--position-embedding-type relative does; use --attention-backend auto or unfused"
             )
         if self.softmax_type != "vanilla":
             raise ConfigError(
