@@ -267,6 +267,23 @@ class TransformerConfig:
         return self.seq_length
 
     @property
+    def output_length(self) -> int:
+        """Tokens of a sample with logits."""
+        return self.seq_length
+
+    def num_cross_layers(self, layers: range) -> int:
+        """How many of these layers attend to another sequence as well."""
+        return 0
+
+    def equal_layers(self, layers: range) -> float:
+        """Layers over all tokens that cost as much as these, for estimates."""
+        return float(len(layers))
+
+    def cross_params(self) -> int:
+        """Trained parameters of the cross-attention of a layer and its norm."""
+        return 0
+
+    @property
     def attention_scale(self) -> float:
         """Factor of the scores of attention."""
         return 1.0 / math.sqrt(self.head_dim)

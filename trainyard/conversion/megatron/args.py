@@ -236,6 +236,7 @@ def args_of(
             "encoder_seq_length": config.seq_length,
             "encoder_num_layers": config.num_layers,
             "decoder_num_layers": config.decoder_layers,
+            "decoder_seq_length": config.decoder_length,
         }
     values |= {
         "ffn_hidden_size": config.ffn_size,

@@ -1,10 +1,11 @@
 """Translates names of parameters between Megatron-LM's checkpoints and ours, both ways.
 
 The tables are in `checkpoint_names.py` of the families in `models/`. Our names are those of a core
-GPTModel, BertModel or T5Model with the local layer, but for T5's output layer. A `core` checkpoint may also have the names of
-Transformer Engine's layer, which keeps a norm inside the matrix that follows it. `legacy` is the
-older model class, whose names differ, some in several spellings. Layers are numbered from 0 on
-every pipeline stage. Names are dotted paths, the keys of nested dicts joined."""
+GPTModel, BertModel or T5Model with the local layer, but for T5's output layer. A `core` checkpoint
+may also have the names of Transformer Engine's layer, which keeps a norm inside the matrix that
+follows it. `legacy` is the older model class, whose names differ, some in several spellings. Layers
+are numbered from 0 on every pipeline stage. Names are dotted paths, the keys of nested dicts
+joined."""
 
 from __future__ import annotations
 

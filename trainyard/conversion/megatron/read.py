@@ -284,8 +284,8 @@ def _family(ranks: list[list[RankFile]]) -> ModelType:
     family: ModelType = next(iter(found - {"gpt"}), "gpt")
     if family == "t5" and len(ranks) > 1:
         raise ConfigError(
-            f"{ranks[0][0].url}: is a T5 over {len(ranks)} pipeline ranks; this version reads those "
-            "with one. Convert it in Megatron-LM to --pipeline-model-parallel-size 1"
+            f"{ranks[0][0].url}: is a T5 over {len(ranks)} pipeline ranks; this version reads only "
+            "those with one. Convert it in Megatron-LM to --pipeline-model-parallel-size 1"
         )
     return family
 

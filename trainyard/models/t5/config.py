@@ -14,6 +14,11 @@ from trainyard.parallel.config import PP, TP, ParallelConfig
 from trainyard.parallel.divisible import multiples, nearest
 from trainyard.parallel.pipeline.partition import partition
 
+DECODER_LAYER, CROSS_KEYS = 1.3, 0.12
+"""What a layer of a decoder keeps for a token of the decoder and for one of the encoder, in parts
+of what a layer of an encoder keeps for a token: 34 h bytes (arXiv:2205.05198), of which norm,
+queries, context and dropout of cross-attention are 9 h more, keys and values 4 h."""
+
 MIN_BUCKETS = 4
 """Two for each direction, of which one is exact."""
 
@@ -30,8 +35,8 @@ class T5Config(TransformerConfig):
     model_type: ModelType = "t5"
     decoder_num_layers: int | None = None
     """Layers of the decoder; unset: as many as the encoder's, --num-layers."""
-    decoder_seq_length: int = 128
-    """Tokens of the decoder's part of a sample."""
+    decoder_seq_length: int | None = None
+    """Tokens of the decoder's part of a sample; unset: a quarter of --seq-length."""
     relative_attention_num_buckets: int = 32
     """Distances that --position-embedding-type relative tells apart."""
     relative_attention_max_distance: int = 128
@@ -57,10 +62,10 @@ class T5Config(TransformerConfig):
         check_at_most(self, MAX_LAYERS, "decoder_num_layers")
         super().__post_init__()
         self._check_attention()
-        if self.positions < self.decoder_seq_length:
+        if self.positions < self.decoder_length:
             raise ConfigError(
                 f"--max-position-embeddings ({self.positions}) must be at least "
-                f"--decoder-seq-length ({self.decoder_seq_length})"
+                f"--decoder-seq-length ({self.decoder_length})"
             )
         if self.recompute_num_layers is not None:
             shallow = min(self.num_layers, self.decoder_layers)
@@ -111,6 +116,18 @@ class T5Config(TransformerConfig):
         return self.num_layers if self.decoder_num_layers is None else self.decoder_num_layers
 
     @property
+    def decoder_length(self) -> int:
+        """Tokens of the decoder's part of a sample, given or derived."""
+        if self.decoder_seq_length is not None:
+            return self.decoder_seq_length
+        return max(self.seq_length // 4, 1)
+
+    @property
+    def output_length(self) -> int:
+        """Tokens of a sample with logits: the decoder's."""
+        return self.decoder_length
+
+    @property
     def all_layers(self) -> int:
         """Encoder and decoder, in this order over the pipeline stages."""
         return self.num_layers + self.decoder_layers
@@ -118,7 +135,7 @@ class T5Config(TransformerConfig):
     @property
     def stream_length(self) -> int:
         """Stages pass the encoder's hidden states and the decoder's behind them."""
-        return self.seq_length + self.decoder_seq_length
+        return self.seq_length + self.decoder_length
 
     @property
     def attention_scale(self) -> float:
@@ -141,6 +158,16 @@ class T5Config(TransformerConfig):
     def has_output_bias(self) -> bool:
         """Whether the output layer has a bias."""
         return self.lm_head_bias and not self.untie_embeddings_and_output_weights
+
+    def num_cross_layers(self, layers: range) -> int:
+        """Those of the decoder."""
+        return len(layers) - len(range(layers.start, min(layers.stop, self.num_layers)))
+
+    def equal_layers(self, layers: range) -> float:
+        """Layers over the encoder's tokens that keep as much as these, for estimates."""
+        across = self.num_cross_layers(layers)
+        ratio = self.decoder_length / self.seq_length
+        return len(layers) - across + across * (DECODER_LAYER * ratio + CROSS_KEYS)
 
     # --- parameters -----------------------------------------------------------------------
 
@@ -171,11 +198,11 @@ class T5Config(TransformerConfig):
     def check_parallel(self, parallel: ParallelConfig) -> None:
         """Raise ConfigError for degrees of parallelism that a T5 has no model for."""
         tp, pp = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
-        if parallel.sequence_parallel and self.decoder_seq_length % tp:
+        if parallel.sequence_parallel and self.decoder_length % tp:
             raise ConfigError(
-                f"--decoder-seq-length ({self.decoder_seq_length}) must be divisible by {TP} ({tp})"
-                " under --sequence-parallel; "
-                f"{nearest('--decoder-seq-length', multiples(self.decoder_seq_length, tp))}"
+                f"--decoder-seq-length ({self.decoder_length}) must be divisible by {TP} ({tp}) "
+                "under --sequence-parallel; "
+                f"{nearest('--decoder-seq-length', multiples(self.decoder_length, tp))}"
             )
         if pp > 1 and self.position_embedding_type == "relative":
             raise ConfigError(

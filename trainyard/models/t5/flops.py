@@ -16,7 +16,7 @@ MODEL_FLOPS = FlopConvention(
 
 def flops_per_iteration(config: T5Config, padded_vocab_size: int, global_batch_size: int) -> float:
     """Operations of one optimizer step over `global_batch_size` samples."""
-    s_e, s_d, h = config.seq_length, config.decoder_seq_length, config.hidden_size
+    s_e, s_d, h = config.seq_length, config.decoder_length, config.hidden_size
     q, kv = config.query_size, config.kv_size
     layer = h * (2 * q + 2 * kv) + h * config.ffn_size * (3 if config.gated else 2)
     encoder = config.num_layers * s_e * (layer + 2 * s_e * q)

@@ -13,6 +13,6 @@ def sample_format(config: T5Config, options: SampleOptions) -> T5Format:
         options.tokenizer,
         options.masked,
         config.seq_length,
-        config.decoder_seq_length,
+        config.decoder_length,
         options.seed,
     )
