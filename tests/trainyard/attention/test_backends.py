@@ -14,7 +14,17 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
-from tests.trainyard.attention.cases import KINDS, LOCAL, attend, expected, inputs, masks
+from tests.trainyard.attention.cases import (
+    KINDS,
+    LOCAL,
+    attend,
+    attend_biased,
+    expected,
+    expected_biased,
+    inputs,
+    masks,
+    some_bias,
+)
 from trainyard.attention import lse_kernels, varlen
 from trainyard.attention.base import Numerics, Softmax
 from trainyard.attention.flash import FlashBackend
@@ -53,6 +63,20 @@ def test_backends_agree(backend: Any, kind: str, with_sink: bool, groups: int) -
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "matrix"])
 def test_queries_are_the_last_of_the_keys(backend: Any, kind: str, with_sink: bool) -> None:
     compare(backend, inputs(5, S, groups=2), masks(S)[kind], with_sink)
+
+
+@each_backend
+@each_group
+@pytest.mark.parametrize("kind", ["causal", "full", "documents", "matrix"])
+def test_a_bias_is_added_to_scores(backend: Any, kind: str, groups: int) -> None:
+    given, mask, bias = inputs(S, groups=groups), masks(S)[kind], some_bias(S, S)
+    found, right = (
+        attend_biased(backend, given, mask, bias),
+        expected_biased(given, mask, bias),
+    )
+    for got, wanted in zip(found, right, strict=True):
+        assert wanted.abs().max() > 0.1
+        torch.testing.assert_close(got, wanted.to(got.dtype), rtol=1e-4, atol=1e-5)
 
 
 @each_backend
