@@ -57,7 +57,7 @@ class CrossAttention(nn.Module):
         q, kv = self.linear_q(x), self.linear_kv(source)
         q = q.unflatten(2, (self.heads, self.head_dim))
         k, v = kv.unflatten(2, (self.groups, 2 * self.head_dim)).split(self.head_dim, dim=3)
-        heads = (part.permute(1, 2, 0, 3) for part in (q, k, v))  # (b, n or g, s or t, d)
-        context = self.core_attention.attend(*heads, mask)
+        q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))  # (b, n or g, s or t, d)
+        context = self.core_attention.attend(q, k, v, mask)
         out: Tensor = self.linear_proj(context.permute(2, 0, 1, 3).flatten(2))  # (s, b, n d)
         return out
