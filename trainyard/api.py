@@ -30,6 +30,7 @@ MODULES = {
     "SamplingConfig": "inference.config",
     "StepContents": "checkpoint.save",
     "StepOptions": "training.loop.step",
+    "T5Config": "models.t5.config",
     "TokenizerConfig": "tokenizers.config",
     "TrainState": "training.loop.state",
     "TrainingConfig": "training.options.training",

@@ -138,12 +138,13 @@ class PlanConfig:
                 f"--num-experts ({self.moe.num_experts}) only applies with --model-type gpt, not "
                 f"{self.model.model_type}; leave it out"
             )
-        check_layout(self.layout(), self.model, self.moe)
         model = self.model
+        model.check_parallel(self.parallel())
+        check_layout(self.layout(), model, self.moe)
         model.check_params(self.padded_vocab_size)
         check_model(
             self.parallel(),
-            num_layers=model.num_layers,
+            num_layers=model.all_layers,
             num_attention_heads=model.num_attention_heads,
             num_query_groups=model.query_groups,
             ffn_hidden_size=model.ffn_size,
@@ -196,7 +197,7 @@ class PlanConfig:
 
     def partition(self) -> Partition:
         """The layers of each pipeline rank and chunk."""
-        return partition(self, self.model.num_layers)
+        return partition(self, self.model.all_layers)
 
     @property
     def num_chunks(self) -> int:

@@ -152,7 +152,7 @@ def _changes(config: PlanConfig, devices: int) -> Iterator[tuple[dict[str, Any],
     tp = config.tensor_model_parallel_size
     sizes = {
         "tensor_model_parallel_size": _powers(max(tp, min(MAX_TENSOR_PARALLEL, devices))),
-        "pipeline_model_parallel_size": _powers(min(devices, config.model.num_layers)),
+        "pipeline_model_parallel_size": _powers(min(devices, config.model.all_layers)),
         "context_parallel_size": _powers(devices),
         "micro_batch_size": _halves(config.micro_batch_size),
     }

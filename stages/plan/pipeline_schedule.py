@@ -114,7 +114,10 @@ def _simulation(config: PlanConfig) -> Simulation:
     )
     layer, output = _costs(config)
     forward = [
-        [len(stage.layers) * layer + stage.has_output * output for stage in stages]
+        [
+            config.model.equal_layers(stage.layers) * layer + stage.has_output * output
+            for stage in stages
+        ]
         for stages in config.partition()
     ]
     backward = BACKWARD_COST[config.model.recompute]
@@ -131,6 +134,7 @@ def _costs(config: PlanConfig) -> tuple[float, float]:
     model = config.model
     output = model.hidden_size * config.padded_vocab_size
     weights = matmul_weights_per_token(model, config.padded_vocab_size, config.moe) - output
+    output = output * model.output_length // model.seq_length
     directions = 2 if family_of(model).of_sentences else 1
     attention = directions * model.seq_length * model.query_size
     return weights / model.num_layers + attention, float(output)

@@ -26,7 +26,7 @@ CONVERTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainConfig(LibraryConfig):
-    """Train a GPT or a BERT (--model-type) on token files, over any mix of tensor, sequence,
+    """Train a GPT, a BERT or a T5 (--model-type) on token files, over any mix of tensor, sequence,
     pipeline, context and data parallelism.
 
     With the same options and data, a rerun resumes from the last checkpoint in --save."""

@@ -154,8 +154,6 @@ class ReshardConfig:
         for option, value in (("--loader", self.loader), ("--saver", self.saver)):
             if value in LATER:
                 raise ConfigError(f"{option} {value} is not in this version: {LATER[value]}")
-        if self.model_type == "T5":
-            raise ConfigError("--model-type T5: this version converts only GPT and BERT")
         if self.num_shards is not None and self.saver in SPLIT:
             raise ConfigError(
                 f"--num-shards {self.num_shards}: --saver {self.saver} writes one file for each "

@@ -22,7 +22,6 @@ FILES: list[tuple[dict[str, Any], str]] = [
     ({"save_dir": "run/out"}, "must not be the same folder or one inside the other"),
     ({"target_tensor_parallel_size": 0}, "--target-tensor-parallel-size must be at least 1"),
     ({"target_expert_parallel_size": 2}, "-expert-parallel-size 2: the GPT of this version has no"),
-    ({"model_type": "T5"}, "--model-type T5: this version converts only GPT and BERT"),
     ({"loader": "mixtral_hf"}, "--loader mixtral_hf .*comes with mixtures of experts"),
     ({"saver": "mixtral_hf"}, "--saver mixtral_hf .*comes with mixtures of experts"),
     ({"saver": "core", "num_shards": 2}, "--num-shards 2: --saver core writes one file for"),

@@ -21,6 +21,8 @@ class Softmax(NamedTuple):
     dropout_p: float = 0.0
     sink: Tensor | None = None
     """(n) score of one more key of each head, whose value is 0."""
+    bias: Tensor | None = None
+    """(1, n, s, t) added to the scores, as relative positions are; not with a sink."""
 
 
 class AttentionBackend(Protocol):

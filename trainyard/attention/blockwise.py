@@ -84,7 +84,8 @@ def block_attention(
     `BlockCall`. Returns (b, n, s, d)."""
     assert len(blocks) == 1 or (mask is None and window == (-1, -1))
     plan = [int(number) for block in blocks for number in block]
-    scale, dropout_p, sink = softmax
+    assert softmax.bias is None, "not chosen with relative positions"
+    scale, dropout_p, sink, _ = softmax
     out: Tensor = _FORWARD(q, k, v, sink, mask, plan, kernel, scale, dropout_p, *window)[0]
     return out
 

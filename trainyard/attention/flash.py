@@ -33,6 +33,7 @@ class FlashBackend:
     ) -> Tensor:
         """See `AttentionBackend`."""
         assert softmax.sink is None, "not chosen with a sink"
+        assert softmax.bias is None, "not chosen with relative positions"
         if not mask.rules_only:
             return DENSE.attend(q, k, v, mask, softmax)
         options = self._options(mask, softmax)

@@ -31,6 +31,8 @@ class LocalBackend:
             scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if coefficient != 1:
             scores = scores * coefficient
+        if softmax.bias is not None:
+            scores = scores + softmax.bias.to(scores.dtype).unflatten(1, (g, -1))
         allowed = materialise(mask, q.shape[2], k.shape[2], q.device)
         if allowed is not None:
             lowest = torch.finfo(scores.dtype).min  # not -inf: a row of none would be NaN

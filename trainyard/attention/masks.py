@@ -32,6 +32,9 @@ class AttentionMask:
     `cu_seqlens` of packed samples. No keys of other documents."""
     positions: Tensor | None = None
     """(b, s) positions of the queries among the keys; unset: the last s of them."""
+    query_bounds: Tensor | None = None
+    """(b, w) `bounds` of queries that are another sequence than the keys (cross-attention), where
+    document i looks at document i of the keys; neither causal nor with a window."""
 
     @property
     def plain(self) -> bool:
@@ -74,16 +77,41 @@ def as_mask(mask: AttentionMask | Tensor | None) -> AttentionMask:
     return mask
 
 
+def mask_of_padding(padding_mask: Tensor) -> AttentionMask:
+    """Every token sees all tokens of its row, and padding only padding: two documents, which
+    kernels know without a matrix. padding_mask: (b, s), 1 for tokens, then 0."""
+    s = padding_mask.shape[1]
+    lengths = padding_mask.sum(dim=1, dtype=torch.int32)
+    bounds = torch.stack((torch.zeros_like(lengths), lengths, torch.full_like(lengths, s)), dim=1)
+    return AttentionMask(causal=False, bounds=bounds)
+
+
+def cross_mask(lengths: Tensor, s: int, t: int) -> AttentionMask:
+    """Of cross-attention: every query sees the first keys of its row, and none sees its padding.
+
+    lengths: (b) keys of each row, at least 1; s queries, t keys with their padding."""
+    lengths = lengths.to(torch.int32)
+    begin, all_queries, all_keys = (torch.full_like(lengths, x) for x in (0, s, t))
+    return AttentionMask(
+        causal=False,
+        bounds=torch.stack((begin, lengths, all_keys), dim=1),
+        query_bounds=torch.stack((begin, all_queries, all_queries), dim=1),
+    )
+
+
 def materialise(mask: AttentionMask, s: int, t: int, device: torch.device) -> Tensor | None:
     """The matrix of all rules, (b or 1, 1, s, t), True where a query may look; None: everywhere."""
     keys = torch.arange(t, device=device)
     queries = mask.positions
     if queries is None:
-        queries = keys[t - s :].unsqueeze(0)
+        queries = torch.arange(t - s, t, device=device).unsqueeze(0)
     parts = [rule_matrix(mask, queries, keys), mask.dense]
     if mask.bounds is not None:
         document = document_numbers(mask.bounds, t)  # (b, t)
-        own = document.gather(1, queries.expand(document.shape[0], -1))
+        if mask.query_bounds is None:
+            own = document.gather(1, queries.expand(document.shape[0], -1))
+        else:
+            own = document_numbers(mask.query_bounds, s)
         parts.append((own.unsqueeze(2) == document.unsqueeze(1)).unsqueeze(1))
     allowed: Tensor | None = None
     for part in parts:
@@ -139,14 +167,19 @@ def trim_bounds(bounds: Tensor, multiple: int = 16) -> Tensor:
 def packed_lengths(mask: AttentionMask, s: int, t: int) -> tuple[Tensor, Tensor]:
     """`cu_seqlens` of queries and of keys with all rows concatenated, int32.
 
-    The queries are the last s of t keys of each row; a document without queries has length 0 there.
+    The queries are the last s of t keys of each row, or have `query_bounds`; a document without
+    queries has length 0 there.
     Returns two of (b (w - 1) + 1)."""
     assert mask.bounds is not None
     bounds = mask.bounds.clamp(max=t)
     begins = bounds[:, :-1]
     rows = torch.arange(bounds.shape[0], device=bounds.device, dtype=bounds.dtype).unsqueeze(1)
     of_keys = (begins + rows * t).flatten()
-    of_queries = ((begins - (t - s)).clamp(min=0) + rows * s).flatten()
+    if mask.query_bounds is None:
+        first_queries = (begins - (t - s)).clamp(min=0)
+    else:
+        first_queries = mask.query_bounds[:, :-1].clamp(max=s)
+    of_queries = (first_queries + rows * s).flatten()
     ends = of_keys.new_full((1,), bounds.shape[0])
     return (
         torch.cat((of_queries, ends * s)).to(torch.int32),

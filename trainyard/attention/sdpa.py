@@ -42,6 +42,8 @@ class SdpaBackend:
     ) -> Tensor:
         """See `AttentionBackend`."""
         s, t = q.shape[2], k.shape[2]
+        if softmax.bias is not None:
+            return self._with_bias(q, k, v, mask, softmax)
         if (
             self.kernel == "flash"
             and mask.rules_only
@@ -68,7 +70,7 @@ class SdpaBackend:
         causal: bool,
         softmax: Softmax,
     ) -> Tensor:
-        scale, dropout_p, _ = softmax
+        scale, dropout_p = softmax.scale, softmax.dropout_p
         grouped = q.shape[1] != k.shape[1]
         if self.kernel == "cpu":
             return functional.scaled_dot_product_attention(
@@ -85,6 +87,18 @@ class SdpaBackend:
                 q, k, v, dense, dropout_p, causal, scale=scale, enable_gqa=grouped
             )
         return even_gradient(out, q) if CUDNN in kernels and q.is_cuda else out
+
+    def _with_bias(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax
+    ) -> Tensor:
+        """Adds the bias as a mask of numbers, -inf where a query may not look."""
+        assert softmax.bias is not None
+        assert softmax.sink is None, "scores with a bias have no sink"
+        allowed = materialise(mask, q.shape[2], k.shape[2], q.device)
+        added = softmax.bias.to(q.dtype)
+        if allowed is not None:
+            added = added.masked_fill(~allowed, -torch.inf)
+        return self._sdpa(q, k, v, added, False, softmax)
 
     def _with_sink(
         self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax

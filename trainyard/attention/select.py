@@ -59,6 +59,8 @@ class Needs:
     window: bool = False
     documents: bool = False
     sink: bool = False
+    bias: bool = False
+    """Numbers that are added to the scores (--position-embedding-type relative)."""
     dropout: bool = False
     deterministic: bool = False
     context: str | None = None
@@ -130,6 +132,8 @@ def _problem(backend: Backend, kernel: str, device: Device, needs: Needs) -> str
         return f"needs a CUDA device, not {device.type}"
     if kernel == "efficient":
         return _problem_of_efficient(needs)
+    if needs.bias:
+        return "adds nothing to scores (--position-embedding-type relative)"
     if device.capability < (8, 0):
         return f"needs compute capability 8.0 or more, not {_dotted(device.capability)}"
     if needs.dtype not in HALVES:

@@ -27,6 +27,7 @@ class TransformerEngineBackend:
     ) -> Tensor:
         """See `AttentionBackend`."""
         assert softmax.sink is None, "not chosen with a sink"
+        assert softmax.bias is None, "not chosen with relative positions"
         s, t = q.shape[2], k.shape[2]
         if not mask.rules_only or s != t:
             return FALLBACK.attend(q, k, v, mask, softmax)
@@ -41,14 +42,14 @@ class TransformerEngineBackend:
         if mask.bounds is None:
             out = core(*tensors, qkv_format="bshd", attn_mask_type=kind, window_size=window)
             return _heads(out, q)
-        lengths, _ = packed_lengths(mask, s, t)
+        query_lengths, key_lengths = packed_lengths(mask, s, t)
         out = core(
             *(x.flatten(0, 1).contiguous() for x in tensors),
             qkv_format="thd",
             attn_mask_type="padding_causal" if mask.causal else "padding",
             window_size=window,
-            cu_seqlens_q=lengths,
-            cu_seqlens_kv=lengths,
+            cu_seqlens_q=query_lengths,
+            cu_seqlens_kv=key_lengths,
             max_seqlen_q=s,
             max_seqlen_kv=s,
         )

@@ -34,7 +34,8 @@ def varlen_attention(
     documents, rows behind one another; within a document, the queries are the last of the keys.
 
     Returns (b, n, s, d)."""
-    scale, dropout_p, sink = softmax
+    assert softmax.bias is None, "not chosen with relative positions"
+    scale, dropout_p, sink, _ = softmax
     out: Tensor = _FORWARD(
         q, k, v, sink, query_lengths, key_lengths, causal, *window, scale, dropout_p
     )[0]

@@ -22,9 +22,9 @@ def check_model(config: TransformerConfig, rows: int, num_tensors: int, where: s
 
     rows: of the embedding. where: the document that describes the model, for messages."""
     check_layers(config.num_layers, where)
-    if config.num_layers > num_tensors:
+    if config.all_layers > num_tensors:
         raise ArtifactError(
-            f"{where}: says {config.num_layers} layers, and there are {num_tensors} tensors; some "
+            f"{where}: says {config.all_layers} layers, and there are {num_tensors} tensors; some "
             "files are missing, or it is of another model"
         )
     if config.num_params(rows) > MAX_PARAMS:

@@ -157,12 +157,12 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "it only applies to models that this command does not train (T5, retrieval, vision)",
+        "it only applies to models that this command does not train (retrieval, vision)",
         """
-        bert-* decoder-seq-length decoder-num-layers
+        bert-*
         retriever-* retro-* ict-* biencoder-* titles-data-path query-in-block-prob
         use-one-sent-docs evidence-data-path block-data-path embedding-path indexer-*
-        output-bert-embeddings relative-attention-* num-classes img-h img-w num-channels patch-dim
+        output-bert-embeddings num-classes img-h img-w num-channels patch-dim
         classes-fraction data-per-class-fraction head-lr-mult vision-pretraining-type
         vision-backbone-type swin-* mask-type mask-factor iter-per-epoch dino-* mrope-section
         """,

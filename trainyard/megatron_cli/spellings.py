@@ -40,6 +40,7 @@ VALUES: dict[tuple[str, str], str] = {
     ("optimizer", "adamw"): "adam",
     ("model-type", "GPT"): "gpt",
     ("model-type", "BERT"): "bert",
+    ("model-type", "T5"): "t5",
 }
 """Other spellings of values."""
 

@@ -6,7 +6,6 @@ channels; n and g are those of this tensor-parallel rank."""
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
@@ -55,11 +54,10 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.layer = layer
         self.parallel = parallel
-        self.groups = _share(config.query_groups, "--num-query-groups", parallel)
-        heads = _share(config.num_attention_heads, "--num-attention-heads", parallel)
+        self.groups = own_groups(config, parallel)
+        heads = own_heads(config, parallel)
         self.queries_per_group = heads // self.groups
         self.head_dim = config.head_dim
-        self.recompute_core = config.recomputes("core_attn")
         qkv_size = config.query_size + 2 * config.kv_size
         self.linear_qkv = ColumnParallelLinear(
             config.hidden_size, qkv_size, bias=config.qkv_bias, parallel=parallel
@@ -80,9 +78,11 @@ class SelfAttention(nn.Module):
         rotary: Rotary | None = None,
         mask: AttentionMask = CAUSAL,
         kv_cache: KVCache | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """x: (s, b, h), (s / tp, b, h) under sequence parallelism. mask: of the whole sequence
-        under context parallelism. Returns a tensor like x."""
+        under context parallelism. bias: (1, n, s, s) added to the scores. Returns a tensor like
+        x."""
         q, k, v = self._split_heads(self.linear_qkv(x))
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q, k = self.q_layernorm(q), self.k_layernorm(k)
@@ -92,7 +92,8 @@ class SelfAttention(nn.Module):
         if kv_cache is not None:
             mask = self._mask_of_cache(mask, kv_cache, q.shape[2])
             k, v = kv_cache.extend(self.layer, k, v)
-        context = self._attend(q, k, v, mask).permute(2, 0, 1, 3).flatten(2)  # (s, b, n d)
+        context = self.core_attention.attend(q, k, v, mask, bias)
+        context = context.permute(2, 0, 1, 3).flatten(2)  # (s, b, n d)
         out: Tensor = self.linear_proj(context)
         return out
 
@@ -109,28 +110,28 @@ class SelfAttention(nn.Module):
             return mask
         return replace(mask, positions=kv_cache.positions(num_new))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
-        core = self.core_attention
-        if self.recompute_core and self.training and torch.is_grad_enabled():
-            out: Tensor = recomputed(core, q, k, v, mask, draws=core.dropout > 0)
-        else:
-            out = core(q, k, v, mask)
-        return out
-
 
 class CoreAttention(nn.Module):
-    """Softmax attention by the chosen backend, over all context-parallel ranks."""
+    """Softmax attention by the chosen backend, over all context-parallel ranks.
+
+    cross: queries are of another sequence than keys, without windows and relative positions."""
 
     def __init__(
-        self, config: TransformerConfig, layer: int, parallel: ModelParallel = ALONE
+        self,
+        config: TransformerConfig,
+        layer: int,
+        parallel: ModelParallel = ALONE,
+        *,
+        cross: bool = False,
     ) -> None:
         super().__init__()
         self.parallel = parallel
+        self.recompute = config.recomputes("core_attn")
         self.dropout = config.attention_dropout
-        self.scale = 1.0 / math.sqrt(config.head_dim)
-        self.window = config.attention_window(layer)
+        self.scale = config.attention_scale
+        self.window = None if cross else config.attention_window(layer)
         self.softmax_type = config.softmax_type
-        heads = _share(config.num_attention_heads, "--num-attention-heads", parallel)
+        heads = own_heads(config, parallel)
         check_context(parallel.cp_comm_type, parallel.cp_size, heads, self.window)
         self.softmax_offset: nn.Parameter | None = None
         if config.softmax_type == "learnable":
@@ -139,18 +140,30 @@ class CoreAttention(nn.Module):
                 shape = (config.num_attention_heads,)
                 shard = even_shard(shape, 0, parallel.tp_size, parallel.tp_rank)
                 mark_shard(self.softmax_offset, shard)
-        self.backends = backends_of(config, layer, parallel)
+        self.backends = backends_of(config, layer, parallel, cross=cross)
         if parallel.cp is not None:
             self.backends = {
                 key: replace(selected, backend=ContextAttention.around(selected, parallel))
                 for key, selected in self.backends.items()
             }
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
-        """q: (b, n, s, d); k, v: (b, g, t, d). Returns (b, n, s, d)."""
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, bias: Tensor | None = None
+    ) -> Tensor:
+        """`forward`, recomputed in the backward pass with --recompute-modules core_attn."""
+        if self.recompute and self.training and torch.is_grad_enabled():
+            out: Tensor = recomputed(self, q, k, v, mask, bias, draws=self.dropout > 0)
+        else:
+            out = self(q, k, v, mask, bias)
+        return out
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, bias: Tensor | None = None
+    ) -> Tensor:
+        """q: (b, n, s, d); k, v: (b, g, t, d); bias: (1, n, s, t). Returns (b, n, s, d)."""
         backend = self.backends[q.device.type, q.dtype, mask.bounds is not None].get()
         dropout_p = self.dropout if self.training else 0.0
-        softmax = Softmax(self.scale, dropout_p, self._sink(q))
+        softmax = Softmax(self.scale, dropout_p, self._sink(q), bias)
         return backend.attend(q, k, v, mask.with_window(self.window), softmax)
 
     def _sink(self, q: Tensor) -> Tensor | None:
@@ -158,6 +171,16 @@ class CoreAttention(nn.Module):
         if self.softmax_type == "off-by-one":
             return q.new_zeros(q.shape[1])
         return self.softmax_offset
+
+
+def own_heads(config: TransformerConfig, parallel: ModelParallel) -> int:
+    """Query heads of this rank; ConfigError if tensor-parallel ranks cannot share them."""
+    return _share(config.num_attention_heads, "--num-attention-heads", parallel)
+
+
+def own_groups(config: TransformerConfig, parallel: ModelParallel) -> int:
+    """Key and value heads of this rank; ConfigError if tensor-parallel ranks cannot share them."""
+    return _share(config.query_groups, "--num-query-groups", parallel)
 
 
 def _share(count: int, option: str, parallel: ModelParallel) -> int:
@@ -172,16 +195,18 @@ def _share(count: int, option: str, parallel: ModelParallel) -> int:
 
 
 def backends_of(
-    config: TransformerConfig, layer: int, parallel: ModelParallel
+    config: TransformerConfig, layer: int, parallel: ModelParallel, *, cross: bool = False
 ) -> Mapping[Key, Selected]:
-    """The backends of layer `layer`, counted from 0 over the whole model."""
+    """The backends of layer `layer`, counted from 0 over the whole model; cross: of its
+    cross-attention."""
     request: Request = "flash" if config.use_flash_attn else config.attention_backend
     # Kernels keep scores in fp32, where scaling them by the layer and back does nothing; without it
     # all layers are alike, and are compiled once.
     scaled = config.apply_query_key_layer_scaling and request == "local"
     needs = Needs(
         head_dim=config.head_dim,
-        window=config.attention_window(layer) is not None,
+        window=not cross and config.attention_window(layer) is not None,
+        bias=not cross and config.position_embedding_type == "relative",
         sink=config.softmax_type != "vanilla",
         dropout=config.attention_dropout > 0,
         deterministic=torch.are_deterministic_algorithms_enabled(),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainyard.models.attention import SelfAttention
 from trainyard.models.config import TransformerConfig
+from trainyard.models.cross_attention import CrossAttention
 from trainyard.models.layer_inputs import DropoutPlaces, LayerInputs
 from trainyard.models.mlp import MLP
 from trainyard.models.norm import build_norm
@@ -23,7 +24,7 @@ from trainyard.parallel.model import ALONE, ModelParallel
 Step = tuple[nn.Module, DropoutPlace | None]
 """A layer and the place of its dropout."""
 
-AFTER_ATTENTION, AFTER_MLP = 0, 1
+AFTER_ATTENTION, AFTER_MLP, AFTER_CROSS_ATTENTION = 0, 1, 2
 """Numbers of the dropouts of a layer."""
 
 
@@ -50,7 +51,7 @@ class TransformerLayer(nn.Module):
     def _attention(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         def attend(normalised: Tensor) -> Tensor:
             out: Tensor = self.self_attention(
-                normalised, inputs.rotary, inputs.mask, inputs.kv_cache
+                normalised, inputs.rotary, inputs.mask, inputs.kv_cache, inputs.bias
             )
             return out
 
@@ -72,6 +73,35 @@ class TransformerLayer(nn.Module):
     def _recomputes_norms(self) -> bool:
         """Under torch.compile the compiler decides about recomputing norms."""
         return self.recompute_norms and self.training and not torch.compiler.is_compiling()
+
+
+class DecoderLayer(TransformerLayer):
+    """As `TransformerLayer`, with x + cross_attention(norm(x), source) before the MLP."""
+
+    def __init__(
+        self, config: TransformerConfig, layer: int, parallel: ModelParallel = ALONE
+    ) -> None:
+        super().__init__(config, layer, parallel)
+        self.pre_cross_attn_layernorm = build_norm(config, parallel)
+        self.cross_attention = CrossAttention(config, layer, parallel)
+
+    def forward(self, x: Tensor, inputs: LayerInputs, place: DropoutPlace | None = None) -> Tensor:
+        """x: (s, b, h). place: of dropout; None disables it. Returns (s, b, h)."""
+        x = x + _dropped(self._attention(x, inputs), self.dropout, place, AFTER_ATTENTION)
+        x = x + _dropped(self._across(x, inputs), self.dropout, place, AFTER_CROSS_ATTENTION)
+        return x + _dropped(self._mlp(x), self.dropout, place, AFTER_MLP)
+
+    def _across(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        source = inputs.source
+        assert source is not None, "a decoder needs the output of its encoder"
+
+        def attend(normalised: Tensor) -> Tensor:
+            out: Tensor = self.cross_attention(normalised, source, inputs.source_mask)
+            return out
+
+        if self._recomputes_norms():
+            return recomputed_norm(self.pre_cross_attn_layernorm, attend, x)
+        return attend(self.pre_cross_attn_layernorm(x))
 
 
 class PostNormLayer(nn.Module):
@@ -118,11 +148,15 @@ class TransformerBlock(nn.Module):
         pipeline_stage: PipelineStage = WHOLE,
         *,
         post_norm: bool = False,
+        num_layers: int | None = None,
+        layer: type[nn.Module] = TransformerLayer,
     ) -> None:
+        """num_layers: of the block in the whole model; unset: --num-layers. layer: their kind."""
         super().__init__()
         self.config = config
-        self.numbers = pipeline_stage.layer_numbers(config.num_layers)
-        layer = PostNormLayer if post_norm else TransformerLayer
+        total = config.num_layers if num_layers is None else num_layers
+        self.numbers = pipeline_stage.layer_numbers(total)
+        layer = PostNormLayer if post_norm else layer
         self.layers = nn.ModuleDict(
             {str(number): layer(config, number, parallel) for number in self.numbers}
         )

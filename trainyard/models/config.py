@@ -5,8 +5,9 @@ without torch."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from trainyard.config import check_above_zero, execution, flag
 from trainyard.errors import ConfigError
@@ -17,6 +18,7 @@ from trainyard.models.config_checks import (
     check_sizes,
 )
 from trainyard.models.layer_pattern import window_of_layer
+from trainyard.parallel.config import ParallelConfig
 
 MAX_PARAMS = 10**15
 """Limit for a whole model; the bytes of its checkpoint still fit in 64 bits."""
@@ -24,23 +26,40 @@ LLAMA3_LENGTH = 8192
 """Original length that Llama 3.1 scales from; fixed in the code of Meta and Megatron-LM."""
 
 Normalization = Literal["LayerNorm", "RMSNorm"]
-PositionEmbeddingType = Literal["learned_absolute", "rope", "yarn", "none"]
+PositionEmbeddingType = Literal["learned_absolute", "rope", "yarn", "relative", "none"]
 SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
-Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "quick_geglu", "squared_relu"]
+Activation = Literal[
+    "gelu",
+    "gelu_tanh",
+    "quick_gelu",
+    "relu",
+    "squared_relu",
+    "swiglu",
+    "quick_geglu",
+    "geglu_tanh",
+]
 RecomputeGranularity = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "mlp", "layernorm"]
-ModelType = Literal["gpt", "bert"]
+ModelType = Literal["gpt", "bert", "t5"]
 """The families, by their names in `models/families.py`."""
 
-ACTIVATION_FLAGS = ("swiglu", "quick_geglu", "squared_relu", "quick_gelu", "openai_gelu")
+ACTIVATION_FLAGS = (
+    *("swiglu", "quick_geglu", "squared_relu", "quick_gelu", "openai_gelu"),
+    *("relu", "geglu"),
+)
+"""Options that exclude each other; a family may have some of them only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
     """A stack of transformer layers: sizes, norms, positions, attention, MLP, memory."""
 
+    RELATIVE_POSITIONS: ClassVar[bool] = False
+    """Whether the family has --position-embedding-type relative."""
+
     model_type: ModelType = "gpt"
-    """Family of the model: GPT predicts the next token, BERT the hidden words of sentences."""
+    """Family of the model: GPT predicts the next token, BERT the hidden words of sentences, T5
+    spells them out."""
     num_layers: int
     """Transformer layers."""
     hidden_size: int
@@ -79,8 +98,8 @@ class TransformerConfig:
     max_position_embeddings: int | None = None
     """Longest sequence that has positions; unset: the sequence length."""
     position_embedding_type: PositionEmbeddingType = "learned_absolute"
-    """A learned table, rotary embedding (rope), rotary embedding stretched by YaRN (yarn), or
-    none."""
+    """A learned table, rotary embedding (rope), rotary embedding stretched by YaRN (yarn), for T5
+    a learned score of every distance between tokens (relative), or none."""
     rotary_base: float = 10000.0
     """Base of the rotary wavelengths (theta)."""
     rotary_percent: float = 1.0
@@ -187,7 +206,7 @@ class TransformerConfig:
                 raise ConfigError(f"{flag(name)} must be in [0, 1), got {getattr(self, name)}")
         check_positions(self)
         check_attention(self)
-        chosen = [flag(name) for name in ACTIVATION_FLAGS if getattr(self, name)]
+        chosen = [flag(name) for name in ACTIVATION_FLAGS if getattr(self, name, False)]
         if len(chosen) > 1:
             raise ConfigError(f"{' and '.join(chosen)} exclude each other; give one")
         check_recompute(self)
@@ -200,7 +219,7 @@ class TransformerConfig:
         h = self.hidden_size
         tables = 2 if self.untie_embeddings_and_output_weights else 1
         ends = self.embedding_params() + self.output_params(padded_vocab_size)
-        return tables * padded_vocab_size * h + self.num_layers * self.layer_params() + ends
+        return tables * padded_vocab_size * h + self.all_layer_params() + ends
 
     def embedding_params(self) -> int:
         """Trained parameters of the embedding beside the table of the vocabulary."""
@@ -211,6 +230,10 @@ class TransformerConfig:
         """Trained parameters after the layers beside the table of the vocabulary, of which a rank
         has `rows`."""
         return self.norm_params()
+
+    def all_layer_params(self) -> int:
+        """Trained parameters of all layers."""
+        return self.num_layers * self.layer_params()
 
     def layer_params(self) -> int:
         """Trained parameters of one layer."""
@@ -232,6 +255,38 @@ class TransformerConfig:
         return self.norm_tensors * self.hidden_size
 
     # --- derived values -------------------------------------------------------------------
+
+    @property
+    def all_layers(self) -> int:
+        """Layers that pipeline stages share."""
+        return self.num_layers
+
+    @property
+    def stream_length(self) -> int:
+        """Tokens of a sample whose hidden states pass from stage to stage."""
+        return self.seq_length
+
+    @property
+    def output_length(self) -> int:
+        """Tokens of a sample with logits."""
+        return self.seq_length
+
+    def num_cross_layers(self, layers: range) -> int:
+        """How many of these layers attend to another sequence as well."""
+        return 0
+
+    def equal_layers(self, layers: range) -> float:
+        """Layers over all tokens that cost as much as these, for estimates."""
+        return float(len(layers))
+
+    def cross_params(self) -> int:
+        """Trained parameters of the cross-attention of a layer and its norm."""
+        return 0
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor of the scores of attention."""
+        return 1.0 / math.sqrt(self.head_dim)
 
     @property
     def head_dim(self) -> int:
@@ -326,6 +381,9 @@ class TransformerConfig:
         return self.recompute == "selective" and module in self.recompute_modules
 
     # --- checks ---------------------------------------------------------------------------
+
+    def check_parallel(self, parallel: ParallelConfig) -> None:
+        """Raise ConfigError for degrees of parallelism that this family has no model for."""
 
     def check_params(self, padded_vocab_size: int) -> None:
         """Raise ConfigError for a model whose bytes would not fit in 64 bits."""

@@ -61,6 +61,11 @@ def check_positions(config: Any) -> None:
             f"gives {config.rotary_dim} rotating channels; it must be an even number above 0"
         )
     kind = config.position_embedding_type
+    if kind == "relative" and not config.RELATIVE_POSITIONS:
+        raise ConfigError(
+            "--position-embedding-type relative is for --model-type t5, and this is a "
+            f"{config.model_type}; use rope or learned_absolute"
+        )
     if config.use_rope_scaling and kind != "rope":
         raise ConfigError(
             f"--use-rope-scaling needs --position-embedding-type rope, which is {kind}; "

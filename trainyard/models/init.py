@@ -23,7 +23,11 @@ from trainyard.models.config import TransformerConfig
 from trainyard.models.tied import copy_of
 from trainyard.parallel.sharding import Shard, ShardBox, shard_of
 
-OUTPUT_PROJECTIONS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
+OUTPUT_PROJECTIONS = (
+    "self_attention.linear_proj.weight",
+    "cross_attention.linear_proj.weight",
+    "mlp.linear_fc2.weight",
+)
 TABLES = (
     "word_embeddings.weight",
     "position_embeddings.weight",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from trainyard.attention.masks import CAUSAL, AttentionMask
+from trainyard.attention.masks import CAUSAL, FULL, AttentionMask
 from trainyard.models.rope import Rotary
 from trainyard.parallel.invariant_dropout import DropoutPlace
 
@@ -29,11 +29,18 @@ class LayerInputs:
     rotary: Rotary | None = None
     mask: AttentionMask = CAUSAL
     kv_cache: KVCache | None = None
+    bias: Tensor | None = None
+    """(1, n, s, s) added to the scores of the heads of this rank."""
+    source: Tensor | None = None
+    """(t, b, h) keys and values of cross-attention, this rank's part under sequence
+    parallelism."""
+    source_mask: AttentionMask = FULL
 
     def tensors(self) -> list[Tensor]:
         """The shared tensors."""
-        mask = self.mask
-        shared = [mask.dense, mask.bounds, mask.positions]
+        shared = [self.bias, self.source]
+        for mask in (self.mask, self.source_mask):
+            shared += [mask.dense, mask.bounds, mask.positions, mask.query_bounds]
         if self.rotary is not None:
             shared += [self.rotary.cos, self.rotary.sin]
         return [tensor for tensor in shared if tensor is not None]
@@ -49,9 +56,10 @@ class DropoutPlaces:
     Each layer has its own seed tensor, so that its number is an input and not a constant for which
     torch.compile would compile the layer again."""
 
-    def __init__(self, seed: Tensor, positions: Tensor, num_layers: int) -> None:
-        """seed: () int64, of the micro-batch. positions: (s) of this rank's tokens."""
-        numbers = torch.arange(num_layers + 1, device=seed.device)
+    def __init__(self, seed: Tensor, positions: Tensor, num_layers: int, first: int = 0) -> None:
+        """seed: () int64, of the micro-batch. positions: (s) of this rank's tokens. first: number
+        of the first seed, so that two blocks of layers have none in common."""
+        numbers = torch.arange(first, first + num_layers + 1, device=seed.device)
         self._seeds = (seed + (numbers + 1) * _SPREAD).unbind()
         self._positions = positions
 

@@ -28,6 +28,11 @@ def quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0)."""
+    return functional.relu(x)
+
+
 def squared_relu(x: Tensor) -> Tensor:
     """relu(x)^2 (Primer, arXiv:2109.08668)."""
     return functional.relu(x).square()
@@ -45,13 +50,21 @@ def quick_geglu(x: Tensor) -> Tensor:
     return quick_gelu(gate) * up
 
 
+def geglu_tanh(x: Tensor) -> Tensor:
+    """gelu_tanh(gate) x up of [gate; up] (arXiv:2002.05202)."""
+    gate, up = x.chunk(2, dim=-1)
+    return gelu_tanh(gate) * up
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "quick_gelu": quick_gelu,
+    "relu": relu,
     "squared_relu": squared_relu,
     "swiglu": swiglu,
     "quick_geglu": quick_geglu,
+    "geglu_tanh": geglu_tanh,
 }
 
 

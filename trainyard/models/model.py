@@ -124,12 +124,16 @@ class TransformerModel(nn.Module):
     def _dropout_places(self, seed: Tensor | None, places: Tensor) -> DropoutPlaces | None:
         if not self.training or not self.config.hidden_dropout:
             return None
-        if seed is None:
-            alone = self.parallel.tp is None and self.parallel.cp is None
-            assert alone, f"ranks that share a sequence need one {DROPOUT_SEED}"
-            seed = torch.randint(2**62, (), device=places.device)
         local = of_sequence_part(places, self.parallel)
-        return DropoutPlaces(seed, local, self.config.num_layers)
+        return DropoutPlaces(self._seed(seed, places.device), local, self.config.num_layers)
+
+    def _seed(self, seed: Tensor | None, device: torch.device) -> Tensor:
+        """() of dropout: the given one, or alone a drawn one."""
+        if seed is not None:
+            return seed
+        alone = self.parallel.tp is None and self.parallel.cp is None
+        assert alone, f"ranks that share a sequence need one {DROPOUT_SEED}"
+        return torch.randint(2**62, (), device=device)
 
     def _rotary(self, block: TransformerBlock, position_ids: Tensor) -> Rotary | None:
         if not self.config.rotary or not block.layers:

@@ -53,7 +53,12 @@ class ParallelLayout:
     def layers_as_on_first(self, config: TransformerConfig) -> int:
         """Layers of the model if every rank had as many as the first one, the most loaded."""
         uneven = self.first_rank_layers
-        return config.num_layers if uneven is None else uneven * self.pp
+        return config.all_layers if uneven is None else uneven * self.pp
+
+    def equal_layers(self, config: TransformerConfig) -> float:
+        """`layers_as_on_first` by what they keep, where layers differ."""
+        on_first = -(-self.layers_as_on_first(config) // self.pp)
+        return config.equal_layers(range(on_first)) * self.layers_as_on_first(config) / on_first
 
     def activation_growth(self, config: TransformerConfig) -> tuple[float, int]:
         """(growth under the interleaved schedule, micro-batches in flight on the first stage)."""
@@ -61,7 +66,7 @@ class ParallelLayout:
             chunks = self.virtual_stages
             if chunks is None:
                 assert self.layers_per_virtual_stage is not None
-                chunks = config.num_layers // self.pp // self.layers_per_virtual_stage
+                chunks = config.all_layers // self.pp // self.layers_per_virtual_stage
             penalty = 1 + (self.pp - 1) / (self.pp * chunks)
             return penalty, math.ceil(penalty * self.pp)
         return 1.0, min(self.num_microbatches or self.pp, self.pp)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -40,8 +41,9 @@ KINDS = list(masks(8))
 
 def to(mask: AttentionMask, device: str) -> AttentionMask:
     """The mask on another device."""
-    dense, bounds = (None if x is None else x.to(device) for x in (mask.dense, mask.bounds))
-    return AttentionMask(mask.causal, mask.window, dense, bounds)
+    names = ("dense", "bounds", "query_bounds")
+    given = {name: getattr(mask, name) for name in names}
+    return replace(mask, **{name: x.to(device) for name, x in given.items() if x is not None})
 
 
 def inputs(
@@ -82,3 +84,25 @@ def expected(
     """The same in fp64."""
     wide = [x.detach().double().requires_grad_() for x in given]
     return attend(LOCAL, wide, mask, with_sink)
+
+
+def attend_biased(
+    backend: AttentionBackend, given: list[Tensor], mask: AttentionMask, bias: Tensor
+) -> list[Tensor]:
+    """Output, and the gradients of q, k, v and the bias, (1, n, s, t)."""
+    out = backend.attend(*given[:3], mask, Softmax(1.0, bias=bias))
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    grads = torch.autograd.grad(out, [*given[:3], bias], weights.to(out.device, out.dtype))
+    return [out, *grads]
+
+
+def expected_biased(given: list[Tensor], mask: AttentionMask, bias: Tensor) -> list[Tensor]:
+    """The same in fp64."""
+    wide = [x.detach().double().requires_grad_() for x in (*given[:3], bias)]
+    return attend_biased(LOCAL, wide[:3], mask, wide[3])
+
+
+def some_bias(s: int, t: int) -> Tensor:
+    """Numbers to add to scores."""
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(1, N, s, t, generator=generator).requires_grad_()

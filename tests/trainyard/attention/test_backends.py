@@ -14,17 +14,28 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
-from tests.trainyard.attention.cases import KINDS, LOCAL, attend, expected, inputs, masks
+from tests.trainyard.attention.cases import (
+    KINDS,
+    LOCAL,
+    attend,
+    attend_biased,
+    expected,
+    expected_biased,
+    inputs,
+    masks,
+    some_bias,
+)
 from trainyard.attention import lse_kernels, varlen
 from trainyard.attention.base import Numerics, Softmax
 from trainyard.attention.flash import FlashBackend
 from trainyard.attention.local import LocalBackend
 from trainyard.attention.lse_kernels import BlockCall, Saved, block_backward, block_forward
-from trainyard.attention.masks import CAUSAL, AttentionMask
+from trainyard.attention.masks import CAUSAL, AttentionMask, cross_mask
 from trainyard.attention.sdpa import SdpaBackend, even_gradient
 from trainyard.testing.tolerances import FP32_SUM_ORDER
 
 S = 24
+LENGTHS = torch.tensor([7, S])
 BACKENDS = {"cpu": SdpaBackend("cpu"), "unfused": SdpaBackend("math", True), "local": LOCAL}
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
@@ -52,6 +63,27 @@ def test_backends_agree(backend: Any, kind: str, with_sink: bool, groups: int) -
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "matrix"])
 def test_queries_are_the_last_of_the_keys(backend: Any, kind: str, with_sink: bool) -> None:
     compare(backend, inputs(5, S, groups=2), masks(S)[kind], with_sink)
+
+
+@each_backend
+@each_group
+@pytest.mark.parametrize("kind", ["causal", "full", "documents", "matrix"])
+def test_a_bias_is_added_to_scores(backend: Any, kind: str, groups: int) -> None:
+    given, mask, bias = inputs(S, groups=groups), masks(S)[kind], some_bias(S, S)
+    found, right = (
+        attend_biased(backend, given, mask, bias),
+        expected_biased(given, mask, bias),
+    )
+    for got, wanted in zip(found, right, strict=True):
+        assert wanted.abs().max() > 0.1
+        torch.testing.assert_close(got, wanted.to(got.dtype), rtol=1e-4, atol=1e-5)
+
+
+@each_backend
+@each_sink
+@pytest.mark.parametrize("s", [S, 5])
+def test_queries_of_another_sequence_see_no_padding(backend: Any, s: int, with_sink: bool) -> None:
+    compare(backend, inputs(s, S, groups=2), cross_mask(LENGTHS, s, S), with_sink)
 
 
 @each_backend
@@ -190,6 +222,14 @@ def test_torch_flash(monkeypatch: pytest.MonkeyPatch, kind: str, s: int, with_si
     if masks(S)[kind].plain and not with_sink:
         pytest.skip("goes through scaled_dot_product_attention, which has no flash on the CPU")
     compare(backend, inputs(s, S, groups=2), masks(S)[kind], with_sink)
+
+
+@each_sink
+@pytest.mark.parametrize("s", [S, 5])
+def test_torch_flash_across(monkeypatch: pytest.MonkeyPatch, s: int, with_sink: bool) -> None:
+    monkeypatch.setattr(varlen, "_ATEN", PackedKernels())
+    mask = cross_mask(LENGTHS, s, S)
+    compare(SdpaBackend("flash"), inputs(s, S, groups=2), mask, with_sink)
 
 
 def fake_flash(version: int) -> SimpleNamespace:

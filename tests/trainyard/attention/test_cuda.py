@@ -8,11 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainyard.attention.cases import KINDS, attend, expected, inputs, masks, to
+from tests.trainyard.attention.cases import (
+    KINDS,
+    attend,
+    attend_biased,
+    expected,
+    expected_biased,
+    inputs,
+    masks,
+    some_bias,
+    to,
+)
 from trainyard.attention.base import Numerics, Softmax
 from trainyard.attention.blockwise import block_attention, causal_blocks
 from trainyard.attention.lse_kernels import BlockCall, Saved, block_backward, block_forward
-from trainyard.attention.masks import CAUSAL
+from trainyard.attention.masks import CAUSAL, cross_mask
 from trainyard.attention.select import Needs, build_backend, choose_backend, probe_device
 from trainyard.errors import ConfigError
 
@@ -72,6 +82,41 @@ def test_bf16_kernels(request_: str, kind: str, groups: int, with_sink: bool) ->
 def test_queries_are_the_last_of_the_keys(request_: str, kind: str, with_sink: bool) -> None:
     backend = backend_for(request_, torch.bfloat16, kind, with_sink)
     compare(backend, 64, 2, torch.bfloat16, kind, with_sink)
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+@pytest.mark.parametrize("s", [S, 64])
+@each_sink
+def test_queries_of_another_sequence_see_no_padding(request_: str, s: int, with_sink: bool) -> None:
+    """Two rows, with 100 keys and with all; a document of keys without queries has no gradient."""
+    backend = backend_for(request_, torch.bfloat16, "documents", with_sink)
+    given = inputs(s, S, groups=2, d=D, dtype=torch.bfloat16, device="cuda")
+    mask = cross_mask(torch.tensor([100, S]), s, S)
+    out, grads = attend(backend, given, to(mask, "cuda"), with_sink)
+    right, wanted = expected([x.cpu() for x in given], mask, with_sink)
+    assert_near(out, right, BF16["out"], "out")
+    assert not grads[1][0, :, 100:].any()
+    assert not grads[2][0, :, 100:].any()
+    for name, grad, x in zip(("q", "k", "v", "sink"), grads, wanted, strict=False):
+        assert_near(grad, x, BF16["grad"], name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", ["causal", "full", "documents"])
+@pytest.mark.parametrize("s", [S, 100])
+def test_a_bias_is_added_to_scores(dtype: torch.dtype, kind: str, s: int) -> None:
+    needs = Needs(dtype=str(dtype).removeprefix("torch."), head_dim=D, bias=True)
+    choice = choose_backend("auto", probe_device("cuda"), needs)
+    assert choice.kernel == "efficient"
+    backend = build_backend(choice, Numerics(), deterministic=False)
+    given = [x * 0.3 for x in inputs(s, d=D, dtype=dtype, device="cuda")[:3]]
+    bias, mask = some_bias(s, s), masks(s)[kind]
+    own = bias.detach().cuda().requires_grad_()
+    found = attend_biased(backend, given, to(mask, "cuda"), own)
+    right = expected_biased([x.cpu() for x in given], mask, bias)
+    bound = BF16 if dtype == torch.bfloat16 else {"out": 1e-4, "grad": 1e-4}
+    for name, got, wanted in zip(("out", "q", "k", "v", "bias"), found, right, strict=True):
+        assert_near(got, wanted, bound["out" if name == "out" else "grad"], name)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,6 +13,7 @@ from trainyard.attention.masks import (
     AttentionMask,
     as_mask,
     causal_mask,
+    cross_mask,
     materialise,
     packed_lengths,
     trim_bounds,
@@ -54,6 +55,16 @@ def test_the_matrix_says_what_the_rules_say(mask: AttentionMask, s: int) -> None
             for key in range(9):
                 found = matrix[min(row, matrix.shape[0] - 1), 0, query - (9 - s), key]
                 assert bool(found) == allowed(mask, row, query, key)
+
+
+def test_queries_of_another_sequence_see_the_keys_before_the_padding() -> None:
+    mask = cross_mask(torch.tensor([2, 4]), 3, 4)
+    matrix = materialise(mask, 3, 4, CPU)
+    assert matrix is not None
+    assert matrix[:, 0].tolist() == [[[True, True, False, False]] * 3, [[True] * 4] * 3]
+    of_queries, of_keys = packed_lengths(mask, 3, 4)
+    assert of_queries.tolist() == [0, 3, 3, 6, 6]
+    assert of_keys.tolist() == [0, 2, 4, 8, 8]
 
 
 def test_nothing_forbidden_needs_no_matrix() -> None:

@@ -41,6 +41,8 @@ def chosen(request: Any, device: Device, **needs: Any) -> tuple[str, str]:
         (HOPPER, {"dtype": "float32", "deterministic": True}, ("sdpa", "math")),
         (AMPERE, {}, ("sdpa", "flash")),
         (VOLTA, {"dtype": "float16"}, ("sdpa", "efficient")),
+        (HOPPER, {"bias": True}, ("sdpa", "efficient")),
+        (HOPPER, {"bias": True, "deterministic": True}, ("sdpa", "math")),
         (CPU, {}, ("sdpa", "cpu")),
         (Device("mps"), {}, ("sdpa", "math")),
     ],

@@ -69,6 +69,14 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
         ("--batch-size 4 --train-steps 9", "--micro-batch-size 4 --train-iters 9"),
         ("--warmup-steps 5 --gradient-clip-val .5", "--lr-warmup-iters 5 --clip-grad .5"),
         ("--encoder-seq-length 64", "--seq-length 64"),
+        (
+            "--model-type T5 --encoder-num-layers 12 --decoder-num-layers 6",
+            "--model-type t5 --num-layers 12 --decoder-num-layers 6",
+        ),
+        (
+            "--decoder-seq-length 128 --softmax-scale 1",
+            "--decoder-seq-length 128 --softmax-scale 1",
+        ),
         ("--model-parallel-size 2", "--tensor-model-parallel-size 2"),
         ("--warmup 0.01", "--lr-warmup-fraction 0.01"),
         ("--layernorm-epsilon=1e-6", "--norm-epsilon 1e-6"),

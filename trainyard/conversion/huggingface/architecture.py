@@ -12,9 +12,11 @@ ConfigError that names the options that no class has."""
 from __future__ import annotations
 
 from trainyard.conversion.huggingface.bert import bert_architecture
+from trainyard.conversion.huggingface.t5 import t5_architecture
 from trainyard.errors import ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
+from trainyard.models.t5.config import T5Config
 
 LLAMA = "LlamaForCausalLM"
 MISTRAL = "MistralForCausalLM"
@@ -123,6 +125,8 @@ def architecture(config: TransformerConfig) -> str:
     """The class of `transformers` that computes the same; ConfigError says why none does."""
     if isinstance(config, BertConfig):
         return bert_architecture(config)
+    if isinstance(config, T5Config):
+        return t5_architecture(config)
     misfits = {name: found(config) for name, found in MISFITS.items()}
     for name, broken in misfits.items():
         if not broken:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from trainyard.checkpoint.bounds import check_layers
@@ -17,11 +17,14 @@ from trainyard.conversion.huggingface.bert import BERTS, bert_values
 from trainyard.conversion.huggingface.bert import HARMLESS as OF_BERTS
 from trainyard.conversion.huggingface.bert import MODEL_TYPES as OF_BERT
 from trainyard.conversion.huggingface.config import GPT2_ACTIVATIONS
+from trainyard.conversion.huggingface.t5 import HARMLESS as OF_T5
+from trainyard.conversion.huggingface.t5 import T5, t5_values
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY, LLAMA3_LOW_FREQUENCY
+from trainyard.models.t5.config import T5Config
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +32,7 @@ MODEL_TYPES = {
     **{"llama": (LLAMA,), "mistral": (MISTRAL,), "qwen2": (QWEN2,), "qwen3": (QWEN3,)},
     **{"gpt2": (GPT2,)},
     **OF_BERT,
+    "t5": (T5,),
 }
 """The classes of each `model_type`; the first where `architectures` names none."""
 
@@ -75,22 +79,26 @@ def read_config(document: Any, where: str) -> tuple[str, TransformerConfig, int]
     compute or an unknown field, ArtifactError for a missing field or one of another type."""
     fields = Fields(document, where)
     name = _class_of(fields, where)
+    make: type[TransformerConfig] = GPTConfig
+    harmless: Collection[str] = HARMLESS
     if name in BERTS:
-        values = bert_values(fields, name)
+        make, values, harmless = BertConfig, bert_values(fields, name), HARMLESS.union(OF_BERTS)
+    elif name == T5:
+        make, values, harmless = T5Config, t5_values(fields, where), HARMLESS.union(OF_T5)
     else:
         values = _gpt2_values(fields) if name == GPT2 else _llama_values(fields, name, where)
-    for field in ("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder"):
+    fields.must_be("is_encoder_decoder", name == T5)
+    for field in ("add_cross_attention", "tie_encoder_decoder"):
         fields.must_be(field, False)
     fields.must_be("pruned_heads", {})
     check_layers(values["num_layers"], where)
     vocab_size = fields.need("vocab_size", int)
     if fields.maybe("initializer_range", float):
         values["init_method_std"] = fields.maybe("initializer_range", float)
-    fields.refuse_rest(HARMLESS.union(OF_BERTS) if name in BERTS else HARMLESS)
+    fields.refuse_rest(harmless)
     if vocab_size < 1:
         raise ArtifactError(f"{where}: vocab_size is {vocab_size}")
     try:
-        make = BertConfig if name in BERTS else GPTConfig
         return name, make(**values), vocab_size
     except ConfigError as error:
         raise ArtifactError(f"{where} describes a model that cannot be built: {error}") from error

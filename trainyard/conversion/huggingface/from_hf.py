@@ -29,6 +29,12 @@ def join_qkv(parts: Sequence[Tensor], config: TransformerConfig) -> Tensor:
     return torch.cat(grouped, dim=1).reshape(-1, *rest)
 
 
+def join_kv(parts: Sequence[Tensor], config: TransformerConfig) -> Tensor:
+    """Keys and values, (g d, ...) each, as one tensor that has them head by head."""
+    shape = (config.query_groups, config.head_dim)
+    return torch.stack([part.unflatten(0, shape) for part in parts], dim=1).flatten(0, 2)
+
+
 def recipes(config: TransformerConfig, name: str) -> dict[str, TensorRecipe]:
     """Every tensor of our model, by its name, from those of the class `name`."""
     sources: dict[str, list[str]] = {}
@@ -46,6 +52,8 @@ def _make(part: Part, config: TransformerConfig) -> Make:
     """How to make one of our tensors from theirs. part: the last of theirs."""
     if part == "v":
         return lambda parts: join_qkv(parts, config)
+    if part == "cross v":
+        return lambda parts: join_kv(parts, config)
     if part == "up":
         return lambda parts: torch.cat(list(parts))
     if part == "qkv transposed":

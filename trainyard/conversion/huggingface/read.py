@@ -24,14 +24,16 @@ from trainyard.conversion.huggingface.architecture import GPT2
 from trainyard.conversion.huggingface.bert import BERTS
 from trainyard.conversion.huggingface.config_read import read_config
 from trainyard.conversion.huggingface.from_hf import recipes
+from trainyard.conversion.huggingface.t5 import T5
 from trainyard.conversion.huggingface.to_hf import targets
 from trainyard.conversion.lazy_tensors import About, AssembledSource, TheirTensors
 from trainyard.conversion.source import model_shapes, refuse_differences
 from trainyard.conversion.tokenizer_files import find_tokenizer
 from trainyard.conversion.torch_save.file import TorchWeights
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.bert.checkpoint_names import COPIES
+from trainyard.models.bert import checkpoint_names as bert_names
 from trainyard.models.config import TransformerConfig
+from trainyard.models.t5 import checkpoint_names as t5_names
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -148,8 +150,12 @@ def weight_map(url: str, index: str) -> dict[str, str]:
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 
-BUFFERS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq|embeddings\.position_ids)")
-"""Tensors that older versions saved besides weights; they follow from the configuration."""
+BUFFERS = re.compile(
+    r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq|embeddings\.position_ids|"
+    r"EncDecAttention\.relative_attention_bias\.weight)"
+)
+"""Tensors that older versions saved besides weights; they follow from the configuration, or no
+model uses them."""
 
 HEAD = "lm_head.weight"
 
@@ -192,13 +198,17 @@ def _prefix(name: str) -> str:
     """Of the names, which files of the model without its head omit."""
     if name in BERTS:
         return "bert."
+    if name == T5:
+        return ""
     return "transformer." if name == GPT2 else "model."
 
 
 def _copies(name: str) -> Mapping[str, str]:
     """Tensors that files of the class may repeat, and the originals."""
     if name in BERTS:
-        return COPIES
+        return bert_names.COPIES
+    if name == T5:
+        return t5_names.COPIES
     return {HEAD: "transformer.wte.weight" if name == GPT2 else "model.embed_tokens.weight"}
 
 

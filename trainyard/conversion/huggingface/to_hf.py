@@ -39,6 +39,13 @@ def split_qkv(tensor: Tensor, config: TransformerConfig) -> tuple[Tensor, Tensor
     return q.reshape(-1, *rest), k.reshape(-1, *rest), v.reshape(-1, *rest)
 
 
+def split_kv(tensor: Tensor, config: TransformerConfig) -> tuple[Tensor, Tensor]:
+    """Keys and values, (g d, ...) each, of a tensor that has them head by head."""
+    grouped = tensor.unflatten(0, (config.query_groups, 2, config.head_dim))
+    k, v = grouped.unbind(1)
+    return k.flatten(0, 1), v.flatten(0, 1)
+
+
 def part_of(tensor: Tensor, part: Part, config: TransformerConfig) -> Tensor:
     """The part of one of our tensors that makes up a tensor of theirs."""
     if part == "whole":
@@ -47,6 +54,8 @@ def part_of(tensor: Tensor, part: Part, config: TransformerConfig) -> Tensor:
         return tensor.chunk(2, dim=0)[part == "up"]
     if part in ("q", "k", "v"):
         return split_qkv(tensor, config)["qkv".index(part)]
+    if part.startswith("cross"):
+        return split_kv(tensor, config)[part == "cross v"]
     if part.startswith("qkv"):
         tensor = torch.cat(split_qkv(tensor, config))
     return tensor.t().contiguous() if part.endswith("transposed") else tensor

@@ -16,6 +16,7 @@ from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import LLAMA3_LENGTH, TransformerConfig
 from trainyard.models.config_checks import MAX_LAYERS
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.t5.config import T5Config
 from trainyard.parallel.pipeline.partition import Partition, stages_in_order
 
 SAME_NAME = (
@@ -99,6 +100,12 @@ POSITIONS = ("learned_absolute", "rope", "yarn", "none")
 OF_BERT = ("model_type", "bert_binary_head", "num_tokentypes")
 """What the reader adds to the arguments of a BERT, from its tensors."""
 
+OF_T5 = (
+    *("model_type", "decoder_num_layers", "decoder_seq_length", "softmax_scale"),
+    *("relative_attention_num_buckets", "relative_attention_max_distance"),
+)
+"""Arguments of a T5, some of which the reader adds from its tensors."""
+
 
 def config_of(args: Mapping[str, Any], where: str) -> TransformerConfig:
     """The configuration that the arguments of a checkpoint describe.
@@ -123,9 +130,20 @@ def config_of(args: Mapping[str, Any], where: str) -> TransformerConfig:
     try:
         if args.get("model_type") == "bert":
             return from_dict(BertConfig, values | {name: args[name] for name in OF_BERT}, "args")
+        if args.get("model_type") == "t5":
+            return from_dict(T5Config, values | _of_t5(args), "args")
         return from_dict(GPTConfig, values, "args")
     except ConfigError as error:
         raise ArtifactError(f"{where}: describes no model: {error!s:.500}") from error
+
+
+def _of_t5(args: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: args[name] for name in OF_T5 if args.get(name) is not None}
+    if type(found.get("softmax_scale")) is int:
+        found["softmax_scale"] = float(found["softmax_scale"])
+    if args.get("seq_length") is None and args.get("encoder_seq_length") is not None:
+        found["seq_length"] = args["encoder_seq_length"]
+    return found
 
 
 def _refuse(args: Mapping[str, Any], where: str) -> None:
@@ -147,10 +165,11 @@ def _positions(args: Mapping[str, Any], where: str) -> str:
         if args.get("use_rotary_position_embeddings"):
             return "rope"
         return "none" if args.get("add_position_embedding") is False else "learned_absolute"
-    if kind not in POSITIONS:
+    known = (*POSITIONS, "relative") if args.get("model_type") == "t5" else POSITIONS
+    if kind not in known:
         raise ConfigError(
             f"{where}: is a model with --position-embedding-type {kind!s:.40}; this version of "
-            f"trainyard computes only {', '.join(POSITIONS)}"
+            f"trainyard computes only {', '.join(known)}"
         )
     return str(kind)
 
@@ -211,6 +230,14 @@ def args_of(
             "encoder_seq_length": config.seq_length,
             "encoder_num_layers": config.num_layers,
         }
+    if isinstance(config, T5Config):
+        values |= {name: getattr(config, name) for name in OF_T5 if name != "model_type"}
+        values |= {
+            "encoder_seq_length": config.seq_length,
+            "encoder_num_layers": config.num_layers,
+            "decoder_num_layers": config.decoder_layers,
+            "decoder_seq_length": config.decoder_length,
+        }
     values |= {
         "ffn_hidden_size": config.ffn_size,
         "kv_channels": config.head_dim,
@@ -255,8 +282,10 @@ def args_of(
     }
 
 
-def refuse_for_megatron(config: TransformerConfig) -> None:
-    """Refuse a BERT that Megatron-LM does not compute."""
+def refuse_for_megatron(config: TransformerConfig, pp: int) -> None:
+    """Refuse a BERT or T5 that Megatron-LM does not compute. pp: pipeline ranks to write."""
+    if isinstance(config, T5Config):
+        _refuse_t5(config, pp)
     if not isinstance(config, BertConfig):
         return
     if config.post_layernorm:
@@ -270,6 +299,33 @@ def refuse_for_megatron(config: TransformerConfig) -> None:
             f"--num-tokentypes must be {types} for Megatron-LM's BERT "
             f"{'with' if types else 'without'} a binary head, got {config.token_types}; use "
             "--saver trainyard"
+        )
+
+
+def _refuse_t5(config: T5Config, pp: int) -> None:
+    tied = not config.untie_embeddings_and_output_weights
+    lacking = {
+        "--relu": config.relu,
+        "--geglu": config.geglu,
+        "--scale-lm-head-input": config.scale_lm_head_input,
+        "--no-lm-head-bias": tied and not config.has_output_bias,
+        "--group-query-attention": config.query_groups != config.num_attention_heads,
+        "--qk-layernorm": config.qk_layernorm,
+    }
+    if found := [option for option, given in lacking.items() if given]:
+        raise ConfigError(
+            f"Megatron-LM's T5 has no {', '.join(found)}; use --saver hf, or keep the checkpoint "
+            "in our format (--saver trainyard)"
+        )
+    if config.decoder_layers != config.num_layers:
+        raise ConfigError(
+            f"Megatron-LM's T5 has as many layers in the decoder ({config.decoder_layers}) as in "
+            f"the encoder ({config.num_layers}); use --saver trainyard"
+        )
+    if pp > 1:
+        raise ConfigError(
+            f"--target-pipeline-parallel-size {pp}: Megatron-LM's T5 has one pipeline stage; give "
+            "1, or leave the option out"
         )
 
 
@@ -287,8 +343,16 @@ LEGACY_LACKS: dict[str, Callable[[TransformerConfig], bool]] = {
     "--window-size": lambda config: config.window_size is not None,
     "--quick-geglu": lambda config: config.quick_geglu,
     "--use-rope-scaling": lambda config: config.use_rope_scaling,
-    "--position-embedding-type yarn or none": lambda config: (
-        config.position_embedding_type in ("yarn", "none")
+    "--position-embedding-type yarn, relative or none": lambda config: (
+        config.position_embedding_type in ("yarn", "relative", "none")
+    ),
+    "--softmax-scale": lambda config: getattr(config, "softmax_scale", None) is not None,
+    "T5 with --untie-embeddings-and-output-weights or rope": lambda config: (
+        isinstance(config, T5Config)
+        and (
+            config.untie_embeddings_and_output_weights
+            or config.position_embedding_type != "learned_absolute"
+        )
     ),
 }
 

@@ -18,9 +18,10 @@ from trainyard.artifacts.strict_json import shown
 from trainyard.artifacts.urls import basename, join
 from trainyard.checkpoint.steps import TRACKER
 from trainyard.conversion.megatron.names import (
+    REPEATED,
     TIED_COPY,
+    family_in,
     flatten,
-    is_bert,
     is_legacy,
     is_state_of_engine,
     layer_of,
@@ -33,6 +34,7 @@ from trainyard.conversion.torch_save.file import TorchFile
 from trainyard.conversion.torch_save.pickle_names import ANYTHING
 from trainyard.conversion.torch_save.pickles import Recorded, TensorRef
 from trainyard.errors import ArtifactError
+from trainyard.models.config import ModelType
 from trainyard.models.config_checks import MAX_LAYERS
 from trainyard.models.gpt.checkpoint_names import EMBEDDING
 
@@ -249,20 +251,22 @@ class RankFile:
                 "that this reader knows; nothing of it was run"
             )
 
-    def is_bert(self) -> bool:
-        """Whether it is the last stage of a BERT."""
-        return any(is_bert([path for path, _ in flatten(model)]) for model in self._models())
+    def family(self) -> ModelType:
+        """The family of the model; that of a BERT shows on its last stage."""
+        return family_in(path for model in self._models() for path, _ in flatten(model))
 
-    def chunks(self, tied: bool, bert: bool) -> list[Chunk]:
+    def chunks(self, tied: bool, family: ModelType) -> list[Chunk]:
         """The parameters, with layers numbered on the stage."""
-        return [self._chunk(model, tied, bert) for model in self._models()]
+        return [self._chunk(model, tied, family) for model in self._models()]
 
-    def _chunk(self, model: Mapping[str, Any], tied: bool, bert: bool) -> Chunk:
+    def _chunk(self, model: Mapping[str, Any], tied: bool, family: ModelType) -> Chunk:
         chunk = Chunk([], [])
         for path, value in flatten(model):
             if is_state_of_engine(path) or value is None:
                 continue
-            name = our_name(path, tied=tied, bert=bert)
+            name = our_name(path, tied=tied, family=family)
+            if name == REPEATED:
+                continue
             self._refuse_recorded(f"{shown(path)} of its model", value)
             if name is None or not isinstance(value, TensorRef):
                 chunk.unknown.append(path)

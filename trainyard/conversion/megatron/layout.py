@@ -26,9 +26,17 @@ ROWS = (
     "output_layer.bias",
     "self_attention.linear_qkv.weight",
     "self_attention.linear_qkv.bias",
+    "cross_attention.linear_q.weight",
+    "cross_attention.linear_q.bias",
+    "cross_attention.linear_kv.weight",
+    "cross_attention.linear_kv.bias",
     "core_attention.softmax_offset",
 )
-COLUMNS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
+COLUMNS = (
+    "self_attention.linear_proj.weight",
+    "cross_attention.linear_proj.weight",
+    "mlp.linear_fc2.weight",
+)
 FC1 = ("mlp.linear_fc1.weight", "mlp.linear_fc1.bias")
 
 
@@ -41,26 +49,28 @@ def cut_of(name: str, config: TransformerConfig) -> Cut:
     return "columns" if name.endswith(COLUMNS) else "whole"
 
 
-def is_qkv(name: str) -> bool:
-    """Whether the rows are queries, keys and values."""
-    return ".self_attention.linear_qkv." in name
+def kinds_of_rows(name: str) -> int:
+    """3 for rows that are queries, keys and values, 2 for keys and values, otherwise 0."""
+    if ".self_attention.linear_qkv." in name:
+        return 3
+    return 2 if ".cross_attention.linear_kv." in name else 0
 
 
 # --- reading ----------------------------------------------------------------------------------
 
 
-def rows_by_head(tensor: Tensor, version: float, head_dim: int) -> Tensor:
+def rows_by_head(tensor: Tensor, kinds: int, version: float, head_dim: int) -> Tensor:
     """The QKV rows of one rank's file in the order of version 2: query, key, value of each head.
 
-    Call it before ranks are joined. Version 0 has all queries, then all keys, then all values;
-    version 1 has query, key, value of each channel."""
+    kinds: 2 for keys and values alone. Call it before ranks are joined. Version 0 has all queries,
+    then all keys, then all values; version 1 has query, key, value of each channel."""
     if version >= 2.0:
         return tensor
     rest = tensor.shape[1:]
     if version >= 1.0:
-        by_channel = tensor.reshape(-1, head_dim, 3, *rest)
+        by_channel = tensor.reshape(-1, head_dim, kinds, *rest)
         return by_channel.transpose(1, 2).reshape(tensor.shape)
-    by_kind = tensor.reshape(3, -1, head_dim, *rest)
+    by_kind = tensor.reshape(kinds, -1, head_dim, *rest)
     return by_kind.transpose(0, 1).reshape(tensor.shape)
 
 

@@ -1,15 +1,16 @@
 """Translates names of parameters between Megatron-LM's checkpoints and ours, both ways.
 
-The tables are in `checkpoint_names.py` of `models/gpt` and `models/bert`. Our names are those of a
-core GPTModel or BertModel with the local layer. A `core` checkpoint may also have the names of
-Transformer Engine's layer, which keeps a norm inside the matrix that follows it. `legacy` is the
-older model class, whose names differ, some in several spellings. Layers are numbered from 0 on
-every pipeline stage. Names are dotted paths, the keys of nested dicts joined."""
+The tables are in `checkpoint_names.py` of the families in `models/`. Our names are those of a core
+GPTModel, BertModel or T5Model with the local layer, but for T5's output layer. A `core` checkpoint
+may also have the names of Transformer Engine's layer, which keeps a norm inside the matrix that
+follows it. `legacy` is the older model class, whose names differ, some in several spellings. Layers
+are numbered from 0 on every pipeline stage. Names are dotted paths, the keys of nested dicts
+joined."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from trainyard.models.bert.checkpoint_names import (
@@ -18,7 +19,7 @@ from trainyard.models.bert.checkpoint_names import (
     LEGACY_HEADS,
     LEGACY_HEADS_READ,
 )
-from trainyard.models.config import TransformerConfig
+from trainyard.models.config import ModelType, TransformerConfig
 from trainyard.models.gpt.checkpoint_names import (
     ENGINE,
     FINAL_NORM,
@@ -27,6 +28,7 @@ from trainyard.models.gpt.checkpoint_names import (
     OUTPUT,
     REGISTRATION_ORDER,
 )
+from trainyard.models.t5 import checkpoint_names as t5_names
 
 ModelClass = Literal["core", "legacy"]
 TransformerImpl = Literal["transformer_engine", "local"]
@@ -34,14 +36,30 @@ TransformerImpl = Literal["transformer_engine", "local"]
 TIED_COPY = "tied copy"
 """Stands for a name of ours: the output layer of a last stage that repeats the tied embedding."""
 
+REPEATED = "repeated"
+"""Stands for a name of ours: a tensor that the file has under another name as well."""
+
 OURS_LAYER = re.compile(r"(?:de|en)coder\.layers\.(\d{1,9})\.(.+)", re.ASCII)
-"""Of a GPT and of a BERT. The part before the number is `stack_of(name)`."""
+"""Of every family. The part before the number is `stack_of(name)`."""
+
+STACKS: dict[ModelType, tuple[str, ...]] = {
+    "gpt": ("decoder.",),
+    "bert": ("encoder.",),
+    "t5": ("encoder.", "decoder."),
+}
+"""Modules with layers."""
+OUTSIDE: dict[ModelType, tuple[str, ...]] = {
+    "gpt": (FINAL_NORM,),
+    "bert": HEADS,
+    "t5": t5_names.OUTSIDE,
+}
+"""Prefixes of names of core outside the layers that are ours as well, beside the embedding."""
 
 TABLES = ("word", "position", "tokentype")
 """Of the embedding, in the order of the files."""
 
 LEGACY_ROOT = "language_model."
-LEGACY_ENCODER = re.compile(r"language_model\.(?:encoder|transformer)\.(?:transformer\.)?(.+)")
+LEGACY_STACK = re.compile(r"language_model\.(encoder|decoder|transformer)\.(?:transformer\.)?(.+)")
 LEGACY_EMBEDDING = re.compile(
     r"language_model\.embedding\.(word|position|tokentype)_embeddings\.weight"
 )
@@ -59,16 +77,21 @@ def flatten(model: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def stack_of(name: str) -> str:
-    """`decoder.layers.` of a GPT, `encoder.layers.` of a BERT."""
+    """`decoder.layers.` or `encoder.layers.`."""
     return f"{name.partition('.')[0]}.layers."
 
 
 # --- theirs to ours ---------------------------------------------------------------------------
 
 
-def is_bert(paths: Iterator[str] | list[str]) -> bool:
-    """Whether these are names of the last stage of a BERT, of either class."""
-    return any(path.startswith("lm_head.dense.") for path in paths)
+def family_in(paths: Iterable[str]) -> ModelType:
+    """The family whose names these are, of either class; that of a BERT shows on its last stage."""
+    for path in paths:
+        if path.startswith("lm_head.dense."):
+            return "bert"
+        if any(name in path for name in t5_names.SIGNS):
+            return "t5"
+    return "gpt"
 
 
 def is_legacy(paths: Iterator[str] | list[str]) -> bool:
@@ -81,21 +104,23 @@ def is_state_of_engine(path: str) -> bool:
     return path.endswith("._extra_state") or "._extra_state." in path
 
 
-def our_name(path: str, *, tied: bool, bert: bool = False) -> str | None:
-    """Our name, with the layer's number on its stage; TIED_COPY; None for an unknown path."""
-    if bert:
+def our_name(path: str, *, tied: bool, family: ModelType = "gpt") -> str | None:
+    """Our name, with the layer's number on its stage; TIED_COPY or REPEATED; None for an unknown
+    path."""
+    if family == "bert":
         for theirs, ours in LEGACY_HEADS_READ.items():
             if path.startswith(theirs):
                 return ours + path.removeprefix(theirs)
+    if family == "t5" and (path in t5_names.HEADS or path in t5_names.REPEATED):
+        return t5_names.HEADS.get(path, REPEATED)
     if path.startswith(LEGACY_ROOT) or path == LEGACY_COPY:
-        return _of_legacy(path, "encoder." if bert else "decoder.")
+        return _of_legacy(path, family)
     if path == OUTPUT:
         return TIED_COPY if tied else OUTPUT
     match = OURS_LAYER.fullmatch(path)
     if match is None:
-        known = HEADS if bert else (FINAL_NORM,)
-        return path if path.startswith(("embedding.", *known)) else None
-    if path.startswith("encoder.") != bert:
+        return path if path.startswith(("embedding.", *OUTSIDE[family])) else None
+    if not path.startswith(STACKS[family]):
         return None
     number, rest = match.groups()
     for theirs, ours in ENGINE.items():
@@ -104,23 +129,27 @@ def our_name(path: str, *, tied: bool, bert: bool = False) -> str | None:
     return path
 
 
-def _of_legacy(path: str, stack: str) -> str | None:
+def _of_legacy(path: str, family: ModelType) -> str | None:
     if path == LEGACY_COPY:
         return TIED_COPY
     if path == f"{LEGACY_ROOT}{OUTPUT}":
         return OUTPUT
     if match := LEGACY_EMBEDDING.fullmatch(path):
         return f"embedding.{match[1]}_embeddings.weight"
-    encoder = LEGACY_ENCODER.fullmatch(path)
-    if encoder is None:
+    found = LEGACY_STACK.fullmatch(path)
+    if found is None or (found[1] == "decoder" and family != "t5"):
         return None
-    if match := LEGACY_FINAL.fullmatch(encoder[1]):
+    stack = "decoder." if found[1] == "decoder" else STACKS[family][0]
+    if match := LEGACY_FINAL.fullmatch(found[2]):
         return f"{stack}final_layernorm.{match[1]}"
-    layer = re.fullmatch(r"layers\.(\d{1,9})\.(.+)", encoder[1], re.ASCII)
+    layer = re.fullmatch(r"layers\.(\d{1,9})\.(.+)", found[2], re.ASCII)
     if layer is None:
         return None
     rest = re.sub(r"^attention\.", "self_attention.", layer[2])
-    for theirs, ours in LEGACY_READ.items():
+    across = t5_names.LEGACY_ACROSS_READ if found[1] == "decoder" else {}
+    for theirs, ours in (
+        across | {k: v for k, v in LEGACY_READ.items() if k not in across}
+    ).items():
         if rest.startswith(theirs):
             return f"{stack}layers.{layer[1]}.{ours}{rest.removeprefix(theirs)}"
     return None
@@ -145,27 +174,31 @@ def registration_order(names: list[str], style: str) -> list[str]:
     """Names of ours in the order of Megatron's modules. style: a key of REGISTRATION_ORDER."""
     prefixes = REGISTRATION_ORDER[style]
 
-    def place(name: str) -> tuple[int, int, int, int]:
-        is_bias = int(name.endswith(".bias"))
+    def place(name: str) -> tuple[int, ...]:
+        is_bias, is_decoder = int(name.endswith(".bias")), int(name.startswith("decoder"))
         match = OURS_LAYER.fullmatch(name)
         if match:
             at = next(i for i, prefix in enumerate(prefixes) if match[2].startswith(prefix))
-            return 1, int(match[1]), at, is_bias
+            return 1, is_decoder, 0, int(match[1]), at, is_bias
         if name.startswith("embedding."):
-            return 0, 0, next(i for i, table in enumerate(TABLES) if table in name), 0
+            return 0, next(i for i, table in enumerate(TABLES) if table in name)
+        if "relative_pos_emb." in name:
+            return 0, len(TABLES) + is_decoder
         if FINAL_NORM.partition(".")[2] in name:
-            return 2, 0, 0, is_bias
+            return 1, is_decoder, 1, is_bias
         heads = (i for i, head in enumerate(HEADS_IN_ORDER) if name.startswith(head))
         return 3, next(heads), int("norm" in name), is_bias
 
     return sorted(names, key=place)
 
 
-def their_name(name: str, style: str) -> str:
+def their_name(name: str, style: str, family: ModelType = "gpt") -> str:
     """The dotted path of a parameter of ours; layers in both are numbered on their stage."""
     match = OURS_LAYER.fullmatch(name)
     if style == "legacy":
-        return _to_legacy(name, match)
+        return _to_legacy(name, match, family)
+    if family == "t5" and name in t5_names.CORE_HEADS:
+        return t5_names.CORE_HEADS[name]
     if style == "transformer_engine" and match:
         for theirs, ours in ENGINE.items():
             if match[2].startswith(ours):
@@ -173,14 +206,22 @@ def their_name(name: str, style: str) -> str:
     return name
 
 
-def _to_legacy(name: str, match: re.Match[str] | None) -> str:
+def repeated_names(name: str, style: str, family: ModelType) -> tuple[str, ...]:
+    """Further paths under which a file has a parameter of ours."""
+    return t5_names.CORE_COPIES.get(name, ()) if family == "t5" and style != "legacy" else ()
+
+
+def _to_legacy(name: str, match: re.Match[str] | None, family: ModelType) -> str:
+    is_across = family == "t5" and name.startswith("decoder.")
+    stack = f"{LEGACY_ROOT}{'decoder' if is_across else 'encoder'}."
     if match:
-        for theirs, ours in LEGACY.items():
+        for theirs, ours in (LEGACY | (t5_names.LEGACY_ACROSS if is_across else {})).items():
             if match[2].startswith(ours):
-                rest = match[2].removeprefix(ours)
-                return f"{LEGACY_ROOT}encoder.layers.{match[1]}.{theirs}{rest}"
+                return f"{stack}layers.{match[1]}.{theirs}{match[2].removeprefix(ours)}"
     if ".final_layernorm." in name:
-        return f"{LEGACY_ROOT}encoder.final_norm.{name.rpartition('.')[2]}"
+        return f"{stack}final_norm.{name.rpartition('.')[2]}"
+    if family == "t5" and name == t5_names.BIAS:
+        return t5_names.LEGACY_BIAS
     for theirs, ours in LEGACY_HEADS.items():
         if name.startswith(ours):
             return theirs + name.removeprefix(ours)
@@ -194,7 +235,7 @@ def nested(flat: Mapping[str, Any], style: str) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, value in flat.items():
         parts = path.split(".")
-        if parts[:2] in (["language_model", "encoder"], ["language_model", "pooler"]):
+        if parts[0] == "language_model" and parts[1] in ("encoder", "decoder", "pooler"):
             parts = [*parts[:2], ".".join(parts[2:])]
         elif parts[0] in ("lm_head", "binary_head"):
             parts = [parts[0], ".".join(parts[1:])]

@@ -29,11 +29,12 @@ from trainyard.conversion.megatron.folder import (
     RankFile,
     find_folder,
 )
+from trainyard.conversion.megatron.inferred import FACTS, args_of_bare_file, shapes_of
 from trainyard.conversion.megatron.layout import (
     cut_of,
-    is_qkv,
     join_parts,
     joined_shape,
+    kinds_of_rows,
     rows_by_head,
 )
 from trainyard.conversion.megatron.optimizer import (
@@ -58,7 +59,7 @@ from trainyard.conversion.source import model_shapes, refuse_differences
 from trainyard.conversion.torch_save.file import TORCH_DTYPES, TorchFile
 from trainyard.conversion.torch_save.pickles import TensorRef
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.models.config import TransformerConfig
+from trainyard.models.config import ModelType, TransformerConfig
 from trainyard.models.gpt.checkpoint_names import EMBEDDING
 
 log = logging.getLogger(__name__)
@@ -89,14 +90,15 @@ class MegatronSource(Closing):
         first = ranks[0][0]
         self.is_legacy = first.is_legacy()
         self.version = first.version if self.is_legacy or first.args is None else 3.0
-        self.is_bert = any(rank.is_bert() for row in ranks for rank in row)
-        self.args = _args(ranks, given, self.is_bert)
+        self.family = _family(ranks)
+        self.args = _args(ranks, given, self.family)
         self.config: TransformerConfig = config_of(self.args, first.url)
         check_iteration(self.folder.step, first.iteration, first.url)
         _check_degrees(self.folder, self.args)
         tied = not self.config.untie_embeddings_and_output_weights
-        grid = [[rank.chunks(tied, self.is_bert) for rank in row] for row in ranks]
-        _number_layers(grid, self.config.num_layers, self.url)
+        grid = [[rank.chunks(tied, self.family) for rank in row] for row in ranks]
+        if self.family != "t5":
+            _number_layers(grid, self.config.num_layers, self.url)
         self._collect(ranks, grid)
         self.padded_vocab_size = self._vocabulary()
         self.vocab_size = tokens_of(self.args, self.padded_vocab_size)
@@ -175,7 +177,7 @@ class MegatronSource(Closing):
         """Add its states, if their parameters can be identified; otherwise log why not."""
         if self.step == 0 or "optimizer" not in ranks[0][0].tree:
             return
-        if self.is_bert:
+        if self.family != "gpt":
             log.warning("the optimizer of %s is left out: only that of a GPT is read", self.url)
             return
         try:
@@ -247,7 +249,10 @@ class MegatronSource(Closing):
             )
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:
-        return rows_by_head(tensor, self.version, self.config.head_dim) if is_qkv(name) else tensor
+        kinds = kinds_of_rows(name)
+        if not kinds:
+            return tensor
+        return rows_by_head(tensor, kinds, self.version, self.config.head_dim)
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
         """Empty: Megatron-LM keeps the tokenizer elsewhere."""
@@ -273,7 +278,21 @@ def open_megatron(url: str, **given: Any) -> MegatronSource:
 # --- values that must be equal in all files -------------------------------------------------------
 
 
-def _args(ranks: list[list[RankFile]], given: Mapping[str, Any], bert: bool) -> dict[str, Any]:
+def _family(ranks: list[list[RankFile]]) -> ModelType:
+    """That of the model. Refuses a T5 over pipeline ranks."""
+    found = {rank.family() for row in ranks for rank in row}
+    family: ModelType = next(iter(found - {"gpt"}), "gpt")
+    if family == "t5" and len(ranks) > 1:
+        raise ConfigError(
+            f"{ranks[0][0].url}: is a T5 over {len(ranks)} pipeline ranks; this version reads only "
+            "those with one. Convert it in Megatron-LM to --pipeline-model-parallel-size 1"
+        )
+    return family
+
+
+def _args(
+    ranks: list[list[RankFile]], given: Mapping[str, Any], family: ModelType
+) -> dict[str, Any]:
     """The arguments of rank 0. Refuses ranks of another version, iteration or model class."""
     first = ranks[0][0]
     for rank in (rank for row in ranks for rank in row):
@@ -284,23 +303,11 @@ def _args(ranks: list[list[RankFile]], given: Mapping[str, Any], bert: bool) -> 
                 f"{rank.version:g}, iteration {rank.iteration}, not {first.version:g}, "
                 f"{first.iteration}"
             )
-    heads = _heads_of_bert(ranks) if bert else {}
+    facts = FACTS[family](shapes_of(ranks, family))
     if first.args is None:
-        return {**args_of_bare_file(ranks, given, bert), **heads}
+        return {**args_of_bare_file(ranks, given, family), **facts}
     options = {key: value for key, value in given.items() if value is not None}
-    return {**first.args, **options, **heads}
-
-
-def _heads_of_bert(ranks: list[list[RankFile]]) -> dict[str, Any]:
-    """What the tensors of a BERT say of its heads and token types."""
-    chunks = [chunk for row in ranks for chunk in row[0].chunks(tied=True, bert=True)]
-    shapes = {p.name: p.ref.shape for chunk in chunks for p in chunk.parameters}
-    types = shapes.get("embedding.tokentype_embeddings.weight", (0,))
-    return {
-        "model_type": "bert",
-        "bert_binary_head": "binary_head.weight" in shapes,
-        "num_tokentypes": types[0] if types else 0,
-    }
+    return {**first.args, **options, **facts}
 
 
 def _scaler(ranks: Sequence[RankFile]) -> Scaler:
@@ -347,45 +354,3 @@ def _number_layers(grid: list[list[list[Chunk]]], num_layers: int, url: str) -> 
 
 def _unknown(grid: list[list[list[Chunk]]]) -> list[str]:
     return [path for row in grid for chunks in row for chunk in chunks for path in chunk.unknown]
-
-
-# --- files without arguments ------------------------------------------------------------------
-
-
-POSITIONS = "embedding.position_embeddings.weight"
-FC1 = "layers.0.mlp.linear_fc1.weight"
-
-OF_2019 = {
-    "position_embedding_type": "learned_absolute",
-    "normalization": "LayerNorm",
-    "norm_epsilon": 1e-5,
-    "bias_gelu_fusion": True,
-}
-"""Arguments of GPT-2 and BERT: learned positions, LayerNorm, tanh GELU, tied embeddings."""
-
-
-def args_of_bare_file(
-    ranks: list[list[RankFile]], given: Mapping[str, Any], bert: bool
-) -> dict[str, Any]:
-    """The arguments that follow from the tensors, and those given.
-
-    For files of 2019, such as NVIDIA's GPT-345M and BERT-345M. Raises ConfigError if the number of
-    heads is not given, since the tensors do not determine it."""
-    options = {name: value for name, value in given.items() if value is not None}
-    first = ranks[0][0]
-    if "num_attention_heads" not in options:
-        raise ConfigError(
-            f"{first.url}: has no args, like files of 2019, so its number of heads is not known; "
-            "give --num-attention-heads (16 for NVIDIA's GPT-345M and BERT-345M)"
-        )
-    chunks = [chunk for row in ranks for chunk in row[0].chunks(tied=True, bert=bert)]
-    shapes = {p.name: p.ref.shape for chunk in reversed(chunks) for p in chunk.parameters}
-    found: dict[str, Any] = {"num_layers": sum(chunk.num_layers for chunk in chunks)}
-    if len(shapes.get(EMBEDDING, ())) == 2:
-        found["hidden_size"] = shapes[EMBEDDING][1]
-    if POSITIONS in shapes:
-        found["seq_length"] = found["max_position_embeddings"] = shapes[POSITIONS][0]
-    fc1 = f"{'encoder' if bert else 'decoder'}.{FC1}"
-    if fc1 in shapes:
-        found["ffn_hidden_size"] = shapes[fc1][0] * len(ranks[0])
-    return {**OF_2019, **found, **options}

@@ -42,6 +42,7 @@ from trainyard.conversion.megatron.names import (
     layer_of,
     nested,
     registration_order,
+    repeated_names,
     style_of,
     their_name,
     with_layer_offset,
@@ -138,7 +139,7 @@ def _even_split(num_layers: int, pp: int, vpp: int) -> Partition:
 
 def _check(model: WholeModel, target: TargetLayout) -> None:
     config = model.config
-    refuse_for_megatron(config)
+    refuse_for_megatron(config, target.pp)
     if target.vpp > 1 and target.pp < 2:
         raise ConfigError("virtual pipeline stages need a pipeline-parallel size of at least 2")
     if config.query_groups % target.tp:
@@ -246,9 +247,14 @@ class _RankWriter:
             )
             if here:
                 local[with_layer_offset(name, -layers.start)] = name
+        family = model.config.model_type
         written = [
-            Written(their_name(short, target.style), local[short])
+            Written(path, local[short])
             for short in registration_order(list(local), target.style)
+            for path in (
+                their_name(short, target.style, family),
+                *repeated_names(short, target.style, family),
+            )
         ]
         if is_last and has_tied_copy(model.config, target.pp):
             path = LEGACY_COPY if target.style == "legacy" else OUTPUT

@@ -14,7 +14,14 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from trainyard.conversion.megatron.names import OURS_LAYER, is_state_of_engine, our_name, their_name
+from trainyard.conversion.megatron.names import (
+    OURS_LAYER,
+    STACKS,
+    is_state_of_engine,
+    our_name,
+    their_name,
+)
+from trainyard.models.config import ModelType
 from trainyard.models.config_checks import MAX_LAYERS
 from trainyard.models.gpt.checkpoint_names import LAYER, WITH_EXTRA_STATE
 
@@ -50,7 +57,9 @@ class Named:
     """Keys of states stored as buffers of ranks."""
 
 
-def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool, bert: bool = False) -> Named:
+def name_tensors(
+    shapes: Mapping[str, tuple[int, ...]], *, tied: bool, family: ModelType = "gpt"
+) -> Named:
     """Our names for the tensors of a folder. shapes: by key. Raises ValueError if two keys have
     one name."""
     sources: dict[str, Source] = {}
@@ -68,7 +77,7 @@ def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool, bert: boo
             continue
         if is_state_of_engine(rest):
             continue
-        found = _names(rest, shape, tied, bert)
+        found = _names(rest, shape, tied, family)
         if found is None:
             unknown.append(key)
             continue
@@ -81,18 +90,18 @@ def name_tensors(shapes: Mapping[str, tuple[int, ...]], *, tied: bool, bert: boo
 
 
 def _names(
-    key: str, shape: tuple[int, ...], tied: bool, bert: bool
+    key: str, shape: tuple[int, ...], tied: bool, family: ModelType
 ) -> Iterable[tuple[str, int | None]] | None:
     """Our names of the tensors that one key contains, with their layers; None if unknown."""
-    stack = "encoder.layers." if bert else LAYER
+    stack = f"{STACKS[family][0]}layers."
     if not key.startswith(stack) or OURS_LAYER.fullmatch(key):
-        name = our_name(key, tied=tied, bert=bert)
+        name = our_name(key, tied=tied, family=family)
         return None if name != key and not key.startswith(stack) else [(name or key, None)]
     rest = key.removeprefix(stack)
     if not shape or shape[0] > MAX_LAYERS:
         return None
     keys = [f"{stack}{layer}.{rest}" for layer in range(shape[0])]
-    names = [our_name(key, tied=tied, bert=bert) for key in keys]
+    names = [our_name(key, tied=tied, family=family) for key in keys]
     return [(name, layer) for layer, name in enumerate(names) if name is not None]
 
 

@@ -30,7 +30,7 @@ from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.documents import read_document
 from trainyard.conversion.megatron.args import config_of
 from trainyard.conversion.megatron.folder import BACKEND, find_iteration
-from trainyard.conversion.megatron.names import is_bert
+from trainyard.conversion.megatron.names import family_in
 from trainyard.conversion.megatron.optimizer import HALF, MAIN, MOMENTS, Unknown
 from trainyard.conversion.megatron.optimizer import num_updates as updates_of
 from trainyard.conversion.megatron.progress import (
@@ -60,7 +60,7 @@ from trainyard.conversion.torch_dist.index import (
 from trainyard.conversion.torch_dist.names import Named, Source, name_tensors
 from trainyard.conversion.torch_dist.tensors import StoredTensors
 from trainyard.conversion.torch_save.file import TORCH_DTYPES
-from trainyard.errors import ArtifactError
+from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.checkpoint_names import EMBEDDING
 
@@ -100,8 +100,14 @@ class TorchDistSource(Closing):
         with Common(self.url, has_common_file, index) as common:
             tree, where = common.tree, common.url
             options = {key: value for key, value in given.items() if value is not None}
-            self.is_bert = is_bert(list(index.tensors))
-            self.args = {**common.args, **options, **(_heads(index) if self.is_bert else {})}
+            self.family = family_in(index.tensors)
+            if self.family == "t5":
+                raise ConfigError(
+                    f"{where}: is a T5 in torch_dist, which this version does not read; save it in "
+                    "Megatron-LM with --ckpt-format torch"
+                )
+            heads = _heads(index) if self.family == "bert" else {}
+            self.args = {**common.args, **options, **heads}
             check_iteration(self.step, iteration_in(tree, where), where)
             self.config: TransformerConfig = config_of(self.args, where)
             self._updates = updates_of(common.optimizer, common.read, self.step)
@@ -141,7 +147,7 @@ class TorchDistSource(Closing):
         shapes = {key: tensor.logical_shape for key, tensor in self._stored.items()}
         tied = not self.config.untie_embeddings_and_output_weights
         try:
-            return name_tensors(shapes, tied=tied, bert=self.is_bert)
+            return name_tensors(shapes, tied=tied, family=self.family)
         except ValueError as error:
             raise ArtifactError(f"{self.url}: {error}") from error
 

@@ -1,6 +1,6 @@
 """What follows the encoder of a BERT: the head of hidden words, and that of the order of sentences.
 
-s sequence (this rank's part of it), b batch, h hidden, V padded vocabulary."""
+s sequence (this rank's part of it), b batch, h hidden."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from trainyard.models.bert.config import BertConfig
 from trainyard.models.mlp import gelu, gelu_tanh
 from trainyard.models.norm import build_norm
 from trainyard.parallel.model import ModelParallel
-from trainyard.parallel.sharding import even_shard, mark_partial_grad, mark_shard
+from trainyard.parallel.sharding import mark_partial_grad
 from trainyard.parallel.tensor.mappings import reduce_from_tp
-from trainyard.parallel.tensor.overlap import column_linear
 
 
 class Linear(nn.Module):
@@ -47,32 +46,6 @@ class LMHead(nn.Module):
         """hidden: (s, b, h). Returns the same shape."""
         out: Tensor = self.layer_norm(self.activation(self.dense(hidden)))
         return out
-
-
-class OutputLayer(nn.Module):
-    """Logits of the vocabulary, with a bias of its own and a weight that may be the embedding's."""
-
-    def __init__(
-        self, config: BertConfig, vocab_size: int, parallel: ModelParallel, *, has_weight: bool
-    ) -> None:
-        super().__init__()
-        self.parallel = parallel
-        size, rank, h = parallel.tp_size, parallel.tp_rank, config.hidden_size
-        self.weight: nn.Parameter | None = None
-        if has_weight:
-            self.weight = nn.Parameter(torch.empty(vocab_size // size, h))
-        self.bias = nn.Parameter(torch.empty(vocab_size // size))
-        if parallel.tp is not None:
-            mark_shard(self.bias, even_shard((vocab_size,), 0, size, rank))
-            if self.weight is not None:
-                mark_shard(self.weight, even_shard((vocab_size, h), 0, size, rank))
-
-    def forward(self, hidden: Tensor, tied: Tensor | None) -> Tensor:
-        """hidden: (s, b, h), tied: (V / n, h) where there is no weight here. Returns (s, b, V / n)
-        of the whole sequence."""
-        weight = tied if self.weight is None else self.weight
-        assert weight is not None
-        return column_linear(hidden, weight, self.bias, self.parallel)
 
 
 class Pooler(nn.Module):

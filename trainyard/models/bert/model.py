@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trainyard.attention.masks import FULL, AttentionMask
+from trainyard.attention.masks import FULL, mask_of_padding
 from trainyard.models.bert.config import SOP_LOSS, BertConfig
-from trainyard.models.bert.heads import Linear, LMHead, OutputLayer, Pooler
+from trainyard.models.bert.heads import Linear, LMHead, Pooler
 from trainyard.models.block import TransformerBlock
 from trainyard.models.embedding import Embedding
 from trainyard.models.layer_inputs import DROPOUT_SEED
 from trainyard.models.losses import Losses
 from trainyard.models.model import TransformerModel
 from trainyard.models.norm import build_norm
+from trainyard.models.output_layer import OutputLayer
 from trainyard.models.pipeline_stage import WHOLE, PipelineStage
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.tensor.mappings import gather_from_tp
@@ -170,12 +170,3 @@ class BertModel(TransformerModel):
         """Mean cross entropy of the order of sentences, () fp32."""
         order = self._order(hidden).float()
         return functional.cross_entropy(order, is_random, ignore_index=NO_ORDER)
-
-
-def mask_of_padding(padding_mask: Tensor) -> AttentionMask:
-    """Every token sees all tokens of its row, and padding only padding: two documents, which
-    kernels know without a matrix. padding_mask: (b, s), 1 for tokens, then 0."""
-    s = padding_mask.shape[1]
-    lengths = padding_mask.sum(dim=1, dtype=torch.int32)
-    bounds = torch.stack((torch.zeros_like(lengths), lengths, torch.full_like(lengths, s)), dim=1)
-    return AttentionMask(causal=False, bounds=bounds)

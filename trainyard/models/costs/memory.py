@@ -19,7 +19,7 @@ def check_layout(layout: ParallelLayout, config: TransformerConfig, moe: MoEConf
     """Raise ConfigError for a layout that does not divide the model."""
     pp, tp, chunk = layout.pp, layout.tp, layout.layers_per_virtual_stage
     if layout.first_rank_layers is None:
-        _divides("--num-layers", config.num_layers, "--pipeline-model-parallel-size", pp)
+        _divides("--num-layers", config.all_layers, "--pipeline-model-parallel-size", pp)
     by = "--tensor-model-parallel-size"
     _divides("--num-attention-heads", config.num_attention_heads, by, tp)
     if config.group_query_attention:
@@ -29,7 +29,7 @@ def check_layout(layout: ParallelLayout, config: TransformerConfig, moe: MoEConf
         by = "--num-layers-per-virtual-pipeline-stage"
         if pp == 1:
             raise ConfigError(f"{by} needs --pipeline-model-parallel-size above 1")
-        _divides("layers of a stage", config.num_layers // pp, by, chunk)
+        _divides("layers of a stage", config.all_layers // pp, by, chunk)
     if moe.num_experts is not None:
         _divides("--num-experts", moe.num_experts, "--expert-model-parallel-size", layout.ep)
 
@@ -65,7 +65,8 @@ def count_parameters(
     moe: MoEConfig = DENSE,
 ) -> ParameterCount:
     """Parameters by Megatron-LM's report: weights and norms, no biases and no learned positions."""
-    h, layers = config.hidden_size, config.num_layers
+    h, layers = config.hidden_size, config.all_layers
+    across = config.num_cross_layers(range(layers))
     norm = (2 if config.normalization == "LayerNorm" else 1) * h
     attention = h * (config.query_size + 2 * config.kv_size) + config.query_size * h
     mlp_width = config.ffn_size * (3 if config.gated else 2)
@@ -74,8 +75,8 @@ def count_parameters(
         expert_ffn = moe.moe_ffn_hidden_size or config.ffn_size
         expert = h * expert_ffn * (3 if config.gated else 2)
         dense, experts, router = 0, moe.num_experts, moe.num_experts * h
-    replicated = layers * (2 * norm + router) + norm
-    split = layers * (attention + dense)
+    replicated = layers * (2 * norm + router) + (1 + bool(across)) * norm + across * norm
+    split = layers * (attention + dense) + across * attention
     embedding = padded_vocab_size * h
     expert_shards = layout.ep * (layout.expert_tp or layout.tp)
     block_shard = (
@@ -130,11 +131,12 @@ def activation_memory(
         per_layer = tokens * h * (10 + 24 / tp)
     share = 1 / tp if precise else 1.0
     embedding = (8 * tokens + tokens * h) * layout.pp * share  # ids as int64, dropout mask
-    total = per_layer * layout.layers_as_on_first(config) + embedding
+    total = per_layer * layout.equal_layers(config) + embedding
     penalty, in_flight = layout.activation_growth(config)
     total *= penalty if layout.is_interleaved else in_flight / layout.pp
     if layout.pp == 1:
-        total += _loss_bytes(tokens, h, padded_vocab_size, tp, precise)
+        of_output = config.output_length * layout.micro_batch_size
+        total += _loss_bytes(of_output, h, padded_vocab_size, tp, precise)
     return ActivationMemory(
         per_layer=per_layer,
         total=total if precise else total * 1.05,
@@ -150,13 +152,14 @@ def full_recompute_bytes(
     """Activations under full recomputation, which Megatron-LM's report lacks: the 16-bit input of
     each layer, and all of one layer at a time."""
     tokens = config.seq_length * layout.micro_batch_size
-    inputs = 2.0 * tokens * config.hidden_size * layout.layers_as_on_first(config)
+    inputs = 2.0 * tokens * config.hidden_size * layout.equal_layers(config)
     if layout.sequence_parallel:
         inputs /= layout.tp
     penalty, in_flight = layout.activation_growth(config)
     inputs *= penalty if layout.is_interleaved else in_flight / layout.pp
     one_layer = activation_memory(config, padded_vocab_size, layout).per_layer
-    loss = _loss_bytes(tokens, config.hidden_size, padded_vocab_size, layout.tp, False)
+    of_output = config.output_length * layout.micro_batch_size
+    loss = _loss_bytes(of_output, config.hidden_size, padded_vocab_size, layout.tp, False)
     return inputs + one_layer + (loss if layout.pp == 1 else 0.0)
 
 

@@ -18,7 +18,7 @@ from trainyard.models.parallel_layout import ParallelLayout
 
 MLP_TENSORS = {
     **{"gelu": 2, "gelu_tanh": 2, "quick_gelu": 3, "squared_relu": 2},
-    **{"swiglu": 4, "quick_geglu": 5},
+    **{"relu": 1, "swiglu": 4, "quick_geglu": 5, "geglu_tanh": 4},
 }
 """Tensors of the MLP's width that are kept: the first matrix's output (gate and up), what the
 activation makes of it on the way, and the second matrix's input."""
@@ -57,7 +57,9 @@ def detailed_memory(
 def _stage(
     config: TransformerConfig, vocab: int, layout: ParallelLayout, name: str
 ) -> DetailedMemory:
-    layers = -(-config.num_layers // layout.pp)
+    everything = range(config.all_layers)
+    count = -(-len(everything) // layout.pp)
+    layers = everything[-count:] if name == "last" else everything[:count]
     weights = parameters_here(
         config, vocab, layout, layers, has_embedding=name != "last", has_output=name != "first"
     )
@@ -65,14 +67,19 @@ def _stage(
     state = (8 if layout.fp32 else 12) / (
         layout.dp * layout.cp if layout.distributed_optimizer else 1
     )
-    tokens = config.seq_length * layout.micro_batch_size / layout.cp
+    samples = layout.micro_batch_size / layout.cp
+    tokens = config.seq_length * samples * config.equal_layers(layers) / count
     return DetailedMemory(
         stage=name,
         parameters=weights * width,
         gradients=weights * 4,
         optimizer=weights * state,
-        activations=tokens * _stage_activations(config, layout, layers, name),
-        logits=tokens * _logits(config, vocab, layout) if name != "first" else 0.0,
+        activations=tokens * _stage_activations(config, layout, count, name),
+        logits=(
+            config.output_length * samples * _logits(config, vocab, layout)
+            if name != "first"
+            else 0.0
+        ),
     )
 
 
@@ -80,15 +87,18 @@ def parameters_here(
     config: TransformerConfig,
     padded_vocab_size: int,
     layout: ParallelLayout,
-    layers: int,
+    layers: range,
     *,
     has_embedding: bool,
     has_output: bool,
 ) -> float:
-    """Parameters of one tensor-parallel rank of a stage, every one counted."""
+    """Parameters of one tensor-parallel rank of a stage with these layers, every one counted."""
     h, tp = config.hidden_size, layout.tp
     table = padded_vocab_size * h / tp
-    count = layers * _layer_parameters(config, tp)
+    count = len(layers) * _layer_parameters(config, tp)
+    if across := config.num_cross_layers(layers):
+        whole = config.norm_params() + (config.hidden_size if config.linear_bias else 0)
+        count += across * (whole + (config.cross_params() - whole) / tp)
     if has_embedding:
         count += table + config.embedding_params()
     if has_output:

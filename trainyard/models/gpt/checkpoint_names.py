@@ -7,8 +7,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-Part = Literal["whole", "transposed", "q", "k", "v", "qkv", "qkv transposed", "gate", "up"]
-"""q, k, v: queries, keys or values of our QKV tensor, which is grouped by query group.
+Part = Literal[
+    "whole",
+    "transposed",
+    "q",
+    "k",
+    "v",
+    "qkv",
+    "qkv transposed",
+    "gate",
+    "up",
+    "cross k",
+    "cross v",
+]
+"""q, k, v: queries, keys or values of our QKV tensor, which is grouped by query group. cross k,
+cross v: keys or values of linear_kv, which has them head by head.
 qkv: all three, ungrouped. gate, up: halves of linear_fc1. transposed: (in, out), as in GPT-2's
 Conv1D."""
 
@@ -54,6 +67,8 @@ _FROM_QKV = (
     "self_attention.linear_qkv.",
     "self_attention.q_layernorm.",
     "self_attention.k_layernorm.",
+    "pre_cross_attn_layernorm.",
+    "cross_attention.",
     "pre_mlp_layernorm.",
     "mlp.linear_fc1.",
     "mlp.linear_fc2.",
@@ -64,6 +79,8 @@ REGISTRATION_ORDER: dict[str, tuple[str, ...]] = {
         "input_layernorm.",
         "self_attention.linear_qkv.",
         "self_attention.linear_proj.",
+        "pre_cross_attn_layernorm.",
+        "cross_attention.",
         "pre_mlp_layernorm.",
         "mlp.linear_fc1.",
         "mlp.linear_fc2.",

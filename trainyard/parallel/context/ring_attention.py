@@ -45,7 +45,8 @@ def ring_attention(
 
     q: (b, n, s, d); k, v: (b, g, s, d); pieces `rank` and `2 size - 1 - rank` of the sequence, in
     this order. Returns (b, n, s, d)."""
-    name, (scale, dropout_p, sink) = group.group_name, softmax
+    assert softmax.bias is None, "not chosen with relative positions"
+    name, (scale, dropout_p, sink, _) = group.group_name, softmax
     out: Tensor = _FORWARD(q, k, v, sink, name, kernel, causal, scale, dropout_p)[0]
     return out
 

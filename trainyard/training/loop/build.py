@@ -74,9 +74,9 @@ def built_in_provider(
 def model_sizes(config: TransformerConfig, micro_batch_size: int) -> ModelSizes:
     """The sizes that decide how a model is sharded."""
     return ModelSizes(
-        config.num_layers,
+        config.all_layers,
         config.hidden_size,
-        config.seq_length,
+        config.stream_length,
         micro_batch_size,
         config.fp32_residual_connection,
     )

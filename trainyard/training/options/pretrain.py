@@ -86,9 +86,10 @@ class PretrainConfig:
             )
         model = self.model
         self._check_samples()
+        model.check_parallel(self.parallel)
         check_model(
             self.parallel,
-            num_layers=model.num_layers,
+            num_layers=model.all_layers,
             num_attention_heads=model.num_attention_heads,
             num_query_groups=model.query_groups,
             ffn_hidden_size=model.ffn_size,
@@ -103,7 +104,7 @@ class PretrainConfig:
             if self.masked != MaskedConfig():
                 raise ConfigError(
                     f"--mask-prob and --short-seq-prob do not apply with {chosen}, which predicts "
-                    "every token; leave them out, or give --model-type bert"
+                    "every token; leave them out, or give --model-type bert or t5"
                 )
             return
         for name in OF_DOCUMENTS:

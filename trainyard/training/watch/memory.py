@@ -67,7 +67,7 @@ def parallel_layout_of(
     num_microbatches: int,
 ) -> ParallelLayout:
     """The layout of a run, for the formulas."""
-    held = partition(parallel, config.num_layers)
+    held = partition(parallel, config.all_layers)
     layers = [sum(len(stage.layers) for stage in rank) for rank in held]
     chunks = len(held[0])
     return ParallelLayout(

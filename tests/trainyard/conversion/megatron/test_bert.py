@@ -90,7 +90,7 @@ def oldest(config: BertConfig, rows: int) -> dict[str, tuple[int, ...]]:
 def test_the_published_bert_345m_has_our_names_and_shapes(rows: int, parameters: int) -> None:
     """megatron_bert_345m_v0.1_uncased and _cased, of full shape."""
     config = BertConfig(**BERT_345M)
-    named = {our_name(p, tied=True, bert=True): s for p, s in oldest(config, rows).items()}
+    named = {our_name(p, tied=True, family="bert"): s for p, s in oldest(config, rows).items()}
     assert named == model_shapes(config, rows)
     assert config.num_params(rows) == parameters
 
@@ -100,7 +100,7 @@ def test_a_file_of_2019_is_read(tmp_path: Path) -> None:
     config, ours = weights()
     tree: dict[str, Any] = {}
     for path, shape in oldest(config, ROWS).items():
-        name = our_name(path, tied=True, bert=True)
+        name = our_name(path, tied=True, family="bert")
         assert name is not None
         tensor = ours[name].half()
         if "query_key_value" in path:  # [4 heads, 3, 8 channels] as [3, 4, 8]

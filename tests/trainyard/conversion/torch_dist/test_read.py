@@ -108,6 +108,14 @@ def test_any_layout_reads_back_as_the_same_model(
         )
 
 
+def test_a_t5_is_refused(tmp_path: Path) -> None:
+    folder = write_around(tmp_path, GPT, Layout(), PADDED_VOCAB)
+    key = "decoder.layers.cross_attention.linear_q.weight"
+    quietly_save(folder, **{key: torch.zeros(2, 4, 4)})
+    with pytest.raises(ConfigError, match=r"is a T5 in torch_dist, .* with --ckpt-format torch"):
+        open_torch_dist(str(tmp_path))
+
+
 @pytest.mark.slow
 def test_a_checkpoint_in_a_store_reads_like_a_folder(tmp_path: Path) -> None:
     whole = weights_of(GPT)

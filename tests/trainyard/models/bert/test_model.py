@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainyard.attention.masks import AttentionMask
+from trainyard.attention.masks import AttentionMask, mask_of_padding
 from trainyard.errors import ConfigError
 from trainyard.models.bert.config import SOP_LOSS, BertConfig
-from trainyard.models.bert.model import BertModel, mask_of_padding
+from trainyard.models.bert.model import BertModel
 from trainyard.models.init import init_parameters
 from trainyard.models.losses import Losses
 

@@ -10,9 +10,8 @@ import pytest
 
 from stages.pretrain.config import PretrainConfig
 from trainyard.config import leaves
-from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
-from trainyard.models.families import read_model_config
+from trainyard.models.families import FAMILIES, read_model_config
 
 FOLDER = Path(__file__).parents[4] / "recipes" / "models"
 PUBLISHED = {
@@ -28,6 +27,7 @@ PUBLISHED = {
     "mistral-7b": (32000, 7_241_732_096),
     "qwen3-8b": (151936, 8_190_735_360),
     "bert-345m": (30522, 336_226_108),
+    "t5-220m": (30622, 222_420_382),
 }
 """Tokens, not padded, and parameters: as the weights were published, GPT's by the formula of
 arXiv:2104.04473, section 2."""
@@ -38,8 +38,10 @@ def document(name: str) -> dict[str, Any]:
 
 
 def model(name: str) -> TransformerConfig:
-    known = {key for key, _, _ in leaves(BertConfig)}
-    return read_model_config({k: v for k, v in document(name).items() if k in known}, name)
+    options = document(name)
+    family = FAMILIES[options.get("model_type", "gpt")]
+    known = {key for key, _, _ in leaves(family.config)}
+    return read_model_config({k: v for k, v in options.items() if k in known}, name)
 
 
 def test_every_preset_is_counted() -> None:

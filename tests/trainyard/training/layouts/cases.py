@@ -17,6 +17,7 @@ from trainyard.errors import ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.t5.config import T5Config
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import DEFAULT_ORDER, DataParallelConfig, ParallelConfig
@@ -72,6 +73,17 @@ SMALL: dict[str, Any] = {
 KINDS: dict[str, dict[str, Any]] = {
     "gpt": {},
     "bert": {},
+    "t5": {"decoder_num_layers": 2, "decoder_seq_length": 8},
+    "google t5": {
+        "decoder_num_layers": 2,
+        "decoder_seq_length": 8,
+        "position_embedding_type": "relative",
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 12,
+        "normalization": "RMSNorm",
+        "disable_bias_linear": True,
+        "geglu": True,
+    },
     "llama": {
         "position_embedding_type": "rope",
         "normalization": "RMSNorm",
@@ -81,6 +93,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "num_query_groups": 4,
     },
 }
+MODELS: dict[str, type[TransformerConfig]] = {
+    "bert": BertConfig,
+    "t5": T5Config,
+    "google t5": T5Config,
+}
+"""Of the kinds that are not a GPT."""
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "selective": {
@@ -158,8 +176,7 @@ class Cut:
     @property
     def model(self) -> TransformerConfig:
         options = SMALL | KINDS[self.kind] | RECOMPUTE[self.recompute]
-        config = BertConfig if self.kind == "bert" else GPTConfig
-        return config(
+        return MODELS.get(self.kind, GPTConfig)(
             **options,
             num_layers=self.num_layers,
             hidden_dropout=self.hidden_dropout,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -135,7 +135,7 @@ def batches(cut: Cut, step: int, groups: ProcessGroups) -> Iterator[Batch]:
     """This rank's micro-batches of a step."""
     for place in range(groups.dp_rank, NUM_MICROBATCHES, groups.dims.dp):
         batch = microbatch(step, cut.order[place], cut.vocab_size)
-        yield with_hidden_words(batch, step) if cut.kind == "bert" else batch
+        yield AS_SAMPLES[cut.model.model_type](batch, step)
 
 
 def microbatch(step: int, number: int, vocab_size: int) -> Batch:
@@ -170,6 +170,32 @@ def with_hidden_words(batch: Batch, step: int) -> Batch:
         "padding_mask": padding_mask,
         "is_random": (row.squeeze(1) + step) % 2,
     }
+
+
+def with_hidden_spans(batch: Batch, step: int) -> Batch:
+    """The same text with padding behind it, for a decoder that spells its beginning out."""
+    text, length = batch["tokens"], SEQ_LENGTH // 2
+    row = torch.arange(MICRO_BATCH_SIZE).unsqueeze(1)
+    places = torch.arange(SEQ_LENGTH).expand_as(text)
+    enc_mask = (places < SEQ_LENGTH - (step + 3 * row) % 6).long()
+    dec_mask = (places < length - (step + 2 * row) % 4).long()[:, :length]
+    asked = dec_mask.bool() & batch["loss_mask"][:, :length].bool()
+    return {
+        "text_enc": text.roll(1, 1),
+        "text_dec": text[:, :length].contiguous(),
+        "labels": torch.where(dec_mask.bool(), batch["labels"][:, :length], -1),
+        "loss_mask": asked.float(),
+        "enc_mask": enc_mask,
+        "dec_mask": dec_mask,
+    }
+
+
+AS_SAMPLES: dict[str, Callable[[Batch, int], Batch]] = {
+    "gpt": lambda batch, step: batch,
+    "bert": with_hidden_words,
+    "t5": with_hidden_spans,
+}
+"""What each family of models makes of a text."""
 
 
 def pieces(held: Mapping[str, LocalTensors]) -> list[Piece]:

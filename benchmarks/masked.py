@@ -1,6 +1,8 @@
-"""Training speed of BERT-345M on one GPU: the real stage, data loading and masking included.
+"""Training speed of BERT-345M or T5-220M on one GPU: the real stage, data loading and masking
+included.
 
-    python -m benchmarks.bert [flags of stages.pretrain, such as --attention-dropout 0]
+    python -m benchmarks.masked bert [flags of stages.pretrain, such as --attention-dropout 0]
+    python -m benchmarks.masked t5
 
 Random words in documents of twenty sentences; medians of the steps after the first ten."""
 
@@ -23,11 +25,18 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 BATCH = 64
 SENTENCES = 20
 
+MODELS: dict[str, dict[str, object]] = {
+    "bert": {"num-layers": 24, "hidden-size": 1024, "num-attention-heads": 16},
+    "t5": {
+        "num-layers": 12,
+        "decoder-num-layers": 12,
+        "decoder-seq-length": 128,
+        "hidden-size": 768,
+        "num-attention-heads": 12,
+        "vocab-extra-ids": 100,
+    },
+}
 OPTIONS = {
-    "model-type": "bert",
-    "num-layers": 24,
-    "hidden-size": 1024,
-    "num-attention-heads": 16,
     "seq-length": 512,
     "micro-batch-size": BATCH,
     "global-batch-size": BATCH,
@@ -59,13 +68,17 @@ def write_inputs(folder: Path) -> tuple[Path, Path]:
 
 def main() -> None:
     """The command line."""
-    folder = Path(tempfile.mkdtemp(prefix="trainyard-bert-"))
+    if len(sys.argv) < 2 or sys.argv[1] not in MODELS:
+        raise SystemExit(f"usage: python -m benchmarks.masked {'|'.join(MODELS)} [flags]")
+    name = sys.argv[1]
+    folder = Path(tempfile.mkdtemp(prefix="trainyard-masked-"))
     vocabulary, prefix = write_inputs(folder)
-    options = OPTIONS | {"vocab-file": vocabulary, "data-path": prefix, "save": folder / "run"}
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    files = {"vocab-file": vocabulary, "data-path": prefix, "save": folder / "run"}
+    options = OPTIONS | MODELS[name] | {"model-type": name} | files
+    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     command = [sys.executable, "-m", "stages.pretrain", *words, "--bf16", "--no-save-optim"]
     done = subprocess.run(
-        [*command, "--log-throughput", *sys.argv[1:]],
+        [*command, "--log-throughput", *sys.argv[2:]],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -76,7 +89,9 @@ def main() -> None:
     steady = [line for line in lines if line["step"] > WARMUP]
     rate = statistics.median(line["tokens_per_second"] for line in steady)
     memory = max(line["memory_bytes"] for line in steady)
-    print(f"bert-345m: {rate:,.0f} tok/s, {memory / 1e9:.1f} GB")
+    mfu = [line["mfu"] for line in steady if line.get("mfu")]
+    share = f", {statistics.median(mfu):.1%} MFU" if mfu else ""
+    print(f"{name}: {rate:,.0f} tok/s{share}, {memory / 1e9:.1f} GB")
 
 
 if __name__ == "__main__":

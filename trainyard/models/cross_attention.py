@@ -1,0 +1,63 @@
+"""Attention of one sequence to another: of a decoder to its encoder, of a text to its neighbors.
+
+s queries, t keys, b batch, h hidden, n query heads, g key and value heads, d head channels; n and g
+are those of this tensor-parallel rank."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from trainyard.attention.masks import FULL, AttentionMask
+from trainyard.errors import ConfigError
+from trainyard.models.attention import CoreAttention, own_groups, own_heads
+from trainyard.models.config import TransformerConfig
+from trainyard.parallel.model import ALONE, ModelParallel
+from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
+
+
+class CrossAttention(nn.Module):
+    """linear_q of the queries, linear_kv of the source, scaled dot-product attention, linear_proj.
+
+    Rows of linear_kv are ordered by head: its key, its value. Tensor parallelism shards them
+    between heads. source_size: width of the source; unset: the hidden size."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer: int,
+        parallel: ModelParallel = ALONE,
+        source_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if parallel.cp_size > 1:
+            raise ConfigError(
+                f"--context-parallel-size {parallel.cp_size}: cross-attention does not cut "
+                "sequences over ranks; leave the option out"
+            )
+        self.head_dim = config.head_dim
+        self.heads, self.groups = own_heads(config, parallel), own_groups(config, parallel)
+        hidden, bias = config.hidden_size, config.linear_bias
+        source = hidden if source_size is None else source_size
+        self.linear_q = ColumnParallelLinear(
+            hidden, config.query_size, bias=bias, parallel=parallel
+        )
+        self.linear_kv = ColumnParallelLinear(
+            source, 2 * config.kv_size, bias=bias, parallel=parallel
+        )
+        self.core_attention = CoreAttention(config, layer, parallel, cross=True)
+        self.linear_proj = RowParallelLinear(
+            config.query_size, hidden, bias=bias, parallel=parallel
+        )
+
+    def forward(self, x: Tensor, source: Tensor, mask: AttentionMask = FULL) -> Tensor:
+        """x: (s, b, h), (s / tp, b, h) under sequence parallelism; source: (t, b, source size),
+        likewise. mask: not causal, of whole sequences; see `cross_mask`. Returns a tensor like
+        x."""
+        assert not mask.causal, "queries and keys are different sequences"
+        q, kv = self.linear_q(x), self.linear_kv(source)
+        q = q.unflatten(2, (self.heads, self.head_dim))
+        k, v = kv.unflatten(2, (self.groups, 2 * self.head_dim)).split(self.head_dim, dim=3)
+        q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))  # (b, n or g, s or t, d)
+        context = self.core_attention.attend(q, k, v, mask)
+        out: Tensor = self.linear_proj(context.permute(2, 0, 1, 3).flatten(2))  # (s, b, n d)
+        return out

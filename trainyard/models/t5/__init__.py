@@ -1,0 +1,1 @@
+"""The T5 family: options, module, samples, FLOPs, names in foreign checkpoints."""
