@@ -61,10 +61,10 @@ def retro_jobs(recipe: Recipe) -> RetroJobs:
     corpus = corpus_jobs(recipe)
     bert_corpus, bert = _bert(recipe)
     gpt = {"data_path": [corpus.tokens], **corpus.tokenizer}
-    vocabulary = _vocabulary(recipe, bert_corpus)
+    vocabulary = _trained_vocabulary(bert_corpus)
     database = recipe.at("retro", "db")
     chosen = {
-        **vocabulary,
+        **(vocabulary or _written_vocabulary(recipe)),
         "load": recipe.encoder or recipe.at("bert", "checkpoint"),
         **corpus.tokenizer,
     }
@@ -77,7 +77,7 @@ def retro_jobs(recipe: Recipe) -> RetroJobs:
         return embed(kind, kind, retro_db=database, data_path=[corpus.tokens])
 
     sampled, train = of_database("sampled"), of_database("train")
-    empty, added = recipe.at("retro", "index", "empty"), recipe.at("retro", "index", "added")
+    empty, added = recipe.at("retro", "index_empty"), recipe.at("retro", "index")
     samples = {**_samples(recipe), "data_path": [corpus.tokens]}
 
     def of_split(split: str) -> SplitJobs:
@@ -143,13 +143,22 @@ def _bert(recipe: Recipe) -> tuple[CorpusJobs | None, StageJob | None]:
     return corpus, recipe.job("pretrain", decided, "bert", table="bert")
 
 
-def _vocabulary(recipe: Recipe, corpus: CorpusJobs | None) -> dict[str, Any]:
-    """The tokenizer of the encoder, as options of retro_db and retro_embed."""
-    names = {"tokenizer_type": "retro_bert_tokenizer_type", "vocab_file": "retro_bert_vocab_file"}
-    if corpus is not None:
-        return {name: corpus.tokenizer[key] for key, name in names.items()}
-    written = recipe.table("retro_db")
-    return {name: written[name] for name in names.values() if name in written}
+VOCABULARY = {
+    "tokenizer_type": "retro_bert_tokenizer_type",
+    "vocab_file": "retro_bert_vocab_file",
+}
+"""Options of a tokenizer, and what retro_db and retro_embed call them for the encoder."""
+
+
+def _trained_vocabulary(corpus: CorpusJobs | None) -> dict[str, Any]:
+    """The tokenizer of the encoder that is trained; nothing for a given one."""
+    return {} if corpus is None else {n: corpus.tokenizer[key] for key, n in VOCABULARY.items()}
+
+
+def _written_vocabulary(recipe: Recipe) -> dict[str, Any]:
+    """The tokenizer that [retro_db] names, for [retro_embed] too unless it names one."""
+    written, own = recipe.table("retro_db"), recipe.table("retro_embed")
+    return {n: written[n] for n in VOCABULARY.values() if n in written and n not in own}
 
 
 # --- samples --------------------------------------------------------------------------------------

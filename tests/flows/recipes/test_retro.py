@@ -21,7 +21,9 @@ def with_encoder() -> str:
     """The quick start's recipe with a given encoder."""
     text = QUICKSTART.read_text()
     begin, end = text.index("[bert_tokenizer]"), text.index("[retro_db]")
-    return 'encoder = "minilm"\n' + text[:begin] + text[end:]
+    vocabulary = 'retro_bert_tokenizer_type = "BertWordPieceCase"\nretro_bert_vocab_file = "v.txt"\n'
+    after = text[end:].replace("[retro_db]\n", f"[retro_db]\n{vocabulary}")
+    return 'encoder = "minilm"\n' + text[:begin] + after
 
 
 def test_jobs_come_in_the_order_in_which_they_run() -> None:
@@ -60,7 +62,8 @@ def test_a_given_encoder_is_not_trained() -> None:
     every = jobs(with_encoder())
     assert (every.bert_corpus, every.bert) == (None, None)
     assert every.embed_train.document["load"] == "minilm"
-    assert "retro_bert_vocab_file" not in every.embed_train.document
+    for job in (every.database, every.embed_train):
+        assert job.document["retro_bert_vocab_file"] == "v.txt"
 
 
 @pytest.mark.parametrize(
