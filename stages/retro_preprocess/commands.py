@@ -61,10 +61,16 @@ class Commands:
             yield self._embed_database("train")
             yield self._add()
         else:
-            for split, size in zip(SPLIT_NAMES, self._project.config.sizes(), strict=True):
-                if size:
-                    yield self._embed_samples(split)
-                    yield self._query(split)
+            for split in self._splits():
+                yield self._embed_samples(split)
+                yield self._query(split)
+
+    def _splits(self) -> Iterator[str]:
+        """Those of which the training takes samples."""
+        for split, size in zip(SPLIT_NAMES, self._project.config.sizes(), strict=True):
+            begin, end = self._project.data().fractions(split)
+            if size and begin < end:
+                yield split
 
     def _at(self, *parts: str) -> str:
         return join(self._project.url, *parts)

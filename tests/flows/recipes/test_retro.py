@@ -21,7 +21,9 @@ def with_encoder() -> str:
     """The quick start's recipe with a given encoder."""
     text = QUICKSTART.read_text()
     begin, end = text.index("[bert_tokenizer]"), text.index("[retro_db]")
-    vocabulary = 'retro_bert_tokenizer_type = "BertWordPieceCase"\nretro_bert_vocab_file = "v.txt"\n'
+    vocabulary = (
+        'retro_bert_tokenizer_type = "BertWordPieceCase"\nretro_bert_vocab_file = "v.txt"\n'
+    )
     after = text[end:].replace("[retro_db]\n", f"[retro_db]\n{vocabulary}")
     return 'encoder = "minilm"\n' + text[:begin] + after
 
@@ -31,7 +33,9 @@ def test_jobs_come_in_the_order_in_which_they_run() -> None:
     tokens = ["collect", "train_tokenizer", "tokenize-train-00000", "tokenize-train-00001", "merge"]
     bert = ["bert_tokenizer", "bert-tokenize-train-00000", "bert-tokenize-train-00001"]
     index = ["retro_db", "embed-sampled", "faiss_train", "embed-train", "faiss_add"]
-    splits = [f"{what}-{split}" for split in ("train", "valid") for what in ("embed-samples", "query")]
+    splits = [
+        f"{what}-{split}" for split in ("train", "valid") for what in ("embed-samples", "query")
+    ]
     assert names == [*tokens, *bert, "bert-merge", "bert", *index, *splits]
 
 
