@@ -36,7 +36,6 @@ def run(config: RetroPreprocessConfig, stage: StageRun) -> dict[str, Any]:
     project = merged_project(config)
     commands = Commands(config, project)
     planned = [command for step in config.steps() for command in commands.of_step(step)]
-    write_project(project)
     for number, command in enumerate(planned, 1):
         log.info("%d of %d: %s", number, len(planned), shlex.join(["python", *command.argv()]))
         project = _run(command, project)
@@ -47,10 +46,9 @@ def _run(command: Command, project: Project) -> Project:
     status = _status([sys.executable, *command.argv()])
     if status:
         raise SystemExit(status if status > 0 else 128 - status)
-    if command.split is None or command.stage != "faiss_query":
-        return project
-    project = with_neighbors(project, command.split, command.split)
-    write_project(project)
+    if command.split is not None:
+        project = with_neighbors(project, command.split, command.split)
+    write_project(project)  # now a part of it is there
     return project
 
 
