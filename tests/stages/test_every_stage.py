@@ -52,7 +52,7 @@ ENOUGH = {
         *("--retro-gpt-data-path", NOWHERE, "--retro-gpt-train-samples", "8", "--load", NOWHERE),
         *("--retro-gpt-eval-interval", "2", "--retro-gpt-eval-iters", "1"),
         *("--retro-gpt-seq-length", "64", "--retro-gpt-global-batch-size", "4"),
-        *("--retro-gpt-tokenizer-type", "NullTokenizer", "--retro-index-ntrain", "9"),
+        *("--retro-gpt-tokenizer-type", "ByteLevelTokenizer", "--retro-index-ntrain", "9"),
         *("--retro-bert-tokenizer-type", "BertWordPieceCase", "--retro-bert-vocab-file", NOWHERE),
     ),
     "tokenize": ("--input", NOWHERE, "--tokenizer-type", "NullTokenizer", "--vocab-size", "9"),
