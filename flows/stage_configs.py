@@ -22,6 +22,7 @@ from stages.reshard.config import ReshardConfig
 from stages.retro_db.config import RetroDbConfig
 from stages.retro_embed.config import RetroEmbedConfig
 from stages.retro_explore.config import RetroExploreConfig
+from stages.retro_preprocess.config import RetroPreprocessConfig
 from stages.tokenize.config import TokenizeConfig
 from stages.train_tokenizer.config import TrainTokenizerConfig
 from stages.verify.config import VerifyConfig
@@ -45,6 +46,7 @@ CONFIGS: dict[str, type[Any]] = {
     "retro_db": RetroDbConfig,
     "retro_embed": RetroEmbedConfig,
     "retro_explore": RetroExploreConfig,
+    "retro_preprocess": RetroPreprocessConfig,
     "tokenize": TokenizeConfig,
     "train_tokenizer": TrainTokenizerConfig,
     "verify": VerifyConfig,

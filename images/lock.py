@@ -27,21 +27,13 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 PLAIN = (
     *("blame", "certify", "collect", "faiss-add", "faiss-query", "faiss-train", "index"),
-    *(
-        "merge",
-        "plan",
-        "report",
-        "retro-db",
-        "retro-explore",
-        "tokenize",
-        "train-tokenizer",
-        "verify",
-    ),
+    *("merge", "plan", "report", "retro-db", "retro-explore", "tokenize", "train-tokenizer"),
+    "verify",
 )
 """Stages without torch."""
 TRAINING = ("benchmark", "evaluate", "pretrain", "reshard", "retro-embed")
 """Stages that have a CUDA image too."""
-TORCH = ("inspect", *TRAINING)
+TORCH = ("inspect", "retro-preprocess", *TRAINING)
 FAISS_GPU = "cuda/faiss-train"
 """The lock of a stage with faiss for GPUs, which stands on none of NVIDIA's images."""
 MORE = {"pretrain": ("logging",), "flow": ("flows",)}

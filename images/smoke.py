@@ -20,7 +20,15 @@ from importlib import metadata
 from pathlib import Path
 
 LOCKS = Path(__file__).resolve().parent / "locks"
-TORCH_STAGES = ["benchmark", "evaluate", "inspect", "pretrain", "reshard", "retro-embed"]
+TORCH_STAGES = [
+    "benchmark",
+    "evaluate",
+    "inspect",
+    "pretrain",
+    "reshard",
+    "retro-embed",
+    "retro-preprocess",
+]
 ACCELERATED = ("transformer_engine", "flash_attn", "apex")
 FAISS = {"cpu": "faiss-cpu", "cuda": "faiss-gpu"}
 """Packages of the module `faiss`, by device; the lock says which images have them."""

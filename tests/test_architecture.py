@@ -276,6 +276,12 @@ def names(requirements: list[str]) -> set[str]:
     return found
 
 
+STARTS = {
+    "retro_preprocess": ("retro-db", "retro-embed", "faiss-train", "faiss-add", "faiss-query"),
+}
+"""The stages that a stage starts, by their extras."""
+
+
 @cache
 def import_graph() -> grimp.ImportGraph:
     graph = grimp.build_graph("stages", "trainyard", include_external_packages=True, cache_dir=None)
@@ -290,6 +296,8 @@ def test_the_extra_of_a_stage_is_what_its_code_imports(stage: str) -> None:
     roots = {name.partition(".")[0] for name in reached} - sys.stdlib_module_names - set(PACKAGES)
     roots -= KERNELS
     used = {DISTRIBUTIONS.get(root, root) for root in roots}
+    for other in STARTS.get(stage, ()):  # as programs, in the same environment
+        used |= names(project()["optional-dependencies"][other])
     extra = names(project()["optional-dependencies"][stage.replace("_", "-")])
     silent = {"numpy"} if "torch" in used else set()  # torch complains at every start without it
     assert (used | silent) - names(project()["dependencies"]) == extra

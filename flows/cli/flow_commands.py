@@ -19,6 +19,7 @@ from flows.recipes.pretrain import pretrain_jobs
 from flows.recipes.recipe import Recipe, read_recipe, yard_root
 from flows.recipes.refresh import check_refresh
 from flows.recipes.release import check_checkpoint, release_jobs
+from flows.recipes.retro import retro_jobs
 from flows.recipes.stage_job import read_job
 from flows.runner.memory_check import plan_before
 from flows.runner.run_lock import LOCK_FILE
@@ -69,6 +70,12 @@ def _check_bert(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     forced_names(given.force, jobs.all())
 
 
+def _check_retro(recipe: Recipe, profile: Profile, given: Arguments) -> None:
+    jobs = retro_jobs(recipe).all()
+    check_inputs(recipe, jobs, profile.backend)
+    check_force(given.force, jobs)
+
+
 def _check_release(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     jobs = release_jobs(recipe, given.checkpoint)
     forced_names(given.force, jobs.all())
@@ -95,6 +102,12 @@ RECIPE_FLOWS = {
         description="Turn raw text into a trained BERT.",
         check=_check_bert,
         prints="card",
+        options={"force": FORCE},
+    ),
+    "build_retro": RecipeFlow(
+        description="Turn raw text into Retro's chunk database, index and tables of neighbours.",
+        check=_check_retro,
+        prints="retro",
         options={"force": FORCE},
     ),
     "corpus_refresh": RecipeFlow(

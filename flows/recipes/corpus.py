@@ -78,7 +78,7 @@ def corpus_jobs(recipe: Recipe, tables: CorpusTables = DOCUMENTS) -> CorpusJobs:
     tokens = recipe.at(*_folder(tables), "tokens", name)
     parts = recipe.at(*_folder(tables), "tokens", "parts")
     return CorpusJobs(
-        collect=_collect(recipe),
+        collect=None if tables.folder else _collect(recipe),
         train_tokenizer=_train_tokenizer(recipe, corpus, tables),
         tokenize=_tokenize(recipe, corpus, tokenizer, tables),
         merge=recipe.job(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from flows.recipes.recipe import stage_of
+from flows.recipes.recipe import OF_ENCODER, stage_of
 from flows.stage_configs import CONFIGS
 from trainyard.config import check_known, convert, leaves, other_names, suggest
 from trainyard.config_text import parse_document
@@ -29,9 +29,11 @@ TOP_LEVEL: dict[str, Any] = {
 
 CORPUS_STAGES = ("collect", "train_tokenizer", "tokenize", "merge")
 RELEASE_STAGES = ("reshard", "evaluate", "benchmark")
+RETRO_STAGES = ("retro_db", "retro_embed", "faiss_train", "faiss_add", "faiss_query")
 GPT_KEYS = ("corpus", "evaluation_data", "tokens")
 
 STAGES_OF: dict[str, tuple[str, ...]] = {
+    "build-retro": (*CORPUS_STAGES, *OF_ENCODER, *RETRO_STAGES, "pretrain"),
     "prepare-corpus": CORPUS_STAGES,
     "pretrain-bert": (*CORPUS_STAGES, "plan", "pretrain"),
     "pretrain-gpt": (*CORPUS_STAGES, "plan", "pretrain", *RELEASE_STAGES),
@@ -40,6 +42,7 @@ STAGES_OF: dict[str, tuple[str, ...]] = {
 }
 """The stages of each flow that runs a recipe, whose options it lets override."""
 KEYS_OF: dict[str, tuple[str, ...]] = {
+    "build-retro": (*GPT_KEYS, "encoder"),
     "prepare-corpus": GPT_KEYS,
     "pretrain-bert": ("corpus", "tokens"),
     "pretrain-gpt": GPT_KEYS,
@@ -56,6 +59,18 @@ DECIDED: dict[str, tuple[str, ...]] = {
     "plan": ("output_dir", "json"),
     "pretrain": ("data_path", "save"),
     "reshard": ("load_dir", "save_dir"),
+    "retro_db": ("data_path", "output_dir"),
+    "retro_embed": ("chunks", "data_path", "load", "output_dir", "retro_db", "retro_query_split"),
+    "faiss_train": ("embeddings", "output_dir"),
+    "faiss_add": ("embeddings", "index", "output_dir"),
+    "faiss_query": (
+        "data_path",
+        "embeddings",
+        "index",
+        "output_dir",
+        "retro_db",
+        "retro_query_split",
+    ),
     "evaluate": ("load", "valid_data", "output_dir"),
     "benchmark": ("load", "output_dir"),
 }

@@ -48,6 +48,13 @@ ENOUGH = {
         *("--tokenizer-type", "NullTokenizer", "--vocab-size", "9"),
     ),
     "retro_explore": (NOWHERE,),
+    "retro_preprocess": (
+        *("--retro-gpt-data-path", NOWHERE, "--retro-gpt-train-samples", "8", "--load", NOWHERE),
+        *("--retro-gpt-eval-interval", "2", "--retro-gpt-eval-iters", "1"),
+        *("--retro-gpt-seq-length", "64", "--retro-gpt-global-batch-size", "4"),
+        *("--retro-gpt-tokenizer-type", "ByteLevelTokenizer", "--retro-index-ntrain", "9"),
+        *("--retro-bert-tokenizer-type", "BertWordPieceCase", "--retro-bert-vocab-file", NOWHERE),
+    ),
     "tokenize": ("--input", NOWHERE, "--tokenizer-type", "NullTokenizer", "--vocab-size", "9"),
     "train_tokenizer": ("--input", NOWHERE),
     "verify": (NOWHERE,),
@@ -55,6 +62,7 @@ ENOUGH = {
 """Flags that make each stage's options complete; inputs that do not exist where it has inputs."""
 
 INTO = {"pretrain": "--save", "reshard": "--save-dir"}
+INTO["retro_preprocess"] = "--retro-project-dir"
 INTO |= dict.fromkeys(("blame", "certify", "inspect", "retro_explore", "verify"), "")
 INTO |= dict.fromkeys(("tokenize", "merge", "report"), "--output-prefix")
 

@@ -63,8 +63,10 @@ def test_every_recipe_in_the_repository_is_valid() -> None:
     assert recipes
     for path in recipes:
         recipe = read_recipe(str(path))
-        masked = path.name.startswith("bert_")
-        assert (masked_jobs(recipe, "bert") if masked else pretrain_jobs(recipe)).all()
+        if path.name.startswith("bert_"):
+            assert masked_jobs(recipe, "bert").all()
+        elif not path.name.startswith("retro_"):  # test_retro.py has that
+            assert pretrain_jobs(recipe).all()
 
 
 def test_jobs_come_in_the_order_in_which_they_run() -> None:

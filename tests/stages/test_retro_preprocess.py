@@ -1,0 +1,135 @@
+"""A Retro project under Megatron-LM's options: which stages run, with which flags, and all of them
+for real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("faiss")
+
+from stages.retro_preprocess.commands import Command, Commands
+from stages.retro_preprocess.config import RetroPreprocessConfig
+from stages.retro_preprocess.run import merged_project
+from tests.stages.directly import run_process
+from tests.trainyard.retrieval.corpora import LENGTH, write_corpus, write_vocabulary
+from tests.trainyard.retrieval.samples import SEQ_LENGTH, sentences
+from trainyard.config import from_dict
+from trainyard.errors import ConfigError
+from trainyard.retrieval.neighbors import Neighbors
+from trainyard.retrieval.project import read_project
+from trainyard.retrieval.retro import Retro
+
+BUILT = ["retro_db", "retro_embed", "faiss_train", "retro_embed", "faiss_add"]
+FOUND = ["retro_embed", "faiss_query"]
+
+
+def options(project: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "retro_project_dir": str(project),
+        "load": str(project / "bert"),
+        "retro_gpt_data_path": ["1", "en", "1", "de"],
+        "retro_gpt_split": "75,25,0",
+        "retro_gpt_train_samples": 24,
+        "retro_gpt_eval_interval": 6,
+        "retro_gpt_eval_iters": 1,
+        "retro_gpt_tokenizer_type": "ByteLevelTokenizer",
+        "retro_gpt_seq_length": SEQ_LENGTH,
+        "retro_gpt_global_batch_size": 4,
+        "retro_gpt_chunk_length": LENGTH,
+        "retro_bert_tokenizer_type": "BertWordPieceLowerCase",
+        "retro_bert_vocab_file": "vocab.txt",
+        "retro_bert_max_chunk_length": 48,
+        "retro_index_ntrain": 50,
+        "retro_query_num_neighbors_query": 40,
+        "retro_query_num_neighbors_save": 4,
+        **more,
+    }
+
+
+def planned(project: Path, **more: Any) -> list[Command]:
+    given = {k: v for k, v in options(project, **more).items() if v is not None}
+    config = from_dict(RetroPreprocessConfig, given)
+    commands = Commands(config, merged_project(config))
+    return [command for step in config.steps() for command in commands.of_step(step)]
+
+
+# --- what runs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tasks", "stages"),
+    [
+        ("build", [*BUILT, *FOUND, *FOUND]),
+        ("db-build", BUILT[:1]),
+        ("build_db,train_index", BUILT[:3]),
+        ("index-build", BUILT[1:]),
+        ("add_to_index", BUILT[3:]),
+        ("query,build_db", [*BUILT[:1], *FOUND, *FOUND]),
+        ("query-neighbors", [*FOUND, *FOUND]),
+    ],
+)
+def test_tasks_have_two_spellings_and_run_in_their_order(
+    tmp_path: Path, tasks: str, stages: list[str]
+) -> None:
+    assert [one.stage for one in planned(tmp_path, retro_tasks=[tasks])] == stages
+
+
+def test_relative_names_are_below_the_project(tmp_path: Path) -> None:
+    words = planned(tmp_path)[0].argv()
+    given = words[words.index("--data-path") + 1 :][:4]
+    assert given == ["1.0", f"{tmp_path}/data/en", "1.0", f"{tmp_path}/data/de"]
+    assert words[words.index("--retro-bert-vocab-file") + 1] == f"{tmp_path}/vocab.txt"
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    for more, message in (
+        ({"retro_tasks": ["index-trian"]}, "--retro-tasks index-trian: .*index-train"),
+        ({"load": None}, "embedding chunks needs --load"),
+        ({"retro_index_ntrain": None}, "db-build needs --retro-index-ntrain"),
+        ({"retro_gpt_seq_length": None}, "--retro-gpt-seq-length is needed"),
+        ({"retro_task_validate": 2.0}, "--retro-task-validate must be above 0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            planned(tmp_path, **more)
+    (tmp_path / "config.json").write_text(
+        json.dumps({k: v for k, v in options(tmp_path).items() if k.startswith("retro_gpt")})
+    )
+    with pytest.raises(ConfigError, match="retro_bert_tokenizer_type"):
+        planned(tmp_path)
+
+
+# --- the whole of it --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_project_is_built_explored_and_not_built_again(tmp_path: Path) -> None:
+    make = pytest.importorskip("tests.trainyard.embedding.encoders").make
+    (tmp_path / "data").mkdir()
+    for seed, name in enumerate(("en", "de")):
+        write_corpus(tmp_path / "data" / name, sentences(60, seed))
+    write_vocabulary(tmp_path)
+    make(tmp_path / "bert")
+    arguments = []
+    for name, value in options(tmp_path).items():
+        values = value if isinstance(value, list) else [value]
+        arguments += [f"--{name.replace('_', '-')}", *map(str, values)]
+    program = "stages.retro_preprocess"
+    run_process(program, *arguments, seconds=600)
+    project = read_project(str(tmp_path))
+    assert project.config.retro_neighbor_dirs == {"train": "train", "valid": "valid", "test": None}
+    rows = Neighbors(project.neighbors("train")).rows([0, 1, 2])
+    assert rows.shape == (3, 4)
+    retro = Retro.open(str(tmp_path))
+    assert retro.get_pt_num_samples("train") == 24
+    assert retro.get_db_num_chunks() > 100
+
+    where = arguments[:4]  # the rest is in config.json
+    again = run_process(program, *where, seconds=600)
+    assert again.count("nothing to do") == len(BUILT) + 2 * len(FOUND)
+    other = ("--retro-gpt-seq-length", str(2 * SEQ_LENGTH))
+    refused = run_process(program, *where, *other, expect=2)
+    assert "with which parts of the project were made" in refused
