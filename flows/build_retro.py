@@ -17,7 +17,7 @@ from typing import Any
 from prefect import flow
 
 from flows.prepare_corpus import make_tokens
-from flows.recipes.force import check_force
+from flows.recipes.force import forced_names
 from flows.recipes.inputs import check_inputs
 from flows.recipes.overrides import read_overrides
 from flows.recipes.recipe import read_recipe
@@ -74,7 +74,7 @@ async def build_retro(
     written = read_recipe(recipe, site.yard_root(yard)).with_options(given)
     checked = await asyncio.to_thread(retro_jobs, written)  # before any waiting
     await asyncio.to_thread(check_inputs, written, checked.all(), site.backend)
-    forced = check_force(force, checked.all())
+    forced = forced_names(force, checked.all())
     async with StageRunner("build-retro", written.root, profile=site, force=forced) as runner:
         # Derive the jobs again: another run that had the lock may have added files.
         jobs = await asyncio.to_thread(retro_jobs, written)

@@ -73,7 +73,7 @@ def _check_bert(recipe: Recipe, profile: Profile, given: Arguments) -> None:
 def _check_retro(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     jobs = retro_jobs(recipe).all()
     check_inputs(recipe, jobs, profile.backend)
-    check_force(given.force, jobs)
+    forced_names(given.force, jobs)
 
 
 def _check_release(recipe: Recipe, profile: Profile, given: Arguments) -> None:
