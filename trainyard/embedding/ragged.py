@@ -42,8 +42,11 @@ class RaggedAttention(nn.Module):
         super().__init__()
         self.core = core
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: RaggedMask) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: RaggedMask, bias: Tensor | None = None
+    ) -> Tensor:
         """q, k, v: (1, n, T, d). Returns (1, n, T, d)."""
+        assert bias is None, "positions that bias the scores know one sequence"
         contexts, begin = [], 0
         for count, length in mask.groups:
             end = begin + count * length

@@ -14,7 +14,7 @@ from trainyard.errors import ConfigError
 from trainyard.retrieval.dataset_infos import DatasetInfo, read_infos
 from trainyard.retrieval.token_files import pair_digest
 
-_INPUT = re.compile(r"data_([0-9]{1,6}) \(.*name (.*)\)\Z")
+_INPUT = re.compile(r"data_([0-9]{1,6}) \((?:weight [^, ]{1,40}, )?name (.*)\)\Z")
 
 
 def find_datasets(database_url: str, prefixes: Sequence[str]) -> list[tuple[int, int]]:
