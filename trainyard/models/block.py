@@ -4,7 +4,8 @@ s sequence (this rank's part of it), b batch, h hidden."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +46,8 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor, inputs: LayerInputs, place: DropoutPlace | None = None) -> Tensor:
         """x: (s, b, h). place: of dropout; None disables it. Returns (s, b, h)."""
-        x = x + _dropped(self._attention(x, inputs), self.dropout, place, AFTER_ATTENTION)
-        return x + _dropped(self._mlp(x), self.dropout, place, AFTER_MLP)
+        x = x + dropped(self._attention(x, inputs), self.dropout, place, AFTER_ATTENTION)
+        return x + dropped(self._mlp(x), self.dropout, place, AFTER_MLP)
 
     def _attention(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         def attend(normalised: Tensor) -> Tensor:
@@ -87,9 +88,9 @@ class DecoderLayer(TransformerLayer):
 
     def forward(self, x: Tensor, inputs: LayerInputs, place: DropoutPlace | None = None) -> Tensor:
         """x: (s, b, h). place: of dropout; None disables it. Returns (s, b, h)."""
-        x = x + _dropped(self._attention(x, inputs), self.dropout, place, AFTER_ATTENTION)
-        x = x + _dropped(self._across(x, inputs), self.dropout, place, AFTER_CROSS_ATTENTION)
-        return x + _dropped(self._mlp(x), self.dropout, place, AFTER_MLP)
+        x = x + dropped(self._attention(x, inputs), self.dropout, place, AFTER_ATTENTION)
+        x = x + dropped(self._across(x, inputs), self.dropout, place, AFTER_CROSS_ATTENTION)
+        return x + dropped(self._mlp(x), self.dropout, place, AFTER_MLP)
 
     def _across(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         source = inputs.source
@@ -122,18 +123,17 @@ class PostNormLayer(nn.Module):
     def forward(self, x: Tensor, inputs: LayerInputs, place: DropoutPlace | None = None) -> Tensor:
         """x: (s, b, h). place: of dropout; None disables it. Returns (s, b, h)."""
         branch = self.self_attention(x, inputs.rotary, inputs.mask, inputs.kv_cache)
-        x = self.post_attention_layernorm(
-            x + _dropped(branch, self.dropout, place, AFTER_ATTENTION)
-        )
+        x = self.post_attention_layernorm(x + dropped(branch, self.dropout, place, AFTER_ATTENTION))
         if self.recompute_mlp and self.training:
             branch = recomputed(self.mlp, x, draws=False)
         else:
             branch = self.mlp(x)
-        out: Tensor = self.post_mlp_layernorm(x + _dropped(branch, self.dropout, place, AFTER_MLP))
+        out: Tensor = self.post_mlp_layernorm(x + dropped(branch, self.dropout, place, AFTER_MLP))
         return out
 
 
-def _dropped(branch: Tensor, p: float, place: DropoutPlace | None, use: int) -> Tensor:
+def dropped(branch: Tensor, p: float, place: DropoutPlace | None, use: int) -> Tensor:
+    """A branch before it is added to the residual stream. place: None disables dropout."""
     return branch if place is None else cut_free_dropout(branch, p, place, use)
 
 
@@ -149,16 +149,17 @@ class TransformerBlock(nn.Module):
         *,
         post_norm: bool = False,
         num_layers: int | None = None,
-        layer: type[nn.Module] = TransformerLayer,
+        layer: Callable[[Any, int, ModelParallel], nn.Module] = TransformerLayer,
     ) -> None:
-        """num_layers: of the block in the whole model; unset: --num-layers. layer: their kind."""
+        """num_layers: of the block in the whole model; unset: --num-layers. layer: builds one, from
+        (config, number, parallel)."""
         super().__init__()
         self.config = config
         total = config.num_layers if num_layers is None else num_layers
         self.numbers = pipeline_stage.layer_numbers(total)
-        layer = PostNormLayer if post_norm else layer
+        make = PostNormLayer if post_norm else layer
         self.layers = nn.ModuleDict(
-            {str(number): layer(config, number, parallel) for number in self.numbers}
+            {str(number): make(config, number, parallel) for number in self.numbers}
         )
         has_norm = pipeline_stage.has_output and not post_norm
         self.final_layernorm = build_norm(config, parallel) if has_norm else None
@@ -168,33 +169,45 @@ class TransformerBlock(nn.Module):
     ) -> Tensor:
         """x: (s, b, h). places: of dropout; None disables it. Returns (s, b, h), normalised on the
         last stage."""
+        out: Tensor = self.normalised(self.through_layers(x, inputs, places))
+        return out
+
+    def normalised(self, x: Tensor) -> Tensor:
+        """x after the final norm, if this stage has it."""
+        return x if self.final_layernorm is None else self.final_layernorm(x)
+
+    def through_layers(self, state: Any, inputs: LayerInputs, places: DropoutPlaces | None) -> Any:
+        """`state`, what `run` takes from layer to layer, after all layers of this stage."""
         steps = [
             (layer, None if places is None else places.of_layer(number))
             for number, layer in zip(self.numbers, self.layers.values(), strict=True)
         ]
         if self.training and torch.is_grad_enabled():
-            x = self._trained(x, inputs, steps)
-        else:
-            x = _run(steps, x, inputs)
-        return x if self.final_layernorm is None else self.final_layernorm(x)
+            return self._trained(state, inputs, steps)
+        return self.run(steps, state, inputs)
 
-    def _trained(self, x: Tensor, inputs: LayerInputs, steps: Sequence[Step]) -> Tensor:
+    def run(self, steps: Sequence[Step], state: Any, inputs: LayerInputs) -> Any:
+        """The state after these layers: here the residual stream (s, b, h) alone."""
+        for layer, place in steps:
+            state = layer(state, inputs, place)
+        return state
+
+    def _trained(self, state: Any, inputs: LayerInputs, steps: Sequence[Step]) -> Any:
         """Forward pass of training, with recomputation and offloading."""
         config, left = self.config, self.config.cpu_offloading_num_layers
-        offload = ActivationOffload(x.device) if left else None
+        offload = ActivationOffload(state.device) if left else None
         for group, again in layer_groups(config, steps):
             if again:
-                x = recomputed(_run, group, x, inputs, draws=config.attention_dropout > 0)
+                state = recomputed(self.run, group, state, inputs, draws=self.draws)
             elif offload is not None and left:
                 left -= 1
                 with offload.around_layer(group[0][0], inputs.tensors()):
-                    x = _run(group, x, inputs)
+                    state = self.run(group, state, inputs)
             else:
-                x = _run(group, x, inputs)
-        return x
+                state = self.run(group, state, inputs)
+        return state
 
-
-def _run(steps: Sequence[Step], x: Tensor, inputs: LayerInputs) -> Tensor:
-    for layer, place in steps:
-        x = layer(x, inputs, place)
-    return x
+    @property
+    def draws(self) -> bool:
+        """Whether a layer draws from torch's generators."""
+        return self.config.attention_dropout > 0

@@ -40,7 +40,7 @@ Activation = Literal[
 ]
 RecomputeGranularity = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "mlp", "layernorm"]
-ModelType = Literal["gpt", "bert", "t5"]
+ModelType = Literal["gpt", "bert", "t5", "retro"]
 """The families, by their names in `models/families.py`."""
 
 ACTIVATION_FLAGS = (
@@ -59,7 +59,7 @@ class TransformerConfig:
 
     model_type: ModelType = "gpt"
     """Family of the model: GPT predicts the next token, BERT the hidden words of sentences, T5
-    spells them out."""
+    spells them out, Retro predicts the next token with the help of text that it retrieves."""
     num_layers: int
     """Transformer layers."""
     hidden_size: int

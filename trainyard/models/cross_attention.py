@@ -54,10 +54,28 @@ class CrossAttention(nn.Module):
         likewise. mask: not causal, of whole sequences; see `cross_mask`. Returns a tensor like
         x."""
         assert not mask.causal, "queries and keys are different sequences"
-        q, kv = self.linear_q(x), self.linear_kv(source)
-        q = q.unflatten(2, (self.heads, self.head_dim))
+        k, v = self.keys_and_values(source)
+        return self.output(self.attend(self.queries(x), k, v, mask))
+
+    # --- steps, between which heads may be arranged otherwise ---------------------------------
+
+    def queries(self, x: Tensor) -> Tensor:
+        """(s, b, n, d), of the whole sequence."""
+        q: Tensor = self.linear_q(x).unflatten(2, (self.heads, self.head_dim))
+        return q
+
+    def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """(t, b, g, d) each, of the whole sequence."""
+        kv: Tensor = self.linear_kv(source)
         k, v = kv.unflatten(2, (self.groups, 2 * self.head_dim)).split(self.head_dim, dim=3)
+        return k, v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+        """q: (s, b, n, d); k, v: (t, b, g, d). Returns (s, b, n, d)."""
         q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))  # (b, n or g, s or t, d)
-        context = self.core_attention.attend(q, k, v, mask)
-        out: Tensor = self.linear_proj(context.permute(2, 0, 1, 3).flatten(2))  # (s, b, n d)
+        return self.core_attention.attend(q, k, v, mask).permute(2, 0, 1, 3)
+
+    def output(self, context: Tensor) -> Tensor:
+        """context: (s, b, n, d). Returns (s, b, h), its part of s under sequence parallelism."""
+        out: Tensor = self.linear_proj(context.flatten(2))
         return out

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.masked.config import MaskedConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.parallel_layout import ParallelLayout
+from trainyard.retrieval.shape import NeighborShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,12 @@ class ModelFamily:
     of_sentences: bool = False
     """Samples are runs of sentences with hidden words and padding (--mask-prob), not pieces of
     documents; no rank has a part of one."""
+    neighbor_shape: Callable[[Any], NeighborShape] | None = None
+    """(config) -> what a sample retrieves, where samples are those of a GPT with neighbours of
+    their chunks (--retro-db); no rank has a part of one."""
+    fitted_from: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Other families whose weights --finetune takes, each with patterns of the names of those that
+    it lacks, which get initial values."""
     more_losses: Callable[[Any], tuple[str, ...]] = no_losses
     """(config) -> names of the losses of `models.losses.Losses.means`."""
     flops_per_iteration: Callable[[Any, int, int], float]

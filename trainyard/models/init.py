@@ -26,6 +26,7 @@ from trainyard.parallel.sharding import Shard, ShardBox, shard_of
 OUTPUT_PROJECTIONS = (
     "self_attention.linear_proj.weight",
     "cross_attention.linear_proj.weight",
+    "cross_attention.attn.linear_proj.weight",
     "mlp.linear_fc2.weight",
 )
 TABLES = (
@@ -33,7 +34,7 @@ TABLES = (
     "position_embeddings.weight",
     "tokentype_embeddings.weight",
 )
-NORMS = ("layernorm.weight", "layer_norm.weight")
+NORMS = ("layernorm.weight", "layer_norm.weight", "layernorm.norm.weight")
 
 BLOCK_NUMBERS = 1 << 22
 """Numbers drawn at once."""

@@ -5,6 +5,8 @@ Tensors are (s, b, h) inside. s is this rank's part of the sequence under contex
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +22,15 @@ from trainyard.models.tied import mark_copy, mark_shared
 from trainyard.parallel.context.split import local_positions
 from trainyard.parallel.invariant_dropout import cut_free_dropout, of_sequence_part
 from trainyard.parallel.model import ModelParallel
+
+
+class Entry(NamedTuple):
+    """Arguments of a `TransformerBlock`."""
+
+    hidden: Tensor
+    """(s, b, h)."""
+    inputs: LayerInputs
+    dropout: DropoutPlaces | None
 
 
 class TransformerModel(nn.Module):
@@ -89,19 +100,47 @@ class TransformerModel(nn.Module):
 
         tokens: (b, s) on the stage with the embedding; hidden: (s, b, h) on every other. seed: of
         dropout; alone it may be unset, and is then drawn."""
+        entry = self.enter(
+            block,
+            hidden,
+            tokens,
+            mask,
+            position_ids=position_ids,
+            token_types=token_types,
+            kv_cache=kv_cache,
+            seed=seed,
+        )
+        out: Tensor = block(*entry)
+        return out
+
+    def enter(
+        self,
+        block: TransformerBlock,
+        hidden: Tensor | None,
+        tokens: Tensor | None,
+        mask: AttentionMask,
+        *,
+        position_ids: Tensor | None = None,
+        token_types: Tensor | None = None,
+        kv_cache: KVCache | None = None,
+        seed: Tensor | None = None,
+    ) -> Entry:
+        """The arguments of the layers of this stage; those here are as of `run_layers`."""
         source = tokens if tokens is not None else hidden
         assert source is not None, "a stage without the embedding needs the hidden states"
         places = self._places(source, is_hidden=tokens is None)
         if position_ids is None:
             position_ids = places.unsqueeze(0)
-        dropout = self._dropout_places(seed, places)
+        config = self.config
+        dropout = self.dropout_places(seed, places, config.hidden_dropout, config.num_layers)
         if self.embedding is not None:
             assert tokens is not None
-            hidden = self._dropped(self.embedding(tokens, position_ids, token_types), dropout)
+            embedded = self.embedding(tokens, position_ids, token_types)
+            hidden = self.dropped_embedding(embedded, dropout)
         assert hidden is not None
-        inputs = LayerInputs(self._rotary(block, position_ids), mask, kv_cache)
-        out: Tensor = block(hidden, inputs, dropout)
-        return out
+        return Entry(
+            hidden, LayerInputs(self._rotary(block, position_ids), mask, kv_cache), dropout
+        )
 
     def _places(self, source: Tensor, *, is_hidden: bool) -> Tensor:
         """(s) positions in the whole sequence of this rank's tokens."""
@@ -115,17 +154,21 @@ class TransformerModel(nn.Module):
             s * parallel.cp_size, parallel.cp_size, parallel.cp_rank, source.device
         )
 
-    def _dropped(self, embedded: Tensor, dropout: DropoutPlaces | None) -> Tensor:
+    def dropped_embedding(self, embedded: Tensor, dropout: DropoutPlaces | None) -> Tensor:
+        """The residual stream before the first layer."""
         x = embedded.float() if self.config.fp32_residual_connection else embedded
         if dropout is None:
             return x
         return cut_free_dropout(x, self.config.hidden_dropout, dropout.of_embedding(), 0)
 
-    def _dropout_places(self, seed: Tensor | None, places: Tensor) -> DropoutPlaces | None:
-        if not self.training or not self.config.hidden_dropout:
+    def dropout_places(
+        self, seed: Tensor | None, places: Tensor, p: float, num_layers: int
+    ) -> DropoutPlaces | None:
+        """Of layers with dropout of probability p over tokens at these (s) places; None without."""
+        if not self.training or not p:
             return None
         local = of_sequence_part(places, self.parallel)
-        return DropoutPlaces(self._seed(seed, places.device), local, self.config.num_layers)
+        return DropoutPlaces(self._seed(seed, places.device), local, num_layers)
 
     def _seed(self, seed: Tensor | None, device: torch.device) -> Tensor:
         """() of dropout: the given one, or alone a drawn one."""

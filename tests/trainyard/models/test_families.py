@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,15 +14,21 @@ from trainyard.models.families import FAMILIES, family_of, read_model_config
 from trainyard.models.parallel_layout import ParallelLayout
 
 SIZES = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "seq_length": 8}
+MORE = {"retro": {"retro_chunk_length": 4, "retro_cross_attention_layers": (2,)}}
+"""Of families whose default sizes are larger."""
 ROWS = 128
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
 
 
+def options(name: str) -> dict[str, Any]:
+    return {**SIZES, **MORE.get(name, {})}
+
+
 @every_family
 def test_a_family_is_found_by_its_options_and_builds_their_model(name: str) -> None:
     family = FAMILIES[name]
-    config = family.config(**SIZES)
+    config = family.config(**options(name))
     assert family_of(config) is family
     with torch.device("meta"):
         model = family.load_class()(config, ROWS)
@@ -33,7 +41,7 @@ def test_a_family_is_found_by_its_options_and_builds_their_model(name: str) -> N
 @every_family
 def test_a_family_knows_its_costs(name: str) -> None:
     family = FAMILIES[name]
-    config = family.config(**SIZES)
+    config = family.config(**options(name))
     assert family.flops_per_iteration(config, ROWS, 2) == 2 * family.flops_per_iteration(
         config, ROWS, 1
     )
@@ -45,7 +53,7 @@ def test_a_family_knows_its_costs(name: str) -> None:
 
 @every_family
 def test_a_checkpoints_model_table_is_read_as_its_family(name: str) -> None:
-    config = FAMILIES[name].config(**SIZES)
+    config = FAMILIES[name].config(**options(name))
     assert config.model_type == name
     assert read_model_config(to_dict(config), "config.json") == config
 

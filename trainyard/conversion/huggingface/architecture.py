@@ -127,6 +127,11 @@ def architecture(config: TransformerConfig) -> str:
         return bert_architecture(config)
     if isinstance(config, T5Config):
         return t5_architecture(config)
+    if config.model_type == "retro":
+        raise ConfigError(
+            "--saver hf: transformers has no Retro; keep the checkpoint in our format (--saver "
+            "trainyard)"
+        )
     misfits = {name: found(config) for name, found in MISFITS.items()}
     for name, broken in misfits.items():
         if not broken:

@@ -283,7 +283,13 @@ def args_of(
 
 
 def refuse_for_megatron(config: TransformerConfig, pp: int) -> None:
-    """Refuse a BERT or T5 that Megatron-LM does not compute. pp: pipeline ranks to write."""
+    """Refuse a BERT or T5 that Megatron-LM does not compute, and every Retro. pp: pipeline ranks to
+    write."""
+    if config.model_type == "retro":
+        raise ConfigError(
+            "a Retro is not written in Megatron-LM's formats; keep the checkpoint in our format "
+            "(--saver trainyard)"
+        )
     if isinstance(config, T5Config):
         _refuse_t5(config, pp)
     if not isinstance(config, BertConfig):

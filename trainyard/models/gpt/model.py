@@ -7,6 +7,7 @@ this rank's part of the sequence under context parallelism."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -28,6 +29,8 @@ from trainyard.parallel.tensor.vocab import vocab_parallel_cross_entropy
 class GPTModel(TransformerModel):
     """A decoder-only transformer over a padded vocabulary."""
 
+    block_class: ClassVar[type[TransformerBlock]] = TransformerBlock
+
     def __init__(
         self,
         config: GPTConfig,
@@ -39,7 +42,7 @@ class GPTModel(TransformerModel):
         super().__init__(config, vocab_size, parallel, pipeline_stage, true_vocab_size)
         if pipeline_stage.has_embedding:
             self.embedding = Embedding(config, vocab_size, parallel)
-        self.decoder = TransformerBlock(config, parallel, pipeline_stage)
+        self.decoder = self.block_class(config, parallel, pipeline_stage)
         self.output_layer: ColumnParallelLinear | None = None
         if self.has_output_weight:
             self.output_layer = ColumnParallelLinear(

@@ -138,7 +138,7 @@ class T5Model(TransformerModel):
             x, y = self._split(hidden, s_e, s_d)
         else:
             x, y = (
-                self._dropped(self.embedding(ids, positions.unsqueeze(0)), own)
+                self.dropped_embedding(self.embedding(ids, positions.unsqueeze(0)), own)
                 for ids, positions, own in zip(
                     (tokens, decoder_tokens), places, dropout, strict=True
                 )

@@ -50,6 +50,7 @@ class ModelSizes:
     num_layers: int
     hidden_size: int
     seq_length: int
+    """Tokens of a sample between pipeline stages."""
     micro_batch_size: int
     fp32_between_stages: bool = False
     """Stages exchange fp32 hidden states (--fp32-residual-connection)."""

@@ -17,6 +17,7 @@ from trainyard.errors import ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.retro.config import RetroConfig
 from trainyard.models.t5.config import T5Config
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
@@ -84,6 +85,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "disable_bias_linear": True,
         "geglu": True,
     },
+    "retro": {"retro_chunk_length": 4, "retro_encoder_attention_dropout": 0.0},
     "llama": {
         "position_embedding_type": "rope",
         "normalization": "RMSNorm",
@@ -97,6 +99,7 @@ MODELS: dict[str, type[TransformerConfig]] = {
     "bert": BertConfig,
     "t5": T5Config,
     "google t5": T5Config,
+    "retro": RetroConfig,
 }
 """Of the kinds that are not a GPT."""
 RECOMPUTE: dict[str, dict[str, Any]] = {
@@ -176,6 +179,8 @@ class Cut:
     @property
     def model(self) -> TransformerConfig:
         options = SMALL | KINDS[self.kind] | RECOMPUTE[self.recompute]
+        if self.kind == "retro":  # the second layer of each pair has cross attention
+            options["retro_cross_attention_layers"] = tuple(range(2, self.num_layers + 1, 2))
         return MODELS.get(self.kind, GPTConfig)(
             **options,
             num_layers=self.num_layers,

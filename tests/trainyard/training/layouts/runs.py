@@ -172,6 +172,17 @@ def with_hidden_words(batch: Batch, step: int) -> Batch:
     }
 
 
+def with_neighbors(batch: Batch, step: int) -> Batch:
+    """The same text with neighbours of its chunks of four tokens: two of up to eight tokens, none
+    for some chunks."""
+    text = batch["tokens"]
+    chunks = text.unflatten(1, (-1, 4))
+    lengths = (torch.arange(2) + 2 * chunks[..., :1] + step) % 9
+    lengths[:, (step + 1) % 4] = 0
+    tokens = (chunks[..., :1, None] + torch.arange(8) + 3 * torch.arange(2)[:, None]) % 50
+    return {**batch, "neighbor_tokens": tokens, "neighbor_lengths": lengths}
+
+
 def with_hidden_spans(batch: Batch, step: int) -> Batch:
     """The same text with padding behind it, for a decoder that spells its beginning out."""
     text, length = batch["tokens"], SEQ_LENGTH // 2
@@ -194,6 +205,7 @@ AS_SAMPLES: dict[str, Callable[[Batch, int], Batch]] = {
     "gpt": lambda batch, step: batch,
     "bert": with_hidden_words,
     "t5": with_hidden_spans,
+    "retro": with_neighbors,
 }
 """What each family of models makes of a text."""
 

@@ -1,0 +1,1 @@
+"""The Retro family: options, module, samples, costs, names in foreign checkpoints."""
