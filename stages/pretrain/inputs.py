@@ -22,8 +22,14 @@ def check_inputs(config: PretrainConfig) -> None:
             check_step(config.load, "--load")
         return
     splits = SPLIT_NAMES if config.training.eval_iters else SPLIT_NAMES[:1]
-    of_sentences = family_of(config.model).of_sentences
-    check_splits(config.data, None if of_sentences else config.model.seq_length, splits)
+    family = family_of(config.model)
+    check_splits(config.data, None if family.of_sentences else config.model.seq_length, splits)
+    if family.neighbor_shape is not None:
+        # Imported here: other families do without HDF5.
+        from trainyard.retrieval.run_neighbors import check_tables
+
+        shape = family.neighbor_shape(config.model)
+        check_tables(config.retrieval, config.data, shape, splits)
     load = config.foreign_load()
     # A run with steps of its own, perhaps on its nodes, resumes from those and not from --load.
     has_others = config.non_persistent.non_persistent_save_interval is not None

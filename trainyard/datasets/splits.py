@@ -51,12 +51,17 @@ def sources_of(data: DataConfig, split: str) -> list[Source]:
 
 def open_tokens(prefix: str, data: DataConfig) -> TokenSource:
     """A token file with the reader that the options choose."""
-    size = data.object_storage_cache_size_mb << 20
-    cache = CacheOptions(max_bytes=size)
-    if data.object_storage_cache_path is not None:
-        cache = CacheOptions(Path(data.object_storage_cache_path), size)
+    cache = cache_options(data)
     mapped = data.mmap_bin_files or not is_local(prefix)
     return IndexedDataset(prefix, "auto" if mapped else "file", cache)
+
+
+def cache_options(data: DataConfig) -> CacheOptions:
+    """Where and how much of remote files this node keeps."""
+    size = data.object_storage_cache_size_mb << 20
+    if data.object_storage_cache_path is None:
+        return CacheOptions(max_bytes=size)
+    return CacheOptions(Path(data.object_storage_cache_path), size)
 
 
 def drops_last(data: DataConfig, split: str) -> bool:

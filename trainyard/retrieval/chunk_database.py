@@ -94,6 +94,13 @@ class ChunkDatabase:
             following = np.where(has_next & same.all(axis=-1), numbers + 1, NO_CHUNK)
         return following
 
+    def lengths(self, ids: ArrayLike) -> Ints:
+        """(...) GPT tokens of these chunks; 0 for `NO_CHUNK`."""
+        numbers = np.asarray(ids, np.int64)
+        rows = self.rows(np.maximum(numbers, 0)) if numbers.size else np.zeros((0, 5), np.uint32)
+        counts = rows[..., 3].astype(np.int64) - rows[..., 2]
+        return np.where(numbers == NO_CHUNK, 0, counts)
+
     def tokens(self, chunk: int) -> NDArray[Any]:
         """GPT tokens of one chunk, in the type of its file."""
         dataset, document, start, end, _ = self.rows(chunk).tolist()

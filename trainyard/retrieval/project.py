@@ -143,6 +143,10 @@ class Project:
         """The folder of the chunk database."""
         return join(self.url, DATABASE)
 
+    def has_neighbors(self, split: str) -> bool:
+        """Whether the project names a table of neighbours for a split."""
+        return bool(self.config.retro_neighbor_dirs.get(split))
+
     def neighbors(self, split: str) -> str:
         """The folder of a split's neighbours. Raises ConfigError if there is none."""
         folder = self.config.retro_neighbor_dirs.get(split)

@@ -271,6 +271,7 @@ class Trainer:
             tokenizer=self.tokenizer,
             padded_vocab_size=self.vocab_size,
             initialize=self._initialize(),
+            input_digests=self.host.input_digests,
             non_persistent_step=self.non_persistent_step,
         )
         began = time.monotonic()

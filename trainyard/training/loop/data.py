@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from trainyard.datasets.sample_format import Dataset
 from trainyard.datasets.sampler import SamplerShape, WholeShare
 from trainyard.models.families import family_of
 from trainyard.models.family import SampleOptions
+from trainyard.retrieval.shape import NeighborShape
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.length import RunLength, num_samples
@@ -116,10 +117,40 @@ def build_run_data(
     options = SampleOptions(
         data=data, masked=config.masked, tokenizer=tokenizer, seed=training.seed
     )
-    sample_format = family_of(config.model).build_format(config.model, options)
+    family = family_of(config.model)
+    sample_format = family.build_format(config.model, options)
     sizes = num_samples(training, length)
     indexer = IN_MEMORY if data.data_cache_path is None else IndexCache(data.data_cache_path)
     built = build_datasets(data, sample_format, sizes, indexer, length.consumed)
     assert built.train is not None
     final = length.batch_size_schedule.final
-    return RunData(data, built.train, built.valid, final, dp_rank, built.test, built.untested)
+    found = RunData(data, built.train, built.valid, final, dp_rank, built.test, built.untested)
+    if family.neighbor_shape is None:
+        return found
+    shape = family.neighbor_shape(config.model)
+    return _with_neighbors(found, config, shape, sizes, length.consumed)
+
+
+def _with_neighbors(
+    data: RunData,
+    config: PretrainConfig,
+    shape: NeighborShape,
+    sizes: tuple[int, int, int],
+    consumed: int,
+) -> RunData:
+    """The same data, each sample with the neighbours of its chunks."""
+    # Imported here: other families do without HDF5.
+    from trainyard.retrieval.run_neighbors import RunNeighbors
+
+    opened = RunNeighbors.open(config.retrieval, config.data, shape)
+    assert not isinstance(data.train, ExternalData)
+    test, untested = data.test, data.untested
+    if test and not opened.has("test"):
+        test, untested = (), "there are no neighbours of the test samples (--retro-test-neighbors)"
+    return replace(
+        data,
+        train=opened.join("train", data.train, max(sizes[0], consumed)),
+        valid=tuple((name, opened.join("valid", one, sizes[1])) for name, one in data.valid),
+        test=tuple((name, opened.join("test", one, sizes[2])) for name, one in test),
+        untested=untested,
+    )

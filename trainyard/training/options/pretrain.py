@@ -16,6 +16,7 @@ from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.layout_checks import check_model
+from trainyard.retrieval.options import RetrievalConfig
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.options.node_local import NonPersistentConfig
@@ -38,6 +39,7 @@ class PretrainConfig:
     tokenizer: TokenizerConfig
     data: DataConfig
     masked: MaskedConfig = field(default_factory=MaskedConfig)
+    retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     optimizer: OptimizerConfig
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     training: TrainingConfig
@@ -106,6 +108,7 @@ class PretrainConfig:
                     f"--mask-prob and --short-seq-prob do not apply with {chosen}, which predicts "
                     "every token; leave them out, or give --model-type bert or t5"
                 )
+            self._check_neighbors()
             return
         for name in OF_DOCUMENTS:
             if getattr(self.data, name):
@@ -126,6 +129,29 @@ class PretrainConfig:
                 f"--calculate-per-token-loss weighs tokens, and the {losses[0]} of {chosen} has "
                 "none; leave it out"
             )
+
+    def _check_neighbors(self) -> None:
+        """Refuse neighbours for models that have none, and options that do not go with them."""
+        family, chosen = family_of(self.model), f"--model-type {self.model.model_type}"
+        if family.neighbor_shape is None:
+            if self.retrieval != RetrievalConfig():
+                raise ConfigError(
+                    f"--retro-db does not apply with {chosen}, which attends to its own text only; "
+                    "leave it out, or give --model-type retro"
+                )
+            return
+        if not self.retrieval.is_given:
+            raise ConfigError(
+                f"{chosen} needs --retro-project-dir, or --retro-db and --retro-train-neighbors, "
+                "the outputs of retro_db and faiss_query"
+            )
+        if self.training.eval_iters and not self.retrieval.may_have("valid"):
+            raise ConfigError(
+                f"--eval-iters {self.training.eval_iters} needs --retro-valid-neighbors, the "
+                "output of faiss_query with --retro-query-split valid; or give --eval-iters 0"
+            )
+        if self.data.mock_data:
+            raise ConfigError(f"--mock-data comes from no document, and {chosen} needs neighbours")
 
     def _rule_of_data(self) -> str | None:
         """The flag that keeps attention inside a document."""
@@ -153,6 +179,7 @@ class PretrainConfig:
         load = self.foreign_load()
         return {
             **self.data.inputs(),
+            **self.retrieval.inputs(),
             "tokenizer": self.tokenizer.inputs(),
             "load": (load,) if load else (),
         }

@@ -68,7 +68,7 @@ def restore_weights(
     missing = allowed.matching(wanted - stored_names, allowed.missing)
     unexpected = allowed.matching(stored_names - wanted, allowed.unexpected)
     if train_module.groups.rank == 0:
-        _log_names("--load-allow-missing: initialised", missing)
+        _log_names("not in the checkpoint: initialised", missing)
         _log_names("--load-allow-unexpected: not loaded", unexpected)
     for name in missing:
         tensors.pop(name, None)

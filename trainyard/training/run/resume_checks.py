@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import torch
 
@@ -10,6 +11,7 @@ from trainyard.artifacts.digest import digest_bytes
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.parallel.config import TP
+from trainyard.retrieval.options import RetrievalConfig
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.loop.length import RunLength
 from trainyard.training.loop.state import TrainState
@@ -18,6 +20,9 @@ from trainyard.training.run.repadding import Repadding
 from trainyard.training.run.run_steps import FoundSteps
 
 log = logging.getLogger(__name__)
+
+DATABASE = "retro_db"
+"""Name of the chunk database among the inputs of a run."""
 
 
 def refuse_lost_steps(config: PretrainConfig, found: FoundSteps) -> None:
@@ -77,6 +82,24 @@ def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool
             f"--load {checkpoint.url} was trained with another tokenizer ({', '.join(differ)} "
             "differ); give the one in its tokenizer/, or --finetune"
         )
+
+
+def check_database(
+    checkpoint: Checkpoint, retrieval: RetrievalConfig, input_digests: Mapping[str, str]
+) -> None:
+    """Refuse a checkpoint that was trained with another chunk database, unless its digest is named.
+    A GPT was trained with none."""
+    theirs: str | None = checkpoint.config["inputs"].get(DATABASE)
+    ours, named = input_digests.get(DATABASE), retrieval.retro_loaded_database
+    if theirs is None or ours is None or theirs == ours:
+        return
+    if named is None or not theirs.startswith(named):
+        raise ConfigError(
+            f"--load {checkpoint.url} was trained with the chunk database {theirs[:12]}, and "
+            f"--retro-db {retrieval.retro_db} is {ours[:12]}; give the database that it was "
+            f"trained with, or --retro-loaded-database {theirs[:12]} to go on with this one"
+        )
+    log.warning("the checkpoint was trained with the chunk database %s, not %s", theirs, ours)
 
 
 def repadding_of(

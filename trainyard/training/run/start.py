@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint
 from trainyard.checkpoint.node_local.read import open_scattered
 from trainyard.checkpoint.steps import step_folder
 from trainyard.errors import ConfigError
+from trainyard.models.families import family_of
 from trainyard.optim.build import params_dtype
 from trainyard.optim.schedule import OptimizerSchedule
 from trainyard.optim.schedule_resume import resume_optimizer_schedule
@@ -24,6 +26,7 @@ from trainyard.training.run.node_local import NonPersistentStep
 from trainyard.training.run.repadding import Repadding
 from trainyard.training.run.restore import Allowed, restore_training, restore_weights
 from trainyard.training.run.resume_checks import (
+    check_database,
     check_samples_left,
     check_tokenizer,
     log_repadding,
@@ -61,6 +64,8 @@ class StartLoader:
     padded_vocab_size: int
     initialize: Initialize
     """Fills a chunk with initial weights."""
+    input_digests: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the inputs of the run, by name."""
     non_persistent_step: NonPersistentStep | None = None
     """The step to resume from, if it is outside the run folder."""
 
@@ -121,15 +126,20 @@ class StartLoader:
     def _other(self, checkpoint: Checkpoint, load: str, train_module: TrainModule) -> StartPoint:
         """The step of --load: its weights with --finetune, otherwise its whole state."""
         config, state, optimizer_schedule = self.config, TrainState(), self.optimizer_schedule
+        check_database(checkpoint, config.retrieval, self.input_digests)
         check_tokenizer(checkpoint, self.tokenizer, config.finetune)
         repadding = self._repadding(checkpoint, train_module)
         if config.finetune:
-            allowed = Allowed(config.load_allow_missing, config.load_allow_unexpected)
+            allowed = Allowed(
+                (*config.load_allow_missing, *self._lacking(checkpoint, train_module)),
+                config.load_allow_unexpected,
+            )
             if allowed.missing:
                 self._initialize_all(train_module)
             restore_weights(checkpoint, train_module, repadding, allowed)
             train_module.optimizer.adopt_model_parameters()
         else:
+            self._refuse_fitting(checkpoint, load)
             state = restore_training(checkpoint, train_module, repadding)
             state.unmeasured = {}  # a validation of the other run
         if state.step >= self.length.steps:
@@ -143,6 +153,27 @@ class StartLoader:
         check_samples_left(config, state, self.length, self.num_samples)
         origin = f"step {checkpoint.step} of {checkpoint.url}"
         return StartPoint(state, Ledger(state.ledger_digest), optimizer_schedule, origin)
+
+    def _refuse_fitting(self, checkpoint: Checkpoint, load: str) -> None:
+        model_type = checkpoint.config["model"].get("model_type", "gpt")
+        if model_type in family_of(self.config.model).fitted_from:
+            raise ConfigError(
+                f"--load {load} holds a {model_type}, from which no --model-type "
+                f"{self.config.model.model_type} can resume; give --finetune to begin with its "
+                "weights"
+            )
+
+    def _lacking(self, checkpoint: Checkpoint, train_module: TrainModule) -> tuple[str, ...]:
+        """Patterns of the weights that a model of the checkpoint's family does not have."""
+        model_type = checkpoint.config["model"].get("model_type", "gpt")
+        patterns = family_of(self.config.model).fitted_from.get(model_type, ())
+        if patterns and train_module.groups.rank == 0:
+            log.info(
+                "%s is a %s: its weights are taken, and those that a %s has beside them start from "
+                "--seed",
+                *(checkpoint.url, model_type, self.config.model.model_type),
+            )
+        return patterns
 
     def _repadding(self, checkpoint: Checkpoint, train_module: TrainModule) -> Repadding | None:
         found = repadding_of(
