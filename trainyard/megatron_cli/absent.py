@@ -41,7 +41,12 @@ ABSENT: tuple[tuple[str, str], ...] = (
     ),
     (
         "this command trains GPT on token files; models of other kinds come later",
-        "retro-add-retriever vision-pretraining perform-rl-step logits-*",
+        "vision-pretraining perform-rl-step logits-*",
+    ),
+    (
+        "a table of neighbours is of the samples of the whole run; run faiss_query for all its "
+        "--train-iters, or give --dataloader-type cyclic there and here",
+        "retro-cyclic-train-iters",
     ),
     (
         "this command trains on token files only; for these datasets, use trainyard.datasets "

@@ -157,10 +157,14 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
+        "the samples of a table of neighbours are always compared with those of the run",
+        "retro-no-verify-neighbor-count retro-verify-neighbor-count",
+    ),
+    (
         "it only applies to models that this command does not train (retrieval, vision)",
         """
         bert-*
-        retriever-* retro-* ict-* biencoder-* titles-data-path query-in-block-prob
+        retriever-* retro-return-doc-ids ict-* biencoder-* titles-data-path query-in-block-prob
         use-one-sent-docs evidence-data-path block-data-path embedding-path indexer-*
         output-bert-embeddings num-classes img-h img-w num-channels patch-dim
         classes-fraction data-per-class-fraction head-lr-mult vision-pretraining-type

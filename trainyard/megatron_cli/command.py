@@ -116,6 +116,7 @@ class _Command:
             "no-load-optim": self._no_load_optim,
             "sequence-parallel": self._sequence_parallel,
             "exit-signal": self._exit_signal,
+            "retro-add-retriever": self._retro_add_retriever,
         }
         for option in list(self.options):
             rule = rules.get(option.name)
@@ -204,6 +205,16 @@ class _Command:
             return [option]
         self.remarks.append(f"{option.given}: turned off, as --tensor-model-parallel-size is 1")
         return []
+
+    def _retro_add_retriever(self, option: Option) -> list[Option]:
+        """A GPT with a retriever is a family of its own."""
+        given = self._last("model-type")
+        if given is not None and given.value != "retro":
+            raise ConfigError(
+                f"{option.given} means --model-type retro, but --model-type is {given.value}; "
+                "leave one of them out"
+            )
+        return [] if given is not None else [Option(option.given, "model-type", ["retro"])]
 
     def _epochs(self, option: Option) -> list[Option]:
         size = self._last("dataset-size")

@@ -30,6 +30,7 @@ RENAMED: dict[str, str] = {
     "min-scale": "min-loss-scale",
     "num-moe-experts": "num-experts",
     "bert-no-binary-head": "no-bert-binary-head",
+    "retro-workdir": "retro-project-dir",
     "barrier-with-L1-time": "barrier-with-level-1-timing",
     "no-log-learnig-rate-to-tensorboard": "no-log-learning-rate-to-tensorboard",
 }
@@ -48,6 +49,7 @@ VALUES: dict[tuple[str, str], str] = {
 RULES = (
     *("use-rotary-position-embeddings", "no-position-embedding", "rope-type", "logging-level"),
     *("ckpt-step", "pretrained-checkpoint", "world-size", "init-method", "local-rank", "epochs"),
+    "retro-add-retriever",
 )
 """Flags that are more than another spelling; `command` has the rule for each."""
 

@@ -78,6 +78,11 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
             "--decoder-seq-length 128 --softmax-scale 1",
         ),
         ("--model-parallel-size 2", "--tensor-model-parallel-size 2"),
+        (
+            "--retro-add-retriever --retro-workdir p --retro-encoder-layers 2",
+            "--model-type retro --retro-project-dir p --retro-encoder-layers 2",
+        ),
+        ("--model-type retro --retro-add-retriever", "--model-type retro"),
         ("--warmup 0.01", "--lr-warmup-fraction 0.01"),
         ("--layernorm-epsilon=1e-6", "--norm-epsilon 1e-6"),
         ("--disable-bias-linear", "--disable-bias-linear"),
