@@ -32,6 +32,7 @@ START_SECONDS = 180
 END_SECONDS = 300
 DEPLOYMENTS = 'deployments = ["corpus-refresh", "run-stage"]\nblock = "process"\n'
 SECRET = "admin:of-the-day"
+WORKER = ["flows.worker"]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -141,16 +142,17 @@ def day(tmp_path: Path, database: dict[str, str]) -> Iterator[Day]:
 
 
 def test_an_operators_day(day: Day) -> None:
-    with working(day.yard, "site", "morning") as worker:
+    with working(day.yard, "site", "morning", program=WORKER) as worker:
         by_a_schedule(day)
         by_every_way(day)
         without_a_password(day)
         cancelled(day)
         run, save = day.train("worker")
-        worker.process.kill()
+        (pid,) = pids("-m flows.worker.prefect_worker --pool site --name morning")
+        os.kill(pid, signal.SIGKILL)
         worker.process.wait()
         day.check_once(run, save)
-    with working(day.yard, "site", "afternoon"):
+    with working(day.yard, "site", "afternoon", program=WORKER):
         after_its_flow_is_killed(day)
         after_its_stage_is_killed(day)
         after_the_server_is_killed(day)
