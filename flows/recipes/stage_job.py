@@ -85,7 +85,7 @@ def read_job(stage: str, config: str) -> StageJob:
 
 
 def unreadable(what: str, path: str, error: Exception) -> ConfigError:
-    """The error for a file that cannot be read. It has the nearest name, and for a relative path the
+    """The error for a file that cannot be read, with the nearest name and, for a relative path, the
     folder where the path starts, which may be that of a worker."""
     shown = show_url(path)
     message = nearest(path, str(error).removeprefix(f"{shown}: "))
