@@ -2,9 +2,9 @@
 and reports each crash of a flow run once.
 
 Prefect alone prints a traceback from each of its loops, stops listening for cancelled runs after
-half a minute, and ends after some minutes. Here the loops continue until the server answers. It also
-reports a crash a second time, some seconds later: that undid a Retry pressed meanwhile.
-`command` starts this program."""
+half a minute, and ends after some minutes. Here the loops continue until the server answers.
+Prefect also reports a crash a second time, some seconds later, which undid a Retry pressed
+meanwhile. `command` starts this program."""
 
 from __future__ import annotations
 
