@@ -11,6 +11,7 @@ from typing import Any
 
 from flows.stage_configs import CONFIGS
 from trainyard.artifacts.documents import read_text, suffix
+from trainyard.artifacts.error_text import nearest
 from trainyard.artifacts.output import MANIFEST, Output
 from trainyard.artifacts.urls import show_url
 from trainyard.config import from_dict, suggest
@@ -84,10 +85,10 @@ def read_job(stage: str, config: str) -> StageJob:
 
 
 def unreadable(what: str, path: str, error: Exception) -> ConfigError:
-    """The error for a file that cannot be read. For a relative path it names the folder where the
-    path starts, which may be that of a worker."""
+    """The error for a file that cannot be read, with the nearest name and, for a relative path, the
+    folder where the path starts, which may be that of a worker."""
     shown = show_url(path)
-    message = str(error).removeprefix(f"{shown}: ")
+    message = nearest(path, str(error).removeprefix(f"{shown}: "))
     is_whole = "://" in path or path.startswith("/")
     where = "" if is_whole else f"; the path starts at {Path.cwd()}"
     return ConfigError(f"{what} {shown} cannot be read: {message}{where}")

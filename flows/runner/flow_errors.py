@@ -1,4 +1,5 @@
-"""Makes a failed flow run show an error message as its state, without a traceback in its log.
+"""Makes a failed flow run show an error message as its state, on a page and in its name, without a
+traceback in its log.
 
 Prefect treats an exception that leaves a flow as a defect of the flow. Our own errors are messages
 for a person instead. All other exceptions keep their traceback. Lines of Prefect that say less or
@@ -17,8 +18,10 @@ from prefect.states import Failed
 
 from flows.backends.outcome import StageError
 from flows.pages.run_pages import show_failure
+from flows.pages.stage_pages import shown
 from flows.runner.cancellation import run_until_cancelled
 from flows.runner.heartbeats import end_heartbeats
+from flows.runner.run_name import add_reason
 from trainyard.artifacts.urls import has_credentials
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.logging import printable, shortened
@@ -58,6 +61,7 @@ def report_errors(
             return result
         except OURS as error:
             await show_failure(error)
+            await shown(add_reason(error))
             await end_heartbeats()
             # A state that a flow returns becomes the state of its run.
             return cast(R, Failed(message=printable(shortened(str(error))), data=error))

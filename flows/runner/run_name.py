@@ -1,7 +1,7 @@
 """Names of flow runs, which distinguish them in Prefect's lists.
 
 A name has the recipe, what the run overrides, and when it was due: `quickstart lr=0.002 11-23
-17:05`. A run that is started again keeps its name."""
+17:05`; that of a failed run also the reason. A run that is started again gets its first name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from prefect import runtime
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
 
+from flows.backends.outcome import brief
 from flows.recipes.overrides import AS_RECIPE, parse_text
 from trainyard.artifacts.urls import basename, show_url
 from trainyard.errors import ConfigError
+from trainyard.logging import printable
 
 ELSEWHERE = ("recipe", "stage", "config", "options", "yard", "profile", "overrides")
 """Parameters that a name has in another form, or not at all."""
@@ -43,6 +47,18 @@ def of_sweep() -> str:
 def name_and_id() -> str:
     """The present flow run, for lists outside Prefect; empty without one."""
     return " ".join(filter(None, (runtime.flow_run.name, runtime.flow_run.id)))
+
+
+async def add_reason(error: Exception) -> None:
+    """Put why it failed into the name of the flow run, which stands on top of its page.
+
+    The next start of the run names it anew."""
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return
+    run, reason = context.flow_run, brief(printable(str(error)))
+    async with get_client() as client:
+        await client.update_flow_run(run.id, name=f"{run.name}: {reason}")
 
 
 def recipe_name(parameters: Mapping[str, Any], due: datetime) -> str:

@@ -1,7 +1,8 @@
 """The guard in front of Prefect's server, which without it answers pages of any site.
 
 It refuses requests under a foreign host name and from pages of other origins, and forbids framing.
-Prefect checks the password; the guard only refuses credentials that Prefect cannot compare."""
+Prefect checks the password; the guard only refuses credentials that Prefect cannot compare, and a
+password that comes a second time."""
 
 from __future__ import annotations
 
@@ -24,6 +25,9 @@ UNFRAMED = (b"content-security-policy", b"frame-ancestors 'none'")
 OF_OTHERS = frozenset({"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
 """Pages about the API. They run scripts of other sites, which could read the password of our pages
 from the browser."""
+
+PASSWORD = '{"type":"auth"'
+"""Begins the message with which a client of events tells its password."""
 
 
 class Refusal(NamedTuple):
@@ -52,7 +56,7 @@ class Guarded:
             return
         refusal = self._refusal(scope["headers"]) or _of_request(scope)
         if refusal is None:
-            await self._app(scope, receive, _unframed(send))
+            await self._app(scope, _told_once(receive), _unframed(send))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.text})
         else:
@@ -103,6 +107,25 @@ def _is_comparable(authorization: bytes) -> bool:
         return base64.b64decode(authorization.split()[-1]).isascii()
     except (IndexError, ValueError):
         return True  # malformed: Prefect refuses it
+
+
+def _told_once(receive: Receive) -> Receive:
+    """Ends a connection on which the password is told again.
+
+    A client of Prefect that reconnects may do that; the server would take it for a broken event and
+    log it with the password. The client then connects anew."""
+    is_told = False
+
+    async def receive_once() -> Message:
+        nonlocal is_told
+        message = await receive()
+        if (message.get("text") or "").startswith(PASSWORD):
+            if is_told:
+                return {"type": "websocket.disconnect", "code": 1008}
+            is_told = True
+        return message
+
+    return receive_once
 
 
 def _unframed(send: Send) -> Send:

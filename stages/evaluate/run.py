@@ -6,7 +6,7 @@ from typing import Any
 
 from stages.evaluate.config import EvaluateConfig
 from stages.runtime.context import StageRun
-from trainyard.artifacts import store
+from trainyard.artifacts.inputs import read_checked
 from trainyard.checkpoint.model import load_model
 from trainyard.errors import DataError
 from trainyard.evaluation.tasks import TASKS
@@ -45,7 +45,7 @@ def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
 def read_text(url: str) -> str:
     """A UTF-8 file with newlines as line ends. Raises DataError with the first byte that is not
     UTF-8."""
-    data = store.read_bytes(url)
+    data = read_checked(url)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

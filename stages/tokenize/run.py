@@ -15,6 +15,7 @@ from stages.tokenize.plan import InputFile, Unit, plan_units, share_of
 from stages.tokenize.shares import check_files, join_shares, write_share
 from stages.tokenize.unit import TokenizeJob, cached_splitter, cached_tokenizer, tokenize_unit
 from trainyard.artifacts import store
+from trainyard.artifacts.inputs import check_all_listed
 from trainyard.corpus.documents import check_inputs
 from trainyard.corpus.indexed import optimal_dtype
 from trainyard.corpus.workers import Crew, run_jobs
@@ -47,6 +48,7 @@ def run(config: TokenizeConfig, stage: StageRun) -> dict[str, Any]:
         size = sum(file.size_bytes for file in sizes)
     else:
         units = _units(config, sizes)
+        check_all_listed({source.url for unit in units for source in unit.sources})
         totals = _tokenize(config, stage, sizes, units, tokenizer)
         size = sum(unit.size_bytes for unit in units)
     num_empty = sum(not file.size_bytes for file in sizes)

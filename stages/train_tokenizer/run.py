@@ -17,6 +17,7 @@ from stages.runtime.context import StageRun
 from stages.train_tokenizer.config import SPECIAL_TOKENS, TrainTokenizerConfig
 from stages.train_tokenizer.wordpiece import choose_alphabet, count_characters, learn_vocabulary
 from trainyard.artifacts import store
+from trainyard.artifacts.inputs import check_all_listed
 from trainyard.corpus.documents import DocumentReader, check_inputs, split_ranges
 from trainyard.errors import DataError
 from trainyard.progress import Progress
@@ -43,6 +44,7 @@ def run(config: TrainTokenizerConfig, stage: StageRun) -> dict[str, Any]:
     """Write tokenizer.json and tokenizer_config.json, or vocab.txt."""
     files = check_inputs(config.input, stage.inputs["input"].files, config.json_keys)
     sizes = {url: store.info(url).size_bytes for url in files}
+    check_all_listed(files)
     learn = _write_bpe if config.algorithm == "bpe" else _write_wordpiece
     reached = learn(config, stage, sizes)
     if reached < config.vocab_size:

@@ -101,3 +101,23 @@ def test_pages_that_run_scripts_of_other_sites_are_not_served(path: str) -> None
 def test_credentials_that_prefect_cannot_compare_are_wrong_ones() -> None:
     for given, status in ((basic("\xe9:\xfc"), 401), (basic("trainyard:x"), 200), ("Basic", 200)):
         assert first(("host", HOST), ("authorization", given))["status"] == status
+
+
+def test_a_password_that_comes_twice_ends_the_connection() -> None:
+    """Prefect's server would log it as a broken event."""
+    told = {"type": "websocket.receive", "text": '{"type":"auth","token":"u:p"}'}
+    event = {"type": "websocket.receive", "text": '{"occurred":"now"}'}
+    coming, got = [told, event, told], list[Message]()
+
+    async def reading(scope: Message, receive: Receive, send: Send) -> None:
+        got.extend([await receive() for _ in range(3)])
+
+    async def receive() -> Message:
+        return coming.pop(0)
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    scope = {"type": "websocket", "path": "/api/events/in", "headers": [(b"host", HOST.encode())]}
+    asyncio.run(Guarded(reading)(scope, receive, send))
+    assert got == [told, event, {"type": "websocket.disconnect", "code": 1008}]

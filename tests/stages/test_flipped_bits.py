@@ -24,6 +24,8 @@ MODEL, OPTIMIZER = "model-00001-of-00001.safetensors", "optimizer-00001-of-00001
 PUBLISHED = {"manifest.json", "config.json", "params.json", "latest_checkpointed_iteration.txt"}
 TOKENIZE = ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "learned")
 
+COLLECTED, HELD_OUT = "collected/train-00000.jsonl", "collected/heldout.txt"
+
 READERS: dict[str, tuple[str, ...]] = {
     "reshard": ("--load-dir", "run", "--save-dir", "OUT"),
     "reshard to hf": ("--load-dir", "run", "--save-dir", "OUT", "--saver", "hf"),
@@ -51,9 +53,19 @@ READERS: dict[str, tuple[str, ...]] = {
         *("--global-batch-size", "1", "--output-dir", "OUT"),
     ),
     "tokenize": ("--input", "text.jsonl", "--output-prefix", "OUT", *TOKENIZE),
+    "tokenize collected": (
+        *("--input", COLLECTED, "--output-prefix", "OUT"),
+        *("--tokenizer-type", "ByteLevelTokenizer"),
+    ),
+    "train_tokenizer": ("--input", COLLECTED, "--output-dir", "OUT", "--vocab-size", "300"),
+    "evaluate collected": (
+        *("--load", "sound", "--task", "WIKITEXT103", "--valid-data", HELD_OUT),
+        *("--output-dir", "OUT"),
+    ),
 }
 WEIGHTS = [reader for reader, words in READERS.items() if "run" in words]
 STATES = ["reshard", "inspect", "verify"]
+TOKEN_FILES = ("a_text_document", "b_text_document")
 TOKENS = [f"a_text_document.{ending}" for ending in ("bin", "idx", "docs")]
 
 CASES = [
@@ -64,6 +76,9 @@ CASES = [
     ("faiss_add", "index/empty.faissindex"),
     ("faiss_query", "full/added.faissindex"),
     ("tokenize", "learned/tokenizer.json"),
+    ("tokenize collected", COLLECTED),
+    ("train_tokenizer", COLLECTED),
+    ("evaluate collected", HELD_OUT),
 ]
 
 
@@ -85,6 +100,8 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = ["--input", str(folder / "text.jsonl")]
     learned = ["--vocab-size", "300", "--output-dir", str(folder / "learned")]
     run_program("stages.train_tokenizer", *text, *learned)
+    collected = ["--max-size-mb", "1", "--num-shards", "1"]
+    run_program("stages.collect", "--output-dir", str(folder / "collected"), *collected)
     for prefix in "ab":
         words = ["--output-prefix", str(folder / prefix), "--tokenizer-type", "ByteLevelTokenizer"]
         run_program("stages.tokenize", *text, *words)
@@ -103,10 +120,11 @@ def test_a_flipped_bit_is_refused(artifacts: Path, tmp_path: Path, reader: str, 
     shutil.copytree(artifacts, here)
     flip(here / name)
     places = {path.name: str(path) for path in here.iterdir()}
-    places |= {word: str(here / word) for word in ("OUT", "a_text_document", "b_text_document")}
+    places |= {word: str(here / word) for word in ("OUT", *TOKEN_FILES, COLLECTED, HELD_OUT)}
     words = [places.get(word, word) for word in READERS[reader]]
     done = run_program(f"stages.{reader.split()[0]}", *words, expect=1)
     assert f"{Path(name).name}: " in done.err
+    assert "damaged" in done.err or reader == "verify"
     assert "Traceback" not in done.err
     assert not PUBLISHED & {path.name for path in here.glob("OUT*/**/*")}
     assert not (here / "OUT.manifest.json").exists()

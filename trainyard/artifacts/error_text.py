@@ -34,8 +34,14 @@ def why_absent(url: str, otherwise: str = "there is no such file or object") -> 
     path = local_path(url)
     if path is not None and (fault := _in_place_of(path)):
         return fault
-    near = what_is_there(url[:-4]) if url.endswith((".bin", ".idx")) else ""
-    return f"{otherwise}; {near}" if near.startswith(NEAREST) else otherwise
+    return nearest(url[:-4], otherwise) if url.endswith((".bin", ".idx")) else otherwise
+
+
+def nearest(url: str, message: str) -> str:
+    """The message, with the nearest name if there is no file."""
+    path = local_path(url)
+    near = what_is_there(url) if path is not None and not os.path.lexists(path) else ""
+    return f"{message}; {near}" if near.startswith(NEAREST) else message
 
 
 def what_is_there(url: str) -> str:

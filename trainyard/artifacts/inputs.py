@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -231,6 +231,13 @@ def check_listed(url: str, manifests: Manifests) -> None:
     record = manifests.record(url)
     if record is not None:
         check_digest(url, record, read_digest(url))
+
+
+def check_all_listed(urls: Iterable[str]) -> None:
+    """`check_listed` for each; a file that no manifest lists is not read."""
+    manifests = Manifests()
+    for url in urls:
+        check_listed(url, manifests)
 
 
 def _may_be_replacing(manifest_url: str, name: str) -> bool:

@@ -16,6 +16,7 @@ LINES = {
     "flows pretrain-gtp x": "'pretrain-gtp' is not one of .*: did you mean pretrain-gpt",
     "flows pretrain-gpt": "required: recipe; python -m flows.pretrain_gpt --help",
     "flows pretrain-gpt nowhere.toml": "recipe nowhere.toml cannot be read: there is no such file",
+    "flows pretrain-gpt recipes/quikstart.toml": "nearest name is recipes/quickstart",
     "flows pretrain-gpt recipes": "recipe recipes cannot be read: this is a folder",
     "flows pretrain-gpt README.md": r"a config ends in .toml, .yaml, .yml or .json, not '.md'",
     f"flows pretrain-gpt {RECIPE} --rot x": r"--rot is not an option: did you mean --root\?",

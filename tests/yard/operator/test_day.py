@@ -1,6 +1,6 @@
 """An operator's day on one yard: what happens, and what must be seen of it.
 
-Registered, run by a schedule, paused, resumed; runs by REST (as the form sends them), by both
+Registered, run by a schedule, paused, resumed; runs by REST, by the form in a browser, by both
 command lines; one cancelled; then worker, flow, stage and server are killed."""
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 
 from flows.server.home import PASSWORD, URL
+from tests.security.attacks import Target
 from tests.yard.faults.faults import free_port, plan, steps, training
+from tests.yard.operator.browser import CHROMIUM, GENERATIONS, Form, browser_page
 from tests.yard.operator.deployed import ENDED, WholeServer, comes, pids, register, working
 from tests.yard.operator.scheduled import ARRIVALS, ONE_AT_A_TIME, every, first_of
 from tests.yard.yard import Yard, write_corpus
@@ -32,6 +34,7 @@ START_SECONDS = 180
 END_SECONDS = 300
 DEPLOYMENTS = 'deployments = ["corpus-refresh", "run-stage"]\nblock = "process"\n'
 SECRET = "admin:of-the-day"
+WORKER = ["flows.worker"]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -132,7 +135,12 @@ class Day:
 
 @pytest.fixture
 def day(tmp_path: Path, database: dict[str, str]) -> Iterator[Day]:
-    server = WholeServer(tmp_path, SECRET, **database)
+    pages = {
+        "PREFECT_UI_ENABLED": "true",
+        "PREFECT_UI_API_URL": "/api",
+        "PREFECT_UI_STATIC_DIRECTORY": str(tmp_path / "pages"),
+    }
+    server = WholeServer(tmp_path, SECRET, **pages, **database)
     try:
         server.wait()
         yield Day(tmp_path, server)
@@ -141,16 +149,17 @@ def day(tmp_path: Path, database: dict[str, str]) -> Iterator[Day]:
 
 
 def test_an_operators_day(day: Day) -> None:
-    with working(day.yard, "site", "morning") as worker:
+    with working(day.yard, "site", "morning", program=WORKER) as worker:
         by_a_schedule(day)
         by_every_way(day)
         without_a_password(day)
         cancelled(day)
         run, save = day.train("worker")
-        worker.process.kill()
+        (pid,) = pids("-m flows.worker.prefect_worker --pool site --name morning")
+        os.kill(pid, signal.SIGKILL)
         worker.process.wait()
         day.check_once(run, save)
-    with working(day.yard, "site", "afternoon"):
+    with working(day.yard, "site", "afternoon", program=WORKER):
         after_its_flow_is_killed(day)
         after_its_stage_is_killed(day)
         after_the_server_is_killed(day)
@@ -181,12 +190,15 @@ def by_a_schedule(day: Day) -> None:
 
 
 def by_every_way(day: Day) -> None:
-    """By REST, by Prefect's command line, by ours: one result, made once."""
+    """By REST, by the form, by Prefect's command line, by ours: one result, made once."""
     output = day.folder / "plan"
     document = plan(day.folder, str(output))
     run = day.server.begin("run-stage/site", stage="plan", config=document)
     day.ends(run)
     made = (output / "manifest.json").stat()
+    if any(map(shutil.which, CHROMIUM)):
+        for generation in GENERATIONS:
+            day.ends(by_the_form(day, generation, document))
     asked = ["--param=stage=plan", f"--param=config={document}"]
     day.prefect("deployment", "run", "run-stage/site", *asked)
     again = day.runs("run-stage/site")[-1]["id"]
@@ -198,6 +210,17 @@ def by_every_way(day: Day) -> None:
     seen = (output / "manifest.json").stat()
     assert (seen.st_ino, seen.st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
     assert comes(30, lambda: "reused" in day.log(again) or "nothing to do" in day.log(again))
+
+
+def by_the_form(day: Day, generation: str, document: str) -> str:
+    """The run that a browser requests by the form of run-stage."""
+    there = day.server.ask("deployments/name/run-stage/site")["id"]
+    pages = Target(day.server.url.removesuffix("/api"), SECRET, day.folder, ())
+    with browser_page(pages) as page:
+        form = Form(page, pages, generation, there)
+        form.choose("stage", "plan")
+        form.fill("config", document)
+        return form.submit()
 
 
 def without_a_password(day: Day) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,18 @@ from tests.yard.yard import Yard
 
 pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(300)]
 
-BEAT = "prefect.flow-run.heartbeat"
+BEAT, END = "prefect.flow-run.heartbeat", "prefect.flow-run.Failed"
+
+
+def events_of(server: WholeServer, run: str) -> list[dict[str, Any]]:
+    """The events of a flow run."""
+    about = {"resource": {"id": [f"prefect.flow-run.{run}"]}}
+    return list(server.ask("events/filter", {"filter": about, "limit": 50})["events"])
+
+
+def has_end(server: WholeServer, run: str) -> bool:
+    """Whether the server has stored the event of a run's end, some seconds after it."""
+    return any(one["event"] == END for one in events_of(server, run))
 
 
 def test_the_server_has_all_heartbeats_before_the_end(tmp_path: Path, server: WholeServer) -> None:
@@ -24,9 +37,9 @@ def test_the_server_has_all_heartbeats_before_the_end(tmp_path: Path, server: Wh
         assert comes(200, lambda: all(server.state(one) in ENDED for one in runs)), worker.output
         assert {server.state(one) for one in runs} == {"FAILED"}
     for run in runs:
-        about = {"resource": {"id": [f"prefect.flow-run.{run}"]}}
-        events = server.ask("events/filter", {"filter": about, "limit": 50})["events"]
+        assert comes(30, partial(has_end, server, run))
+        events = events_of(server, run)
         beats = [one["received"] for one in events if one["event"] == BEAT]
-        (end,) = [one["occurred"] for one in events if one["event"] == "prefect.flow-run.Failed"]
+        (end,) = [one["occurred"] for one in events if one["event"] == END]
         assert beats
         assert max(beats) < end

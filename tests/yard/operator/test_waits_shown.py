@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +37,8 @@ evaluation_data = "{folder}/broken.jsonl"
 [train_tokenizer]
 vocab_size = 300
 """
+TOP_PIXELS = 60
+"""Where the heading of a page ends."""
 LONG = "s3://bucket/of/a/long/name/" + "folder/" * 12
 
 
@@ -72,6 +75,12 @@ def test_the_reason_of_a_failure_and_of_a_wait_is_seen(server: Target, yard: Yar
         (run,) = runs()
         assert run["run_count"] == 1  # automations restart a run only a few times
         assert (run["state_type"], run["state"]["message"][:16]) == ("FAILED", "train_tokenizer:")
+        assert re.fullmatch(r"tiny \d\d-\d\d \d\d:\d\d: train_tokenizer: fault in .*", run["name"])
+        for prefix in GENERATIONS.values():
+            page.goto(f"{server.url}{prefix}/runs/flow-run/{run['id']}")
+            reason = page.get_by_text(": train_tokenizer: fault in the data").first
+            reason.wait_for()
+            assert reason.bounding_box()["y"] < TOP_PIXELS
         found = {one["key"]: one for one in api.of_run("artifacts", run["id"])}
         for name in ("failure", "stages"):
             assert found[f"prepare-corpus-{name}"]["data"].startswith(
