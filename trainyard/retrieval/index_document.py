@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
 
 from trainyard.errors import ArtifactError, ConfigError
 
@@ -78,10 +78,31 @@ class IndexDocument:
                 raise ValueError("another version")
             recall = values.pop("recall")
             if recall is not None:
-                curve = tuple(SearchRecall(**search) for search in recall.pop("curve"))
-                recall = Recall(**recall, curve=curve)
-            return IndexDocument(**values, recall=recall)
+                recall = dict(recall)
+                curve = tuple(_checked(SearchRecall(**search)) for search in recall.pop("curve"))
+                if not curve:
+                    raise ValueError("a recall without a search")
+                recall = _checked(Recall(**recall, curve=curve))
+            return _checked(IndexDocument(**values, recall=recall))
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
             raise ArtifactError(
                 f"{where}: does not describe an index ({error!r}); build the index again"
             ) from error
+
+
+D = TypeVar("D", SearchRecall, Recall, IndexDocument)
+
+_KINDS = {"int": int, "float": (int, float), "str": str}
+
+
+def _checked(part: D) -> D:
+    """The same. Raises ValueError for a field of another type, and for a number below 0."""
+    for field in fields(part):
+        kind, value = _KINDS.get(str(field.type)), getattr(part, field.name)
+        if kind is None:
+            continue
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"{field.name} is {value!r:.60}")
+        if not isinstance(value, str) and not 0 <= value < 2**63:
+            raise ValueError(f"{field.name} is {value!r:.60}")
+    return part

@@ -170,7 +170,8 @@ class Neighbors:
 
     def _open(self, block: int, name: str) -> NDArray[Any]:
         url = store.join(self.url, self._names[block])
-        return map_array(url, name, self.k, "a block of neighbours", self._cache)
+        dtype = "int64" if name == NEIGHBORS else "float32"
+        return map_array(url, name, dtype, self.k, "a block of neighbours", self._cache)
 
     def check(self, samples: SamplesIdentity, database_digest: str | None = None) -> None:
         """Raise ConfigError unless the table is of these samples, and of this database."""
