@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, TypeAlias
 
 from flows.server.hosts import OURS, RULE, host_name, not_ours
+from trainyard import json_text
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -24,6 +25,10 @@ UNFRAMED = (b"content-security-policy", b"frame-ancestors 'none'")
 OF_OTHERS = frozenset({"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
 """Pages about the API. They run scripts of other sites, which could read the password of our pages
 from the browser."""
+
+
+WITHOUT_TOKEN = '{"type": "auth", "token": null}'
+"""The first message of a websocket, which Prefect answers by closing it."""
 
 
 class Refusal(NamedTuple):
@@ -52,6 +57,8 @@ class Guarded:
             return
         refusal = self._refusal(scope["headers"]) or _of_request(scope)
         if refusal is None:
+            if scope["type"] == "websocket":
+                receive = _comparable_token(receive)
             await self._app(scope, receive, _unframed(send))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.text})
@@ -103,6 +110,32 @@ def _is_comparable(authorization: bytes) -> bool:
         return base64.b64decode(authorization.split()[-1]).isascii()
     except (IndexError, ValueError):
         return True  # malformed: Prefect refuses it
+
+
+def _comparable_token(receive: Receive) -> Receive:
+    """The messages of a websocket, whose first one logs in: without a token if Prefect's own reading
+    or comparison of it would raise."""
+    is_first = True
+
+    async def checked() -> Message:
+        nonlocal is_first
+        message = await receive()
+        if is_first and message["type"] == "websocket.receive":
+            is_first = False
+            if not _is_log_in(message.get("text")):
+                return {**message, "text": WITHOUT_TOKEN, "bytes": None}
+        return message
+
+    return checked
+
+
+def _is_log_in(text: str | None) -> bool:
+    try:
+        message = json_text.loads(text or "")
+    except ValueError:
+        return False
+    token = message.get("token") if isinstance(message, dict) else 0
+    return token is None or (isinstance(token, str) and token.isascii())
 
 
 def _unframed(send: Send) -> Send:

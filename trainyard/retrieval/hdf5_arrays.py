@@ -24,7 +24,6 @@ Tests compare with what h5py reads."""
 
 from __future__ import annotations
 
-import io
 import math
 import struct
 from collections.abc import Iterator
@@ -88,7 +87,7 @@ class StoredArray:
         return np.asarray(np.memmap(file, self.dtype, "r", self.offset, self.shape))
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """Why an array is not read."""
 
 
@@ -98,7 +97,7 @@ def find_array(file: BinaryIO, size_bytes: int, name: str, url: str) -> StoredAr
     size_bytes: of the file. url: names it in messages."""
     try:
         return _Reader(file, size_bytes).array(name)
-    except _Refused as error:
+    except _RefusedError as error:
         why = str(error)
     except (struct.error, IndexError):
         why = "the file is damaged: a piece of it is too short"
@@ -116,23 +115,23 @@ class _Reader:
         """The array of that name in the root group."""
         members = dict(self._members(self._root()))
         if name not in members:
-            raise _Refused("there is no array of this name")
+            raise _RefusedError("there is no array of this name")
         bodies = dict(self._messages(members[name]))
         if EXTERNAL_FILES in bodies:
-            raise _Refused("its values lie in another file")
+            raise _RefusedError("its values lie in another file")
         if FILTERS in bodies:
-            raise _Refused("its values are compressed; write it without filters")
+            raise _RefusedError("its values are compressed; write it without filters")
         if not {DATASPACE, DATATYPE, LAYOUT} <= bodies.keys():
-            raise _Refused("it is no array")
+            raise _RefusedError("it is no array")
         dtype, shape = _dtype(bodies[DATATYPE]), _shape(bodies[DATASPACE])
         return StoredArray(self._place(bodies[LAYOUT], dtype, shape), dtype, shape)
 
     def _piece(self, offset: int, size: int) -> bytes:
         self._left -= 1
         if self._left < 0 or size > MAX_PIECE_BYTES:
-            raise _Refused("the file has more structure than a file of some arrays")
+            raise _RefusedError("the file has more structure than a file of some arrays")
         if offset + size > self._size:
-            raise _Refused("the file ends too early, or is damaged")
+            raise _RefusedError("the file ends too early, or is damaged")
         self._file.seek(offset)
         return self._file.read(size)
 
@@ -146,16 +145,16 @@ class _Reader:
         """Offset of the header of the root group."""
         start = self._at_most(0, 96)
         if not start.startswith(SIGNATURE) or len(start) < 48:
-            raise _Refused("it is not an HDF5 file")
+            raise _RefusedError("it is not an HDF5 file")
         version = start[8]
         if version in (0, 1):
             sizes, base, root = start[13:15], 24 + 4 * version, 64 + 4 * version
         elif version in (2, 3):
             sizes, base, root = start[9:11], 12, 36
         else:
-            raise _Refused(f"its format has version {version}")
+            raise _RefusedError(f"its format has version {version}")
         if sizes != b"\x08\x08" or _u64(start, base) != 0:
-            raise _Refused("its offsets do not take 8 bytes, or do not count from its start")
+            raise _RefusedError("its offsets do not take 8 bytes, or do not count from its start")
         return _u64(start, root)
 
     def _members(self, group: int) -> Iterator[tuple[str, int]]:
@@ -167,14 +166,14 @@ class _Reader:
                 tree, heap = struct.unpack_from("<QQ", body)
                 yield from self._table(tree, self._names(heap))
             elif kind == LINK_INFO and _u64(body, 2 + 8 * (body[1] & 1)) != NOWHERE:
-                raise _Refused(
-                    "the file lists its names in a way that is not read; write it with libver='earliest'"
+                raise _RefusedError(
+                    "the file has its names in a heap of another kind; write it with libver='earliest'"
                 )
 
     def _names(self, heap: int) -> bytes:
         head = self._piece(heap, 32)
         if not head.startswith(b"HEAP\0"):
-            raise _Refused("the file is damaged: no heap of names")
+            raise _RefusedError("the file is damaged: no heap of names")
         return self._piece(_u64(head, 24), _u64(head, 8))
 
     def _table(self, node: int, names: bytes, above: int = 256) -> Iterator[tuple[str, int]]:
@@ -182,7 +181,7 @@ class _Reader:
         head = self._piece(node, 24)
         kind, level, count = head[4], head[5], struct.unpack_from("<H", head, 6)[0]
         if not head.startswith(b"TREE") or kind != 0 or level >= above:
-            raise _Refused("the file is damaged: no tree of names")
+            raise _RefusedError("the file is damaged: no tree of names")
         body = self._piece(node + 24, 16 * count)
         for child in struct.unpack(f"<{2 * count}Q", body)[1::2]:
             if level:
@@ -193,7 +192,7 @@ class _Reader:
     def _leaf(self, node: int, names: bytes) -> Iterator[tuple[str, int]]:
         head = self._piece(node, 8)
         if not head.startswith(b"SNOD"):
-            raise _Refused("the file is damaged: no node of names")
+            raise _RefusedError("the file is damaged: no node of names")
         count = struct.unpack_from("<H", head, 6)[0]
         for entry in struct.iter_unpack("<QQI20x", self._piece(node + 8, 40 * count)):
             place, header, cached = entry
@@ -210,7 +209,7 @@ class _Reader:
         elif start[:1] == b"\1":
             yield from self._old_messages(header, start)
         else:
-            raise _Refused("the file is damaged: no header of an object")
+            raise _RefusedError("the file is damaged: no header of an object")
 
     def _old_messages(self, header: int, start: bytes) -> Iterator[tuple[int, bytes]]:
         blocks = [(header + 16, struct.unpack_from("<I", start, 8)[0])]
@@ -246,23 +245,25 @@ class _Reader:
         """Offset of the values."""
         version, kind = layout[0], layout[1]
         if version not in (3, 4, 5) or kind != CONTIGUOUS:
-            raise _Refused("its values do not lie in one piece; write it without chunks")
+            raise _RefusedError("its values do not lie in one piece; write it without chunks")
         offset, size = struct.unpack_from("<QQ", layout, 2)
         wanted = math.prod(shape) * dtype.itemsize
         if not wanted:
             if max(shape) > MOST_COLUMNS:
-                raise _Refused(f"it is empty, of shape {shape}")
+                raise _RefusedError(f"it is empty, of shape {shape}")
             return 0
         if size != wanted or offset == NOWHERE or offset + size > self._size:
-            raise _Refused(f"{wanted} bytes of {shape} are not in the file, which has {self._size}")
+            raise _RefusedError(
+                f"{wanted} bytes of {shape} are not in the file, which has {self._size}"
+            )
         return int(offset)
 
 
 def _body(kind: int, flags: int, data: bytes, begin: int, length: int) -> bytes:
     if begin + length > len(data):
-        raise _Refused("the file is damaged: a message is cut short")
+        raise _RefusedError("the file is damaged: a message is cut short")
     if flags & SHARED and kind in (DATASPACE, DATATYPE, LAYOUT, LINK, SYMBOL_TABLE):
-        raise _Refused("its type or shape lies elsewhere in the file")
+        raise _RefusedError("its type or shape lies elsewhere in the file")
     return data[begin : begin + length]
 
 
@@ -284,9 +285,9 @@ def _shape(body: bytes) -> tuple[int, ...]:
     version, dimensions = body[0], body[1]
     begin = {1: 8, 2: 4}.get(version)
     if begin is None or dimensions > MOST_DIMENSIONS:
-        raise _Refused("its shape is written in an unknown way")
+        raise _RefusedError("its shape is written in an unknown way")
     if version == 2 and body[3] != 1:
-        raise _Refused("it is a single value")
+        raise _RefusedError("it is a single value")
     return struct.unpack_from(f"<{dimensions}Q", body, begin)
 
 
@@ -295,7 +296,7 @@ def _dtype(body: bytes) -> np.dtype[Any]:
     for encoded, name in DTYPES.items():
         if body[: len(encoded)] == bytes([encoded[0] | version]) + encoded[1:]:
             return np.dtype(name)
-    raise _Refused("its type is none of u32, u64, i64 and f32, little-endian")
+    raise _RefusedError("its type is none of u32, u64, i64 and f32, little-endian")
 
 
 def _u64(data: bytes, place: int) -> int:
