@@ -17,6 +17,7 @@ from typing import Any
 from flows.backends.outcome import StageError
 from flows.server.ephemeral import EphemeralServer, alone
 from flows.server.home import PASSWORD
+from trainyard.artifacts.urls import show_url
 from trainyard.errors import EXIT_DEFECT, ConfigError, InfrastructureError, TrainyardError
 from trainyard.logging import printable, shortened
 
@@ -110,6 +111,11 @@ def _drain() -> None:
     EventsWorker.drain_all(timeout=DRAIN_SECONDS)
 
 
+def _without(url: str, error: Exception) -> str:
+    """An error without the password that a URL of the server may have."""
+    return str(error).replace(url, show_url(url)) if url else str(error)
+
+
 def of_server(error: Exception) -> TrainyardError | None:
     """An error between Prefect's client and server, as an error of ours; None for other errors."""
     from httpx import HTTPStatusError
@@ -122,11 +128,11 @@ def of_server(error: Exception) -> TrainyardError | None:
         status = one.response.status_code
         if status in REFUSED:
             return ConfigError(
-                f"{url} refuses: {status}; set {PASSWORD} to USER:PASSWORD, as the server has it "
+                f"{show_url(url)} refuses: {status}; set {PASSWORD} to USER:PASSWORD, as the server has it "
                 f"(for that of `make ui`: `. yard/.prefect/ui.env`)"
             )
     if isinstance(error, PrefectException) or _is_of_network(error):
-        return InfrastructureError(f"Prefect's API at {url}: {error}")
+        return InfrastructureError(f"Prefect's API at {show_url(url)}: {_without(url, error)}")
     return None
 
 
