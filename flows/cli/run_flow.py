@@ -111,11 +111,6 @@ def _drain() -> None:
     EventsWorker.drain_all(timeout=DRAIN_SECONDS)
 
 
-def _without(url: str, error: Exception) -> str:
-    """An error without the password that a URL of the server may have."""
-    return str(error).replace(url, show_url(url)) if url else str(error)
-
-
 def of_server(error: Exception) -> TrainyardError | None:
     """An error between Prefect's client and server, as an error of ours; None for other errors."""
     from httpx import HTTPStatusError
@@ -128,11 +123,12 @@ def of_server(error: Exception) -> TrainyardError | None:
         status = one.response.status_code
         if status in REFUSED:
             return ConfigError(
-                f"{show_url(url)} refuses: {status}; set {PASSWORD} to USER:PASSWORD, as the server has it "
-                f"(for that of `make ui`: `. yard/.prefect/ui.env`)"
+                f"{show_url(url)} refuses: {status}; set {PASSWORD} to USER:PASSWORD, as the server "
+                f"has it (for that of `make ui`: `. yard/.prefect/ui.env`)"
             )
     if isinstance(error, PrefectException) or _is_of_network(error):
-        return InfrastructureError(f"Prefect's API at {show_url(url)}: {_without(url, error)}")
+        words = str(error).replace(url, show_url(url)) if url else str(error)
+        return InfrastructureError(f"Prefect's API at {show_url(url)}: {words}")
     return None
 
 

@@ -128,13 +128,13 @@ def ask(path: str, with_credentials: bool = True) -> tuple[int, Any]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, None
-    except ValueError as error:
+    except ValueError:
         raise ConfigError(f"PREFECT_API_URL={show_url(api_url())} is not a URL") from None
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise InfrastructureError(
-            f"{show_url(api_url())} does not answer ({reason}); start the server (docker compose up -d, or "
-            f"make ui), or correct PREFECT_API_URL"
+            f"{show_url(api_url())} does not answer ({reason}); start the server (docker compose "
+            "up -d, or make ui), or correct PREFECT_API_URL"
         ) from error
 
 

@@ -113,8 +113,8 @@ def _is_comparable(authorization: bytes) -> bool:
 
 
 def _comparable_token(receive: Receive) -> Receive:
-    """The messages of a websocket, whose first one logs in: without a token if Prefect's own reading
-    or comparison of it would raise."""
+    """The messages of a websocket, whose first one logs in: without a token where Prefect's own
+    comparison would raise."""
     is_first = True
 
     async def checked() -> Message:

@@ -75,7 +75,7 @@ def test_an_index_with_ids_of_its_own_is_refused(kind: str, tmp_path: Path) -> N
     index = faiss.index_factory(16, kind)
     index.train(VECTORS)
     faiss.write_index(index, str(tmp_path / "index"))
-    with pytest.raises(ArtifactError, match="IndexIDMap2? is no index for neighbours"):
+    with pytest.raises(ArtifactError, match=r"IndexIDMap2? is no index for neighbours"):
         faiss_index.read(tmp_path / "index")
 
 

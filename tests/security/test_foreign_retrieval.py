@@ -237,9 +237,9 @@ def test_a_chunk_lies_in_its_document_or_is_refused(
         file["chunks"][1] = ROWS[case]
     database = ChunkDatabase(str(tmp_path), prefixes, "sampled")
     assert len(database.token_rows([0], 4, 0)) == 1
-    with pytest.raises(ArtifactError, match="chunk 1 is tokens .* build the database again"):
+    with pytest.raises(ArtifactError, match=r"chunk 1 is tokens .* build the database again"):
         database.tokens(1)
-    with pytest.raises(ArtifactError, match="chunk 1 is tokens .* build the database again"):
+    with pytest.raises(ArtifactError, match=r"chunk 1 is tokens .* build the database again"):
         database.token_rows([0, 1], 4, 0)
 
 

@@ -167,7 +167,7 @@ class _Reader:
                 yield from self._table(tree, self._names(heap))
             elif kind == LINK_INFO and _u64(body, 2 + 8 * (body[1] & 1)) != NOWHERE:
                 raise _RefusedError(
-                    "the file has its names in a heap of another kind; write it with libver='earliest'"
+                    "its names are in a heap of another kind; write it with libver='earliest'"
                 )
 
     def _names(self, heap: int) -> bytes:

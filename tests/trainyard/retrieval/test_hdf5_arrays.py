@@ -52,7 +52,7 @@ def test_names_of_a_large_group_lie_in_a_tree(tmp_path: Path) -> None:
             file[f"array {i}"] = np.full((2, 2), i, np.uint32)
     data = (tmp_path / "a").read_bytes()
     assert [int(read(data, f"array {i}")[0, 0]) for i in range(30)] == list(range(30))
-    with pytest.raises(ArtifactError, match="here.hdf5: no array 'array 30'.*of this name"):
+    with pytest.raises(ArtifactError, match=r"here\.hdf5: no array 'array 30'.*of this name"):
         read(data, "array 30")
 
 
