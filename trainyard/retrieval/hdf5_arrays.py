@@ -300,7 +300,8 @@ def _dtype(body: bytes) -> np.dtype[Any]:
 
 
 def _u64(data: bytes, place: int) -> int:
-    return int(struct.unpack_from("<Q", data, place)[0])
+    (number,) = struct.unpack("<Q", data[place : place + 8])  # at any place, however large
+    return int(number)
 
 
 def _text(name: bytes) -> str:
