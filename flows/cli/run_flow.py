@@ -123,8 +123,8 @@ def of_server(error: Exception) -> TrainyardError | None:
         status = one.response.status_code
         if status in REFUSED:
             return ConfigError(
-                f"{show_url(url)} refuses: {status}; set {PASSWORD} to USER:PASSWORD, as the server "
-                f"has it (for that of `make ui`: `. yard/.prefect/ui.env`)"
+                f"{show_url(url)} refuses: {status}; set {PASSWORD} to USER:PASSWORD, as the "
+                f"server has it (for that of `make ui`: `. yard/.prefect/ui.env`)"
             )
     if isinstance(error, PrefectException) or _is_of_network(error):
         words = str(error).replace(url, show_url(url)) if url else str(error)

@@ -109,8 +109,8 @@ class ChunkDatabase:
             dataset, document, start, end, _ = rows[bad[0]].tolist()
             raise ArtifactError(
                 f"{self.url}: chunk {ids[bad[0]]} is tokens {start} to {end} of document "
-                f"{document} of dataset {dataset}, which are not in --data-path; build the database "
-                "again"
+                f"{document} of dataset {dataset}, which are not in --data-path; build the "
+                "database again"
             )
         return rows
 

@@ -236,6 +236,8 @@ def use(index: Any, path: Path, count: int, k: int) -> None:
         search(index, vectors, k, 1 if lists is None else int(lists.nlist), count)
 
 
+IN_THE_FILE = (faiss.ArrayInvertedLists, faiss.BlockInvertedLists)  # type: ignore[attr-defined, unused-ignore]
+
 LEAVES = (
     *(faiss.IndexFlatCodes, faiss.IndexFastScan),
     *(faiss.AdditiveCoarseQuantizer, faiss.MultiIndexQuantizer),
@@ -243,21 +245,20 @@ LEAVES = (
 """Indices without parts, whose vectors or codes are in the file itself."""
 
 
-def _refuse_others(index: Any, depth: int = 0) -> None:
+def _refuse_others(given: Any, depth: int = 0) -> None:
     """Raise ValueError for an index with a part that `create` never makes."""
-    index = faiss.downcast_index(index)
-    parts = []
+    index: Any = faiss.downcast_index(given)
+    parts: list[Any] = []
     if isinstance(index, faiss.IndexPreTransform):
         parts = [index.index]
     elif isinstance(index, faiss.IndexRefine):
         parts = [index.base_index, index.refine_index]
     elif isinstance(index, faiss.IndexIVF):
-        lists = faiss.downcast_InvertedLists(index.invlists)
-        if not isinstance(lists, (faiss.ArrayInvertedLists, faiss.BlockInvertedLists)):
+        if not isinstance(faiss.downcast_InvertedLists(index.invlists), IN_THE_FILE):  # type: ignore[arg-type, unused-ignore]
             raise ValueError("its lists are not in the file itself")
         parts = [index.quantizer]
     elif isinstance(index, (faiss.IndexHNSW, faiss.IndexNSG, faiss.IndexNNDescent)):
-        parts = [index.storage]
+        parts = [index.storage]  # type: ignore[union-attr, unused-ignore]
     elif not isinstance(index, LEAVES):
         raise ValueError(f"a {type(index).__name__} is no index for neighbours")
     for part in parts:

@@ -92,13 +92,14 @@ class IndexDocument:
 
 D = TypeVar("D", SearchRecall, Recall, IndexDocument)
 
-_KINDS = {"int": int, "float": (int, float), "str": str}
+_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
 
 
 def _checked(part: D) -> D:
     """The same. Raises ValueError for a field of another type, and for a number below 0."""
     for field in fields(part):
-        kind, value = _KINDS.get(str(field.type)), getattr(part, field.name)
+        kind = _KINDS.get(str(field.type))
+        value: Any = getattr(part, field.name)
         if kind is None:
             continue
         if not isinstance(value, kind) or isinstance(value, bool):

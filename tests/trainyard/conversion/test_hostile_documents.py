@@ -197,7 +197,7 @@ def test_depth_is_counted_in_tables_and_lists(tmp_path: Path) -> None:
     assert json.dumps(read_document(str(place))) == place.read_text()
 
 
-# --- BERT ------------------------------------------------------------------------------------------
+# --- BERT ---------------------------------------------------------------------------------------
 
 BERT: dict[str, Any] = {
     "model_type": "bert",
