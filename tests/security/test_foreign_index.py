@@ -12,6 +12,7 @@ import pytest
 
 faiss = pytest.importorskip("faiss")
 
+from stages.faiss_query.search import BlockSearch  # noqa: E402
 from tests.trainyard.retrieval.embedded import clustered  # noqa: E402
 from trainyard.errors import ArtifactError  # noqa: E402
 from trainyard.retrieval import index as faiss_index  # noqa: E402
@@ -90,6 +91,23 @@ def test_an_index_that_is_not_the_described_one_is_refused(lie: dict[str, Any]) 
     (name,) = lie
     with pytest.raises(ArtifactError, match=f"here: the index has {name}"):
         faiss_index.check_described(index, IndexDocument(**(facts | lie), **told), "here")
+
+
+@pytest.mark.parametrize("ids", [[0, 7], [-2, 0], [2**62, 0], [-(2**63), 1]], ids=str)
+def test_an_index_that_finds_no_chunks_of_the_database_is_refused(ids: list[int]) -> None:
+    def search(vectors: Any) -> tuple[Any, Any]:
+        return np.zeros((len(vectors), 2), np.float32), np.array([ids] * len(vectors))
+
+    class Database:
+        url = "db"
+
+        def __len__(self) -> int:
+            return 7
+
+    given: Any = {"search": search, "database": Database(), "num_kept": 2, "excluded": None}
+    block = BlockSearch(**given, embeddings=Any, chunks=Any, pairs=[])
+    with pytest.raises(ArtifactError, match=r"--index: it finds chunk -?[0-9]+, and db has 7"):
+        block._of_rows(np.zeros((3, 4), np.float32), 0)
 
 
 @pytest.mark.slow

@@ -12,11 +12,15 @@ import h5py
 import numpy as np
 import pytest
 
+from stages.retro_explore.calls import shown
+from tests.security.test_shown_text import STEERING
 from tests.trainyard.retrieval.corpora import build, write_two
-from trainyard.errors import ArtifactError
+from trainyard.errors import ArtifactError, ConfigError
 from trainyard.retrieval.chunk_database import ChunkDatabase
 from trainyard.retrieval.hdf5 import read_block
 from trainyard.retrieval.index_document import IndexDocument
+from trainyard.retrieval.neighbors import Neighbors, NeighborsDocument, block_name, write_block
+from trainyard.retrieval.project import read_project
 from trainyard.retrieval.vectors import EmbeddingBlocks
 
 SECRET = b"of another user\0" * 64
@@ -275,3 +279,94 @@ def test_a_description_of_an_index_is_one_or_is_refused(change: dict[str, Any]) 
     IndexDocument.from_document(DESCRIPTION | {"recall": RECALL}, "here")
     with pytest.raises(ArtifactError, match="here: does not describe an index"):
         IndexDocument.from_document(json.loads(json.dumps(DESCRIPTION | change)), "here")
+
+
+# --- tables of neighbours, and projects -----------------------------------------------------------
+
+TABLE: dict[str, Any] = {
+    "samples": {
+        **{"split": "train", "seq_length": 16, "chunk_length": 4, "num_samples": 1},
+        **{"data": ["a"], "order": "b"},
+    },
+    **{"format_version": 1, "num_chunks": 4, "num_neighbors": 2, "database_digest": "d"},
+    **{"index_digest": "e", "num_neighbors_query": 20, "nprobe": 4, "ef_search": 16},
+    **{"mean_neighbors": 2.0, "share_fewer": 0.1, "share_none": 0},
+    **{"evaluation_sets": ["f"], "evaluation_run": 32},
+}
+
+TABLE_CHANGES: list[dict[str, Any]] = [
+    {"num_chunks": "4"},
+    {"num_chunks": -4},
+    {"num_chunks": 2**63},
+    {"num_chunks": None},
+    {"num_neighbors": 2.0},
+    {"num_neighbors": True},
+    {"mean_neighbors": float("nan")},
+    {"database_digest": ["d"]},
+    {"evaluation_sets": 7},
+    {"samples": 7},
+    {"samples": ["train"]},
+    {"samples": {**TABLE["samples"], "seq_length": "16"}},
+    {"samples": {**TABLE["samples"], "data": None}},
+    {"more": 1},
+]
+
+
+@pytest.mark.parametrize("change", TABLE_CHANGES, ids=str)
+def test_a_description_of_neighbours_is_one_or_is_refused(change: dict[str, Any]) -> None:
+    NeighborsDocument.from_document(TABLE, "here")
+    with pytest.raises(ArtifactError, match="here: does not describe a table of neighbours"):
+        NeighborsDocument.from_document(json.loads(json.dumps(TABLE | change)), "here")
+
+
+@pytest.mark.parametrize("rows", [0, 3, 5])
+def test_a_block_of_neighbours_has_the_rows_of_its_name(rows: int, tmp_path: Path) -> None:
+    (tmp_path / "neighbors.json").write_text(json.dumps(TABLE))
+    ids = np.zeros((rows, 2), np.int64)
+    write_block(tmp_path / block_name(0, 4, 4), ids, ids.astype(np.float32))
+    with pytest.raises(ArtifactError, match=rf"{rows} rows of neighbors, wanted 4"):
+        Neighbors(str(tmp_path)).rows([3])
+
+
+PROJECT: dict[str, Any] = {
+    **{"retro_gpt_data_path": ["a"], "retro_gpt_tokenizer_type": "ByteLevelTokenizer"},
+    **{"retro_gpt_train_samples": 8, "retro_gpt_eval_interval": 4, "retro_gpt_eval_iters": 1},
+    **{"retro_gpt_seq_length": 16, "retro_gpt_global_batch_size": 2},
+    **{"retro_bert_tokenizer_type": "BertWordPieceCase", "retro_bert_vocab_file": "v"},
+}
+URL = "https://user:hunter2@127.0.0.1:1/a"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"retro_gpt_data_path": [URL]},
+        {"retro_gpt_data_path": f"1 {URL} 1 b"},
+        {"retro_gpt_data_path": [{URL: 1}]},
+        {"retro_bert_vocab_file": URL},
+        {"retro_gpt_merge_file": "s3://key:hunter2/x@h/v"},
+        {"retro_neighbor_dirs": {"train": URL}},
+        {"retro_neighbor_dirs": {URL: "x"}},
+        {"retro_index_nprobe": 1, "retro_query_nprobe": URL},
+        {URL: 1},
+    ],
+    ids=str,
+)
+def test_a_project_with_a_password_is_refused_and_not_quoted(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PROJECT))
+    read_project(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(PROJECT | change))
+    with pytest.raises(
+        ConfigError, match=r"config\.json has a URL with a user or a pass"
+    ) as caught:
+        read_project(str(tmp_path))
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", STEERING)
+def test_what_is_explored_steers_no_terminal(text: str) -> None:
+    for said in (shown(text), shown({"text": [text]})):
+        assert text not in said
+        assert said.isprintable()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from trainyard.errors import ArtifactError, ConfigError
+from trainyard.retrieval.checked_fields import check_fields
 
 FORMAT_VERSION = 1
 DOCUMENT = "index.json"
@@ -79,31 +80,14 @@ class IndexDocument:
             recall = values.pop("recall")
             if recall is not None:
                 recall = dict(recall)
-                curve = tuple(_checked(SearchRecall(**search)) for search in recall.pop("curve"))
+                curve = tuple(
+                    check_fields(SearchRecall(**search)) for search in recall.pop("curve")
+                )
                 if not curve:
                     raise ValueError("a recall without a search")
-                recall = _checked(Recall(**recall, curve=curve))
-            return _checked(IndexDocument(**values, recall=recall))
+                recall = check_fields(Recall(**recall, curve=curve))
+            return check_fields(IndexDocument(**values, recall=recall))
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
             raise ArtifactError(
                 f"{where}: does not describe an index ({error!r}); build the index again"
             ) from error
-
-
-D = TypeVar("D", SearchRecall, Recall, IndexDocument)
-
-_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
-
-
-def _checked(part: D) -> D:
-    """The same. Raises ValueError for a field of another type, and for a number below 0."""
-    for field in fields(part):
-        kind = _KINDS.get(str(field.type))
-        value: Any = getattr(part, field.name)
-        if kind is None:
-            continue
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"{field.name} is {value!r:.60}")
-        if not isinstance(value, str) and not 0 <= value < 2**63:
-            raise ValueError(f"{field.name} is {value!r:.60}")
-    return part
