@@ -19,7 +19,7 @@ def check_fields(part: T) -> T:
         value: Any = getattr(part, field.name)
         if kind is None:
             continue
-        if not isinstance(value, kind) or isinstance(value, bool):
+        if type(value) not in kind:  # a bool is no number
             raise ValueError(f"{field.name} is {value!r:.60}")
         if not isinstance(value, str) and not 0 <= value < MOST:
             raise ValueError(f"{field.name} is {value!r:.60}")
