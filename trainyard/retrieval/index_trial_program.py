@@ -17,7 +17,7 @@ from trainyard.errors import ArtifactError
 from trainyard.retrieval import index as faiss_index
 
 BASE_BYTES = 4 << 30
-"""Address space of Python, numpy and faiss, and of tables that faiss computes."""
+"""Address space beyond that of the libraries, for the tables that faiss computes."""
 VECTORS = 1024
 NEIGHBORS = 5
 
@@ -25,7 +25,7 @@ NEIGHBORS = 5
 def main() -> None:
     """Try the index; on an error, print it and exit with 1."""
     path, seconds = Path(sys.argv[1]), int(sys.argv[2])
-    _limit(resource.RLIMIT_AS, BASE_BYTES + 4 * path.stat().st_size)
+    _limit(resource.RLIMIT_AS, _address_space() + BASE_BYTES + 4 * path.stat().st_size)
     _limit(resource.RLIMIT_CPU, seconds)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, 0)
@@ -35,6 +35,15 @@ def main() -> None:
         os.write(1, str(error).encode())
         os._exit(1)
     os._exit(0)
+
+
+def _address_space() -> int:
+    """Bytes that are taken now; libraries for GPUs take some gigabytes. 0 where nothing tells."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return 0
+    return pages * resource.getpagesize()
 
 
 def _limit(kind: int, wanted: int) -> None:
