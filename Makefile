@@ -5,6 +5,7 @@ YARD ?= yard
 RECIPE ?= recipes/quickstart.toml
 PROFILE ?= local
 TORCH_INDEX ?=
+TORCH_SHA256 ?=
 JOBS ?= 2
 UI_PORT ?= 4200
 BROWSE_PORT ?= 4201
@@ -54,6 +55,7 @@ help: ## List targets and variables
 	@echo "  TORCH_INDEX=$(TORCH_INDEX)  where pip takes torch from, if not from your usual index:"
 	@echo "      CPU only, 200 MB:  https://download.pytorch.org/whl/cpu"
 	@echo "      CUDA 13:           https://download.pytorch.org/whl/cu130"
+	@echo "  TORCH_SHA256=$(TORCH_SHA256)  hash of its wheel, if only that file may be installed"
 	@echo "  JOBS=$(JOBS)  test processes side by side"
 	@echo "  UI_PORT=$(UI_PORT)  port of make ui"
 	@echo "  BROWSE_PORT=$(BROWSE_PORT)  port where make ui shows the files of YARD"
@@ -73,9 +75,11 @@ $(STAMP): pyproject.toml constraints.txt images/locks/install.txt images/locks/p
 	@# Upgrade pip first: it installs the 200 packages twice as fast as the one of Python 3.11.
 	@$(PIP) install -qq --no-compile --no-deps --require-hashes -r images/locks/pip.txt
 	@$(PIP) install -qq --no-compile --no-deps --require-hashes -r images/locks/install.txt
-	@# torch has no hash: its builds differ by index. The last command brings what its build needs.
-	@test -z "$(TORCH_INDEX)" || $(PIP) install -qq --no-compile --no-deps \
-	  --constraint constraints.txt --index-url "$(TORCH_INDEX)" torch
+	@# torch has no hash of ours: its builds differ by index. The last command brings what its build needs.
+	@test -z "$(TORCH_INDEX)$(TORCH_SHA256)" || \
+	  echo "$$(cat images/locks/torch.txt)$(if $(TORCH_SHA256), --hash=sha256:$(TORCH_SHA256))" | \
+	  $(PIP) install -qq --no-compile --no-deps $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") \
+	  -r /dev/stdin
 	@$(PIP) install -qq --no-compile --no-build-isolation --constraint constraints.txt \
 	  --editable . torch
 	@# pip compiles bytecode on one core; this uses all.

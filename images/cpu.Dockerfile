@@ -38,9 +38,10 @@ ENV PATH=/opt/trainyard/bin:/usr/local/bin:/usr/bin:/bin \
 
 FROM base AS torch
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# A wheel in images/wheels is preferred to the index. Only torch has no hash: its CPU build comes
-# from its own index, or from that folder. torch.txt pins it.
-# hadolint ignore=DL3013
+# The hash of the wheel, which then must be that file. Only torch has none in the locks: its CPU build
+# comes from its own index, or from images/wheels, which is preferred. torch.txt pins it.
+ARG TORCH_SHA256=
+# hadolint ignore=DL3013,DL4006
 RUN --mount=type=bind,source=images/locks/torch.txt,target=/torch.txt \
     --mount=type=bind,source=images/wheels,target=/wheels \
     --mount=type=cache,target=/root/.cache/pip \
@@ -50,7 +51,8 @@ RUN --mount=type=bind,source=images/locks/torch.txt,target=/torch.txt \
     else \
       set -- --index-url "$TORCH_INDEX"; \
     fi && \
-    pip --python /opt/trainyard install --no-deps "$@" "$torch"
+    echo "$torch${TORCH_SHA256:+ --hash=sha256:$TORCH_SHA256}" | \
+      pip --python /opt/trainyard install --no-deps "$@" -r /dev/stdin
 
 # --- the packages of a stage, by hash -------------------------------------------------------------
 

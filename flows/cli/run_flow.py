@@ -17,6 +17,7 @@ from typing import Any
 from flows.backends.outcome import StageError
 from flows.server.ephemeral import EphemeralServer, alone
 from flows.server.home import PASSWORD
+from trainyard.artifacts.urls import show_url
 from trainyard.errors import EXIT_DEFECT, ConfigError, InfrastructureError, TrainyardError
 from trainyard.logging import printable, shortened
 
@@ -122,11 +123,12 @@ def of_server(error: Exception) -> TrainyardError | None:
         status = one.response.status_code
         if status in REFUSED:
             return ConfigError(
-                f"{url} refuses: {status}; set {PASSWORD} to USER:PASSWORD, as the server has it "
-                f"(for that of `make ui`: `. yard/.prefect/ui.env`)"
+                f"{show_url(url)} refuses: {status}; set {PASSWORD} to USER:PASSWORD, as the "
+                f"server has it (for that of `make ui`: `. yard/.prefect/ui.env`)"
             )
     if isinstance(error, PrefectException) or _is_of_network(error):
-        return InfrastructureError(f"Prefect's API at {url}: {error}")
+        words = str(error).replace(url, show_url(url)) if url else str(error)
+        return InfrastructureError(f"Prefect's API at {show_url(url)}: {words}")
     return None
 
 

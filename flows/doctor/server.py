@@ -17,6 +17,7 @@ from flows.doctor.check import Check, CheckResult, fail, ok, skipped, warn
 from flows.doctor.context import YardContext
 from flows.doctor.store import LOOPBACK
 from trainyard import json_text
+from trainyard.artifacts.urls import show_url
 from trainyard.errors import ConfigError, InfrastructureError
 
 SECONDS = 5.0
@@ -40,9 +41,9 @@ def reach(yard: YardContext) -> CheckResult:
         )
     status, _ = ask("/health")
     if status != 200:
-        message = f"{url} answers {status}: that is no Prefect server"
+        message = f"{show_url(url)} answers {status}: that is no Prefect server"
         return fail(ConfigError, message, "correct PREFECT_API_URL; it ends in /api")
-    return ok(url)
+    return ok(show_url(url))
 
 
 def versions(yard: YardContext) -> CheckResult:
@@ -127,13 +128,13 @@ def ask(path: str, with_credentials: bool = True) -> tuple[int, Any]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, None
-    except ValueError as error:
-        raise ConfigError(f"PREFECT_API_URL={api_url()} is not a URL: {error}") from error
+    except ValueError:
+        raise ConfigError(f"PREFECT_API_URL={show_url(api_url())} is not a URL") from None
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise InfrastructureError(
-            f"{api_url()} does not answer ({reason}); start the server (docker compose up -d, or "
-            f"make ui), or correct PREFECT_API_URL"
+            f"{show_url(api_url())} does not answer ({reason}); start the server (docker compose "
+            "up -d, or make ui), or correct PREFECT_API_URL"
         ) from error
 
 

@@ -32,6 +32,7 @@ from prefect.exceptions import ObjectNotFound
 from flows.logs.console import Log, headline
 from flows.runner.wait_state import SLOT, wait_state
 from flows.server.ephemeral import LEASE_SECONDS
+from trainyard.artifacts.urls import show_url
 
 LOOK_SECONDS = 3.0
 """Between two tries to take a slot."""
@@ -246,7 +247,7 @@ class _Slot:
         if is_lost:
             note.append(
                 f"{slots.unleased} by no run that the server knows of. If none of them runs any "
-                f"more: PREFECT_API_URL={client.api_url} {slots.free_command}"
+                f"more: PREFECT_API_URL={show_url(str(client.api_url))} {slots.free_command}"
             )
         if slots.total == 0:
             note.append(f"so none may run; prefect gcl update {slots.name} --limit 1 lets one")

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, TypeAlias
 
 from flows.server.hosts import OURS, RULE, host_name, not_ours
+from trainyard import json_text
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -27,7 +28,10 @@ OF_OTHERS = frozenset({"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.jso
 from the browser."""
 
 PASSWORD = '{"type":"auth"'
-"""Begins the message with which a client of events tells its password."""
+"""Begins the message with which a client of events logs in."""
+
+WITHOUT_TOKEN = '{"type": "auth", "token": null}'
+"""The first message of a websocket, which Prefect answers by closing it."""
 
 
 class Refusal(NamedTuple):
@@ -56,7 +60,9 @@ class Guarded:
             return
         refusal = self._refusal(scope["headers"]) or _of_request(scope)
         if refusal is None:
-            await self._app(scope, _told_once(receive), _unframed(send))
+            if scope["type"] == "websocket":
+                receive = _comparable_token(_password_once(receive))
+            await self._app(scope, receive, _unframed(send))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.text})
         else:
@@ -109,23 +115,49 @@ def _is_comparable(authorization: bytes) -> bool:
         return True  # malformed: Prefect refuses it
 
 
-def _told_once(receive: Receive) -> Receive:
-    """Ends a connection on which the password is told again.
+def _password_once(receive: Receive) -> Receive:
+    """Ends a connection on which the password comes again.
 
     A client of Prefect that reconnects may do that; the server would take it for a broken event and
     log it with the password. The client then connects anew."""
-    is_told = False
+    has_come = False
 
     async def receive_once() -> Message:
-        nonlocal is_told
+        nonlocal has_come
         message = await receive()
         if (message.get("text") or "").startswith(PASSWORD):
-            if is_told:
+            if has_come:
                 return {"type": "websocket.disconnect", "code": 1008}
-            is_told = True
+            has_come = True
         return message
 
     return receive_once
+
+
+def _comparable_token(receive: Receive) -> Receive:
+    """The messages of a websocket, whose first one logs in: without a token where Prefect's own
+    comparison would raise."""
+    is_first = True
+
+    async def checked() -> Message:
+        nonlocal is_first
+        message = await receive()
+        if is_first and message["type"] == "websocket.receive":
+            is_first = False
+            if not _is_log_in(message.get("text")):
+                return {**message, "text": WITHOUT_TOKEN, "bytes": None}
+        return message
+
+    return checked
+
+
+def _is_log_in(text: str | None) -> bool:
+    try:
+        message = json_text.loads(text or "")
+    except ValueError:
+        return False
+    token = message.get("token") if isinstance(message, dict) else 0
+    return token is None or (isinstance(token, str) and token.isascii())
 
 
 def _unframed(send: Send) -> Send:

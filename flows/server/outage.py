@@ -17,6 +17,8 @@ from prefect._internal import observers
 from prefect.settings import PREFECT_API_URL
 from prefect.utilities import services
 
+from trainyard.artifacts.urls import show_url
+
 LISTENERS = ("prefect.FlowRunCancellingObserver", "prefect.FlowRunSuspendingObserver")
 """Loggers of listeners to events, which start polling when the server is away."""
 
@@ -35,9 +37,10 @@ class Outage:
         """The server did not answer."""
         if self._since is None:
             self._since = time.monotonic()
+            server = show_url(str(PREFECT_API_URL.value()))
             self._report(
-                f"Prefect's server at {PREFECT_API_URL.value()} does not answer; trying again "
-                f"until it does. Flow runs that have begun continue"
+                f"Prefect's server at {server} does not answer; trying again until it does. Flow "
+                "runs that have begun continue"
             )
 
     def end(self) -> None:

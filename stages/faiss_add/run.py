@@ -54,6 +54,7 @@ def run(config: FaissAddConfig, stage: StageRun) -> dict[str, Any]:
         )
     _check_memory(document, blocks.num_vectors)
     index = faiss_index.read(inputs.fetch(join(config.index, EMPTY), stage.scratch))
+    faiss_index.check_described(index, document, join(config.index, EMPTY))
     began = time.monotonic()
     _fill(index, blocks, stage)
     seconds = time.monotonic() - began

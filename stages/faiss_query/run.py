@@ -65,6 +65,7 @@ def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
     excluded = excluded_chunks(config, chunks.prefixes, pairs)
 
     index = faiss_index.read(inputs.fetch(index_url, stage.scratch))
+    faiss_index.check_described(index, document, index_url)
     nprobe = config.retro_query_nprobe or document.nprobe
     found = min(config.retro_query_num_neighbors_query, len(database))
     of_block = BlockSearch(
@@ -263,7 +264,8 @@ def _test_leaks(config: FaissQueryConfig, stage: StageRun, of_block: BlockSearch
     for start, stop in _ranges(config, num_chunks):
         url = stage.output.file_url(block_name(start, stop, num_chunks))
         ids: NDArray[np.int64] = map_array(
-            url, NEIGHBORS, config.retro_query_num_neighbors_save, "a block of neighbours"
+            *(url, NEIGHBORS, "int64", config.retro_query_num_neighbors_save),
+            "a block of neighbours",
         )
         check_neighbors(
             ids, start, of_block.chunks, of_block.database, of_block.pairs, of_block.excluded

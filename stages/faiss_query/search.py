@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.errors import ArtifactError
 from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.chunk_database import NO_CHUNK, ChunkDatabase
 from trainyard.retrieval.neighbor_filter import DocumentChunks, OwnChunks, keep_nearest
@@ -103,6 +104,11 @@ class BlockSearch:
 
     def _of_rows(self, vectors: Vectors, start: int) -> tuple[Ints, Floats, Counts]:
         distances, found = self.search(vectors)
+        if found.size and not NO_CHUNK <= found.min() <= found.max() < len(self.database):
+            raise ArtifactError(
+                f"--index: it finds chunk {found.max() if found.min() >= NO_CHUNK else found.min()}"
+                f", and {self.database.url} has {len(self.database)}; run faiss_add again"
+            )
         samples = (start + np.arange(len(vectors))) // self.chunks.chunks_per_sample
         own = self._own_chunks(int(samples[0]), int(samples[-1]) + 1).among(found, samples)
         allowed = (found != NO_CHUNK) & ~own

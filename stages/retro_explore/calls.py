@@ -16,6 +16,7 @@ import numpy as np
 
 from trainyard.config import suggest
 from trainyard.errors import ConfigError
+from trainyard.logging import printable
 from trainyard.retrieval.retro import Retro
 
 HIDDEN = ("open", "get_db_dataset", "get_pt_dataset")
@@ -89,10 +90,10 @@ def _number(name: str, word: str) -> int:
 
 
 def shown(result: Any) -> str:
-    """A result as text: JSON, a text as it is."""
+    """A result as text: JSON, a text as it is, but for characters that steer a terminal."""
     if isinstance(result, str):
-        return result
-    return json.dumps(result, default=_plain, ensure_ascii=False)
+        return printable(result)
+    return printable(json.dumps(result, default=_plain, ensure_ascii=False))
 
 
 def _plain(value: Any) -> Any:

@@ -57,6 +57,29 @@ WEBSOCKETS = [
 ]
 
 
+LOG_INS: list[str | bytes] = [
+    '{"type": "auth"}',
+    '{"type": "auth", "token": null}',
+    '{"type": "auth", "token": "trainyard:wrong"}',
+    '{"type": "auth", "token": "trainyard:\xe9"}',
+    '{"type": "auth", "token": "\\ud800"}',
+    '{"type": "auth", "token": 7}',
+    '{"type": "auth", "token": ["trainyard"]}',
+    '{"type": "auth", "token": {}}',
+    '{"type": "other", "token": "trainyard:\xe9"}',
+    '["auth"]',
+    '"auth"',
+    "7",
+    "",
+    "no JSON",
+    "[" * 100_000,
+    '{"type": "auth", "token": ' + 100_000 * "[" + "}",
+    b"\0\xff",
+    b'{"type": "auth", "token": "trainyard:wrong"}',
+]
+"""First messages of a websocket, none with the password."""
+
+
 def basic(text: str) -> str:
     """The header Authorization of USER:PASSWORD."""
     return f"Basic {base64.b64encode(text.encode()).decode()}"

@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import pytest
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
 from flows.server.ephemeral import EphemeralServer
 from flows.server.home import PASSWORD
@@ -22,6 +24,7 @@ from tests.security.attacks import (
     CREDENTIALS,
     EVIL,
     HOSTS,
+    LOG_INS,
     ORIGINS,
     REQUESTS,
     WEBSOCKETS,
@@ -130,6 +133,21 @@ def refuses_websockets(target: Target) -> None:
         for origin in (f"http://{EVIL}", "null", "http://127.0.0.1:4201"):
             assert not lets_in(url, target.password, origin), (path, origin)
     assert lets_in(f"ws://{target.authority}/api/events/out", target.password)
+
+
+def closes_websockets_without_a_traceback(target: Target, log: Path) -> None:
+    """log: what the server prints."""
+    for message in LOG_INS:
+        url = f"ws://{target.authority}/api/events/out"
+        with connect(url, subprotocols=[Subprotocol("prefect")], open_timeout=10) as socket:
+            socket.send(message)
+            with pytest.raises(ConnectionClosed) as closed:
+                socket.recv(timeout=10)
+        received = closed.value.rcvd
+        assert received is not None
+        assert received.code == 1008, message[:60]
+    assert target.as_owner("GET", "/api/admin/version").status == 200
+    assert "Traceback" not in log.read_text()
 
 
 def lets_in(url: str, token: str | None, origin: str | None = None) -> bool:

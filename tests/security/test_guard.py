@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from flows.server.guard import Guarded, Message, Receive, Send
-from tests.security.attacks import EVIL, HOSTS, ORIGINS, basic
+from tests.security.attacks import EVIL, HOSTS, LOG_INS, ORIGINS, basic
 
 PORT = 4200
 HOST = f"127.0.0.1:{PORT}"
@@ -121,3 +122,37 @@ def test_a_password_that_comes_twice_ends_the_connection() -> None:
     scope = {"type": "websocket", "path": "/api/events/in", "headers": [(b"host", HOST.encode())]}
     asyncio.run(Guarded(reading)(scope, receive, send))
     assert got == [told, event, {"type": "websocket.disconnect", "code": 1008}]
+
+
+@pytest.mark.parametrize("given", LOG_INS, ids=lambda text: str(text[:40]))
+def test_prefect_can_compare_the_token_of_every_websocket(given: str | bytes) -> None:
+    key = "text" if isinstance(given, str) else "bytes"
+    got = [json.loads(message["text"]) for message in passed_on({key: given}, {"text": "[7]"})]
+    assert got[1] == [7]
+    token = got[0].get("token")
+    assert token is None or (isinstance(token, str) and token.isascii())
+
+
+def test_the_password_gets_to_prefect() -> None:
+    log_in = '{"type": "auth", "token": "trainyard:x"}'
+    (message,) = passed_on({"text": log_in})
+    assert message["text"] == log_in
+
+
+def passed_on(*messages: dict[str, Any]) -> list[Message]:
+    """What Prefect's server receives of the messages of a websocket."""
+    got: list[Message] = []
+    waiting = [{"type": "websocket.receive", **message} for message in messages]
+
+    async def app(_: Message, receive: Receive, __: Send) -> None:
+        got.extend([await receive() for _ in messages])
+
+    async def receive() -> Message:
+        return waiting.pop(0)
+
+    async def send(_: Message) -> None:
+        raise AssertionError("it is let in")
+
+    scope = {"type": "websocket", "path": "/api/events/out", "headers": [(b"host", HOST.encode())]}
+    asyncio.run(Guarded(app)(scope, receive, send))
+    return got

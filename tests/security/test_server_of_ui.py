@@ -34,7 +34,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def target(folder: Path) -> Iterator[Target]:
-    with servers.ui_server(folder / "yard") as target:
+    with (folder / "log").open("w") as log, servers.ui_server(folder / "yard", log) as target:
         yield target
 
 
@@ -59,6 +59,10 @@ def test_no_page_may_frame_its_pages(target: Target) -> None:
 def test_other_users_read_nothing_of_it(target: Target, folder: Path) -> None:
     servers.tells_no_other_user(target, folder)
     assert {"ui.env", "log-in.html"} <= {path.name for path in target.home.iterdir()}
+
+
+def test_a_websocket_that_cannot_log_in_is_closed_in_one_line(target: Target, folder: Path) -> None:
+    servers.closes_websockets_without_a_traceback(target, folder / "log")
 
 
 def test_a_flow_beside_it_has_a_server_of_its_own_on_the_same_home(target: Target) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainyard.artifacts import store
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset
-from trainyard.errors import ConfigError
+from trainyard.errors import ArtifactError, ConfigError
 from trainyard.retrieval.dataset_infos import read_infos
 from trainyard.retrieval.dataset_names import dataset_names
 from trainyard.retrieval.hdf5 import merged_name
@@ -43,12 +43,12 @@ class ChunkDatabase:
     ) -> None:
         self.url = store.join(folder_url, merged_name(kind))
         self.infos = read_infos(folder_url)
-        self.chunks: NDArray[np.uint32] = map_array(self.url, "chunks", 5, WHAT, cache)
+        self.chunks: NDArray[np.uint32] = map_array(self.url, "chunks", "uint32", 5, WHAT, cache)
         """(n, 5) dataset, document, start, end, BERT tokens; a view of the file."""
         self.doc_offsets: NDArray[np.uint64] | None = None
         """(d, 3) dataset, document, number of chunks up to its end; only of `train`."""
         if kind == "train":
-            self.doc_offsets = map_array(self.url, "doc_offsets", 3, WHAT, cache)
+            self.doc_offsets = map_array(self.url, "doc_offsets", "uint64", 3, WHAT, cache)
         self._tokens = [IndexedDataset(prefix, cache=cache) for prefix in data_path]
         self._check_tokens(data_path)
 
@@ -101,9 +101,29 @@ class ChunkDatabase:
         counts = rows[..., 3].astype(np.int64) - rows[..., 2]
         return np.where(numbers == NO_CHUNK, 0, counts)
 
+    def _places(self, ids: Ints) -> NDArray[np.int64]:
+        """(n, 5) rows of these chunks. Raises ArtifactError for one outside of its document."""
+        rows = self.rows(ids).astype(np.int64)
+        ends = np.full(len(rows), -1)
+        for dataset in np.unique(rows[:, 0]).tolist():
+            if dataset < len(self._tokens):
+                source = self._tokens[dataset]
+                mine = (rows[:, 0] == dataset) & (rows[:, 1] < source.num_documents)
+                begins, stops = (source.document_places(rows[mine, 1] + i) for i in (0, 1))
+                ends[mine] = stops - begins
+        bad = np.flatnonzero((rows[:, 2] > rows[:, 3]) | (rows[:, 3] > ends))
+        if bad.size:
+            dataset, document, start, end, _ = rows[bad[0]].tolist()
+            raise ArtifactError(
+                f"{self.url}: chunk {ids[bad[0]]} is tokens {start} to {end} of document "
+                f"{document} of dataset {dataset}, which are not in --data-path; build the "
+                "database again"
+            )
+        return rows
+
     def tokens(self, chunk: int) -> NDArray[Any]:
         """GPT tokens of one chunk, in the type of its file."""
-        dataset, document, start, end, _ = self.rows(chunk).tolist()
+        dataset, document, start, end, _ = self._places(np.array([chunk]))[0].tolist()
         source = self._tokens[dataset]
         begin = int(source.document_places(np.array([document]))[0])
         found: NDArray[Any] = source.get_flat(begin + start, begin + end)
@@ -115,7 +135,7 @@ class ChunkDatabase:
         numbers = np.asarray(ids, np.int64)
         out = np.full((numbers.size, length), pad, np.int64)
         held = np.flatnonzero(numbers.ravel() != NO_CHUNK)
-        rows = self.rows(numbers.ravel()[held]).astype(np.int64)
+        rows = self._places(numbers.ravel()[held])
         for dataset in np.unique(rows[:, 0]).tolist():
             source, mine = self._tokens[dataset], rows[:, 0] == dataset
             begins = source.document_places(rows[mine, 1]) + rows[mine, 2]
@@ -126,7 +146,7 @@ class ChunkDatabase:
     def flat_ranges(self, ids: Ints) -> Iterator[tuple[int, int, NDArray[Any], Ints, Ints]]:
         """Consecutive chunks with all tokens around them, by dataset: the first chunk and the end,
         the tokens, and where in these each chunk begins and ends."""
-        rows = self.rows(ids).astype(np.int64)
+        rows = self._places(ids)
         for dataset in np.unique(rows[:, 0]).tolist():
             mine = np.flatnonzero(rows[:, 0] == dataset)
             source = self._tokens[dataset]

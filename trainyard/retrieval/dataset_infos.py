@@ -45,7 +45,20 @@ def read_infos(folder_url: str) -> list[DatasetInfo]:
         raise ArtifactError(
             f"{url}: not a list of datasets with the keys {', '.join(sorted(names))}"
         )
-    return [DatasetInfo(**entry) for entry in document]
+    infos = [DatasetInfo(**entry) for entry in document]
+    for entry, info in zip(document, infos, strict=True):
+        counts = [value for name, value in entry.items() if name.startswith("n_")]
+        if (
+            type(info.prefix) is not str
+            or type(info.ratio) not in (int, float)
+            or not 0 <= info.ratio < float("inf")
+            or any(type(count) is not int or not 0 <= count < 2**63 for count in counts)
+        ):
+            raise ArtifactError(
+                f"{url}: a dataset has a prefix that is no text, or a ratio or count that is no "
+                f"number from 0 on: {entry!r:.300}"
+            )
+    return infos
 
 
 def num_sampled(num_chunks: int, ratio: float, sum_of_ratios: float) -> int:

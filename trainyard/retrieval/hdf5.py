@@ -16,6 +16,7 @@ Arrays are contiguous and carry no times, so equal contents are equal bytes."""
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from trainyard.errors import ArtifactError
 from trainyard.retrieval.chunks import Block, Rows
+from trainyard.retrieval.hdf5_arrays import find_array
 
 MERGED = ("sampled", "train", "valid")
 
@@ -57,11 +59,18 @@ def write_block(path: Path, block: Block) -> None:
 
 def read_block(path: Path, name: str) -> Block:
     """The contents of a block. name: for messages."""
-    try:
-        with h5py.File(path, "r") as file:
-            return Block(*(file[key][()] for key in Block._fields))
-    except (OSError, KeyError) as error:
-        raise ArtifactError(f"{name}: not a block of a chunk database: {error}") from None
+    content = path.read_bytes()
+    file = io.BytesIO(content)
+    found = (find_array(file, len(content), key, name).within(content) for key in Block._fields)
+    block = Block(*found)
+    for key, values in block._asdict().items():
+        dtype, columns = ("uint64", 2) if key == "doc_offsets" else ("uint32", 4)
+        if values.dtype != dtype or values.ndim != 2 or values.shape[1] != columns:
+            raise ArtifactError(
+                f"{name}: {key} holds {values.dtype} of shape {values.shape}, not {dtype} of shape "
+                f"(n, {columns})"
+            )
+    return block
 
 
 class MergedWriter:

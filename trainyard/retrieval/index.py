@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.retrieval.index_choice import MOST_POINTS_PER_LIST, POINTS_PER_LIST
+from trainyard.retrieval.index_document import DOCUMENT, IndexDocument
+from trainyard.retrieval.index_trial import try_index
 from trainyard.retrieval.vectors import Vectors
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,11 @@ PRODUCT_CENTROIDS = 256
 """Vectors that a product quantizer of 8 bits needs at least."""
 
 WRITE_BYTES = 1 << 22
+
+TABLE_BYTES = 1 << 31
+
+MOST_PARTS = 8
+"""Indices within each other: a rotation, lists, their quantizer, its vectors."""
 
 _PLACE = re.compile(r"Error in .{0,500} at \S{1,200}:[0-9]{1,6}: (Error: )?")
 
@@ -177,10 +184,94 @@ def write(index: Any, file: IO[bytes]) -> None:
 
 
 def read(path: Path) -> Any:
-    """Read an index. Raises ArtifactError for a file that is none, or is damaged."""
+    """Read an index. Raises ArtifactError for a file that is none, is damaged, or crashes faiss."""
+    try_index(path)
+    return load(path)
+
+
+def load(path: Path) -> Any:
+    """As `read`, in this process at once; a forged file may crash it."""
+    # Beyond the lists in the file, faiss computes tables of up to 2 GiB.
+    faiss.set_deserialization_vector_byte_limit(TABLE_BYTES + 2 * path.stat().st_size)
+    with _refusing(path):
+        # Lists on disk are in a file that the index names: it is opened for reading, and refused.
+        index = faiss.read_index(str(path), faiss.IO_FLAG_READ_ONLY)
+        _refuse_others(index)
+        if not index.d:
+            raise ValueError("its vectors have no dimensions")
+    return index
+
+
+def check_described(index: Any, document: IndexDocument, where: str) -> None:
+    """Raise ArtifactError if the document is about another index."""
+    found = {
+        "dimensions": int(index.d),
+        "num_vectors": int(index.ntotal),
+        "num_lists": facts(index).num_lists,
+    }
+    for name, value in found.items():
+        if value != getattr(document, name):
+            raise ArtifactError(
+                f"{where}: the index has {name} {value}, and {DOCUMENT} beside it says "
+                f"{getattr(document, name)}; build the index again"
+            )
+    if not index.is_trained or index.metric_type != faiss.METRIC_L2:
+        raise ArtifactError(
+            f"{where}: the index is not trained, or not for squared Euclidean distances; build it "
+            "again"
+        )
+
+
+def use(index: Any, path: Path, count: int, k: int) -> None:
+    """Add some vectors to the index of a file, and search for them.
+
+    Raises ArtifactError if that fails."""
+    with _refusing(path):
+        vectors = np.random.default_rng(0).standard_normal((count, index.d), np.float32)
+        if facts(index).has_codes:
+            add_codes(index, encode(index, vectors))
+        elif not index.ntotal:  # some graphs are filled once
+            add_vectors(index, vectors)
+        lists = _lists(index)
+        search(index, vectors, k, 1 if lists is None else int(lists.nlist), count)
+
+
+IN_THE_FILE = (faiss.ArrayInvertedLists, faiss.BlockInvertedLists)  # type: ignore[attr-defined, unused-ignore]
+
+LEAVES = (
+    *(faiss.IndexFlatCodes, faiss.IndexFastScan),
+    *(faiss.AdditiveCoarseQuantizer, faiss.MultiIndexQuantizer),
+)
+"""Indices without parts, whose vectors or codes are in the file itself."""
+
+
+def _refuse_others(given: Any, depth: int = 0) -> None:
+    """Raise ValueError for an index with a part that `create` never makes."""
+    index: Any = faiss.downcast_index(given)
+    parts: list[Any] = []
+    if isinstance(index, faiss.IndexPreTransform):
+        parts = [index.index]
+    elif isinstance(index, faiss.IndexRefine):
+        parts = [index.base_index, index.refine_index]
+    elif isinstance(index, faiss.IndexIVF):
+        if not isinstance(faiss.downcast_InvertedLists(index.invlists), IN_THE_FILE):  # type: ignore[arg-type, unused-ignore]
+            raise ValueError("its lists are not in the file itself")
+        parts = [index.quantizer]
+    elif isinstance(index, (faiss.IndexHNSW, faiss.IndexNSG, faiss.IndexNNDescent)):
+        parts = [index.storage]  # type: ignore[union-attr, unused-ignore]
+    elif not isinstance(index, LEAVES):
+        raise ValueError(f"a {type(index).__name__} is no index for neighbours")
+    for part in parts:
+        if part is None or depth > MOST_PARTS:
+            raise ValueError("a part of it is missing, or it has too many")
+        _refuse_others(part, depth + 1)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
     try:
-        return faiss.read_index(str(path))
-    except (RuntimeError, MemoryError) as error:
+        yield
+    except (RuntimeError, MemoryError, AssertionError, ValueError) as error:
         raise ArtifactError(f"{path}: not an index of faiss ({_faiss_words(error)})") from error
 
 

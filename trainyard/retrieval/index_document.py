@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainyard.errors import ArtifactError, ConfigError
+from trainyard.retrieval.checked_fields import check_fields
 
 FORMAT_VERSION = 1
 DOCUMENT = "index.json"
@@ -78,9 +79,14 @@ class IndexDocument:
                 raise ValueError("another version")
             recall = values.pop("recall")
             if recall is not None:
-                curve = tuple(SearchRecall(**search) for search in recall.pop("curve"))
-                recall = Recall(**recall, curve=curve)
-            return IndexDocument(**values, recall=recall)
+                recall = dict(recall)
+                curve = tuple(
+                    check_fields(SearchRecall(**search)) for search in recall.pop("curve")
+                )
+                if not curve:
+                    raise ValueError("a recall without a search")
+                recall = check_fields(Recall(**recall, curve=curve))
+            return check_fields(IndexDocument(**values, recall=recall))
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
             raise ArtifactError(
                 f"{where}: does not describe an index ({error!r}); build the index again"

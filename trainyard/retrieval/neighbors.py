@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from trainyard.artifacts import store
 from trainyard.corpus.indexed import CacheOptions
 from trainyard.errors import ArtifactError, ConfigError
+from trainyard.retrieval.checked_fields import check_fields
 from trainyard.retrieval.hdf5 import ENDING, range_name
 from trainyard.retrieval.mapped import map_array
 from trainyard.retrieval.pretraining_chunks import SamplesIdentity, as_document
@@ -84,7 +85,9 @@ class NeighborsDocument:
                 raise ValueError("another version")
             identity = SamplesIdentity.from_document(values.pop("samples"))
             sets = tuple(values.pop("evaluation_sets"))
-            return NeighborsDocument(samples=identity, evaluation_sets=sets, **values)
+            return check_fields(
+                NeighborsDocument(samples=check_fields(identity), evaluation_sets=sets, **values)
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
                 f"{where}: does not describe a table of neighbours ({error!r}); run faiss_query "
@@ -170,7 +173,14 @@ class Neighbors:
 
     def _open(self, block: int, name: str) -> NDArray[Any]:
         url = store.join(self.url, self._names[block])
-        return map_array(url, name, self.k, "a block of neighbours", self._cache)
+        dtype = "int64" if name == NEIGHBORS else "float32"
+        found = map_array(url, name, dtype, self.k, "a block of neighbours", self._cache)
+        size = int([*self._starts, len(self)][block + 1] - self._starts[block])
+        if len(found) != size:
+            raise ArtifactError(
+                f"{url}: {len(found)} rows of {name}, wanted {size}; run faiss_query again"
+            )
+        return found
 
     def check(self, samples: SamplesIdentity, database_digest: str | None = None) -> None:
         """Raise ConfigError unless the table is of these samples, and of this database."""

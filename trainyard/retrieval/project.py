@@ -16,7 +16,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
 from trainyard.artifacts import store
-from trainyard.artifacts.urls import is_local, join
+from trainyard.artifacts.urls import has_credentials, is_local, join
 from trainyard.config import check_at_least, check_known, from_table, suggest
 from trainyard.datasets.config import SPLIT_NAMES, DataConfig, parse_blend, parse_split
 from trainyard.datasets.split_sizes import split_sizes
@@ -216,6 +216,11 @@ def read_project(url: str) -> Project:
     document = store.read_json(where)
     if not isinstance(document, dict):
         raise ConfigError(f"{where}: not a JSON object")
+    if has_credentials(json.dumps(document)):
+        raise ConfigError(
+            f"{where} has a URL with a user or a password, which would be written into logs; give "
+            "credentials in the environment instead"
+        )
     return Project(url, from_table(ProjectConfig, options_of(document, where), where))
 
 

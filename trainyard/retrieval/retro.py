@@ -23,6 +23,7 @@ from trainyard.artifacts import inputs
 from trainyard.config import suggest
 from trainyard.datasets.config import SPLIT_NAMES
 from trainyard.errors import ConfigError
+from trainyard.logging import one_line
 from trainyard.retrieval.chunk_database import NO_CHUNK, ChunkDatabase
 from trainyard.retrieval.neighbors import Neighbors
 from trainyard.retrieval.pretraining_chunks import NO_TOKEN, PretrainingChunks
@@ -196,7 +197,7 @@ class Retro:
                 print(f"neighbor {place}: none")
                 continue
             dataset, document = self._database.rows(chunk)[:2].tolist()
-            name = self._database.infos[dataset].prefix
+            name = one_line(self._database.infos[dataset].prefix)
             text, after = self.get_db_chunk_and_continuation_text(chunk)
             print(
                 f"neighbor {place}: chunk {chunk}, document {document} of {name}, squared distance "

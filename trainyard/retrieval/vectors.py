@@ -9,10 +9,8 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import h5py
 import numpy as np
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 
 from trainyard.artifacts import inputs, store
 from trainyard.errors import ArtifactError, ConfigError, DataError
+from trainyard.retrieval.hdf5_arrays import find_array
 
 Vectors = NDArray[np.float32]
 """[vectors, dimensions]"""
@@ -67,11 +66,7 @@ class EmbeddingBlocks:
                 )
             expected = block.end
         self.num_vectors = expected
-        with (
-            store.open_input(self.blocks[0].url) as stream,
-            _dataset(self.blocks[0], stream) as data,
-        ):
-            self.dimensions = int(data.shape[1])
+        self.dimensions = _dimensions(self.blocks[0])
 
     @staticmethod
     def find(files: Sequence[str], where: str) -> EmbeddingBlocks:
@@ -93,12 +88,11 @@ class EmbeddingBlocks:
 
     def read_block(self, block: VectorBlock, max_rows: int) -> Iterator[tuple[int, Vectors]]:
         """As `read`, of one block. Raises DataError for NaN and infinity."""
-        with _open(block) as data:
-            self._check(block, data)
-            for start in range(0, len(block), max_rows):
-                piece = data[start : start + max_rows]
-                _refuse_not_finite(piece, block, start)
-                yield block.start + start, piece
+        data = self._read(block)
+        for start in range(0, len(block), max_rows):
+            piece = data[start : start + max_rows]
+            _refuse_not_finite(piece, block, start)
+            yield block.start + start, piece
 
     def rows(self, ids: NDArray[np.int64]) -> Vectors:
         """The vectors of increasing ids."""
@@ -106,46 +100,36 @@ class EmbeddingBlocks:
         for block in self.blocks:
             first, last = np.searchsorted(ids, (block.start, block.end))
             if first < last:
-                self._copy_rows(block, ids[first:last] - block.start, out[first:last])
+                data = self._read(block)
+                out[first:last] = data[ids[first:last] - block.start]
+                _refuse_not_finite(out[first:last], block, 0)
         return out
 
-    def _copy_rows(self, block: VectorBlock, places: NDArray[np.int64], out: Vectors) -> None:
-        # Reading pieces and picking rows is faster than HDF5's selection of single rows.
-        step = 1 << 14
-        with _open(block) as data:
-            self._check(block, data)
-            for start in range(0, len(block), step):
-                first, last = np.searchsorted(places, (start, start + step))
-                if first < last:
-                    out[first:last] = data[start : start + step][places[first:last] - start]
-        _refuse_not_finite(out, block, 0)
-
-    def _check(self, block: VectorBlock, data: h5py.Dataset) -> None:
-        if data.shape != (len(block), self.dimensions):
+    def _read(self, block: VectorBlock) -> Vectors:
+        """The block as a whole in memory, compared with its manifest where there is one."""
+        content = inputs.read_checked(block.url)
+        data: Vectors = find_array(io.BytesIO(content), len(content), DATASET, block.url).within(
+            content
+        )
+        if data.shape != (len(block), self.dimensions) or data.dtype != np.float32:
             raise DataError(
-                f"{block.url}: vectors of shape {data.shape}, expected "
+                f"{block.url}: {data.dtype} vectors of shape {data.shape}, expected float32 "
                 f"({len(block)}, {self.dimensions}); make the embeddings again"
             )
+        return data
 
 
-def _open(block: VectorBlock) -> AbstractContextManager[h5py.Dataset]:
-    """The block as a whole in memory, compared with its manifest where there is one."""
-    return _dataset(block, io.BytesIO(inputs.read_checked(block.url)))
-
-
-@contextmanager
-def _dataset(block: VectorBlock, stream: BinaryIO) -> Iterator[h5py.Dataset]:
-    try:
-        file = h5py.File(stream, "r")
-    except OSError as error:
-        raise ArtifactError(f"{block.url}: not an HDF5 file ({error})") from error
-    with file:
-        data = file.get(DATASET)
-        if not isinstance(data, h5py.Dataset) or data.ndim != 2 or data.dtype != np.float32:
-            raise ArtifactError(
-                f"{block.url}: no dataset {DATASET!r} of float32 vectors; make the embeddings again"
-            )
-        yield data
+def _dimensions(block: VectorBlock) -> int:
+    """Of the vectors of a block, whose values are not read."""
+    size_bytes = store.info(block.url).size_bytes
+    with store.open_input(block.url) as stream:
+        found = find_array(stream, size_bytes, DATASET, block.url)
+    if len(found.shape) != 2 or found.dtype != np.float32 or not found.shape[1]:
+        raise ArtifactError(
+            f"{block.url}: {DATASET!r} holds {found.dtype} of shape {found.shape}, not float32 "
+            "vectors; make the embeddings again"
+        )
+    return found.shape[1]
 
 
 def _refuse_not_finite(vectors: Vectors, block: VectorBlock, start: int) -> None:

@@ -195,3 +195,52 @@ def test_depth_is_counted_in_tables_and_lists(tmp_path: Path) -> None:
     place = tmp_path / "x.json"
     place.write_text("[" * 50 + "]" * 50)
     assert json.dumps(read_document(str(place))) == place.read_text()
+
+
+# --- BERT ---------------------------------------------------------------------------------------
+
+BERT: dict[str, Any] = {
+    "model_type": "bert",
+    "architectures": ["BertForMaskedLM"],
+    "hidden_size": H,
+    "intermediate_size": F,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": ROWS,
+    "max_position_embeddings": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_hidden_layers": 10**9}, f"says 1000000000 layers; {MAX_LAYERS} are read at most"),
+        ({"num_hidden_layers": 4000}, "says 4000 layers, and there are 11 tensors"),
+        ({"hidden_size": -8}, "--hidden-size must be above 0"),
+        ({"intermediate_size": 2**62}, "--ffn-hidden-size must be at most"),
+        ({"vocab_size": 2**62}, "describes a model of .* parameters"),
+        ({"max_position_embeddings": 2**40}, "--seq-length must be at most"),
+        ({"max_position_embeddings": -1}, "--seq-length must be above 0"),
+        ({"type_vocab_size": 2**40}, "--num-tokentypes must be at most"),
+        ({"type_vocab_size": -1}, "--num-tokentypes must be at least 0"),
+        ({"num_attention_heads": 3}, "must be divisible by"),
+        ({"layer_norm_eps": -1.0}, "--norm-epsilon must be above 0"),
+        ({"hidden_dropout_prob": 2.0}, "--hidden-dropout must be in"),
+        ({"attention_probs_dropout_prob": [1]}, "wanted float"),
+        ({"hidden_act": ["gelu"]}, "wanted str"),
+        ({"hidden_act": "os.system"}, "reads only 'gelu' or 'gelu_new'"),
+        ({"architectures": [["x"]]}, "architectures is"),
+        ({"architectures": ["BertForMaskedLM"] * 2}, "architectures is"),
+        ({"architectures": {"a": 1}}, "architectures is"),
+        ({"auto_map": {"AutoModel": "evil.Evil"}}, "does not know auto_map"),
+        ({"position_embedding_type": ["a"]}, "reads only 'absolute'"),
+        ({"is_decoder": []}, "reads only False"),
+        ({"tie_word_embeddings": "yes"}, "reads only True"),
+    ],
+)
+def test_a_bert_that_cannot_be_is_refused(
+    folder: Path, changes: dict[str, Any], words: str
+) -> None:
+    (folder / "config.json").write_text(json.dumps({**BERT, **changes}))
+    with pytest.raises((ArtifactError, ConfigError), match=f"config.json.*{words}"):
+        open_huggingface(str(folder))

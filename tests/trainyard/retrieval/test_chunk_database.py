@@ -107,7 +107,9 @@ def test_a_missing_or_damaged_database_is_named(tmp_path: Path, made: tuple[str,
     for name in ("indexed_dataset_infos.json", "merged/train.hdf5"):
         data = store.read_bytes(store.join(made[0], name))
         store.write_bytes(str(tmp_path / name), data[: len(data) // 2 if "5" in name else None])
-    with pytest.raises(ArtifactError, match=r"train.hdf5: not a chunk database, or damaged"):
+    with pytest.raises(
+        ArtifactError, match=r"train.hdf5: no array .chunks. to read: .* are not in the file"
+    ):
         ChunkDatabase(str(tmp_path))
 
 

@@ -40,7 +40,7 @@ def test_a_block_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
     blocks = write_blocks(tmp_path, clustered(30, 4), 10)
     with h5py.File(tmp_path / "blocks/10-20.hdf5", "w") as file:
         file[DATASET] = np.zeros((10, 5), np.float32)
-    with pytest.raises(DataError, match=r"10-20.hdf5: vectors of shape \(10, 5\)"):
+    with pytest.raises(DataError, match=r"10-20.hdf5: float32 vectors of shape \(10, 5\)"):
         list(blocks.read(100))
 
 
@@ -48,7 +48,9 @@ def test_a_block_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_no_hdf5_is_refused(tmp_path: Path, content: bytes) -> None:
     write_blocks(tmp_path, clustered(30, 4), 10)
     (tmp_path / "blocks/00-10.hdf5").write_bytes(content)
-    with pytest.raises(ArtifactError, match=r"00-10\.hdf5: not an HDF5 file"):
+    with pytest.raises(
+        ArtifactError, match=r"00-10\.hdf5: no array .data. to read: it is not an HDF5 file"
+    ):
         EmbeddingBlocks.find([str(p) for p in tmp_path.glob("blocks/*")], "it")
 
 
