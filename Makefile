@@ -39,7 +39,7 @@ LAYOUTS := tests/trainyard/training/layouts
 CLUSTERED := tests/yard/slurm tests/yard/test_everywhere.py tests/yard/operator/test_scheduled.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart pretrain-gpt register test test-distributed test-slow test-yard \
+.PHONY: help install quickstart quickstart-retro pretrain-gpt register test test-distributed test-slow test-yard \
   test-in-yard test-full fuzz bench check lint format ui env images locks pins up down clean \
   clean-quickstart
 
@@ -87,11 +87,15 @@ $(STAMP): pyproject.toml constraints.txt images/locks/install.txt images/locks/p
 	@touch $@
 
 # Where `make ui` shows the targets of the pages' links.
-quickstart pretrain-gpt: export TRAINYARD_BROWSE ?= $(if $(findstring \
+quickstart quickstart-retro pretrain-gpt: export TRAINYARD_BROWSE ?= $(if $(findstring \
   ://,$(YARD)),$(YARD),$(abspath $(YARD)))=http://127.0.0.1:$(BROWSE_PORT)
 quickstart: export YARD := $(YARD)
 quickstart: install ## Text to a trained, evaluated GPT and its run card
 	@$(BIN)/python -m flows.pretrain_gpt recipes/quickstart.toml
+
+quickstart-retro: export YARD := $(YARD)
+quickstart-retro: install ## Text to a chunk database, an index, neighbours and a trained Retro
+	@$(BIN)/python -m flows.pretrain_retro recipes/retro_quickstart.toml
 
 pretrain-gpt: install ## The same flow on RECIPE, where PROFILE says
 	@$(BIN)/python -m flows.pretrain_gpt $(RECIPE) --profile $(PROFILE)

@@ -19,7 +19,7 @@ from flows.recipes.pretrain import pretrain_jobs
 from flows.recipes.recipe import Recipe, read_recipe, yard_root
 from flows.recipes.refresh import check_refresh
 from flows.recipes.release import check_checkpoint, release_jobs
-from flows.recipes.retro import retro_jobs
+from flows.recipes.retro import retro_jobs, retro_training
 from flows.recipes.stage_job import read_job
 from flows.runner.memory_check import plan_before
 from flows.runner.run_lock import LOCK_FILE
@@ -76,6 +76,12 @@ def _check_retro(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     forced_names(given.force, jobs)
 
 
+def _check_retro_training(recipe: Recipe, profile: Profile, given: Arguments) -> None:
+    jobs = retro_training(recipe, profile.training_resources()).all()
+    check_inputs(recipe, jobs, profile.backend)
+    forced_names(given.force, jobs)
+
+
 def _check_release(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     jobs = release_jobs(recipe, given.checkpoint)
     forced_names(given.force, jobs.all())
@@ -108,6 +114,12 @@ RECIPE_FLOWS = {
         description="Turn raw text into Retro's chunk database, index and tables of neighbours.",
         check=_check_retro,
         prints="retro",
+        options={"force": FORCE},
+    ),
+    "pretrain_retro": RecipeFlow(
+        description="Turn raw text into a trained Retro, its chunk database and neighbours.",
+        check=_check_retro_training,
+        prints="card",
         options={"force": FORCE},
     ),
     "corpus_refresh": RecipeFlow(

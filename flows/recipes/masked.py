@@ -34,20 +34,21 @@ def masked_jobs(
 
     Raises ConfigError for wrong options, ArtifactError for a missing corpus."""
     corpus = corpus_jobs(recipe, SENTENCES)
-    checkpoint, chosen = recipe.at("checkpoint"), {"model_type": family}
+    chosen = {"model_type": family}
     ranks = None if resources is None else num_ranks_of(recipe.table("pretrain"), resources)
-    data = {"data_path": [corpus.tokens], "save": checkpoint, **corpus.tokenizer}
+    data = {"data_path": [corpus.tokens], "save": recipe.at("checkpoint"), **corpus.tokenizer}
     return MaskedJobs(
         plan=plan_job(recipe, corpus, resources or TrainingResources(), chosen),
         corpus=corpus,
         pretrain=recipe.job("pretrain", {**chosen, **data}, num_ranks=ranks),
-        report=_report(recipe, checkpoint, corpus),
+        report=card_job(recipe, corpus),
     )
 
 
-def _report(recipe: Recipe, checkpoint: str, corpus: CorpusJobs) -> StageJob:
+def card_job(recipe: Recipe, corpus: CorpusJobs) -> StageJob:
+    """The run card of a training that is neither exported nor evaluated."""
     decided = {
-        "checkpoint": checkpoint,
+        "checkpoint": recipe.at("checkpoint"),
         "corpus": None if corpus.collect is None else recipe.at("corpus"),
         "tokenizer": None if corpus.train_tokenizer is None else recipe.at("tokenizer"),
         "tokens": corpus.tokens,

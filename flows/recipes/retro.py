@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.recipes.corpus import ENCODER, CorpusJobs, corpus_jobs
+from flows.recipes.masked import card_job
+from flows.recipes.pretrain import num_ranks_of, plan_job
 from flows.recipes.recipe import OF_ENCODER, Recipe
 from flows.recipes.stage_job import StageJob, build_config
 from flows.stage_configs import CONFIGS
+from flows.yard.profile import TrainingResources
 from trainyard.config import leaves
 from trainyard.errors import ConfigError
 
@@ -52,6 +55,51 @@ class RetroJobs:
             *(*self.corpus.all(), *bert, *([self.bert] if self.bert else []), *built),
             *(job for split in self.splits for job in (split.embed, split.query)),
         ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetroTraining:
+    """The jobs of flow pretrain_retro, in order."""
+
+    plan: StageJob
+    neighbors: RetroJobs
+    pretrain: StageJob
+    report: StageJob
+
+    def all(self) -> list[StageJob]:
+        """Every job."""
+        return [self.plan, *self.neighbors.all(), self.pretrain, self.report]
+
+
+def retro_training(recipe: Recipe, resources: TrainingResources | None = None) -> RetroTraining:
+    """The jobs of a recipe that trains a Retro, each with validated options. resources: of the
+    training.
+
+    Raises ConfigError for wrong options, ArtifactError for a missing corpus."""
+    built = retro_jobs(recipe)
+    corpus, chosen = built.corpus, {"model_type": "retro"}
+    tables = {
+        f"retro_{split.query.document['retro_query_split']}_neighbors": split.query.document[
+            "output_dir"
+        ]
+        for split in built.splits
+    }
+    decided = {
+        **chosen,
+        "data_path": [corpus.tokens],
+        "save": recipe.at("checkpoint"),
+        "retro_db": built.database.document["output_dir"],
+        **tables,
+        **corpus.tokenizer,
+    }
+    ranks = None if resources is None else num_ranks_of(recipe.table("pretrain"), resources)
+    places = {"retro_db": decided["retro_db"], **tables}
+    return RetroTraining(
+        plan=plan_job(recipe, corpus, resources or TrainingResources(), {**chosen, **places}),
+        neighbors=built,
+        pretrain=recipe.job("pretrain", decided, num_ranks=ranks),
+        report=card_job(recipe, corpus),
+    )
 
 
 def retro_jobs(recipe: Recipe) -> RetroJobs:

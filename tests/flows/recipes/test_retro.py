@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flows.recipes.recipe import parse_recipe, read_recipe
-from flows.recipes.retro import RetroJobs, retro_jobs
+from flows.recipes.retro import RetroJobs, retro_jobs, retro_training
 from tests.flows.processes import ROOT
 from trainyard.errors import ConfigError
 
@@ -53,12 +53,13 @@ def test_each_output_is_somebodys_input_and_no_two_jobs_share_one() -> None:
 def test_the_training_decides_which_samples_are_queried() -> None:
     train, valid = jobs().splits
     for job in (train.embed, train.query):
-        assert job.document["train_iters"] == 200
+        assert job.document["train_iters"] == 150
         assert job.document["global_batch_size"] == 8
         assert job.document["seq_length"] == 256
         assert "lr" not in job.document
     assert valid.query.document["retro_query_split"] == "valid"
     text = QUICKSTART.read_text().replace("eval_iters = 4\n", "eval_iters = 0\n")
+    text = text.replace("eval_at_start = true\n", "")
     assert [split.query.name for split in jobs(text).splits] == ["query-train"]
 
 
@@ -85,5 +86,14 @@ def test_what_contradicts_itself_is_refused(change: object, message: str) -> Non
         jobs(change(QUICKSTART.read_text()))
 
 
-def test_the_recipe_of_the_quick_start_is_valid() -> None:
-    assert retro_jobs(read_recipe(str(QUICKSTART))).all()
+def test_the_training_reads_what_the_other_jobs_made() -> None:
+    every = retro_training(read_recipe(str(QUICKSTART), "/y"))
+    document = every.pretrain.document
+    first, *_, before_last, last = (job.name for job in every.all())
+    assert (first, before_last, last) == ("plan", "pretrain", "report")
+    assert document["model_type"] == every.plan.document["model_type"] == "retro"
+    assert document["retro_db"] == every.neighbors.database.document["output_dir"]
+    for split in every.neighbors.splits:
+        name = f"retro_{split.query.document['retro_query_split']}_neighbors"
+        assert document[name] == split.query.document["output_dir"]
+    assert every.report.document["checkpoint"] == document["save"]
