@@ -174,9 +174,9 @@ def _run_recipe(module: str, argv: Sequence[str] | None) -> int:
     options = {name: getattr(given, name) for name in command.options}
     status, result = _run(module, profile, given, recipe=given.recipe, **options)
     if status == 0:
-        if trained := _losses(result["stages"]):
-            print(trained, file=sys.stderr)
         is_page = command.prints == "card"
+        if is_page and (trained := _losses(result["stages"])):
+            print(trained, file=sys.stderr)
         print(link_to(result["card"]) if is_page else result[command.prints])
     return status
 
@@ -189,11 +189,11 @@ def _places(root: str, profile: Profile) -> str:
 
 
 def _losses(stages: Sequence[Mapping[str, Any]]) -> str:
-    """The validation loss of a training from the first to the last measurement; empty if there is
-    none."""
+    """The validation loss of the last training from its first to its last measurement; empty if
+    there is none."""
     names = ("validation_loss_first", "validation_loss")
     trained = [one["metrics"] for one in stages if one["stage"] == "pretrain"]
-    found = [metrics.get(name) for metrics in trained for name in names]
+    found = [metrics.get(name) for metrics in trained[-1:] for name in names]
     if not found or not all(map(is_number, found)):
         return ""
     return f"validation loss: from {found[0]:.2f} to {found[1]:.2f} nats per token"
