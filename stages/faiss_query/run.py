@@ -47,9 +47,9 @@ PROBE_ROWS = 256
 def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
     """Write the blocks of the table, and `neighbors.json` about it."""
     index_url = join(config.index, ADDED)
-    chunks_url = join(config.retro_db, merged_name("train"))
-    for url in (join(config.index, INDEX_DOCUMENT), index_url, chunks_url):
-        inputs.check_listed(url, inputs.Manifests())
+    for name in (INDEX_DOCUMENT, ADDED):
+        inputs.check_in_folder(config.index, name)
+    inputs.check_in_folder(config.retro_db, merged_name("train"))
     document = IndexDocument.from_document(
         store.read_json(join(config.index, INDEX_DOCUMENT)), join(config.index, INDEX_DOCUMENT)
     )

@@ -233,6 +233,21 @@ def check_listed(url: str, manifests: Manifests) -> None:
         check_digest(url, record, read_digest(url))
 
 
+def read_folder(folder: str) -> dict[str, FileRecord]:
+    """The files that the manifest of a folder lists, those in subfolders included; empty without a
+    manifest."""
+    found = read_manifest(join(folder, MANIFEST))
+    return {} if found is None else {record.path: record for record in found[0].files}
+
+
+def check_in_folder(folder: str, path: str) -> None:
+    """Read a file and raise ArtifactError if the manifest of its folder has another digest."""
+    record = read_folder(folder).get(path)
+    if record is not None:
+        url = join(folder, path)
+        check_digest(url, record, read_digest(url))
+
+
 def check_all_listed(urls: Iterable[str]) -> None:
     """`check_listed` for each; a file that no manifest lists is not read."""
     manifests = Manifests()

@@ -17,6 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.artifacts import inputs, store
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.manifest import check_digest
+from trainyard.artifacts.store import FileRecord
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.retrieval.hdf5_arrays import find_array
 
@@ -46,6 +49,8 @@ class VectorBlock:
     url: str
     start: int
     end: int
+    record: FileRecord | None = None
+    """In the manifest of the embeddings, if they have one."""
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -79,7 +84,15 @@ class EmbeddingBlocks:
                 f"{where}: no embeddings there, such as blocks/000000-100000.hdf5; give the "
                 "output of the stage that made them"
             )
-        return EmbeddingBlocks([VectorBlock(url, int(m[1]), int(m[2])) for url, m in found])
+        manifests = {
+            root: inputs.read_folder(root) for root in {url[: m.start()] for url, m in found}
+        }
+        return EmbeddingBlocks(
+            [
+                VectorBlock(url, int(m[1]), int(m[2]), manifests[url[: m.start()]].get(m[0]))
+                for url, m in found
+            ]
+        )
 
     def read(self, max_rows: int) -> Iterator[tuple[int, Vectors]]:
         """The first id and the vectors of each piece of a block, `max_rows` at most."""
@@ -107,7 +120,9 @@ class EmbeddingBlocks:
 
     def _read(self, block: VectorBlock) -> Vectors:
         """The block as a whole in memory, compared with its manifest where there is one."""
-        content = inputs.read_checked(block.url)
+        content = store.read_bytes(block.url)
+        if block.record is not None:
+            check_digest(block.url, block.record, digest_bytes(content))
         data: Vectors = find_array(io.BytesIO(content), len(content), DATASET, block.url).within(
             content
         )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import h5py
@@ -7,6 +8,9 @@ import numpy as np
 import pytest
 
 from tests.trainyard.retrieval.embedded import clustered, write_blocks
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.inputs import check_in_folder
+from trainyard.artifacts.manifest import FileRecord, Manifest, publish
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.retrieval.vectors import DATASET, EmbeddingBlocks
 
@@ -29,6 +33,27 @@ def test_a_missing_block_is_named(tmp_path: Path) -> None:
     (tmp_path / "blocks/10-20.hdf5").unlink()
     with pytest.raises(DataError, match=r"20-30.hdf5.*vectors 20 to 30.*ends at 10"):
         EmbeddingBlocks.find([str(p) for p in tmp_path.glob("blocks/*")], "it")
+
+
+def test_a_flipped_bit_of_a_published_block_is_refused(tmp_path: Path) -> None:
+    write_blocks(tmp_path, clustered(30, 4), 10)
+    files = sorted(tmp_path.glob("blocks/*"))
+    records = [
+        FileRecord(f"blocks/{f.name}", f.stat().st_size, digest_bytes(f.read_bytes()))
+        for f in files
+    ]
+    publish(str(tmp_path / "manifest.json"), Manifest(stage="embed", files=tuple(records)), None)
+    blocks = EmbeddingBlocks.find([str(f) for f in files], "it")
+    assert len(blocks.rows(np.arange(30))) == 30
+    content = bytearray(files[1].read_bytes())
+    content[-1] ^= 1
+    files[1].write_bytes(content)
+    for name in ("blocks/00-10.hdf5", "blocks/10-20.hdf5"):
+        is_damaged = name.endswith("10-20.hdf5")
+        with pytest.raises(ArtifactError, match=name) if is_damaged else nullcontext():
+            check_in_folder(str(tmp_path), name)
+    with pytest.raises(ArtifactError, match=r"blocks/10-20\.hdf5"):
+        blocks.rows(np.arange(30))
 
 
 def test_a_folder_without_blocks_is_refused() -> None:
