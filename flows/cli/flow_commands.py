@@ -64,10 +64,13 @@ def _check_pretrain(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     forced_names(given.force, jobs.all())
 
 
-def _check_bert(recipe: Recipe, profile: Profile, given: Arguments) -> None:
-    jobs = masked_jobs(recipe, "bert", profile.training_resources())
-    check_inputs(recipe, jobs.all(), profile.backend)
-    forced_names(given.force, jobs.all())
+def _check_masked(family: str) -> Callable[[Recipe, Profile, Arguments], None]:
+    def check(recipe: Recipe, profile: Profile, given: Arguments) -> None:
+        jobs = masked_jobs(recipe, family, profile.training_resources()).all()
+        check_inputs(recipe, jobs, profile.backend)
+        forced_names(given.force, jobs)
+
+    return check
 
 
 def _check_retro(recipe: Recipe, profile: Profile, given: Arguments) -> None:
@@ -106,7 +109,13 @@ RECIPE_FLOWS = {
     ),
     "pretrain_bert": RecipeFlow(
         description="Turn raw text into a trained BERT.",
-        check=_check_bert,
+        check=_check_masked("bert"),
+        prints="card",
+        options={"force": FORCE},
+    ),
+    "pretrain_t5": RecipeFlow(
+        description="Turn raw text into a trained T5.",
+        check=_check_masked("t5"),
         prints="card",
         options={"force": FORCE},
     ),

@@ -182,6 +182,7 @@ def tokenizer_of(recipe: Recipe, tables: CorpusTables = DOCUMENTS) -> dict[str, 
         return {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": trained}
     is_cased = recipe.table(tables.train_tokenizer).get("lower_case") is False
     return {
+        **{key: written[key] for key in TOKENIZER_KEYS if key in written},
         "tokenizer_type": "BertWordPieceCase" if is_cased else "BertWordPieceLowerCase",
         "vocab_file": join(trained, "vocab.txt"),
     }

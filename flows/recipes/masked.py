@@ -1,4 +1,4 @@
-"""Derives and validates every job of a flow that trains a BERT. No Prefect here."""
+"""Derives and validates every job of a flow that trains a BERT or a T5. No Prefect here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flows.yard.profile import TrainingResources
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedJobs:
-    """The jobs of flow pretrain_bert, in order."""
+    """The jobs of flows pretrain_bert and pretrain_t5, in order."""
 
     plan: StageJob
     corpus: CorpusJobs

@@ -112,6 +112,7 @@ def _vocab_size(recipe: Recipe, corpus: CorpusJobs) -> Any:
     if size is None and corpus.train_tokenizer is not None:
         document = corpus.train_tokenizer.document
         size = build_config("train_tokenizer", document, recipe.where).vocab_size
+        size += corpus.tokenizer.get("vocab_extra_ids", 0)
     if size is None and recipe.tokens:
         size = metrics_of(f"{corpus.tokens}.bin").get("vocab_size")
     if size is None:

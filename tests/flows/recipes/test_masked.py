@@ -57,6 +57,14 @@ def test_the_tokenizer_has_the_case_of_the_trained_one(lower_case: str, kind: st
     assert jobs(text).pretrain.document["tokenizer_type"] == f"BertWordPiece{kind}"
 
 
+def test_a_t5_has_the_sentinels_of_its_tokens() -> None:
+    text = TINY.replace("[tokenize]", "[tokenize]\nvocab_extra_ids = 100")
+    every = masked_jobs(parse_recipe(text, "tiny.toml", "/y"), "t5")
+    assert every.pretrain.document["model_type"] == "t5"
+    assert every.pretrain.document["vocab_extra_ids"] == 100
+    assert every.plan.document["vocab_size"] == 600
+
+
 def test_existing_tokens_need_no_text_to_evaluate_on() -> None:
     _, _, model = TINY.partition("[pretrain]")
     named = '[tokenize]\ntokenizer_type = "BertWordPieceCase"\nvocab_file = "v.txt"\n'

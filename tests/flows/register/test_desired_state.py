@@ -15,7 +15,8 @@ from flows.yard.read_profile import parse_profile
 from trainyard.errors import ConfigError
 
 FLOWS = [
-    *("prepare-corpus", "pretrain-bert", "pretrain-gpt", "build-retro", "pretrain-retro"),
+    *("prepare-corpus", "pretrain-bert", "pretrain-gpt", "pretrain-t5"),
+    *("build-retro", "pretrain-retro"),
     *("release", "corpus-refresh", "run-stage", "collect-garbage"),
 ]
 

@@ -1,4 +1,4 @@
-"""Raw text to a trained BERT by one recipe, and nothing to do the second time."""
+"""Raw text to a trained BERT or T5 by one recipe, and nothing to do the second time."""
 
 from __future__ import annotations
 
@@ -34,16 +34,20 @@ num_threads = 1
 """
 
 
-def test_a_bert_from_nothing_and_again(
-    tmp_path: Path, prefect_api: dict[str, str], module_cache: str
+OF_T5 = RECIPE.replace('lang = "none"', 'lang = "none"\nvocab_extra_ids = 100')
+
+
+@pytest.mark.parametrize(("family", "text"), [("bert", RECIPE), ("t5", OF_T5)])
+def test_a_model_from_nothing_and_again(
+    tmp_path: Path, prefect_api: dict[str, str], module_cache: str, family: str, text: str
 ) -> None:
     yard = Yard(tmp_path, {**prefect_api, "TRAINYARD_CACHE": module_cache})
-    recipe = yard.recipe(RECIPE)
-    first = yard.run("-m", "flows.pretrain_bert", str(recipe))
+    recipe = yard.recipe(text)
+    first = yard.run("-m", f"flows.pretrain_{family}", str(recipe))
     assert first.status == 0, first.err
     assert set(first.states().values()) == {"done"}
     assert "validation loss: from " in first.err
     assert first.out.strip().endswith("card.html")
-    again = yard.run("-m", "flows.pretrain_bert", str(recipe))
+    again = yard.run("-m", f"flows.pretrain_{family}", str(recipe))
     assert again.status == 0, again.err
     assert set(again.states().values()) == {"reused"}
