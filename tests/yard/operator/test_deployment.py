@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from flows.cli.flow_commands import RECIPE_FLOWS
 from tests.yard.operator.deployed import ENDED, Api, Worker, comes, register, working
 from tests.yard.yard import COLLECTED, ROOT, Yard
 
@@ -146,8 +147,8 @@ def test_every_deployment_names_a_flow_that_exists() -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    flows = ["collect-garbage", "corpus-refresh", "prepare-corpus", "pretrain-gpt"]
-    assert [*flows, "release", "run-stage"] == [
+    flows = (*RECIPE_FLOWS, "collect_garbage", "run_stage")
+    assert sorted(flow.replace("_", "-") for flow in flows) == [
         name.removesuffix("/local") for name in loaded.stdout.split()
     ]
     assert Path(ROOT, "recipes", "quickstart.toml").exists()
