@@ -20,7 +20,7 @@ def looks_and_then_writes(there: set[str]) -> store.Application:
         path = str(environ["PATH_INFO"])
         if path in there:
             return [b"412"]
-        time.sleep(0.001)
+        time.sleep(0.1)  # all writers look before the first one writes
         there.add(path)
         return [b"200"]
 
