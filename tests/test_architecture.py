@@ -47,6 +47,7 @@ KERNELS = {
     "flash_attn_interface",
     "transformer_engine",
     "transformer_engine_torch",
+    "triton",
 }
 """Used where they are found and required nowhere, as they are built for the machine they run on:
 no version of them could be pinned for all. What each speeds up: docs/training.md."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainyard.models.config import TransformerConfig
+from trainyard.models.swiglu import swiglu
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -36,12 +37,6 @@ def relu(x: Tensor) -> Tensor:
 def squared_relu(x: Tensor) -> Tensor:
     """relu(x)^2 (Primer, arXiv:2109.08668)."""
     return functional.relu(x).square()
-
-
-def swiglu(x: Tensor) -> Tensor:
-    """silu(gate) x up of [gate; up] (arXiv:2002.05202)."""
-    gate, up = x.chunk(2, dim=-1)
-    return functional.silu(gate) * up
 
 
 def quick_geglu(x: Tensor) -> Tensor:

@@ -73,5 +73,5 @@ def build_optimizer(
             is_counted=name not in repeated and (is_first or shard_of(parameter) is not None),
         )
 
-    rule, scaler = build_rule(config), build_scaler(precision)
+    rule, scaler = build_rule(config, device.type), build_scaler(precision)
     return ModelOptimizer(chunks, config, rule, scaler, groups, traits_of, device=device, tied=tied)

@@ -11,7 +11,7 @@ from trainyard.errors import ConfigError
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
 WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
 OptimizerKind = Literal["adam", "sgd"]
-OptimizerBackend = Literal["auto", "torch", "apex", "transformer_engine"]
+OptimizerBackend = Literal["auto", "triton", "torch", "apex", "transformer_engine"]
 IncreaseStyle = Literal["constant", "linear", "cosine"]
 
 
@@ -69,9 +69,12 @@ class OptimizerConfig:
     """Decay of Adam's second moment."""
     adam_eps: float = 1e-8
     """Added to the root of Adam's second moment."""
-    optimizer_backend: Literal["auto", "torch", "apex", "transformer_engine"] = execution("auto")
-    """Kernel of the update: torch's, or for adam apex's or Transformer Engine's (CUDA, where
-    installed); auto: torch."""
+    optimizer_backend: Literal["auto", "triton", "torch", "apex", "transformer_engine"] = execution(
+        "auto"
+    )
+    """Kernel of the update: torch's, or for adam on CUDA one that also writes the 16-bit weights
+    (triton), apex's or Transformer Engine's (where installed); auto: triton for adam on CUDA, else
+    torch."""
     sgd_momentum: float = 0.9
     """Share of the last step that SGD keeps."""
 

@@ -19,10 +19,10 @@ from torch.distributed import ProcessGroup
 from trainyard.optim.clip import clip_factor, count_zeros, sum_of_squares
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.owned_params import TraitsOf, UpdateUnit, WholeParameters, build_units
-from trainyard.optim.rules import UpdateRule, UpdateTerms
 from trainyard.optim.scaler import LossScaler
 from trainyard.optim.schedule import Rates
 from trainyard.optim.state import StateBox
+from trainyard.optim.update import FlatRule, FlatTensors, UpdateRule, UpdateTerms
 from trainyard.parallel.data.data_parallel import DataParallel, all_reduce_sum
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.tensor.gradients import reduce_partial_gradients
@@ -179,8 +179,11 @@ class ModelOptimizer:
             self.adopt_model_parameters()
         self.num_updates += 1
         for unit in self._units:
-            self._update_unit(unit, rates, factor, scale)
-            unit.publish()
+            if self._rule.flat is not None and unit.flat is not None:
+                self._update_flat(self._rule.flat, unit, unit.flat, rates, scale / factor)
+            else:
+                self._update_unit(unit, rates, factor, scale)
+                unit.publish()
         for chunk in self.chunks:
             if chunk.gather is not None:
                 chunk.gather.begin()
@@ -198,6 +201,18 @@ class ModelOptimizer:
             rate, decay = group.multipliers.rates_of(rates)
             terms = UpdateTerms(rate, decay, self.num_updates, grad_scale)
             self._rule.update(group.mains, grads[group.members], group.moments, terms)
+
+    def _update_flat(
+        self,
+        rule: FlatRule,
+        unit: UpdateUnit,
+        flat: FlatTensors,
+        rates: Rates,
+        grad_scale: float,
+    ) -> None:
+        for group in unit.groups:
+            rate, decay = group.multipliers.rates_of(rates)
+            rule.update(flat, group.spans, UpdateTerms(rate, decay, self.num_updates, grad_scale))
 
     # --- norms --------------------------------------------------------------------------------
 

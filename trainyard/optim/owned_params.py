@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainyard.optim.groups import Multipliers, grouped
 from trainyard.optim.state import StateBox, state_boxes
+from trainyard.optim.update import FlatTensors, Spans
 from trainyard.parallel.data.buffers import Bucket, Member
 from trainyard.parallel.data.data_parallel import FULL_PRECISION, DataParallel
 from trainyard.parallel.sharding import shard_of
@@ -54,6 +55,8 @@ class Group:
 
     multipliers: Multipliers
     members: slice
+    spans: Spans
+    """Their places in `UpdateUnit.flat`; empty without it."""
     mains: list[Tensor]
     moments: list[list[Tensor]]
     """Of all of them, one list for each kind."""
@@ -64,8 +67,11 @@ class UpdateUnit:
 
     keeps_main = False
     """Whether parameters are kept apart from the model's."""
+    flat: FlatTensors | None = None
+    """All numbers of the pieces in flat memory, if they lie so."""
 
-    def __init__(self, pieces: Sequence[OwnedPiece]) -> None:
+    def __init__(self, pieces: Sequence[OwnedPiece], spans: Sequence[tuple[int, int]] = ()) -> None:
+        """spans: of the pieces in `flat`."""
         found = grouped([piece.multipliers for piece in pieces])
         self.order = [place for places in found.values() for place in places]
         self.pieces = [pieces[place] for place in self.order]
@@ -76,7 +82,8 @@ class UpdateUnit:
             # Made once: the device waits while an update is put together.
             mains = [piece.main for piece in self.pieces[members]]
             moments = zip(*(piece.moments for piece in self.pieces[members]), strict=True)
-            self.groups.append(Group(multipliers, members, mains, [list(m) for m in moments]))
+            flat = tuple(spans[place] for place in places) if spans else ()
+            self.groups.append(Group(multipliers, members, flat, mains, [list(m) for m in moments]))
             begin += len(places)
 
     def raw_grads(self) -> list[Tensor]:
@@ -141,8 +148,11 @@ class BucketPiece(UpdateUnit):
             self._piece(place.member, bucket.own_start + begin - place.start, begin, end, traits_of)
             for place, (begin, end) in kept
         ]
-        super().__init__(pieces)
+        super().__init__(pieces, spans)
         self._spans = [spans[place] for place in self.order]
+        params = bucket.own_params if self.keeps_main else None
+        if self._main.dtype == torch.float32:
+            self.flat = FlatTensors(bucket.own_grads, self._main, tuple(self._moments), params)
         self._grads = self._split(bucket.own_grads)
 
     def _piece(

@@ -8,6 +8,7 @@ from typing import Literal
 
 from trainyard.config import check_above_zero, check_at_least, execution
 from trainyard.errors import ConfigError
+from trainyard.fp8.recipe import Fp8Recipe
 
 NumberFormat = Literal["fp32", "bf16", "fp16"]
 
@@ -37,6 +38,19 @@ class PrecisionConfig:
     use_precision_aware_optimizer: bool = False
     """Refused: keep the optimizer's state in fewer bits, which is not implemented."""
 
+    fp8_format: Literal["e4m3", "hybrid"] | None = None
+    """With --bf16, compute the matrix products of the layers in 8-bit floating point: e4m3, or e5m2
+    for gradients (hybrid). Weights, attention and output layer stay in bfloat16."""
+    fp8_recipe: Literal["tensorwise", "delayed", "blockwise", "mxfp8"] = "tensorwise"
+    """How 8-bit tensors are scaled: by their present maximum (tensorwise); the others are not
+    implemented."""
+    first_last_layers_bf16: bool = False
+    """Keep the products of some first and last layers in bfloat16 with --fp8-format."""
+    num_layers_at_start_in_bf16: int = 1
+    """First layers that --first-last-layers-bf16 keeps."""
+    num_layers_at_end_in_bf16: int = 1
+    """Last layers that --first-last-layers-bf16 keeps."""
+
     def __post_init__(self) -> None:
         """Raise ConfigError for options that contradict each other."""
         if self.bf16 and self.fp16:
@@ -55,6 +69,7 @@ class PrecisionConfig:
                 "other; give one"
             )
         self._check_scale()
+        self._check_fp8()
 
     def _check_scale(self) -> None:
         if self.loss_scale is not None and not self.fp16:
@@ -68,6 +83,31 @@ class PrecisionConfig:
                 f"({self.initial_loss_scale})"
             )
         check_at_least(self, 1, "loss_scale_window", "hysteresis")
+
+    def _check_fp8(self) -> None:
+        if self.fp8_format is not None and not self.bf16:
+            raise ConfigError(
+                f"--fp8-format {self.fp8_format} needs --bf16, the format of weights and of all "
+                "that is not a matrix product"
+            )
+        if self.fp8_recipe != "tensorwise":
+            raise ConfigError(
+                f"--fp8-recipe {self.fp8_recipe} is not implemented; give tensorwise, which scales "
+                "by the maximum of the tensor itself, or leave it out"
+            )
+        check_at_least(self, 0, "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+
+    @property
+    def fp8(self) -> Fp8Recipe | None:
+        """Of the products of the layers; None: they have the format of the weights."""
+        return None if self.fp8_format is None else Fp8Recipe(self.fp8_format)
+
+    @property
+    def bf16_layers(self) -> tuple[int, int]:
+        """First and last layers whose products stay in 16 bits with `fp8`."""
+        if not self.first_last_layers_bf16:
+            return 0, 0
+        return self.num_layers_at_start_in_bf16, self.num_layers_at_end_in_bf16
 
     @property
     def params_format(self) -> NumberFormat:

@@ -5,41 +5,14 @@ A rule takes flat or shaped tensors, many at once, and is stateless."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from trainyard.optim.config import OptimizerConfig
-from trainyard.optim.kernels import adam_kernel
-
-
-class UpdateTerms(NamedTuple):
-    """What an update depends on besides its tensors."""
-
-    learning_rate: float
-    weight_decay: float
-    num_updates: int
-    """From 1, this one included."""
-    grad_scale: float = 1.0
-    """What the gradients are to be divided by; their memory may be used for that."""
-
-
-class UpdateRule(Protocol):
-    """One kind of optimizer."""
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """Names of its state tensors of each parameter, initially zero."""
-
-    def update(
-        self,
-        params: list[Tensor],
-        grads: list[Tensor],
-        moments: Sequence[list[Tensor]],
-        terms: UpdateTerms,
-    ) -> None:
-        """Change parameters and moments in place."""
+from trainyard.optim.kernels import adam_kernel, choose_optimizer
+from trainyard.optim.update import FlatRule, UpdateRule, UpdateTerms
 
 
 class AdamW:
@@ -47,9 +20,15 @@ class AdamW:
 
     moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
-    def __init__(self, config: OptimizerConfig) -> None:
+    def __init__(self, config: OptimizerConfig, device_type: str = "cpu") -> None:
+        """device_type: where the parameters are."""
         self._config = config
         self._kernel = adam_kernel(config.optimizer_backend)
+        self.flat: FlatRule | None = None
+        if choose_optimizer(config, device_type).backend == "triton":
+            from trainyard.optim.flat_adamw import FlatAdamW  # needs a GPU's compiler
+
+            self.flat = FlatAdamW(config)
 
     def update(
         self,
@@ -97,7 +76,9 @@ class SGD:
 
     moments: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
 
-    def __init__(self, config: OptimizerConfig) -> None:
+    flat: ClassVar[FlatRule | None] = None
+
+    def __init__(self, config: OptimizerConfig, device_type: str = "cpu") -> None:
         self._momentum = config.sgd_momentum
 
     def update(
@@ -123,9 +104,9 @@ def unscale(grads: list[Tensor], grad_scale: float) -> None:
         torch._foreach_mul_(grads, 1.0 / grad_scale)
 
 
-RULES: dict[str, Callable[[OptimizerConfig], UpdateRule]] = {"adam": AdamW, "sgd": SGD}
+RULES: dict[str, Callable[[OptimizerConfig, str], UpdateRule]] = {"adam": AdamW, "sgd": SGD}
 
 
-def build_rule(config: OptimizerConfig) -> UpdateRule:
-    """The rule of --optimizer, by the kernel of --optimizer-backend."""
-    return RULES[config.optimizer](config)
+def build_rule(config: OptimizerConfig, device_type: str) -> UpdateRule:
+    """The rule of --optimizer, by the kernel of --optimizer-backend for this kind of device."""
+    return RULES[config.optimizer](config, device_type)

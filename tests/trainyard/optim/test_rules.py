@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from trainyard.errors import ConfigError
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.kernels import choose_optimizer, is_installed, report_optimizer
-from trainyard.optim.rules import SGD, AdamW, UpdateRule, UpdateTerms
+from trainyard.optim.rules import SGD, AdamW
+from trainyard.optim.update import UpdateRule, UpdateTerms
 from trainyard.testing.tolerances import FP32_UPDATE
 
 SHAPES = [(5, 7), (7,), (3, 2, 2), ()]

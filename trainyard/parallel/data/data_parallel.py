@@ -24,6 +24,7 @@ from torch.distributed import ProcessGroup
 
 from trainyard.parallel.comm_errors import communicating
 from trainyard.parallel.config import DataParallelConfig
+from trainyard.parallel.data.accumulate import put_gradient
 from trainyard.parallel.data.buckets import shard_multiple
 from trainyard.parallel.data.buffers import Bucket, BufferSlot, Member, build_buckets
 from trainyard.parallel.data.param_gather import ParameterGather
@@ -208,11 +209,9 @@ class _BucketSum:
 
     def add(self, place: BufferSlot, total: Tensor, grad: Tensor) -> None:
         """Add the gradient of one backward pass; the sum may have another dtype."""
-        if place in self._untouched:
-            self._untouched.remove(place)
-            total.copy_(grad)
-        else:
-            total.add_(grad)
+        is_first = place in self._untouched
+        self._untouched.discard(place)
+        put_gradient(total, grad, is_first=is_first)
 
     @torch.no_grad()
     def start(self) -> None:
