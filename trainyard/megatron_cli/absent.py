@@ -11,7 +11,13 @@ ABSENT: tuple[tuple[str, str], ...] = (
         f"mixture of experts {LATER}; leave it out for a dense model (stages.plan counts both)",
         "num-experts expert-model-parallel-size expert-tensor-parallel-size",
     ),
-    (f"FP8 and FP4 {LATER}; use --bf16", "fp8-format fp8-e4m3 fp8-hybrid fp8 fp4-format fp4"),
+    ("4-bit training is not implemented; --fp8-format has 8 bits", "fp4-format fp4"),
+    (
+        "with --fp8-format, gradients of weights are in 8 bits too; leave it out",
+        "no-fp8-wgrad",
+    ),
+    ("give --fp8-format e4m3", "fp8-e4m3"),
+    ("give --fp8-format hybrid", "fp8-hybrid"),
     (
         f"multi-latent attention {LATER}; --group-query-attention shrinks keys and values too",
         "multi-latent-attention",

@@ -130,11 +130,16 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "moe-* overlap-moe-expert-parallel-comm",
     ),
     (
-        "it only applies to FP8 and FP4 training (--fp8-format, --fp4-format)",
-        """
-        fp8-* no-fp8-wgrad fp4-* first-last-layers-bf16 num-layers-at-start-in-bf16
-        num-layers-at-end-in-bf16 keep-fp8-transpose-cache reuse-grad-buf-for-mxfp8-param-ag
-        """,
+        "it smooths scales over steps; here each tensor is scaled by its present maximum",
+        "fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo",
+    ),
+    (
+        "weights stay in bfloat16 and are cast where they are multiplied",
+        "fp8-param-gather keep-fp8-transpose-cache reuse-grad-buf-for-mxfp8-param-ag",
+    ),
+    (
+        "it only applies to FP4 training, and to FP8 with quantizers of one's own",
+        "fp4-* fp8-quantizer-factory",
     ),
     (
         "it only applies with --multi-latent-attention",

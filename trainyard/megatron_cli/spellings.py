@@ -29,6 +29,7 @@ RENAMED: dict[str, str] = {
     "layernorm-zero-centered-gamma": "apply-layernorm-1p",
     "min-scale": "min-loss-scale",
     "num-moe-experts": "num-experts",
+    "fp8": "fp8-format",
     "bert-no-binary-head": "no-bert-binary-head",
     "retro-workdir": "retro-project-dir",
     "barrier-with-L1-time": "barrier-with-level-1-timing",

@@ -155,8 +155,8 @@ class TransformerBlock(nn.Module):
         (config, number, parallel)."""
         super().__init__()
         self.config = config
-        total = config.num_layers if num_layers is None else num_layers
-        self.numbers = pipeline_stage.layer_numbers(total)
+        self.total = config.num_layers if num_layers is None else num_layers
+        self.numbers = pipeline_stage.layer_numbers(self.total)
         make = PostNormLayer if post_norm else layer
         self.layers = nn.ModuleDict(
             {str(number): make(config, number, parallel) for number in self.numbers}

@@ -36,6 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "cosine": {"lr_decay_style": "cosine", "lr_decay_iters": 6},
     "wsd exponential": WSD,
     "bf16": {"bf16": True},
+    "fp8": {"bf16": True, "fp8_format": "hybrid"},
     "fp16, constant scale": {"fp16": True, "loss_scale": 128.0},
     "fp16, sgd": {**FP16, "optimizer": "sgd"},
     "linear": {"lr_decay_style": "linear"},

@@ -2,7 +2,7 @@
 
 Parameters are left unfilled, marked with the part of the whole that they are (sharding.py);
 models/init.py or a checkpoint fills them. On one rank alone each is `functional.linear` and nothing
-else.
+else. `fp8` of a layer, set by models/fp8.py, computes its products in 8 bits.
 
 s sequence, b batch, n tensor-parallel ranks; "in" and "out" are sizes of the whole matrix."""
 
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainyard.fp8.recipe import Fp8Recipe
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.sharding import even_shard, mark_partial_grad, mark_shard
+from trainyard.parallel.tensor.fp8_linear import fp8_column_linear, fp8_linear
 from trainyard.parallel.tensor.mappings import reduce_from_tp, reduce_scatter_to_sp
 from trainyard.parallel.tensor.overlap import column_linear, row_linear
 
@@ -35,6 +37,7 @@ class ColumnParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.parallel = parallel
+        self.fp8: Fp8Recipe | None = None
         size, rank = parallel.tp_size, parallel.tp_rank
         self.weight = nn.Parameter(torch.empty(out_features // size, in_features))
         self.bias = nn.Parameter(torch.empty(out_features // size)) if bias else None
@@ -45,6 +48,8 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (s, b, in), (s / n, b, in) under sequence parallelism. Returns (s, b, out / n)."""
+        if self.fp8 is not None:
+            return fp8_column_linear(x, self.weight, self.bias, self.fp8, self.parallel)
         return column_linear(x, self.weight, self.bias, self.parallel)
 
 
@@ -58,6 +63,7 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.parallel = parallel
+        self.fp8: Fp8Recipe | None = None
         size, rank = parallel.tp_size, parallel.tp_rank
         self.weight = nn.Parameter(torch.empty(out_features, in_features // size))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
@@ -70,11 +76,16 @@ class RowParallelLinear(nn.Module):
         """x: (s, b, in / n). Returns (s, b, out), (s / n, b, out) under sequence parallelism."""
         parallel = self.parallel
         if parallel.tp is None:
-            return functional.linear(x, self.weight, self.bias)
+            return self._product(x, self.bias)
         if parallel.sequence_parallel and parallel.tp_comm_overlap:
             y = row_linear(x, self.weight, parallel)
         elif parallel.sequence_parallel:
-            y = reduce_scatter_to_sp(functional.linear(x, self.weight), parallel.tp)
+            y = reduce_scatter_to_sp(self._product(x), parallel.tp)
         else:
-            y = reduce_from_tp(functional.linear(x, self.weight), parallel.tp)
+            y = reduce_from_tp(self._product(x), parallel.tp)
         return y if self.bias is None else y + self.bias
+
+    def _product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.fp8 is not None:
+            return fp8_linear(x, self.weight, bias, self.fp8)
+        return functional.linear(x, self.weight, bias)

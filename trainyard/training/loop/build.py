@@ -18,6 +18,7 @@ from trainyard.models.attention import choose_attention
 from trainyard.models.block import TransformerBlock
 from trainyard.models.config import TransformerConfig
 from trainyard.models.families import family_of
+from trainyard.models.fp8 import report_fp8, use_fp8
 from trainyard.models.norms.select import report_norm
 from trainyard.models.pipeline_stage import PipelineStage
 from trainyard.models.tied import EMBEDDING, copy_of, shared_embedding
@@ -160,12 +161,16 @@ def build_chunks(
     model_parallel = groups.model_parallel(parallel)
     parts = partition(parallel, sizes.num_layers)[groups.pp_rank]
     with device, _default_dtype(params_dtype(precision)):
-        return [
+        chunks = [
             provider(
                 model_parallel, PipelineStage(part.layers, part.has_embedding, part.has_output)
             )
             for part in parts
         ]
+    if precision.fp8 is not None:
+        for chunk in chunks:
+            use_fp8(chunk, precision.fp8, *precision.bf16_layers)
+    return chunks
 
 
 @contextmanager
@@ -259,9 +264,9 @@ def report_kernels(
     is_built_in: bool,
     say: bool,
 ) -> None:
-    """Choose the kernels of attention, norms and optimizer; ConfigError for one that is not
-    available. say: log one line for each, with the reason; on one rank. A user's model chooses its
-    own kernels, except for the optimizer."""
+    """Choose the kernels of attention, norms, 8-bit products and optimizer; ConfigError for one
+    that is not available. say: log one line for each, with the reason; on one rank. A user's model
+    chooses its own kernels, except for the optimizer."""
     if is_built_in:
         dtype, data = params_dtype(config.precision), config.data
         choose_attention(
@@ -276,4 +281,6 @@ def report_kernels(
         )
         compiled = should_compile(config.training.compile_layers, device)
         report_norm(config.model, device, dtype, compiled=compiled, say=say)
+    if config.precision.fp8 is not None:
+        report_fp8(config.precision.fp8, device, say=say)
     report_optimizer(config.optimizer, device, say=say)

@@ -18,6 +18,7 @@ from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.layout_checks import check_model
 from trainyard.retrieval.options import RetrievalConfig
 from trainyard.tokenizers.config import TokenizerConfig
+from trainyard.training.options.fp8_checks import check_fp8
 from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.options.node_local import NonPersistentConfig
 from trainyard.training.options.training import TrainingConfig
@@ -89,6 +90,7 @@ class PretrainConfig:
         model = self.model
         self._check_samples()
         model.check_parallel(self.parallel)
+        check_fp8(model, self.precision, self.parallel, self.training.micro_batch_size)
         check_model(
             self.parallel,
             num_layers=model.all_layers,

@@ -1,0 +1,149 @@
+"""Which products are in 8 bits, what is refused, and that a model learns with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainyard.models.small_gpt import LLAMA
+from trainyard.errors import ConfigError
+from trainyard.fp8.recipe import Fp8Recipe
+from trainyard.models.fp8 import use_fp8
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.model import GPTModel
+from trainyard.models.init import init_parameters
+from trainyard.models.pipeline_stage import PipelineStage
+from trainyard.optim.precision import PrecisionConfig
+from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.model import ALONE
+from trainyard.training.options.fp8_checks import check_fp8
+
+RECIPE = Fp8Recipe("hybrid")
+SIZES: dict[str, Any] = {
+    "num_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "seq_length": 16,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+
+
+def config(**options: Any) -> GPTConfig:
+    return GPTConfig(**(SIZES | LLAMA | options))
+
+
+def in_8_bits(model: torch.nn.Module) -> set[str]:
+    return {name for name, module in model.named_modules() if getattr(module, "fp8", None)}
+
+
+def test_the_four_matrices_of_each_layer_are_cast_and_nothing_else() -> None:
+    model = GPTModel(config(untie_embeddings_and_output_weights=True), 64)
+    use_fp8(model, RECIPE, first=1, last=2)
+    names = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1")
+    expected = {f"decoder.layers.1.{name}" for name in (*names, "mlp.linear_fc2")}
+    assert in_8_bits(model) == expected
+
+
+def test_first_and_last_layers_are_those_of_the_whole_model() -> None:
+    for layers, has_some in ((range(0, 2), False), (range(2, 4), True)):
+        stage = PipelineStage(layers, has_embedding=False, has_output=False)
+        model = GPTModel(config(), 64, ALONE, stage)
+        use_fp8(model, RECIPE, first=2)
+        assert bool(in_8_bits(model)) == has_some
+
+
+def losses(fp8: bool, steps: int = 30) -> list[float]:
+    torch.manual_seed(1)
+    model = GPTModel(config(num_layers=2), 64).bfloat16()
+    init_parameters(model, 1)
+    if fp8:
+        use_fp8(model, RECIPE)
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.Adam(masters, lr=3e-3)
+    tokens = torch.arange(64).view(4, 16) * 5 % 64
+    found = []
+    for _ in range(steps):
+        loss = model.loss(tokens, tokens.roll(-1, 1)).mean()
+        model.zero_grad()
+        loss.backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            assert parameter.grad is not None
+            master.grad = parameter.grad.float()
+        optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                parameter.copy_(master)
+        found.append(loss.item())
+    return found
+
+
+def test_a_model_learns_in_8_bits_as_in_16() -> None:
+    in_16, in_8 = losses(fp8=False), losses(fp8=True)
+    assert in_8[0] == pytest.approx(in_16[0], rel=0.01)
+    assert in_8[-1] < in_8[0] / 2
+    assert in_8[-1] == pytest.approx(in_16[-1], rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "parallel", "micro_batch_size", "words"),
+    [
+        (
+            {"hidden_size": 40, "kv_channels": 16},
+            {},
+            {},
+            1,
+            "--hidden-size is 40",
+        ),
+        ({"seq_length": 20}, {}, {}, 2, "--micro-batch-size x --seq-length is 40"),
+        ({"kv_channels": 4}, {}, {}, 1, "width of queries, keys and values is 24"),
+        (
+            {},
+            {},
+            {"tensor_model_parallel_size": 4, "tp_comm_overlap": False},
+            1,
+            r"width of queries, keys and values of a tensor-parallel rank \(of 4\) is 24",
+        ),
+        (
+            {},
+            {},
+            {
+                "tensor_model_parallel_size": 2,
+                "sequence_parallel": True,
+                "tp_comm_overlap": True,
+            },
+            1,
+            "--tp-comm-overlap and --fp8-format",
+        ),
+        (
+            {},
+            {"first_last_layers_bf16": True, "num_layers_at_end_in_bf16": 3},
+            {},
+            1,
+            r"keeps 1 \+ 3 layers in bfloat16, which leaves none of --num-layers 4",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(
+    model: dict[str, Any],
+    precision: dict[str, Any],
+    parallel: dict[str, Any],
+    micro_batch_size: int,
+    words: str,
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_fp8(
+            GPTConfig(**(SIZES | {"ffn_hidden_size": 64} | model)),
+            PrecisionConfig(bf16=True, fp8_format="hybrid", **precision),
+            ParallelConfig(**parallel),
+            micro_batch_size,
+        )
+
+
+def test_the_recipe_and_the_16_bit_format_are_checked() -> None:
+    with pytest.raises(ConfigError, match="--fp8-format hybrid needs --bf16"):
+        PrecisionConfig(fp8_format="hybrid")
+    with pytest.raises(ConfigError, match="--fp8-recipe delayed is not implemented; give tensor"):
+        PrecisionConfig(bf16=True, fp8_format="e4m3", fp8_recipe="delayed")

@@ -1,0 +1,1 @@
+"""Matrix products in 8-bit floating point: scales, casts, products."""

@@ -1,0 +1,62 @@
+"""Tensors in 8-bit floating point with a scale, row by row and transposed.
+
+A matrix product in 8 bits takes both operands with the summed dim innermost, so the backward pass
+needs each tensor of the forward pass transposed (Hopper tensor cores; torch._scaled_mm). Both forms
+are made in one pass over the tensor."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+FORWARD = torch.float8_e4m3fn
+"""Dtype of activations and weights."""
+WIDE = torch.float8_e5m2
+"""Dtype with a wider range and one bit less, for gradients."""
+
+SMALLEST = 2.0**-100
+"""Maxima below count as this, so that the scale stays finite; a tensor of zeros stays zeros."""
+
+
+class Fp8Pair(NamedTuple):
+    """A matrix (m, k) in 8 bits in both layouts; its values are `rows / scale`."""
+
+    rows: Tensor
+    """(m, k), k innermost."""
+    columns: Tensor
+    """(k, m), m innermost: the transpose."""
+    inverse_scale: Tensor
+    """() fp32: a stored number times this is the value."""
+
+
+def cast_pair(x: Tensor, dtype: torch.dtype) -> Fp8Pair:
+    """(m, k) in 8 bits, scaled so that the largest magnitude is the largest of `dtype`.
+
+    Rounds to nearest even. Infinities and NaN give NaN scales or numbers, so that they reach the
+    loss."""
+    largest = x.abs().amax().float()
+    scale = torch.finfo(dtype).max / largest.clamp(min=SMALLEST)
+    rows, columns = _cast_op(x, scale, dtype)
+    return Fp8Pair(rows, columns, scale.reciprocal())
+
+
+def _cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    if x.is_cuda:
+        from trainyard.kernels.cast import cast_both
+
+        return cast_both(x, scale, dtype)
+    limit = torch.finfo(dtype).max
+    rows = (x.float() * scale).clamp(-limit, limit).to(dtype)
+    return rows, rows.t().clone(memory_format=torch.contiguous_format)
+
+
+# One operation for a compiler, which would otherwise write the transpose in a pass of its own.
+_cast_op = torch.library.custom_op("trainyard::fp8_cast", _cast, mutates_args=())
+
+
+@_cast_op.register_fake
+def _(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    m, k = x.shape
+    return x.new_empty((m, k), dtype=dtype), x.new_empty((k, m), dtype=dtype)

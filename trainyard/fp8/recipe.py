@@ -1,0 +1,23 @@
+"""How the matrix products of a model use 8-bit floating point (arXiv:2209.05433). Standard library
+only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Format = Literal["e4m3", "hybrid"]
+"""e4m3 (4 bits of exponent, 3 of mantissa) everywhere, or e4m3 forward and e5m2 for gradients."""
+Recipe = Literal["tensorwise"]
+"""What shares a scale: tensorwise, all numbers of a tensor, by their present maximum."""
+
+ALIGNMENT = 16
+"""8-bit products take sizes that are multiples of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Recipe:
+    """The 8-bit numbers of a model's products."""
+
+    format: Format
+    scaling: Recipe = "tensorwise"

@@ -1,0 +1,47 @@
+"""Turns the matrix products of a model's layers to 8 bits; embedding, attention scores and output
+layer stay in 16."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import nn
+
+from trainyard.errors import ConfigError
+from trainyard.fp8.recipe import Fp8Recipe
+from trainyard.models.block import TransformerBlock
+from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
+
+log = logging.getLogger(__name__)
+
+CAPABILITY = (8, 9)
+"""The first GPUs with 8-bit tensor cores: Ada, then Hopper."""
+
+
+def report_fp8(recipe: Fp8Recipe, device: torch.device, *, say: bool = True) -> None:
+    """Raise ConfigError for a GPU that has no 8-bit products; say: log how they are made."""
+    how = "emulated: cast to 8 bits, multiplied in fp32"
+    if device.type == "cuda":
+        found = torch.cuda.get_device_capability(device)
+        if found < CAPABILITY:
+            raise ConfigError(
+                f"--fp8-format {recipe.format} needs a GPU of compute capability 8.9 or more (Ada, "
+                f"Hopper), and this one has {found[0]}.{found[1]}; leave it out"
+            )
+        how = "tensor cores"
+    if say:
+        log.info("fp8 format=%s recipe=%s: %s", recipe.format, recipe.scaling, how)
+
+
+def use_fp8(model: nn.Module, recipe: Fp8Recipe, first: int = 0, last: int = 0) -> None:
+    """Compute the linear maps of the layers of `model` in 8 bits, but for those of the `first` and
+    `last` layers of each block, counted over the whole model."""
+    for block in model.modules():
+        if not isinstance(block, TransformerBlock):
+            continue
+        for number, layer in zip(block.numbers, block.layers.values(), strict=True):
+            if first <= number < block.total - last:
+                for module in layer.modules():
+                    if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+                        module.fp8 = recipe

@@ -1,0 +1,188 @@
+"""Linear maps whose three products (forward, and the gradients of input and weight) are in 8 bits.
+
+Input, weight and gradient are each cast once, in both layouts; for the backward pass the input is
+kept in 8 bits, half the bytes of bf16. Under tensor parallelism a rank scales the part of a tensor
+that it has, so results differ from one rank's by the rounding of 8 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from trainyard.fp8.cast import FORWARD, WIDE, Fp8Pair, cast_pair
+from trainyard.fp8.product import scaled_product
+from trainyard.fp8.recipe import Fp8Recipe
+from trainyard.parallel.model import ModelParallel
+from trainyard.parallel.tensor.collectives import (
+    all_gather,
+    finish,
+    group_called,
+    start_all_reduce_of_own,
+    start_reduce_scatter,
+)
+
+
+def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: Fp8Recipe) -> Tensor:
+    """x W^T + b on this rank alone. x: (..., in), weight: (out, in). Returns (..., out)."""
+    y: Tensor = _Fp8Linear.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, recipe.format == "hybrid"
+    )
+    return y
+
+
+def fp8_column_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, recipe: Fp8Recipe, parallel: ModelParallel
+) -> Tensor:
+    """x W^T + b for W cut by rows; the gradient of x is added up over the ranks.
+
+    x: (s, b, in), (s / n, b, in) under sequence parallelism. Returns (s, b, out / n)."""
+    if parallel.tp is None:
+        return fp8_linear(x, weight, bias, recipe)
+    y: Tensor = _Fp8ColumnLinear.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, recipe.format == "hybrid", parallel.tp, parallel.sequence_parallel
+    )
+    return y
+
+
+def _forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, hybrid: bool) -> Tensor:
+    """The product; keeps what the backward pass needs."""
+    left, right = cast_pair(x.flatten(0, -2), FORWARD), cast_pair(weight, FORWARD)
+    y = scaled_product(
+        left.rows,
+        right.rows,
+        left.inverse_scale,
+        right.inverse_scale,
+        x.dtype,
+        bias=bias,
+        fast=True,
+    )
+    ctx.save_for_backward(left.columns, left.inverse_scale, right.columns, right.inverse_scale)
+    ctx.grad_dtype = WIDE if hybrid else FORWARD
+    return y.view(*x.shape[:-1], weight.shape[0])
+
+
+def _input_gradient(grad: Fp8Pair, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """grad W. weight: (in, out). Returns (m, in)."""
+    return scaled_product(grad.rows, weight, grad.inverse_scale, scale, dtype)
+
+
+def _weight_gradient(grad: Fp8Pair, x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """grad^T x. x: (in, m). Returns (out, in)."""
+    return scaled_product(grad.columns, x, grad.inverse_scale, scale, dtype)
+
+
+class _Fp8Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, hybrid: bool) -> Tensor:
+        return _forward(ctx, x, weight, bias, hybrid)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, x_scale, weight, weight_scale = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        flat = grad.flatten(0, -2)
+        pair = cast_pair(flat, ctx.grad_dtype)
+        grad_x = grad_weight = None
+        if needs_x:
+            grad_x = _input_gradient(pair, weight, weight_scale, grad.dtype)
+            grad_x = grad_x.view(*grad.shape[:-1], weight.shape[0])
+        if needs_weight:
+            grad_weight = _weight_gradient(pair, x, x_scale, grad.dtype)
+        return grad_x, grad_weight, flat.sum(0) if needs_bias else None, None
+
+
+class _Fp8ColumnLinear(torch.autograd.Function):
+    """The gradient of the input is added up over the ranks behind the product for the weight's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        hybrid: bool,
+        group: ProcessGroup,
+        sequence_parallel: bool,
+    ) -> Tensor:
+        ctx.group, ctx.sequence_parallel = group, sequence_parallel
+        whole = all_gather(x, group) if sequence_parallel else x
+        return _forward(ctx, whole, weight, bias, hybrid)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, x_scale, weight, weight_scale = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        pair = cast_pair(grad.flatten(0, -2), ctx.grad_dtype)
+        arguments = (
+            *(pair.rows, pair.columns, pair.inverse_scale, x, x_scale, weight, weight_scale),
+            *(grad.shape[0], ctx.group.group_name, ctx.sequence_parallel, needs_x, needs_weight),
+            grad.dtype,
+        )
+        backward = _column_backward_op if torch.compiler.is_compiling() else _column_backward
+        grad_x, grad_weight = backward(*arguments)
+        return (
+            grad_x if needs_x else None,
+            grad_weight if needs_weight else None,
+            grad.flatten(0, -2).sum(0) if needs_bias else None,
+            *(None, None, None),
+        )
+
+
+def _column_backward(
+    grad_rows: Tensor,
+    grad_columns: Tensor,
+    grad_scale: Tensor,
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    length: int,
+    group_name: str,
+    sequence_parallel: bool,
+    needs_x: bool,
+    needs_weight: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x, (s, b, in) or its part, and of W; one that is not needed is empty."""
+    group, pair = group_called(group_name), Fp8Pair(grad_rows, grad_columns, grad_scale)
+    grad_x = grad_weight = grad_scale.new_empty(0, dtype=dtype)
+    if needs_x:
+        grad_x = _input_gradient(pair, weight, weight_scale, dtype)
+        grad_x = grad_x.view(length, -1, weight.shape[0])
+        start = start_reduce_scatter if sequence_parallel else start_all_reduce_of_own
+        grad_x = start(grad_x, group)
+    if needs_weight:
+        grad_weight = _weight_gradient(pair, x, x_scale, dtype)
+    return (finish(grad_x) if needs_x else grad_x), grad_weight
+
+
+# One operation for a compiler, so that it keeps the order of communication and products.
+_column_backward_op = torch.library.custom_op(
+    "trainyard::fp8_column_linear_backward", _column_backward, mutates_args=()
+)
+
+
+@_column_backward_op.register_fake
+def _(
+    grad_rows: Tensor,
+    grad_columns: Tensor,
+    grad_scale: Tensor,
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    length: int,
+    group_name: str,
+    sequence_parallel: bool,
+    needs_x: bool,
+    needs_weight: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    size = group_called(group_name).size() if sequence_parallel else 1
+    features, tokens = x.shape
+    shape_x = (length // size, tokens // length, features) if needs_x else (0,)
+    shape_w = (grad_rows.shape[1], features) if needs_weight else (0,)
+    return grad_scale.new_empty(shape_x, dtype=dtype), grad_scale.new_empty(shape_w, dtype=dtype)

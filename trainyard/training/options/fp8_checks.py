@@ -1,0 +1,54 @@
+"""Refuses FP8 trainings that cannot be, before any work."""
+
+from __future__ import annotations
+
+from trainyard.errors import ConfigError
+from trainyard.fp8.recipe import ALIGNMENT
+from trainyard.models.config import TransformerConfig
+from trainyard.optim.precision import PrecisionConfig
+from trainyard.parallel.config import ParallelConfig
+
+
+def check_fp8(
+    model: TransformerConfig,
+    precision: PrecisionConfig,
+    parallel: ParallelConfig,
+    micro_batch_size: int,
+) -> None:
+    """Raise ConfigError for sizes that 8-bit products cannot have, and for what they exclude."""
+    if precision.fp8 is None:
+        return
+    if parallel.tp_comm_overlap:
+        raise ConfigError(
+            "--tp-comm-overlap and --fp8-format: products in pieces come in 16 bits only; leave "
+            "one of them out"
+        )
+    first, last = precision.bf16_layers
+    if first + last >= model.num_layers:
+        raise ConfigError(
+            f"--first-last-layers-bf16 keeps {first} + {last} layers in bfloat16, which leaves none"
+            f" of --num-layers {model.num_layers} to --fp8-format; keep fewer "
+            "(--num-layers-at-start-in-bf16, --num-layers-at-end-in-bf16) or leave --fp8-format out"
+        )
+    tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+    tokens = micro_batch_size * model.stream_length // cp
+    fc1 = model.ffn_size * (2 if model.gated else 1)
+    of_a_rank = "" if tp == 1 else f" of a tensor-parallel rank (of {tp})"
+    sizes = {
+        "--hidden-size": (model.hidden_size, ""),
+        "the width of queries, keys and values": (
+            (model.query_size + 2 * model.kv_size) // tp,
+            of_a_rank,
+        ),
+        "the width of all query heads": (model.query_size // tp, of_a_rank),
+        "the width inside the MLP": (fc1 // tp, of_a_rank),
+        "--micro-batch-size x --seq-length": (
+            tokens,
+            "" if cp == 1 else f" of a context-parallel rank (of {cp})",
+        ),
+    }
+    for name, (size, where) in sizes.items():
+        if size % ALIGNMENT:
+            raise ConfigError(
+                f"{name}{where} is {size}, and --fp8-format needs a multiple of {ALIGNMENT}"
+            )
