@@ -30,11 +30,14 @@ def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
     device = resolve_device(config.device)
     loaded = load_model(config.load, device=str(device), model_type="gpt")
     loaded.model.eval()
+    if config.bf16 or config.fp16:
+        loaded.model.to(torch.bfloat16 if config.bf16 else torch.float16)
     if config.num_input_tokens is not None:
         sizes = config.inference_max_requests, config.num_input_tokens
         check_room(loaded.model, *sizes, config.num_tokens_to_generate)
     prompts = prompt_tokens(config, loaded.tokenizer)
     check_lengths(loaded.model, prompts, config.num_tokens_to_generate)
+    config.check_length(max(map(len, prompts)))
     warm_up(config, loaded, prompts, device)
     repetitions = []
     with stage.progress(
