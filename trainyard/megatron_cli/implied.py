@@ -81,7 +81,10 @@ def _of_example(
         added += [] if "mock-data" in values else ["--mock-data"]
     if "train-samples" not in values:
         kept = [o for o in kept if SAME.get(o.name, o.name) != "train-iters"]
-        added += ["--train-iters", str(_steps(values, environ))]
+        steps, warmup = _steps(values, environ), _number(values, "lr-warmup-iters", 100)
+        added += ["--train-iters", str(steps)]
+        if steps <= warmup and "lr-decay-iters" not in values:
+            added += ["--lr-decay-iters", str(warmup + 1)]  # the rate rises to the end, as there
     tokens = [token for option in kept for token in option.tokens()]
     return [*first, *tokens, *added], added
 
@@ -91,7 +94,7 @@ def _steps(values: Mapping[str, Option], environ: Mapping[str, str]) -> int:
     samples, and a last batch that is not full is a step too."""
 
     def number(name: str, default: int) -> int:
-        return values[name].number if name in values else default
+        return _number(values, name, default)
 
     ranks = int(environ.get("WORLD_SIZE", "0")) or number("world-size", 0)
     ranks = ranks or number("nproc-per-node", 1)
@@ -101,6 +104,10 @@ def _steps(values: Mapping[str, Option], environ: Mapping[str, str]) -> int:
     batch = number("micro-batch-size", int(EXAMPLE_DEFAULTS["micro-batch-size"]))
     epochs = number("epochs", EXAMPLE_EPOCHS)
     return min(number("train-iters", EXAMPLE_STEPS), epochs * math.ceil(share / batch))
+
+
+def _number(values: Mapping[str, Option], name: str, default: int) -> int:
+    return values[name].number if name in values else default
 
 
 def _with_wandb(options: Sequence[Option]) -> list[Option]:

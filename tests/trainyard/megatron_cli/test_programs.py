@@ -95,6 +95,13 @@ def test_the_example_ends_with_its_steps_or_its_epochs(
     assert f"--train-iters {steps}" in added(EXAMPLE, line, environ)
 
 
+def test_the_example_warms_up_over_more_steps_than_it_has() -> None:
+    small = added(EXAMPLE, "--train-steps=10")
+    assert "--lr-warmup-iters 100" in small
+    assert "--lr-decay-iters 101" in small
+    assert "--lr-decay-iters" not in added(EXAMPLE, "--train-steps 10 --warmup-steps 2")
+
+
 def test_the_example_has_its_documented_defaults() -> None:
     words, more = implied(find_program(EXAMPLE), ["--hidden-size=64", "--wandb"], {})
     assert words[:2] == ["--hidden-size", "64"]
