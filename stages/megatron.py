@@ -59,7 +59,8 @@ def stage_arguments(program: Program, words: Sequence[str]) -> list[str]:
 
 
 def of_project(arguments: Sequence[str]) -> list[str]:
-    """The options of a training with neighbours that its project decides, each unless it is given.
+    """The options of a training with neighbours that its project decides, whatever the command line
+    has, as in Megatron-LM; of data and length only those that it lacks.
 
     Raises ArtifactError or ConfigError for a project that cannot be read."""
     options = {option.name: option for option in split_options(arguments)[1]}
@@ -72,22 +73,23 @@ def of_project(arguments: Sequence[str]) -> list[str]:
     tokenizer, data, config = project.gpt_tokenizer(), project.data(), project.config
     values: dict[str, object] = {
         "seq-length": config.retro_gpt_seq_length,
+        "retro-chunk-length": config.retro_gpt_chunk_length,
         "global-batch-size": config.retro_gpt_global_batch_size,
         "eval-interval": config.retro_gpt_eval_interval,
         "eval-iters": config.retro_gpt_eval_iters,
         "seed": config.retro_gpt_seed,
-        "split": data.split,
-        "data-path": data.data_path,
         "tokenizer-type": tokenizer.tokenizer_type,
         "tokenizer-model": tokenizer.tokenizer_model,
         "vocab-file": tokenizer.vocab_file,
         "merge-file": tokenizer.merge_file,
     }
+    lacking: dict[str, object] = {"split": data.split, "data-path": data.data_path}
     if "train-iters" not in options:
-        values["train-samples"] = config.retro_gpt_train_samples
+        lacking["train-samples"] = str(config.retro_gpt_train_samples)
+    values |= {name: value for name, value in lacking.items() if name not in options}
     found: list[str] = []
     for name, value in values.items():
-        if name not in options and value is not None:
+        if value is not None:
             found += [f"--{name}", *(value if isinstance(value, tuple) else (str(value),))]
     return found
 

@@ -14,7 +14,9 @@ import pytest
 from tests.stages.directly import Done, run_program
 from tests.stages.megatron_answers import ANSWERS, RUNS
 from tests.test_docs import ROOT
+from tests.trainyard.retrieval.projects import make_project
 from tests.vectors import GOLDEN
+from trainyard.config_text import parse_document
 
 TEXT = (GOLDEN / "megatron_commands.jsonl").read_text()
 LINES: list[dict[str, Any]] = [json.loads(line) for line in TEXT.splitlines()]
@@ -70,3 +72,20 @@ def test_help_is_the_table_and_is_quick() -> None:
     assert "state space layers come later" in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert not {"torch", "numpy", "tyro", "stages.pretrain.config"} & imported
+
+
+def test_a_retro_project_brings_its_options_of_data(tmp_path: Path) -> None:
+    made = make_project(tmp_path)
+    line = next(line for line in LINES if line["program"] == "pretrain_retro.py")
+    folder = str(made.project.url)
+    words = [folder if word == "/x" else word for word in line["argv"]]
+    few = ("--lr-decay-samples", "24", "--lr-warmup-samples", "4", "--save", str(tmp_path / "run"))
+    done = door(line["program"], *words, *few, "--dry-run")
+    assert done.status == 0, done.err
+    read = parse_document(done.out, ".toml", "dry run")
+    config = made.project.config
+    assert read["seq_length"] == config.retro_gpt_seq_length
+    assert read["train_samples"] == config.retro_gpt_train_samples
+    assert read["eval_iters"] == config.retro_gpt_eval_iters  # not the line's 10
+    assert read["split"] == "98,2,0"  # the line's
+    assert read["model_type"] == "retro"

@@ -1,4 +1,4 @@
-"""Lines of Megatron-LM's scripts and of guides, really run: the same commands at sizes for a test."""
+"""Lines of Megatron-LM's scripts and of guides, really run: the same commands at small sizes."""
 
 from __future__ import annotations
 
