@@ -43,6 +43,9 @@ class BenchmarkConfig:
     expect: tuple[str, ...] = execution(())
     """Options that the model of the checkpoint must have, as NAME=VALUE; with others it is refused.
     The options of a model on Megatron-LM's command line come here."""
+    benchmark_profile: bool = execution(False)
+    """On CUDA: profile the timed repetitions alone, under `nsys profile
+    --capture-range=cudaProfilerApi`."""
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
     """Device; auto: a GPU if available."""
     output_dir: str | None = location(None)

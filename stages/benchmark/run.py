@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pprint
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -40,9 +41,10 @@ def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
     config.check_length(max(map(len, prompts)))
     warm_up(config, loaded, prompts, device)
     repetitions = []
-    with stage.progress(
-        config.inference_repeat_n * len(prompts), "prompts", "generate"
-    ) as progress:
+    with (
+        stage.progress(config.inference_repeat_n * len(prompts), "prompts", "generate") as progress,
+        profiled(config, device),
+    ):
         for _ in range(config.inference_repeat_n):
             repetitions.append(generate_all(config, loaded, prompts, device, progress.update))
     generations = describe_generations(config, loaded, prompts, repetitions)
@@ -79,6 +81,16 @@ def warm_up(
         generate(loaded.model, batch, min(WARMUP_TOKENS, config.num_tokens_to_generate))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+
+
+def profiled(config: BenchmarkConfig, device: torch.device) -> AbstractContextManager[object]:
+    """Starts and stops CUDA's profiler around the timed region, if that is asked for."""
+    if not config.benchmark_profile:
+        return nullcontext()
+    if device.type != "cuda":
+        raise ConfigError(f"--benchmark-profile is of CUDA, and the device is {device.type}")
+    manager: AbstractContextManager[object] = torch.cuda.profiler.profile()
+    return manager
 
 
 def generate_all(

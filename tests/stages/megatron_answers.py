@@ -21,6 +21,9 @@ UNEVEN = "--num-layers (24) must be divisible by --pipeline-model-parallel-size 
 NO_PROJECT = "/x/config.json is missing: not the folder of a Retro project"
 """The line has no options of data: they are in the project, and /x has none."""
 
+NO_SAVE = "--save is required and not given"
+"""The guide's own program keeps nothing. Its lines run once a training may do without --save."""
+
 ANSWERS: dict[str, str] = {
     # training
     "pretrain_gpt.sh": RUNS,
@@ -83,8 +86,8 @@ ANSWERS: dict[str, str] = {
     "bench-static": RUNS,
     "bench-prompts": RUNS,
     "bench-stream": RUNS,
+    "bench-profile": RUNS,
     "bench-dyn": "--engine-type is not supported: continuous batching comes later",
-    "bench-profile": "--benchmark-profile is not supported: start the command under a profiler",
     "bench-logprobs": "--return-log-probs is not supported: log-probabilities of tokens come",
     "gpt_dynamic_inference_357m.sh": "continuous batching comes later",
     "run_static_inference_llama4_scout.sh": EXPERTS,

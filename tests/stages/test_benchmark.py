@@ -163,6 +163,11 @@ def test_numbers_of_16_bits_halve_the_cache(checkpoint: str, tmp_path: Path) -> 
         from_dict(BenchmarkConfig, {"load": "c", **options, "bf16": True, "fp16": True})
 
 
+def test_a_profile_is_of_cuda(checkpoint: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--benchmark-profile is of CUDA, and the device is cpu"):
+        benchmark(checkpoint, tmp_path, prompts=["a"], benchmark_profile=True)
+
+
 def test_a_longest_sequence_refuses_longer_prompts(checkpoint: str, tmp_path: Path) -> None:
     short = {"num_tokens_to_generate": 4, "inference_max_seq_length": 11}
     with pytest.raises(ConfigError, match=r"length 11: 8 tokens of a prompt .* 4 make 12"):

@@ -1,9 +1,19 @@
-"""Flags that belong to programs for other models: every program of Megatron-LM takes them, and only
-those do something with them. Data only. Rows as in `absent`."""
+"""Flags of other times and other programs. Data only. Rows as in `absent`.
+
+Every program of Megatron-LM takes flags of programs for other models, which alone do something with
+them."""
 
 from __future__ import annotations
 
 from trainyard.megatron_cli.absent import LATER
+
+OLDER: tuple[tuple[str, str], ...] = (
+    (
+        "give --recompute-granularity full with --recompute-method and --recompute-num-layers",
+        "activations-checkpoint-method activations-checkpoint-num-layers",
+    ),
+)
+"""Flags that releases before 0.7 have, and none after."""
 
 OTHER_PROGRAMS: tuple[tuple[str, str], ...] = (
     (
@@ -30,6 +40,7 @@ OTHER_PROGRAMS: tuple[tuple[str, str], ...] = (
 )
 
 DEFAULTS: dict[str, tuple[str, ...]] = {
+    "data-impl": ("mmap", "infer"),
     "retriever-seq-length": ("256",),
     "biencoder-projection-dim": ("0",),
     "query-in-block-prob": ("0.1",),

@@ -58,6 +58,7 @@ EXAMPLE = "megatron_core_training_example.py"
 PROGRAMS: tuple[Program, ...] = (
     _trains("pretrain_gpt.py", "gpt", GPT2),
     _trains("pretrain_gpt_core.py", "gpt", GPT2),
+    _trains("pretrain_gpt2.py", "gpt", GPT2),
     _trains("pretrain_bert.py", "bert", WORDPIECE),
     _trains("pretrain_t5.py", "t5", WORDPIECE),
     _trains("pretrain_t5_core.py", "t5", WORDPIECE),
@@ -85,6 +86,11 @@ PROGRAMS: tuple[Program, ...] = (
         "tools/run_dynamic_text_generation_server.py",
         "tools/run_mamba_text_generation_server.py",
         "tools/text_generation_cli.py",
+    ),
+    *_without(
+        f"a program for samples {LATER}; stages.benchmark generates text from --prompts",
+        "tools/generate_samples_gpt.py",
+        "tools/generate_samples_gpt2.py",
     ),
     *_without(STATE_SPACES, "pretrain_mamba.py", "pretrain_hybrid.py"),
     *_without(f"training of retrievers {LATER}", "pretrain_ict.py"),
@@ -130,6 +136,10 @@ PROGRAMS: tuple[Program, ...] = (
         "use tools/checkpoint/convert.py, which joins the files of ranks: python -m "
         "stages.megatron tools/checkpoint/convert.py --load-dir FOLDER --save-dir OTHER",
         "tools/merge_mp_partitions.py",
+    ),
+    *_without(
+        "use tools/retro/preprocess_data.py, which has its tasks",
+        "tools/retro/main.py",
     ),
     *_without(
         "use stages.inspect, which shows the tensors of any checkpoint",

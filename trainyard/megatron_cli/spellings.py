@@ -13,7 +13,7 @@ from trainyard.megatron_cli.absent import ABSENT, HARMLESS, LATER_VALUES
 from trainyard.megatron_cli.accepted import ACCEPTED
 from trainyard.megatron_cli.newer import NEWER_ABSENT, NEWER_ACCEPTED, NEWER_HARMLESS
 from trainyard.megatron_cli.options import flag_hint
-from trainyard.megatron_cli.other_programs import DEFAULTS, OTHER_PROGRAMS
+from trainyard.megatron_cli.other_programs import DEFAULTS, OLDER, OTHER_PROGRAMS
 from trainyard.megatron_cli.tools import Tool
 
 RENAMED: dict[str, str] = {
@@ -28,6 +28,7 @@ RENAMED: dict[str, str] = {
     "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",
     "microbatch-group-size-per-vp-stage": "microbatch-group-size-per-virtual-pipeline-stage",
     "warmup": "lr-warmup-fraction",
+    "vocab": "vocab-file",
     "persistent-save-interval": "save-interval",
     "layernorm-epsilon": "norm-epsilon",
     "layernorm-zero-centered-gamma": "apply-layernorm-1p",
@@ -114,7 +115,7 @@ class Answers:
         return self._prefixes[max(prefixes, key=len)] if prefixes else None
 
 
-ANSWERS = Answers((*ACCEPTED, *NEWER_ACCEPTED), (*ABSENT, *NEWER_ABSENT, *OTHER_PROGRAMS))
+ANSWERS = Answers((*ACCEPTED, *NEWER_ACCEPTED), (*ABSENT, *NEWER_ABSENT, *OLDER, *OTHER_PROGRAMS))
 EXACT = ANSWERS.exact
 ALL_HARMLESS = (HARMLESS, NEWER_HARMLESS, DEFAULTS)
 

@@ -57,7 +57,8 @@ TOKEN_FILES = Tool(
             "chunk-size find-optimal-num-workers workers-to-check max-documents",
         ),
     ),
-    absent=(NO_FILE,),
+    absent=(("token files have one format, that of mmap; leave it out", "dataset-impl"), NO_FILE),
+    harmless={"dataset-impl": ("mmap", "infer")},
 )
 
 RESHARD = Tool(
@@ -143,10 +144,6 @@ BENCHMARK = Tool(
         (f"stop words {OF_GENERATION}", "stop-words termination-id"),
         ("give the texts themselves with --prompts", "prompt-file"),
         ("name a folder for the results with --output-dir", "output-path"),
-        (
-            "start the command under a profiler: nsys profile python -m stages.benchmark ...",
-            "benchmark-profile",
-        ),
         ("models of other kinds generate text later", "model-provider"),
         NO_FILE,
     ),

@@ -84,6 +84,7 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
         ),
         ("--model-type retro --retro-add-retriever", "--model-type retro"),
         ("--warmup 0.01", "--lr-warmup-fraction 0.01"),
+        ("--data-impl mmap --lr 1", "--lr 1"),
         ("--layernorm-epsilon=1e-6", "--norm-epsilon 1e-6"),
         ("--disable-bias-linear", "--disable-bias-linear"),
         ("--no-save-optim", "--no-save-optim"),

@@ -59,6 +59,11 @@ def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
     ("stage", "line", "expected"),
     [
         ("tokenize", "--input a --chunk-size 25 --num-layers 2 --fp16", "--input a"),
+        (
+            "tokenize",
+            "--input a --vocab v --dataset-impl mmap --tokenizer-type BertWordPieceCase",
+            "--input a --vocab-file v --tokenizer-type BertWordPieceCase",
+        ),
         ("merge", "--input a --lr 1 --use-torch-fsdp2", "--input a"),
         ("reshard", "--model-type GPT --loader mcore", "--model-type GPT --loader core"),
         ("reshard", "--saver megatron --max-queue-size 50", "--saver megatron"),
