@@ -192,8 +192,12 @@ class ReshardConfig:
         if len(given := [f"--{name}" for name in NUMBER_FORMATS if getattr(self, name)]) > 1:
             raise ConfigError(f"{' and '.join(given)} exclude each other; give one")
         self._check_meta()
-        if self.tokenizer_type is None and (self.vocab_file or self.merge_file or self.vocab_size):
-            raise ConfigError("--vocab-file, --merge-file and --vocab-size need --tokenizer-type")
+        lone = self.vocab_file or self.merge_file or self.vocab_size
+        if self._tokenizer_type() is None and lone and self.true_vocab_size is None:
+            raise ConfigError(
+                "--vocab-file, --merge-file and --vocab-size need --tokenizer-type; to say only "
+                "how many tokens there are, give --true-vocab-size"
+            )
         self.tokenizer()
 
     def _check_meta(self) -> None:
@@ -308,10 +312,11 @@ class ReshardConfig:
     def tokenizer(self) -> TokenizerConfig | None:
         """The tokenizer to store instead of the source's, or None; ConfigError if it lacks an
         option."""
-        if self.tokenizer_type is None and self.tokenizer_model is None:
+        kind = self._tokenizer_type()
+        if kind is None:
             return None
         options = {
-            "tokenizer_type": self.tokenizer_type or _type_of(self.tokenizer_model or ""),
+            "tokenizer_type": kind,
             "tokenizer_model": self.tokenizer_model,
             "vocab_file": self.vocab_file,
             "merge_file": self.merge_file,
@@ -320,10 +325,19 @@ class ReshardConfig:
         given = {name: value for name, value in options.items() if value is not None}
         return from_dict(TokenizerConfig, given)
 
+    def _tokenizer_type(self) -> TokenizerType | None:
+        """The type of the tokenizer to store: given, or as its files are those of one type."""
+        if self.tokenizer_type is not None or self.tokenizer_model is not None:
+            return self.tokenizer_type or _type_of(self.tokenizer_model or "")
+        if self.vocab_file is not None and self.merge_file is not None:
+            return "GPT2BPETokenizer"
+        is_bert = self.vocab_file is not None and self.vocab_file.endswith(".txt")
+        return "BertWordPieceLowerCase" if is_bert else None
+
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The checkpoint, and the tokenizer to store."""
         tokenizer = (self.tokenizer_model, self.vocab_file, self.merge_file)
-        given = tuple(url for url in tokenizer if url)
+        given = tuple(url for url in tokenizer if url and self._tokenizer_type())
         return {"checkpoint": (self.load_dir,), **({"tokenizer": given} if given else {})}
 
     def output(self) -> Output | None:

@@ -397,6 +397,7 @@ def test_options_of_a_training_and_its_yaml_file_are_read(tmp_path: Path) -> Non
     assert read.out == done.out
 
 
+@pytest.mark.slow
 def test_tokens_are_counted_as_the_tokenizers_count_them(tmp_path: Path, shared: Path) -> None:
     vocab = shared / "data/vocab"
     bert = {"vocab_file": str(vocab / "bert/bert-base-cased-vocab.txt")}

@@ -160,6 +160,11 @@ BENCHMARK = Tool(
     checks_model=True,
 )
 
+RETRO_PREPROCESS = Tool(
+    training="the options --retro-... and the BERT of --load decide what the project has",
+    absent=(NO_FILE,),
+)
+
 TOOLS = {
     "tokenize": TOKEN_FILES,
     "merge": TOKEN_FILES,
@@ -167,5 +172,6 @@ TOOLS = {
     "plan": PLAN,
     "evaluate": EVALUATE,
     "benchmark": BENCHMARK,
+    "retro_preprocess": RETRO_PREPROCESS,
 }
 """By stage; a stage that is not here trains."""

@@ -10,6 +10,7 @@ from stages.merge.config import MergeConfig
 from stages.plan.config import PlanConfig
 from stages.pretrain.config import PretrainConfig
 from stages.reshard.config import ReshardConfig
+from stages.retro_preprocess.config import RetroPreprocessConfig
 from stages.tokenize.config import TokenizeConfig
 from tests.trainyard.megatron_cli.flags import MAIN, TRAINING
 from trainyard.errors import ConfigError
@@ -27,6 +28,7 @@ CONFIGS = {
     "plan": PlanConfig,
     "evaluate": EvaluateConfig,
     "benchmark": BenchmarkConfig,
+    "retro_preprocess": RetroPreprocessConfig,
 }
 KNOWN = {
     name: ToolVocabulary(
@@ -76,6 +78,7 @@ def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
             "--load c/iter_0000007 --expect num_layers=24 swiglu=true",
         ),
         ("benchmark", "--load c --engine-type static --stream", "--load c"),
+        ("retro_preprocess", "--load b --num-layers 24 --DDP-impl local", "--load b"),
         ("benchmark", "--max-batch-size 2 --top_p 0.5", "--inference-max-requests 2 --top-p 0.5"),
     ],
 )
