@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from stages.runtime.failure import report_failure
+from stages.runtime.process_exit import reader_is_gone
 from trainyard import logging as our_logging
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.megatron_cli.implied import implied
@@ -24,20 +25,26 @@ from trainyard.megatron_cli.programs import Program, find_program, table
 
 log = logging.getLogger("stages.megatron")
 
-USAGE = "usage: python -m stages.megatron PROGRAM ARGS...\n"
+HELP = """usage: python -m stages.megatron PROGRAM ARGS...
+
+PROGRAM is a program of Megatron-LM or of guides, by its path.
+"""
 
 
 def main(words: Sequence[str]) -> int:
     """Run the stage of a program, which ends the process with its exit status. Returns one only if
     no stage runs."""
     our_logging.configure()
-    if not words or words[0] in ("-h", "--help"):
-        print(f"{USAGE}\nPROGRAM is a program of Megatron-LM or of guides, by its path.\n")
-        print(table())
-        return 0 if words else 2
     try:
+        if not words:
+            raise ConfigError("no program is named, such as pretrain_gpt.py; --help lists all")
+        if words[0] in ("-h", "--help"):
+            print(HELP, table(), sep="\n")
+            return 0
         program = find_program(words[0])
         arguments = stage_arguments(program, words[1:])
+    except BrokenPipeError:
+        return reader_is_gone()
     except TrainyardError as error:
         return report_failure("megatron", error, "--debug" in words)
     sys.argv = [sys.argv[0], *arguments]

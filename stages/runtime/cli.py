@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_type_hints
 from stages.runtime import parent_watch
 from stages.runtime.failure import report_failure
 from stages.runtime.flags import check_required, read_flags
-from stages.runtime.process_exit import exit_now, is_one_of_several
+from stages.runtime.process_exit import exit_now, is_one_of_several, reader_is_gone
 from trainyard import logging as our_logging
 from trainyard.config import (
     VARIANTS,
@@ -162,9 +162,7 @@ def _main(
         )
         return execute(job)
     except BrokenPipeError:
-        # The reader of our output closed the pipe: `--help | head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return reader_is_gone()
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("trainyard", "stages"):
             return report_failure(name, error, debug)
