@@ -18,6 +18,7 @@ from flows.recipes.recipe import parse_recipe
 from flows.stage_configs import CONFIGS
 from stages.runtime.cli import CommonOptions, MegatronOptions
 from trainyard.config import leaves, other_names
+from trainyard.megatron_cli.programs import find_program
 from trainyard.megatron_cli.spellings import vocabulary
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,7 +121,9 @@ def commands() -> list[tuple[str, str, str]]:
     for name in NAMES:
         for line in code_lines(name):
             for stage, rest in STAGE.findall(line):
-                if stage != "NAME":
+                if stage == "megatron" and (words := arguments(rest)) and words[0].endswith(".py"):
+                    stage, rest = find_program(words[0]).stage, shlex.join(words[1:])
+                if stage not in ("NAME", "megatron"):
                     found.append((name, stage, rest))
     return found
 

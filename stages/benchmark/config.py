@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from trainyard.artifacts.output import Output
 from trainyard.config import check_at_least, execution, location
 from trainyard.errors import ConfigError
 from trainyard.inference.config import SamplingConfig, check_length
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.tokenizers.config import TokenizerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkConfig:
     """Generate text from a checkpoint with a KV cache, and measure the time."""
-
-    IN_CHECKPOINT: ClassVar[tuple[type, ...]] = (GPTConfig, TokenizerConfig)
 
     load: str = location()
     """Checkpoint: a run's folder (its latest step) or the folder of one step."""
@@ -29,6 +26,13 @@ class BenchmarkConfig:
     """Most tokens to generate for each prompt."""
     inference_max_requests: int = 8
     """Prompts in a batch; also the number of random prompts."""
+    inference_max_seq_length: int | None = None
+    """Refuse prompts that would grow longer than this with their new tokens; unset: the positions
+    of the model."""
+    bf16: bool = False
+    """Compute in bfloat16."""
+    fp16: bool = False
+    """Compute in float16. Neither of the two: in fp32."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     ignore_eod: bool = False
     """Continue after the end of a document, so that every prompt gets the same number of tokens."""
@@ -36,6 +40,12 @@ class BenchmarkConfig:
     """Untimed runs of the first batch for 10 tokens."""
     inference_repeat_n: int = execution(1)
     """Timed repetitions; all must yield the same tokens."""
+    expect: tuple[str, ...] = execution(())
+    """Options that the model of the checkpoint must have, as NAME=VALUE; with others it is refused.
+    The options of a model on Megatron-LM's command line come here."""
+    benchmark_profile: bool = execution(False)
+    """On CUDA: profile the timed repetitions alone, under `nsys profile
+    --capture-range=cudaProfilerApi`."""
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
     """Device; auto: a GPU if available."""
     output_dir: str | None = location(None)
@@ -49,12 +59,25 @@ class BenchmarkConfig:
                 "one of --prompts (texts) and --num-input-tokens (random prompts) is needed, and "
                 f"{given} given"
             )
+        if self.bf16 and self.fp16:
+            raise ConfigError("give --bf16 or --fp16, not both")
         names = ("num_input_tokens", "num_tokens_to_generate", "inference_max_requests")
-        check_at_least(self, 1, *names, "inference_repeat_n")
+        check_at_least(self, 1, *names, "inference_repeat_n", "inference_max_seq_length")
+        self.check_length(self.num_input_tokens or 1)
         check_at_least(self, 0, "num_warmups")
         if not all(self.prompts):
             raise ConfigError(
                 "--prompts contains an empty text; every prompt needs at least a character"
+            )
+
+    def check_length(self, prompt: int) -> None:
+        """Refuse a prompt of so many tokens that grows beyond --inference-max-seq-length."""
+        total, most = prompt + self.num_tokens_to_generate, self.inference_max_seq_length
+        if most is not None and total > most:
+            raise ConfigError(
+                f"--inference-max-seq-length {most}: {prompt} tokens of a prompt and "
+                f"--num-tokens-to-generate {self.num_tokens_to_generate} make {total}; raise it, "
+                "or generate less"
             )
 
     def check_model(self, model: GPTConfig) -> None:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from stages.benchmark.config import BenchmarkConfig
+from trainyard.checkpoint.model_config import model_config
 from trainyard.checkpoint.stored_step import StoredStep, check_step
+from trainyard.models.expected import check_expected
 
 
 def check_inputs(config: BenchmarkConfig) -> None:
-    """Refuse a step whose documents, tokenizer or weights differ from its manifest."""
-    check_step(config.load, "--load", also=StoredStep.require_tokenizer)
+    """Refuse a step whose documents, tokenizer or weights differ from its manifest, or whose model
+    is not the expected one."""
+
+    def check(step: StoredStep[Any]) -> None:
+        step.require_tokenizer()
+        if config.expect:
+            check_expected(config.expect, model_config(step)[0], f"--load {config.load}")
+
+    check_step(config.load, "--load", also=check)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pprint
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -30,16 +31,20 @@ def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
     device = resolve_device(config.device)
     loaded = load_model(config.load, device=str(device), model_type="gpt")
     loaded.model.eval()
+    if config.bf16 or config.fp16:
+        loaded.model.to(torch.bfloat16 if config.bf16 else torch.float16)
     if config.num_input_tokens is not None:
         sizes = config.inference_max_requests, config.num_input_tokens
         check_room(loaded.model, *sizes, config.num_tokens_to_generate)
     prompts = prompt_tokens(config, loaded.tokenizer)
     check_lengths(loaded.model, prompts, config.num_tokens_to_generate)
+    config.check_length(max(map(len, prompts)))
     warm_up(config, loaded, prompts, device)
     repetitions = []
-    with stage.progress(
-        config.inference_repeat_n * len(prompts), "prompts", "generate"
-    ) as progress:
+    with (
+        stage.progress(config.inference_repeat_n * len(prompts), "prompts", "generate") as progress,
+        profiled(config, device),
+    ):
         for _ in range(config.inference_repeat_n):
             repetitions.append(generate_all(config, loaded, prompts, device, progress.update))
     generations = describe_generations(config, loaded, prompts, repetitions)
@@ -76,6 +81,16 @@ def warm_up(
         generate(loaded.model, batch, min(WARMUP_TOKENS, config.num_tokens_to_generate))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+
+
+def profiled(config: BenchmarkConfig, device: torch.device) -> AbstractContextManager[object]:
+    """Starts and stops CUDA's profiler around the timed region, if that is asked for."""
+    if not config.benchmark_profile:
+        return nullcontext()
+    if device.type != "cuda":
+        raise ConfigError(f"--benchmark-profile is of CUDA, and the device is {device.type}")
+    manager: AbstractContextManager[object] = torch.cuda.profiler.profile()
+    return manager
 
 
 def generate_all(

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from trainyard.artifacts.output import Output
 from trainyard.config import execution, location
 from trainyard.evaluation.config import EvaluationConfig
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.tokenizers.config import TokenizerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
     """Evaluate a checkpoint on a text, by the definitions of Megatron-LM's task of this name."""
 
-    IN_CHECKPOINT: ClassVar[tuple[type, ...]] = (GPTConfig, TokenizerConfig)
-
     load: str = location()
     """Checkpoint: a run's folder (its latest step) or the folder of one step."""
     valid_data: str = location()
     """Text file to evaluate on, a path or URL."""
     evaluation: EvaluationConfig
+    expect: tuple[str, ...] = execution(())
+    """Options that the model of the checkpoint must have, as NAME=VALUE; with others it is refused.
+    The options of a model on Megatron-LM's command line come here."""
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
     """Device; auto: a GPU if available."""
     output_dir: str | None = location(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from trainyard.artifacts.output import Output
 from trainyard.config import MAX_SIZE, check_above_zero, check_at_most, execution, location
@@ -18,10 +18,14 @@ from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.layout_checks import check_model
 from trainyard.parallel.pipeline.partition import Partition, partition
 from trainyard.parallel.pipeline.schedule import GROUP, choose_group_size
+from trainyard.tokenizers.config import TokenizerConfig, TokenizerType
 from trainyard.training.options.pretrain import PretrainConfig
 
+GPT2_TOKENS = 50257
+"""Counted if nothing says how many tokens there are."""
+
 SIZES = (
-    "vocab_size",
+    *("vocab_size", "padded_vocab_size"),
     "micro_batch_size",
     "global_batch_size",
     "tensor_model_parallel_size",
@@ -54,8 +58,30 @@ class PlanConfig:
 
     model: TransformerConfig = field(metadata=MODEL_OPTIONS)
     moe: MoEConfig = field(default_factory=MoEConfig)
-    vocab_size: int
-    """Tokens of the tokenizer, before padding."""
+    vocab_size: int | None = None
+    """Tokens of the tokenizer, before padding; unset: those in its files, or GPT-2's."""
+    padded_vocab_size: int | None = None
+    """Rows of the embedding, instead of the number of tokens."""
+    tokenizer_type: TokenizerType | None = None
+    """Kind of tokenizer whose files are counted; unset: by the files that are given."""
+    tokenizer_model: str | None = location(None)
+    """Its tokenizer.json, or the folder of it."""
+    vocab_file: str | None = location(None)
+    """Its vocab.json (GPT2BPETokenizer) or vocab.txt (BertWordPiece)."""
+    merge_file: str | None = location(None)
+    """Its merges.txt (GPT2BPETokenizer)."""
+    vocab_extra_ids: int = 0
+    """Sentinel tokens added to it (BertWordPiece)."""
+    bf16: bool = False
+    """Count bytes of weights in bfloat16, which is also what is counted without a format."""
+    fp16: bool = False
+    """Count bytes of weights in float16, whose gradients have a copy in fp32."""
+    fp32: bool = False
+    """Count bytes of weights in fp32."""
+    fp8_format: Literal["e4m3", "hybrid"] | None = None
+    """Compute in FP8; weights stay in 16 bits without --fp8-param-gather."""
+    fp8_param_gather: bool = False
+    """Count bytes of weights in FP8."""
     micro_batch_size: int = 1
     """Samples of a micro-batch."""
     global_batch_size: int | None = None
@@ -108,6 +134,7 @@ class PlanConfig:
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together."""
         check_above_zero(self, *SIZES)
+        self._check_formats()
         check_at_most(self, MAX_SIZE, *SIZES)
         if self.gpu_memory_gib is not None and self.gpu_memory_gib <= 0:
             raise ConfigError(f"--gpu-memory-gib must be positive, got {self.gpu_memory_gib}")
@@ -141,7 +168,7 @@ class PlanConfig:
         model = self.model
         model.check_parallel(self.parallel())
         check_layout(self.layout(), model, self.moe)
-        model.check_params(self.padded_vocab_size)
+        model.check_params(self.rows)
         check_model(
             self.parallel(),
             num_layers=model.all_layers,
@@ -150,6 +177,20 @@ class PlanConfig:
             ffn_hidden_size=model.ffn_size,
             seq_length=model.seq_length,
         )
+
+    def _check_formats(self) -> None:
+        given = [f"--{name}" for name in ("bf16", "fp16", "fp32") if getattr(self, name)]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} exclude each other; give one")
+        if self.fp8_param_gather and self.fp8_format is None:
+            raise ConfigError("--fp8-param-gather needs --fp8-format, which is not given")
+        if self.vocab_size is None and self.padded_vocab_size is None:
+            self.tokenizer()
+        elif self.padded_vocab_size is not None and self.padded_vocab_size < (self.vocab_size or 1):
+            raise ConfigError(
+                f"--padded-vocab-size ({self.padded_vocab_size}) must be at least --vocab-size "
+                f"({self.vocab_size})"
+            )
 
     @property
     def replicas(self) -> int:
@@ -186,9 +227,36 @@ class PlanConfig:
         return self.global_batch_size or self.micro_batch_size * self.replicas
 
     @property
-    def padded_vocab_size(self) -> int:
-        """Rows of the embedding."""
-        return self.model.padded_vocab_size(self.vocab_size, self.tensor_model_parallel_size)
+    def rows(self) -> int:
+        """Rows of the embedding: the option, or the tokens and what pads them."""
+        if self.padded_vocab_size is not None:
+            return self.padded_vocab_size
+        tokens = GPT2_TOKENS if self.vocab_size is None else self.vocab_size
+        return self.model.padded_vocab_size(tokens, self.tensor_model_parallel_size)
+
+    @property
+    def number_format(self) -> str:
+        """The format of weights, in `BYTES_OF`."""
+        if self.fp8_param_gather:
+            return "fp8"
+        return "fp16" if self.fp16 else "fp32" if self.fp32 else "bf16"
+
+    def tokenizer(self) -> TokenizerConfig | None:
+        """The tokenizer whose files are counted, or None; ConfigError if it lacks an option."""
+        kind = self.tokenizer_type
+        if kind is None and self.tokenizer_model is not None:
+            kind = "HuggingFaceTokenizer"
+        if kind is None and self.vocab_file is not None:
+            kind = "GPT2BPETokenizer" if self.merge_file else "BertWordPieceLowerCase"
+        if kind is None:
+            return None
+        return TokenizerConfig(
+            tokenizer_type=kind,
+            tokenizer_model=self.tokenizer_model,
+            vocab_file=self.vocab_file,
+            merge_file=self.merge_file,
+            vocab_extra_ids=self.vocab_extra_ids,
+        )
 
     @property
     def num_microbatches(self) -> int:
@@ -238,11 +306,15 @@ class PlanConfig:
             sequence_parallel=self.sequence_parallel,
             recompute=self.model.recompute,
             distributed_optimizer=self.use_distributed_optimizer,
+            fp32=self.fp32,
         )
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """None."""
-        return {}
+        """The files of a tokenizer that is counted."""
+        files = (self.tokenizer_model, self.vocab_file)
+        if self.vocab_size is not None or self.padded_vocab_size is not None:
+            return {}
+        return {"tokenizer": given} if (given := tuple(url for url in files if url)) else {}
 
     def output(self) -> Output | None:
         """The folder of plan.json and schedule.svg."""

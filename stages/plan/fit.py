@@ -16,7 +16,7 @@ from stages.plan.config import PlanConfig
 from trainyard.errors import ConfigError
 from trainyard.models.costs.memory import ActivationMemory, activation_memory, count_parameters
 from trainyard.models.costs.memory_detail import DetailedMemory, detailed_memory
-from trainyard.models.parallel_layout import GRADIENT_BYTES, PARAMETER_BYTES
+from trainyard.models.parallel_layout import BYTES_OF
 
 GIBIBYTE = 2**30
 USABLE = 0.9
@@ -57,10 +57,11 @@ class Alternative:
 
 def memory_bytes(config: PlanConfig) -> dict[str, float]:
     """Memory of the most loaded device by the upstream formulas, kind by kind, and the total."""
-    counts = count_parameters(config.model, config.padded_vocab_size, config.layout(), config.moe)
+    counts = count_parameters(config.model, config.rows, config.layout(), config.moe)
+    each = BYTES_OF[config.number_format]
     memory = {
-        "parameters": counts.most_loaded_shard * PARAMETER_BYTES,
-        "gradients": counts.most_loaded_shard * GRADIENT_BYTES,
+        "parameters": counts.most_loaded_shard * each.weight,
+        "gradients": counts.most_loaded_shard * each.gradient,
         "optimizer": counts.most_loaded_shard * optimizer_bytes(config),
         "activations": activations_of(config).total,
     }
@@ -71,22 +72,24 @@ def optimizer_bytes(config: PlanConfig) -> float:
     """Optimizer state of a parameter on a device. Context-parallel ranks hold the same weights, so
     ZeRO shards over them too."""
     layout = config.layout()
-    return dataclasses.replace(layout, dp=layout.dp * layout.cp).optimizer_bytes_per_parameter
+    shards = layout.dp * layout.cp if layout.distributed_optimizer else 1
+    return BYTES_OF[config.number_format].state / shards
 
 
 def activations_of(config: PlanConfig) -> ActivationMemory:
     """Activations by the upstream formulas, which lack context parallelism: a device holds its part
     of every sequence."""
-    whole = activation_memory(config.model, config.padded_vocab_size, config.layout())
+    whole = activation_memory(config.model, config.rows, config.layout())
     cp = config.context_parallel_size
     return dataclasses.replace(whole, per_layer=whole.per_layer / cp, total=whole.total / cp)
 
 
 def detail_of(config: PlanConfig) -> DetailedMemory | None:
-    """Memory tensor by tensor, as trainyard allocates it; None with experts, which it lacks."""
-    if config.moe.enabled:
+    """Memory tensor by tensor, as trainyard allocates it; None with experts or FP8, which it
+    lacks."""
+    if config.moe.enabled or config.fp8_format is not None:
         return None
-    return detailed_memory(config.model, config.padded_vocab_size, config.layout())
+    return detailed_memory(config.model, config.rows, config.layout())
 
 
 def device_bytes(config: PlanConfig) -> float:

@@ -132,8 +132,8 @@ def _simulation(config: PlanConfig) -> Simulation:
 def _costs(config: PlanConfig) -> tuple[float, float]:
     """Matrix products of a token in a layer, and in the output layer; the embedding has none."""
     model = config.model
-    output = model.hidden_size * config.padded_vocab_size
-    weights = matmul_weights_per_token(model, config.padded_vocab_size, config.moe) - output
+    output = model.hidden_size * config.rows
+    weights = matmul_weights_per_token(model, config.rows, config.moe) - output
     output = output * model.output_length // model.seq_length
     directions = 2 if family_of(model).of_sentences else 1
     attention = directions * model.seq_length * model.query_size

@@ -16,6 +16,7 @@ from stages.plan.fit import (
     optimizer_bytes,
 )
 from stages.plan.pipeline_schedule import pipeline_document, pipeline_lines, pipeline_picture
+from stages.plan.vocabulary import with_vocabulary
 from stages.runtime.context import StageRun
 from trainyard.models.costs.flops import flops_per_iteration
 from trainyard.models.costs.memory import (
@@ -25,7 +26,7 @@ from trainyard.models.costs.memory import (
     full_recompute_bytes,
 )
 from trainyard.models.families import family_of
-from trainyard.models.parallel_layout import GRADIENT_BYTES, PARAMETER_BYTES
+from trainyard.models.parallel_layout import BYTES_OF
 
 FORMAT_VERSION = 1
 MEGABYTE = 2**20
@@ -37,6 +38,7 @@ CHECKPOINT_BYTES = 12
 
 def run(config: PlanConfig, stage: StageRun) -> dict[str, Any]:
     """Print the plan; with --output-dir, write plan.json and schedule.svg."""
+    config = with_vocabulary(config)
     check_fit(config)
     document = plan(config)
     print(json.dumps(document, indent=1) if config.json else report(config))
@@ -49,11 +51,12 @@ def run(config: PlanConfig, stage: StageRun) -> dict[str, Any]:
 
 def plan(config: PlanConfig) -> dict[str, Any]:
     """Counts, FLOPs and memory of the run; memory of its most loaded device."""
-    model, vocab, layout = config.model, config.padded_vocab_size, config.layout()
+    model, vocab, layout = config.model, config.rows, config.layout()
     counts = count_parameters(model, vocab, layout, config.moe)
     full = layout.recompute == "full"
     recomputed = full_recompute_bytes(model, vocab, layout) / layout.cp if full else None
     detail = detail_of(config)
+    each = BYTES_OF[config.number_format]
     document: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "parameters": {
@@ -73,8 +76,8 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         "flops_per_token": flops_of_samples(config, 1) / model.seq_length,
         "memory_bytes": memory_bytes(config),
         "bytes_per_parameter": {
-            "parameter": PARAMETER_BYTES,
-            "gradient": GRADIENT_BYTES,
+            "parameter": each.weight,
+            "gradient": each.gradient,
             "optimizer": optimizer_bytes(config),
         },
         "memory_detail_bytes": detail and {**asdict(detail), "total": detail.total},
@@ -88,7 +91,7 @@ def plan(config: PlanConfig) -> dict[str, Any]:
 
 def flops_of_samples(config: PlanConfig, count: int) -> float:
     """Operations of a step of so many samples, by the convention of the model's family."""
-    model, vocab = config.model, config.padded_vocab_size
+    model, vocab = config.model, config.rows
     if config.moe.enabled:
         return flops_per_iteration(model, vocab, count, config.moe)
     return family_of(model).flops_per_iteration(model, vocab, count)
@@ -96,12 +99,12 @@ def flops_of_samples(config: PlanConfig, count: int) -> float:
 
 def exact_parameters(config: PlanConfig) -> int:
     """Number of trained parameters, with biases, except of experts, and learned positions."""
-    dense = config.model.num_params(config.padded_vocab_size)
+    dense = config.model.num_params(config.rows)
     if not config.moe.enabled:
         return dense
     layout = config.layout()
-    with_experts = count_parameters(config.model, config.padded_vocab_size, layout, config.moe)
-    without = count_parameters(config.model, config.padded_vocab_size, layout)
+    with_experts = count_parameters(config.model, config.rows, layout, config.moe)
+    without = count_parameters(config.model, config.rows, layout)
     return dense + with_experts.transformer_block - without.transformer_block
 
 
@@ -111,7 +114,7 @@ def exact_parameters(config: PlanConfig) -> int:
 def report(config: PlanConfig) -> str:
     """The lines of the upstream report, then the lines of trainyard."""
     document = plan(config)
-    model, vocab, layout = config.model, config.padded_vocab_size, config.layout()
+    model, vocab, layout = config.model, config.rows, config.layout()
     counts = count_parameters(model, vocab, layout, config.moe)
     return "\n".join(
         [

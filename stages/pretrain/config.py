@@ -94,13 +94,9 @@ class PretrainConfig(LibraryConfig):
         if self.ckpt_convert_format is not None:
             return
         # Imported late: --help does not need them.
-        from trainyard.optim.schedule import build_optimizer_schedule
         from trainyard.parallel.dims import dims_of
-        from trainyard.training.loop.length import length_of
+        from trainyard.training.loop.length import length_of, optimizer_schedule_of
 
         dims = dims_of(self.parallel, world_size or self.parallel.model_ranks)
         length = length_of(self.training, dims.dp, self.model.seq_length)
-        training = self.training
-        build_optimizer_schedule(
-            self.optimizer, training.train_iters, length.global_batch_size, training.train_samples
-        )
+        optimizer_schedule_of(self.optimizer, self.training, length)

@@ -22,16 +22,37 @@ if TYPE_CHECKING:
     from trainyard.models.config import TransformerConfig
 
 Loader = Literal[
-    "auto", "trainyard", "hf", "llama_mistral", "core", "legacy", "torch_dist", "mixtral_hf"
+    "auto",
+    "trainyard",
+    "hf",
+    "llama_mistral",
+    "core",
+    "legacy",
+    "torch_dist",
+    "mixtral_hf",
+    "llava",
 ]
-Saver = Literal["trainyard", "hf", "llama_mistral", "core", "legacy", "torch_dist", "mixtral_hf"]
+Saver = Literal[
+    "trainyard",
+    "hf",
+    "llama_mistral",
+    "core",
+    "legacy",
+    "megatron",
+    "torch_dist",
+    "mixtral_hf",
+    "llava",
+    "hf_llava",
+]
 
 LATER = {
     "mixtral_hf": "it comes with mixtures of experts",
+    "llava": "it comes with models of images",
+    "hf_llava": "it comes with models of images",
 }
 """Formats of Megatron-LM's converter that this version does not have, and when they will come."""
 
-SPLIT = ("core", "legacy")
+SPLIT = ("core", "legacy", "megatron")
 """Savers that write one file for each rank."""
 
 MEGATRON = (*SPLIT, "torch_dist")
@@ -50,6 +71,8 @@ COUNTS = (
     "num_attention_heads",
 )
 
+NUMBER_FORMATS = ("fp32", "bf16", "fp16")
+
 PER_VIRTUAL_STAGE = "--target-num-layers-per-virtual-pipeline-stage"
 VIRTUAL_STAGES = "--target-num-virtual-stages-per-pipeline-rank"
 PP = "--target-pipeline-parallel-size"
@@ -60,7 +83,7 @@ LAST = "--target-decoder-last-pipeline-num-layers"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardConfig:
     """Convert a checkpoint into another format or number of files. Every value stays the same, bit
-    for bit."""
+    for bit, unless a number format is given."""
 
     load_dir: str = location()
     """Checkpoint to read: a run folder (its latest step), a step folder, or the folder of another
@@ -74,10 +97,16 @@ class ReshardConfig:
     saver: Saver = "trainyard"
     """Format to write. trainyard: ours; hf: a Hugging Face folder for `transformers`;
     llama_mistral: a Llama or Mistral in the layout of --saver-checkpoint-type; core, legacy:
-    Megatron-LM's files of ranks, for its new or old models; torch_dist: its distributed checkpoint,
-    which any number of ranks loads."""
+    Megatron-LM's files of ranks, for its new or old models; megatron: those, for old models if the
+    source is of them; torch_dist: its distributed checkpoint, which any number of ranks loads."""
     model_type: Literal["GPT", "BERT", "T5"] | None = None
     """Kind of model that the checkpoint must hold; unset: any."""
+    fp32: bool = False
+    """Write weights in fp32; without this and the next two, each in the format that it has."""
+    bf16: bool = False
+    """Write weights in bfloat16, rounded to the nearest number."""
+    fp16: bool = False
+    """Write weights in float16, rounded to the nearest number."""
     num_shards: int | None = None
     """Number of files for the weights, and as many again for optimizer states. Unset: the product
     of the target sizes, which is 1 by default."""
@@ -116,7 +145,8 @@ class ReshardConfig:
     tokenizer_type: TokenizerType | None = None
     """Kind of tokenizer, by Megatron-LM's name, to store instead of the source's."""
     tokenizer_model: str | None = location(None)
-    """File or folder of that tokenizer. Without --tokenizer-type: a HuggingFaceTokenizer."""
+    """File or folder of that tokenizer. Without --tokenizer-type: Llama2Tokenizer if the name ends
+    with .model, otherwise HuggingFaceTokenizer."""
     vocab_file: str | None = location(None)
     """Vocabulary of that tokenizer (GPT2BPETokenizer, BertWordPiece)."""
     merge_file: str | None = location(None)
@@ -159,9 +189,15 @@ class ReshardConfig:
                 f"--num-shards {self.num_shards}: --saver {self.saver} writes one file for each "
                 "rank; give --target-tensor-parallel-size and --target-pipeline-parallel-size"
             )
+        if len(given := [f"--{name}" for name in NUMBER_FORMATS if getattr(self, name)]) > 1:
+            raise ConfigError(f"{' and '.join(given)} exclude each other; give one")
         self._check_meta()
-        if self.tokenizer_type is None and (self.vocab_file or self.merge_file or self.vocab_size):
-            raise ConfigError("--vocab-file, --merge-file and --vocab-size need --tokenizer-type")
+        lone = self.vocab_file or self.merge_file or self.vocab_size
+        if self._tokenizer_type() is None and lone and self.true_vocab_size is None:
+            raise ConfigError(
+                "--vocab-file, --merge-file and --vocab-size need --tokenizer-type; to say only "
+                "how many tokens there are, give --true-vocab-size"
+            )
         self.tokenizer()
 
     def _check_meta(self) -> None:
@@ -216,7 +252,7 @@ class ReshardConfig:
             if self.saver != "core":
                 why = (
                     "legacy models have the same number of layers on every rank"
-                    if self.saver == "legacy"
+                    if self.saver in ("legacy", "megatron")
                     else f"files of --saver {self.saver} load at any split; leave it out"
                 )
                 raise ConfigError(f"{flag} {layers} needs --saver core; {why}")
@@ -245,6 +281,11 @@ class ReshardConfig:
             architecture(model)
 
     @property
+    def number_format(self) -> str | None:
+        """The number format of the weights to write; None: each in its own."""
+        return next((name for name in NUMBER_FORMATS if getattr(self, name)), None)
+
+    @property
     def ends(self) -> dict[str, int]:
         """Layers of the first and the last pipeline rank, by flag; only those that were given."""
         given = {
@@ -271,10 +312,11 @@ class ReshardConfig:
     def tokenizer(self) -> TokenizerConfig | None:
         """The tokenizer to store instead of the source's, or None; ConfigError if it lacks an
         option."""
-        if self.tokenizer_type is None and self.tokenizer_model is None:
+        kind = self._tokenizer_type()
+        if kind is None:
             return None
         options = {
-            "tokenizer_type": self.tokenizer_type or "HuggingFaceTokenizer",
+            "tokenizer_type": kind,
             "tokenizer_model": self.tokenizer_model,
             "vocab_file": self.vocab_file,
             "merge_file": self.merge_file,
@@ -283,12 +325,26 @@ class ReshardConfig:
         given = {name: value for name, value in options.items() if value is not None}
         return from_dict(TokenizerConfig, given)
 
+    def _tokenizer_type(self) -> TokenizerType | None:
+        """The type of the tokenizer to store: given, or as its files are those of one type."""
+        if self.tokenizer_type is not None or self.tokenizer_model is not None:
+            return self.tokenizer_type or _type_of(self.tokenizer_model or "")
+        if self.vocab_file is not None and self.merge_file is not None:
+            return "GPT2BPETokenizer"
+        is_bert = self.vocab_file is not None and self.vocab_file.endswith(".txt")
+        return "BertWordPieceLowerCase" if is_bert else None
+
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The checkpoint, and the tokenizer to store."""
         tokenizer = (self.tokenizer_model, self.vocab_file, self.merge_file)
-        given = tuple(url for url in tokenizer if url)
+        given = tuple(url for url in tokenizer if url and self._tokenizer_type())
         return {"checkpoint": (self.load_dir,), **({"tokenizer": given} if given else {})}
 
     def output(self) -> Output | None:
         """A folder."""
         return Output.directory(self.save_dir)
+
+
+def _type_of(tokenizer_model: str) -> TokenizerType:
+    """The type of a tokenizer by its file: Llama's is a model of SentencePiece."""
+    return "Llama2Tokenizer" if tokenizer_model.endswith(".model") else "HuggingFaceTokenizer"

@@ -7,6 +7,7 @@ from typing import Any
 from stages.reshard.config import MEGATRON, ReshardConfig
 from stages.reshard.savers import SAVERS
 from stages.runtime.context import StageRun
+from trainyard.conversion.cast import Cast
 from trainyard.conversion.loaders import LoadOptions, open_source
 from trainyard.conversion.source import Source
 from trainyard.conversion.tokenizer_files import carried
@@ -15,9 +16,20 @@ from trainyard.conversion.vocabulary import Adjusted
 
 def convert(config: ReshardConfig, stage: StageRun, loader: str) -> dict[str, Any]:
     """Write a checkpoint in the format of `--saver`; returns its step and number of tensors."""
-    with _opened(config, loader) as source:
+    with _cast(config, _opened(config, loader)) as source:
         SAVERS[config.saver](config, stage, source, loader)
         return {"step": source.step, "tensors": len(source.specs)}
+
+
+def _cast(config: ReshardConfig, source: Source) -> Source:
+    """The source, with weights of the requested number format."""
+    if config.number_format is None:
+        return source
+    try:
+        return Cast(source, config.number_format)
+    except BaseException:
+        source.close()
+        raise
 
 
 def _opened(config: ReshardConfig, loader: str) -> Source:

@@ -66,12 +66,13 @@ def _log_unneeded_sizes(config: ReshardConfig) -> None:
 
 def _refuse_changes(config: ReshardConfig) -> None:
     """A trainyard step is copied bit for bit, so options that change it are refused."""
-    changes = {
+    changes: dict[str, object] = {
         "--make-vocab-size-divisible-by": config.make_vocab_size_divisible_by,
         "--true-vocab-size": config.true_vocab_size,
         "--tokenizer-type": config.tokenizer_type,
         "--tokenizer-model": config.tokenizer_model,
     }
+    changes[f"--{config.number_format}"] = config.number_format
     given = [option for option, value in changes.items() if value is not None]
     if given:
         raise ConfigError(

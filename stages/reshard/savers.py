@@ -101,6 +101,12 @@ def save_legacy(config: ReshardConfig, stage: StageRun, source: Source, loader: 
     _save_megatron(config, stage, source, "legacy")
 
 
+def save_megatron(config: ReshardConfig, stage: StageRun, source: Source, loader: str) -> None:
+    """Write files of Megatron-LM's old models if the source is one, otherwise of core models."""
+    is_legacy = getattr(source, "is_legacy", False)  # only files of Megatron-LM's ranks have it
+    _save_megatron(config, stage, source, "legacy" if is_legacy else "core")
+
+
 def _save_megatron(
     config: ReshardConfig, stage: StageRun, source: Source, model_class: ModelClass
 ) -> None:
@@ -160,6 +166,7 @@ SAVERS: dict[str, Save] = {
     "llama_mistral": save_llama_mistral,
     "core": save_core,
     "legacy": save_legacy,
+    "megatron": save_megatron,
     "torch_dist": save_torch_dist,
 }
 

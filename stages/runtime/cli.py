@@ -4,8 +4,8 @@
 
 Flags come from the stage's configuration class, and override the document that --config names. The
 stage's own module is imported only when there is work, so --help and a no-op load neither torch nor
-data. With `megatron=True` a stage accepts Megatron-LM's command line: its other spellings, its
-flags that have no effect here, and its --yaml-cfg."""
+data. With `megatron=True` a stage accepts the command line of Megatron-LM's program for the same
+work: its other spellings, its flags that have no effect here, and its --yaml-cfg."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import types
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_type_hints
 
 from stages.runtime import parent_watch
 from stages.runtime.failure import report_failure
 from stages.runtime.flags import check_required, read_flags
-from stages.runtime.process_exit import exit_now, is_one_of_several
+from stages.runtime.process_exit import exit_now, is_one_of_several, reader_is_gone
 from trainyard import logging as our_logging
 from trainyard.config import (
     VARIANTS,
@@ -39,6 +39,9 @@ from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError, Stopped, TrainyardError
 from trainyard.megatron_cli.options import split_options
 from trainyard.version import FLOW_REVISION, FLOW_VERSION, VERSION, build_revision
+
+if TYPE_CHECKING:
+    from trainyard.megatron_cli.spellings import Vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +65,17 @@ class CommonOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MegatronOptions:
-    """Options of Megatron-LM and of guides to it that are not options of the stage."""
+class YamlOptions:
+    """The file of options of Megatron-LM's programs that know a whole run."""
 
     yaml_cfg: str | None = None
     """Megatron-LM's YAML file of options (path or URL), flat or in sections; flags override it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronOptions(YamlOptions):
+    """Options of Megatron-LM and of guides to it that are not options of a training."""
+
     world_size: int | None = None
     """Number of ranks: those of the launcher, or those to start on this machine."""
     init_method: str | None = None
@@ -88,7 +97,7 @@ def stage_main(
 
     `check_module` has `check_inputs(config)`, for a stage whose own module imports torch.
     `positional` names the option that takes leading arguments without a flag. `megatron`: accept
-    the command line of Megatron-LM."""
+    the command line of Megatron-LM's program for this work (`trainyard.megatron_cli.tools`)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         _end_at_signals()
@@ -128,13 +137,15 @@ def _main(
         parent_watch.stop_with_parent()
         _check_flow(name)
         remarks: list[str] = []
+        more = _more_options(name) if megatron else None
         if {"--help", "-h"} & set(arguments):
-            _print_help(name, config_class, arguments, megatron)
+            _print_help(name, config_class, arguments, more)
             return 0
-        if megatron:
-            arguments, remarks = _in_our_spelling(arguments, config_class)
+        known = _known(name, config_class, more) if megatron else None
+        if known is not None:
+            arguments, remarks = _in_our_spelling(arguments, known)
         arguments = _with_positional(arguments, positional)
-        config, common = _parse(config_class, arguments, megatron, remarks)
+        config, common = _parse(config_class, arguments, more, known, remarks)
         our_logging.configure(common.log_level)
         _log_remarks(name, remarks)
         if common.dry_run:
@@ -151,9 +162,7 @@ def _main(
         )
         return execute(job)
     except BrokenPipeError:
-        # The reader of our output closed the pipe: `--help | head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return reader_is_gone()
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("trainyard", "stages"):
             return report_failure(name, error, debug)
@@ -205,13 +214,36 @@ def _with_positional(arguments: list[str], option: str) -> list[str]:
     return ["--" + option, *arguments[:count], *arguments[count:]]
 
 
-def _in_our_spelling(arguments: list[str], config_class: type) -> tuple[list[str], list[str]]:
+def _more_options(name: str) -> type | None:
+    """Options of Megatron-LM's program that are not options of the stage."""
+    from trainyard.megatron_cli.tools import TOOLS
+
+    if name not in TOOLS:
+        return MegatronOptions
+    return YamlOptions if name == "plan" else None
+
+
+def _known(name: str, config_class: type, more: type | None) -> Vocabulary:
+    """What the flags of Megatron-LM mean to the stage."""
+    from trainyard.megatron_cli.spellings import ToolVocabulary, flag, vocabulary
+    from trainyard.megatron_cli.tools import TOOLS
+
+    classes = (CommonOptions, *((more,) if more is not None else ()))
+    flags = tuple(flag(field.name) for cls in classes for field in dataclasses.fields(cls))
+    tool = TOOLS.get(name)
+    if tool is None:
+        return vocabulary(config_class, flags)
+    from trainyard.models.expected import COMPARED
+    from trainyard.training.options.pretrain import PretrainConfig  # 0.03 s, not for --help
+
+    return ToolVocabulary(config_class, flags, tool, vocabulary(PretrainConfig), COMPARED)
+
+
+def _in_our_spelling(arguments: list[str], known: Vocabulary) -> tuple[list[str], list[str]]:
     """The options of a Megatron-LM command line in our spelling, and remarks to log about it."""
     from trainyard.megatron_cli.command import understand
 
-    options = (*dataclasses.fields(CommonOptions), *dataclasses.fields(MegatronOptions))
-    more = [field.name.replace("_", "-") for field in options]
-    understood = understand(arguments, config_class, os.environ, more)
+    understood = understand(arguments, known, os.environ)
     os.environ.update(understood.environment)
     return understood.arguments, understood.remarks
 
@@ -229,9 +261,13 @@ def _is_spawned_rank() -> bool:
 
 
 def _parse(
-    config_class: type, arguments: list[str], megatron: bool, remarks: list[str]
+    config_class: type,
+    arguments: list[str],
+    more: type | None,
+    known: Vocabulary | None,
+    remarks: list[str],
 ) -> tuple[Any, CommonOptions]:
-    classes = (config_class, CommonOptions, *((MegatronOptions,) if megatron else ()))
+    classes = (config_class, CommonOptions, *((more,) if more is not None else ()))
     flags = read_flags(arguments, *classes)
     document, where = {}, "--config"
     url, yaml_cfg = flags.pop("config", None), flags.pop("yaml_cfg", None)
@@ -243,8 +279,8 @@ def _parse(
         if document:
             raise ConfigError("--config and --yaml-cfg each hold the options of a run; give one")
         where = f"--yaml-cfg {yaml_cfg}"
-        document, more = _yaml_document(config_class, yaml_cfg, where, arguments)
-        remarks += more
+        document, said = _yaml_document(config_class, known, yaml_cfg, where, arguments)
+        remarks += said
     common = {name: flags.pop(name) for name, _, _ in leaves(CommonOptions) if name in flags}
     others = other_names(config_class)
     given = {others.get(name, name): value for name, value in document.items()} | flags
@@ -260,7 +296,7 @@ def _refuse_two_documents(arguments: list[str]) -> None:
             raise ConfigError(f"--{name} is given {count} times; put all options in one document")
 
 
-def _print_help(name: str, config_class: type, arguments: list[str], megatron: bool) -> None:
+def _print_help(name: str, config_class: type, arguments: list[str], more: type | None) -> None:
     """Print all options; with a flag such as --model-type, those of the class that it chooses."""
     import tyro  # 0.2 s, for --help only
 
@@ -269,10 +305,10 @@ def _print_help(name: str, config_class: type, arguments: list[str], megatron: b
     chosen = {key: given[key][0] for key in keys if given.get(key)}
     parts: list[tuple[str, Any]] = [("stage", config_class)]
     parts.append(("common", Annotated[CommonOptions, tyro.conf.FlagCreatePairsOff]))
-    parts += [("megatron", MegatronOptions)] if megatron else []
+    parts += [("megatron", more)] if more is not None else []
     default: list[Any] = [partial_config(config_class, chosen, "--help", tyro.MISSING)]
-    default += [CommonOptions(), *([MegatronOptions()] if megatron else [])]
-    for cls in (config_class, CommonOptions, MegatronOptions):
+    default += [CommonOptions(), *([more()] if more is not None else [])]
+    for cls in (config_class, CommonOptions, YamlOptions, MegatronOptions):
         _write_out_unions(cls)
     both = dataclasses.make_dataclass("Options", parts)
     with suppress(SystemExit):
@@ -313,13 +349,13 @@ def _document(config_class: type, url: str, where: str) -> dict[str, Any]:
 
 
 def _yaml_document(
-    config_class: type, url: str, where: str, arguments: list[str]
+    config_class: type, known: Vocabulary | None, url: str, where: str, arguments: list[str]
 ) -> tuple[dict[str, Any], list[str]]:
     from trainyard.megatron_cli.yaml_cfg import read_yaml_cfg
 
     given = {option.name: " ".join(option.values) for option in split_options(arguments)[1]}
     document, remarks = read_yaml_cfg(
-        _text_of("--yaml-cfg", url), config_class, os.environ, where, given
+        _text_of("--yaml-cfg", url), config_class, os.environ, where, given, known
     )
     check_keys(config_class, document, where)
     return document, [*remarks, f"{where}: flags of the command line override the file"]

@@ -36,7 +36,8 @@ def read_flags(arguments: Sequence[str], *classes: type) -> dict[str, Any]:
         elif negated != name and fields.get(negated) is bool:
             given[negated] = not _value(option, bool, fields)
         else:
-            raise ConfigError(f"{option.given} is not an option: {_why(name, fields, *classes)}")
+            hint = flag_hint(name.replace("_", "-"), [flag(known)[2:] for known in fields])
+            raise ConfigError(f"{option.given} is not an option: {hint}")
     return given
 
 
@@ -124,20 +125,3 @@ def _digits(text: str, annotation: Any) -> str:
 def _stray(word: str, fields: typing.Collection[str]) -> str:
     hint = flag_hint(word.lstrip("-").replace("_", "-"), [flag(name)[2:] for name in fields])
     return f"{word!r} is neither an option nor the value of one: {hint}"
-
-
-def _why(name: str, fields: typing.Collection[str], *classes: type) -> str:
-    """Why a flag is not an option, and what to do."""
-    for cls in classes:
-        for attribute, reason in ELSEWHERE.items():
-            for other in getattr(cls, attribute, ()):
-                if name in {known for known, _, _ in leaves(other)}:
-                    return reason
-    return flag_hint(name.replace("_", "-"), [flag(known)[2:] for known in fields])
-
-
-ELSEWHERE = {
-    "ALSO_READS": "it is one of pretrain, and the result here does not depend on it; leave it out",
-    "IN_CHECKPOINT": "the checkpoint brings it; leave it out",
-}
-"""Attributes of a configuration that name those of other programs, and what to say about theirs."""

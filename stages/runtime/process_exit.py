@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -32,3 +33,10 @@ def exit_now(status: int) -> NoReturn:
         status = status or EXIT_DEFECT
     finally:
         os._exit(status)
+
+
+def reader_is_gone() -> int:
+    """The exit status after a BrokenPipeError: the reader of our output closed the pipe, as in
+    `--help | head`. What is still to be written is dropped."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE

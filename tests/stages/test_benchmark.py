@@ -151,3 +151,34 @@ def test_a_model_larger_than_the_memory_is_refused(
     words = r"--load .*: the weights of its 39,\d{3} parameters take 0.0 GiB, and this machine has"
     with pytest.raises(ConfigError, match=words):
         benchmark(checkpoint, tmp_path / "out", prompts=["a"])
+
+
+def test_numbers_of_16_bits_halve_the_cache(checkpoint: str, tmp_path: Path) -> None:
+    options = {"prompts": ["the yard"], "num_tokens_to_generate": 4, "ignore_eod": True}
+    full = benchmark(checkpoint, tmp_path / "fp32", **options)[1]
+    for name in ("bf16", "fp16"):
+        half = benchmark(checkpoint, tmp_path / name, **options, **{name: True})[1]
+        assert half["kv_cache_bytes"] * 2 == full["kv_cache_bytes"]
+    with pytest.raises(ConfigError, match="give --bf16 or --fp16, not both"):
+        from_dict(BenchmarkConfig, {"load": "c", **options, "bf16": True, "fp16": True})
+
+
+def test_a_profile_is_of_cuda(checkpoint: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--benchmark-profile is of CUDA, and the device is cpu"):
+        benchmark(checkpoint, tmp_path, prompts=["a"], benchmark_profile=True)
+
+
+def test_a_longest_sequence_refuses_longer_prompts(checkpoint: str, tmp_path: Path) -> None:
+    short = {"num_tokens_to_generate": 4, "inference_max_seq_length": 11}
+    with pytest.raises(ConfigError, match=r"length 11: 8 tokens of a prompt .* 4 make 12"):
+        benchmark(checkpoint, tmp_path, prompts=["the yard"], **short)
+    with pytest.raises(ConfigError, match="length 11: 9 tokens"):
+        from_dict(BenchmarkConfig, {"load": "c", "num_input_tokens": 9, **short})
+
+
+def test_a_model_that_the_command_line_does_not_expect_is_refused(checkpoint: str) -> None:
+    words = ("--load", checkpoint, "--prompts", "a", "--num-tokens-to-generate", "1")
+    same = ("--num-layers", "2", "--hidden-size", "32", "--max-position-embeddings", "64")
+    assert run_program("stages.benchmark", *words, *same).status == 0
+    done = run_program("stages.benchmark", *words, "--num-layers", "24", "--swiglu", expect=2)
+    assert "its --num-layers is 2, not 24; its --swiglu is false, not true" in done.err

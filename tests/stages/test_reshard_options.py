@@ -8,6 +8,7 @@ import pytest
 
 from stages.reshard.config import ReshardConfig
 from tests.stages.test_reshard import META
+from trainyard.config import from_dict
 from trainyard.errors import ConfigError
 
 PER_STAGE = "target_num_layers_per_virtual_pipeline_stage"
@@ -66,3 +67,19 @@ PIPELINES: list[tuple[dict[str, Any], str]] = [
 def test_invalid_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ReshardConfig(**{"load_dir": "run", "save_dir": "out", **options})
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        ({"tokenizer_model": "t.model"}, "Llama2Tokenizer"),
+        ({"tokenizer_model": "folder"}, "HuggingFaceTokenizer"),
+        ({"vocab_file": "v.json", "merge_file": "m.txt"}, "GPT2BPETokenizer"),
+        ({"vocab_file": "vocab.txt"}, "BertWordPieceLowerCase"),
+        ({"vocab_file": "v.json", "true_vocab_size": 50257}, None),
+    ],
+)
+def test_files_say_which_tokenizer_they_are_of(files: dict[str, Any], kind: str | None) -> None:
+    config = from_dict(ReshardConfig, {"load_dir": "a", "save_dir": "b", **files})
+    tokenizer = config.tokenizer()
+    assert (tokenizer and tokenizer.tokenizer_type) == kind

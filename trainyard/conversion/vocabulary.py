@@ -46,7 +46,7 @@ class Adjusted(Closing):
         self.consumed_train_samples = source.consumed_train_samples
         self.num_updates = source.num_updates
         self.generation = generation_of(source)
-        for name in ("args", "scheduler", "scaler"):  # only some formats have them
+        for name in ("args", "scheduler", "scaler", "is_legacy"):  # only some formats have them
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
         self.vocab_size = _tokens(source, tokenizer, true_vocab_size)

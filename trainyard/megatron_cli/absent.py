@@ -24,7 +24,7 @@ ABSENT: tuple[tuple[str, str], ...] = (
     ),
     (f"multi-token prediction {LATER}; leave it out", "mtp-num-layers"),
     (
-        f"state space layers {LATER}; leave it out",
+        "state space layers come later; leave it out",
         """
         hybrid-layer-pattern hybrid-override-pattern hybrid-attention-ratio hybrid-mlp-ratio
         is-hybrid-model
@@ -206,3 +206,28 @@ HARMLESS: dict[str, tuple[str, ...]] = {
     "spec": ("local",),
 }
 """Values with which an unsupported option changes nothing."""
+
+OF_THE_MODEL = """
+num-experts fp8-e4m3 fp8-hybrid no-fp8-wgrad fp4-format fp4 multi-latent-attention mtp-num-layers
+hybrid-layer-pattern hybrid-override-pattern hybrid-attention-ratio hybrid-mlp-ratio is-hybrid-model
+spec heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json model-provider
+apply-residual-connection-post-layernorm no-rope-freq qk-l2-norm use-mup activation-func-clamp-value
+glu-linear-offset attention-output-gate
+"""
+"""Those that make another model: a command that trains nothing refuses them too."""
+
+OF_MEMORY = """
+use-megatron-fsdp use-custom-fsdp use-torch-fsdp2 data-parallel-sharding-strategy
+num-distributed-optimizer-instances tensor-parallel-num-weight-shards checkpoint-activations
+checkpoint-num-layers checkpoint-in-cpu distribute-checkpointed-activations
+fine-grained-activation-offloading optimizer-cpu-offload cpu-optimizer main-grads-dtype
+main-params-dtype exp-avg-dtype exp-avg-sq-dtype standalone-embedding-stage
+pipeline-model-parallel-split-rank
+"""
+"""Those that change the memory of a run: a plan refuses them."""
+
+LATER_VALUES: dict[tuple[str, str], str] = {
+    ("optimizer", name): f"the optimizer {name} {LATER}; give adam or sgd"
+    for name in ("muon", "dist_muon", "adaptive_muon", "soap")
+}
+"""Values of options that we have, by flag and value, which are refused."""

@@ -166,17 +166,6 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "retro-no-verify-neighbor-count retro-verify-neighbor-count",
     ),
     (
-        "it only applies to models that this command does not train (retrieval, vision)",
-        """
-        bert-*
-        retriever-* retro-return-doc-ids ict-* biencoder-* titles-data-path query-in-block-prob
-        use-one-sent-docs evidence-data-path block-data-path embedding-path indexer-*
-        output-bert-embeddings num-classes img-h img-w num-channels patch-dim
-        classes-fraction data-per-class-fraction head-lr-mult vision-pretraining-type
-        vision-backbone-type swin-* mask-type mask-factor iter-per-epoch dino-* mrope-section
-        """,
-    ),
-    (
         "it only applies to inference; stages.benchmark generates text",
         """
         inference-* max-tokens-to-oom flash-decode use-legacy-static-engine symmetric-ar-type

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from trainyard.errors import ConfigError
 from trainyard.megatron_cli.options import Option, split_options
-from trainyard.megatron_cli.spellings import VALUES, Vocabulary, is_harmless, vocabulary
+from trainyard.megatron_cli.spellings import Vocabulary
 
 LEVELS = {"10": "debug", "20": "info", "30": "warning", "40": "error"}
 """The levels of --log-level, by Python's numbers."""
@@ -22,6 +22,12 @@ STOPPING = (signals.SIGTERM, signals.SIGINT, signals.SIGUSR1)
 """Signals that make a run save and stop, whatever --exit-signal says (stages.runtime.context)."""
 
 NO_EFFECT = "ignored"
+
+EXPECT = "expect"
+"""The option of a command with a checkpoint that takes the options that its model must have."""
+
+TEXTS = ("prompts",)
+"""Options whose values are texts, in which quotes mean themselves."""
 
 WEIGHTS_ALONE = "--finetune loads only the weights anyway"
 
@@ -38,16 +44,12 @@ class Understood:
 
 
 def understand(
-    arguments: Sequence[str],
-    config_class: type,
-    environ: Mapping[str, str],
-    more: Sequence[str] = (),
+    arguments: Sequence[str], vocabulary: Vocabulary, environ: Mapping[str, str]
 ) -> Understood:
     """The command in our spelling; ConfigError for an unsupported option, with what to do instead.
 
-    environ: the environment, for what a launcher such as torchrun has set. more: flags that the
-    command has in addition to the configuration's."""
-    return _Command(arguments, vocabulary(config_class, tuple(more)), environ).understood()
+    environ: the environment, for what a launcher such as torchrun has set."""
+    return _Command(arguments, vocabulary, environ).understood()
 
 
 class _Command:
@@ -59,6 +61,7 @@ class _Command:
         self.remarks: list[str] = []
         self.environment: dict[str, str] = {}
         self._ineffective: dict[str, list[str]] = {}
+        self._checked: dict[str, str] = {}
         self.options = options
 
     def understood(self) -> Understood:
@@ -67,6 +70,10 @@ class _Command:
         self._apply_rules()
         kept = [kept for option in self.options if (kept := self._translated(option)) is not None]
         self._refuse_two_names(kept)
+        if self._checked:
+            kept.append(
+                Option(f"--{EXPECT}", EXPECT, [f"{k}={v}" for k, v in self._checked.items()])
+            )
         effects = [
             f"{', '.join(flags)}: {NO_EFFECT}: {reason}"
             for reason, flags in self._ineffective.items()
@@ -77,9 +84,11 @@ class _Command:
     def _translated(self, option: Option) -> Option | None:
         meaning = self.vocabulary.meaning(option.name)
         if meaning.kind == "ours":
-            values = [VALUES.get((meaning.name, value), value) for value in option.values]
-            return Option(option.given, meaning.name, values)
-        if meaning.kind == "absent" and is_harmless(option.name, option.values):
+            return Option(option.given, meaning.name, self._values(meaning.name, option))
+        if meaning.kind == "checked":
+            self._check_later(meaning.name, self._values(meaning.name, option))
+            return None
+        if meaning.kind == "absent" and self.vocabulary.is_harmless(option.name, option.values):
             return None
         if meaning.kind == "accepted":
             self._ineffective.setdefault(meaning.reason, []).append(option.given)
@@ -87,6 +96,22 @@ class _Command:
         if meaning.kind == "absent":
             raise ConfigError(f"{option.given} is not supported: {meaning.reason}")
         raise ConfigError(f"{option.given} is not an option: {meaning.reason}")
+
+    def _values(self, name: str, option: Option) -> list[str]:
+        """The values in our spelling, without the quotes that a script left around them."""
+        found = []
+        for value in option.values:
+            if (refusal := self.vocabulary.refusal(name, value)) is not None:
+                raise ConfigError(f"{option.given} {value}: {refusal}")
+            bare = value if name in TEXTS else unquoted(value)
+            found.append(self.vocabulary.value(name, bare))
+        return found
+
+    def _check_later(self, name: str, values: Sequence[str]) -> None:
+        """Keep an option of the model, to be compared with that of the checkpoint."""
+        positive = name.removeprefix("no-")
+        words = values or ["true" if name == positive else "false"]
+        self._checked[positive.replace("-", "_")] = " ".join(words)
 
     def _refuse_two_names(self, options: Sequence[Option]) -> None:
         """Refuse two names of one option. One name may repeat: its last value counts."""
@@ -120,7 +145,7 @@ class _Command:
         }
         for option in list(self.options):
             rule = rules.get(option.name)
-            if rule is not None:
+            if rule is not None and option.name in self.vocabulary.rules:
                 instead = rule(option)
                 at = next(i for i, o in enumerate(self.options) if o is option)
                 self.options[at : at + 1] = instead
@@ -287,6 +312,13 @@ class _Command:
             )
             self.remarks.append(f"{option.given}: {NO_EFFECT}: {reason}")
         return []
+
+
+def unquoted(value: str) -> str:
+    """A value without one pair of quotes around it, which scripts leave there by quoting twice:
+    "'99,1,0'"."""
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if is_quoted else value
 
 
 def exit_signal_problem(value: str) -> str | None:

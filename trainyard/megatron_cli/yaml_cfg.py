@@ -22,7 +22,7 @@ from trainyard.megatron_cli.command import (
     epochs_answer,
     exit_signal_problem,
 )
-from trainyard.megatron_cli.spellings import VALUES, Meaning, flag, is_harmless, vocabulary
+from trainyard.megatron_cli.spellings import Meaning, Vocabulary, flag, vocabulary
 from trainyard.megatron_cli.yaml_text import YamlEntry, read_entries
 
 NEGATED = {"add_bias_linear": "disable_bias_linear"}
@@ -50,23 +50,27 @@ def read_yaml_cfg(
     environ: Mapping[str, str],
     where: str,
     given: Mapping[str, str] = types.MappingProxyType({}),
+    known: Vocabulary | None = None,
 ) -> tuple[Document, list[str]]:
     """The document of options that the file describes, and lines to log about it.
 
-    given: values of the flags on the command line. where: names the file in messages. Raises
-    ConfigError, with line and section, for a key or value that cannot be translated."""
-    return _Reader(config_class, where, given, environ).read(read_entries(text, environ, where))
+    given: values of the flags on the command line. where: names the file in messages. known: the
+    vocabulary of the command; unset: that of a training with these options. Raises ConfigError,
+    with line and section, for a key or value that cannot be translated."""
+    reader = _Reader(config_class, known or vocabulary(config_class), where, given, environ)
+    return reader.read(read_entries(text, environ, where))
 
 
 class _Reader:
     def __init__(
         self,
         config_class: type,
+        known: Vocabulary,
         where: str,
         given: Mapping[str, str],
         environ: Mapping[str, str],
     ) -> None:
-        self.vocabulary = vocabulary(config_class)
+        self.vocabulary = known
         self.annotations = {name: annotation for name, annotation, _ in leaves(config_class)}
         self.where, self.given, self.environ = where, given, environ
         self.document: Document = {}
@@ -79,7 +83,8 @@ class _Reader:
         rest = dict(entries)
         self._activation(rest)
         self._names_of_others(rest)
-        self._world_size(rest)
+        if flag(RANKS) in self.vocabulary.names:
+            self._world_size(rest)
         for key, entry in rest.items():
             self._entry(key, entry)
         self._sequence_parallel()
@@ -106,7 +111,7 @@ class _Reader:
         elif meaning.kind == "accepted":
             if _is_on(entry.value):
                 self.ineffective.setdefault(meaning.reason, []).append(key)
-        elif _is_on(entry.value) and not is_harmless(flag(key), [str(entry.value)]):
+        elif _is_on(entry.value) and not self.vocabulary.is_harmless(flag(key), [str(entry.value)]):
             raise self._error(entry, f"{key}: {entry.value!r} is not supported: {meaning.reason}")
 
     def _rule(self, key: str, entry: YamlEntry) -> str:
@@ -129,7 +134,9 @@ class _Reader:
         return meaning
 
     def _set(self, name: str, key: str, entry: YamlEntry) -> None:
-        value = VALUES.get((flag(name), str(entry.value)), entry.value)
+        value = entry.value
+        if isinstance(value, str):
+            value = self.vocabulary.value(flag(name), value)
         if name not in self.annotations:  # a no_x name, which turns x off
             name = name.removeprefix("no_")
             value = not self._boolean(key, entry)

@@ -13,6 +13,26 @@ OPTIMIZER_BYTES = 12
 """fp32 master weight and two Adam moments."""
 
 
+@dataclass(frozen=True, slots=True)
+class ParameterBytes:
+    """Bytes of a parameter by Megatron-LM's documentation of its distributed optimizer."""
+
+    weight: int
+    gradient: int
+    state: int
+    """Moments, and in fp32 the main weight, and the main gradient of fp16. Sharded over replicas by
+    the distributed optimizer."""
+
+
+BYTES_OF: dict[str, ParameterBytes] = {
+    "bf16": ParameterBytes(PARAMETER_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES),  # 18, or 6 + 12/d
+    "fp16": ParameterBytes(2, 2, 16),  # 20, or 4 + 16/d
+    "fp32": ParameterBytes(4, 4, 8),  # 16, or 8 + 8/d
+    "fp8": ParameterBytes(1, 4, 12),  # 17, or 5 + 12/d: weights in FP8 (--fp8-param-gather)
+}
+"""By the format of the weights; d is the number of replicas."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
     """Degrees of parallelism, micro-batches and what saves memory."""

@@ -6,11 +6,15 @@ Pure arithmetic in the standard library, in the order that gives the same floats
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from trainyard.config import flag
 from trainyard.errors import ConfigError
 from trainyard.optim.config import DecayStyle, IncreaseStyle, OptimizerConfig, WsdDecayStyle
+
+SamplesAfter = Callable[[int], int]
+"""The samples that so many iterations from the start consume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,12 +145,15 @@ def build_optimizer_schedule(
     train_iters: int | None,
     global_batch_size: int,
     train_samples: int | None = None,
+    samples_after: SamplesAfter | None = None,
 ) -> OptimizerSchedule:
     """The schedules of a run that is measured in iterations or, with None for these, in samples.
 
-    Numbers of iterations become numbers of samples of the given (the final) batch size."""
+    samples_after: of a batch size that changes, the samples of the first so many iterations; unset:
+    all have the given batch size."""
     if train_iters is not None:
-        lengths = _of_iterations(config, train_iters, global_batch_size)
+        of_constant_size = global_batch_size.__mul__
+        lengths = _of_iterations(config, train_iters, samples_after or of_constant_size)
     else:
         assert train_samples is not None
         lengths = _of_samples(config, train_samples)
@@ -179,7 +186,9 @@ def _decoupled(config: OptimizerConfig, rate: LearningRateSchedule) -> LearningR
     return replace(rate, max_lr=config.decoupled_lr, min_lr=least)
 
 
-def _of_iterations(config: OptimizerConfig, train_iters: int, global_batch_size: int) -> _Lengths:
+def _of_iterations(
+    config: OptimizerConfig, train_iters: int, samples_after: SamplesAfter
+) -> _Lengths:
     for name in ("lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples"):
         if getattr(config, name):
             raise ConfigError(
@@ -187,13 +196,15 @@ def _of_iterations(config: OptimizerConfig, train_iters: int, global_batch_size:
                 f"{flag(name.replace('samples', 'iters'))}"
             )
     decay_iters = config.lr_decay_iters or train_iters
-    decay = decay_iters * global_batch_size
+    decay = samples_after(decay_iters)
     fraction = config.lr_warmup_fraction
+    wsd_iters = config.lr_wsd_decay_iters or 0
+    before_wsd = samples_after(max(0, decay_iters - wsd_iters))
     return _Lengths(
         decay=decay,
-        warmup=config.lr_warmup_iters * global_batch_size if fraction is None else fraction * decay,
-        wsd=(config.lr_wsd_decay_iters or 0) * global_batch_size,
-        run=train_iters * global_batch_size,
+        warmup=samples_after(config.lr_warmup_iters) if fraction is None else fraction * decay,
+        wsd=decay - before_wsd if wsd_iters <= decay_iters else samples_after(wsd_iters),
+        run=samples_after(train_iters),
         decay_option=f"--lr-decay-iters {decay_iters}",
         warmup_option=_warmup_option(config, "lr_warmup_iters"),
         wsd_option=f"--lr-wsd-decay-iters {config.lr_wsd_decay_iters}",

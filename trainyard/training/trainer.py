@@ -15,7 +15,6 @@ from trainyard.checkpoint.background import SaveReport
 from trainyard.models.families import family_of
 from trainyard.models.init import init_module, init_parameters
 from trainyard.models.pipeline_stage import PipelineStage
-from trainyard.optim.schedule import OptimizerSchedule, build_optimizer_schedule
 from trainyard.parallel.groups import ProcessGroups, broadcast_object
 from trainyard.parallel.layout_checks import check_group_size
 from trainyard.parallel.model import ModelParallel
@@ -36,7 +35,7 @@ from trainyard.training.loop.build import (
 )
 from trainyard.training.loop.data import RunData, build_run_data
 from trainyard.training.loop.ledger import parse_ledger
-from trainyard.training.loop.length import length_of
+from trainyard.training.loop.length import length_of, optimizer_schedule_of
 from trainyard.training.loop.loop import Outcome, TrainLoop
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import StepOptions, TrainModule, default_forward_step
@@ -89,12 +88,7 @@ class Trainer:
         training = config.training
         self.length = length_of(training, groups.dims.dp, config.model.seq_length)
         check_group_size(config.parallel, self.length.batch_size_schedule.final.num_microbatches)
-        self.optimizer_schedule: OptimizerSchedule = build_optimizer_schedule(
-            config.optimizer,
-            training.train_iters,
-            self.length.global_batch_size,
-            training.train_samples,
-        )
+        self.optimizer_schedule = optimizer_schedule_of(config.optimizer, training, self.length)
         self.tokenizer: Tokenizer = build_tokenizer(config.tokenizer)
         self.vocab_size = self._padded_vocab_size()
         self.folder = host.run_folder() if groups.rank == 0 else None

@@ -157,3 +157,54 @@ vision-pretraining-type vocab-extra-ids vocab-file vocab-size wandb-entity wandb
 wandb-project wandb-save-dir warmup warmup-steps weight-decay weight-decay-incr-style
 wgrad-deferral-limit window-attn-skip-freq window-size world-size yaml-cfg
 """
+
+MAIN = """
+activation-func-fp8-input-store actual-vocab-size adaptive-muon-beta2 adaptive-muon-eps
+apply-dsa-kernel-fusion apply-wd-to-qk-layernorm async-ckpt-cpu-priority async-ckpt-io-priority
+async-ckpt-use-cpu-shm attention-output-gate batch-invariant-mode check-optimizer-step-success
+ckpt-fully-parallel-load-exchange-algo ckpt-fully-parallel-load-process-group
+ckpt-fully-parallel-load-replicate-local ckpt-fully-parallel-save-process-group
+ckpt-fully-parallel-save-replicate-local ckpt-load-validate-sharding-integrity cp-partition-mode
+csa-compress-ratios csa-dense-mode csa-window-size cuda-graph-modules
+ddp-param-name-patterns-for-fp32-local-accumulation decoupled-weight-decay
+delay-offload-until-cuda-graph dense-grouped-gemm disable-jit-fuser dsa-indexer-n-heads
+dsa-kernel-backend dynamic-context-parallel enable-hyper-connections
+encoder-pipeline-model-parallel-size encoder-tensor-model-parallel-size engram-config
+ep-overlap-early-attn-memory-release exit-signal-handler-for-dataloader
+exit-signal-handler-for-training experimental-attention-variant export-kd-teacher-load
+export-model-type export-quant-cfg filter-warnings fine-grained-offloading-max-inflight-offloads
+flight-recorder-dump-path flight-recorder-trace-buffer-size fsdp-db-use-persist-buf-on-alloc-fail
+full-cuda-graph fused-residual-rmsnorm fused-single-qkv-rope gdn-conv-pad-alignment
+gdn-pre-gated-delta-rule-fusion head-wise-attn-gate hetereogenous-dist-checkpoint
+high-priority-a2a-comm-stream inference-cuda-graph-scope inference-shards
+keep-fp8-weight-transpose-cache-when-using-custom-fsdp kitchen-config-file linear-attention-freq
+linear-attention-type linear-conv-kernel-dim linear-key-head-dim linear-num-key-heads
+linear-num-value-heads linear-value-head-dim log-l2-norm-grad-to-tensorboard
+log-moe-overload-factor log-runtime-to-tensorboard log-throughput-to-tensorboard lora-rank
+mamba-inference-conv-states-dtype max-seqlen-per-dp-cp-rank megatron-fsdp-grad-comm-dtype
+megatron-fsdp-main-grads-dtype megatron-fsdp-main-params-dtype memory-keys mhc-recompute-layer-num
+mhc-sinkhorn-iterations min-hybrid-context-parallel-size min-offloaded-tensor-size
+mla-down-proj-fusion modules-to-filter moe-latent-size moe-routing-trace-path mok-minibatch-size
+most-recent-k muon-scalar-optimizer muon-split-qkv mup-attn-scale-power mup-base-head-dim
+mup-base-hidden-size mup-embedding-mult mup-output-mult mup-width-mult no-check-for-nan-in-grad
+no-check-for-nan-in-loss no-ckpt-load-validate-sharding-integrity no-decoupled-weight-decay
+no-filter-warnings no-flight-recorder-dump-on-timeout no-pad-vocab-size no-save-tokenizer-assets
+no-store-param-remainders null-tokenizer-eod-id null-tokenizer-pad-id num-residual-streams
+num-speculative-tokens nvtx-ranges offload-modules offload-optimizer-states
+offset-sampling-seed-by-dp-rank optimizer-cuda-graph overlap-dispatch-backward-with-experts-wgrad
+param-name-patterns-for-fp32-local-accumulation peft-scheme pytorch-profiler-collect-callstack
+pytorch-profiler-collect-chakra pytorch-profiler-collect-shapes qk-clip qk-clip-alpha
+qk-clip-threshold recompute-hyper-connection-num-layers record-shapes refit-execution-batch-bytes
+refit-method return-log-probs rl-inference-tensor-model-parallel-size rl-profile
+rotary-base-per-layer runtime-time-unit s3-cache-path save-activations-interval
+save-config-filepath save-dgrads-interval save-params-interval save-tokenizer-assets
+save-tokens-per-expert-interval save-wgrads-interval sequence-packing-scheduler
+set-level-for-all-loggers sft-mock-dataset-config-json skip-prompt-log-probs
+skip-sync-grad-norm-across-mp soap-precondition-frequency soap-shampoo-beta soap-use-kl-shampoo
+start-eval-at-iter store-param-remainders te-precision-config-file throughput-window-size
+tokenizer-special-tokens tp-comm-overlap-disable-fc1 tp-only-amax-red use-flashinfer-fused-rope
+use-grouped-gemm-for-dense-mlp use-grouped-gemm-for-shared-expert use-kitchen-attention
+use-layer-wise-distributed-optimizer use-mok-megakernel use-same-sampling-seed-across-dp-ranks
+use-varlen-dataset validation-set-names varlen-mock-dataset-config-json
+"""
+"""Flags of Megatron-LM's main branch that no release up to 0.15 has."""

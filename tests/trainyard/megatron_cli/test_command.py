@@ -13,7 +13,7 @@ from tests.trainyard.megatron_cli.flags import TRAINING
 from trainyard.errors import ConfigError
 from trainyard.megatron_cli.absent import HARMLESS
 from trainyard.megatron_cli.command import understand
-from trainyard.megatron_cli.spellings import EXACT, RENAMED, RULES, vocabulary
+from trainyard.megatron_cli.spellings import EXACT, NOT_OPTIONS, RENAMED, vocabulary
 
 MORE = ("yaml-cfg", "config", "log-level", "help", "world-size", "init-method")
 VOCABULARY = vocabulary(PretrainConfig, MORE)
@@ -23,11 +23,11 @@ LAUNCHED |= {"LOCAL_RANK": "1"}
 
 
 def ours(line: str, environ: dict[str, str] | None = None) -> str:
-    return " ".join(understand(line.split(), PretrainConfig, environ or {}, MORE).arguments)
+    return " ".join(understand(line.split(), VOCABULARY, environ or {}).arguments)
 
 
 def remarks(line: str, environ: dict[str, str] | None = None) -> list[str]:
-    return understand(line.split(), PretrainConfig, environ or {}, MORE).remarks
+    return understand(line.split(), VOCABULARY, environ or {}).remarks
 
 
 def test_every_flag_has_an_answer() -> None:
@@ -41,7 +41,7 @@ def _check(name: str) -> str:
     assert meaning.reason or meaning.kind in ("ours", "rule"), name
     if meaning.kind == "accepted":
         for line in (f"--{name}", f"--{name} 2 15 --lr 1", f"--{name}=15"):
-            understood = understand(line.split(), PretrainConfig, {}, MORE)
+            understood = understand(line.split(), VOCABULARY, {})
             assert understood.arguments in ([], ["--lr", "1"])
             assert understood.remarks == [f"--{name}: ignored: {meaning.reason}"]
     elif meaning.kind == "absent":
@@ -52,9 +52,9 @@ def _check(name: str) -> str:
 
 def test_no_option_of_ours_is_in_the_tables() -> None:
     others = {*EXACT, *RENAMED} - {"batch-size", "train-steps"}
-    assert [name for name in others if VOCABULARY._ours(name) is not None] == []
+    assert [name for name in others if VOCABULARY.ours(name) is not None] == []
     assert [new for new in RENAMED.values() if VOCABULARY.meaning(new).kind == "unknown"] == []
-    assert not set(RULES) & {*EXACT, *RENAMED}
+    assert not set(NOT_OPTIONS) & {*EXACT, *RENAMED}
     assert [name for name in HARMLESS if VOCABULARY.meaning(name).kind != "absent"] == []
 
 
@@ -84,6 +84,7 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
         ),
         ("--model-type retro --retro-add-retriever", "--model-type retro"),
         ("--warmup 0.01", "--lr-warmup-fraction 0.01"),
+        ("--data-impl mmap --lr 1", "--lr 1"),
         ("--layernorm-epsilon=1e-6", "--norm-epsilon 1e-6"),
         ("--disable-bias-linear", "--disable-bias-linear"),
         ("--no-save-optim", "--no-save-optim"),
@@ -211,7 +212,7 @@ def test_ignored_flags_are_grouped_by_reason() -> None:
 def test_flags_of_ranks_become_environment_variables(
     given: str, environ: dict[str, str], sets: dict[str, Any]
 ) -> None:
-    understood = understand(given.split(), PretrainConfig, environ, MORE)
+    understood = understand(given.split(), VOCABULARY, environ)
     assert understood.environment == sets
     assert understood.arguments == []
 

@@ -14,6 +14,7 @@ from trainyard.optim.schedule import (
     WeightDecaySchedule,
     build_optimizer_schedule,
 )
+from trainyard.training.loop.batch_size import build_batch_size_schedule
 
 
 def test_both_rates_equal_megatrons() -> None:
@@ -117,6 +118,20 @@ def test_a_warmup_as_long_as_the_run_is_refused() -> None:
     config = OptimizerConfig(lr=1.0, lr_decay_style="WSD", lr_wsd_decay_iters=11)
     with pytest.raises(ConfigError, match=r"--lr-wsd-decay-iters 11"):
         build_optimizer_schedule(config, 10, 4)
+
+
+def test_iterations_of_a_batch_that_grows_are_counted_by_their_samples() -> None:
+    ramp = build_batch_size_schedule(
+        global_batch_size=8, micro_batch_size=1, dp=1, rampup_batch_size=(2, 2, 12)
+    )
+    config = OptimizerConfig(
+        lr=1.0, lr_warmup_iters=2, lr_decay_style="WSD", lr_decay_iters=9, lr_wsd_decay_iters=3
+    )
+    rates = build_optimizer_schedule(config, 9, 8, None, ramp.samples_after).learning_rate
+    after = ramp.samples_after
+    assert (rates.warmup_steps, rates.decay_steps) == (after(2), after(9))
+    assert rates.at(after(2)) == rates.at(after(6)) == 1.0 > rates.at(after(7))
+    assert rates.at(after(9)) == 0.0
 
 
 def test_samples_and_iterations_do_not_mix() -> None:

@@ -160,17 +160,7 @@ def run_length(
     if (train_iters is None) == (train_samples is None):
         raise ConfigError("give --train-iters or --train-samples, one of them")
     if train_iters is not None:
-        samples = batch_size_schedule.samples_after(train_iters)
-        if not batch_size_schedule.is_constant:
-            samples -= (
-                batch_size_schedule.iterations_to(samples) > train_iters
-            )  # a ramp's additional step
-            raise ConfigError(
-                f"a batch size that changes needs --train-samples, as iterations differ: "
-                f"--train-iters {train_iters} would be --train-samples {samples} (the lengths of "
-                "the learning rate schedule are then in samples, too)"
-            )
-        return train_iters, samples
+        return train_iters, batch_size_schedule.samples_after(train_iters)
     assert train_samples is not None
     steps = batch_size_schedule.iterations_to(train_samples)
     if not steps:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from trainyard.config import MAX_SAMPLES, MAX_STEPS
 from trainyard.datasets.split_sizes import split_sizes
 from trainyard.errors import ConfigError
+from trainyard.optim.config import OptimizerConfig
+from trainyard.optim.schedule import OptimizerSchedule, build_optimizer_schedule
 from trainyard.training.loop.batch_size import (
     BatchSizeSchedule,
     build_batch_size_schedule,
@@ -57,6 +59,19 @@ def length_of(training: TrainingConfig, dp: int, seq_length: int) -> RunLength:
             f"{MAX_SAMPLES}; lower --train-iters, --train-samples or --global-batch-size"
         )
     return RunLength(steps, samples, batch_size_schedule, tuple(training.evaluation_steps(steps)))
+
+
+def optimizer_schedule_of(
+    config: OptimizerConfig, training: TrainingConfig, length: RunLength
+) -> OptimizerSchedule:
+    """Learning rate and weight decay over a run; ConfigError if their lengths do not fit it."""
+    return build_optimizer_schedule(
+        config,
+        training.train_iters,
+        length.global_batch_size,
+        training.train_samples,
+        length.batch_size_schedule.samples_after,
+    )
 
 
 def num_samples(training: TrainingConfig, length: RunLength) -> tuple[int, int, int]:

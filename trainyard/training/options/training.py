@@ -42,10 +42,10 @@ class TrainingConfig:
     """Samples of an optimizer step over all ranks; unset: one micro-batch on each rank."""
     rampup_batch_size: tuple[int, ...] = ()
     """START INCREMENT SAMPLES: begin with a global batch of START and add INCREMENT evenly over
-    the first SAMPLES samples until --global-batch-size is reached; with --train-samples."""
+    the first SAMPLES samples until --global-batch-size is reached."""
     step_batch_size_schedule: str | None = None
     """TOKENS:SIZE ...: the global batch from each number of consumed tokens on, as in
-    "0:768 250B:1536" (K, M, B, T); with --train-samples."""
+    "0:768 250B:1536" (K, M, B, T)."""
     decrease_batch_size_if_needed: bool = False
     """Lower a batch size to a multiple of micro-batch size x data-parallel ranks."""
     train_iters: int | None = also("train_steps", default=None)

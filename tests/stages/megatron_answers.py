@@ -1,0 +1,108 @@
+"""What `stages.megatron` says to each command line of Megatron-LM's scripts and of guides
+(tests/golden/megatron_commands.jsonl): it runs, or it is refused with these words.
+
+By the file name of the script, which answers alike in every version, or the name of a guide's
+line."""
+
+from __future__ import annotations
+
+RUNS = ""
+
+DETOXIFICATION = "detoxification comes later"
+NO_SERVER = "a server comes later; stages.benchmark generates text from --prompts"
+NO_IMAGES = "models of images come later"
+OF_TASK = "comes later; WIKITEXT103 is there"
+OF_RETRIEVER = "needs the retriever of pretrain_ict.py, which comes later"
+EXPERTS = "--num-experts is not supported: mixture of experts comes later"
+
+UNEVEN = "--num-layers (24) must be divisible by --pipeline-model-parallel-size (16)"
+"""Megatron-LM refuses these scripts too, by an assertion."""
+
+NO_PROJECT = "/x/config.json is missing: not the folder of a Retro project"
+"""The line has no options of data: they are in the project, and /x has none."""
+
+NO_SAVE = "--save is required and not given"
+"""The guide's own program keeps nothing. Its lines run once a training may do without --save."""
+
+ANSWERS: dict[str, str] = {
+    # training
+    "pretrain_gpt.sh": RUNS,
+    "pretrain_gpt_distributed.sh": RUNS,
+    "pretrain_gpt_distributed_with_mp.sh": RUNS,
+    "train_gpt3_175b_distributed.sh": RUNS,
+    "train_llama3_8b_h100_fp8.sh": "--profile is not supported",
+    "train_mixtral_8x7b_distributed.sh": EXPERTS,
+    "pretrain_bert.sh": RUNS,
+    "pretrain_bert_distributed.sh": RUNS,
+    "pretrain_bert_distributed_with_mp.sh": RUNS,
+    "train_bert_340m_distributed.sh": UNEVEN,
+    "pretrain_t5.sh": RUNS,
+    "pretrain_t5_distributed.sh": RUNS,
+    "pretrain_t5_distributed_with_mp.sh": RUNS,
+    "train_t5_220m_distributed.sh": RUNS,
+    "train_retro_2b_distributed.sh": NO_PROJECT,
+    "train.sh": "pretrain_mamba.py: state space layers come later",
+    "pretrain_ict.sh": "pretrain_ict.py: training of retrievers comes later",
+    "pretrain_vision_classify.sh": NO_IMAGES,
+    "pretrain_vision_dino.sh": NO_IMAGES,
+    "pretrain_vision_inpaint.sh": NO_IMAGES,
+    "pretrain_vlm.sh": NO_IMAGES,
+    # the guide's own program
+    "guide-tp": RUNS,
+    "guide-tp-full": RUNS,
+    "guide-small": RUNS,
+    "guide-noargs": RUNS,
+    "guide-multi": RUNS,
+    "guide-summary": RUNS,
+    # data
+    "preprocess.sh": RUNS,
+    "tok-basic": RUNS,
+    "tok-split": RUNS,
+    "tok-parts": RUNS,
+    "tok-bert": RUNS,
+    "tok-gpt2": RUNS,
+    "tok-jsonkey": RUNS,
+    "tok-ict": RUNS,
+    "tok-detx": RUNS,
+    "merge": RUNS,
+    "merge-mm": RUNS,
+    # checkpoints
+    "conv-legacy-core": RUNS,
+    "conv-default": RUNS,
+    "conv-llama-doc": RUNS,
+    "conv-megatron": RUNS,
+    "conv-bert": RUNS,
+    "merge_mp_bert.sh": "use tools/checkpoint/convert.py, which joins the files of ranks",
+    # evaluation
+    "eval-wiki": RUNS,
+    "eval-lambada": OF_TASK,
+    "eval-two": "--valid-data takes one value, got w.txt w2.txt",
+    "evaluate_zeroshot_gpt.sh": OF_TASK,
+    "finetune_mnli_distributed.sh": OF_TASK,
+    "finetune_race_distributed.sh": OF_TASK,
+    "evaluate_retriever_nq.sh": OF_RETRIEVER,
+    "finetune_retriever_distributed.sh": OF_RETRIEVER,
+    # generation
+    "bench-static": RUNS,
+    "bench-prompts": RUNS,
+    "bench-stream": RUNS,
+    "bench-profile": RUNS,
+    "bench-dyn": "--engine-type is not supported: continuous batching comes later",
+    "bench-logprobs": "--return-log-probs is not supported: log-probabilities of tokens come",
+    "gpt_dynamic_inference_357m.sh": "continuous batching comes later",
+    "run_static_inference_llama4_scout.sh": EXPERTS,
+    "run_text_generation_server_345M.sh": NO_SERVER,
+    "run_text_generation_server_345M_8_tensor_parallel.sh": NO_SERVER,
+    "run_text_generation_llama3.sh": NO_SERVER,
+    "run_text_generation_llama3.1.sh": NO_SERVER,
+    "run_text_generation_mistral.sh": NO_SERVER,
+    "run_text_gen_server_8b.sh": NO_SERVER,
+    "run_text_gen_server_8b_gpt3.sh": NO_SERVER,
+    # memory
+    "plan-basic": RUNS,
+    "plan-yaml": "--yaml-cfg: /path/to/config.yaml: there is no such file",
+    # detoxification
+    "finetune_gpt_distributed-1.3b.sh": DETOXIFICATION,
+    "generate-1.3b.sh": DETOXIFICATION,
+    "selfgenerate-1.3b-unconditional.sh": DETOXIFICATION,
+}

@@ -1,0 +1,152 @@
+"""Megatron-LM's vocabulary in commands that train nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from stages.benchmark.config import BenchmarkConfig
+from stages.evaluate.config import EvaluateConfig
+from stages.merge.config import MergeConfig
+from stages.plan.config import PlanConfig
+from stages.pretrain.config import PretrainConfig
+from stages.reshard.config import ReshardConfig
+from stages.retro_preprocess.config import RetroPreprocessConfig
+from stages.tokenize.config import TokenizeConfig
+from tests.trainyard.megatron_cli.flags import MAIN, TRAINING
+from trainyard.errors import ConfigError
+from trainyard.megatron_cli.command import understand
+from trainyard.megatron_cli.spellings import ToolVocabulary, Vocabulary, vocabulary
+from trainyard.megatron_cli.tools import TOOLS
+from trainyard.models.expected import COMPARED, check_expected
+from trainyard.models.gpt.config import GPTConfig
+
+PRETRAIN = vocabulary(PretrainConfig)
+CONFIGS = {
+    "tokenize": TokenizeConfig,
+    "merge": MergeConfig,
+    "reshard": ReshardConfig,
+    "plan": PlanConfig,
+    "evaluate": EvaluateConfig,
+    "benchmark": BenchmarkConfig,
+    "retro_preprocess": RetroPreprocessConfig,
+}
+KNOWN = {
+    name: ToolVocabulary(
+        config, ("yaml-cfg",) if name == "plan" else (), TOOLS[name], PRETRAIN, COMPARED
+    )
+    for name, config in CONFIGS.items()
+}
+
+
+def ours(stage: str, line: str) -> str:
+    return " ".join(understand(line.split(), KNOWN[stage], {}).arguments)
+
+
+def test_every_flag_of_main_is_known_to_a_training() -> None:
+    kinds = {name: PRETRAIN.meaning(name).kind for name in MAIN.split()}
+    assert [name for name, kind in kinds.items() if kind == "unknown"] == []
+
+
+@pytest.mark.parametrize("stage", TOOLS)
+def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
+    known: Vocabulary = KNOWN[stage]
+    for flag in f"{TRAINING} {MAIN}".split():
+        meaning = known.meaning(flag.replace("_", "-"))
+        assert meaning.kind != "unknown", flag
+        assert meaning.reason or meaning.kind in ("ours", "rule", "checked"), flag
+    assert known.meaning("no-such-flag").kind == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("stage", "line", "expected"),
+    [
+        ("tokenize", "--input a --chunk-size 25 --num-layers 2 --fp16", "--input a"),
+        (
+            "tokenize",
+            "--input a --vocab v --dataset-impl mmap --tokenizer-type BertWordPieceCase",
+            "--input a --vocab-file v --tokenizer-type BertWordPieceCase",
+        ),
+        ("merge", "--input a --lr 1 --use-torch-fsdp2", "--input a"),
+        ("reshard", "--model-type GPT --loader mcore", "--model-type GPT --loader core"),
+        ("reshard", "--saver megatron --max-queue-size 50", "--saver megatron"),
+        ("plan", "--num-layers 2 --train-iters 9 --profile", "--num-layers 2"),
+        ("plan", "--sequence-parallel --num-layers 2", "--num-layers 2"),
+        ("evaluate", "--batch-size 8 --fp16 --no-load-optim", "--micro-batch-size 8"),
+        (
+            "evaluate",
+            "--load c --num-layers 24 --swiglu --ckpt-step 7",
+            "--load c/iter_0000007 --expect num_layers=24 swiglu=true",
+        ),
+        ("benchmark", "--load c --engine-type static --stream", "--load c"),
+        ("retro_preprocess", "--load b --num-layers 24 --DDP-impl local", "--load b"),
+        ("benchmark", "--max-batch-size 2 --top_p 0.5", "--inference-max-requests 2 --top-p 0.5"),
+    ],
+)
+def test_options_of_a_training_are_ignored_or_compared(
+    stage: str, line: str, expected: str
+) -> None:
+    assert ours(stage, line) == expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "line", "message"),
+    [
+        ("plan", "--multi-latent-attention", "multi-latent attention comes later"),
+        ("plan", "--use-torch-fsdp2", "fully sharded data parallelism comes later"),
+        ("evaluate", "--num-experts 8", "mixture of experts comes later"),
+        ("evaluate", "--task LAMBADA", "--task LAMBADA: the task LAMBADA comes later"),
+        ("benchmark", "--engine-type dynamic", "continuous batching comes later"),
+        ("benchmark", "--return-log-probs", "log-probabilities of tokens come later"),
+        ("merge", "--inputt a", "--inputt is not an option: did you mean --input"),
+    ],
+)
+def test_what_would_change_the_result_is_refused(stage: str, line: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ours(stage, line)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--img-h 100", "--img-h is not supported: it is an option of pretrain_vision_classify.py"),
+        ("--retriever-seq-length 9", "it is an option of pretrain_ict.py"),
+        ("--optimizer muon", "--optimizer muon: the optimizer muon comes later"),
+    ],
+)
+def test_a_training_refuses_options_of_other_programs(line: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        understand(line.split(), PRETRAIN, {})
+    assert understand(["--img-h", "224"], PRETRAIN, {}).arguments == []
+
+
+def test_quotes_that_a_script_left_are_taken_off() -> None:
+    words = ["--split", "'99,1,0'", "--data-path", '"a"', "b's"]
+    assert understand(words, PRETRAIN, {}).arguments == [
+        *("--split", "99,1,0", "--data-path", "a", "b's")
+    ]
+    said = understand(["--prompts", '"quoted"'], KNOWN["benchmark"], {}).arguments
+    assert said == ["--prompts", '"quoted"']
+
+
+MODEL = GPTConfig(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=32)
+
+
+@pytest.mark.parametrize(
+    "expect",
+    [
+        ("num_layers=2", "ffn_hidden_size=256", "rotary_base=10000", "swiglu=false"),
+        ("max_position_embeddings=32", "kv_channels=16", "num_query_groups=4"),
+    ],
+)
+def test_a_model_that_is_the_expected_one_passes(expect: tuple[str, ...]) -> None:
+    check_expected(expect, MODEL, "--load c")
+
+
+def test_a_model_that_differs_is_refused_with_every_difference() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"c: its --num-layers is 2, not 24; its --swiglu is false, not true; leave out",
+    ):
+        check_expected(("num_layers=24", "hidden_size=64", "swiglu=true"), MODEL, "c")
+    with pytest.raises(ConfigError, match="--expect lr=1: 'lr' is no option that a model"):
+        check_expected(("lr=1",), MODEL, "c")

@@ -1,0 +1,210 @@
+"""The table of Megatron-LM's programs: which stage does the work of each, and what it implies.
+
+A program is found by its path as people have it. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainyard.config import nearest
+from trainyard.errors import ConfigError
+from trainyard.megatron_cli.absent import LATER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program of Megatron-LM, or of a guide to it."""
+
+    path: str
+    """In its repository, with slashes."""
+    stage: str = ""
+    """The stage that does its work; empty: none does, and `answer` says what to do."""
+    implies: tuple[str, ...] = ()
+    """Flags and values that it stands for, each unless the command line has the flag."""
+    tokenizer_type: str = ""
+    """Its default --tokenizer-type."""
+    answer: str = ""
+    """Without a stage: what to do instead, or that it comes later."""
+
+
+SERVER = f"a server {LATER}; stages.benchmark generates text from --prompts"
+VISION = "models of images come later"
+DETOXIFICATION = f"detoxification {LATER}"
+STATE_SPACES = "state space layers come later"
+OPEN_WEB_TEXT = "the tools for web pages come later; stages.tokenize reads text of any origin"
+
+WORDPIECE, GPT2 = "BertWordPieceLowerCase", "GPT2BPETokenizer"
+
+ANY_MEGATRON = ("--loader", "megatron", "--saver", "megatron")
+"""The defaults of the converter."""
+
+
+def _trains(path: str, model_type: str, tokenizer_type: str) -> Program:
+    return Program(
+        path=path,
+        stage="pretrain",
+        implies=("--model-type", model_type),
+        tokenizer_type=tokenizer_type,
+    )
+
+
+def _without(answer: str, *paths: str) -> list[Program]:
+    return [Program(path=path, answer=answer) for path in paths]
+
+
+EXAMPLE = "megatron_core_training_example.py"
+
+PROGRAMS: tuple[Program, ...] = (
+    _trains("pretrain_gpt.py", "gpt", GPT2),
+    _trains("pretrain_gpt_core.py", "gpt", GPT2),
+    _trains("pretrain_gpt2.py", "gpt", GPT2),
+    _trains("pretrain_bert.py", "bert", WORDPIECE),
+    _trains("pretrain_t5.py", "t5", WORDPIECE),
+    _trains("pretrain_t5_core.py", "t5", WORDPIECE),
+    _trains("pretrain_retro.py", "retro", ""),
+    Program(path=EXAMPLE, stage="pretrain"),
+    Program(path="tools/preprocess_data.py", stage="tokenize"),
+    Program(path="tools/preprocess_data_fast.py", stage="tokenize"),
+    Program(path="tools/merge_datasets.py", stage="merge"),
+    Program(path="tools/checkpoint/convert.py", stage="reshard", implies=ANY_MEGATRON),
+    Program(path="tools/checkpoint/util.py", stage="reshard", implies=ANY_MEGATRON),
+    Program(path="tools/checkpoint_util.py", stage="reshard", implies=ANY_MEGATRON),
+    Program(path="tools/report_theoretical_memory.py", stage="plan"),
+    Program(path="tasks/main.py", stage="evaluate"),
+    Program(path="tools/run_inference_performance_test.py", stage="benchmark"),
+    Program(path="examples/inference/gpt/gpt_static_inference.py", stage="benchmark"),
+    Program(path="tools/retro/preprocess_data.py", stage="retro_preprocess"),
+    *_without(
+        f"continuous batching {LATER}; gpt_static_inference.py generates in fixed batches",
+        "examples/inference/gpt/gpt_dynamic_inference.py",
+        "examples/inference/gpt/gpt_dynamic_inference_with_coordinator.py",
+    ),
+    *_without(
+        SERVER,
+        "tools/run_text_generation_server.py",
+        "tools/run_dynamic_text_generation_server.py",
+        "tools/run_mamba_text_generation_server.py",
+        "tools/text_generation_cli.py",
+    ),
+    *_without(
+        f"a program for samples {LATER}; stages.benchmark generates text from --prompts",
+        "tools/generate_samples_gpt.py",
+        "tools/generate_samples_gpt2.py",
+    ),
+    *_without(STATE_SPACES, "pretrain_mamba.py", "pretrain_hybrid.py"),
+    *_without(f"training of retrievers {LATER}", "pretrain_ict.py"),
+    *_without(
+        VISION,
+        "pretrain_vision_classify.py",
+        "pretrain_vision_classification.py",
+        "pretrain_vision_dino.py",
+        "pretrain_vision_inpaint.py",
+        "pretrain_vlm.py",
+        "examples/multimodal/train.py",
+        "examples/multimodal/run_text_generation.py",
+        "tools/preprocess_mmdata.py",
+    ),
+    *_without(f"reinforcement learning {LATER}", "train_rl.py"),
+    *_without(
+        DETOXIFICATION,
+        "examples/detxoify_lm/finetune_gpt.py",
+        "examples/detxoify_lm/generate_samples_gpt.py",
+        "examples/detxoify_lm/perplexity.py",
+        "examples/detxoify_lm/annotations/filter-selfgeneration.py",
+        "examples/detxoify_lm/annotations/perspective_api_annotate.py",
+    ),
+    *_without(
+        "fine-tuning and generation with a retriever come later",
+        "tools/retro/sft/sft_retro.py",
+        "tools/retro/text_generation/retro_text_generation.py",
+        "tools/retro/text_generation/evaluate.py",
+    ),
+    *_without(
+        OPEN_WEB_TEXT,
+        "tools/openwebtext/add_id.py",
+        "tools/openwebtext/blacklist_urls.py",
+        "tools/openwebtext/cleanup_dataset.py",
+        "tools/openwebtext/cleanup_fix_dataset.py",
+        "tools/openwebtext/filter_ngrams.py",
+        "tools/openwebtext/find_duplicates.py",
+        "tools/openwebtext/group_duplicate_url.py",
+        "tools/openwebtext/merge_jsons.py",
+        "tools/openwebtext/remove_group_duplicates.py",
+    ),
+    *_without(
+        "use tools/checkpoint/convert.py, which joins the files of ranks: python -m "
+        "stages.megatron tools/checkpoint/convert.py --load-dir FOLDER --save-dir OTHER",
+        "tools/merge_mp_partitions.py",
+    ),
+    *_without(
+        "use tools/retro/preprocess_data.py, which has its tasks",
+        "tools/retro/main.py",
+    ),
+    *_without(
+        "use stages.inspect, which shows the tensors of any checkpoint",
+        "tools/checkpoint/checkpoint_inspector.py",
+    ),
+    *_without(
+        "use stages.index, which builds the indices of samples before a run",
+        "tools/build_sequences_per_dataset.py",
+        "tools/prepare_cache.py",
+    ),
+    *_without("use stages.retro_explore, which looks into a project", "tools/retro/cli"),
+    *_without(
+        "it is a program to copy from; docs/library.md has a training loop of your own",
+        "examples/run_simple_mcore_train_loop.py",
+    ),
+    *_without(
+        "translated pairs of texts have no reader; stages.tokenize reads JSONL and text",
+        "tools/preprocess_data_nmt.py",
+    ),
+)
+"""Every program. Of two with one name, the first is the one without its folder."""
+
+
+def find_program(given: str) -> Program:
+    """The program of a path: whole, below any folder, without its folder, or as a module.
+
+    Raises ConfigError with the nearest names for another."""
+    parts = given.removesuffix(".py").removesuffix("/__main__").split("/")
+    if len(parts) == 1:  # a module, as python -m takes it
+        parts = given.removesuffix(".py").split(".")
+    matches = [(_common_end(program, parts), program) for program in PROGRAMS]
+    longest = max(length for length, _ in matches)
+    if not longest:
+        names = [program.path.rpartition("/")[2] for program in PROGRAMS]
+        near = nearest(parts[-1] + ".py", names, most=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "--help lists all"
+        raise ConfigError(f"{given} is no program of Megatron-LM that is known here: {hint}")
+    return next(program for length, program in matches if length == longest)
+
+
+def _common_end(program: Program, parts: Sequence[str]) -> int:
+    """How many parts of the paths agree, from the end."""
+    own = program.path.removesuffix(".py").split("/")
+    count = 0
+    for a, b in zip(reversed(own), reversed(parts), strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def table() -> str:
+    """All programs: the stage of each and what the name stands for; then those without a stage, by
+    the answer."""
+    lines = []
+    answers: dict[str, list[str]] = {}
+    width = max(len(program.path) for program in PROGRAMS if program.stage)
+    for program in PROGRAMS:
+        if not program.stage:
+            answers.setdefault(program.answer, []).append(program.path)
+            continue
+        kind = program.tokenizer_type and f"--tokenizer-type {program.tokenizer_type}"
+        words = filter(None, (f"stages.{program.stage}", *program.implies, kind))
+        lines.append(f"{program.path:{width}}  {' '.join(words)}")
+    lines += ["", "No stage does the work of these:"]
+    for answer, paths in answers.items():
+        lines += ["", *paths, f"    {answer}"]
+    return "\n".join(lines)

@@ -1,0 +1,177 @@
+"""Commands that train nothing, and what options of Megatron-LM's programs mean to them. Data only.
+
+Names are flags without leading dashes; `x-*` is every flag that begins with `x-`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainyard.megatron_cli.absent import LATER, OF_MEMORY, OF_THE_MODEL
+from trainyard.megatron_cli.newer import NEWER_MODEL
+
+Rows = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A command that trains nothing."""
+
+    training: str
+    """Why an option of a training is ignored."""
+    minds: str = ""
+    """Unsupported options of a training that would change what the command does: refused."""
+    rules: tuple[str, ...] = ("logging-level",)
+    """Flags that are more than another spelling here too."""
+    accepted: Rows = ()
+    """Its own flags that are ignored, by the reason."""
+    absent: Rows = ()
+    """Its own flags that are refused, by what to do instead."""
+    harmless: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Values with which a flag in `absent` changes nothing."""
+    later: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Values of its own flags that are refused, by flag and value."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Other spellings of its own flags."""
+    checks_model: bool = False
+    """Whether options of the model are compared with those of its checkpoint."""
+
+
+POSITIONS = ("use-rotary-position-embeddings", "no-position-embedding", "rope-type")
+
+OF_GENERATION = "come later; leave it out"
+
+NO_FILE = (
+    "this command reads no such file; give its options as flags, or in a document with --config",
+    "yaml-cfg",
+)
+
+TASKS = ("LAMBADA", "RACE", "MNLI", "QQP")
+RETRIEVER_TASKS = ("RETRIEVER-EVAL", "RET-FINETUNE-NQ", "ICT-ZEROSHOT-NQ")
+
+TOKEN_FILES = Tool(
+    training="it is an option of a training, on which token files do not depend",
+    accepted=(
+        (
+            "input is divided by its size and workers take the next part when they are free",
+            "chunk-size find-optimal-num-workers workers-to-check max-documents",
+        ),
+    ),
+    absent=(("token files have one format, that of mmap; leave it out", "dataset-impl"), NO_FILE),
+    harmless={"dataset-impl": ("mmap", "infer")},
+)
+
+RESHARD = Tool(
+    training="it is an option of a training; the checkpoint brings those of its model",
+    accepted=(
+        ("one process reads and writes, so nothing is queued", "max-queue-size"),
+        ("no code of Megatron-LM runs", "megatron-path"),
+        ("tensors are always compared with those that the model needs", "no-checking"),
+        ("the files say it", "loader-transformer-impl"),
+    ),
+    absent=(("models of images come later", "vision-model-type"), NO_FILE),
+)
+
+PLAN = Tool(
+    training="a plan does not depend on it",
+    minds=f"{OF_THE_MODEL} {NEWER_MODEL} {OF_MEMORY} offload-optimizer-states",
+    rules=("logging-level", *POSITIONS, "sequence-parallel", "retro-add-retriever"),
+)
+
+EVALUATE = Tool(
+    training="it only applies to training",
+    minds=f"{OF_THE_MODEL} {NEWER_MODEL}",
+    rules=("logging-level", "use-rotary-position-embeddings", "ckpt-step"),
+    accepted=(
+        ("scores are computed in fp32, which 16 bits approximate", "fp16 bf16"),
+        (
+            "it belongs to other tasks",
+            """
+            strict-lambada keep-last train-data qa-data-dev qa-data-test qa-file faiss-*
+            train-with-neg train-hard-neg val-av-rank-hard-neg val-av-rank-other-neg
+            """,
+        ),
+    ),
+    absent=(NO_FILE,),
+    later={
+        **{("task", name): f"the task {name} {LATER}; WIKITEXT103 is there" for name in TASKS},
+        **{
+            ("task", name): f"the task {name} needs the retriever of pretrain_ict.py, which {LATER}"
+            for name in RETRIEVER_TASKS
+        },
+    },
+    checks_model=True,
+)
+
+BENCHMARK = Tool(
+    training="it only applies to training",
+    minds=f"{OF_THE_MODEL} {NEWER_MODEL}",
+    rules=("logging-level", "use-rotary-position-embeddings", "ckpt-step"),
+    accepted=(
+        ("a checkpoint that is missing is always refused", "exit-on-missing-checkpoint"),
+        (
+            "a batch that does not fit into memory is refused before it begins",
+            "max-tokens-to-oom inference-batch-times-seqlen-threshold",
+        ),
+        ("the text of a prompt is printed when its batch is done", "stream"),
+        (
+            "it only applies to --engine-type dynamic",
+            """
+            inference-dynamic-batching-* disable-chunked-prefill decode-only-cuda-graphs
+            inference-coordinator-port num-tokens-to-prompt incoming-requests-* inference-logging-*
+            inference-wandb-logging inference-wandb-logging-step-interval inference-cuda-graph-*
+            inference-text-gen-server-logging inference-use-synchronous-zmq-collectives
+            inference-disable-ep-consensus
+            """,
+        ),
+        (
+            "the static engine has one implementation",
+            "flash-decode use-legacy-static-engine use-flashinfer-fused-rope symmetric-ar-type",
+        ),
+    ),
+    absent=(
+        (
+            f"continuous batching {LATER}; --engine-type static runs batches of "
+            "--inference-max-requests prompts",
+            """
+            engine-type inference-dynamic-batching enable-chunked-prefill num-speculative-tokens
+            """,
+        ),
+        (
+            f"log-probabilities of tokens {OF_GENERATION}",
+            "return-log-probs top-n-logprobs skip-prompt-log-probs",
+        ),
+        (f"stop words {OF_GENERATION}", "stop-words termination-id"),
+        ("give the texts themselves with --prompts", "prompt-file"),
+        ("name a folder for the results with --output-dir", "output-path"),
+        ("models of other kinds generate text later", "model-provider"),
+        NO_FILE,
+    ),
+    harmless={
+        "engine-type": ("static",),
+        "model-provider": ("gpt",),
+        "num-speculative-tokens": ("0",),
+        "top-n-logprobs": ("0",),
+    },
+    renamed={
+        "inference-max-batch-size": "inference-max-requests",
+        "max-batch-size": "inference-max-requests",
+    },
+    checks_model=True,
+)
+
+RETRO_PREPROCESS = Tool(
+    training="the options --retro-... and the BERT of --load decide what the project has",
+    absent=(NO_FILE,),
+)
+
+TOOLS = {
+    "tokenize": TOKEN_FILES,
+    "merge": TOKEN_FILES,
+    "reshard": RESHARD,
+    "plan": PLAN,
+    "evaluate": EVALUATE,
+    "benchmark": BENCHMARK,
+    "retro_preprocess": RETRO_PREPROCESS,
+}
+"""By stage; a stage that is not here trains."""
