@@ -71,7 +71,13 @@ def run(config: FaissAddConfig, stage: StageRun) -> dict[str, Any]:
         raise DataError(_recall_message(config, document, recall, chosen))
     with stage.open(ADDED) as file, io.BufferedWriter(file) as buffered:
         faiss_index.write(index, buffered)
-    filled = replace(document, num_vectors=blocks.num_vectors, nprobe=chosen.nprobe, recall=recall)
+    filled = replace(
+        document,
+        num_vectors=blocks.num_vectors,
+        add_fraction=config.retro_index_add_load_fraction,
+        nprobe=chosen.nprobe,
+        recall=recall,
+    )
     stage.write_json(DOCUMENT, filled.to_document())
     sizes = faiss_index.list_sizes(index)
     return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from stages.faiss_query.config import FaissQueryConfig
 from stages.faiss_query.exclusion import excluded_chunks
 from stages.faiss_query.search import BlockSearch, Counts, Search
 from stages.runtime.context import StageRun
-from stages.runtime.finished_files import finish_file, finished_file
+from stages.runtime.finished_files import finish_file, finished_file, move_file
 from trainyard.artifacts import inputs, store
 from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError, ConfigError
@@ -125,7 +124,8 @@ def _check_together(
     blocks: EmbeddingBlocks,
 ) -> None:
     """Refuse inputs that were not made for each other."""
-    if document.num_vectors != len(database):
+    has_all = document.num_vectors == len(database)
+    if not has_all and (document.add_fraction == 1 or document.num_vectors > len(database)):
         raise ConfigError(
             f"--index {config.index} holds {document.num_vectors:,} vectors, and --retro-db "
             f"{config.retro_db} has {len(database):,} chunks; give the index of this database, "
@@ -240,21 +240,14 @@ def _query(
             seconds += time.monotonic() - began
             path = stage.scratch / "block.hdf5"
             write_block(path, ids, distances)
-            _publish(stage, path, start, block_name(start, stop, num_chunks), counts)
+            record = move_file(stage, path, block_name(start, stop, num_chunks))
+            finish_file(stage, _key(start), record, counts._asdict())
             total += counts
     return total, round(1000 * seconds / num_missing if missing else milliseconds, 4)
 
 
 def _key(start: int) -> str:
     return f"block-{start:015d}"
-
-
-def _publish(stage: StageRun, path: Path, start: int, name: str, counts: Counts) -> None:
-    with stage.open(name) as out, path.open("rb") as file:
-        while piece := file.read(store.CHUNK):
-            out.write(piece)
-    path.unlink()
-    finish_file(stage, _key(start), out.record, counts._asdict())
 
 
 def _test_leaks(config: FaissQueryConfig, stage: StageRun, of_block: BlockSearch) -> None:

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,8 @@ from stages.retro_db.blocks import (
 )
 from stages.retro_db.config import RetroDbConfig
 from stages.runtime.context import StageRun
-from stages.runtime.finished_files import finish_file, finished_file
-from trainyard.artifacts import inputs, store
-from trainyard.artifacts.store import FileRecord
+from stages.runtime.finished_files import finish_file, finished_file, move_file
+from trainyard.artifacts import inputs
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.corpus.workers import Crew, run_jobs
 from trainyard.datasets.vocabulary import check_tokens, refuse_floats
@@ -163,7 +161,7 @@ def _write_block(stage: StageRun, corpus: Corpus, block: DocumentBlock, rows: Ro
     held = block_of(rows, block.first, block.last)
     path = stage.scratch / "block.hdf5"
     write_block(path, held)
-    record = _publish(stage, path, block.name)
+    record = move_file(stage, path, block.name)
     corpus.counts[block] = {
         "valid": len(held.chunks_valid),
         "invalid": len(held.chunks_invalid),
@@ -180,15 +178,6 @@ def _read_block(stage: StageRun, block: DocumentBlock) -> ChunkBlock:
     if path.parent == stage.scratch:
         path.unlink()
     return held
-
-
-def _publish(stage: StageRun, path: Path, name: str) -> FileRecord:
-    """Move a local file to the output."""
-    with stage.open(name) as out, path.open("rb") as file:
-        while piece := file.read(store.CHUNK):
-            out.write(piece)
-    path.unlink()
-    return out.record
 
 
 # --- merged databases -------------------------------------------------------------------------
@@ -264,4 +253,4 @@ def _merge(
                 to_sampled.append(number, held.chunks_valid[chosen[low:high] - before])
                 before += split
     for path, kind in zip(paths, MERGED, strict=True):
-        _publish(stage, path, merged_name(kind))
+        move_file(stage, path, merged_name(kind))

@@ -11,11 +11,11 @@ from trainyard.artifacts.urls import join
 from trainyard.config import flag
 from trainyard.datasets.config import SPLIT_NAMES
 from trainyard.errors import ConfigError
-from trainyard.retrieval.project import DATABASE, INDEX, QUERY, Project
+from trainyard.retrieval.project import DATABASE, EMPTY_INDEX, INDEX, QUERY, Project
 from trainyard.tokenizers.config import TokenizerConfig
 
-EMBEDDINGS, EMPTY_INDEX = "embeddings", "index_empty"
-"""Folders of a project beside those that Megatron-LM has."""
+EMBEDDINGS = "embeddings"
+"""Folder of a project that Megatron-LM does not have."""
 
 
 @dataclass(frozen=True, slots=True)

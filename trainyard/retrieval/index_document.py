@@ -61,6 +61,8 @@ class IndexDocument:
     """Vectors that it was trained on."""
     num_vectors: int = 0
     """Vectors in it."""
+    add_fraction: float = 1.0
+    """Share of the embeddings that it holds; ids are those of all."""
     nprobe: int = 1
     """Lists that a search visits unless told otherwise."""
     recall: Recall | None = None
