@@ -66,7 +66,7 @@ DECIDED: dict[str, tuple[str, ...]] = {
     "retro_db": ("data_path", "output_dir"),
     "retro_embed": ("chunks", "data_path", "load", "output_dir", "retro_db", "retro_query_split"),
     "faiss_train": ("embeddings", "output_dir"),
-    "faiss_add": ("embeddings", "index", "output_dir"),
+    "faiss_add": ("embeddings", "index", "keep_shards", "output_dir", "rank", "world_size"),
     "faiss_query": (
         "data_path",
         "embeddings",

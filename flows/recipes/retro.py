@@ -154,7 +154,7 @@ def retro_jobs(recipe: Recipe) -> RetroJobs:
             "faiss_add",
             {
                 "index": empty,
-                "embeddings": train.document["output_dir"],
+                "embeddings": [train.document["output_dir"]],
                 "output_dir": added,
             },
         ),

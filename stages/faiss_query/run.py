@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from stages.faiss_query.config import FaissQueryConfig
 from stages.faiss_query.exclusion import excluded_chunks
 from stages.faiss_query.search import BlockSearch, Counts, Search
+from stages.faiss_query.validate import validate
 from stages.runtime.context import StageRun
 from stages.runtime.finished_files import finish_file, finished_file, move_file
 from trainyard.artifacts import inputs, store
 from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.machine import memory_bytes
-from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.chunk_database import ChunkDatabase
 from trainyard.retrieval.database_sources import database_manifest, find_datasets
 from trainyard.retrieval.hdf5 import merged_name
-from trainyard.retrieval.index_document import ADDED, IndexDocument
 from trainyard.retrieval.index_document import DOCUMENT as INDEX_DOCUMENT
+from trainyard.retrieval.index_document import IndexDocument, shard_names
 from trainyard.retrieval.leak_test import check_neighbors
 from trainyard.retrieval.mapped import map_array
 from trainyard.retrieval.neighbors import (
@@ -34,6 +34,7 @@ from trainyard.retrieval.neighbors import (
     write_block,
 )
 from trainyard.retrieval.pretraining_chunks import SAMPLES, PretrainingChunks, SamplesIdentity
+from trainyard.retrieval.shards import open_shards
 from trainyard.retrieval.vectors import EmbeddingBlocks
 from trainyard.training.run_samples import open_chunks
 
@@ -45,9 +46,7 @@ PROBE_ROWS = 256
 
 def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
     """Write the blocks of the table, and `neighbors.json` about it."""
-    index_url = join(config.index, ADDED)
-    for name in (INDEX_DOCUMENT, ADDED):
-        inputs.check_in_folder(config.index, name)
+    inputs.check_in_folder(config.index, INDEX_DOCUMENT)
     inputs.check_in_folder(config.retro_db, merged_name("train"))
     document = IndexDocument.from_document(
         store.read_json(join(config.index, INDEX_DOCUMENT)), join(config.index, INDEX_DOCUMENT)
@@ -58,13 +57,12 @@ def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
     _check_together(config, document, database, chunks, blocks)
     pairs = find_datasets(config.retro_db, chunks.prefixes)
     _say_what_is_dropped(config, chunks, pairs)
-    _check_memory(config, blocks.dimensions, index_url, database)
+    _check_memory(config, blocks.dimensions, document, database)
     identity = chunks.identity()
     _check_samples(config, identity)
     excluded = excluded_chunks(config, chunks.prefixes, pairs)
 
-    index = faiss_index.read(inputs.fetch(index_url, stage.scratch))
-    faiss_index.check_described(index, document, index_url)
+    index = open_shards(config.index, document, stage.scratch)
     nprobe = config.retro_query_nprobe or document.nprobe
     found = min(config.retro_query_num_neighbors_query, len(database))
     of_block = BlockSearch(
@@ -76,6 +74,8 @@ def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
         excluded=excluded,
         num_kept=config.retro_query_num_neighbors_save,
     )
+    if config.retro_task_validate is not None:
+        return validate(config, stage, of_block, _ranges(config, len(chunks)))
     total, milliseconds = _query(config, stage, of_block)
     _test_leaks(config, stage, of_block)
 
@@ -186,13 +186,14 @@ def _say_what_is_dropped(
 
 
 def _check_memory(
-    config: FaissQueryConfig, dimensions: int, index_url: str, database: ChunkDatabase
+    config: FaissQueryConfig, dimensions: int, document: IndexDocument, database: ChunkDatabase
 ) -> None:
     """Refuse what does not fit: the index, the documents' ranges, a block with what is found."""
     offsets = 0 if database.doc_offsets is None else len(database.doc_offsets)
     excluded = len(database) if config.retro_exclude_evaluation else 0
     block = config.retro_block_size * (4 * dimensions + 12 * config.retro_query_num_neighbors_save)
-    needed = store.info(index_url).size_bytes + 24 * offsets + excluded + block
+    files = [join(config.index, name) for name in shard_names(document.num_shards)]
+    needed = sum(store.info(url).size_bytes for url in files) + 24 * offsets + excluded + block
     whole = memory_bytes()
     log.info("memory_gb=%.2f of %.2f", needed / 1e9, whole / 1e9)
     if needed > whole:

@@ -16,6 +16,7 @@ from stages.runtime.finished_files import copy_file, finish_file, finished_file,
 from trainyard.artifacts import inputs, store
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import basename, join
+from trainyard.errors import ConfigError
 from trainyard.retrieval.chunk_database import ChunkDatabase
 from trainyard.retrieval.index_document import ADDED, DOCUMENT, EMPTY, IndexDocument
 from trainyard.retrieval.megatron_layout import PAR_ADD, check_share, index_files
@@ -74,6 +75,11 @@ def _index_files(project: Project) -> Files:
     if not store.exists(where):
         return {}
     document = IndexDocument.from_document(store.read_json(where), where)
+    if document.num_shards > 1:
+        raise ConfigError(
+            f"{project.index} is in {document.num_shards} shards, which Megatron-LM does not read; "
+            "join them: run faiss_add again without --keep-shards"
+        )
     config = project.config
     names = index_files(
         config.retro_index_type or PAR_ADD,

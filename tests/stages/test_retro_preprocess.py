@@ -127,6 +127,10 @@ def test_a_project_is_built_explored_and_not_built_again(tmp_path: Path) -> None
     assert retro.get_pt_num_samples("train") == 24
     assert retro.get_db_num_chunks() > 100
 
+    checked = run_process(program, *arguments, "--retro-task-validate", "0.5", seconds=600)
+    for words in ("cut again", "computed again", "encoded again", "searched again"):
+        assert words in checked
+
     where = arguments[:4]  # the rest is in config.json
     again = run_process(program, *where, seconds=600)
     assert again.count("nothing to do") == len(BUILT) + 2 * len(FOUND)
