@@ -12,7 +12,15 @@ from typing import Any
 
 from trainyard.checkpoint.bounds import check_layers
 from trainyard.conversion.fields import Fields
-from trainyard.conversion.huggingface.architecture import GPT2, LLAMA, MISTRAL, QWEN2, QWEN3
+from trainyard.conversion.huggingface.architecture import (
+    GPT2,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+)
 from trainyard.conversion.huggingface.bert import BERTS, bert_values
 from trainyard.conversion.huggingface.bert import HARMLESS as OF_BERTS
 from trainyard.conversion.huggingface.bert import MODEL_TYPES as OF_BERT
@@ -23,6 +31,7 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.moe_config import MoEConfig
 from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY, LLAMA3_LOW_FREQUENCY
 from trainyard.models.t5.config import T5Config
 
@@ -30,7 +39,7 @@ log = logging.getLogger(__name__)
 
 MODEL_TYPES = {
     **{"llama": (LLAMA,), "mistral": (MISTRAL,), "qwen2": (QWEN2,), "qwen3": (QWEN3,)},
-    **{"gpt2": (GPT2,)},
+    **{"gpt2": (GPT2,), "mixtral": (MIXTRAL,), "qwen3_moe": (QWEN3_MOE,)},
     **OF_BERT,
     "t5": (T5,),
 }
@@ -41,6 +50,8 @@ DEFAULTS: dict[str, dict[str, int]] = {
     MISTRAL: {"num_key_value_heads": 8, "max_position_embeddings": 131072},
     QWEN2: {"num_key_value_heads": 32, "max_position_embeddings": 32768},
     QWEN3: {"num_key_value_heads": 32, "max_position_embeddings": 32768, "head_dim": 128},
+    MIXTRAL: {"num_key_value_heads": 8, "max_position_embeddings": 131072},
+    QWEN3_MOE: {"num_key_value_heads": 4, "max_position_embeddings": 32768},
 }
 """Defaults in which the classes differ; 0 key and value heads: as many as query heads."""
 
@@ -56,6 +67,7 @@ HARMLESS = {
     *("use_return_dict", "chunk_size_feed_forward", "gradient_checkpointing", "torchscript"),
     *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation"),
     *("use_bfloat16", "use_flash_attn", "reorder_and_upcast_attn", "is_decoder"),
+    "output_router_logits",
     # other tasks
     *("id2label", "label2id", "num_labels", "problem_type", "n_ctx", "summary_type"),
     *("summary_use_proj", "summary_activation", "summary_proj_to_labels"),
@@ -150,12 +162,50 @@ def _llama_values(fields: Fields, name: str, where: str) -> dict[str, Any]:
         "swiglu": True,
         "disable_bias_linear": True,
         "add_qkv_bias": name == QWEN2,
-        "qk_layernorm": name == QWEN3,
+        "qk_layernorm": name in (QWEN3, QWEN3_MOE),
         "hidden_dropout": 0.0,
         "attention_dropout": fields.get("attention_dropout", 0.0),
         "untie_embeddings_and_output_weights": not fields.get("tie_word_embeddings", False),
         **read_rope(fields, positions, where),
         **_window(fields, name, where),
+        **_mixture(fields, name, where),
+    }
+
+
+def _mixture(fields: Fields, name: str, where: str) -> dict[str, MoEConfig]:
+    """The experts of Mixtral or Qwen3-MoE."""
+    if name not in (MIXTRAL, QWEN3_MOE):
+        return {}
+    layers = fields.need("num_hidden_layers", int)
+    fields.must_be("router_jitter_noise", 0.0)
+    aux = fields.get("router_aux_loss_coef", 0.001)
+    if name == MIXTRAL:
+        own: dict[str, Any] = {
+            "num_experts": fields.get("num_local_experts", 8),
+            "moe_router_topk": fields.get("num_experts_per_tok", 2),
+        }
+    else:
+        own = _qwen_mixture(fields, layers, where)
+    try:
+        return {"moe": MoEConfig(moe_aux_loss_coeff=aux, **own)}
+    except ConfigError as error:
+        raise ArtifactError(f"{where} describes experts that cannot be built: {error}") from error
+
+
+def _qwen_mixture(fields: Fields, layers: int, where: str) -> dict[str, Any]:
+    """Every `decoder_sparse_step`th layer has experts, those of `mlp_only_layers` have none."""
+    step, dense = fields.get("decoder_sparse_step", 1), fields.raw("mlp_only_layers") or []
+    if step < 1 or not isinstance(dense, list):
+        raise ArtifactError(f"{where}: decoder_sparse_step {step}, mlp_only_layers {dense!r:.60}")
+    sparse = [layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
+    pattern = "[" + ",".join(str(int(item)) for item in sparse) + "]"
+    found = fields.maybe("num_experts", int), fields.maybe("num_local_experts", int)
+    return {
+        "num_experts": found[0] or found[1] or 128,
+        "moe_layer_freq": "1" if all(sparse) else pattern,
+        "moe_router_topk": fields.get("num_experts_per_tok", 8),
+        "moe_ffn_hidden_size": fields.get("moe_intermediate_size", 768),
+        "moe_router_pre_softmax": not fields.get("norm_topk_prob", False),
     }
 
 
@@ -170,9 +220,9 @@ def _window(fields: Fields, name: str, where: str) -> dict[str, Any]:
     if name == LLAMA:
         return {}
     width = fields.maybe("sliding_window", int)
-    if not fields.stated("sliding_window"):  # absent: the default; null: no window
+    if not fields.stated("sliding_window") and name != MIXTRAL:  # absent: the default; null: none
         width = DEFAULT_WINDOW
-    if name == MISTRAL:
+    if name in (MISTRAL, MIXTRAL):
         return {} if width is None else {"window_size": f"{_checked(width, where) - 1},0"}
     return _qwen_window(fields, width if fields.get("use_sliding_window", False) else None, where)
 

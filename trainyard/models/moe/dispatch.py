@@ -30,7 +30,8 @@ RunExperts = Callable[[Tensor, Tensor], Tensor]
 
 def weighted(choices: Tensor, weights: Tensor) -> Tensor:
     """(t, h) sums of the results (t, k, h), by their weights (t, k)."""
-    return torch.bmm(weights.to(choices.dtype).unsqueeze(1), choices).squeeze(1)
+    # Not a batched product of (1, k) and (k, h), whose backward is four times as slow on a GPU.
+    return (choices * weights.to(choices.dtype).unsqueeze(-1)).sum(1)
 
 
 def through_experts(
