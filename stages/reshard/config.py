@@ -126,7 +126,7 @@ class ReshardConfig:
     target_decoder_last_pipeline_num_layers: int | None = None
     """Layers of the last pipeline rank, likewise."""
     target_expert_parallel_size: int | None = None
-    """Expert-parallel ranks; must be 1, as this version has no experts."""
+    """Expert-parallel ranks that core files are for. Unset: 1."""
     saver_transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
     """Names of norms in core files: those of Transformer Engine's layers, or of the local
     layers."""
@@ -180,10 +180,11 @@ class ReshardConfig:
         check_at_least(self, 1, *COUNTS, *SHARDS)
         check_at_most(self, MAX_SIZE, *COUNTS)
         check_at_most(self, MAX_RANKS, *SHARDS)
-        if (self.target_expert_parallel_size or 1) > 1:
+        ep = self.target_expert_parallel_size or 1
+        if ep > 1 and self.saver != "core":
             raise ConfigError(
-                f"--target-expert-parallel-size {self.target_expert_parallel_size}: the GPT of "
-                "this version has no experts; leave the option out"
+                f"--target-expert-parallel-size {ep} needs --saver core; files of --saver "
+                f"{self.saver} load at any number of expert-parallel ranks, so leave it out"
             )
 
     def experts(self) -> MoEConfig | None:

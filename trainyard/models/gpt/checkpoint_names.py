@@ -82,6 +82,9 @@ _FROM_QKV = (
     "pre_mlp_layernorm.",
     "mlp.linear_fc1.",
     "mlp.linear_fc2.",
+    "mlp.router.",
+    "mlp.experts.",
+    "mlp.shared_experts.",
 )
 
 REGISTRATION_ORDER: dict[str, tuple[str, ...]] = {
