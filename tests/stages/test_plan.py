@@ -268,8 +268,10 @@ def test_every_preset_can_be_planned(preset: Path) -> None:
     config = from_dict(PlanConfig, {**document, "vocab_size": 50257}, preset.stem)
     found = plan(config)
     degrees = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+    degrees += ("expert_model_parallel_size",)  # the fewest replicas that hold all experts
     assert found["num_devices"] == math.prod(document.get(degree, 1) for degree in degrees)
-    assert found["num_microbatches"] * document["micro_batch_size"] == document["global_batch_size"]
+    samples = document["micro_batch_size"] * found["data_parallel_size"]
+    assert found["num_microbatches"] * samples == document["global_batch_size"]
     assert found["memory_detail_bytes"]["total"] > 0
     lines = report(config).splitlines()
     (cut,) = [line for line in lines if line.startswith("Devices: ")]
