@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,27 @@ def test_only_a_dense_gpt_is_upcycled(tmp_path: Path) -> None:
         reshard(tmp_path / "hf", tmp_path / "out", upcycle_num_experts=4)
     with pytest.raises(ConfigError, match=r"--upcycle-router-topk \(2\) must be from 2"):
         reshard(tmp_path / "hf", tmp_path / "out", upcycle_num_experts=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"saver": "torch_dist"}, "--saver torch_dist writes no model with experts"),
+        ({"saver": "legacy"}, "has no --num-experts"),
+        (
+            {"saver": "llama_mistral", "saver_checkpoint_type": "meta"},
+            "cannot hold a model with .*--num-experts",
+        ),
+        ({"saver": "core", "target_expert_parallel_size": 3}, r"\(3\) must divide the 4 experts"),
+    ],
+    ids=["torch_dist", "legacy", "meta", "core"],
+)
+def test_formats_without_experts_refuse_them(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    make("mixtral", tmp_path / "hf")
+    with pytest.raises(ConfigError, match=message):
+        reshard(tmp_path / "hf", tmp_path / "out", **options)
 
 
 def test_mixtral_comes_in_by_megatrons_loader(tmp_path: Path) -> None:

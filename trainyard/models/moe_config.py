@@ -180,7 +180,7 @@ def check_expert_parallel(config: Any, parallel: ParallelConfig) -> None:
     moe, tp = config.experts, parallel.tensor_model_parallel_size
     ep, etp = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size
     if moe.num_experts is None:
-        if ep > 1 or etp not in (None, tp):
+        if ep > 1 or etp not in (None, 1, tp):  # Megatron-LM's commands for dense models say 1
             given = f"{EP} ({ep})" if ep > 1 else f"{ETP} ({etp})"
             raise ConfigError(
                 f"{given} spreads experts over ranks, and the model has none; leave it out, or "

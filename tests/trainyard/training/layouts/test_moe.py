@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from tests.trainyard.training.layouts.cases import Cut
+import pytest
+import torch
+
+from tests.trainyard.training.layouts.cases import KINDS, Cut
 from tests.trainyard.training.layouts.compare import assert_equals_one_process
+from tests.trainyard.training.layouts.runs import run_of
+from trainyard.models.moe_config import MoEConfig
 from trainyard.testing.pool import RankPool
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
@@ -32,6 +37,39 @@ CUTS = [
     Cut(kind="gpt moe", num_layers=2, tensor="tp2 sp", dp=2, ep=2),
     Cut(kind="gpt moe", num_layers=2, tensor="tp2 sp", dp=2, ep=1, etp=4, reduction="zero"),
 ]
+
+
+@pytest.mark.parametrize(
+    "moe",
+    [
+        {"moe_expert_capacity_factor": 0.8},
+        {
+            "moe_expert_capacity_factor": 0.8,
+            "moe_pad_expert_input_to_capacity": True,
+            "moe_token_dispatcher_type": "alltoall",
+        },
+        {"moe_aux_loss_coeff": 0.05, "moe_router_load_balancing_type": "global_aux_loss"},
+    ],
+    ids=["capacity", "padded", "global balance"],
+)
+def test_what_replicas_decide_together_does_not_depend_on_where_experts_are(
+    moe: dict[str, Any], ranks: RankPool
+) -> None:
+    """Capacity counts the tokens of a rank, so one process is no reference here."""
+    kind = str(moe)
+    define_kind(kind, moe)
+    ranks.run(define_kind, 2, kind, moe)
+    one, other = (
+        run_of(Cut(kind=kind, num_layers=2, dp=2, ep=ep), ranks, num_steps=2) for ep in (1, 2)
+    )
+    assert one.losses == pytest.approx(other.losses, rel=1e-6)
+    for name, tensor in one.tensors.items():
+        torch.testing.assert_close(tensor, other.tensors[name], rtol=1e-4, atol=1e-6)
+
+
+def define_kind(name: str, moe: dict[str, Any]) -> None:
+    """Make a kind of model known on a rank."""
+    KINDS[name] = KINDS["llama"] | {"moe": MoEConfig(num_experts=4, **moe)}
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
