@@ -25,13 +25,13 @@ from trainyard.conversion.huggingface.bert import BERTS, bert_values
 from trainyard.conversion.huggingface.bert import HARMLESS as OF_BERTS
 from trainyard.conversion.huggingface.bert import MODEL_TYPES as OF_BERT
 from trainyard.conversion.huggingface.config import GPT2_ACTIVATIONS
+from trainyard.conversion.huggingface.mixture import read_mixture
 from trainyard.conversion.huggingface.t5 import HARMLESS as OF_T5
 from trainyard.conversion.huggingface.t5 import T5, t5_values
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.models.moe_config import MoEConfig
 from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY, LLAMA3_LOW_FREQUENCY
 from trainyard.models.t5.config import T5Config
 
@@ -168,44 +168,7 @@ def _llama_values(fields: Fields, name: str, where: str) -> dict[str, Any]:
         "untie_embeddings_and_output_weights": not fields.get("tie_word_embeddings", False),
         **read_rope(fields, positions, where),
         **_window(fields, name, where),
-        **_mixture(fields, name, where),
-    }
-
-
-def _mixture(fields: Fields, name: str, where: str) -> dict[str, MoEConfig]:
-    """The experts of Mixtral or Qwen3-MoE."""
-    if name not in (MIXTRAL, QWEN3_MOE):
-        return {}
-    layers = fields.need("num_hidden_layers", int)
-    fields.must_be("router_jitter_noise", 0.0)
-    aux = fields.get("router_aux_loss_coef", 0.001)
-    if name == MIXTRAL:
-        own: dict[str, Any] = {
-            "num_experts": fields.get("num_local_experts", 8),
-            "moe_router_topk": fields.get("num_experts_per_tok", 2),
-        }
-    else:
-        own = _qwen_mixture(fields, layers, where)
-    try:
-        return {"moe": MoEConfig(moe_aux_loss_coeff=aux, **own)}
-    except ConfigError as error:
-        raise ArtifactError(f"{where} describes experts that cannot be built: {error}") from error
-
-
-def _qwen_mixture(fields: Fields, layers: int, where: str) -> dict[str, Any]:
-    """Every `decoder_sparse_step`th layer has experts, those of `mlp_only_layers` have none."""
-    step, dense = fields.get("decoder_sparse_step", 1), fields.raw("mlp_only_layers") or []
-    if step < 1 or not isinstance(dense, list):
-        raise ArtifactError(f"{where}: decoder_sparse_step {step}, mlp_only_layers {dense!r:.60}")
-    sparse = [layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
-    pattern = "[" + ",".join(str(int(item)) for item in sparse) + "]"
-    found = fields.maybe("num_experts", int), fields.maybe("num_local_experts", int)
-    return {
-        "num_experts": found[0] or found[1] or 128,
-        "moe_layer_freq": "1" if all(sparse) else pattern,
-        "moe_router_topk": fields.get("num_experts_per_tok", 8),
-        "moe_ffn_hidden_size": fields.get("moe_intermediate_size", 768),
-        "moe_router_pre_softmax": not fields.get("norm_topk_prob", False),
+        **read_mixture(fields, name, where),
     }
 
 
