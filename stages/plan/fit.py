@@ -92,8 +92,9 @@ def detail_of(config: PlanConfig) -> DetailedMemory | None:
 
 
 def device_bytes(config: PlanConfig) -> float:
-    """Memory of the most loaded device, tensor by tensor."""
-    return detail_of(config).total
+    """Memory of the most loaded device: tensor by tensor, or by the upstream formulas."""
+    detail = detail_of(config)
+    return memory_bytes(config)["total"] if detail is None else detail.total
 
 
 # --- alternatives -------------------------------------------------------------------------------

@@ -183,6 +183,8 @@ def layout_line(config: PlanConfig) -> str:
 def detail_lines(config: PlanConfig) -> list[str]:
     """Memory tensor by tensor, as trainyard allocates it."""
     detail = detail_of(config)
+    if detail is None:
+        return []
     kinds = ("parameters", "gradients", "optimizer", "activations", "logits")
     parts = [f"{kind} {getattr(detail, kind) / GIBIBYTE:.2f}" for kind in kinds]
     where = "" if detail.stage == "only" else f" of the {detail.stage} stage"

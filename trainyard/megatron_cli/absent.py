@@ -215,7 +215,8 @@ HARMLESS: dict[str, tuple[str, ...]] = {
 """Values with which an unsupported option changes nothing."""
 
 OF_THE_MODEL = """
-num-experts fp8-e4m3 fp8-hybrid no-fp8-wgrad fp4-format fp4 multi-latent-attention mtp-num-layers
+moe-apply-probs-on-input moe-latent-size fp8-e4m3 fp8-hybrid no-fp8-wgrad fp4-format fp4
+multi-latent-attention mtp-num-layers
 hybrid-layer-pattern hybrid-override-pattern hybrid-attention-ratio hybrid-mlp-ratio is-hybrid-model
 spec heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json model-provider
 apply-residual-connection-post-layernorm no-rope-freq qk-l2-norm use-mup activation-func-clamp-value
