@@ -55,11 +55,6 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "retro-cyclic-train-iters",
     ),
     (
-        "this command trains on token files only; for these datasets, use trainyard.datasets "
-        "(docs/library.md)",
-        "sft fim-data",
-    ),
-    (
         "it changes the model in a way that this version does not have; leave it out",
         """
         apply-residual-connection-post-layernorm no-rope-freq qk-l2-norm use-mup

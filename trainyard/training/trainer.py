@@ -206,7 +206,6 @@ class Trainer:
 
     def _build_train_module(self) -> TrainModule:
         config, training = self.config, self.config.training
-        data = config.data
         compiled = training.compile_layers
         report_kernels(
             config,
@@ -236,9 +235,7 @@ class Trainer:
                 if self._is_built_in
                 else (),
             ),
-            own_positions=data.reset_position_ids
-            or data.dataloader_inter_document_masking
-            or self.overrides.dataset_provider is not None,
+            own_positions=config.has_positions or self.overrides.dataset_provider is not None,
             # Only the author of a model knows whether its layers compile.
             compile_layers=should_compile(compiled, self.device)
             and (self._is_built_in or compiled == "on"),

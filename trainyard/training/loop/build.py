@@ -268,14 +268,13 @@ def report_kernels(
     that is not available. say: log one line for each, with the reason; on one rank. A user's model
     chooses its own kernels, except for the optimizer."""
     if is_built_in:
-        dtype, data = params_dtype(config.precision), config.data
+        dtype = params_dtype(config.precision)
         choose_attention(
             config.model,
             parallel,
             device,
             dtype,
-            documents=data.reset_attention_mask
-            or data.dataloader_inter_document_masking
+            documents=config.bounds_attention
             or family_of(config.model).of_sentences,  # padding is a document
             report=say,
         )

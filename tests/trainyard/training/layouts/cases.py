@@ -150,6 +150,8 @@ class Cut:
     hidden_dropout: float = 0.1
     per_token: bool = False
     """Weigh all tokens of a step alike."""
+    packed: bool = False
+    """Samples are conversations with bounds and positions of their own."""
     order: tuple[int, ...] = tuple(range(NUM_MICROBATCHES))
     """Which micro-batch stands at each place of a step."""
 

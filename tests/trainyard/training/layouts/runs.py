@@ -123,6 +123,7 @@ def train_module_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModu
             per_token=cut.per_token,
             more_losses=family_of(cut.model).more_losses(cut.model),
         ),
+        own_positions=cut.packed,
     )
     for chunk in train_module.chunks:
         assert isinstance(chunk, TransformerModel)
@@ -135,7 +136,25 @@ def batches(cut: Cut, step: int, groups: ProcessGroups) -> Iterator[Batch]:
     """This rank's micro-batches of a step."""
     for place in range(groups.dp_rank, NUM_MICROBATCHES, groups.dims.dp):
         batch = microbatch(step, cut.order[place], cut.vocab_size)
-        yield AS_SAMPLES[cut.model.model_type](batch, step)
+        sample = AS_SAMPLES[cut.model.model_type](batch, step)
+        yield as_conversations(sample, place) if cut.packed else sample
+
+
+def as_conversations(batch: Batch, place: int) -> Batch:
+    """The same tokens as three conversations, of which the second halves are learnt."""
+    shape = batch["tokens"].shape
+    bounds = torch.tensor([0, 3 + place % 4, 10]).expand(shape[0], -1)
+    begins = (torch.arange(SEQ_LENGTH) >= bounds[0].unsqueeze(1)).long().sum(dim=0) - 1
+    positions = torch.arange(SEQ_LENGTH) - bounds[0][begins]
+    mask = (positions >= 2).float().expand(shape)
+    unused = torch.full((shape[0], SEQ_LENGTH - 2), SEQ_LENGTH)
+    return {
+        **batch,
+        "labels": torch.where(mask > 0, batch["labels"], -100),
+        "loss_mask": mask.contiguous(),
+        "position_ids": positions.expand(shape).contiguous(),
+        "cu_seqlens": torch.cat((bounds, unused), dim=1).int(),
+    }
 
 
 def microbatch(step: int, number: int, vocab_size: int) -> Batch:

@@ -1,0 +1,92 @@
+"""The tokens of records of instruction data, and which of them are learnt.
+
+Conversations are laid out by the tokenizer's prompt format or chat template (`tokenizers.chat`),
+questions by InstructRetro's prompts (`questions`) and any tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.datasets.fine_tuning.config import SftConfig
+from trainyard.datasets.fine_tuning.questions import (
+    GPT_WORDING,
+    Contexts,
+    Encoder,
+    PromptFormat,
+    Wording,
+    read_question,
+)
+from trainyard.datasets.fine_tuning.records import QuestionRecord
+from trainyard.errors import ConfigError
+
+IGNORED = -100
+"""The label of a token that is not learnt."""
+
+Ids = NDArray[np.int64]
+
+
+class Tokenizer(Encoder, Protocol):
+    """The part of a tokenizer that is used; `tokenize_conversation` if it has a prompt format."""
+
+    @property
+    def eod(self) -> int:
+        """Id that ends a document."""
+
+    @property
+    def pad(self) -> int | None:
+        """Id that pads a row, or None."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionTokenizer:
+    """A `sft.RecordTokenizer` by the options of a training."""
+
+    tokenizer: Any
+    """A `Tokenizer`."""
+    options: SftConfig
+    wording: Wording = GPT_WORDING
+
+    def tokenize_conversation(self, conversation: Sequence[dict[str, Any]]) -> tuple[Ids, Ids]:
+        """Tokens and targets of one conversation. ConfigError if the tokenizer has no format."""
+        lay_out = getattr(self.tokenizer, "tokenize_conversation", None)
+        if lay_out is None:
+            raise ConfigError(
+                f"--tokenizer-type {self.tokenizer.config.tokenizer_type} has no format of "
+                "conversations, which the data has; give --tokenizer-type SFTTokenizer with the "
+                "same --tokenizer-model"
+            )
+        found: tuple[Ids, Ids] = lay_out(conversation, answers_only=self.options.answer_loss_only)
+        return found
+
+    def tokenize_question(self, record: QuestionRecord, task: str, room: int) -> tuple[Ids, Ids]:
+        """Tokens and targets of a question with its first answer. As in Megatron-LM, contexts that
+        are too long are cut, then the prompt, then the answer."""
+        options = self.options
+        question = read_question(record, contexts_of(options), options.longform_answer)
+        if not question.answers:
+            raise ValueError("a question without an answer: no 'answers' or 'answer', or no entry")
+        answer = self.tokenizer.encode(f" {question.answers[0]}")
+        prompt = PromptFormat(
+            task=task, wording=self.wording, num_contexts=options.ft_neighbours
+        ).prompt(question, self.tokenizer, room - len(answer))[: room - 1]
+        tokens = np.array((prompt + answer)[:room], np.int64)
+        targets = tokens.copy()
+        if options.answer_loss_only:
+            targets[: len(prompt)] = IGNORED
+        return tokens, targets
+
+
+def contexts_of(options: SftConfig) -> Contexts:
+    """Where the contexts of questions are."""
+    if options.bert_retriever_neighbours:
+        return "bert"
+    return "retrieved" if options.use_retrieved_neighbours else "given"
