@@ -9,6 +9,7 @@ from stages.reshard.savers import SAVERS
 from stages.runtime.context import StageRun
 from trainyard.conversion.cast import Cast
 from trainyard.conversion.loaders import LoadOptions, open_source
+from trainyard.conversion.retro_decoder import RetroDecoder
 from trainyard.conversion.source import Source
 from trainyard.conversion.tokenizer_files import carried
 from trainyard.conversion.vocabulary import Adjusted
@@ -37,6 +38,8 @@ def _opened(config: ReshardConfig, loader: str) -> Source:
     described = config.tokenizer()
     tokenizer = carried(described) if described is not None else None
     source = open_source(config.load_dir, loader, LoadOptions(config.num_attention_heads))
+    if config.decoder_only:
+        source = _decoder_of(source)
     # Savers of Megatron-LM's formats pad the vocabulary themselves.
     divisible_by = None if config.saver in MEGATRON else config.make_vocab_size_divisible_by
     if tokenizer is None and config.true_vocab_size is None and divisible_by is None:
@@ -49,6 +52,14 @@ def _opened(config: ReshardConfig, loader: str) -> Source:
             divisible_by=divisible_by,
             tensor_parallel_size=config.tensor_parallel_size,
         )
+    except BaseException:
+        source.close()
+        raise
+
+
+def _decoder_of(source: Source) -> Source:
+    try:
+        return RetroDecoder(source)
     except BaseException:
         source.close()
         raise

@@ -38,6 +38,8 @@ def _is_copy(config: ReshardConfig) -> bool:
     trainyard's format then reports what it found."""
     if config.saver != "trainyard" or config.loader not in ("auto", "trainyard"):
         return False
+    if config.decoder_only:
+        return False
     return config.loader == "trainyard" or detect(config.load_dir) in ("trainyard", None)
 
 

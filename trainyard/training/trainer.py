@@ -216,7 +216,7 @@ class Trainer:
         )
         return build_train_module(
             self._model_provider(),
-            model_sizes(config.model, training.micro_batch_size),
+            model_sizes(config.model, training.micro_batch_size, with_neighbors=not config.sft.sft),
             config.parallel,
             config.optimizer,
             config.precision,

@@ -14,9 +14,13 @@ import torch
 
 from stages.blame.config import BlameConfig
 from stages.blame.run_description import describe
+from stages.reshard.config import ReshardConfig
+from stages.reshard.run import run as run_reshard
+from tests.stages.directly import run_directly
 from tests.trainyard.corpus.token_files import write_tokens
 from tests.trainyard.tokenizers.chat.chats import pair, write_folder
 from tests.trainyard.training.resumed_runs import RUN, certificate, ledger, leg
+from trainyard.checkpoint.model import load_model
 from trainyard.config import from_dict
 from trainyard.datasets.fine_tuning.config import SftConfig
 from trainyard.datasets.fine_tuning.conversations import ConversationFile
@@ -211,6 +215,31 @@ def test_middles_are_filled_in_and_a_resumed_run_has_the_same(
     assert whole == cut
     assert [line["samples"] for line in whole] == [line["samples"] for line in without]
     assert [line["lm_loss"] for line in whole] != [line["lm_loss"] for line in without]
+
+
+def test_a_retro_is_tuned_without_neighbours_and_its_decoder_is_a_gpt(
+    chat: tuple[str, str], tmp_path: Path
+) -> None:
+    retro = {"model_type": "retro", "retro_chunk_length": 8, "retro_cross_attention_layers": [2]}
+    tuned, alone = tmp_path / "retro", tmp_path / "gpt"
+    assert leg(options(chat, tuned, **retro)) == "finished"
+    run_directly(
+        ReshardConfig, run_reshard, load_dir=str(tuned), save_dir=str(alone), decoder_only=True
+    )
+    theirs, ours = (load_model(str(url)) for url in (tuned, alone))
+    assert (theirs.config.model_type, ours.config.model_type) == ("retro", "gpt")
+    tokens = torch.arange(30, 40).unsqueeze(0)
+    with torch.no_grad():
+        assert torch.equal(theirs.model(tokens), ours.model(tokens))
+    assert ours.step == theirs.step
+    with pytest.raises(ConfigError, match=r"--decoder-only: .* holds a gpt; only a retro has"):
+        run_directly(
+            ReshardConfig,
+            run_reshard,
+            load_dir=str(alone),
+            save_dir=str(tmp_path / "again"),
+            decoder_only=True,
+        )
 
 
 @pytest.mark.parametrize(

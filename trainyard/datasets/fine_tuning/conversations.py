@@ -10,13 +10,14 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.artifacts import inputs, store
 from trainyard.corpus.indexed import map_file
-from trainyard.datasets.fine_tuning.records import Record, parse_record
+from trainyard.datasets.fine_tuning.records import Record, parse_object, parse_record
 from trainyard.errors import DataError
 
 NEWLINE = 10
@@ -74,6 +75,13 @@ class ConversationFile:
         except ValueError as fault:
             begins = line[:EXCERPT].decode(errors="backslashreplace")
             raise DataError(f"{self.where(index)}: {fault}; it begins {begins!r}") from None
+
+    def record(self, index: int) -> dict[str, Any]:
+        """A record as it is written, of any shape."""
+        try:
+            return parse_object(self._line(int(self._begins[index])))
+        except ValueError as fault:
+            raise DataError(f"{self.where(index)}: {fault}") from None
 
     def _line(self, begin: int) -> bytes:
         step = 1 << 12

@@ -24,8 +24,8 @@ SHAREGPT = {"human": "user", "gpt": "assistant"}
 """Roles of ShareGPT, and what they are called elsewhere."""
 
 
-def parse_record(line: bytes) -> Record:
-    """The messages of a line, or its question. Raises ValueError, which says what is wrong."""
+def parse_object(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line. Raises ValueError, which says what is wrong."""
     try:
         record = json.loads(line)
     except RecursionError:
@@ -36,6 +36,12 @@ def parse_record(line: bytes) -> Record:
         raise ValueError(f"not UTF-8: byte {error.start} of the line") from None
     if not isinstance(record, dict):
         raise ValueError(f"not an object but {type(record).__name__}")
+    return record
+
+
+def parse_record(line: bytes) -> Record:
+    """The messages of a line, or its question. Raises ValueError, which says what is wrong."""
+    record = parse_object(line)
     if "messages" in record:
         return _checked(record["messages"], "messages")
     if "question" in record:

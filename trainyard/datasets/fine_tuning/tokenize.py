@@ -22,6 +22,7 @@ from trainyard.datasets.fine_tuning.questions import (
     read_question,
 )
 from trainyard.datasets.fine_tuning.records import QuestionRecord
+from trainyard.datasets.plain_text import PlainText
 from trainyard.errors import ConfigError
 
 IGNORED = -100
@@ -62,7 +63,7 @@ class InstructionTokenizer:
             raise ConfigError(
                 f"--tokenizer-type {self.tokenizer.config.tokenizer_type} has no format of "
                 "conversations, which the data has; give --tokenizer-type SFTTokenizer with the "
-                "same --tokenizer-model"
+                "same --tokenizer-model, or to stages.finetune a --chat-template"
             )
         found: tuple[Ids, Ids] = lay_out(conversation, answers_only=self.options.answer_loss_only)
         return found
@@ -74,10 +75,13 @@ class InstructionTokenizer:
         question = read_question(record, contexts_of(options), options.longform_answer)
         if not question.answers:
             raise ValueError("a question without an answer: no 'answers' or 'answer', or no entry")
-        answer = self.tokenizer.encode(f" {question.answers[0]}")
-        prompt = PromptFormat(
+        plain = PlainText(self.tokenizer)
+        answer = plain.encode(f" {question.answers[0]}")
+        prompt_format = PromptFormat(
             task=task, wording=self.wording, num_contexts=options.ft_neighbours
-        ).prompt(question, self.tokenizer, room - len(answer))[: room - 1]
+        )
+        left = room - len(plain.before) - len(answer)
+        prompt = [*plain.before, *prompt_format.prompt(question, plain, left)][: room - 1]
         tokens = np.array((prompt + answer)[:room], np.int64)
         targets = tokens.copy()
         if options.answer_loss_only:

@@ -148,18 +148,17 @@ class ConversationTokenizer:
         """The tokens of a conversation and, for each, its target: the token, or -100 if it is not
         learnt. DataError names a turn that cannot be separated from its neighbours.
 
-        answers_only: only the assistant's turns are learnt; unset: as in Megatron-LM, unless the
-        format is the tokenizer's chat template."""
+        answers_only: only the assistant's turns are learnt; unset: as in Megatron-LM, where format
+        `default` masks nothing."""
         turns = self.prepare(conversation)
         text = self.render(turns, invite=add_generation_prompt)
         tokens = self._tokens(text)
         if not return_target:
             return tokens
         targets = tokens.copy()
-        masks = self._prompt_format.masks if answers_only is None else answers_only
-        if masks and self._template is None:
+        if self._prompt_format.masks and answers_only is not False:
             self._mask(turns, tokens, targets)
-        elif masks:
+        elif answers_only:
             targets[~self._answers(turns, text)] = IGNORED
         return tokens, targets
 

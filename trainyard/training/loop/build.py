@@ -73,12 +73,15 @@ def built_in_provider(
     return provide
 
 
-def model_sizes(config: TransformerConfig, micro_batch_size: int) -> ModelSizes:
-    """The sizes that decide how a model is sharded."""
+def model_sizes(
+    config: TransformerConfig, micro_batch_size: int, *, with_neighbors: bool = True
+) -> ModelSizes:
+    """The sizes that decide how a model is sharded. with_neighbors: samples bring those that the
+    model asks for."""
     return ModelSizes(
         config.all_layers,
         config.hidden_size,
-        config.stream_length,
+        config.stream_length if with_neighbors else config.seq_length,
         micro_batch_size,
         config.fp32_residual_connection,
     )
