@@ -35,6 +35,7 @@ async def finetune_gpt(
     recipe: str = "recipes/finetune_quickstart.toml",
     base: str | None = None,
     load: str | None = None,
+    evaluation_data: str | None = None,
     train_iters: int | None = None,
     lr: float | None = None,
     global_batch_size: int | None = None,
@@ -48,13 +49,14 @@ async def finetune_gpt(
     yard: str | None = None,
     profile: str = DEFAULT,
 ) -> dict[str, Any]:
-    """Collect instructions, finetune, generate answers, report.
+    """Collect instructions, finetune, evaluate, generate answers, report.
 
     Args:
         recipe: TOML file with a table of options for each stage, of the sources or by path or URL.
         base: Recipe whose trained model is tuned, by its name in the yard. Empty: as the recipe
             says.
         load: Checkpoint to tune, instead of a base. Empty: as the recipe says.
+        evaluation_data: Questions to answer. Empty: as the recipe says.
         train_iters: Steps of the tuning. Empty: as the recipe says.
         lr: Peak learning rate. Empty: as the recipe says.
         global_batch_size: Samples per step. Empty: as the recipe says.
@@ -75,6 +77,7 @@ async def finetune_gpt(
         "finetune-gpt",
         overrides,
         base=base,
+        evaluation_data=evaluation_data,
         finetune={
             "load": load,
             "train_iters": train_iters,
@@ -101,6 +104,7 @@ async def finetune_gpt(
         await runner.expect(jobs.all())
         await runner.run(jobs.collect)
         await runner.run(jobs.finetune)
+        await runner.run(jobs.evaluate)
         await runner.run(jobs.benchmark)
         await runner.run(jobs.report)
     return {"card": card, "stages": runner.documents()}

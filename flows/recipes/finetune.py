@@ -21,13 +21,14 @@ class FinetuneJobs:
 
     collect: StageJob | None
     finetune: StageJob
+    evaluate: StageJob | None
     benchmark: StageJob
     report: StageJob
 
     def all(self) -> list[StageJob]:
         """Every job."""
-        first = [] if self.collect is None else [self.collect]
-        return [*first, self.finetune, self.benchmark, self.report]
+        every = [self.collect, self.finetune, self.evaluate, self.benchmark, self.report]
+        return [job for job in every if job is not None]
 
 
 def finetune_jobs(recipe: Recipe, resources: TrainingResources | None = None) -> FinetuneJobs:
@@ -44,8 +45,10 @@ def finetune_jobs(recipe: Recipe, resources: TrainingResources | None = None) ->
     decided |= {key: value for key, value in completed.items() if key not in written}
     ranks = None if resources is None else num_ranks_of(written, resources)
     measured = {"load": checkpoint, "output_dir": recipe.at("benchmark"), "chat": True}
+    evaluate = _evaluate(recipe, checkpoint)
     cards = {
         "checkpoint": checkpoint,
+        "evaluation": None if evaluate is None else recipe.at("evaluation"),
         "benchmark": measured["output_dir"],
         "goodput": goodput_url(recipe.root, FINETUNE),
         "output_prefix": recipe.at("card"),
@@ -53,6 +56,7 @@ def finetune_jobs(recipe: Recipe, resources: TrainingResources | None = None) ->
     return FinetuneJobs(
         collect=collect,
         finetune=recipe.job("pretrain", decided, FINETUNE, ranks, table=FINETUNE),
+        evaluate=evaluate,
         benchmark=recipe.job("benchmark", measured),
         report=recipe.job("report", cards),
     )
@@ -63,6 +67,19 @@ def _collect(recipe: Recipe) -> StageJob | None:
     if "collect" not in recipe.tables:
         return None
     return recipe.job("collect", {"conversations": True, "output_dir": recipe.at("instructions")})
+
+
+def _evaluate(recipe: Recipe, checkpoint: str) -> StageJob | None:
+    """Questions to answer, or a text to measure, where the recipe has some."""
+    if ("evaluate" in recipe.tables) != bool(recipe.evaluation_data):
+        raise ConfigError(
+            f"{recipe.where}: [evaluate] and evaluation_data go together, as in "
+            "'task = \"nq\"' and 'evaluation_data = \"nq/test.json\"'; give both, or neither"
+        )
+    if not recipe.evaluation_data:
+        return None
+    place = {"load": checkpoint, "output_dir": recipe.at("evaluation")}
+    return recipe.job("evaluate", {**place, "valid_data": recipe.evaluation_data})
 
 
 def _data(recipe: Recipe, collect: StageJob | None) -> dict[str, Any]:

@@ -35,7 +35,7 @@ GPT_KEYS = ("corpus", "evaluation_data", "tokens")
 
 STAGES_OF: dict[str, tuple[str, ...]] = {
     "build-retro": (*CORPUS_STAGES, *OF_ENCODER, *RETRO_STAGES, "pretrain"),
-    "finetune-gpt": ("collect", FINETUNE, "benchmark"),
+    "finetune-gpt": ("collect", FINETUNE, "evaluate", "benchmark"),
     "prepare-corpus": CORPUS_STAGES,
     "pretrain-bert": (*CORPUS_STAGES, "plan", "pretrain"),
     "pretrain-t5": (*CORPUS_STAGES, "plan", "pretrain"),
@@ -47,7 +47,7 @@ STAGES_OF: dict[str, tuple[str, ...]] = {
 """The stages of each flow that runs a recipe, whose options it lets override."""
 KEYS_OF: dict[str, tuple[str, ...]] = {
     "build-retro": (*GPT_KEYS, "encoder"),
-    "finetune-gpt": ("base",),
+    "finetune-gpt": ("base", "evaluation_data"),
     "prepare-corpus": GPT_KEYS,
     "pretrain-bert": ("corpus", "tokens"),
     "pretrain-t5": ("corpus", "tokens"),

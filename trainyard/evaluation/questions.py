@@ -27,7 +27,7 @@ from trainyard.datasets.fine_tuning.questions import (
 )
 from trainyard.datasets.plain_text import PlainText
 from trainyard.errors import ConfigError, DataError
-from trainyard.evaluation.answers import exact_match, token_scores
+from trainyard.evaluation.answers import TokenScores, exact_match, token_scores
 from trainyard.evaluation.config import QuestionConfig
 from trainyard.inference.static import generate
 from trainyard.models.gpt.model import GPTModel
@@ -165,7 +165,8 @@ def _one_line(tokenizer: Tokenizer, output: list[int]) -> str:
 
 def summary(questions: Sequence[Question], predictions: Sequence[str]) -> dict[str, Any]:
     """Means over the questions, and each with its scores. F1 leaves out empty answers."""
-    rows, scored = [], []
+    rows: list[dict[str, Any]] = []
+    scored: list[TokenScores] = []
     for question, prediction in zip(questions, predictions, strict=True):
         scores = token_scores(prediction, question.answers[0]) if question.answers else None
         row = {

@@ -71,6 +71,14 @@ def test_data_of_ones_own_replaces_collect(yard: Path) -> None:
     assert "train_data_path" not in every.finetune.document
 
 
+def test_questions_are_answered_if_the_recipe_has_some(yard: Path) -> None:
+    asked = 'evaluation_data = "nq/test.json"\n' + TINY + '[evaluate]\ntask = "nq"\n'
+    every = jobs(yard, asked)
+    assert every.evaluate is not None
+    assert every.evaluate.document["valid_data"] == "nq/test.json"
+    assert every.report.document["evaluation"] == every.evaluate.document["output_dir"]
+
+
 def test_the_recipe_in_the_repository_is_valid(yard: Path) -> None:
     path = str(ROOT / "recipes" / "finetune_quickstart.toml")
     assert finetune_jobs(read_recipe(path, str(yard))).all()
@@ -87,6 +95,7 @@ def test_the_recipe_in_the_repository_is_valid(yard: Path) -> None:
         ),
         ("[collect]\nnum_shards = 2\n", "", "nothing names the instruction data"),
         ("lr =", 'data_path = ["a.jsonl"]\nlr =', r"data_path and \[collect\] both name"),
+        ("[benchmark]", "[evaluate]\ntask = 'nq'\n[benchmark]", "evaluation_data go together"),
         ("lr =", "save = 'x'\nlr =", r"\[finetune\]: save is decided by the flow"),
         ("lr =", "hidden_size = 'x'\nlr =", r"\[finetune\].*hidden_size"),
     ],

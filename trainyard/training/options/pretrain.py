@@ -153,7 +153,8 @@ class PretrainConfig:
                 "answers from left to right; give gpt or retro"
             )
         for name in OF_DOCUMENTS:
-            if getattr(self.data, name):
+            # No loss is ever behind the end of a conversation, so --eod-mask-loss asks for nothing.
+            if getattr(self.data, name) and name != "eod_mask_loss":
                 raise ConfigError(
                     f"{flag(name)} does not apply with --sft: conversations have positions and "
                     "bounds of their own; leave it out"
@@ -193,8 +194,8 @@ class PretrainConfig:
         if self.sft.sft:
             if self.retrieval != RetrievalConfig():
                 raise ConfigError(
-                    "--retro-db does not apply with --sft: instruction data has no neighbours, and "
-                    "the encoder of a Retro rests; leave it out"
+                    "--retro-project-dir and --retro-db do not apply with --sft: instruction data "
+                    "has no neighbours, and the encoder of a Retro rests; leave them out"
                 )
             return
         if not self.retrieval.is_given:
