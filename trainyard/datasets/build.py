@@ -17,6 +17,7 @@ from trainyard.datasets.config import DataConfig, Source, has_weights
 from trainyard.datasets.formats import (
     Built,
     Format,
+    InstructionFormat,
     OneSource,
     blend,
     open_dataset,
@@ -109,10 +110,18 @@ class _Builder:
         sources = self._sources(split)
         # A single prefix with a weight is a blend of one, except with a path for each split.
         if len(sources) == 1 and (sources[0].weight is None or not self._data.data_path):
+            if split == "train" and self._repeats_epochs():
+                size = None
             return self._dataset(split, size, sources[0])
         if has_weights(sources) and size is not None:
             return self._blend_by_weight(split, size, sources)
         return self._blend_by_size(split, size, sources)
+
+    def _repeats_epochs(self) -> bool:
+        """Whether the sampler shuffles the records of a file in every epoch. A dataset of more than
+        one epoch would be shuffled as a whole, and one of less would never show the last ones."""
+        is_cyclic = self._data.dataloader_type == "cyclic"
+        return is_cyclic and isinstance(self._form, InstructionFormat)
 
     def sets(self, split: str, size: int) -> Iterator[tuple[str, Built]]:
         """The sets of the validation or test data."""

@@ -26,7 +26,7 @@ from trainyard.datasets.fine_tuning.config import SftConfig
 from trainyard.datasets.fine_tuning.conversations import ConversationFile
 from trainyard.datasets.fine_tuning.sft import SFTDataset, SftFormat
 from trainyard.datasets.fine_tuning.tokenize import IGNORED, InstructionTokenizer
-from trainyard.datasets.loader import Batch, collate
+from trainyard.datasets.loader import SAMPLE_IDS, Batch, collate
 from trainyard.errors import ConfigError, DataError
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
@@ -34,6 +34,8 @@ from trainyard.models.init import init_parameters
 from trainyard.parallel.groups import ALONE
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.registry import build_tokenizer
+from trainyard.training.loop.data import build_run_data
+from trainyard.training.loop.length import length_of
 from trainyard.training.loop.microbatch import Preparation
 from trainyard.training.options.pretrain import PretrainConfig
 
@@ -192,6 +194,23 @@ def test_a_killed_run_resumes_to_the_same_bits_and_learns(
     assert "--sft: the order of instruction data" in str(found)
     with pytest.raises(ConfigError, match=r"a run of --sft.*blame"):
         describe(from_dict(BlameConfig, {"load": str(tmp_path / "whole"), "step": 1}))
+
+
+def test_a_cyclic_run_serves_every_record_once_an_epoch(
+    chat: tuple[str, str], tmp_path: Path
+) -> None:
+    more = {"dataloader_type": "cyclic", "sft_packing": "line", "eval_iters": 0}
+    config = from_dict(PretrainConfig, options(chat, tmp_path, split="1,0,0", **more))
+    length = length_of(config.training, 1, LENGTH)
+    data = build_run_data(config, build_tokenizer(config.tokenizer), length)
+    batches, count = data.train_batches(0), len(data.train)
+    assert count == 12
+    epochs = [
+        [int(i) for _ in range(count // 2) for i in next(batches)[SAMPLE_IDS][:, 1]]
+        for _ in range(2)
+    ]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(count))] * 2
+    assert epochs[0] != epochs[1]
 
 
 def test_middles_are_filled_in_and_a_resumed_run_has_the_same(
