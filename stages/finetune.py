@@ -11,11 +11,21 @@ from __future__ import annotations
 from stages.pretrain.config import PretrainConfig
 from stages.runtime.cli import stage_main
 
+
+class FinetuneConfig(PretrainConfig):
+    """Tune a trained model on instruction data (--sft). Options of the model and the tokenizer that
+    are not given are those of the checkpoint of --load.
+
+    With the same options and data, a rerun resumes from the last checkpoint in --save."""
+
+    __slots__ = ()
+
+
 if __name__ == "__main__":
     raise SystemExit(
         stage_main(
             "pretrain",
-            PretrainConfig,
+            FinetuneConfig,
             "stages.pretrain.run",
             "stages.pretrain.inputs",
             megatron=True,
