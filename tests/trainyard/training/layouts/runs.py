@@ -112,7 +112,7 @@ def train_module_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModu
     rows = padded_vocab_size or cut.padded_vocab_size
     train_module = build_train_module(
         built_in_provider(cut.model, rows, min(rows, cut.vocab_size)),
-        model_sizes(cut.model, MICRO_BATCH_SIZE),
+        model_sizes(cut.model, MICRO_BATCH_SIZE, with_neighbors=not cut.packed),
         cut.parallel,
         cut.optimizer,
         cut.precision,
@@ -136,8 +136,10 @@ def batches(cut: Cut, step: int, groups: ProcessGroups) -> Iterator[Batch]:
     """This rank's micro-batches of a step."""
     for place in range(groups.dp_rank, NUM_MICROBATCHES, groups.dims.dp):
         batch = microbatch(step, cut.order[place], cut.vocab_size)
-        sample = AS_SAMPLES[cut.model.model_type](batch, step)
-        yield as_conversations(sample, place) if cut.packed else sample
+        if cut.packed:  # a Retro is tuned without neighbours
+            yield as_conversations(batch, place)
+        else:
+            yield AS_SAMPLES[cut.model.model_type](batch, step)
 
 
 def as_conversations(batch: Batch, place: int) -> Batch:

@@ -19,6 +19,7 @@ CUTS = [
     Cut(packed=True, pp=2, dp=2, reduction="zero overlap", per_token=True),
     Cut(packed=True, pp=2, chunks=2, recompute="full", kind="llama"),
     Cut(packed=True, context="allgather", tensor="tp2 sp", pp=2, tied=False, bf16=True),
+    Cut(packed=True, kind="retro", tensor="tp2 sp", pp=2, dp=2, reduction="zero overlap"),
 ]
 
 
