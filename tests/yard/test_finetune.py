@@ -1,5 +1,5 @@
-"""A checkpoint tuned on questions by one recipe, with answers on the run card, and nothing to do the
-second time."""
+"""A checkpoint tuned on questions by one recipe, with answers on the run card, and nothing to do
+the second time."""
 
 from __future__ import annotations
 
