@@ -14,8 +14,11 @@ import torch
 
 from stages.blame.config import BlameConfig
 from stages.blame.run_description import describe
+from stages.evaluate.config import EvaluateConfig
+from stages.evaluate.run import run as run_evaluate
 from stages.reshard.config import ReshardConfig
 from stages.reshard.run import run as run_reshard
+from stages.runtime.context import StageRun
 from tests.stages.directly import run_directly
 from tests.trainyard.corpus.token_files import write_tokens
 from tests.trainyard.tokenizers.chat.chats import pair, write_folder
@@ -236,6 +239,10 @@ def test_middles_are_filled_in_and_a_resumed_run_has_the_same(
     assert [line["lm_loss"] for line in whole] != [line["lm_loss"] for line in without]
 
 
+def evaluate_directly(options: dict[str, Any]) -> dict[str, Any]:
+    return run_evaluate(from_dict(EvaluateConfig, options), StageRun("evaluate", {}, None))
+
+
 def test_a_retro_is_tuned_without_neighbours_and_its_decoder_is_a_gpt(
     chat: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -251,6 +258,16 @@ def test_a_retro_is_tuned_without_neighbours_and_its_decoder_is_a_gpt(
     with torch.no_grad():
         assert torch.equal(theirs.model(tokens), ours.model(tokens))
     assert ours.step == theirs.step
+    # Its loss on a text, beside that of the Retro without neighbours.
+    text = tmp_path / "text.txt"
+    text.write_text("Hello, what is the weather? " * 20)
+    losses = [
+        evaluate_directly(
+            {"task": "WIKITEXT103", "load": str(url), "valid_data": str(text), "device": "cpu"}
+        )["avg_loss"]
+        for url in (tuned, alone)
+    ]
+    assert losses[0] == losses[1] > 0
     with pytest.raises(ConfigError, match=r"--decoder-only: .* holds a gpt; only a retro has"):
         run_directly(
             ReshardConfig,

@@ -98,13 +98,12 @@ class ConversationFile:
 def lines_of_list(text: bytes, url: str) -> NDArray[np.uint8]:
     """The records of a list of JSON, each on a line."""
     try:
-        records = json.loads(text)
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in json.loads(text)]
     except RecursionError:
         raise DataError(f"{url}: nested too deeply") from None
     except ValueError as error:
         raise DataError(f"{url}: not a list of JSON: {error}") from None
-    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    return np.frombuffer(lines.encode(errors="surrogatepass"), np.uint8)
+    return np.frombuffer("".join(lines).encode(errors="surrogatepass"), np.uint8)
 
 
 def find_lines(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
