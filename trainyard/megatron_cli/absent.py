@@ -108,8 +108,8 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "no-load-optim",
     ),
     (
-        "run the command with --dry-run to write its options as a document, and read that with "
-        "--config",
+        "stages.finetune takes the options of the model from --load; for a pretraining, run its "
+        "command with --dry-run to write its options as a document, and read that with --config",
         "use-checkpoint-args",
     ),
     (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from trainyard.datasets.fine_tuning.config import SftConfig
 from trainyard.datasets.fine_tuning.questions import (
     GPT_WORDING,
     Contexts,
-    Encoder,
     PromptFormat,
     Wording,
     read_question,
@@ -31,28 +30,12 @@ IGNORED = -100
 Ids = NDArray[np.int64]
 
 
-class Tokenizer(Encoder, Protocol):
-    """The part of a tokenizer that is used; `tokenize_conversation` if it has a prompt format."""
-
-    @property
-    def eod(self) -> int:
-        """Id that ends a document."""
-
-    @property
-    def pad(self) -> int | None:
-        """Id that pads a row, or None."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids."""
-
-
 @dataclass(frozen=True, slots=True)
 class InstructionTokenizer:
     """A `sft.RecordTokenizer` by the options of a training."""
 
     tokenizer: Any
-    """A `Tokenizer`."""
+    """A `tokenizers.base.Tokenizer`; with `tokenize_conversation` if it has a prompt format."""
     options: SftConfig
     wording: Wording = GPT_WORDING
 
