@@ -45,7 +45,8 @@ def _model(url: str, given: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name for name, _, field in leaves(type(model)) if ROLE not in field.metadata}
     found = {name: value for name, value in to_dict(model).items() if name in plain}
     found = {name: value for name, value in found.items() if value is not None}
-    if given.get("seq_length", model.seq_length) != model.seq_length:
+    length = given.get("seq_length", model.seq_length)
+    if isinstance(length, int) and length < model.seq_length:
         found["max_position_embeddings"] = model.positions
     return found
 
