@@ -137,9 +137,7 @@ class OptionReader:
     complete: str
 
 
-def _main(
-    name: str, reader: OptionReader, modules: tuple[str, str], arguments: list[str]
-) -> int:
+def _main(name: str, reader: OptionReader, modules: tuple[str, str], arguments: list[str]) -> int:
     debug = "--debug" in arguments
     our_logging.configure()
     if "--version" in arguments:
