@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from flows.recipes.recipe import OF_ENCODER, stage_of
+from flows.recipes.recipe import FINETUNE, OF_ENCODER, stage_of
 from flows.stage_configs import CONFIGS
 from trainyard.config import check_known, convert, leaves, other_names, suggest
 from trainyard.config_text import parse_document
@@ -24,6 +24,7 @@ TOP_LEVEL: dict[str, Any] = {
     "evaluation_data": str,
     "tokens": str,
     "encoder": str,
+    "base": str,
 }
 """Keys above the tables of a recipe, with their types."""
 
@@ -34,6 +35,7 @@ GPT_KEYS = ("corpus", "evaluation_data", "tokens")
 
 STAGES_OF: dict[str, tuple[str, ...]] = {
     "build-retro": (*CORPUS_STAGES, *OF_ENCODER, *RETRO_STAGES, "pretrain"),
+    "finetune-gpt": ("collect", FINETUNE, "evaluate", "benchmark"),
     "prepare-corpus": CORPUS_STAGES,
     "pretrain-bert": (*CORPUS_STAGES, "plan", "pretrain"),
     "pretrain-t5": (*CORPUS_STAGES, "plan", "pretrain"),
@@ -45,6 +47,7 @@ STAGES_OF: dict[str, tuple[str, ...]] = {
 """The stages of each flow that runs a recipe, whose options it lets override."""
 KEYS_OF: dict[str, tuple[str, ...]] = {
     "build-retro": (*GPT_KEYS, "encoder"),
+    "finetune-gpt": ("base", "evaluation_data"),
     "prepare-corpus": GPT_KEYS,
     "pretrain-bert": ("corpus", "tokens"),
     "pretrain-t5": ("corpus", "tokens"),
