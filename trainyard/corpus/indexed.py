@@ -13,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trainyard.artifacts import inputs, store
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.inputs import Manifests
+from trainyard.artifacts.manifest import check_digest
 from trainyard.artifacts.store import FileInfo
 from trainyard.corpus.disk_array import Spill
 from trainyard.corpus.layout import (
@@ -29,8 +32,10 @@ from trainyard.corpus.layout import (
     write_header,
     write_offsets,
 )
-from trainyard.corpus.readers import Reader, map_file, open_reader
+from trainyard.corpus.pairs import SUMS
+from trainyard.corpus.readers import CheckedReader, Reader, map_file, open_reader
 from trainyard.corpus.remote import CacheOptions, fetch_whole
+from trainyard.corpus.sums import Sums
 from trainyard.errors import DataError
 
 __all__ = [
@@ -179,16 +184,14 @@ def _convert(tokens: Tokens, dtype: np.dtype[Any]) -> Tokens:
     return tokens.astype(dtype)
 
 
-def read_index(prefix_url: str, options: CacheOptions | None = None) -> tuple[Index, FileInfo]:
+def read_index(
+    prefix_url: str, options: CacheOptions | None = None, manifests: Manifests | None = None
+) -> tuple[Index, FileInfo]:
     """The index of a pair with every entry checked, and size and version of the .bin.
 
     A remote .idx is copied to this node, once."""
     name = prefix_url + ".idx"
-    path = store.local_path(name)
-    if path is None:
-        raw = fetch_whole(name, options or CacheOptions(), map_file)
-    else:
-        raw = map_file(inputs.fetch(name, path.parent))
+    raw = _read_whole(name, options or CacheOptions(), manifests or Manifests())
     index = parse_index(raw, name)
     verify_index(index, name)
     info = store.info(prefix_url + ".bin")
@@ -196,11 +199,36 @@ def read_index(prefix_url: str, options: CacheOptions | None = None) -> tuple[In
     return index, info
 
 
+def _read_whole(url: str, options: CacheOptions, manifests: Manifests) -> Tokens:
+    """The bytes of a file; ArtifactError if a manifest lists it with another digest."""
+    path = store.local_path(url)
+    if path is None:
+        raw = fetch_whole(url, options, map_file)
+    else:
+        raw = map_file(inputs.fetch(url, path.parent))
+    record = manifests.record(url)
+    if record is not None:
+        check_digest(url, record, digest_bytes(raw.data))
+    return raw
+
+
+def _sums(
+    prefix_url: str, bin_bytes: int, options: CacheOptions, manifests: Manifests
+) -> Sums | None:
+    """The digests of the blocks of the .bin; None if no manifest lists both."""
+    url = prefix_url + SUMS
+    if manifests.record(url) is None or manifests.record(prefix_url + ".bin") is None:
+        return None
+    return Sums(_read_whole(url, options, manifests), url, bin_bytes)
+
+
 class IndexedDataset:
     """Random access to the sequences of PREFIX.bin and PREFIX.idx.
 
     reader: how to read tokens, see `readers`. By default a local pair is mapped, and a remote one
     is read in ranges, through blocks that are cached on this node. cache: options of that cache.
+    What a manifest lists is compared with it as it is read: the .idx here, each block of the .bin
+    when the first of its tokens is read; ArtifactError if they differ.
     Works in several threads and after a fork; pickles as its prefix, so sending one to a worker
     process costs nothing."""
 
@@ -210,8 +238,15 @@ class IndexedDataset:
         self.prefix = prefix_url
         self._arguments = (prefix_url, reader, cache)
         options = cache or CacheOptions()
-        self.index, info = read_index(prefix_url, options)
-        self._reader = open_reader(reader, prefix_url + ".bin", info, self.index.dtype, options)
+        manifests, bin_url = Manifests(), prefix_url + ".bin"
+        self.index, info = read_index(prefix_url, options, manifests)
+        self._reader = open_reader(reader, bin_url, info, self.index.dtype, options)
+        self._checked: CheckedReader | None = None
+        sums = _sums(prefix_url, info.size_bytes, options, manifests)
+        if sums is not None:
+            self._reader = self._checked = CheckedReader(
+                self._reader, sums, bin_url, self.index.dtype
+            )
 
     def __reduce__(self) -> tuple[Callable[..., IndexedDataset], tuple[Any, ...]]:
         return IndexedDataset, self._arguments
@@ -252,8 +287,15 @@ class IndexedDataset:
 
     @property
     def tokens(self) -> Tokens | None:
-        """All tokens of the .bin, if it is mapped, for callers that read many places."""
+        """All tokens of the .bin, if it is mapped, for callers that read many places; `check` them
+        first."""
         return self._reader.flat
+
+    def check(self, start: int, end: int) -> None:
+        """Compare tokens `start` up to `end` of the .bin with the digests of their blocks, if there
+        are any, before they are taken from `tokens`. The other methods do it themselves."""
+        if self._checked is not None:
+            self._checked.check(start, end)
 
     def get(self, i: int, offset: int = 0, length: int | None = None) -> Tokens:
         """`length` tokens (default: all) of sequence `i` from `offset` on; do not write to them."""
