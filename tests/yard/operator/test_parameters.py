@@ -72,6 +72,7 @@ def test_a_run_has_what_was_sent_and_nothing_else(server: Api, flow: str) -> Non
             "'train_iters'. Failure reason: 'many' is not of type 'integer', 'null'",
         ),
         ({"bf16": "yes"}, "'yes' is not one of ['as the recipe says', True, False]"),
+        ({"overrides": "pretrain.lrr = 1"}, "is not one of ['options of pretrain but data_path, "),
     ],
 )
 def test_the_server_refuses_a_wrong_parameter(
@@ -88,6 +89,7 @@ def test_the_server_refuses_a_wrong_parameter(
     [
         ("trainiters=5", "not found on the deployment: 'trainiters'"),
         ("train_iters=many", "'many' is not of type 'integer', 'null'"),
+        ("overrides=pretrian.lr = 1", "is not one of ['lines of STAGE.KEY = VALUE; stages: "),
     ],
 )
 def test_the_command_line_prints_the_error(yard: Yard, given: str, words: str) -> None:
