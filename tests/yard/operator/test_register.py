@@ -204,7 +204,7 @@ def test_prefect_takes_the_file_and_a_registration_puts_back_what_it_lacks(serve
     assert done.returncode == 0, done.stdout + done.stderr
     for flow in (*FLOWS, "collect-garbage"):
         one = server.ask(f"deployments/name/{flow}/local")
-        assert (one["work_pool_name"], one["tags"]) == ("local", ["trainyard"])
+        assert (one["work_pool_name"], one["tags"]) == ("local", [flow])
         (step,) = one["pull_steps"]
         assert step == {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
     assert "changed" in verbs(server.register(*only))
