@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainyard.artifacts import inputs, store
-from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts import store
 from trainyard.artifacts.inputs import Manifests
-from trainyard.artifacts.manifest import check_digest
 from trainyard.artifacts.store import FileInfo
 from trainyard.corpus.disk_array import Spill
 from trainyard.corpus.layout import (
@@ -33,8 +31,8 @@ from trainyard.corpus.layout import (
     write_offsets,
 )
 from trainyard.corpus.pairs import SUMS
-from trainyard.corpus.readers import CheckedReader, Reader, map_file, open_reader
-from trainyard.corpus.remote import CacheOptions, fetch_whole
+from trainyard.corpus.readers import CheckedReader, Reader, map_file, map_listed, open_reader
+from trainyard.corpus.remote import CacheOptions
 from trainyard.corpus.sums import Sums
 from trainyard.errors import DataError
 
@@ -191,7 +189,8 @@ def read_index(
 
     A remote .idx is copied to this node, once."""
     name = prefix_url + ".idx"
-    raw = _read_whole(name, options or CacheOptions(), manifests or Manifests())
+    record = (manifests or Manifests()).record(name)
+    raw = map_listed(name, record, options or CacheOptions())
     index = parse_index(raw, name)
     verify_index(index, name)
     info = store.info(prefix_url + ".bin")
@@ -199,27 +198,15 @@ def read_index(
     return index, info
 
 
-def _read_whole(url: str, options: CacheOptions, manifests: Manifests) -> Tokens:
-    """The bytes of a file; ArtifactError if a manifest lists it with another digest."""
-    path = store.local_path(url)
-    if path is None:
-        raw = fetch_whole(url, options, map_file)
-    else:
-        raw = map_file(inputs.fetch(url, path.parent))
-    record = manifests.record(url)
-    if record is not None:
-        check_digest(url, record, digest_bytes(raw.data))
-    return raw
-
-
 def _sums(
     prefix_url: str, bin_bytes: int, options: CacheOptions, manifests: Manifests
 ) -> Sums | None:
     """The digests of the blocks of the .bin; None if no manifest lists both."""
     url = prefix_url + SUMS
-    if manifests.record(url) is None or manifests.record(prefix_url + ".bin") is None:
+    record = manifests.record(url)
+    if record is None or manifests.record(prefix_url + ".bin") is None:
         return None
-    return Sums(_read_whole(url, options, manifests), url, bin_bytes)
+    return Sums(map_listed(url, record, options), url, bin_bytes)
 
 
 class IndexedDataset:

@@ -13,8 +13,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trainyard.artifacts import store
-from trainyard.artifacts.manifest import DAMAGED
+from trainyard.artifacts import inputs, store
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.manifest import DAMAGED, check_digest
 from trainyard.corpus.layout import Tokens
 from trainyard.corpus.pairs import SUMS
 from trainyard.corpus.remote import CacheOptions, RangedFile, fetch_whole
@@ -66,6 +67,20 @@ def map_file(path: Path, dtype: npt.DTypeLike = np.uint8) -> Tokens:
         return np.empty(0, dtype)
     # A plain array: slicing one costs a third of slicing a memmap.
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+
+
+def map_listed(url: str, record: store.FileRecord | None, options: CacheOptions) -> Tokens:
+    """The bytes of a whole file, mapped; a remote one is copied to this node once.
+
+    Raises ArtifactError if it is not the file of its record in a manifest (None: it has none)."""
+    path = store.local_path(url)
+    if path is None:
+        raw = fetch_whole(url, options, map_file)
+    else:
+        raw = map_file(inputs.fetch(url, path.parent))
+    if record is not None:
+        check_digest(url, record, digest_bytes(raw.data))
+    return raw
 
 
 class MappedReader:
