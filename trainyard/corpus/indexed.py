@@ -220,12 +220,17 @@ class IndexedDataset:
     process costs nothing."""
 
     def __init__(
-        self, prefix_url: str, reader: Reader = "auto", cache: CacheOptions | None = None
+        self,
+        prefix_url: str,
+        reader: Reader = "auto",
+        cache: CacheOptions | None = None,
+        manifests: Manifests | None = None,
     ) -> None:
+        """manifests: those that were read for other pairs, perhaps of the same folder."""
         self.prefix = prefix_url
         self._arguments = (prefix_url, reader, cache)
         options = cache or CacheOptions()
-        manifests, bin_url = Manifests(), prefix_url + ".bin"
+        manifests, bin_url = manifests or Manifests(), prefix_url + ".bin"
         self.index, info = read_index(prefix_url, options, manifests)
         self._reader = open_reader(reader, bin_url, info, self.index.dtype, options)
         self._checked: CheckedReader | None = None

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from trainyard.artifacts.inputs import Manifests
 from trainyard.datasets.blend import normalise
 from trainyard.datasets.config import DataConfig, Source, has_weights
 from trainyard.datasets.formats import Built, Format, OneSource, blend, open_dataset
@@ -98,6 +99,7 @@ class _Builder:
         self._form = sample_format
         self._indexer = indexer
         self._opened: dict[str, TokenSource] = {}
+        self._manifests = Manifests()
         self._num_sources = 1
 
     def split(self, split: str, size: int | None) -> Built:
@@ -191,7 +193,7 @@ class _Builder:
     def _dataset(self, split: str, size: int | None, source: Source) -> OneSource:
         file = self._opened.get(source.prefix)
         if file is None:
-            file = open_tokens(source.prefix, self._data)
+            file = open_tokens(source.prefix, self._data, self._manifests)
             check_tokens(file, self._form.vocab_size, self._num_sources, self._indexer)
             self._opened[source.prefix] = file
         return self._over(file, split, size)
