@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from trainyard.artifacts.inputs import Manifests
 from trainyard.datasets.blend import normalise
 from trainyard.datasets.config import DataConfig, Source, has_weights
 from trainyard.datasets.formats import (
@@ -101,6 +102,7 @@ class _Builder:
         self._form = sample_format
         self._indexer = indexer
         self._opened: dict[str, SourceFile] = {}
+        self._manifests = Manifests()
         self._num_sources = 1
 
     def split(self, split: str, size: int | None) -> Built:
@@ -203,7 +205,12 @@ class _Builder:
         file = self._opened.get(source.prefix)
         if file is None:
             file = open_source(
-                source.prefix, self._data, self._form, self._num_sources, self._indexer
+                source.prefix,
+                self._data,
+                self._form,
+                self._num_sources,
+                self._indexer,
+                self._manifests,
             )
             self._opened[source.prefix] = file
         return self._over(file, split, size)

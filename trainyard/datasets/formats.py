@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from trainyard.artifacts.inputs import Manifests
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.blended import Blended
 from trainyard.datasets.config import DataConfig
@@ -68,12 +69,18 @@ Built: TypeAlias = OneSource | Blended[Any]
 
 
 def open_source(
-    prefix: str, data: DataConfig, sample_format: Format, num_sources: int, indexer: Indexer
+    prefix: str,
+    data: DataConfig,
+    sample_format: Format,
+    num_sources: int,
+    indexer: Indexer,
+    manifests: Manifests | None = None,
 ) -> Source:
-    """The file of a prefix, token ids checked. num_sources: files of the run."""
+    """The file of a prefix, token ids checked. num_sources: files of the run. manifests: as for
+    `IndexedDataset`."""
     if isinstance(sample_format, InstructionFormat):
         return ConversationFile(prefix)
-    file = open_tokens(prefix, data)
+    file = open_tokens(prefix, data, manifests)
     check_tokens(file, sample_format.vocab_size, num_sources, indexer)
     return file
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.artifacts.inputs import check_exists
+from trainyard.artifacts.inputs import Manifests, check_exists
 from trainyard.artifacts.urls import is_local
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset
 from trainyard.corpus.outline import Outline, outline
@@ -51,11 +51,11 @@ def sources_of(data: DataConfig, split: str) -> list[Source]:
     return sources
 
 
-def open_tokens(prefix: str, data: DataConfig) -> TokenSource:
-    """A token file with the reader that the options choose."""
+def open_tokens(prefix: str, data: DataConfig, manifests: Manifests | None = None) -> TokenSource:
+    """A token file with the reader that the options choose. manifests: as for `IndexedDataset`."""
     cache = cache_options(data)
     mapped = data.mmap_bin_files or not is_local(prefix)
-    return IndexedDataset(prefix, "auto" if mapped else "file", cache)
+    return IndexedDataset(prefix, "auto" if mapped else "file", cache, manifests)
 
 
 def cache_options(data: DataConfig) -> CacheOptions:
