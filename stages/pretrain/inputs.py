@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stages.pretrain.config import PretrainConfig
 from trainyard.checkpoint.steps import published_steps
 from trainyard.checkpoint.stored_step import check_step
@@ -10,6 +12,13 @@ from trainyard.datasets.config import SPLIT_NAMES
 from trainyard.datasets.splits import check_splits
 from trainyard.models.families import family_of
 from trainyard.tokenizers.registry import check_files
+from trainyard.training.run.other_runs import refuse_other_runs
+
+
+def check_output(config: PretrainConfig, lineage: str, input_digests: Mapping[str, str]) -> None:
+    """Refuse a run folder that holds another run, which nobody asked to replace."""
+    if config.ckpt_convert_format is None:
+        refuse_other_runs(config, lineage, input_digests)
 
 
 def check_inputs(config: PretrainConfig) -> None:

@@ -15,6 +15,7 @@ from stages.runtime.failure import add_step
 from trainyard.errors import Stopped, StoppedByOption
 from trainyard.training.loop.prepare import prepared
 from trainyard.training.overrides import Overrides
+from trainyard.training.run.segments import segments_document, segments_of_step
 from trainyard.training.trainer import Result, Trainer
 
 
@@ -27,10 +28,12 @@ def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
     result: Result | None = None
     try:
         with prepared(config) as (groups, device):
-            host = StageHost(stage, config.verify_checkpoint, progress)
+            host = StageHost(stage, config, progress)
             overrides = Overrides(callbacks=(*heartbeats(groups.rank), progress))
             result = Trainer(config, host, groups, device, overrides).run()
             if result.outcome == "finished":
+                segments = segments_of_step(config.save, result.state.step) if stage.is_main else ()
+                stage.facts.update(segments_document(segments))
                 return result.metrics
             if stage.stop_requested:
                 stage.stop()

@@ -14,6 +14,7 @@ from trainyard.config import (
     also,
     check_at_least,
     check_at_most,
+    course,
     execution,
 )
 from trainyard.errors import ConfigError
@@ -38,27 +39,27 @@ class TrainingConfig:
 
     micro_batch_size: int = also("batch_size", role="execution")
     """Samples that a rank processes at once."""
-    global_batch_size: int | None = None
+    global_batch_size: int | None = course(None)
     """Samples of an optimizer step over all ranks; unset: one micro-batch on each rank."""
-    rampup_batch_size: tuple[int, ...] = ()
+    rampup_batch_size: tuple[int, ...] = course(())
     """START INCREMENT SAMPLES: begin with a global batch of START and add INCREMENT evenly over
     the first SAMPLES samples until --global-batch-size is reached."""
-    step_batch_size_schedule: str | None = None
+    step_batch_size_schedule: str | None = course(None)
     """TOKENS:SIZE ...: the global batch from each number of consumed tokens on, as in
     "0:768 250B:1536" (K, M, B, T)."""
-    decrease_batch_size_if_needed: bool = False
+    decrease_batch_size_if_needed: bool = course(False)
     """Lower a batch size to a multiple of micro-batch size x data-parallel ranks."""
-    train_iters: int | None = also("train_steps", default=None)
+    train_iters: int | None = also("train_steps", default=None, role="course")
     """Optimizer steps of the whole run; this or --train-samples."""
-    train_samples: int | None = None
+    train_samples: int | None = course(None)
     """Samples of the whole run; this or --train-iters."""
-    eval_interval: int = 1000
+    eval_interval: int = course(1000)
     """Steps between two validations."""
-    eval_iters: int = 100
+    eval_iters: int = course(100)
     """Global batches of a validation, and of the test at the end; 0: none."""
-    eval_at_start: bool = False
+    eval_at_start: bool = course(False)
     """Validate before the first step too."""
-    iterations_to_skip: tuple[int, ...] = ()
+    iterations_to_skip: tuple[int, ...] = course(())
     """Steps that consume their samples without an update, such as samples known to do harm."""
     calculate_per_token_loss: bool = False
     """Weigh every token of a step alike, even if micro-batches have different numbers of tokens."""
@@ -68,7 +69,7 @@ class TrainingConfig:
     """Device to compute on; auto: CUDA if torch finds one."""
     compile_layers: Literal["auto", "on", "off"] = execution("auto")
     """Compile each layer with torch.compile; auto: on CUDA."""
-    deterministic_mode: bool = False
+    deterministic_mode: bool = course(False)
     """On CUDA, use only operations that give the same bits every time; on CPUs this always
     holds."""
     num_threads: int | None = execution(None)

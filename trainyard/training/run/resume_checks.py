@@ -40,9 +40,9 @@ def refuse_lost_steps(config: PretrainConfig, found: FoundSteps) -> None:
         return
     if found.foreign:
         raise ConfigError(
-            f"--load {config.load}: its steps have other options or data, so this is another run: "
-            f"give it another --save, as in --load {config.load} --save "
-            f"{config.save.rstrip('/')}-2 (or leave --load out to start at step 0 here)"
+            f"--load {config.load} asks to resume from the steps there, and --new-run (or --force) "
+            f"to start at step 0: leave one of them out, or give another --save, as in --load "
+            f"{config.load} --save {config.save.rstrip('/')}-2"
         )
     if config.finetune or config.exit_on_missing_checkpoint:
         asks = "--finetune" if config.finetune else "--exit-on-missing-checkpoint"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint
@@ -14,12 +15,16 @@ from trainyard.errors import ConfigError
 from trainyard.models.families import family_of
 from trainyard.optim.build import params_dtype
 from trainyard.optim.schedule import OptimizerSchedule
-from trainyard.optim.schedule_resume import resume_optimizer_schedule
+from trainyard.optim.schedule_resume import (
+    optimizer_schedule_document,
+    resume_optimizer_schedule,
+)
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.loop.ledger import Ledger
 from trainyard.training.loop.length import RunLength
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import TrainModule
+from trainyard.training.options.course import course_of
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.overrides import Initialize
 from trainyard.training.run.node_local import NonPersistentStep
@@ -34,6 +39,7 @@ from trainyard.training.run.resume_checks import (
     repadding_of,
 )
 from trainyard.training.run.run_steps import FoundSteps, resume
+from trainyard.training.run.segments import Course, changes, described, last_course, ledger_entry
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +53,8 @@ class StartPoint:
     optimizer_schedule: OptimizerSchedule
     origin: str
     """For the log."""
+    course_entry: dict[str, Any] | None = None
+    """`course` of the next line of the ledger; None if the course does not change there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +105,49 @@ class StartLoader:
                     "--finetune applied when this run began; resuming from its own step %d",
                     checkpoint.step,
                 )
+            is_changed = self._has_new_course(checkpoint)
+            if is_changed:
+                self._refuse_end(checkpoint.step, checkpoint.url)
             optimizer_schedule = self._resumed_schedule(checkpoint)
             state, ledger = resume(
                 checkpoint,
                 train_module,
-                self.length.global_batch_size,
+                None if is_changed else self.length.global_batch_size,
                 self._repadding(checkpoint, train_module),
                 max(self.found.staying, default=0),
             )
+            if is_changed:
+                check_samples_left(self.config, state, self.length, self.num_samples)
+            entry = self._course_entry(checkpoint, optimizer_schedule, train_module.groups.rank)
         origin = f"step {state.step} of this run"
         if self.non_persistent_step is not None:
             origin += f", in {self.non_persistent_step.root_url}"
-        return StartPoint(state, ledger, optimizer_schedule, origin)
+        return StartPoint(state, ledger, optimizer_schedule, origin, entry)
+
+    def _has_new_course(self, checkpoint: Checkpoint) -> bool:
+        """Whether the options differ from those of the last step before a checkpoint."""
+        before, _ = last_course(checkpoint.manifest, checkpoint.config, checkpoint.state)
+        return bool(changes(before, course_of(self.config)))
+
+    def _course_entry(
+        self, checkpoint: Checkpoint, schedule: OptimizerSchedule, rank: int
+    ) -> dict[str, Any] | None:
+        """What changes in the course after a checkpoint, logged, for the ledger."""
+        before, rates = last_course(checkpoint.manifest, checkpoint.config, checkpoint.state)
+        now = Course(course_of(self.config), optimizer_schedule_document(schedule))
+        changed = described(before, now.options)
+        if changed and rank == 0:
+            log.info("going on from step %d with other options: %s", checkpoint.step, changed)
+        return ledger_entry(before, rates, now)
+
+    def _refuse_end(self, step: int, url: str) -> None:
+        """Refuse other options for a run that has all its steps: they would have no effect."""
+        if step >= self.length.steps:
+            raise ConfigError(
+                f"{url} is at step {step} and this run has {self.length.steps} (--train-iters, "
+                "--train-samples): nothing is left to train with other options. Raise it to go on, "
+                "or give --new-run to train from step 0 (or another --save)"
+            )
 
     def _opened(self, train_module: TrainModule) -> Checkpoint:
         verify, groups = self.config.verify_checkpoint, train_module.groups
@@ -126,6 +165,7 @@ class StartLoader:
     def _other(self, checkpoint: Checkpoint, load: str, train_module: TrainModule) -> StartPoint:
         """The step of --load: its weights with --finetune, otherwise its whole state."""
         config, state, optimizer_schedule = self.config, TrainState(), self.optimizer_schedule
+        entry = None
         check_database(checkpoint, config.retrieval, self.input_digests)
         check_tokenizer(checkpoint, self.tokenizer, config.finetune)
         repadding = self._repadding(checkpoint, train_module)
@@ -150,9 +190,10 @@ class StartLoader:
             )
         if not config.finetune:
             optimizer_schedule = self._resumed_schedule(checkpoint)
+            entry = self._course_entry(checkpoint, optimizer_schedule, train_module.groups.rank)
         check_samples_left(config, state, self.length, self.num_samples)
         origin = f"step {checkpoint.step} of {checkpoint.url}"
-        return StartPoint(state, Ledger(state.ledger_digest), optimizer_schedule, origin)
+        return StartPoint(state, Ledger(state.ledger_digest), optimizer_schedule, origin, entry)
 
     def _refuse_fitting(self, checkpoint: Checkpoint, load: str) -> None:
         model_type = checkpoint.config["model"].get("model_type", "gpt")
