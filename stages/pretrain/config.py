@@ -95,7 +95,7 @@ class PretrainConfig(LibraryConfig):
             return LibraryConfig.inputs(self)
         return {"tokenizer": self.tokenizer.inputs(), "load": (self.load,)}
 
-    def output(self) -> Output:
+    def output(self) -> Output | None:
         """The run folder, or the folder of the format."""
         if self.ckpt_convert_format is None or self.ckpt_convert_save is None:
             return LibraryConfig.output(self)
@@ -110,6 +110,16 @@ class PretrainConfig(LibraryConfig):
     def distributed_timeout_minutes(self) -> float:
         """Timeout of communication."""
         return self.parallel.distributed_timeout_minutes
+
+    def resolved(self, world_size: int) -> PretrainConfig:
+        """The options of a run on so many ranks: --epochs in samples."""
+        if self.training.epochs is None or self.ckpt_convert_format is not None:
+            return self
+        from trainyard.parallel.dims import dims_of
+        from trainyard.training.epochs import without_epochs
+
+        dims = dims_of(self.parallel, max(world_size, self.parallel.model_ranks))
+        return without_epochs(self, dims.dp)
 
     def check_ranks(self, world_size: int | None) -> None:
         """Refuse a model or batch that cannot be sharded over so many ranks. None: unknown yet;

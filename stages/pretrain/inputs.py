@@ -15,6 +15,10 @@ from trainyard.tokenizers.registry import check_files
 from trainyard.training.run.other_runs import refuse_other_runs
 
 
+def _own_steps(config: PretrainConfig) -> list[int]:
+    return [] if config.save is None else published_steps(config.save)
+
+
 def check_output(config: PretrainConfig, lineage: str, input_digests: Mapping[str, str]) -> None:
     """Refuse a run folder that holds another run, which nobody asked to replace."""
     if config.ckpt_convert_format is None:
@@ -42,5 +46,5 @@ def check_inputs(config: PretrainConfig) -> None:
     load = config.foreign_load()
     # A run with steps of its own, perhaps on its nodes, resumes from those and not from --load.
     has_others = config.non_persistent.non_persistent_save_interval is not None
-    if load is not None and not has_others and not published_steps(config.save):
+    if load is not None and not has_others and not _own_steps(config):
         check_step(load, "--load", config.verify_checkpoint)

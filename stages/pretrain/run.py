@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from typing import Any
 
@@ -18,6 +19,8 @@ from trainyard.training.overrides import Overrides
 from trainyard.training.run.segments import segments_document, segments_of_step
 from trainyard.training.trainer import Result, Trainer
 
+log = logging.getLogger(__name__)
+
 
 def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
     """Train on this rank, or only convert a checkpoint; returns metrics. Raises Stopped if the run
@@ -32,8 +35,11 @@ def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
             overrides = Overrides(callbacks=(*heartbeats(groups.rank), progress))
             result = Trainer(config, host, groups, device, overrides).run()
             if result.outcome == "finished":
-                segments = segments_of_step(config.save, result.state.step) if stage.is_main else ()
-                stage.facts.update(segments_document(segments))
+                if stage.is_main and config.save is not None:
+                    segments = segments_of_step(config.save, result.state.step)
+                    stage.facts.update(segments_document(segments))
+                elif stage.is_main:
+                    log.info("finished, nothing is kept: %s", result.metrics)
                 return result.metrics
             if stage.stop_requested:
                 stage.stop()
@@ -41,7 +47,7 @@ def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
                 raise StoppedByOption(result.stopped_by)
             raise Stopped(signal.SIGTERM, result.stopped_by)
     except Stopped as stopped:
-        if result is not None and progress.step:
+        if result is not None and progress.step and config.save is not None:
             stopped.saved = f"step {progress.step} is saved; run the same command to resume"
         add_step(stopped, progress.step)
         raise

@@ -148,6 +148,7 @@ def _main(
         config, common = _parse(config_class, arguments, more, known, remarks)
         our_logging.configure(common.log_level)
         _log_remarks(name, remarks)
+        config = _resolved(config)
         if common.dry_run:
             _check_ranks(config)
             print(dump_toml(config), end="")
@@ -192,6 +193,15 @@ def _check_flow(name: str) -> None:
             "build the images of both from one revision",
             *(VERSION, ours, theirs),
         )
+
+
+def _resolved(config: Any) -> Any:
+    """The options, with those that depend on data or ranks computed."""
+    if not hasattr(config, "resolved"):
+        return config
+    from stages.runtime import ranks
+
+    return config.resolved(ranks.num_ranks(config))
 
 
 def _check_ranks(config: Any) -> None:

@@ -99,8 +99,10 @@ def _decide_and_run(job: StageInvocation, run: StageRun, leader: ranks.Leader) -
     if run.output is None:
         _check_inputs(job)
         leader.announce(run)
-        importlib.import_module(job.run_module).run(job.config, run)
-        run.close()
+        try:
+            ranks.run_here_or_spawn(job.config, run, job.run_module, job.arguments)
+        finally:
+            run.close()
     elif decision.manifest is not None and decision.reason is None:
         leader.announce(None)
         _tidy_after_a_kill(job, run, decision.manifest)

@@ -79,7 +79,7 @@ class RunCallbacks:
             rank=groups.rank,
             world_size=groups.dims.world_size,
             device_name=device_name(device),
-            save=config.save,
+            save=config.save or "",
             flops=flops,
             config=to_dict(config),
         )
@@ -235,9 +235,9 @@ class _MemoryGauges(Callback):
         self._gauges.update({s.tag: s.value for s in memory_scalars(self._device)})
 
 
-def logs_folder(save: str) -> Path:
+def logs_folder(save: str | None) -> Path:
     """Folder for files that only this machine needs: in the run folder if that is local."""
-    local = store.local_path(save)
+    local = None if save is None else store.local_path(save)
     return Path("trainyard-logs") if local is None else local / "logs"
 
 

@@ -17,6 +17,7 @@ from trainyard.artifacts.inputs import Input, resolve
 from trainyard.datasets.user_datasets import ProvidedData
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.parallel.groups import ProcessGroups, broadcast_object
+from trainyard.training.epochs import without_epochs
 from trainyard.training.local_run import STAGE, LocalRunHost
 from trainyard.training.loop.build import ModelProvider
 from trainyard.training.loop.events import Callback
@@ -63,13 +64,14 @@ def pretrain(
     )
     _check_call(config, overrides)
     with prepared(config) as (groups, device):
+        config = without_epochs(config, groups.dims.dp)
         inputs, lineage = _agreed(groups, lambda: _identity(config, overrides))
         host = LocalRunHost(config, inputs, lineage)
         try:
             with host.handle_signals():
                 result = Trainer(config, host, groups, device, overrides).run()
                 if result.outcome == "finished" and host.folder is not None:
-                    segments = segments_of_step(config.save, result.state.step)
+                    segments = segments_of_step(config.run_folder, result.state.step)
                     facts = {"reason": "called as a library", **segments_document(segments)}
                     host.folder.publish(result.metrics, facts)
                 return result

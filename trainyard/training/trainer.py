@@ -34,6 +34,7 @@ from trainyard.training.loop.build import (
     whole_parameter_count,
 )
 from trainyard.training.loop.data import RunData, build_run_data
+from trainyard.training.loop.events import Callback
 from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.loop.length import length_of, optimizer_schedule_of
 from trainyard.training.loop.loop import Outcome, TrainLoop
@@ -96,7 +97,8 @@ class Trainer:
         self.optimizer_schedule = optimizer_schedule_of(config.optimizer, training, self.length)
         self.tokenizer: Tokenizer = build_tokenizer(config.tokenizer)
         self.vocab_size = self._padded_vocab_size()
-        self.folder = host.run_folder() if groups.rank == 0 else None
+        is_keeper = groups.rank == 0 and config.save is not None
+        self.folder = host.run_folder() if is_keeper else None
         # Rank 0 lists the steps for all: listings of an object store may lag.
         self.found = broadcast_object(
             self.folder.found if self.folder else FoundSteps(), groups.world
@@ -142,7 +144,8 @@ class Trainer:
         start = self._start(train_module)
         training, folder = self.config.training, self.folder
         timings = self._timings
-        saving = self._attempt.wrap(self._checkpointing(train_module))
+        kept = self.config.save is not None
+        saving = self._attempt.wrap(self._checkpointing(train_module) if kept else Callback())
         ours = self.callbacks.build(train_module, timings, saving)
         loop = TrainLoop(
             train_module,
@@ -171,7 +174,8 @@ class Trainer:
             self.non_persistent.remove()
         self.callbacks.summary_files.finished(timings.timings)
         self._attempt.publish()
-        lines = parse_ledger(folder.finish()) if folder is not None else []
+        written = folder.finish() if folder is not None else loop.ledger.text()
+        lines = parse_ledger(written) if self.groups.rank == 0 else []
         metrics = {
             "parameters": self._parameters,
             **losses_of(lines),
@@ -305,6 +309,8 @@ class Trainer:
             self.callbacks.log_memory_plan()
             log.info("TFLOP/s count by %s", self.callbacks.info.conventions())
             log_data(self.data)
+            if self.folder is None:
+                log.warning("no --save: this run keeps nothing, and cannot resume")
             log_dropout(self.config.model.attention_dropout, self.groups.dims)
 
     # --- saving and stopping ----------------------------------------------------------------
@@ -327,7 +333,7 @@ class Trainer:
                 self.non_persistent,
             )
         target = SaveTarget(
-            url=self.config.save,
+            url=self.config.run_folder,
             lineage=self.host.lineage,
             stage_name=self.host.name,
             documents={"config.json": document},
@@ -369,7 +375,7 @@ class Trainer:
         if (outside := self.non_persistent_step) is not None:
             return read(outside.root_url, outside.found.step)
         step = self.found.latest
-        return () if step is None else read(self.config.save, step)
+        return () if step is None else read(self.config.run_folder, step)
 
     def _log_stop(self, outcome: Outcome, state: TrainState) -> str:
         """Log and return the reason for the stop."""
@@ -377,7 +383,9 @@ class Trainer:
         other = "--exit-duration-in-mins" if is_timed else "a signal to another rank"
         why = "asked to stop" if self.host.stop_requested else other
         why = why if outcome == "stopped" else "--exit-interval"
-        if self.groups.rank == 0 and state.step == 0:
+        if self.groups.rank == 0 and self.folder is None:
+            log.warning("stopped after step %d (%s); without --save it is lost", state.step, why)
+        elif self.groups.rank == 0 and state.step == 0:
             log.warning("stopped before the first step (%s); there is nothing to save", why)
         elif self.groups.rank == 0:
             log.warning("saved step %d (%s); the same command resumes from it", state.step, why)

@@ -48,8 +48,9 @@ class PretrainConfig:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     non_persistent: NonPersistentConfig = field(default_factory=NonPersistentConfig)
-    save: str = location()
-    """Folder of the run: its checkpoints, ledger and manifest."""
+    save: str | None = location(None)
+    """Folder of the run: its checkpoints, ledger and manifest. Unset: trains, logs, and keeps
+    nothing."""
     load: str | None = location(None)
     """Checkpoint of another run to start from: a run folder (its last step) or a step folder."""
     new_run: bool = execution(False)
@@ -91,6 +92,8 @@ class PretrainConfig:
                 "--non-persistent-save-interval and --no-save-optim: these saves only serve to "
                 "resume, which needs the optimizer; leave one of them out"
             )
+        if self.save is None:
+            self._check_unsaved()
         model = self.model
         self._check_samples()
         model.check_parallel(self.parallel)
@@ -104,6 +107,18 @@ class PretrainConfig:
             seq_length=model.seq_length,
             rule="--window-size" if model.window_size is not None else self._rule_of_data(),
         )
+
+    def _check_unsaved(self) -> None:
+        """Refuse options that only apply to what --save keeps."""
+        given = {
+            "--non-persistent-save-interval": self.non_persistent.non_persistent_save_interval,
+            "--save-performance-summary": self.logging.save_performance_summary,
+            "--log-progress": self.logging.log_progress,
+            "--new-run": self.new_run,
+        }
+        for option, value in given.items():
+            if value:
+                raise ConfigError(f"{option} needs --save, the folder of the run; give it too")
 
     def _check_samples(self) -> None:
         """Refuse options that only apply to the samples of other families of models."""
@@ -177,8 +192,15 @@ class PretrainConfig:
 
     def foreign_load(self) -> str | None:
         """The checkpoint of another run; None if --load is --save, as resuming is the default."""
-        same = self.load is not None and self.load.rstrip("/") == self.save.rstrip("/")
+        ours = None if self.save is None else self.save.rstrip("/")
+        same = self.load is not None and self.load.rstrip("/") == ours
         return None if same else self.load
+
+    @property
+    def run_folder(self) -> str:
+        """The folder of a run that is kept."""
+        assert self.save is not None, "this run keeps nothing"
+        return self.save
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """Each prefix of token files, the tokenizer, the checkpoint of --load."""
@@ -190,6 +212,6 @@ class PretrainConfig:
             "load": (load,) if load else (),
         }
 
-    def output(self) -> Output:
-        """The run folder."""
-        return Output.directory(self.save)
+    def output(self) -> Output | None:
+        """The run folder; None without --save."""
+        return None if self.save is None else Output.directory(self.save)

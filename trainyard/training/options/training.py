@@ -24,6 +24,7 @@ AT_LEAST_ONE = (
     "global_batch_size",
     "train_iters",
     "train_samples",
+    "epochs",
     "eval_interval",
     "num_threads",
     "save_interval",
@@ -53,6 +54,9 @@ class TrainingConfig:
     """Optimizer steps of the whole run; this or --train-samples."""
     train_samples: int | None = course(None)
     """Samples of the whole run; this or --train-iters."""
+    epochs: int | None = course(None)
+    """Passes over the training split, in place of --train-samples; with --train-iters, the shorter
+    of both counts."""
     eval_interval: int = course(1000)
     """Steps between two validations."""
     eval_iters: int = course(100)
@@ -127,8 +131,9 @@ class TrainingConfig:
             )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"--seed must be between 0 and 2^32 - 1, got {self.seed}")
-        if (self.train_iters is None) == (self.train_samples is None):
-            raise ConfigError("give --train-iters or --train-samples, one of them")
+        given = (self.train_iters, self.train_samples, self.epochs)
+        if given == (None, None, None) or None not in given[:2]:
+            raise ConfigError("give --train-iters or --train-samples, one of them, or --epochs")
         self._check_evaluation()
         if self.exit_duration_in_mins is not None and not self.exit_duration_in_mins > 0:
             raise ConfigError(

@@ -155,7 +155,7 @@ def find_non_persistent(
     if config.non_persistent.non_persistent_save_interval is None:
         return None, None
     ranks = Ranks(groups.world, groups.rank, groups.dims.world_size)
-    steps = NonPersistentSteps(config.non_persistent, config.save, lineage, ranks)
+    steps = NonPersistentSteps(config.non_persistent, config.run_folder, lineage, ranks)
     step = steps.find(found, config.verify_checkpoint)
     if step is not None and config.new_run:
         course = course_of(config)

@@ -29,7 +29,7 @@ def refuse_other_runs(
     """ConfigError if --save has steps of another model, data, seed or kind of optimizer.
 
     Names every difference and both ways on. --new-run allows it."""
-    if config.new_run:
+    if config.new_run or config.save is None:
         return
     for step in reversed(published_steps(config.save)):
         url = join(config.save, step_folder(step))

@@ -32,9 +32,9 @@ def refuse_lost_steps(config: PretrainConfig, found: FoundSteps) -> None:
     command, or hold steps of other options."""
     if found.damaged:
         raise ArtifactError(
-            f"{config.save}: no step of this run is whole ({len(found.damaged)} are damaged, see "
-            "above), so it cannot resume. To start over at step 0, move them away or give another "
-            "--save; nothing was changed"
+            f"{config.run_folder}: no step of this run is whole ({len(found.damaged)} are damaged, "
+            "see above), so it cannot resume. To start over at step 0, move them away or give "
+            "another --save; nothing was changed"
         )
     if config.load is None or config.foreign_load() is not None:
         return
@@ -42,7 +42,7 @@ def refuse_lost_steps(config: PretrainConfig, found: FoundSteps) -> None:
         raise ConfigError(
             f"--load {config.load} asks to resume from the steps there, and --new-run (or --force) "
             f"to start at step 0: leave one of them out, or give another --save, as in --load "
-            f"{config.load} --save {config.save.rstrip('/')}-2"
+            f"{config.load} --save {config.run_folder.rstrip('/')}-2"
         )
     if config.finetune or config.exit_on_missing_checkpoint:
         asks = "--finetune" if config.finetune else "--exit-on-missing-checkpoint"

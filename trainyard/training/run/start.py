@@ -160,7 +160,7 @@ class StartLoader:
         assert step is not None
         if groups.rank == 0:
             log.info("resuming from step %d in %s", step, self.config.save)
-        return open_checkpoint(join(self.config.save, step_folder(step)), verify=verify)
+        return open_checkpoint(join(self.config.run_folder, step_folder(step)), verify=verify)
 
     def _other(self, checkpoint: Checkpoint, load: str, train_module: TrainModule) -> StartPoint:
         """The step of --load: its weights with --finetune, otherwise its whole state."""
