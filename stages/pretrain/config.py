@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import join
@@ -36,6 +36,11 @@ class PretrainConfig(LibraryConfig):
 
     With the same options and data, a rerun resumes from the last checkpoint in --save."""
 
+    RESOLVED_BY: ClassVar[str] = "stages.pretrain.resolve"
+
+    use_checkpoint_args: bool = execution(False)
+    """Take the model's options from the checkpoint of --load (or --save, to resume). Options that
+    are given win; the log names each that differs."""
     on_code_change: Literal["keep", "redo"] | None = execution(None)
     """A finished run whose code has changed since: keep it, or train it again (redo). Unset: the
     variable TRAINYARD_ON_CODE_CHANGE, else keep."""
@@ -110,16 +115,6 @@ class PretrainConfig(LibraryConfig):
     def distributed_timeout_minutes(self) -> float:
         """Timeout of communication."""
         return self.parallel.distributed_timeout_minutes
-
-    def resolved(self, world_size: int) -> PretrainConfig:
-        """The options of a run on so many ranks: --epochs in samples."""
-        if self.training.epochs is None or self.ckpt_convert_format is not None:
-            return self
-        from trainyard.parallel.dims import dims_of
-        from trainyard.training.epochs import without_epochs
-
-        dims = dims_of(self.parallel, max(world_size, self.parallel.model_ranks))
-        return without_epochs(self, dims.dp)
 
     def check_ranks(self, world_size: int | None) -> None:
         """Refuse a model or batch that cannot be sharded over so many ranks. None: unknown yet;

@@ -10,6 +10,7 @@ work: its other spellings, its flags that have no effect here, and its --yaml-cf
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 import os
 import signal
@@ -195,13 +196,21 @@ def _check_flow(name: str) -> None:
         )
 
 
+def _resolving(config_class: type) -> Any:
+    """The module that computes options from others, from data and from ranks, for a configuration
+    that names one: `beneath(given)` and `resolved(config, world_size)`."""
+    name = getattr(config_class, "RESOLVED_BY", None)
+    return None if name is None else importlib.import_module(name)
+
+
 def _resolved(config: Any) -> Any:
     """The options, with those that depend on data or ranks computed."""
-    if not hasattr(config, "resolved"):
+    resolving = _resolving(type(config))
+    if resolving is None:
         return config
     from stages.runtime import ranks
 
-    return config.resolved(ranks.num_ranks(config))
+    return resolving.resolved(config, ranks.num_ranks(config))
 
 
 def _check_ranks(config: Any) -> None:
@@ -294,6 +303,11 @@ def _parse(
     common = {name: flags.pop(name) for name, _, _ in leaves(CommonOptions) if name in flags}
     others = other_names(config_class)
     given = {others.get(name, name): value for name, value in document.items()} | flags
+    resolving = _resolving(config_class)
+    if resolving is not None:
+        below, more = resolving.beneath(given)
+        remarks += more
+        given = below | given
     where = where if document else "the command line"
     check_required(partial_config(config_class, given, where))
     return from_dict(config_class, given, where), CommonOptions(**common)

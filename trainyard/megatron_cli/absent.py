@@ -116,20 +116,6 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "data-parallel-random-init dump-param-to-param-group-map",
     ),
     (
-        "--finetune loads only the weights from --load and starts at step 0; without it the whole "
-        "run resumes",
-        "no-load-optim",
-    ),
-    (
-        "run the command with --dry-run to write its options as a document, and read that with "
-        "--config",
-        "use-checkpoint-args",
-    ),
-    (
-        "use stages.evaluate, which measures a checkpoint without training",
-        "skip-train eval-only",
-    ),
-    (
         "a measurement takes --eval-iters batches of the training's --micro-batch-size and "
         "--global-batch-size",
         "eval-global-batch-size eval-micro-batch-size",

@@ -16,6 +16,7 @@ from trainyard.errors import ConfigError, DataError
 from trainyard.models.config import TransformerConfig
 from trainyard.models.families import family_of
 from trainyard.models.family import GIVEN, PER_PARAMETER, FlopConvention
+from trainyard.models.init import init_module, init_parameters
 from trainyard.models.pipeline_stage import PipelineStage
 from trainyard.parallel.model import ModelParallel
 from trainyard.training.loop.build import ModelProvider
@@ -75,6 +76,19 @@ class Overrides:
             for name, part in named.items()
             if part is not None
         }
+
+
+def initialize_by_name(config: TransformerConfig) -> Initialize:
+    """Draws each parameter by its name. config: of a built-in model; others take its numbers."""
+    built_in = family_of(config).load_class()
+
+    def by_name(chunk: nn.Module, seed: int) -> None:
+        if isinstance(chunk, built_in):
+            init_parameters(chunk, seed)
+        else:
+            init_module(chunk, config, seed)
+
+    return by_name
 
 
 def placed(provide: ModelProvider) -> ModelProvider:

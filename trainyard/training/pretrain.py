@@ -17,7 +17,6 @@ from trainyard.artifacts.inputs import Input, resolve
 from trainyard.datasets.user_datasets import ProvidedData
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.parallel.groups import ProcessGroups, broadcast_object
-from trainyard.training.epochs import without_epochs
 from trainyard.training.local_run import STAGE, LocalRunHost
 from trainyard.training.loop.build import ModelProvider
 from trainyard.training.loop.events import Callback
@@ -25,6 +24,7 @@ from trainyard.training.loop.prepare import prepared
 from trainyard.training.options.course import identity_of
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.overrides import DatasetProvider, ForwardStep, Initialize, Overrides
+from trainyard.training.resolve import resolved
 from trainyard.training.run.other_runs import refuse_other_runs
 from trainyard.training.run.segments import segments_document, segments_of_step
 from trainyard.training.trainer import Result, Trainer
@@ -64,7 +64,7 @@ def pretrain(
     )
     _check_call(config, overrides)
     with prepared(config) as (groups, device):
-        config = without_epochs(config, groups.dims.dp)
+        config = resolved(config, groups.dims.dp)
         inputs, lineage = _agreed(groups, lambda: _identity(config, overrides))
         host = LocalRunHost(config, inputs, lineage)
         try:

@@ -14,7 +14,6 @@ from torch import nn
 
 from trainyard.checkpoint.background import SaveReport
 from trainyard.models.families import family_of
-from trainyard.models.init import init_module, init_parameters
 from trainyard.optim.schedule_resume import optimizer_schedule_document
 from trainyard.parallel.groups import ProcessGroups, broadcast_object
 from trainyard.parallel.layout_checks import check_group_size
@@ -43,7 +42,13 @@ from trainyard.training.loop.step import StepOptions, TrainModule, default_forwa
 from trainyard.training.loop.throughput import Workload, summary
 from trainyard.training.options.course import course_of
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.overrides import Initialize, Overrides, placed, provided_data
+from trainyard.training.overrides import (
+    Initialize,
+    Overrides,
+    initialize_by_name,
+    placed,
+    provided_data,
+)
 from trainyard.training.run.checkpointing import Checkpointing, SaveTarget
 from trainyard.training.run.documents import config_document, losses_of, saves_summary, state_facts
 from trainyard.training.run.dp_history import spans_of_step
@@ -162,6 +167,12 @@ class Trainer:
             course=start.course_entry,
         )
         self.host.defer_signals()
+        if self.config.skip_train:
+            record = loop.measure()
+            if record is None:
+                return Result("stopped", loop.state, {}, train_module.chunks, [], "asked to stop")
+            found = losses_of([record.document()])
+            return Result("finished", loop.state, found, train_module.chunks, [])
         outcome = loop.run()
         train_module.optimizer.finish_parameters()
         self.callbacks.log_determinism()
@@ -286,18 +297,7 @@ class Trainer:
         return start
 
     def _initialize(self) -> Initialize:
-        if self.overrides.initialize is not None:
-            return self.overrides.initialize
-        config = self.config.model
-        built_in = family_of(config).load_class()
-
-        def by_name(chunk: nn.Module, seed: int) -> None:
-            if isinstance(chunk, built_in):
-                init_parameters(chunk, seed)
-            else:
-                init_module(chunk, config, seed)
-
-        return by_name
+        return self.overrides.initialize or initialize_by_name(self.config.model)
 
     def _log_start(self, train_module: TrainModule, origin: str) -> None:
         if self.groups.rank == 0:

@@ -15,8 +15,8 @@ from trainyard.datasets.config import DataConfig
 from trainyard.datasets.epochs import samples_of_epoch
 from trainyard.datasets.sample_format import SampleFormat
 from trainyard.errors import ConfigError
-from trainyard.training.epochs import without_epochs
 from trainyard.training.options.pretrain import PretrainConfig
+from trainyard.training.resolve import without_epochs
 
 WEIGHTED = {"data_path": ["1", "a", "2", "b"], "dataset_size": None}
 LENGTHS = [7, 30, 12, 55, 3, 41, 22, 9]

@@ -88,6 +88,25 @@ class TrainLoop:
             raise
         return outcome
 
+    def measure(self) -> StepRecord | None:
+        """Validation and test losses of the model as it is, for callbacks too; None when a request
+        to stop came first."""
+        for callback in self._callbacks:
+            callback.begin(self.state)
+        consumed = self.state.consumed_train_samples
+        record = StepRecord(self.state.step, consumed, consumed * self._workload.tokens_per_sample)
+        eval_iters = self._config.eval_iters
+        losses = self._evaluate(self._data.validations(0, eval_iters))
+        tests = None if losses is None else self._evaluate(self._data.tests(eval_iters))
+        if losses is None or tests is None:
+            return None
+        record.set_validation(losses)
+        record.set_test(tests)
+        self._close_step(record, None, is_stopping=True)
+        for callback in self._callbacks:
+            callback.end()
+        return record
+
     def _run(self) -> Outcome:
         if (interruption := self._first_validation()) is not None:
             return interruption

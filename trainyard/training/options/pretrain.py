@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import execution, flag, location
+from trainyard.config import also, execution, flag, location
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.masked.config import MaskedConfig
 from trainyard.errors import ConfigError
@@ -63,6 +63,12 @@ class PretrainConfig:
     finetune: bool = False
     """Take only the weights from --load; step, optimizer and data start over. A restart resumes
     from the run's own checkpoints in --save."""
+    load_optim: bool = True
+    """Load the optimizer with --load. Without it moments and schedule start over; step and data go
+    on. A restart resumes from the run's own checkpoints in --save."""
+    skip_train: bool = also("eval_only", default=False, role="execution")
+    """Do not train: measure validation and test data with the checkpoint of --load, or of --save,
+    and keep nothing."""
     exit_on_missing_checkpoint: bool = execution(False)
     """Refuse to start from initial weights if --load is --save and has no checkpoint yet. Any other
     --load without a checkpoint is always refused."""
@@ -92,7 +98,11 @@ class PretrainConfig:
                 "--non-persistent-save-interval and --no-save-optim: these saves only serve to "
                 "resume, which needs the optimizer; leave one of them out"
             )
-        if self.save is None:
+        if not self.load_optim and self.load is None:
+            raise ConfigError("--no-load-optim: the optimizer of --load, which is not given")
+        if self.skip_train and not self.training.eval_iters:
+            raise ConfigError("--skip-train measures nothing with --eval-iters 0; give a number")
+        if self.save is None and not self.skip_train:
             self._check_unsaved()
         model = self.model
         self._check_samples()

@@ -169,6 +169,11 @@ class StartLoader:
         check_database(checkpoint, config.retrieval, self.input_digests)
         check_tokenizer(checkpoint, self.tokenizer, config.finetune)
         repadding = self._repadding(checkpoint, train_module)
+        if config.skip_train:
+            restore_weights(checkpoint, train_module, repadding)
+            state = TrainState(checkpoint.step)
+            origin = f"step {checkpoint.step} of {checkpoint.url}, to measure it"
+            return StartPoint(state, Ledger(), optimizer_schedule, origin)
         if config.finetune:
             allowed = Allowed(
                 (*config.load_allow_missing, *self._lacking(checkpoint, train_module)),
@@ -180,7 +185,9 @@ class StartLoader:
             train_module.optimizer.adopt_model_parameters()
         else:
             self._refuse_fitting(checkpoint, load)
-            state = restore_training(checkpoint, train_module, repadding)
+            state = restore_training(
+                checkpoint, train_module, repadding, with_optimizer=config.load_optim
+            )
             state.unmeasured = {}  # a validation of the other run
         if state.step >= self.length.steps:
             raise ConfigError(
@@ -189,7 +196,8 @@ class StartLoader:
                 "--finetune"
             )
         if not config.finetune:
-            optimizer_schedule = self._resumed_schedule(checkpoint)
+            if config.load_optim:
+                optimizer_schedule = self._resumed_schedule(checkpoint)
             entry = self._course_entry(checkpoint, optimizer_schedule, train_module.groups.rank)
         check_samples_left(config, state, self.length, self.num_samples)
         origin = f"step {checkpoint.step} of {checkpoint.url}"

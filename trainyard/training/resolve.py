@@ -1,4 +1,5 @@
-"""Turns --epochs into the length of a run in samples or steps. No torch."""
+"""Options in place of others: --epochs as a length in samples or steps, --skip-train as a run that
+keeps nothing. No torch."""
 
 from __future__ import annotations
 
@@ -18,6 +19,13 @@ log = logging.getLogger(__name__)
 Config = TypeVar("Config", bound=PretrainConfig)
 
 IN_STEPS = ("lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters")
+
+
+def resolved(config: Config, dp: int) -> Config:
+    """The options of a run on so many data-parallel ranks."""
+    if config.skip_train:
+        return replace(config, load=config.load or config.save, save=None)
+    return without_epochs(config, dp)
 
 
 def without_epochs(config: Config, dp: int) -> Config:
