@@ -46,5 +46,7 @@ def check_inputs(config: PretrainConfig) -> None:
     load = config.foreign_load()
     # A run with steps of its own, perhaps on its nodes, resumes from those and not from --load.
     has_others = config.non_persistent.non_persistent_save_interval is not None
-    if load is not None and not has_others and not _own_steps(config):
+    if load is None or has_others or _own_steps(config):
+        return
+    if detect(load) in ("trainyard", None):  # readers check those of other programs
         check_step(load, "--load", config.verify_checkpoint)

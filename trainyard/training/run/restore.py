@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from trainyard.checkpoint.layout import listed
-from trainyard.checkpoint.load import Checkpoint
+from trainyard.checkpoint.load import Restorable
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import TrainModule
@@ -51,7 +51,7 @@ class Allowed:
 
 
 def restore_weights(
-    checkpoint: Checkpoint,
+    checkpoint: Restorable,
     train_module: TrainModule,
     repadding: Repadding | None = None,
     allowed: Allowed | None = None,
@@ -96,7 +96,7 @@ def _log_names(what: str, names: Sequence[str]) -> None:
 
 
 def restore_training(
-    checkpoint: Checkpoint,
+    checkpoint: Restorable,
     train_module: TrainModule,
     repadding: Repadding | None = None,
     *,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from trainyard.artifacts.digest import digest_bytes
-from trainyard.checkpoint.load import Checkpoint
+from trainyard.checkpoint.load import Restorable
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.parallel.config import TP
 from trainyard.retrieval.options import RetrievalConfig
@@ -53,7 +53,7 @@ def refuse_lost_steps(config: PretrainConfig, found: FoundSteps) -> None:
     log.warning("--load %s holds no checkpoint yet: starting from initial weights", config.load)
 
 
-def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool) -> None:
+def check_tokenizer(checkpoint: Restorable, tokenizer: Tokenizer, finetune: bool) -> None:
     """Refuse a checkpoint of another tokenizer, unless the run is a fine-tuning."""
     carried = {name: digest_bytes(data) for name, data in tokenizer.files().items()}
     differ = [
@@ -85,7 +85,7 @@ def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool
 
 
 def check_database(
-    checkpoint: Checkpoint, retrieval: RetrievalConfig, input_digests: Mapping[str, str]
+    checkpoint: Restorable, retrieval: RetrievalConfig, input_digests: Mapping[str, str]
 ) -> None:
     """Refuse a checkpoint that was trained with another chunk database, unless its digest is named.
     A GPT was trained with none."""
@@ -103,7 +103,7 @@ def check_database(
 
 
 def repadding_of(
-    checkpoint: Checkpoint, config: PretrainConfig, vocab_size: int, padded: int, dtype: torch.dtype
+    checkpoint: Restorable, config: PretrainConfig, vocab_size: int, padded: int, dtype: torch.dtype
 ) -> Repadding | None:
     """How to fit embedding and output layer if the checkpoint pads the vocabulary to another number
     of rows; None if the numbers are equal.

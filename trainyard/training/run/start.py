@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.load import Checkpoint, open_checkpoint
+from trainyard.checkpoint.load import Checkpoint, Restorable, open_checkpoint
 from trainyard.checkpoint.node_local.read import open_scattered
 from trainyard.checkpoint.steps import step_folder
+from trainyard.conversion.detect import detect
+from trainyard.conversion.loadable import LoadableSource, open_loadable
+from trainyard.conversion.tokenizer_files import Carried
 from trainyard.errors import ConfigError
 from trainyard.models.families import family_of
 from trainyard.optim.build import params_dtype
@@ -85,7 +88,7 @@ class StartLoader:
         refuse_lost_steps(self.config, self.found)
         load = self.config.foreign_load()
         if load is not None:
-            with open_checkpoint(load, "--load", self.config.verify_checkpoint) as checkpoint:
+            with self._opened_load(load) as checkpoint:
                 return self._other(checkpoint, load, train_module)
         self._initialize_all(train_module)
         train_module.optimizer.adopt_model_parameters()
@@ -124,13 +127,13 @@ class StartLoader:
             origin += f", in {self.non_persistent_step.root_url}"
         return StartPoint(state, ledger, optimizer_schedule, origin, entry)
 
-    def _has_new_course(self, checkpoint: Checkpoint) -> bool:
+    def _has_new_course(self, checkpoint: Restorable) -> bool:
         """Whether the options differ from those of the last step before a checkpoint."""
         before, _ = last_course(checkpoint.manifest, checkpoint.config, checkpoint.state)
         return bool(changes(before, course_of(self.config)))
 
     def _course_entry(
-        self, checkpoint: Checkpoint, schedule: OptimizerSchedule, rank: int
+        self, checkpoint: Restorable, schedule: OptimizerSchedule, rank: int
     ) -> dict[str, Any] | None:
         """What changes in the course after a checkpoint, logged, for the ledger."""
         before, rates = last_course(checkpoint.manifest, checkpoint.config, checkpoint.state)
@@ -162,12 +165,22 @@ class StartLoader:
             log.info("resuming from step %d in %s", step, self.config.save)
         return open_checkpoint(join(self.config.run_folder, step_folder(step)), verify=verify)
 
-    def _other(self, checkpoint: Checkpoint, load: str, train_module: TrainModule) -> StartPoint:
+    def _opened_load(self, load: str) -> Checkpoint | LoadableSource:
+        """The checkpoint of --load, trainyard's or another program's."""
+        config = self.config
+        if detect(load) in ("trainyard", None):
+            return open_checkpoint(load, "--load", config.verify_checkpoint)
+        tokenizer = Carried(self.tokenizer.files(), self.tokenizer.vocab_size)
+        tp = config.parallel.tensor_model_parallel_size
+        return open_loadable(load, config.model, tokenizer, tp)
+
+    def _other(self, checkpoint: Restorable, load: str, train_module: TrainModule) -> StartPoint:
         """The step of --load: its weights with --finetune, otherwise its whole state."""
         config, state, optimizer_schedule = self.config, TrainState(), self.optimizer_schedule
         entry = None
         check_database(checkpoint, config.retrieval, self.input_digests)
-        check_tokenizer(checkpoint, self.tokenizer, config.finetune)
+        is_foreign = not isinstance(checkpoint, Checkpoint)
+        check_tokenizer(checkpoint, self.tokenizer, config.finetune or is_foreign)
         repadding = self._repadding(checkpoint, train_module)
         if config.skip_train:
             restore_weights(checkpoint, train_module, repadding)
@@ -203,7 +216,7 @@ class StartLoader:
         origin = f"step {checkpoint.step} of {checkpoint.url}"
         return StartPoint(state, Ledger(state.ledger_digest), optimizer_schedule, origin, entry)
 
-    def _refuse_fitting(self, checkpoint: Checkpoint, load: str) -> None:
+    def _refuse_fitting(self, checkpoint: Restorable, load: str) -> None:
         model_type = checkpoint.config["model"].get("model_type", "gpt")
         if model_type in family_of(self.config.model).fitted_from:
             raise ConfigError(
@@ -212,7 +225,7 @@ class StartLoader:
                 "weights"
             )
 
-    def _lacking(self, checkpoint: Checkpoint, train_module: TrainModule) -> tuple[str, ...]:
+    def _lacking(self, checkpoint: Restorable, train_module: TrainModule) -> tuple[str, ...]:
         """Patterns of the weights that a model of the checkpoint's family does not have."""
         model_type = checkpoint.config["model"].get("model_type", "gpt")
         patterns = family_of(self.config.model).fitted_from.get(model_type, ())
@@ -224,7 +237,7 @@ class StartLoader:
             )
         return patterns
 
-    def _repadding(self, checkpoint: Checkpoint, train_module: TrainModule) -> Repadding | None:
+    def _repadding(self, checkpoint: Restorable, train_module: TrainModule) -> Repadding | None:
         found = repadding_of(
             checkpoint,
             self.config,
@@ -236,7 +249,7 @@ class StartLoader:
             log_repadding(found)
         return found
 
-    def _resumed_schedule(self, checkpoint: Checkpoint) -> OptimizerSchedule:
+    def _resumed_schedule(self, checkpoint: Restorable) -> OptimizerSchedule:
         document = checkpoint.state.get("schedule")
         if document is None:  # a converted checkpoint may lack it
             log.info("the checkpoint has no learning rate schedule; using the one of the options")
