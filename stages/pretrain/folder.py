@@ -14,7 +14,6 @@ from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.store import FileRecord
 from trainyard.config import digest_relevant
 from trainyard.errors import InfrastructureError
-from trainyard.training.options.course import course_of
 from trainyard.training.run.run_folder import RunFolder
 from trainyard.training.run.run_steps import (
     FoundSteps,
@@ -64,8 +63,7 @@ class StageRunFolder(RunFolder):
         self._stage = stage
         refuse_strangers(self._url)
         self._starts_over = self._must_start_over(digest_relevant(config))
-        course = course_of(config) if config.new_run else None
-        found = find_own_steps(self._url, stage.lineage, course)
+        found = find_own_steps(self._url, stage.lineage)
         if self._starts_over:
             steps = found.staying + found.passing + found.foreign + found.damaged
             self.found = FoundSteps(foreign=tuple(sorted(steps)))

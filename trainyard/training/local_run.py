@@ -30,7 +30,6 @@ from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
 from trainyard.config import digest_relevant
 from trainyard.errors import ConfigError, InfrastructureError
-from trainyard.training.options.course import course_of
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.run.run_folder import RunFolder
 from trainyard.training.run.run_steps import (
@@ -115,7 +114,7 @@ class LocalRunFolder(RunFolder):
         self._claim: Claim | None = acquire(output.claim_url, 0.0)
         self._records: dict[str, FileRecord] = {}
         self._slot = read_slot(output.manifest_url)
-        own = find_own_steps(self._url, lineage, course_of(config) if config.new_run else None)
+        own = find_own_steps(self._url, lineage)
         self.found = skip_damaged(own, self._url, config.verify_checkpoint)
         log_found_steps(self.found, self._url)
 

@@ -54,9 +54,9 @@ class PretrainConfig:
     load: str | None = location(None)
     """Checkpoint of another run to start from: a run folder (its last step) or a step folder."""
     new_run: bool = execution(False)
-    """Train from step 0 if --save holds steps that were not trained with these options alone: move
-    them to superseded/ at the first checkpoint. Without it, other rates, length, batch size or
-    validation continue the run that is there, and another model, data or seed is refused."""
+    """Replace the run in --save if it has another model, data, seed or kind of optimizer: train
+    from step 0, and move its steps to superseded/ at the first checkpoint. Without it, that is
+    refused. Under other rates, length, batch size or validation a run goes on."""
     verify_checkpoint: Literal["none", "sizes", "digests"] = execution("sizes")
     """Check of a step against its manifest before it is loaded: only documents, the sizes of all
     files, or the digests of the files that are read. A damaged step of this run is skipped."""

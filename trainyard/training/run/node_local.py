@@ -27,11 +27,9 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.ledger import parse_ledger
-from trainyard.training.options.course import course_of
 from trainyard.training.options.node_local import NonPersistentConfig
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.run.run_steps import FoundSteps
-from trainyard.training.run.segments import segments_of_step
 from trainyard.training.run.step_ledgers import ledger_fault
 from trainyard.variables import variable
 
@@ -156,12 +154,7 @@ def find_non_persistent(
         return None, None
     ranks = Ranks(groups.world, groups.rank, groups.dims.world_size)
     steps = NonPersistentSteps(config.non_persistent, config.run_folder, lineage, ranks)
-    step = steps.find(found, config.verify_checkpoint)
-    if step is not None and config.new_run:
-        course = course_of(config)
-        segments = segments_of_step(step.root_url, step.found.step)
-        step = step if all(one.course == course for one in segments) else None
-    return steps, step
+    return steps, steps.find(found, config.verify_checkpoint)
 
 
 VERIFIED: dict[Verify, str] = {

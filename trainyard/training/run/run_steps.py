@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
 
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
@@ -37,7 +36,6 @@ from trainyard.training.loop.step import TrainModule
 from trainyard.training.run.other_runs import ASIDE
 from trainyard.training.run.repadding import Repadding
 from trainyard.training.run.restore import restore_training
-from trainyard.training.run.segments import is_wholly
 from trainyard.training.run.step_ledgers import (
     StepLedger,
     carried_lines,
@@ -90,13 +88,9 @@ def refuse_strangers(root_url: str) -> None:
             )
 
 
-def find_own_steps(
-    root_url: str, lineage: str, wholly: Mapping[str, Any] | None = None
-) -> FoundSteps:
+def find_own_steps(root_url: str, lineage: str) -> FoundSteps:
     """The steps of a run folder, for the run of this lineage. A step with an unreadable manifest or
-    state is damaged; the other steps are found all the same.
-
-    wholly: a course that every step up to ours must have had; None: any."""
+    state is damaged; the other steps are found all the same."""
     stays: dict[int, bool] = {}
     foreign, damaged = [], []
     for step in published_steps(root_url):
@@ -105,7 +99,7 @@ def find_own_steps(
             manifest = manifest_of(url)
             if manifest is None:
                 continue
-            if manifest.lineage == lineage and (wholly is None or is_wholly(manifest, wholly)):
+            if manifest.lineage == lineage:
                 stays[step] = _stays(url, manifest)
             else:
                 foreign.append(step)
@@ -174,8 +168,8 @@ def log_found_steps(found: FoundSteps, root_url: str) -> None:
     from."""
     if found.foreign:
         log.warning(
-            "skipping step %s in %s, of another run or other options: the first checkpoint moves "
-            "them to %s/",
+            "skipping step %s in %s, which this run replaces: its first checkpoint moves them to "
+            "%s/",
             *(_listed(found.foreign), root_url, ASIDE),
         )
     if found.latest is not None:

@@ -97,11 +97,6 @@ def parse_segments(run: Mapping[str, Any]) -> tuple[Segment, ...]:
     return segments
 
 
-def is_wholly(manifest: Manifest, course: Mapping[str, Any]) -> bool:
-    """Whether every step up to that of the manifest had this course."""
-    return all(segment.course == course for segment in parse_segments(manifest.run))
-
-
 # --- where a run goes on ------------------------------------------------------------------------
 
 

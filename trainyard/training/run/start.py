@@ -148,8 +148,8 @@ class StartLoader:
         if step >= self.length.steps:
             raise ConfigError(
                 f"{url} is at step {step} and this run has {self.length.steps} (--train-iters, "
-                "--train-samples): nothing is left to train with other options. Raise it to go on, "
-                "or give --new-run to train from step 0 (or another --save)"
+                "--train-samples): nothing is left to train with other options. Raise it to go on; "
+                "to train from step 0, give --force, or another --save"
             )
 
     def _opened(self, train_module: TrainModule) -> Checkpoint:
