@@ -130,11 +130,6 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "tokenizer-metadata",
     ),
     (
-        "start the command under a profiler: nsys profile python -m stages.pretrain ..., or "
-        "torch.profiler around the library",
-        "profile use-pytorch-profiler record-memory-history",
-    ),
-    (
         "repeat the command: a run resumes from its last saved step; launchers and flows do that "
         "by themselves",
         "inprocess-restart",

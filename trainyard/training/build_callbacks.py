@@ -42,6 +42,7 @@ from trainyard.training.watch.memory import (
     plan_memory,
 )
 from trainyard.training.watch.memory_monitor import MemoryMonitor
+from trainyard.training.watch.profile import build_profiles
 from trainyard.training.watch.replicas import ReplicaCheck
 from trainyard.training.watch.spike_warning import SpikeWarning
 
@@ -98,6 +99,7 @@ class RunCallbacks:
             config.watch.hang_timeout_minutes,
             end=host.end_process,
         )
+        self._profiles = build_profiles(config.profiling, groups.rank, device, self._logs_folder)
         self._timer_report = self._build_timer_report()
         self.wait = DataWait(self._hang.beat)
         self.summary_files = SummaryFiles(
@@ -132,7 +134,7 @@ class RunCallbacks:
         interval = watch.check_weight_hash_across_dp_replicas_interval
         if interval is not None:
             found.append(ReplicaCheck(train_module, self._groups, interval))
-        found += [timings, checkpointing]
+        found += [timings, checkpointing, *self._profiles]
         if logged.log_progress and self._groups.rank == 0:
             path = self._logs_folder.parent / "progress.txt"
             progress = Progress(path, self.info, training.save_interval)

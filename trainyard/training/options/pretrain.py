@@ -21,6 +21,7 @@ from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.training.options.fp8_checks import check_fp8
 from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.options.node_local import NonPersistentConfig
+from trainyard.training.options.profile import ProfileConfig
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.options.watch import WatchConfig
 
@@ -46,6 +47,7 @@ class PretrainConfig:
     training: TrainingConfig
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    profiling: ProfileConfig = field(default_factory=ProfileConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     non_persistent: NonPersistentConfig = field(default_factory=NonPersistentConfig)
     save: str | None = location(None)
