@@ -10,7 +10,7 @@ from trainyard.errors import ConfigError
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
 WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
-OptimizerKind = Literal["adam", "sgd"]
+OptimizerKind = Literal["adam", "lion", "sgd"]
 OptimizerBackend = Literal["auto", "triton", "torch", "apex", "transformer_engine"]
 IncreaseStyle = Literal["constant", "linear", "cosine"]
 
@@ -20,7 +20,7 @@ class OptimizerConfig:
     """The optimizer, its learning rate and weight decay over the run, and gradient clipping."""
 
     optimizer: OptimizerKind = "adam"
-    """Rule of the update: adam (with decoupled weight decay, AdamW) or sgd with momentum."""
+    """Rule of the update: adam and lion, both with decoupled weight decay, or sgd with momentum."""
     lr: float = course()
     """Highest learning rate."""
     min_lr: float = course(0.0)
@@ -75,6 +75,10 @@ class OptimizerConfig:
     """Kernel of the update: torch's, or for adam on CUDA one that also writes the 16-bit weights
     (triton), apex's or Transformer Engine's (where installed); auto: triton for adam on CUDA, else
     torch."""
+    lion_beta1: float = course(0.95)
+    """Share of the momentum in Lion's update; its paper has 0.95 and 0.98 for language models."""
+    lion_beta2: float = course(0.98)
+    """Decay of Lion's momentum."""
     sgd_momentum: float = course(0.9)
     """Share of the last step that SGD keeps."""
 
@@ -93,7 +97,7 @@ class OptimizerConfig:
                 f"--optimizer-backend {self.optimizer_backend} has a kernel for --optimizer adam, "
                 f"not for {self.optimizer}; leave it out"
             )
-        for name in ("adam_beta1", "adam_beta2", "sgd_momentum"):
+        for name in ("adam_beta1", "adam_beta2", "lion_beta1", "lion_beta2", "sgd_momentum"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{flag(name)} must be in [0, 1), got {getattr(self, name)}")
         check_at_least(self, 0, "clip_grad", "adam_eps")
