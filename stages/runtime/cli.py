@@ -140,15 +140,15 @@ def _main(
         remarks: list[str] = []
         more = _more_options(name) if megatron else None
         if {"--help", "-h"} & set(arguments):
-            _print_help(name, config_class, arguments, more)
+            print_help(f"python -m stages.{name}", config_class, arguments, more)
             return 0
-        known = _known(name, config_class, more) if megatron else None
+        known = known_flags(name, config_class, more) if megatron else None
         if known is not None:
-            arguments, remarks = _in_our_spelling(arguments, known)
+            arguments, remarks = in_our_spelling(arguments, known)
         arguments = _with_positional(arguments, positional)
-        config, common = _parse(config_class, arguments, more, known, remarks)
+        config, common = parse_options(config_class, arguments, more, known, remarks)
         our_logging.configure(common.log_level)
-        _log_remarks(name, remarks)
+        log_remarks(name, remarks)
         config = _resolved(config)
         if common.dry_run:
             _check_ranks(config)
@@ -242,7 +242,7 @@ def _more_options(name: str) -> type | None:
     return YamlOptions if name == "plan" else None
 
 
-def _known(name: str, config_class: type, more: type | None) -> Vocabulary:
+def known_flags(name: str, config_class: type, more: type | None) -> Vocabulary:
     """What the flags of Megatron-LM mean to the stage."""
     from trainyard.megatron_cli.spellings import ToolVocabulary, flag, vocabulary
     from trainyard.megatron_cli.tools import TOOLS
@@ -258,7 +258,7 @@ def _known(name: str, config_class: type, more: type | None) -> Vocabulary:
     return ToolVocabulary(config_class, flags, tool, vocabulary(PretrainConfig), COMPARED)
 
 
-def _in_our_spelling(arguments: list[str], known: Vocabulary) -> tuple[list[str], list[str]]:
+def in_our_spelling(arguments: list[str], known: Vocabulary) -> tuple[list[str], list[str]]:
     """The options of a Megatron-LM command line in our spelling, and remarks to log about it."""
     from trainyard.megatron_cli.command import understand
 
@@ -267,7 +267,7 @@ def _in_our_spelling(arguments: list[str], known: Vocabulary) -> tuple[list[str]
     return understood.arguments, understood.remarks
 
 
-def _log_remarks(name: str, remarks: list[str]) -> None:
+def log_remarks(name: str, remarks: list[str]) -> None:
     """Log the remarks once, not on every rank."""
     if os.environ.get("RANK", "0") == "0" and not _is_spawned_rank():
         for remark in remarks:
@@ -279,13 +279,15 @@ def _is_spawned_rank() -> bool:
     return "TRAINYARD_RANKS" in os.environ
 
 
-def _parse(
+def parse_options(
     config_class: type,
     arguments: list[str],
     more: type | None,
     known: Vocabulary | None,
     remarks: list[str],
 ) -> tuple[Any, CommonOptions]:
+    """The configuration of a command line and its documents, and the options of every stage.
+    remarks: gets those of the documents."""
     classes = (config_class, CommonOptions, *((more,) if more is not None else ()))
     flags = read_flags(arguments, *classes)
     document, where = {}, "--config"
@@ -320,7 +322,7 @@ def _refuse_two_documents(arguments: list[str]) -> None:
             raise ConfigError(f"--{name} is given {count} times; put all options in one document")
 
 
-def _print_help(name: str, config_class: type, arguments: list[str], more: type | None) -> None:
+def print_help(prog: str, config_class: type, arguments: list[str], more: type | None) -> None:
     """Print all options; with a flag such as --model-type, those of the class that it chooses."""
     import tyro  # 0.2 s, for --help only
 
@@ -338,7 +340,7 @@ def _print_help(name: str, config_class: type, arguments: list[str], more: type 
     with suppress(SystemExit):
         tyro.cli(
             both,
-            prog=f"python -m stages.{name}",
+            prog=prog,
             description=(config_class.__doc__ or "").strip(),
             args=["--help"],
             default=both(*default),

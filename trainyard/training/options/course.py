@@ -17,6 +17,6 @@ def identity_of(config: PretrainConfig) -> dict[str, Any]:
 
 def course_of(config: PretrainConfig) -> dict[str, Any]:
     """The options that may change in the middle of a run, as its documents have them."""
-    roles = {name: field.metadata.get(ROLE) for name, _, field in leaves(PretrainConfig)}
+    roles = {name: field.metadata.get(ROLE) for name, _, field in leaves(type(config))}
     names = {name for name, role in roles.items() if role == COURSE} | set(config.describes())
     return {name: value for name, value in digest_relevant(config).items() if name in names}
