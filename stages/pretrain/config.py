@@ -10,7 +10,7 @@ from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import join
 from trainyard.config import digest_relevant, execution, location
 from trainyard.errors import ConfigError
-from trainyard.training.options.course import identity_of
+from trainyard.training.options.course import lineage_options
 from trainyard.training.options.pretrain import PretrainConfig as LibraryConfig
 
 ON_CODE_CHANGE = "TRAINYARD_ON_CODE_CHANGE"
@@ -88,7 +88,7 @@ class PretrainConfig(LibraryConfig):
 
     def identity(self) -> dict[str, Any]:
         """The options that identify the run; of a conversion, all that decide its result."""
-        return digest_relevant(self) if self.ckpt_convert_format else identity_of(self)
+        return digest_relevant(self) if self.ckpt_convert_format else lineage_options(self)
 
     def describes(self) -> tuple[str, ...]:
         """The result of a conversion depends on the layout too, unlike a training."""

@@ -21,7 +21,7 @@ from trainyard.training.local_run import STAGE, LocalRunHost
 from trainyard.training.loop.build import ModelProvider
 from trainyard.training.loop.events import Callback
 from trainyard.training.loop.prepare import prepared
-from trainyard.training.options.course import identity_of
+from trainyard.training.options.course import lineage_options
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.overrides import DatasetProvider, ForwardStep, Initialize, Overrides
 from trainyard.training.resolve import resolved
@@ -104,7 +104,7 @@ def _identity(config: PretrainConfig, overrides: Overrides) -> tuple[dict[str, I
     it equals that of the stage. ConfigError if the folder holds another run."""
     inputs = {name: resolve(name, urls) for name, urls in config.inputs().items() if urls}
     digests = {name: found.digest for name, found in inputs.items()}
-    facts: list[object] = [STAGE, identity_of(config), digests]
+    facts: list[object] = [STAGE, lineage_options(config), digests]
     lineage = digest_document([*facts, *([overrides.identity] if overrides.identity else [])])
     refuse_other_runs(config, lineage, digests)
     return inputs, lineage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from tests.trainyard.training.resumed_runs import (
 )
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.checkpoint.steps import find_steps
+from trainyard.config import from_dict
 from trainyard.errors import ArtifactError, ConfigError
+from trainyard.training.options.course import lineage_options
+from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.run.segments import Course, Segment, parse_segments, segments_of_step
 
 TINY: dict[str, Any] = {
@@ -223,6 +227,17 @@ def test_new_run_replaces_and_is_harmless_when_repeated(tokens: str, run: Path) 
     assert certificate(run).is_proven
     assert go(tokens, run, **{**anew, "train_iters": 5}) == "finished"
     assert find_steps(str(run)) == [3, 4, 5], "it goes on, under other options too"
+
+
+def test_an_option_more_leaves_the_lineage_as_it_is(tmp_path: Path) -> None:
+    """Of a later version, whose default is what this one does."""
+    given = {**RUN, **TINY, "save": str(tmp_path), "mock_data": True}
+    config = from_dict(PretrainConfig, given)
+    marks = lineage_options(config)
+    assert marks["hidden_size"] == TINY["hidden_size"]
+    assert "lr" not in marks, "the course"
+    assert "load_optim" not in marks, "at its default"
+    assert lineage_options(replace(config, load="x", load_optim=False))["load_optim"] is False
 
 
 # --- documents ----------------------------------------------------------------------------------
