@@ -307,8 +307,8 @@ def parse_options(
     given = {others.get(name, name): value for name, value in document.items()} | flags
     resolving = _resolving(config_class)
     if resolving is not None:
-        below, more = resolving.beneath(given)
-        remarks += more
+        below, said = resolving.beneath(given)
+        remarks += said
         given = below | given
     where = where if document else "the command line"
     check_required(partial_config(config_class, given, where))
