@@ -30,6 +30,8 @@ MAX_RANKS = 2**20  # ranks of a training, files of a checkpoint, shares of a sta
 MAX_PROCESSES = 1024  # processes or threads on one machine
 
 ROLE = "trainyard.role"
+COURSE = "course"
+Role = Literal["execution", "location", "course"]
 ALSO = "trainyard.also"
 VARIANTS = "trainyard.variants"
 
@@ -57,12 +59,13 @@ def location(default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={ROLE: "location"})
 
 
-def also(
-    *names: str,
-    default: Any = dataclasses.MISSING,
-    role: Literal["execution", "location"] | None = None,
-) -> Any:
-    """A field with further names in documents and flags. role: as `execution` and `location`."""
+def course(default: Any = dataclasses.MISSING) -> Any:
+    """A field that decides a result and may change in the middle of a run, as a learning rate."""
+    return dataclasses.field(default=default, metadata={ROLE: COURSE})
+
+
+def also(*names: str, default: Any = dataclasses.MISSING, role: Role | None = None) -> Any:
+    """A field with further names in documents and flags. role: as the functions of that name."""
     metadata = {ALSO: names} | ({ROLE: role} if role is not None else {})
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -153,7 +156,8 @@ def digest_relevant(config: Any) -> dict[str, Any]:
 
     A stage whose result depends on `execution` keys names them in `DESCRIBES`, a class attribute or
     a property."""
-    relevant = {name for name, _, field in leaves(type(config)) if ROLE not in field.metadata}
+    roles = {name: field.metadata.get(ROLE) for name, _, field in leaves(type(config))}
+    relevant = {name for name, role in roles.items() if role in (None, COURSE)}
     relevant.update(getattr(config, "DESCRIBES", ()))
     return {key: value for key, value in to_dict(config).items() if key in relevant}
 
@@ -389,9 +393,8 @@ def dump_toml(config: Any) -> str:
     """The flat document as TOML that `--config` reads back; an unset option is a comment."""
     import tomli_w
 
-    lines = []
-    for key, value in to_dict(config).items():
-        lines.append(
-            f"# {key} is not set" if value is None else tomli_w.dumps({key: value}).rstrip()
-        )
+    lines = [
+        f"# {key} is not set" if value is None else tomli_w.dumps({key: value}).rstrip()
+        for key, value in to_dict(config).items()
+    ]
     return "\n".join(lines) + "\n"

@@ -78,6 +78,8 @@ class Recipe:
 
         num_ranks: of a training; None: unknown. table: of the options, if not that of the stage."""
         table = table or stage
+        if stage == "pretrain":  # a recipe with another model or other data asks for that run
+            decided = {**decided, "new_run": True}
         written, where = self.table(table), f"{self.where} [{table}]"
         for key in written.keys() & decided.keys():
             raise ConfigError(

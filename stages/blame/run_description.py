@@ -30,6 +30,7 @@ from trainyard.training.loop.length import RunLength, length_of
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.run.dp_history import DpSpan, spans_of_step
 from trainyard.training.run.run_record import check_token_files, named_token_files
+from trainyard.training.run.segments import segments_of_step
 
 FORMAT_VERSION = 1
 """Of the documents of a checkpoint."""
@@ -129,6 +130,8 @@ def _of_checkpoint(config: BlameConfig, load: str) -> RunDescription:
     run_manifest = _run_manifest(root)
     made_of, state = _document(url, CONFIG), _document(url, STATE)
     run = {**made_of["run"], "global_batch_size": state["global_batch_size"]}
+    if config.step is not None:
+        run |= _course(root, url, config.step)
     if run.get("model_type", "gpt") != "gpt":
         raise ConfigError(
             f"--load {load}: is a run of --model-type {run['model_type']}, whose samples are "
@@ -151,6 +154,17 @@ def _of_checkpoint(config: BlameConfig, load: str) -> RunDescription:
         spans=_spans(root, url),
         ledger=_ledger(root, url),
     )
+
+
+def _course(root: str, step_url: str, step: int) -> dict[str, Any]:
+    """The options of a step, if the run went on under others after it."""
+    last = step_of(store.basename(step_url))
+    segments = () if last is None else segments_of_step(root, last)
+    found = next((one for one in segments if one.first_step <= step <= one.last_step), None)
+    options = dict(found.course) if found else {}
+    if options.get("global_batch_size") is None:
+        options.pop("global_batch_size", None)
+    return options
 
 
 def _document(url: str, name: str) -> dict[str, Any]:

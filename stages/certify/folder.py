@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,8 +21,14 @@ from trainyard.progress import Progress
 from trainyard.training.certify.certificate import Check, listed
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.options.training import TrainingConfig
-from trainyard.training.run.dp_history import parse_spans
-from trainyard.training.run.run_record import PublishedStep, RunRecord, parse_line
+from trainyard.training.run.dp_history import DpSpan, parse_spans
+from trainyard.training.run.run_record import (
+    CourseRecord,
+    PublishedStep,
+    RunRecord,
+    parse_line,
+)
+from trainyard.training.run.segments import Segment, parse_segments
 
 FORMAT_VERSION = 1
 """Of the documents of a checkpoint."""
@@ -34,6 +40,11 @@ SUPERSEDED = "superseded/"
 """Folder of the steps of other runs that were set aside."""
 
 OPTION = "the run"
+
+
+def _only(options: Mapping[str, Any], config_class: type) -> dict[str, Any]:
+    names = {name for name, _, _ in leaves(config_class)}
+    return {name: value for name, value in options.items() if name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,32 +189,54 @@ class CertifiedRun:
 
     def options_of(self, config_class: type) -> dict[str, Any]:
         """The options of one configuration class."""
-        names = {name for name, _, _ in leaves(config_class)}
-        return {name: value for name, value in self.options.items() if name in names}
+        return _only(self.options, config_class)
 
     def facts(self) -> RunRecord:
         """The facts that decide the links of the run. Raises ArtifactError if its documents lack
         them."""
         last, manifest, _, state = self._last_readable
         try:
-            training = {**self.options_of(TrainingConfig)}
-            training["global_batch_size"] = state["global_batch_size"]
+            spans = parse_spans(manifest.run)
+            segments = parse_segments(manifest.run)
+            size = state["global_batch_size"]
+            courses = tuple(self._course(segment, spans) for segment in segments)
+            if not courses:
+                courses = (self._course(Segment(1, 0, {}, state["schedule"]), spans, size),)
+            elif courses[-1].options.get("global_batch_size") is None:
+                courses = (*courses[:-1], self._course(segments[-1], spans, size))
             return RunRecord(
                 lineage=self.lineage,
-                training=from_dict(TrainingConfig, training, "the options of the run"),
                 seq_length=int(self.options["seq_length"]),
-                optimizer_schedule=stored_optimizer_schedule(state["schedule"]),
-                precision=from_dict(
-                    PrecisionConfig, self.options_of(PrecisionConfig), "the options of the run"
-                ),
-                spans=parse_spans(manifest.run),
+                courses=(*courses[:-1], replace(courses[-1], last_step=None)),
+                spans=spans,
                 finished=self.manifest is not None,
             )
-        except (KeyError, TypeError, ConfigError) as error:
+        except (KeyError, TypeError, StopIteration, ConfigError) as error:
             raise ArtifactError(
                 f"{join(self.url, last.folder)}: {STATE} and {CONFIG} are not of a training run "
                 f"({error}); a checkpoint alone, such as a converted one, has nothing to certify"
             ) from error
+
+    def _course(
+        self, segment: Segment, spans: Sequence[DpSpan], global_batch_size: int | None = None
+    ) -> CourseRecord:
+        """The course of a segment. global_batch_size: if no option gave it; unset: that of the
+        layout at its start."""
+        options = {**self.options, **segment.course}
+        size = options.get("global_batch_size") or global_batch_size
+        if size is None:
+            span = next(s for s in spans if s.first_step <= segment.first_step <= s.last_step)
+            size = span.data_parallel_size * span.micro_batch_size
+        options["global_batch_size"] = size
+        where = "the options of the run"
+        return CourseRecord(
+            training=from_dict(TrainingConfig, _only(options, TrainingConfig), where),
+            optimizer_schedule=stored_optimizer_schedule(segment.schedule),
+            precision=from_dict(PrecisionConfig, _only(options, PrecisionConfig), where),
+            first_step=segment.first_step,
+            last_step=segment.last_step,
+            options=segment.course,
+        )
 
     def published(self, step: FoundStep) -> PublishedStep:
         """A checkpoint with the readable lines of its ledger."""

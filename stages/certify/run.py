@@ -14,6 +14,7 @@ from stages.certify.start_point import start_point
 from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.charts.text_table import text_table
+from trainyard.config import flag
 from trainyard.errors import ArtifactError
 from trainyard.logging import one_line
 from trainyard.training.certify.certificate import CHECKS, Certificate, listed
@@ -93,4 +94,9 @@ def _facts(certificate: Certificate, url: str) -> Iterator[tuple[str, str]]:
             f"{span.data_parallel_size} data-parallel {ranks}, micro-batches of "
             f"{span.micro_batch_size}: steps {span.first_step} to {span.last_step}",
         )
+    for name, change in zip(
+        chain(["options"], repeat("")), certificate.course_changes, strict=False
+    ):
+        changed = ", ".join(f"{flag(key)} {value}" for key, value in change.options.items())
+        yield name, f"from step {change.first_step} on: {changed or 'other rates'}"
     yield from zip(chain(["remarks"], repeat("")), certificate.remarks, strict=False)

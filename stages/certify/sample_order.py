@@ -3,6 +3,7 @@ available and unchanged."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +22,12 @@ from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.serving_order import Serving
 from trainyard.errors import ConfigError, DataError
 from trainyard.training.loop.ledger import digest_samples
-from trainyard.training.run.run_record import RunRecord, check_token_files, named_token_files
+from trainyard.training.run.run_record import (
+    CourseRecord,
+    RunRecord,
+    check_token_files,
+    named_token_files,
+)
 
 ANY = 0
 """Value for the end-of-document token and vocabulary size, which do not decide the order."""
@@ -41,8 +47,11 @@ class SampleOrder:
     """Digests of the samples of steps, called in the order of the steps."""
 
     data: DataConfig
-    dataset: GPTDataset | BlendedDataset
+    dataset_of: Callable[[CourseRecord], GPTDataset | BlendedDataset]
     facts: RunRecord
+    _dataset: GPTDataset | BlendedDataset | None = None
+    _course: CourseRecord | None = None
+    """The course of `_dataset`: the order depends on the length of the run."""
     _drawn: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     _first: int = 0
     """Position of the first of `_drawn`."""
@@ -54,10 +63,13 @@ class SampleOrder:
         span = self.facts.span(step)
         if span is None and self.data.dataloader_type != "single":
             return None
-        micro = self.facts.training.micro_batch_size if span is None else span.micro_batch_size
+        course = self.facts.course(step)
+        if course is not self._course or self._dataset is None:
+            self._dataset, self._course, self._shape = self.dataset_of(course), course, None
+        micro = course.training.micro_batch_size if span is None else span.micro_batch_size
         dp = 1 if span is None else span.data_parallel_size
-        shape = SamplerShape(len(self.dataset), micro, dp)
-        return digest_samples(self.dataset.ids(self._samples(shape, consumed, count)))
+        shape = SamplerShape(len(self._dataset), micro, dp)
+        return digest_samples(self._dataset.ids(self._samples(shape, consumed, count)))
 
     def _samples(self, shape: SamplerShape, consumed: int, count: int) -> Ints:
         begin = consumed - self._first
@@ -87,11 +99,15 @@ def sample_order(config: CertifyConfig, folder: CertifiedRun, facts: RunRecord) 
     data = _data(config, folder)
     cache = config.data_cache_path
     indexer = IN_MEMORY if cache is None else IndexCache(cache, read_only=True)
-    form = SampleFormat(facts.seq_length, facts.training.seed, vocab_size=ANY, eod=ANY)
-    length = facts.length
-    dataset = build_datasets(data, form, (length.samples, 0, 0), indexer, length.consumed).train
-    assert isinstance(dataset, GPTDataset | BlendedDataset)
-    return SampleOrder(data, dataset, facts)
+    form = SampleFormat(facts.seq_length, facts.seed, vocab_size=ANY, eod=ANY)
+
+    def dataset_of(course: CourseRecord) -> GPTDataset | BlendedDataset:
+        length = facts.length(course)
+        built = build_datasets(data, form, (length.samples, 0, 0), indexer, length.consumed).train
+        assert isinstance(built, GPTDataset | BlendedDataset)
+        return built
+
+    return SampleOrder(data, dataset_of, facts)
 
 
 def _data(config: CertifyConfig, folder: CertifiedRun) -> DataConfig:

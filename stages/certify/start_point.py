@@ -43,7 +43,11 @@ def start_point(folder: CertifiedRun, first: PublishedStep, load: str | None) ->
         if _is_same(url, digest) or is_continued:
             position = Position(**{name: int(state[name]) for name in asdict(Position())})
             description = f"step {position.step} of another run"
-            return RunStart(position, found, state.get("loss_scaler", {}), description)
+            scaler = state.get("loss_scaler", {})
+            if not folder.options.get("load_optim", True):  # it starts over, and the rates with it
+                position.scheduled_samples = position.num_updates = 0
+                description, scaler = f"{description}, without its optimizer", {}
+            return RunStart(position, found, scaler, description)
     return guess
 
 

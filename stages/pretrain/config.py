@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import join
-from trainyard.config import execution, location
+from trainyard.config import digest_relevant, execution, location
 from trainyard.errors import ConfigError
+from trainyard.training.options.course import lineage_options
 from trainyard.training.options.pretrain import PretrainConfig as LibraryConfig
+
+ON_CODE_CHANGE = "TRAINYARD_ON_CODE_CHANGE"
+"""Variable for --on-code-change of all runs of a machine or yard."""
 
 CONVERTED = (
     "ckpt_convert_format",
@@ -31,6 +36,14 @@ class PretrainConfig(LibraryConfig):
 
     With the same options and data, a rerun resumes from the last checkpoint in --save."""
 
+    RESOLVED_BY: ClassVar[str] = "stages.pretrain.resolve"
+
+    use_checkpoint_args: bool = execution(False)
+    """Take the model's options from the checkpoint of --load (or --save, to resume). Options that
+    are given win; the log names each that differs."""
+    on_code_change: Literal["keep", "redo"] | None = execution(None)
+    """A finished run whose code has changed since: keep it, or train it again (redo). Unset: the
+    variable TRAINYARD_ON_CODE_CHANGE, else keep."""
     ckpt_convert_format: Literal["torch", "torch_dist"] | None = execution(None)
     """Do not train: convert the checkpoint of --load to this format of Megatron-LM, and exit."""
     ckpt_convert_save: str | None = location(None)
@@ -62,6 +75,21 @@ class PretrainConfig(LibraryConfig):
                 "optimizer)"
             )
 
+    def code_change(self) -> Literal["keep", "redo"]:
+        """What to do with a finished run if only the code has changed."""
+        if self.ckpt_convert_format is not None:
+            return "redo"  # takes seconds
+        if self.on_code_change is not None:
+            return self.on_code_change
+        given = os.environ.get(ON_CODE_CHANGE) or "keep"
+        if given not in ("keep", "redo"):
+            raise ConfigError(f"{ON_CODE_CHANGE} must be keep or redo, got {given!r}")
+        return "keep" if given == "keep" else "redo"
+
+    def identity(self) -> dict[str, Any]:
+        """The options that identify the run; of a conversion, all that decide its result."""
+        return digest_relevant(self) if self.ckpt_convert_format else lineage_options(self)
+
     def describes(self) -> tuple[str, ...]:
         """The result of a conversion depends on the layout too, unlike a training."""
         return CONVERTED if self.ckpt_convert_format else LibraryConfig.describes(self)
@@ -72,7 +100,7 @@ class PretrainConfig(LibraryConfig):
             return LibraryConfig.inputs(self)
         return {"tokenizer": self.tokenizer.inputs(), "load": (self.load,)}
 
-    def output(self) -> Output:
+    def output(self) -> Output | None:
         """The run folder, or the folder of the format."""
         if self.ckpt_convert_format is None or self.ckpt_convert_save is None:
             return LibraryConfig.output(self)

@@ -15,31 +15,14 @@ from trainyard.conversion.detect import loader_for
 from trainyard.conversion.loaders import open_source
 from trainyard.conversion.megatron.folder import marks_of
 from trainyard.conversion.megatron.write import write_megatron
-from trainyard.conversion.source import Source, model_shapes, refuse_differences
+from trainyard.conversion.same_model import check_same_model
+from trainyard.conversion.source import Source
 from trainyard.conversion.tokenizer_files import carried
 from trainyard.conversion.vocabulary import Adjusted
 from trainyard.errors import ConfigError
-from trainyard.models.config import TransformerConfig
 from trainyard.parallel.pipeline.partition import partition
 
 log = logging.getLogger(__name__)
-
-COMPARED = {
-    "num_layers": "--num-layers",
-    "hidden_size": "--hidden-size",
-    "num_attention_heads": "--num-attention-heads",
-    "query_groups": "--num-query-groups",
-    "head_dim": "--kv-channels",
-    "ffn_size": "--ffn-hidden-size",
-    "position_embedding_type": "--position-embedding-type",
-    "normalization": "--normalization",
-    "swiglu": "--swiglu",
-    "linear_bias": "--disable-bias-linear",
-    "add_qkv_bias": "--add-qkv-bias",
-    "qk_layernorm": "--qk-layernorm",
-    "untie_embeddings_and_output_weights": "--untie-embeddings-and-output-weights",
-}
-"""Properties that must equal those of the loaded model, and their flags."""
 
 
 def convert(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
@@ -52,7 +35,7 @@ def convert(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
     assert stage.output is not None
     loader = loader_for(config.load)
     with open_source(config.load, loader) as source:
-        _check_model(config.model, source)
+        check_same_model(config.model, source)
         folder = stage.output.url
         padded = _padded(config, source, loader)
         with replacing(stage, folder, marks_of(source.step)) as output:
@@ -62,19 +45,6 @@ def convert(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
             *(loader, config.ckpt_convert_format, source.step, config.load, folder),
         )
         return {"step": source.step, "tensors": len(source.specs)}
-
-
-def _check_model(model: TransformerConfig, source: Source) -> None:
-    differing = [
-        f"{flag} ({getattr(model, name)}; in it {getattr(source.config, name)})"
-        for name, flag in COMPARED.items()
-        if getattr(model, name) != getattr(source.config, name)
-    ]
-    if differing:
-        raise ConfigError(f"--load {source.url} holds another model: {', '.join(differing)}")
-    rows = source.padded_vocab_size
-    stored = model_shapes(source.config, rows)
-    refuse_differences(stored, model_shapes(model, rows), source.url, "the model of the options")
 
 
 def _padded(config: PretrainConfig, source: Source, loader: str) -> Adjusted:

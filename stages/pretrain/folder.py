@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+from stages.pretrain.config import PretrainConfig
 from stages.pretrain.progress_file import ProgressFile
 from stages.runtime.context import StageRun
 from stages.runtime.failure import add_step, report_failure
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.store import FileRecord
-from trainyard.checkpoint.stored_step import Verify
+from trainyard.config import digest_relevant
 from trainyard.errors import InfrastructureError
 from trainyard.training.run.run_folder import RunFolder
 from trainyard.training.run.run_steps import (
@@ -28,9 +30,8 @@ SUPERSEDED = "superseded"
 class StageHost:
     """The stage as the host of a run; on every rank."""
 
-    def __init__(self, stage: StageRun, verify: Verify, progress: ProgressFile) -> None:
-        """verify: how closely a step is checked before the run resumes from it."""
-        self._stage, self._verify, self._progress = stage, verify, progress
+    def __init__(self, stage: StageRun, config: PretrainConfig, progress: ProgressFile) -> None:
+        self._stage, self._config, self._progress = stage, config, progress
         self.name, self.lineage = stage.name, stage.lineage
         self.input_digests = {name: found.digest for name, found in stage.inputs.items()}
 
@@ -45,7 +46,7 @@ class StageHost:
 
     def run_folder(self) -> StageRunFolder:
         """Open the run folder; on rank 0."""
-        return StageRunFolder(self._stage, self._verify)
+        return StageRunFolder(self._stage, self._config)
 
     def end_process(self, error: InfrastructureError) -> None:
         """Exit at once: destructors would wait for ranks that hang."""
@@ -56,29 +57,32 @@ class StageHost:
 class StageRunFolder(RunFolder):
     """The output of the stage."""
 
-    def __init__(self, stage: StageRun, verify: Verify) -> None:
+    def __init__(self, stage: StageRun, config: PretrainConfig) -> None:
         assert stage.output is not None
         super().__init__(stage.output, store.parent(stage.work.url("unit")), stage.lineage)
         self._stage = stage
         refuse_strangers(self._url)
-        self._starts_over = self._must_start_over()
+        self._starts_over = self._must_start_over(digest_relevant(config))
         found = find_own_steps(self._url, stage.lineage)
         if self._starts_over:
             steps = found.staying + found.passing + found.foreign + found.damaged
             self.found = FoundSteps(foreign=tuple(sorted(steps)))
             return
-        self.found = skip_damaged(found, self._url, verify)
+        self.found = skip_damaged(found, self._url, config.verify_checkpoint)
         log_found_steps(self.found, self._url)
 
-    def _must_start_over(self) -> bool:
-        """A finished run starts over (--force, other code); an unfinished one resumes.
+    def _must_start_over(self, options: dict[str, Any]) -> bool:
+        """A finished run starts over (--force, --on-code-change redo); an unfinished one resumes,
+        and a finished one goes on under other options.
 
-        So does a run whose files someone removed: it resumes from the steps that are left."""
+        A run whose files someone removed resumes from the steps that are left."""
         pending = self._stage.work.published(SUPERSEDED)
         if pending is not None:
             return bool(pending["steps"])
         finished = read_manifest(self._output.manifest_url)
         if finished is None or finished[0].lineage != self._stage.lineage:
+            return False
+        if finished[0].config != options and not self._stage.is_forced:
             return False
         sizes = store.list_files(self._url)
         return all(sizes.get(file.path) == file.size_bytes for file in finished[0].files)

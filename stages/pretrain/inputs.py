@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stages.pretrain.config import PretrainConfig
 from trainyard.checkpoint.steps import published_steps
 from trainyard.checkpoint.stored_step import check_step
@@ -10,6 +12,17 @@ from trainyard.datasets.config import SPLIT_NAMES
 from trainyard.datasets.splits import check_instructions, check_splits
 from trainyard.models.families import family_of
 from trainyard.tokenizers.registry import check_files
+from trainyard.training.run.other_runs import refuse_other_runs
+
+
+def _own_steps(config: PretrainConfig) -> list[int]:
+    return [] if config.save is None else published_steps(config.save)
+
+
+def check_output(config: PretrainConfig, lineage: str, input_digests: Mapping[str, str]) -> None:
+    """Refuse a run folder that holds another run, which nobody asked to replace."""
+    if config.ckpt_convert_format is None:
+        refuse_other_runs(config, lineage, input_digests)
 
 
 def check_inputs(config: PretrainConfig) -> None:
@@ -36,5 +49,7 @@ def check_inputs(config: PretrainConfig) -> None:
     load = config.foreign_load()
     # A run with steps of its own, perhaps on its nodes, resumes from those and not from --load.
     has_others = config.non_persistent.non_persistent_save_interval is not None
-    if load is not None and not has_others and not published_steps(config.save):
+    if load is None or has_others or _own_steps(config):
+        return
+    if detect(load) in ("trainyard", None):  # readers check those of other programs
         check_step(load, "--load", config.verify_checkpoint)

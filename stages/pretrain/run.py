@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from typing import Any
 
@@ -15,7 +16,10 @@ from stages.runtime.failure import add_step
 from trainyard.errors import Stopped, StoppedByOption
 from trainyard.training.loop.prepare import prepared
 from trainyard.training.overrides import Overrides
+from trainyard.training.run.segments import segments_document, segments_of_step
 from trainyard.training.trainer import Result, Trainer
+
+log = logging.getLogger(__name__)
 
 
 def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
@@ -27,10 +31,15 @@ def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
     result: Result | None = None
     try:
         with prepared(config) as (groups, device):
-            host = StageHost(stage, config.verify_checkpoint, progress)
+            host = StageHost(stage, config, progress)
             overrides = Overrides(callbacks=(*heartbeats(groups.rank), progress))
             result = Trainer(config, host, groups, device, overrides).run()
             if result.outcome == "finished":
+                if stage.is_main and config.save is not None:
+                    segments = segments_of_step(config.save, result.state.step)
+                    stage.facts.update(segments_document(segments))
+                elif stage.is_main:
+                    log.info("finished, nothing is kept: %s", result.metrics)
                 return result.metrics
             if stage.stop_requested:
                 stage.stop()
@@ -38,7 +47,7 @@ def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
                 raise StoppedByOption(result.stopped_by)
             raise Stopped(signal.SIGTERM, result.stopped_by)
     except Stopped as stopped:
-        if result is not None and progress.step:
+        if result is not None and progress.step and config.save is not None:
             stopped.saved = f"step {progress.step} is saved; run the same command to resume"
         add_step(stopped, progress.step)
         raise

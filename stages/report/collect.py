@@ -41,6 +41,9 @@ TRAINED = ("pretrain", "reshard")
 LEDGER = "ledger.jsonl"
 TIMINGS = "timings.jsonl"
 PERFORMANCE = "performance.json"
+LOGS = "logs"
+PROFILES = ("profile-", "memory-history-")
+"""Beginnings of the names of profiles in LOGS of a run folder."""
 SAVES = "saves.jsonl"
 
 T = TypeVar("T")
@@ -75,7 +78,7 @@ def gather(config: ReportConfig) -> Card:
         steps=tuple(_step(line, timings.get(line["step"], {})) for line in ledger),
         expert_loads=expert_loads(ledger[-1]) if ledger else (),
         options=options_of(checkpoint.config),
-        environment=environment(trained),
+        environment=environment(trained, profiles_of(keys["checkpoint"])),
         measured=measured(trained),
         performance=_volatile(ancestry, keys["checkpoint"], PERFORMANCE),
         saves=saves_of(keys["checkpoint"], checkpoint),
@@ -272,8 +275,15 @@ def read_goodput(url: str | None) -> dict[str, Any] | None:
 # --- environment and speed ----------------------------------------------------------------------
 
 
-def environment(trained: Artifact) -> tuple[tuple[str, str], ...]:
-    """Versions and machine of the training run, as far as they were recorded."""
+def profiles_of(run_url: str) -> list[str]:
+    """Profiles beside a run (--profile, --record-memory-history), by their paths in its folder."""
+    folder = join(run_url, LOGS)
+    names = sorted(store.list_folder(folder))
+    return [f"{LOGS}/{name}" for name in names if name.startswith(PROFILES)]
+
+
+def environment(trained: Artifact, profiles: Sequence[str] = ()) -> tuple[tuple[str, str], ...]:
+    """Versions and machine of the training run, as far as they were recorded, and its profiles."""
     device, ranks = trained.metrics.get("device"), trained.metrics.get("ranks")
     threads = trained.metrics.get("threads")
     rows = [
@@ -285,6 +295,7 @@ def environment(trained: Artifact) -> tuple[tuple[str, str], ...]:
         ("processes", ranks),
         ("threads of each", threads),
         ("machine", trained.run.get("platform")),
+        *(("profile, in the folder of the run", path) for path in profiles),
     ]
     return tuple((name, str(value)) for name, value in rows if value)
 

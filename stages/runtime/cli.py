@@ -149,15 +149,19 @@ def _main(name: str, reader: OptionReader, modules: tuple[str, str], arguments: 
         remarks: list[str] = []
         more = _more_options(name) if reader.megatron else None
         if {"--help", "-h"} & set(arguments):
-            _print_help(reader, arguments, more)
+            prog = f"python -m stages.{reader.program}"
+            print_help(prog, reader.config_class, arguments, more)
             return 0
-        known = _known(name, reader.config_class, more) if reader.megatron else None
+        known = known_flags(name, reader.config_class, more) if reader.megatron else None
         if known is not None:
-            arguments, remarks = _in_our_spelling(arguments, known)
+            arguments, remarks = in_our_spelling(arguments, known)
         arguments = _with_positional(arguments, reader.positional)
-        config, common = _parse(reader, arguments, more, known, remarks)
+        config, common = parse_options(
+            reader.config_class, arguments, more, known, remarks, reader.complete
+        )
         our_logging.configure(common.log_level)
-        _log_remarks(name, remarks)
+        log_remarks(name, remarks)
+        config = _resolved(config)
         if common.dry_run:
             _check_ranks(config)
             print(dump_toml(config), end="")
@@ -204,6 +208,23 @@ def _check_flow(name: str) -> None:
         )
 
 
+def _resolving(config_class: type) -> Any:
+    """The module that computes options from others, from data and from ranks, for a configuration
+    that names one: `beneath(given)` and `resolved(config, world_size)`."""
+    name = getattr(config_class, "RESOLVED_BY", None)
+    return None if name is None else importlib.import_module(name)
+
+
+def _resolved(config: Any) -> Any:
+    """The options, with those that depend on data or ranks computed."""
+    resolving = _resolving(type(config))
+    if resolving is None:
+        return config
+    from stages.runtime import ranks
+
+    return resolving.resolved(config, ranks.num_ranks(config))
+
+
 def _check_ranks(config: Any) -> None:
     """Check the layout as a run does. A single process without a launcher does not determine the
     number of ranks, since a launcher may run the same command."""
@@ -233,7 +254,7 @@ def _more_options(name: str) -> type | None:
     return YamlOptions if name == "plan" else None
 
 
-def _known(name: str, config_class: type, more: type | None) -> Vocabulary:
+def known_flags(name: str, config_class: type, more: type | None) -> Vocabulary:
     """What the flags of Megatron-LM mean to the stage."""
     from trainyard.megatron_cli.spellings import ToolVocabulary, flag, vocabulary
     from trainyard.megatron_cli.tools import TOOLS
@@ -249,7 +270,7 @@ def _known(name: str, config_class: type, more: type | None) -> Vocabulary:
     return ToolVocabulary(config_class, flags, tool, vocabulary(PretrainConfig), COMPARED)
 
 
-def _in_our_spelling(arguments: list[str], known: Vocabulary) -> tuple[list[str], list[str]]:
+def in_our_spelling(arguments: list[str], known: Vocabulary) -> tuple[list[str], list[str]]:
     """The options of a Megatron-LM command line in our spelling, and remarks to log about it."""
     from trainyard.megatron_cli.command import understand
 
@@ -258,7 +279,7 @@ def _in_our_spelling(arguments: list[str], known: Vocabulary) -> tuple[list[str]
     return understood.arguments, understood.remarks
 
 
-def _log_remarks(name: str, remarks: list[str]) -> None:
+def log_remarks(name: str, remarks: list[str]) -> None:
     """Log the remarks once, not on every rank."""
     if os.environ.get("RANK", "0") == "0" and not _is_spawned_rank():
         for remark in remarks:
@@ -270,14 +291,16 @@ def _is_spawned_rank() -> bool:
     return "TRAINYARD_RANKS" in os.environ
 
 
-def _parse(
-    reader: OptionReader,
+def parse_options(
+    config_class: type,
     arguments: list[str],
     more: type | None,
     known: Vocabulary | None,
     remarks: list[str],
+    complete: str = "",
 ) -> tuple[Any, CommonOptions]:
-    config_class = reader.config_class
+    """The configuration of a command line and its documents, and the options of every stage.
+    remarks: gets those of the documents. complete: as for `stage_main`."""
     classes = (config_class, CommonOptions, *((more,) if more is not None else ()))
     flags = read_flags(arguments, *classes)
     document, where = {}, "--config"
@@ -295,9 +318,14 @@ def _parse(
     common = {name: flags.pop(name) for name, _, _ in leaves(CommonOptions) if name in flags}
     others = other_names(config_class)
     given = {others.get(name, name): value for name, value in document.items()} | flags
+    resolving = _resolving(config_class)
+    if resolving is not None:
+        below, said = resolving.beneath(given)
+        remarks += said
+        given = below | given
     where = where if document else "the command line"
-    if reader.complete:
-        given = importlib.import_module(reader.complete).complete(given)
+    if complete:
+        given = importlib.import_module(complete).complete(given)
     check_required(partial_config(config_class, given, where))
     return from_dict(config_class, given, where), CommonOptions(**common)
 
@@ -309,11 +337,10 @@ def _refuse_two_documents(arguments: list[str]) -> None:
             raise ConfigError(f"--{name} is given {count} times; put all options in one document")
 
 
-def _print_help(reader: OptionReader, arguments: list[str], more: type | None) -> None:
+def print_help(prog: str, config_class: type, arguments: list[str], more: type | None) -> None:
     """Print all options; with a flag such as --model-type, those of the class that it chooses."""
     import tyro  # 0.2 s, for --help only
 
-    config_class = reader.config_class
     given = {option.name.replace("-", "_"): option.values for option in split_options(arguments)[1]}
     keys = (variants.key for variants in variants_of(config_class))
     chosen = {key: given[key][0] for key in keys if given.get(key)}
@@ -328,7 +355,7 @@ def _print_help(reader: OptionReader, arguments: list[str], more: type | None) -
     with suppress(SystemExit):
         tyro.cli(
             both,
-            prog=f"python -m stages.{reader.program}",
+            prog=prog,
             description=(config_class.__doc__ or "").strip(),
             args=["--help"],
             default=both(*default),

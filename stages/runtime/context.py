@@ -116,6 +116,8 @@ class StageRun:
     """The manifest to replace, or None."""
     libraries: dict[str, str] = field(default_factory=dict)
     """Versions of the libraries used, for the manifest."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Further facts of the run for the manifest, outside every digest; JSON-able."""
     records: dict[str, FileRecord] = field(default_factory=dict)
     step_file: Path | None = None
     """File in which rank 0 of several reports its steps to the parent; None without a parent."""

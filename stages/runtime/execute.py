@@ -20,7 +20,7 @@ from typing import Any
 from stages.runtime import ranks
 from stages.runtime.context import STOPPING, StageRun
 from stages.runtime.failure import clear_reports, report_outcome
-from stages.runtime.up_to_date import Decision, MadeInShares, decide, is_forced
+from stages.runtime.up_to_date import CODE_FILES, Decision, MadeInShares, decide, is_forced
 from trainyard.artifacts import retry, store
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.conditional import require_conditions
@@ -38,7 +38,8 @@ class StageInvocation:
     config: Any
     run_module: str
     check_module: str
-    """Module with `check_inputs(config)`; empty for a stage without it."""
+    """Module with `check_inputs(config)`, and `check_output(config, lineage, input_digests)` for a
+    stage that does not replace every output; empty for a stage without them."""
     arguments: list[str]
     """The command line, for the ranks that the job starts."""
     force: bool
@@ -93,15 +94,20 @@ def _execute(job: StageInvocation) -> int:
 def _decide_and_run(job: StageInvocation, run: StageRun, leader: ranks.Leader) -> None:
     decision = job.decide()
     _adopt(run, decision, job.force or bool(job.forced_by))
+    _check_output(job, run, decision)
     whole = _finished_whole(job, decision)
     if run.output is None:
         _check_inputs(job)
         leader.announce(run)
-        importlib.import_module(job.run_module).run(job.config, run)
-        run.close()
+        try:
+            ranks.run_here_or_spawn(job.config, run, job.run_module, job.arguments)
+        finally:
+            run.close()
     elif decision.manifest is not None and decision.reason is None:
         leader.announce(None)
         _tidy_after_a_kill(job, run, decision.manifest)
+        if decision.remark:
+            job.log.info("%s: %s", run.output.url, decision.remark)
         _report_noop(job, run.output, decision.manifest)
     elif whole is not None:
         leader.announce(None)
@@ -109,6 +115,16 @@ def _decide_and_run(job: StageInvocation, run: StageRun, leader: ranks.Leader) -
     else:
         _check_inputs(job)
         _run_claimed(job, run, leader)
+
+
+def _check_output(job: StageInvocation, run: StageRun, decision: Decision) -> None:
+    """Let the stage refuse to replace what is there, unless the run is forced."""
+    if decision.reason is None or run.is_forced or not job.check_module:
+        return
+    check = getattr(importlib.import_module(job.check_module), "check_output", None)
+    if check is not None:
+        digests = {name: found.digest for name, found in decision.inputs.items()}
+        check(job.config, decision.lineage, digests)
 
 
 def _check_inputs(job: StageInvocation) -> None:
@@ -144,6 +160,7 @@ def _run_claimed(job: StageInvocation, run: StageRun, leader: ranks.Leader) -> N
             _report_noop(job, run.output, decision.manifest)
             return
         _adopt(run, decision, job.force or bool(job.forced_by))
+        _check_output(job, run, decision)
         run.claim = claim
         job.log.info("running because %s", run.reason)
         run.work.clean()
@@ -206,9 +223,11 @@ def _manifest(
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
         "reason": run.reason,
         **({"forced_by": job.forced_by} if job.forced_by else {}),
+        CODE_FILES: decision.code_files,
         "python": sys.version.split()[0],
         "platform": "-".join((system.sysname, system.release, system.machine)),
         **run.libraries,
+        **run.facts,
     }
     files = tuple(run.records[path] for path in sorted(run.records))
     return decision.new_manifest(job.name, files=files, metrics=metrics, run=facts)

@@ -233,7 +233,7 @@ def _free_port() -> int:
 def _encode(run: StageRun) -> dict[str, Any]:
     inputs = {name: asdict(found) for name, found in run.inputs.items()}
     names = {"lineage": run.lineage, "code": run.code, "reason": run.reason}
-    return {"inputs": inputs, **names, "slot": _slot(run)}
+    return {"inputs": inputs, **names, "slot": _slot(run), "is_forced": run.is_forced}
 
 
 def _decode(name: str, config: Any, document: dict[str, Any], is_main: bool) -> StageRun:
@@ -242,7 +242,7 @@ def _decode(name: str, config: Any, document: dict[str, Any], is_main: bool) -> 
         for key, found in document["inputs"].items()
     }
     run = StageRun(name, inputs, config.output(), document["lineage"], document["code"])
-    run.reason = document["reason"]
+    run.reason, run.is_forced = document["reason"], document["is_forced"]
     run.slot = ManifestSlot(**document["slot"]) if document["slot"] else None
     run.is_main = is_main
     return run
@@ -255,7 +255,7 @@ def _slot(run: StageRun) -> dict[str, Any] | None:
 def _read_result(run: StageRun, result: Path) -> dict[str, Any]:
     document = json.loads(result.read_text())
     run.slot = ManifestSlot(**document["slot"]) if document["slot"] else None
-    run.libraries = document["libraries"]
+    run.libraries, run.facts = document["libraries"], document["facts"]
     for record in document["records"]:
         run.record(FileRecord(**record))
     metrics: dict[str, Any] = document["metrics"]
@@ -291,7 +291,7 @@ def _work(config: Any, run: StageRun, run_module: str, result: Path | None) -> N
         run.close()
     if result is not None:
         records = [asdict(record) for record in run.records.values()]
-        document = {"metrics": metrics, "records": records, "slot": _slot(run)}
+        document = {"metrics": metrics, "records": records, "slot": _slot(run), "facts": run.facts}
         document["libraries"] = loaded_libraries()
         result.write_text(json.dumps(document))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from trainyard.artifacts import store
-from trainyard.artifacts.code_digest import code_digest
+from trainyard.artifacts.code_digest import changed_files, code_digest, code_files
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input, resolve
 from trainyard.artifacts.manifest import (
@@ -33,6 +33,9 @@ HINTS = {
     "--checkpoint": A_CHECKPOINT,
 }
 """What an option takes, said where nothing is."""
+
+MOST_NAMED = 5
+"""Most changed files that a decision names."""
 
 
 class StageConfig(Protocol):
@@ -66,6 +69,22 @@ class MadeByVersions(Protocol):
         """Name and version of each such library. Another version runs the stage again."""
 
 
+@runtime_checkable
+class GoesOn(Protocol):
+    """More methods for a stage whose output goes on under other options, and costs too much to be
+    made again for a change of code (see `stages.pretrain`)."""
+
+    def identity(self) -> dict[str, Any]:
+        """The options that make the output the one it is; unfinished work is shared under these."""
+
+    def code_change(self) -> Literal["keep", "redo"]:
+        """What to do if only the code has changed since the output was finished."""
+
+
+CODE_FILES = "code_files"
+"""Key in the `run` of a manifest: digests of the sources, by which a change is named."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The inputs of a run, and the reason to run."""
@@ -76,11 +95,15 @@ class Decision:
     code: dict[str, str]
     """Version and digest of trainyard's sources, and versions of libraries that affect the output.
     """
+    code_files: dict[str, str]
+    """Digests of the sources, by which a later run names the files that changed."""
     lineage: str
     reason: str | None
     """Why the stage runs; None if the output is up to date."""
     slot: ManifestSlot | None
     manifest: Manifest | None
+    remark: str = ""
+    """What has changed without being a reason to run; empty: nothing."""
 
     def new_manifest(self, stage: str, **rest: Any) -> Manifest:
         """The manifest of the run after this decision."""
@@ -106,12 +129,15 @@ def decide(
     versions = config.versions() if isinstance(config, MadeByVersions) else {}
     inputs = {name: _resolved(name, urls, config) for name, urls in config.inputs().items() if urls}
     options = digest_relevant(config)
+    goes_on = config if isinstance(config, GoesOn) else None
+    files = code_files(*modules)
     code = {"version": VERSION, "digest": code_digest(*modules), **versions}
-    made_of: list[Any] = [stage, options, {name: i.digest for name, i in inputs.items()}]
+    digests = {name: i.digest for name, i in inputs.items()}
+    made_of: list[Any] = [stage, goes_on.identity() if goes_on else options, digests]
     lineage = digest_document([*made_of, versions] if versions else made_of)
     output = config.output()
     if output is None:
-        return Decision(inputs, options, code, lineage, "it only prints", None, None)
+        return Decision(inputs, options, code, files, lineage, "it only prints", None, None)
     found = read_manifest(output.manifest_url)
     slot = read_slot(output.manifest_url)
     refuse_overlap(output, slot, inputs)
@@ -121,12 +147,20 @@ def decide(
             f"{output.url}: this is an artifact of {manifest.stage}, which {stage} would replace; "
             f"choose another output, or remove it first"
         )
-    reason = _reason(manifest, slot, inputs, options, code, output)
+    changed_code = "" if manifest is None else _changed_code(manifest, code, files)
+    keeps = goes_on is not None and goes_on.code_change() == "keep"
+    reason = _reason(manifest, slot, inputs, options, "" if keeps else changed_code, output)
+    remark = ""
+    if reason is None and changed_code and manifest is not None:
+        remark = (
+            f"made by version {manifest.code.get('version')}, and since then {changed_code}; a "
+            "change of code alone makes nothing again: --force or --on-code-change redo does"
+        )
     if force:
         reason = "--force was given"
     elif reason is None and manifest is not None and is_forced(manifest, forced_by):
         reason = "the flow run forces it"
-    return Decision(inputs, options, code, lineage, reason, slot, manifest)
+    return Decision(inputs, options, code, files, lineage, reason, slot, manifest, remark)
 
 
 def is_forced(manifest: Manifest, forced_by: str) -> bool:
@@ -161,7 +195,7 @@ def _reason(
     slot: ManifestSlot | None,
     inputs: dict[str, Input],
     options: dict[str, Any],
-    code: dict[str, str],
+    changed_code: str,
     output: Output,
 ) -> str | None:
     if manifest is None:
@@ -169,7 +203,7 @@ def _reason(
     return (
         _changed_input(manifest, inputs)
         or _changed_option(manifest.config, options)
-        or _changed_code(manifest.code, code)
+        or changed_code
         or _missing_file(manifest, output)
     )
 
@@ -231,15 +265,25 @@ def _changed_option(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     return f"option {flag} changed ({before.get(key)!r} -> {now.get(key)!r}){rest}"
 
 
-def _changed_code(before: dict[str, str], now: dict[str, str]) -> str | None:
+def _changed_code(manifest: Manifest, now: dict[str, str], files: dict[str, str]) -> str:
+    """What has changed in the code, naming the files; empty if nothing has."""
+    before = manifest.code
     for name in sorted(now.keys() - {"version", "digest"}):
         if name in before and before[name] != now[name]:
             return f"the version of {name} changed ({before[name]} -> {now[name]})"
+    if before.get("digest") == now["digest"] and before.get("version") == now["version"]:
+        return ""
+    what = f"{before.get('digest', '')[:8]} -> {now['digest'][:8]}"
     if before.get("version") != now["version"]:
-        return f"the code changed (version {before.get('version')} -> {now['version']})"
-    if before.get("digest") != now["digest"]:
-        return f"the code changed ({before.get('digest', '')[:8]} -> {now['digest'][:8]})"
-    return None
+        what = f"version {before.get('version')} -> {now['version']}"
+    known = manifest.run.get(CODE_FILES)
+    named = changed_files(known, files) if isinstance(known, dict) else []
+    return f"the code changed ({what}{_listed(named)})"
+
+
+def _listed(files: Sequence[str]) -> str:
+    rest = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
+    return f": {', '.join(files[:MOST_NAMED])}{rest}" if files else ""
 
 
 def _missing_file(manifest: Manifest, output: Output) -> str | None:

@@ -21,16 +21,13 @@ UNEVEN = "--num-layers (24) must be divisible by --pipeline-model-parallel-size 
 NO_PROJECT = "/x/config.json is missing: not the folder of a Retro project"
 """The line has no options of data: they are in the project, and /x has none."""
 
-NO_SAVE = "--save is required and not given"
-"""The guide's own program keeps nothing. Its lines run once a training may do without --save."""
-
 ANSWERS: dict[str, str] = {
     # training
     "pretrain_gpt.sh": RUNS,
     "pretrain_gpt_distributed.sh": RUNS,
     "pretrain_gpt_distributed_with_mp.sh": RUNS,
     "train_gpt3_175b_distributed.sh": RUNS,
-    "train_llama3_8b_h100_fp8.sh": "--profile is not supported",
+    "train_llama3_8b_h100_fp8.sh": RUNS,
     "train_mixtral_8x7b_distributed.sh": EXPERTS,
     "pretrain_bert.sh": RUNS,
     "pretrain_bert_distributed.sh": RUNS,

@@ -112,12 +112,15 @@ def test_a_training_that_a_flow_run_forces_resumes_when_it_is_requeued(
 
 
 @pytest.mark.slow
-def test_steps_of_other_options_are_set_aside(pretrain: Pretrain, tmp_path: Path) -> None:
+def test_steps_of_another_seed_are_refused_or_set_aside(pretrain: Pretrain, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     stop = {"eval_iters": 0, "train_iters": 6, "exit_interval": 4}
     pretrain(folder, **stop, expect=143)
     assert find_steps(str(folder)) == [3, 4]
-    log = pretrain(folder, eval_iters=0, train_iters=2, seed=7)
+    log = pretrain(folder, eval_iters=0, train_iters=2, seed=7, expect=2)
+    assert "--seed is 7 here and 1234 there" in log
+    assert find_steps(str(folder)) == [3, 4]
+    log = pretrain(folder, eval_iters=0, train_iters=2, seed=7, new_run=True)
     assert "skipping step 3, 4" in log
     assert find_steps(str(folder)) == [2]
     (aside,) = (folder / "superseded").iterdir()
@@ -127,15 +130,58 @@ def test_steps_of_other_options_are_set_aside(pretrain: Pretrain, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_load_equal_to_save_with_other_options_is_refused(
+def test_load_equal_to_save_goes_on_and_does_not_start_over(
     pretrain: Pretrain, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     short = {"eval_iters": 0, "train_iters": 3}
     pretrain(folder, **short)
-    log = pretrain(folder, eval_iters=0, train_iters=6, load=str(folder), expect=2)
-    assert f"give it another --save, as in --load {folder} --save {folder}-2" in log
+    longer = {**short, "train_iters": 6, "lr_decay_iters": 3, "load": str(folder)}
+    log = pretrain(folder, **longer, seed=7, new_run=True, expect=2)
+    assert "--new-run (or --force) to start at step 0: leave one of them out" in log
     assert find_steps(str(folder)) == [3]
+    log = pretrain(folder, **longer)
+    assert "going on from step 3 with other options: --lr-decay-iters None -> 3, " in log
+    assert "--train-iters 3 -> 6" in log
+    assert [line["step"] for line in ledger(folder)] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_ranks_that_the_command_starts_go_on_and_start_over_too(
+    pretrain: Pretrain, tmp_path: Path
+) -> None:
+    folder, options = tmp_path / "run", {"eval_iters": 0, "lr_decay_iters": 3, "nproc_per_node": 2}
+    pretrain(folder, **options, train_iters=3)
+    pretrain(folder, **options, train_iters=4)
+    assert [one["last_step"] for one in manifest(folder).run["segments"]] == [3, 4]
+    log = pretrain(folder, "--force", **options, train_iters=5)
+    assert "from initial weights" in log
+    assert [one["last_step"] for one in manifest(folder).run["segments"]] == [5]
+
+
+@pytest.mark.slow
+def test_a_change_of_code_alone_trains_nothing_anew(
+    pretrain: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    short = partial(pretrain, folder, train_iters=3, eval_iters=0)
+    short()
+    path = folder / "manifest.json"
+    document = json.loads(path.read_text())
+    document["code"] = {"version": "0.0.9", "digest": "0" * 64}
+    document["run"]["code_files"]["trainyard/optim/optimizer.py"] = "00000000"
+    path.write_text(json.dumps(document))
+    log = short()
+    assert "made by version 0.0.9, and since then the code changed (version 0.0.9 -> " in log
+    assert ": trainyard/optim/optimizer.py); a change of code alone makes nothing again" in log
+    assert "nothing to do" in log
+    monkeypatch.setenv("TRAINYARD_ON_CODE_CHANGE", "never")
+    assert "TRAINYARD_ON_CODE_CHANGE must be keep or redo, got 'never'" in short(expect=2)
+    monkeypatch.setenv("TRAINYARD_ON_CODE_CHANGE", "redo")
+    assert "nothing to do" in short(on_code_change="keep")
+    log = short()
+    assert ": trainyard/optim/optimizer.py)" in log
+    assert "from initial weights" in log
 
 
 @pytest.mark.slow

@@ -178,11 +178,11 @@ def test_a_library_call_writes_the_same_summary_and_keeps_that_of_a_finished_run
     assert summary(save)["ended"] == "stopped: --exit-interval"
     assert call(save_performance_summary=False) == "finished"
     assert not (save / SPEED).exists()  # it would say that the run is not finished
-    assert call(lr=0.02) == "finished"
+    assert call(seed=2, new_run=True) == "finished"
     kept = (save / SPEED).read_bytes()
     monkeypatch.setattr(GPTModel, "forward_step", losing(3))
     with pytest.raises(DataError, match="step 3"):
-        call(lr=0.03, rerun_mode="disabled")
+        call(seed=3, new_run=True, rerun_mode="disabled")
     assert (save / SPEED).read_bytes() == kept
     assert SPEED in [file.path for file in manifest(save).files]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -72,7 +72,27 @@ def sources(*modules: str) -> dict[str, Path]:
 
 
 @lru_cache(maxsize=32)
+def _file_digests(*modules: str) -> dict[str, tuple[int, str]]:
+    """Size and digest of each source that the modules reach."""
+    contents = {name: path.read_bytes() for name, path in sources(*modules).items()}
+    return {name: (len(data), digest_bytes(data)) for name, data in contents.items()}
+
+
 def code_digest(*modules: str) -> str:
     """One digest of the sources that the modules reach."""
-    contents = {name: path.read_bytes() for name, path in sources(*modules).items()}
-    return digest_files((name, len(data), digest_bytes(data)) for name, data in contents.items())
+    return digest_files((name, *found) for name, found in _file_digests(*modules).items())
+
+
+SHORT = 8
+"""Digits of a digest that tell two versions of a file apart."""
+
+
+def code_files(*modules: str) -> dict[str, str]:
+    """The beginning of the digest of each source, by its path: names the files that changed."""
+    found = _file_digests(*modules)
+    return {name: found[name][1][:SHORT] for name in sorted(found)}
+
+
+def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Paths whose content differs, or that only one side has. `code_files` of both sides."""
+    return sorted(n for n in before.keys() | now.keys() if before.get(n) != now.get(n))

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch.distributed import ProcessGroup
@@ -17,6 +18,7 @@ from torch.distributed import ProcessGroup
 from trainyard.artifacts.manifest import Manifest
 from trainyard.checkpoint.layout import LocalTensors, refuse_differences, slices_held
 from trainyard.checkpoint.safetensors.file import DTYPES, TensorFile, box_of, fetch_all
+from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.checkpoint.safetensors.ranges import Want
 from trainyard.checkpoint.shared_load import Wanted, fill_together
 from trainyard.checkpoint.stored_step import StoredStep, Verify, open_step_as
@@ -73,8 +75,36 @@ def open_checkpoint(url: str, option: str = "--load", verify: Verify = "sizes") 
 # --- into existing tensors ----------------------------------------------------------------------
 
 
+class Restorable(Protocol):
+    """What a training loads from: a stored step, or another program's checkpoint."""
+
+    url: str
+    manifest: Manifest
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """`config.json`: the model, and the run that trained it."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """`state.json`: the position of that run."""
+
+    @property
+    def step(self) -> int:
+        """Training steps done."""
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Global names that start with `prefix`, sorted."""
+
+    def spec(self, name: str) -> TensorSpec:
+        """Type and global shape."""
+
+    def fill(self, wanted: Iterable[Wanted]) -> int:
+        """Read boxes of tensors into existing memory; returns the bytes read."""
+
+
 def restore(
-    checkpoint: Checkpoint,
+    checkpoint: Restorable,
     targets: Mapping[str, LocalTensors],
     prefix: str,
     elsewhere: Collection[str] = (),
@@ -94,7 +124,7 @@ def restore(
     wanted = [(name, s.offset, s.tensor) for name, held in sorted(shards.items()) for s in held]
     started = time.monotonic()
     with torch.no_grad():
-        if share is None:
+        if share is None or not isinstance(checkpoint, Checkpoint):
             size = checkpoint.fill(wanted)
         else:
             size = fill_together(checkpoint.files, checkpoint.locate, wanted, share)

@@ -11,6 +11,7 @@ from trainyard.config import (
     MAX_PROCESSES,
     check_at_least,
     check_at_most,
+    course,
     execution,
     location,
 )
@@ -55,12 +56,12 @@ class DataConfig:
     another order. Unset: some tens of millions of tokens."""
     split: str = "969, 30, 1"
     """Relative parts of the documents for training, validation and testing."""
-    multiple_validation_sets: bool = False
+    multiple_validation_sets: bool = course(False)
     """Measure each prefix of the validation and test data separately; they must have no weights."""
-    full_validation: bool = False
+    full_validation: bool = course(False)
     """Measure every sample of the validation data each time. Test data always has --eval-iters
     batches."""
-    drop_last_partial_validation_sequence: bool = True
+    drop_last_partial_validation_sequence: bool = course(True)
     """Leave out the validation data after its last whole sample; otherwise it is padded to a
     sample, and the padding does not count."""
     dataloader_type: Literal["single", "cyclic", "external"] = "single"

@@ -111,20 +111,6 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "data-parallel-random-init dump-param-to-param-group-map",
     ),
     (
-        "--finetune loads only the weights from --load and starts at step 0; without it the whole "
-        "run resumes",
-        "no-load-optim",
-    ),
-    (
-        "stages.finetune takes the options of the model from --load; for a pretraining, run its "
-        "command with --dry-run to write its options as a document, and read that with --config",
-        "use-checkpoint-args",
-    ),
-    (
-        "use stages.evaluate, which measures a checkpoint without training",
-        "skip-train eval-only",
-    ),
-    (
         "a measurement takes --eval-iters batches of the training's --micro-batch-size and "
         "--global-batch-size",
         "eval-global-batch-size eval-micro-batch-size",
@@ -137,11 +123,6 @@ ABSENT: tuple[tuple[str, str], ...] = (
     (
         "name the tokenizer by --tokenizer-type and its files",
         "tokenizer-metadata",
-    ),
-    (
-        "start the command under a profiler: nsys profile python -m stages.pretrain ..., or "
-        "torch.profiler around the library",
-        "profile use-pytorch-profiler record-memory-history",
     ),
     (
         "repeat the command: a run resumes from its last saved step; launchers and flows do that "

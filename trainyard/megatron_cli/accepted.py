@@ -192,10 +192,8 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "it only applies with --profile",
-        """
-        profile-step-start profile-step-end profile-ranks memory-snapshot-path
-        """,
+        "the snapshot of --record-memory-history is in logs/ of --save",
+        "memory-snapshot-path",
     ),
     (
         "it only applies with --optimizer-cpu-offload",

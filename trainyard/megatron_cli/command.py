@@ -136,7 +136,6 @@ class _Command:
             "world-size": self._world_size,
             "init-method": self._init_method,
             "local-rank": self._local_rank,
-            "epochs": self._epochs,
             "mock-data": self._mock_data,
             "no-load-optim": self._no_load_optim,
             "sequence-parallel": self._sequence_parallel,
@@ -262,11 +261,6 @@ class _Command:
             *([] if self._last("sft") else [Option(option.given, "sft", [])]),
         ]
 
-    def _epochs(self, option: Option) -> list[Option]:
-        size = self._last("dataset-size")
-        answer = epochs_answer(option.number, None if size is None else size.number)
-        raise ConfigError(f"{option.given} {option.value}: {answer}")
-
     # --- ranks ------------------------------------------------------------------------------
 
     def _exit_signal(self, option: Option) -> list[Option]:
@@ -352,21 +346,6 @@ def exit_signal_problem(value: str) -> str | None:
         f"a run saves and stops at {', '.join(one.name for one in STOPPING)}; any other signal "
         "would end it with nothing saved; have the scheduler send one of these (Slurm: "
         "--signal=USR1@300) and leave the option out"
-    )
-
-
-def epochs_answer(epochs: int, dataset_size: int | None) -> str:
-    """The error text for --epochs: how to give the same length in samples."""
-    if dataset_size is not None:
-        return (
-            "the length of a run is in samples or steps; give --train-samples "
-            f"{epochs * dataset_size}, which is {epochs} x --dataset-size; give the schedule in "
-            "samples too (--lr-warmup-samples, --lr-decay-samples)"
-        )
-    return (
-        "the length of a run is in samples or steps; give --train-samples "
-        f"{epochs} x ((tokens of the training split - 1) // --seq-length), and the schedule in "
-        "samples too (--lr-warmup-samples, --lr-decay-samples); every epoch is shuffled again"
     )
 
 

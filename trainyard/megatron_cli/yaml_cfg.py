@@ -19,7 +19,6 @@ from trainyard.megatron_cli.accepted import CLASS_FIELDS
 from trainyard.megatron_cli.command import (
     NO_EFFECT,
     WEIGHTS_ALONE,
-    epochs_answer,
     exit_signal_problem,
 )
 from trainyard.megatron_cli.spellings import Meaning, Vocabulary, flag, vocabulary
@@ -115,8 +114,6 @@ class _Reader:
             raise self._error(entry, f"{key}: {entry.value!r} is not supported: {meaning.reason}")
 
     def _rule(self, key: str, entry: YamlEntry) -> str:
-        if key == "epochs":
-            return epochs_answer(entry.value, self.document.get("dataset_size"))
         return f"give it on the command line, --{flag(key)} {entry.value}"
 
     def _meaning(self, key: str) -> Meaning:

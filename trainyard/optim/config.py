@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainyard.config import check_at_least, execution, flag
+from trainyard.config import check_at_least, course, execution, flag
 from trainyard.errors import ConfigError
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
 WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
-OptimizerKind = Literal["adam", "sgd"]
+OptimizerKind = Literal["adam", "lion", "sgd"]
 OptimizerBackend = Literal["auto", "triton", "torch", "apex", "transformer_engine"]
 IncreaseStyle = Literal["constant", "linear", "cosine"]
 
@@ -20,54 +20,54 @@ class OptimizerConfig:
     """The optimizer, its learning rate and weight decay over the run, and gradient clipping."""
 
     optimizer: OptimizerKind = "adam"
-    """Rule of the update: adam (with decoupled weight decay, AdamW) or sgd with momentum."""
-    lr: float
+    """Rule of the update: adam and lion, both with decoupled weight decay, or sgd with momentum."""
+    lr: float = course()
     """Highest learning rate."""
-    min_lr: float = 0.0
+    min_lr: float = course(0.0)
     """Learning rate at the end of the decay and after it."""
-    lr_decay_style: DecayStyle = "linear"
+    lr_decay_style: DecayStyle = course("linear")
     """How the learning rate falls after the warm-up."""
-    lr_decay_iters: int | None = None
+    lr_decay_iters: int | None = course(None)
     """Iterations until the lowest learning rate; unset: all of them."""
-    lr_decay_samples: int | None = None
+    lr_decay_samples: int | None = course(None)
     """Samples until the lowest learning rate, with --train-samples; unset: all of them."""
-    lr_warmup_iters: int = 0
+    lr_warmup_iters: int = course(0)
     """Iterations over which the learning rate rises."""
-    lr_warmup_samples: int = 0
+    lr_warmup_samples: int = course(0)
     """Samples over which the learning rate rises, with --train-samples."""
-    lr_warmup_fraction: float | None = None
+    lr_warmup_fraction: float | None = course(None)
     """Share of the decay over which it rises, in place of a number of iterations or samples."""
-    lr_warmup_init: float = 0.0
+    lr_warmup_init: float = course(0.0)
     """Learning rate that the warm-up begins with."""
-    lr_wsd_decay_iters: int | None = None
+    lr_wsd_decay_iters: int | None = course(None)
     """WSD: iterations of the final decay."""
-    lr_wsd_decay_samples: int | None = None
+    lr_wsd_decay_samples: int | None = course(None)
     """WSD: samples of the final decay, with --train-samples."""
-    lr_wsd_decay_style: WsdDecayStyle = "exponential"
+    lr_wsd_decay_style: WsdDecayStyle = course("exponential")
     """WSD: shape of the final decay."""
-    decoupled_lr: float | None = None
+    decoupled_lr: float | None = course(None)
     """Highest learning rate of the word embedding and the output layer; unset: --lr."""
-    decoupled_min_lr: float | None = None
+    decoupled_min_lr: float | None = course(None)
     """Their learning rate at the end of the decay; unset: --min-lr."""
-    override_opt_param_scheduler: bool = False
-    """Resume from --load with these rates where they differ from the checkpoint's."""
-    use_checkpoint_opt_param_scheduler: bool = False
-    """Resume from --load with the checkpoint's rates where they differ from these."""
-    weight_decay: float = 0.01
+    override_opt_param_scheduler: bool = execution(False)
+    """Resume with these rates where they differ from the checkpoint's."""
+    use_checkpoint_opt_param_scheduler: bool = execution(False)
+    """Resume with the checkpoint's rates where they differ from these."""
+    weight_decay: float = course(0.01)
     """Decoupled weight decay of matrices; biases and other vectors have none."""
-    start_weight_decay: float | None = None
+    start_weight_decay: float | None = course(None)
     """Weight decay at the beginning, when it changes over the run."""
-    end_weight_decay: float | None = None
+    end_weight_decay: float | None = course(None)
     """Weight decay at the end, when it changes over the run."""
-    weight_decay_incr_style: IncreaseStyle = "constant"
+    weight_decay_incr_style: IncreaseStyle = course("constant")
     """How weight decay changes from one to the other."""
-    clip_grad: float = 1.0
+    clip_grad: float = course(1.0)
     """Bound of the gradient's L2 norm over the whole model; 0 for none."""
-    adam_beta1: float = 0.9
+    adam_beta1: float = course(0.9)
     """Decay of Adam's first moment."""
-    adam_beta2: float = 0.999
+    adam_beta2: float = course(0.999)
     """Decay of Adam's second moment."""
-    adam_eps: float = 1e-8
+    adam_eps: float = course(1e-8)
     """Added to the root of Adam's second moment."""
     optimizer_backend: Literal["auto", "triton", "torch", "apex", "transformer_engine"] = execution(
         "auto"
@@ -75,7 +75,11 @@ class OptimizerConfig:
     """Kernel of the update: torch's, or for adam on CUDA one that also writes the 16-bit weights
     (triton), apex's or Transformer Engine's (where installed); auto: triton for adam on CUDA, else
     torch."""
-    sgd_momentum: float = 0.9
+    lion_beta1: float = course(0.95)
+    """Share of the momentum in Lion's update; its paper has 0.95 and 0.98 for language models."""
+    lion_beta2: float = course(0.98)
+    """Decay of Lion's momentum."""
+    sgd_momentum: float = course(0.9)
     """Share of the last step that SGD keeps."""
 
     def __post_init__(self) -> None:
@@ -93,7 +97,7 @@ class OptimizerConfig:
                 f"--optimizer-backend {self.optimizer_backend} has a kernel for --optimizer adam, "
                 f"not for {self.optimizer}; leave it out"
             )
-        for name in ("adam_beta1", "adam_beta2", "sgd_momentum"):
+        for name in ("adam_beta1", "adam_beta2", "lion_beta1", "lion_beta2", "sgd_momentum"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{flag(name)} must be in [0, 1), got {getattr(self, name)}")
         check_at_least(self, 0, "clip_grad", "adam_eps")

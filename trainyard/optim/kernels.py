@@ -28,7 +28,7 @@ DECOUPLED_DECAY = 1
 MODULES = {"apex": "amp_C", "transformer_engine": "transformer_engine", "triton": "triton"}
 """What has to be there of each package."""
 NAMES = {"apex": "apex", "transformer_engine": "Transformer Engine", "triton": "Triton"}
-KERNELS = {"adam": "fused_adamw", "sgd": "foreach"}
+KERNELS = {"adam": "fused_adamw", "lion": "foreach", "sgd": "foreach"}
 """torch's."""
 FLAT = "flat_adamw"
 

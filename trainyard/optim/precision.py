@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainyard.config import check_above_zero, check_at_least, execution
+from trainyard.config import check_above_zero, check_at_least, course, execution
 from trainyard.errors import ConfigError
 from trainyard.fp8.recipe import Fp8Recipe
 
@@ -25,15 +25,15 @@ class PrecisionConfig:
     """Add gradients up in fp32; the default, unless --grad-reduce-in-bf16 is given."""
     grad_reduce_in_bf16: bool = False
     """Add gradients up in bfloat16, over micro-batches and ranks: half the memory and traffic."""
-    loss_scale: float | None = None
+    loss_scale: float | None = course(None)
     """Constant scale of the loss with --fp16; unset: one that adapts."""
-    initial_loss_scale: float = 2.0**32
+    initial_loss_scale: float = course(2.0**32)
     """Scale that an adapting one begins with."""
-    min_loss_scale: float = 1.0
+    min_loss_scale: float = course(1.0)
     """Scale that an adapting one does not go below."""
-    loss_scale_window: int = 1000
+    loss_scale_window: int = course(1000)
     """Steps without overflow after which the scale is doubled."""
-    hysteresis: int = 2
+    hysteresis: int = course(2)
     """Overflows since the last doubling from which on each halves the scale."""
     use_precision_aware_optimizer: bool = False
     """Refused: keep the optimizer's state in fewer bits, which is not implemented."""

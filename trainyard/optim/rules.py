@@ -1,4 +1,4 @@
-"""Update rules of parameters: AdamW and SGD.
+"""Update rules of parameters: AdamW, Lion and SGD.
 
 A rule takes flat or shaped tensors, many at once, and is stateless."""
 
@@ -71,6 +71,35 @@ class AdamW:
         )
 
 
+class Lion:
+    """Sign of an interpolated momentum, with decoupled weight decay (arXiv:2302.06675, algorithm
+    2). It keeps one moment, half of Adam's state."""
+
+    moments: ClassVar[tuple[str, ...]] = ("momentum",)
+
+    flat: ClassVar[FlatRule | None] = None
+
+    def __init__(self, config: OptimizerConfig, device_type: str = "cpu") -> None:
+        self._beta1, self._beta2 = config.lion_beta1, config.lion_beta2
+
+    def update(
+        self,
+        params: list[Tensor],
+        grads: list[Tensor],
+        moments: Sequence[list[Tensor]],
+        terms: UpdateTerms,
+    ) -> None:
+        """One step for all of them."""
+        (momenta,) = moments
+        unscale(grads, terms.grad_scale)
+        directions = torch._foreach_lerp(momenta, grads, 1.0 - self._beta1)
+        torch._foreach_sign_(directions)
+        if terms.weight_decay:
+            torch._foreach_mul_(params, 1.0 - terms.learning_rate * terms.weight_decay)
+        torch._foreach_add_(params, directions, alpha=-terms.learning_rate)
+        torch._foreach_lerp_(momenta, grads, 1.0 - self._beta2)
+
+
 class SGD:
     """Gradient descent with momentum; weight decay is part of the gradient, as in torch's."""
 
@@ -104,7 +133,11 @@ def unscale(grads: list[Tensor], grad_scale: float) -> None:
         torch._foreach_mul_(grads, 1.0 / grad_scale)
 
 
-RULES: dict[str, Callable[[OptimizerConfig, str], UpdateRule]] = {"adam": AdamW, "sgd": SGD}
+RULES: dict[str, Callable[[OptimizerConfig, str], UpdateRule]] = {
+    "adam": AdamW,
+    "lion": Lion,
+    "sgd": SGD,
+}
 
 
 def build_rule(config: OptimizerConfig, device_type: str) -> UpdateRule:

@@ -42,6 +42,7 @@ from trainyard.training.watch.memory import (
     plan_memory,
 )
 from trainyard.training.watch.memory_monitor import MemoryMonitor
+from trainyard.training.watch.profile import build_profiles
 from trainyard.training.watch.replicas import ReplicaCheck
 from trainyard.training.watch.spike_warning import SpikeWarning
 
@@ -79,7 +80,7 @@ class RunCallbacks:
             rank=groups.rank,
             world_size=groups.dims.world_size,
             device_name=device_name(device),
-            save=config.save,
+            save=config.save or "",
             flops=flops,
             config=to_dict(config),
         )
@@ -98,6 +99,7 @@ class RunCallbacks:
             config.watch.hang_timeout_minutes,
             end=host.end_process,
         )
+        self._profiles = build_profiles(config.profiling, groups.rank, device, self._logs_folder)
         self._timer_report = self._build_timer_report()
         self.wait = DataWait(self._hang.beat)
         self.summary_files = SummaryFiles(
@@ -132,7 +134,7 @@ class RunCallbacks:
         interval = watch.check_weight_hash_across_dp_replicas_interval
         if interval is not None:
             found.append(ReplicaCheck(train_module, self._groups, interval))
-        found += [timings, checkpointing]
+        found += [timings, checkpointing, *self._profiles]
         if logged.log_progress and self._groups.rank == 0:
             path = self._logs_folder.parent / "progress.txt"
             progress = Progress(path, self.info, training.save_interval)
@@ -235,9 +237,9 @@ class _MemoryGauges(Callback):
         self._gauges.update({s.tag: s.value for s in memory_scalars(self._device)})
 
 
-def logs_folder(save: str) -> Path:
+def logs_folder(save: str | None) -> Path:
     """Folder for files that only this machine needs: in the run folder if that is local."""
-    local = store.local_path(save)
+    local = None if save is None else store.local_path(save)
     return Path("trainyard-logs") if local is None else local / "logs"
 
 

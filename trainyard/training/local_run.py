@@ -101,6 +101,7 @@ class LocalRunFolder(RunFolder):
 
     def __init__(self, config: PretrainConfig, inputs: Mapping[str, Input], lineage: str) -> None:
         output = config.output()
+        assert output is not None, "a run without --save opens no folder"
         super().__init__(output, join(output.work_url, lineage[:12]), lineage)
         self._config, self._inputs = config, inputs
         path = store.local_path(self._url)

@@ -16,6 +16,9 @@ from trainyard.errors import ConfigError, DataError
 from trainyard.models.config import TransformerConfig
 from trainyard.models.families import family_of
 from trainyard.models.family import GIVEN, PER_PARAMETER, FlopConvention
+from trainyard.models.init import init_module, init_parameters
+from trainyard.models.pipeline_stage import PipelineStage
+from trainyard.parallel.model import ModelParallel
 from trainyard.training.loop.build import ModelProvider
 from trainyard.training.loop.data import RunData
 from trainyard.training.loop.events import Callback
@@ -73,6 +76,31 @@ class Overrides:
             for name, part in named.items()
             if part is not None
         }
+
+
+def initialize_by_name(config: TransformerConfig) -> Initialize:
+    """Draws each parameter by its name. config: of a built-in model; others take its numbers."""
+    built_in = family_of(config).load_class()
+
+    def by_name(chunk: nn.Module, seed: int) -> None:
+        if isinstance(chunk, built_in):
+            init_parameters(chunk, seed)
+        else:
+            init_module(chunk, config, seed)
+
+    return by_name
+
+
+def placed(provide: ModelProvider) -> ModelProvider:
+    """The provider of modules that have their pipeline stage as an attribute, as built-in ones."""
+
+    def provide_placed(parallel: ModelParallel, stage: PipelineStage) -> nn.Module:
+        module = provide(parallel, stage)
+        if getattr(module, "pipeline_stage", None) is None:
+            module.pipeline_stage = stage  # type: ignore[assignment]
+        return module
+
+    return provide_placed
 
 
 def provided_data(

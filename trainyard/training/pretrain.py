@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import Input, resolve
-from trainyard.config import digest_relevant
 from trainyard.datasets.user_datasets import ProvidedData
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.parallel.groups import ProcessGroups, broadcast_object
@@ -22,8 +21,12 @@ from trainyard.training.local_run import STAGE, LocalRunHost
 from trainyard.training.loop.build import ModelProvider
 from trainyard.training.loop.events import Callback
 from trainyard.training.loop.prepare import prepared
+from trainyard.training.options.course import lineage_options
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.overrides import DatasetProvider, ForwardStep, Initialize, Overrides
+from trainyard.training.resolve import resolved
+from trainyard.training.run.other_runs import refuse_other_runs
+from trainyard.training.run.segments import segments_document, segments_of_step
 from trainyard.training.trainer import Result, Trainer
 
 T = TypeVar("T")
@@ -61,13 +64,16 @@ def pretrain(
     )
     _check_call(config, overrides)
     with prepared(config) as (groups, device):
+        config = resolved(config, groups.dims.dp)
         inputs, lineage = _agreed(groups, lambda: _identity(config, overrides))
         host = LocalRunHost(config, inputs, lineage)
         try:
             with host.handle_signals():
                 result = Trainer(config, host, groups, device, overrides).run()
                 if result.outcome == "finished" and host.folder is not None:
-                    host.folder.publish(result.metrics, {"reason": "called as a library"})
+                    segments = segments_of_step(config.run_folder, result.state.step)
+                    facts = {"reason": "called as a library", **segments_document(segments)}
+                    host.folder.publish(result.metrics, facts)
                 return result
         finally:
             host.close()
@@ -95,11 +101,13 @@ def _check_call(config: object, overrides: Overrides) -> None:
 
 def _identity(config: PretrainConfig, overrides: Overrides) -> tuple[dict[str, Input], str]:
     """(inputs, lineage). The lineage is the digest that marks the steps of a run; without overrides
-    it equals that of the stage."""
+    it equals that of the stage. ConfigError if the folder holds another run."""
     inputs = {name: resolve(name, urls) for name, urls in config.inputs().items() if urls}
-    facts: list[object] = [STAGE, digest_relevant(config)]
-    facts.append({name: found.digest for name, found in inputs.items()})
-    return inputs, digest_document([*facts, *([overrides.identity] if overrides.identity else [])])
+    digests = {name: found.digest for name, found in inputs.items()}
+    facts: list[object] = [STAGE, lineage_options(config), digests]
+    lineage = digest_document([*facts, *([overrides.identity] if overrides.identity else [])])
+    refuse_other_runs(config, lineage, digests)
+    return inputs, lineage
 
 
 def _agreed(groups: ProcessGroups, make: Callable[[], T]) -> T:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from trainyard.checkpoint.background import SaveReport
 from trainyard.models.families import family_of
-from trainyard.models.init import init_module, init_parameters
-from trainyard.models.pipeline_stage import PipelineStage
+from trainyard.optim.schedule_resume import optimizer_schedule_document
 from trainyard.parallel.groups import ProcessGroups, broadcast_object
 from trainyard.parallel.layout_checks import check_group_size
-from trainyard.parallel.model import ModelParallel
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import build_tokenizer
 from trainyard.training.build_callbacks import RunCallbacks
@@ -34,24 +33,36 @@ from trainyard.training.loop.build import (
     whole_parameter_count,
 )
 from trainyard.training.loop.data import RunData, build_run_data
+from trainyard.training.loop.events import Callback
 from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.loop.length import length_of, optimizer_schedule_of
 from trainyard.training.loop.loop import Outcome, TrainLoop
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import StepOptions, TrainModule, default_forward_step
 from trainyard.training.loop.throughput import Workload, summary
+from trainyard.training.options.course import course_of
 from trainyard.training.options.pretrain import PretrainConfig
-from trainyard.training.overrides import Initialize, Overrides, provided_data
+from trainyard.training.overrides import (
+    Initialize,
+    Overrides,
+    initialize_by_name,
+    placed,
+    provided_data,
+)
 from trainyard.training.run.checkpointing import Checkpointing, SaveTarget
 from trainyard.training.run.documents import config_document, losses_of, saves_summary, state_facts
-from trainyard.training.run.dp_history import DpSpan, spans_of_step
+from trainyard.training.run.dp_history import spans_of_step
 from trainyard.training.run.node_local import find_non_persistent
 from trainyard.training.run.node_local_saving import build_background, build_non_persistent
 from trainyard.training.run.run_steps import FoundSteps
+from trainyard.training.run.segments import Course, segments_of_step
 from trainyard.training.run.start import StartLoader, StartPoint
 from trainyard.training.run_host import RunHost
+from trainyard.training.start_lines import log_data, log_dropout
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +102,8 @@ class Trainer:
         self.optimizer_schedule = optimizer_schedule_of(config.optimizer, training, self.length)
         self.tokenizer: Tokenizer = build_tokenizer(config.tokenizer)
         self.vocab_size = self._padded_vocab_size()
-        self.folder = host.run_folder() if groups.rank == 0 else None
+        is_keeper = groups.rank == 0 and config.save is not None
+        self.folder = host.run_folder() if is_keeper else None
         # Rank 0 lists the steps for all: listings of an object store may lag.
         self.found = broadcast_object(
             self.folder.found if self.folder else FoundSteps(), groups.world
@@ -137,7 +149,8 @@ class Trainer:
         start = self._start(train_module)
         training, folder = self.config.training, self.folder
         timings = self._timings
-        saving = self._attempt.wrap(self._checkpointing(train_module))
+        kept = self.config.save is not None
+        saving = self._attempt.wrap(self._checkpointing(train_module) if kept else Callback())
         ours = self.callbacks.build(train_module, timings, saving)
         loop = TrainLoop(
             train_module,
@@ -151,8 +164,15 @@ class Trainer:
             ledger=start.ledger,
             stop_requested=lambda: self.host.stop_requested,
             wait=self.callbacks.wait,
+            course=start.course_entry,
         )
         self.host.defer_signals()
+        if self.config.skip_train:
+            record = loop.measure()
+            if record is None:
+                return Result("stopped", loop.state, {}, train_module.chunks, [], "asked to stop")
+            found = losses_of([record.document()])
+            return Result("finished", loop.state, found, train_module.chunks, [])
         outcome = loop.run()
         train_module.optimizer.finish_parameters()
         self.callbacks.log_determinism()
@@ -165,7 +185,8 @@ class Trainer:
             self.non_persistent.remove()
         self.callbacks.summary_files.finished(timings.timings)
         self._attempt.publish()
-        lines = parse_ledger(folder.finish()) if folder is not None else []
+        written = folder.finish() if folder is not None else loop.ledger.text()
+        lines = parse_ledger(written) if self.groups.rank == 0 else []
         metrics = {
             "parameters": self._parameters,
             **losses_of(lines),
@@ -201,7 +222,7 @@ class Trainer:
     def _model_provider(self) -> ModelProvider:
         provide = self.overrides.model_provider
         if provide is not None:
-            return partial(_placed, provide)
+            return placed(provide)
         return built_in_provider(self.config.model, self.vocab_size, self.tokenizer.vocab_size)
 
     def _build_train_module(self) -> TrainModule:
@@ -274,18 +295,7 @@ class Trainer:
         return start
 
     def _initialize(self) -> Initialize:
-        if self.overrides.initialize is not None:
-            return self.overrides.initialize
-        config = self.config.model
-        built_in = family_of(config).load_class()
-
-        def by_name(chunk: nn.Module, seed: int) -> None:
-            if isinstance(chunk, built_in):
-                init_parameters(chunk, seed)
-            else:
-                init_module(chunk, config, seed)
-
-        return by_name
+        return self.overrides.initialize or initialize_by_name(self.config.model)
 
     def _log_start(self, train_module: TrainModule, origin: str) -> None:
         if self.groups.rank == 0:
@@ -294,23 +304,12 @@ class Trainer:
                 *(self._parameters, parameter_count(train_module), self.callbacks.info.device_name),
                 *(self.groups.dims.world_size, torch.get_num_threads(), origin),
             )
-            valid = "+".join(str(len(dataset)) for _, dataset in self.data.valid) or "0"
             self.callbacks.log_memory_plan()
             log.info("TFLOP/s count by %s", self.callbacks.info.conventions())
-            test = "+".join(str(len(dataset)) for _, dataset in self.data.test) or "0"
-            log.info(
-                "data train_samples=%d valid_samples=%s test_samples=%s",
-                *(len(self.data.train), valid, test),
-            )
-            dims, dropout = self.groups.dims, self.config.model.attention_dropout
-            if dropout > 0 and dims.tp * dims.cp > 1:
-                log.info(
-                    "--attention-dropout %g: each rank draws for its own heads and tokens, so "
-                    "--tensor-model-parallel-size and --context-parallel-size change the result",
-                    dropout,
-                )
-            if self.data.untested:
-                log.info("no test loss at the end: %s", self.data.untested)
+            log_data(self.data)
+            if self.folder is None:
+                log.warning("no --save: this run keeps nothing, and cannot resume")
+            log_dropout(self.config.model.attention_dropout, self.groups.dims)
 
     # --- saving and stopping ----------------------------------------------------------------
 
@@ -332,7 +331,7 @@ class Trainer:
                 self.non_persistent,
             )
         target = SaveTarget(
-            url=self.config.save,
+            url=self.config.run_folder,
             lineage=self.host.lineage,
             stage_name=self.host.name,
             documents={"config.json": document},
@@ -349,7 +348,12 @@ class Trainer:
             facts=state_facts(self.config, self.length.global_batch_size, self.optimizer_schedule),
             staying=self.found.staying,
             passing=self.found.passing,
-            spans=self._spans(),
+            spans=self._recorded(spans_of_step),
+            course=Course(
+                course_of(self.config),
+                optimizer_schedule_document(self.optimizer_schedule),
+                self._recorded(segments_of_step),
+            ),
             before_first=self.folder.make_room if self.folder else lambda: None,
             background=build_background(self.config, self.groups),
             non_persistent=non_persistent,
@@ -362,13 +366,14 @@ class Trainer:
         if self.folder is not None:
             self.folder.keep_save(report)
 
-    def _spans(self) -> tuple[DpSpan, ...]:
+    def _recorded(self, read: Callable[[str, int], tuple[T, ...]]) -> tuple[T, ...]:
+        """What the step to resume from recorded about the steps up to itself."""
         if self.groups.rank != 0:
             return ()
         if (outside := self.non_persistent_step) is not None:
-            return spans_of_step(outside.root_url, outside.found.step)
+            return read(outside.root_url, outside.found.step)
         step = self.found.latest
-        return () if step is None else spans_of_step(self.config.save, step)
+        return () if step is None else read(self.config.run_folder, step)
 
     def _log_stop(self, outcome: Outcome, state: TrainState) -> str:
         """Log and return the reason for the stop."""
@@ -376,16 +381,10 @@ class Trainer:
         other = "--exit-duration-in-mins" if is_timed else "a signal to another rank"
         why = "asked to stop" if self.host.stop_requested else other
         why = why if outcome == "stopped" else "--exit-interval"
-        if self.groups.rank == 0 and state.step == 0:
+        if self.groups.rank == 0 and self.folder is None:
+            log.warning("stopped after step %d (%s); without --save it is lost", state.step, why)
+        elif self.groups.rank == 0 and state.step == 0:
             log.warning("stopped before the first step (%s); there is nothing to save", why)
         elif self.groups.rank == 0:
             log.warning("saved step %d (%s); the same command resumes from it", state.step, why)
         return why
-
-
-def _placed(provide: ModelProvider, parallel: ModelParallel, stage: PipelineStage) -> nn.Module:
-    """The module, with its pipeline stage as an attribute, as built-in models have it."""
-    module = provide(parallel, stage)
-    if getattr(module, "pipeline_stage", None) is None:
-        module.pipeline_stage = stage  # type: ignore[assignment]
-    return module

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stages.merge.config import MergeConfig
-from stages.runtime.up_to_date import decide, refuse_overlap
+from stages.runtime.up_to_date import CODE_FILES, decide, refuse_overlap
 from stages.tokenize.config import TokenizeConfig
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import Input
@@ -139,6 +139,33 @@ def test_twenty_thousand_listed_files_are_checked_quickly(tmp_path: Path) -> Non
     within = Output.directory(str(tmp_path / "in/3/out"))
     with pytest.raises(ConfigError, match=r"would lie in the input \(.*in/3\)"):
         refuse_overlap(within, None, {"input": folder})
+
+
+# --- the code ---------------------------------------------------------------------------------
+
+
+def test_a_change_of_code_names_the_files(tmp_path: Path) -> None:
+    output = Output.directory(str(tmp_path / "out"))
+    config = Other(str(tmp_path / "in"), output)
+    (tmp_path / "in").write_bytes(b"1")
+
+    def why(files: dict[str, str] | None, **code: str) -> str | None:
+        first = decide("x", config, ["stages.runtime.up_to_date"], force=False)
+        run = {} if files is None else {CODE_FILES: {**first.code_files, **files}}
+        made = replace(first.new_manifest("x", run=run), code={**first.code, **code})
+        slot = first.slot
+        publish(output.manifest_url, made, slot.version if slot else None)
+        return decide("x", config, ["stages.runtime.up_to_date"], force=False).reason
+
+    assert why({}) is None
+    changed = {"stages/runtime/up_to_date.py": "0", "trainyard/gone.py": "0"}
+    reason = why(changed, digest="0" * 64)
+    assert reason is not None
+    assert reason.startswith("the code changed (00000000 -> ")
+    assert reason.endswith(": stages/runtime/up_to_date.py, trainyard/gone.py)")
+    many = {f"trainyard/{i}.py": "0" for i in range(7)}
+    assert str(why(many, version="0")).endswith("trainyard/3.py, trainyard/4.py and 2 more)")
+    assert why(None, digest="0" * 64) is not None, "an older manifest has no digests of files"
 
 
 # --- what is missing --------------------------------------------------------------------------

@@ -139,8 +139,6 @@ def test_other_spellings_are_translated(given: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("--epochs 3", r"--train-samples 3 x \(\(tokens"),
-        ("--epochs 3 --dataset-size 50", "--train-samples 150, which is 3 x --dataset-size"),
         ("--num-layer 2", "--num-layer is not an option: did you mean --num-layers or"),
         ("--tensor-model-parallel 2", "did you mean --tensor-model-parallel-size"),
         ("--hiden-size 2", "did you mean --hidden-size"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trainyard.errors import ConfigError
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.kernels import choose_optimizer, is_installed, report_optimizer
-from trainyard.optim.rules import SGD, AdamW
+from trainyard.optim.rules import SGD, AdamW, Lion
 from trainyard.optim.update import UpdateRule, UpdateTerms
 from trainyard.testing.tolerances import FP32_UPDATE
 
@@ -80,6 +80,25 @@ def test_adamw_is_the_formula() -> None:
     torch.testing.assert_close(ours(AdamW(CONFIG), torch.float32)[0].double(), p, **FP32_UPDATE)
 
 
+@pytest.mark.parametrize("grad_scale", [1.0, 3.0])
+def test_lion_is_the_published_algorithm(grad_scale: float) -> None:
+    """Algorithm 2 of arXiv:2302.06675, a number at a time."""
+    config = replace(CONFIG, lion_beta1=0.9, lion_beta2=0.99)
+    found = ours(Lion(config), torch.float64, grad_scale)
+    for number, result in enumerate(found):
+        values = tensors(0, torch.float64)[number].flatten().tolist()
+        momenta = [0.0] * len(values)
+        for step in range(1, 6):
+            grads = tensors(step, torch.float64)[number].flatten().tolist()
+            for i, g in enumerate(grads):
+                update = 0.9 * momenta[i] + 0.1 * g
+                sign = (update > 0) - (update < 0)
+                values[i] -= 0.1 / step * (sign + 0.3 * values[i])
+                momenta[i] = 0.99 * momenta[i] + 0.01 * g
+        expected = torch.tensor(values, dtype=torch.float64).reshape(result.shape)
+        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+
+
 # --- whose kernel -------------------------------------------------------------------------------
 
 
@@ -94,7 +113,8 @@ def test_torch_updates_unless_another_is_asked_for() -> None:
     for request in ("auto", "torch"):
         for device_type in ("cpu", "cuda"):
             assert chosen(request, device_type, *there) == ("torch", "fused_adamw")
-            assert chosen(request, device_type, *there, kind="sgd") == ("torch", "foreach")
+            for kind in ("lion", "sgd"):
+                assert chosen(request, device_type, *there, kind=kind) == ("torch", "foreach")
     for request in ("apex", "transformer_engine"):
         assert chosen(request, "cuda", *there) == (request, "multi_tensor_adam")
 

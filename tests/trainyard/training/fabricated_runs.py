@@ -20,7 +20,13 @@ from trainyard.training.loop.seeds import step_digest
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.run.dp_history import DpSpan
-from trainyard.training.run.run_record import Position, PublishedStep, RunRecord, RunStart
+from trainyard.training.run.run_record import (
+    CourseRecord,
+    Position,
+    PublishedStep,
+    RunRecord,
+    RunStart,
+)
 
 SEQ_LENGTH = 16
 TRAINING = TrainingConfig(
@@ -56,16 +62,18 @@ class MadeRun:
     def facts(self) -> RunRecord:
         return RunRecord(
             lineage="11ae",
-            training=self.training,
             seq_length=SEQ_LENGTH,
-            optimizer_schedule=build_optimizer_schedule(
-                self.optimizer,
-                self.training.train_iters,
-                self._final,
-                self.training.train_samples,
-            ),
-            precision=self.precision,
+            courses=(self._course,),
             spans=self.spans,
+        )
+
+    @property
+    def _course(self) -> CourseRecord:
+        lengths = (self.training.train_iters, self._final, self.training.train_samples)
+        return CourseRecord(
+            training=self.training,
+            optimizer_schedule=build_optimizer_schedule(self.optimizer, *lengths),
+            precision=self.precision,
         )
 
     @property
@@ -75,7 +83,8 @@ class MadeRun:
     def published(self, staying: Sequence[int], passing: Sequence[int] = ()) -> list[PublishedStep]:
         """Checkpoints after these steps; a passing one carries lines that the next has as well."""
         facts, state = self.facts, TrainState(**self.begin.state_dict())
-        length, ledger = facts.length, Ledger(state.ledger_digest)
+        course = facts.courses[0]
+        length, ledger = facts.length(course), Ledger(state.ledger_digest)
         scaler = build_scaler(self.precision)
         scaler.load_state_dict(state.loss_scaler)
         found = []
@@ -97,7 +106,7 @@ class MadeRun:
             if step in self.training.iterations_to_skip:
                 record.passed_over = True
             else:
-                rates = facts.optimizer_schedule.at(state.scheduled_samples)
+                rates = course.optimizer_schedule.at(state.scheduled_samples)
                 record.lm_loss, record.grad_norm = 9.0 / step, 1.0
                 record.learning_rate, record.weight_decay = (
                     rates.learning_rate,
@@ -124,7 +133,7 @@ class MadeRun:
         facts = {
             "seed": self.training.seed,
             "seq_length": SEQ_LENGTH,
-            "schedule": optimizer_schedule_document(self.facts.optimizer_schedule),
+            "schedule": optimizer_schedule_document(self._course.optimizer_schedule),
         }
         document = json.loads(json.dumps({**facts, **state.state_dict()}))
         where = f"iter_{state.step:07d}"

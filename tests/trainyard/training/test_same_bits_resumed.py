@@ -32,6 +32,7 @@ SAMPLES = {"train_iters": None, "train_samples": 28, "lr_warmup_iters": 0, "lr_w
 FP16 = {"fp16": True, "initial_loss_scale": 2.0**20, "loss_scale_window": 2, "hysteresis": 2}
 KINDS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd"},
+    "lion": {"optimizer": "lion"},
     "fp16": FP16,
     "cosine": {"lr_decay_style": "cosine", "lr_decay_iters": 6},
     "wsd exponential": WSD,
@@ -117,6 +118,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp 2": {},
     "dp 2, zero, overlap, bf16": {**ZERO, **OVERLAP, "bf16": True},
     "dp 2, zero, fp16": {**ZERO, **FP16},
+    "dp 2, zero, lion": {**ZERO, "optimizer": "lion"},
     "tp 2, sequence parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
     "pp 2": {"pipeline_model_parallel_size": 2},
     "pp 2, two chunks": {
@@ -145,6 +147,22 @@ def test_a_killed_and_resumed_run_on_two_ranks_equals_an_undisturbed_one(
     assert go(tokens, folder, ranks, **options) == "finished"
     assert digest(folder) == digest(tmp_path / "whole")
     assert certificate(folder).is_complete
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_lion_is_the_same_with_its_state_sharded(
+    tokens: str, ranks: RankPool, tmp_path: Path
+) -> None:
+    """Unclipped: a norm over shards has other last digits."""
+    options = {**SMALL, "optimizer": "lion", "lr": 1e-3, "clip_grad": 0.0, "world_size": 2}
+    assert go(tokens, tmp_path / "whole", ranks, **options) == "finished"
+    assert go(tokens, tmp_path / "sharded", ranks, **options, **ZERO) == "finished"
+    losses = [
+        [line["lm_loss"] for line in ledger(tmp_path / name)] for name in ("whole", "sharded")
+    ]
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
 
 
 # --- killed by the system -----------------------------------------------------------------------

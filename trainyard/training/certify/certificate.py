@@ -6,6 +6,7 @@
      "published_steps": [100, 200, 300, 400, 500],
      "spans": [{"first_step": 1, "last_step": 200, "data_parallel_size": 4, "micro_batch_size": 2},
                {"first_step": 201, "last_step": 500, ...}],
+     "course_changes": [{"first_step": 401, "options": {"train_iters": 500}}],
      "checks": [{"name": "steps", "what": "...", "result": "proven", "checked": 500, "note": ""}],
      "first_broken_link": null, "remarks": []}
 
@@ -59,6 +60,15 @@ class Link(NamedTuple):
         )
 
 
+class CourseChange(NamedTuple):
+    """A change of options in the middle of a run."""
+
+    first_step: int
+    """The first step under the new options."""
+    options: dict[str, Any]
+    """The new values of those that changed."""
+
+
 @dataclass(slots=True)
 class Check:
     """The progress and result of one check."""
@@ -109,6 +119,7 @@ class Certificate:
     ledger_digest: str
     published_steps: tuple[int, ...]
     spans: tuple[DpSpan, ...]
+    course_changes: tuple[CourseChange, ...] = ()
     checks: tuple[Check, ...]
     remarks: tuple[str, ...] = field(default=())
     """Files in the folder that do not belong to this run."""
@@ -148,6 +159,7 @@ class Certificate:
             "ledger_digest": self.ledger_digest,
             "published_steps": list(self.published_steps),
             "spans": [span._asdict() for span in self.spans],
+            "course_changes": [change._asdict() for change in self.course_changes],
             "checks": [_check_document(check) for check in self.checks],
             "first_broken_link": None if link is None else link._asdict(),
             "remarks": list(self.remarks),

@@ -8,21 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from typing import Any
 
 from trainyard.artifacts.digest import digest_bytes, hasher
 from trainyard.optim.scaler import LossScaler, build_scaler
-from trainyard.training.certify.certificate import CHECKS, Certificate, Check
+from trainyard.optim.schedule_resume import optimizer_schedule_document
+from trainyard.training.certify.certificate import CHECKS, Certificate, Check, CourseChange
 from trainyard.training.loop.batch_size import BatchSizeSchedule
-from trainyard.training.loop.length import length_of
+from trainyard.training.loop.length import RunLength, length_of
 from trainyard.training.loop.seeds import step_digest
 from trainyard.training.run.run_record import (
+    CourseRecord,
     PublishedStep,
     RunRecord,
     RunStart,
     has_update,
     parse_line,
 )
+from trainyard.training.run.segments import changes
 
 RATE_TOLERANCE = 1e-12
 """Relative: powers and cosines of another machine's library may differ in the last digit."""
@@ -44,17 +48,17 @@ class Prover:
         every: int = 1,
     ) -> None:
         """every: check seeds and samples of every N-th step only."""
-        self._run, self._length = run, run.length
-        self._start = start
+        self._run, self._start = run, start
+        self._length: RunLength
+        self._enter_course(run.course(start.position.step + 1))
         self._at = replace(start.position)
         self._digest = start.ledger_digest
         self._scaler: LossScaler | None = None
         if start.loss_scaler is not None:
-            self._scaler = build_scaler(run.precision)
+            self._scaler = build_scaler(self._course.precision)
             self._scaler.load_state_dict(start.loss_scaler)
         self._samples, self._every = samples, every
-        self._evaluations = set(self._length.evaluation_steps)
-        self._batch_size_schedules: dict[tuple[int, int], BatchSizeSchedule] = {}
+        self._batch_size_schedules: dict[tuple[int, int, int], BatchSizeSchedule] = {}
         self._recent: dict[int, str] = {}
         self._text = hasher()
         self._is_lost = False
@@ -73,6 +77,30 @@ class Prover:
         if self._start.gap:
             for name in ("ledger", "state"):
                 self.checks[name].reason = self._start.gap
+
+    def _enter_course(self, course: CourseRecord) -> None:
+        """From now on steps are checked against this course."""
+        self._course, self._length = course, self._run.length(course)
+        self._evaluations = set(self._length.evaluation_steps)
+
+    def _follow_course(self, step: int, record: Mapping[str, Any], where: str) -> None:
+        """Change to the course of a step, if it has another one than the step before. Its line says
+        what changes."""
+        course, before = self._run.course(step), self._course
+        stated = record.get("course") or {}
+        if course is before:
+            # The first step after --load states what changed since a checkpoint of another run.
+            if stated and step > self._start.position.step + 1:
+                self.checks["steps"].compare(step, {}, stated, where)
+            return
+        self._enter_course(course)
+        if self._scaler is not None and course.precision != before.precision:
+            state = self._scaler.state_dict()
+            self._scaler = build_scaler(course.precision)
+            self._scaler.load_state_dict(state)
+        expected, found = changes(before.options, course.options), stated.get("options", {})
+        if found != expected:
+            self.checks["steps"].compare(step, expected, found, where)
 
     # --- checkpoints --------------------------------------------------------------------------
 
@@ -124,8 +152,13 @@ class Prover:
         if self._is_lost:
             self._at.step = step
             return
+        if not is_start:
+            self._follow_course(step, record, where)
         measured = "validation_loss" in record
-        self._compare("validation", step, step in self._evaluations, measured, where, "measured")
+        due = step in self._evaluations
+        if step == self._course.last_step:  # a stop before a change of options may have cut it off
+            due = due and measured
+        self._compare("validation", step, due, measured, where, "measured")
         if not is_start:
             self._check_line(step, record, where)
 
@@ -141,7 +174,7 @@ class Prover:
         before = self._at.consumed_train_samples
         size = self._size(step, before)
         is_passed = bool(record.get("passed_over"))
-        if is_passed != (step in self._run.training.iterations_to_skip):
+        if is_passed != (step in self._course.training.iterations_to_skip):
             self._compare("steps", step, not is_passed, is_passed, where, "passed over")
         self._check_draws(step, record, before, size, where)
         if not is_passed:
@@ -159,20 +192,22 @@ class Prover:
 
     def _size(self, step: int, consumed: int) -> int:
         """The batch size of a step after so many samples."""
-        span, training = self._run.span(step), self._run.training
+        span, course = self._run.span(step), self._run.course(step)
         dp = span.data_parallel_size if span else 1
-        micro = span.micro_batch_size if span else training.micro_batch_size
-        if (dp, micro) not in self._batch_size_schedules:
-            length = length_of(replace(training, micro_batch_size=micro), dp, self._run.seq_length)
-            self._batch_size_schedules[dp, micro] = length.batch_size_schedule
-        return self._batch_size_schedules[dp, micro].at(consumed).global_batch_size
+        micro = span.micro_batch_size if span else course.training.micro_batch_size
+        key = (course.first_step, dp, micro)
+        if key not in self._batch_size_schedules:
+            training = replace(course.training, micro_batch_size=micro)
+            length = length_of(training, dp, self._run.seq_length)
+            self._batch_size_schedules[key] = length.batch_size_schedule
+        return self._batch_size_schedules[key].at(consumed).global_batch_size
 
     def _check_draws(
         self, step: int, record: Mapping[str, Any], before: int, size: int, where: str
     ) -> None:
         if step % self._every:
             return
-        span, training = self._run.span(step), self._run.training
+        span, training = self._run.span(step), self._course.training
         micro = span.micro_batch_size if span else training.micro_batch_size
         if not record.get("passed_over"):
             expected = step_digest(training.seed, step, size // micro)
@@ -186,7 +221,7 @@ class Prover:
             self.checks["samples"].compare(step, digest, record.get("samples"), where)
 
     def _check_rates(self, step: int, record: Mapping[str, Any], where: str) -> None:
-        rates = self._run.optimizer_schedule.at(self._at.scheduled_samples)
+        rates = self._course.optimizer_schedule.at(self._at.scheduled_samples)
         expected = (rates.learning_rate, rates.weight_decay)
         found = (record.get("learning_rate"), record.get("weight_decay"))
         holds = all(
@@ -218,16 +253,14 @@ class Prover:
             at.advance(self._size(at.step + 1, at.consumed_train_samples), has_update(pending))
         expected = {
             **asdict(at),
-            "seed": self._run.training.seed,
+            "seed": self._run.seed,
             "seq_length": self._run.seq_length,
-            "schedule": {
-                name: part for name, part in asdict(self._run.optimizer_schedule).items() if part
-            },
+            "schedule": self._schedule_of(at.step, state.get("schedule")),
         }
         found = {name: state.get(name) for name in expected}
         scale = state.get("loss_scaler") or {}
         if self._scaler is None:
-            self._scaler = build_scaler(self._run.precision)
+            self._scaler = build_scaler(self._course.precision)
             self._scaler.load_state_dict(scale)
         elif not pending:
             expected["loss_scaler"], found["loss_scaler"] = self._scaler.state_dict(), scale
@@ -237,6 +270,15 @@ class Prover:
             self._digest = str(stated)
         else:
             self.checks["ledger"].compare(published.step, self._digest, stated, where)
+
+    def _schedule_of(self, step: int, found: Any) -> dict[str, Any]:
+        """The schedule that the state of a step records. The last step before a change of options
+        may be saved again after it, with its validation."""
+        courses = [self._run.course(step)]
+        if step == courses[0].last_step:
+            courses.append(self._run.course(step + 1))
+        schedules = [optimizer_schedule_document(one.optimizer_schedule) for one in courses]
+        return found if found in schedules else schedules[0]
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -259,8 +301,9 @@ class Prover:
         if (lost := self._missing) is not None:
             wanted = f"step {last + 1}"
             self.checks["steps"].compare(last + 1, wanted, lost.lines_fault, lost.where)
-        if run.finished and last != self._length.steps:
-            wanted = f"{self._length.steps} steps"
+        of_steps = run.length(run.courses[-1]).steps
+        if run.finished and last != of_steps:
+            wanted = f"{of_steps} steps"
             self.checks["steps"].compare(last + 1, wanted, f"{last} steps", "the finished run")
         self.checks["files"] = files
         return Certificate(
@@ -268,13 +311,17 @@ class Prover:
             finished=run.finished,
             first_step=self._start.position.step + 1,
             last_step=last,
-            of_steps=self._length.steps,
+            of_steps=of_steps,
             train_samples=self._at.consumed_train_samples,
             tokens=self._at.consumed_train_samples * run.seq_length,
             begins_at=self._start.description,
             ledger_digest=self._digest or "",
             published_steps=tuple(self._published),
             spans=run.spans,
+            course_changes=tuple(
+                CourseChange(now.first_step, changes(before.options, now.options))
+                for before, now in pairwise(run.courses)
+            ),
             checks=tuple(self.checks.values()),
             remarks=tuple(remarks),
         )

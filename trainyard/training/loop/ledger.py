@@ -19,6 +19,8 @@
 - `layer_figures`: of a model whose layers count something, by name, such as `max expert load`: the
   tokens of the busiest expert of all layers as a multiple of an even share. `layer_loads`, in the
   last line: the share of the choices that fell on each expert, by layer.
+- `course`: in the first step after a change of options: `options`, those that changed, and
+  `schedule`, the new rates, as in state.json, if they changed.
 - `validation_loss`: measured after the step; the mean of several sets, with each by name in
   `validation_losses`. A line of step 0 has nothing else. `test_loss` and `test_losses` likewise, in
   the last line.
@@ -73,6 +75,7 @@ class StepRecord:
     passed_over: bool | None = None
     num_zeros: int | None = None
     params_norm: float | None = None
+    course: dict[str, Any] | None = None
     validation_loss: float | None = None
     validation_losses: dict[str, float] | None = None
     more_validation_losses: dict[str, float] | None = None

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 from trainyard.datasets.loader import Batch, end_loading
 from trainyard.errors import RerunElsewhere, ValidationFailed
@@ -54,8 +54,10 @@ class TrainLoop:
         ledger: Ledger | None = None,
         stop_requested: Callable[[], bool] = _never,
         wait: DataWait | None = None,
+        course: dict[str, Any] | None = None,
     ) -> None:
-        """wait: measures the time that training waits for batches."""
+        """wait: measures the time that training waits for batches. course: entry of the first
+        step's line, if the options change there."""
         self.state = state or TrainState()
         self.ledger = ledger or Ledger(self.state.ledger_digest)
         self._train_module = train_module
@@ -68,6 +70,7 @@ class TrainLoop:
         self._length = length
         self._evaluation_steps = list(length.evaluation_steps)
         self._wait = wait or DataWait()
+        self._course = course
         self._began = time.monotonic()
         self._first_step = self.state.step
 
@@ -84,6 +87,25 @@ class TrainLoop:
                 callback.failed()
             raise
         return outcome
+
+    def measure(self) -> StepRecord | None:
+        """Validation and test losses of the model as it is, for callbacks too; None when a request
+        to stop came first."""
+        for callback in self._callbacks:
+            callback.begin(self.state)
+        consumed = self.state.consumed_train_samples
+        record = StepRecord(self.state.step, consumed, consumed * self._workload.tokens_per_sample)
+        eval_iters = self._config.eval_iters
+        losses = self._evaluate(self._data.validations(0, eval_iters))
+        tests = None if losses is None else self._evaluate(self._data.tests(eval_iters))
+        if losses is None or tests is None:
+            return None
+        record.set_validation(losses)
+        record.set_test(tests)
+        self._close_step(record, None, is_stopping=True)
+        for callback in self._callbacks:
+            callback.end()
+        return record
 
     def _run(self) -> Outcome:
         if (interruption := self._first_validation()) is not None:
@@ -103,6 +125,10 @@ class TrainLoop:
         """The validation before the first step, or the one that a stop of the run cut short."""
         if self.state.unmeasured:
             record = StepRecord(**self.state.unmeasured)
+            if record.step not in self._evaluation_steps:  # its options did, before they changed
+                self.state.unmeasured = {}
+                self._close_step(record, None, is_stopping=False)
+                return None
         elif self.state.step == 0 and self._config.eval_at_start:
             record = StepRecord(0, 0, 0)
         else:
@@ -193,7 +219,9 @@ class TrainLoop:
             tokens=consumed * self._workload.tokens_per_sample,
             global_batch_size=size.global_batch_size,
             samples=sample_check.samples,
+            course=self._course,
         )
+        self._course = None
         if result is None:
             record.passed_over = True
             return record

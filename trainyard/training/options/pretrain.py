@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import execution, flag, location
+from trainyard.config import also, execution, flag, location
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.fim_config import FimConfig
 from trainyard.datasets.fine_tuning.config import SftConfig
@@ -23,6 +23,7 @@ from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.training.options.fp8_checks import check_fp8
 from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.options.node_local import NonPersistentConfig
+from trainyard.training.options.profile import ProfileConfig
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.options.watch import WatchConfig
 
@@ -50,18 +51,30 @@ class PretrainConfig:
     training: TrainingConfig
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    profiling: ProfileConfig = field(default_factory=ProfileConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     non_persistent: NonPersistentConfig = field(default_factory=NonPersistentConfig)
-    save: str = location()
-    """Folder of the run: its checkpoints, ledger and manifest."""
+    save: str | None = location(None)
+    """Folder of the run: its checkpoints, ledger and manifest. Unset: trains, logs, and keeps
+    nothing."""
     load: str | None = location(None)
     """Checkpoint of another run to start from: a run folder (its last step) or a step folder."""
+    new_run: bool = execution(False)
+    """Replace the run in --save if it has another model, data, seed or kind of optimizer: train
+    from step 0, and move its steps to superseded/ at the first checkpoint. Without it, that is
+    refused. Under other rates, length, batch size or validation a run goes on."""
     verify_checkpoint: Literal["none", "sizes", "digests"] = execution("sizes")
     """Check of a step against its manifest before it is loaded: only documents, the sizes of all
     files, or the digests of the files that are read. A damaged step of this run is skipped."""
     finetune: bool = False
     """Take only the weights from --load; step, optimizer and data start over. A restart resumes
     from the run's own checkpoints in --save."""
+    load_optim: bool = True
+    """Load the optimizer with --load. Without it moments and schedule start over; step and data go
+    on. A restart resumes from the run's own checkpoints in --save."""
+    skip_train: bool = also("eval_only", default=False, role="execution")
+    """Do not train: measure validation and test data with the checkpoint of --load, or of --save,
+    and keep nothing."""
     exit_on_missing_checkpoint: bool = execution(False)
     """Refuse to start from initial weights if --load is --save and has no checkpoint yet. Any other
     --load without a checkpoint is always refused."""
@@ -91,6 +104,12 @@ class PretrainConfig:
                 "--non-persistent-save-interval and --no-save-optim: these saves only serve to "
                 "resume, which needs the optimizer; leave one of them out"
             )
+        if not self.load_optim and self.load is None:
+            raise ConfigError("--no-load-optim: the optimizer of --load, which is not given")
+        if self.skip_train and not self.training.eval_iters:
+            raise ConfigError("--skip-train measures nothing with --eval-iters 0; give a number")
+        if self.save is None and not self.skip_train:
+            self._check_unsaved()
         model = self.model
         self._check_samples()
         model.check_parallel(self.parallel)
@@ -104,6 +123,18 @@ class PretrainConfig:
             seq_length=model.seq_length,
             rule="--window-size" if model.window_size is not None else self._rule_of_data(),
         )
+
+    def _check_unsaved(self) -> None:
+        """Refuse options that only apply to what --save keeps."""
+        given = {
+            "--non-persistent-save-interval": self.non_persistent.non_persistent_save_interval,
+            "--save-performance-summary": self.logging.save_performance_summary,
+            "--log-progress": self.logging.log_progress,
+            "--new-run": self.new_run,
+        }
+        for option, value in given.items():
+            if value:
+                raise ConfigError(f"{option} needs --save, the folder of the run; give it too")
 
     def _check_samples(self) -> None:
         """Refuse options that only apply to the samples of other families of models."""
@@ -243,8 +274,15 @@ class PretrainConfig:
 
     def foreign_load(self) -> str | None:
         """The checkpoint of another run; None if --load is --save, as resuming is the default."""
-        same = self.load is not None and self.load.rstrip("/") == self.save.rstrip("/")
+        ours = None if self.save is None else self.save.rstrip("/")
+        same = self.load is not None and self.load.rstrip("/") == ours
         return None if same else self.load
+
+    @property
+    def run_folder(self) -> str:
+        """The folder of a run that is kept."""
+        assert self.save is not None, "this run keeps nothing"
+        return self.save
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """Each prefix of token files, the tokenizer, the checkpoint of --load."""
@@ -256,6 +294,6 @@ class PretrainConfig:
             "load": (load,) if load else (),
         }
 
-    def output(self) -> Output:
-        """The run folder."""
-        return Output.directory(self.save)
+    def output(self) -> Output | None:
+        """The run folder; None without --save."""
+        return None if self.save is None else Output.directory(self.save)

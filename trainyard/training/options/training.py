@@ -14,6 +14,7 @@ from trainyard.config import (
     also,
     check_at_least,
     check_at_most,
+    course,
     execution,
 )
 from trainyard.errors import ConfigError
@@ -23,6 +24,7 @@ AT_LEAST_ONE = (
     "global_batch_size",
     "train_iters",
     "train_samples",
+    "epochs",
     "eval_interval",
     "num_threads",
     "save_interval",
@@ -38,27 +40,30 @@ class TrainingConfig:
 
     micro_batch_size: int = also("batch_size", role="execution")
     """Samples that a rank processes at once."""
-    global_batch_size: int | None = None
+    global_batch_size: int | None = course(None)
     """Samples of an optimizer step over all ranks; unset: one micro-batch on each rank."""
-    rampup_batch_size: tuple[int, ...] = ()
+    rampup_batch_size: tuple[int, ...] = course(())
     """START INCREMENT SAMPLES: begin with a global batch of START and add INCREMENT evenly over
     the first SAMPLES samples until --global-batch-size is reached."""
-    step_batch_size_schedule: str | None = None
+    step_batch_size_schedule: str | None = course(None)
     """TOKENS:SIZE ...: the global batch from each number of consumed tokens on, as in
     "0:768 250B:1536" (K, M, B, T)."""
-    decrease_batch_size_if_needed: bool = False
+    decrease_batch_size_if_needed: bool = course(False)
     """Lower a batch size to a multiple of micro-batch size x data-parallel ranks."""
-    train_iters: int | None = also("train_steps", default=None)
+    train_iters: int | None = also("train_steps", default=None, role="course")
     """Optimizer steps of the whole run; this or --train-samples."""
-    train_samples: int | None = None
+    train_samples: int | None = course(None)
     """Samples of the whole run; this or --train-iters."""
-    eval_interval: int = 1000
+    epochs: int | None = course(None)
+    """Passes over the training split, in place of --train-samples; with --train-iters, the shorter
+    of both counts."""
+    eval_interval: int = course(1000)
     """Steps between two validations."""
-    eval_iters: int = 100
+    eval_iters: int = course(100)
     """Global batches of a validation, and of the test at the end; 0: none."""
-    eval_at_start: bool = False
+    eval_at_start: bool = course(False)
     """Validate before the first step too."""
-    iterations_to_skip: tuple[int, ...] = ()
+    iterations_to_skip: tuple[int, ...] = course(())
     """Steps that consume their samples without an update, such as samples known to do harm."""
     calculate_per_token_loss: bool = False
     """Weigh every token of a step alike, even if micro-batches have different numbers of tokens."""
@@ -68,7 +73,7 @@ class TrainingConfig:
     """Device to compute on; auto: CUDA if torch finds one."""
     compile_layers: Literal["auto", "on", "off"] = execution("auto")
     """Compile each layer with torch.compile; auto: on CUDA."""
-    deterministic_mode: bool = False
+    deterministic_mode: bool = course(False)
     """On CUDA, use only operations that give the same bits every time; on CPUs this always
     holds."""
     num_threads: int | None = execution(None)
@@ -126,8 +131,9 @@ class TrainingConfig:
             )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"--seed must be between 0 and 2^32 - 1, got {self.seed}")
-        if (self.train_iters is None) == (self.train_samples is None):
-            raise ConfigError("give --train-iters or --train-samples, one of them")
+        given = (self.train_iters, self.train_samples, self.epochs)
+        if given == (None, None, None) or None not in given[:2]:
+            raise ConfigError("give --train-iters or --train-samples, one of them, or --epochs")
         self._check_evaluation()
         if self.exit_duration_in_mins is not None and not self.exit_duration_in_mins > 0:
             raise ConfigError(

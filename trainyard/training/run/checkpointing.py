@@ -33,6 +33,7 @@ from trainyard.training.loop.step import TrainModule
 from trainyard.training.run.dp_history import DpSpan, spans_document, with_steps
 from trainyard.training.run.node_local_saving import Done, NonPersistentPlan, NonPersistentSaves
 from trainyard.training.run.run_steps import STAYS
+from trainyard.training.run.segments import Course, segments_document
 from trainyard.training.run.tensors import model_tensors, optimizer_tensors
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Checkpointing(Callback):
         staying: tuple[int, ...] = (),
         passing: tuple[int, ...] = (),
         spans: tuple[DpSpan, ...] = (),
+        course: Course | None = None,
         before_first: Callable[[], None] = lambda: None,
         background: BackgroundSave | None = None,
         non_persistent: Callable[[Done], NonPersistentPlan] | None = None,
@@ -77,7 +79,7 @@ class Checkpointing(Callback):
         """retain_interval: of the steps at `interval`, its multiples stay; None: all.
         keep_last: number of newest steps to keep. facts: further entries of `state.json`.
         staying, passing: existing steps that stay, and temporary ones. spans: the number of
-        data-parallel ranks of earlier steps.
+        data-parallel ranks of earlier steps. course: the options of the steps to come.
 
         before_first: called on rank 0 before the first save. background: writes steps while the run
         trains; None: the run waits. non_persistent: builds the saves outside the run folder, given
@@ -92,6 +94,7 @@ class Checkpointing(Callback):
         self._facts = facts
         self._retention = Retention(keep_last, staying, passing)
         self._spans = spans
+        self._course = course
         self._first_step = 1
         self._saved_step: int | None = None
         self._before_first: Callable[[], None] | None = before_first
@@ -207,7 +210,7 @@ class Checkpointing(Callback):
             files={**self._target.files, LEDGER: self._unpublished_lines + event.ledger.text()},
             lineage=self._target.lineage,
             stage_name=self._target.stage_name,
-            run=spans_document(self._spans_to(event.state.step)),
+            run=self._history(event.state.step),
         )
 
     def _published(self, stays: bool, records: list[FileRecord], report: SaveReport) -> None:
@@ -237,6 +240,11 @@ class Checkpointing(Callback):
         is_async = self._background is not None
         tensors = model_tensors(self._train_module.chunks, buffers_apart=is_async)
         return tensors | (optimizer_tensors(self._train_module) if self._save_optimizer else {})
+
+    def _history(self, step: int) -> dict[str, Any]:
+        """The layouts and courses of all steps, for the manifest of a step."""
+        segments = self._course.up_to(self._first_step, step) if self._course else ()
+        return {**spans_document(self._spans_to(step)), **segments_document(segments)}
 
     def _spans_to(self, step: int) -> tuple[DpSpan, ...]:
         dp = self._train_module.groups.dims.dp

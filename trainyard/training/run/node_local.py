@@ -153,7 +153,7 @@ def find_non_persistent(
     if config.non_persistent.non_persistent_save_interval is None:
         return None, None
     ranks = Ranks(groups.world, groups.rank, groups.dims.world_size)
-    steps = NonPersistentSteps(config.non_persistent, config.save, lineage, ranks)
+    steps = NonPersistentSteps(config.non_persistent, config.run_folder, lineage, ranks)
     return steps, steps.find(found, config.verify_checkpoint)
 
 

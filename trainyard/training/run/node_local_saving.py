@@ -157,7 +157,7 @@ def build_non_persistent(
     assert options.non_persistent_save_interval is not None
     upload = None
     if options.non_persistent_upload:
-        upload = LazyUpload(config.save, lineage, _own_ranks(config, groups), done)
+        upload = LazyUpload(config.run_folder, lineage, _own_ranks(config, groups), done)
     saving = LocalSave(steps.steps, options.non_persistent_keep_last, upload)
     kind: Kind = "local" if steps.is_local else "global"
     background = None

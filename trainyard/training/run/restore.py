@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from trainyard.checkpoint.layout import listed
-from trainyard.checkpoint.load import Checkpoint
+from trainyard.checkpoint.load import Restorable
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import TrainModule
@@ -51,7 +51,7 @@ class Allowed:
 
 
 def restore_weights(
-    checkpoint: Checkpoint,
+    checkpoint: Restorable,
     train_module: TrainModule,
     repadding: Repadding | None = None,
     allowed: Allowed | None = None,
@@ -96,9 +96,22 @@ def _log_names(what: str, names: Sequence[str]) -> None:
 
 
 def restore_training(
-    checkpoint: Checkpoint, train_module: TrainModule, repadding: Repadding | None = None
+    checkpoint: Restorable,
+    train_module: TrainModule,
+    repadding: Repadding | None = None,
+    *,
+    with_optimizer: bool = True,
 ) -> TrainState:
-    """Load weights, optimizer and position of a checkpoint."""
+    """Load weights, optimizer and position of a checkpoint. Without the optimizer, its moments and
+    schedules start over, as in Megatron-LM."""
+    if not with_optimizer:
+        restore_weights(checkpoint, train_module, repadding)
+        train_module.optimizer.adopt_model_parameters()
+        state = TrainState()
+        state.load_state_dict(checkpoint.state)
+        state.scheduled_samples = state.num_updates = 0
+        state.loss_scaler = {}
+        return state
     if not checkpoint.names("optimizer."):
         raise ConfigError(
             f"{checkpoint.url} has weights only (--no-save-optim, or converted so), and no run can "

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from trainyard.artifacts.digest import digest_bytes
-from trainyard.checkpoint.load import Checkpoint
+from trainyard.checkpoint.load import Restorable
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.parallel.config import TP
 from trainyard.retrieval.options import RetrievalConfig
@@ -32,17 +32,17 @@ def refuse_lost_steps(config: PretrainConfig, found: FoundSteps) -> None:
     command, or hold steps of other options."""
     if found.damaged:
         raise ArtifactError(
-            f"{config.save}: no step of this run is whole ({len(found.damaged)} are damaged, see "
-            "above), so it cannot resume. To start over at step 0, move them away or give another "
-            "--save; nothing was changed"
+            f"{config.run_folder}: no step of this run is whole ({len(found.damaged)} are damaged, "
+            "see above), so it cannot resume. To start over at step 0, move them away or give "
+            "another --save; nothing was changed"
         )
     if config.load is None or config.foreign_load() is not None:
         return
     if found.foreign:
         raise ConfigError(
-            f"--load {config.load}: its steps have other options or data, so this is another run: "
-            f"give it another --save, as in --load {config.load} --save "
-            f"{config.save.rstrip('/')}-2 (or leave --load out to start at step 0 here)"
+            f"--load {config.load} asks to resume from the steps there, and --new-run (or --force) "
+            f"to start at step 0: leave one of them out, or give another --save, as in --load "
+            f"{config.load} --save {config.run_folder.rstrip('/')}-2"
         )
     if config.finetune or config.exit_on_missing_checkpoint:
         asks = "--finetune" if config.finetune else "--exit-on-missing-checkpoint"
@@ -53,7 +53,7 @@ def refuse_lost_steps(config: PretrainConfig, found: FoundSteps) -> None:
     log.warning("--load %s holds no checkpoint yet: starting from initial weights", config.load)
 
 
-def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool) -> None:
+def check_tokenizer(checkpoint: Restorable, tokenizer: Tokenizer, finetune: bool) -> None:
     """Refuse a checkpoint of another tokenizer, unless the run is a fine-tuning."""
     carried = {name: digest_bytes(data) for name, data in tokenizer.files().items()}
     differ = [
@@ -85,7 +85,7 @@ def check_tokenizer(checkpoint: Checkpoint, tokenizer: Tokenizer, finetune: bool
 
 
 def check_database(
-    checkpoint: Checkpoint, retrieval: RetrievalConfig, input_digests: Mapping[str, str]
+    checkpoint: Restorable, retrieval: RetrievalConfig, input_digests: Mapping[str, str]
 ) -> None:
     """Refuse a checkpoint that was trained with another chunk database, unless its digest is named.
     A GPT was trained with none."""
@@ -103,7 +103,7 @@ def check_database(
 
 
 def repadding_of(
-    checkpoint: Checkpoint, config: PretrainConfig, vocab_size: int, padded: int, dtype: torch.dtype
+    checkpoint: Restorable, config: PretrainConfig, vocab_size: int, padded: int, dtype: torch.dtype
 ) -> Repadding | None:
     """How to fit embedding and output layer if the checkpoint pads the vocabulary to another number
     of rows; None if the numbers are equal.

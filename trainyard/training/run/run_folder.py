@@ -50,6 +50,9 @@ class RunFolder(ABC):
     def make_room(self) -> None:
         """Before the first save: move the steps of other runs aside, remove torn steps, retire the
         old manifest."""
+        if self.found.foreign:  # what the steps to move cost, not ours
+            for name in (TIMINGS, SAVES):
+                store.delete(self._output.file_url(name))
         set_aside(self._url, self.found.foreign + self.found.damaged)
         remove_all_but(self._url, self.found.staying + self.found.passing)
         self._retire_manifest()
@@ -105,7 +108,16 @@ class RunFolder(ABC):
         timings = b"".join(store.read_bytes(join(self._work_url, name)) for name in sorted(names))
         for name, data in ((TIMINGS, timings), (SAVES, kept_saves(self._work_url))):
             url = self._output.file_url(name)
-            if not data and store.exists(url):  # nothing new: the run was finished before
-                data = store.read_bytes(url)
-            self._write(name, data, volatile=True)
+            before = store.read_bytes(url) if store.exists(url) else b""
+            self._write(name, _joined(before, data), volatile=True)
         return ledger
+
+
+def _joined(before: bytes, now: bytes) -> bytes:
+    """The lines of a run that was finished before and went on: those of earlier steps, and the new
+    ones."""
+    new = [json.loads(line)["step"] for line in now.splitlines()]
+    if not new:
+        return before
+    kept = [line for line in before.splitlines() if json.loads(line)["step"] < min(new)]
+    return b"".join(line + b"\n" for line in kept) + now

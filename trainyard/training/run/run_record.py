@@ -21,24 +21,51 @@ from trainyard.training.run.dp_history import DpSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CourseRecord:
+    """What decides the steps of one segment of a run."""
+
+    training: TrainingConfig
+    optimizer_schedule: OptimizerSchedule
+    precision: PrecisionConfig
+    first_step: int = 1
+    last_step: int | None = None
+    """None: all that follow."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The course as the run recorded it; empty if it recorded none."""
+
+    def length(self, dp: int, seq_length: int) -> RunLength:
+        """The length of the run under this course, on so many data-parallel ranks."""
+        return length_of(self.training, dp, seq_length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """The options and the history of a run."""
 
     lineage: str
-    training: TrainingConfig
     seq_length: int
-    optimizer_schedule: OptimizerSchedule
-    precision: PrecisionConfig
+    courses: tuple[CourseRecord, ...]
+    """The segments of the run, in order; at least one."""
     spans: tuple[DpSpan, ...] = ()
     """The number of data-parallel ranks of its steps, from the last checkpoint."""
     finished: bool = False
 
     @property
-    def length(self) -> RunLength:
-        """The length of the run at its start."""
-        return length_of(
-            self.training, self.spans[0].data_parallel_size if self.spans else 1, self.seq_length
-        )
+    def seed(self) -> int:
+        """The seed of all steps."""
+        return self.courses[-1].training.seed
+
+    def course(self, step: int) -> CourseRecord:
+        """The course of a step; the last one also of those after the record."""
+        for course in self.courses:
+            if course.last_step is None or step <= course.last_step:
+                return course
+        return self.courses[-1]
+
+    def length(self, course: CourseRecord) -> RunLength:
+        """The length of the run under a course, at its start."""
+        span = self.span(course.first_step) or (self.spans[0] if self.spans else None)
+        return course.length(1 if span is None else span.data_parallel_size, self.seq_length)
 
     def span(self, step: int) -> DpSpan | None:
         """The span of a step; None if it is not recorded."""

@@ -1,7 +1,8 @@
 """The published steps of a run folder: which are this run's, which one to resume from, and what is
 left at the end.
 
-A step belongs to a run if it has the run's lineage (digest of configuration and inputs)."""
+A step belongs to a run if it has the run's lineage: the digest of its inputs and of the options
+that identify it."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.ledger import Ledger
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import TrainModule
+from trainyard.training.run.other_runs import ASIDE
 from trainyard.training.run.repadding import Repadding
 from trainyard.training.run.restore import restore_training
 from trainyard.training.run.step_ledgers import (
@@ -47,9 +49,6 @@ log = logging.getLogger(__name__)
 
 STAYS = "stays"
 """Key of state.json: false for a step that only serves to continue from."""
-
-ASIDE = "superseded"
-"""Folder in a run folder for steps of other runs and damaged steps."""
 
 OURS = re.compile(
     r"(manifest|index|state|config)\.json|ledger\.jsonl|[a-z]+-\d+-of-\d+\.safetensors"
@@ -98,9 +97,11 @@ def find_own_steps(root_url: str, lineage: str) -> FoundSteps:
         url = join(root_url, step_folder(step))
         try:
             manifest = manifest_of(url)
-            if manifest is not None and manifest.lineage == lineage:
+            if manifest is None:
+                continue
+            if manifest.lineage == lineage:
                 stays[step] = _stays(url, manifest)
-            elif manifest is not None:
+            else:
                 foreign.append(step)
         except ArtifactError as error:
             _log_skipped(step, error)
@@ -167,10 +168,9 @@ def log_found_steps(found: FoundSteps, root_url: str) -> None:
     from."""
     if found.foreign:
         log.warning(
-            "skipping step %s in %s: other options or inputs, so this is another run; its first "
-            "checkpoint moves them to %s/. To resume from them, stop and give --load %s and "
-            "another --save",
-            *(_listed(found.foreign), root_url, ASIDE, root_url),
+            "skipping step %s in %s, which this run replaces: its first checkpoint moves them to "
+            "%s/",
+            *(_listed(found.foreign), root_url, ASIDE),
         )
     if found.latest is not None:
         warn_about_gaps(root_url, sorted({*found.staying, found.latest}))
@@ -184,17 +184,19 @@ def _listed(steps: Sequence[int]) -> str:
 def resume(
     checkpoint: Checkpoint,
     train_module: TrainModule,
-    global_batch_size: int,
+    global_batch_size: int | None,
     repadding: Repadding | None = None,
     last_staying: int = 0,
 ) -> tuple[TrainState, Ledger]:
-    """Load one of this run's steps. repadding: if its vocabulary is padded otherwise.
+    """Load one of this run's steps. global_batch_size: must be that of the step; None: another one
+    was given. repadding: if its vocabulary is padded otherwise.
     last_staying: the newest permanent step of the run folder, which has the ledger up to itself."""
     state = restore_training(checkpoint, train_module, repadding)
     ledger = Ledger(state.ledger_digest)
     if not checkpoint.state[STAYS]:  # the next permanent step repeats its lines
         ledger.lines = carried_lines(checkpoint.url, state.step, last_staying)
-    _check_batch_size(checkpoint, global_batch_size)
+    if global_batch_size is not None:
+        _check_batch_size(checkpoint, global_batch_size)
     return state, ledger
 
 

@@ -5,21 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainyard.artifacts.urls import join
-from trainyard.checkpoint.load import Checkpoint, open_checkpoint
+from trainyard.checkpoint.load import Checkpoint, Restorable, open_checkpoint
 from trainyard.checkpoint.node_local.read import open_scattered
 from trainyard.checkpoint.steps import step_folder
+from trainyard.conversion.detect import detect
+from trainyard.conversion.loadable import LoadableSource, open_loadable
+from trainyard.conversion.tokenizer_files import Carried
 from trainyard.errors import ConfigError
 from trainyard.models.families import family_of
 from trainyard.optim.build import params_dtype
 from trainyard.optim.schedule import OptimizerSchedule
-from trainyard.optim.schedule_resume import resume_optimizer_schedule
+from trainyard.optim.schedule_resume import (
+    optimizer_schedule_document,
+    resume_optimizer_schedule,
+)
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.loop.ledger import Ledger
 from trainyard.training.loop.length import RunLength
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import TrainModule
+from trainyard.training.options.course import course_of
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.overrides import Initialize
 from trainyard.training.run.node_local import NonPersistentStep
@@ -34,6 +42,7 @@ from trainyard.training.run.resume_checks import (
     repadding_of,
 )
 from trainyard.training.run.run_steps import FoundSteps, resume
+from trainyard.training.run.segments import Course, changes, described, last_course, ledger_entry
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +56,8 @@ class StartPoint:
     optimizer_schedule: OptimizerSchedule
     origin: str
     """For the log."""
+    course_entry: dict[str, Any] | None = None
+    """`course` of the next line of the ledger; None if the course does not change there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,7 @@ class StartLoader:
         refuse_lost_steps(self.config, self.found)
         load = self.config.foreign_load()
         if load is not None:
-            with open_checkpoint(load, "--load", self.config.verify_checkpoint) as checkpoint:
+            with self._opened_load(load) as checkpoint:
                 return self._other(checkpoint, load, train_module)
         self._initialize_all(train_module)
         train_module.optimizer.adopt_model_parameters()
@@ -97,18 +108,49 @@ class StartLoader:
                     "--finetune applied when this run began; resuming from its own step %d",
                     checkpoint.step,
                 )
+            is_changed = self._has_new_course(checkpoint)
+            if is_changed:
+                self._refuse_end(checkpoint.step, checkpoint.url)
             optimizer_schedule = self._resumed_schedule(checkpoint)
             state, ledger = resume(
                 checkpoint,
                 train_module,
-                self.length.global_batch_size,
+                None if is_changed else self.length.global_batch_size,
                 self._repadding(checkpoint, train_module),
                 max(self.found.staying, default=0),
             )
+            if is_changed:
+                check_samples_left(self.config, state, self.length, self.num_samples)
+            entry = self._course_entry(checkpoint, optimizer_schedule, train_module.groups.rank)
         origin = f"step {state.step} of this run"
         if self.non_persistent_step is not None:
             origin += f", in {self.non_persistent_step.root_url}"
-        return StartPoint(state, ledger, optimizer_schedule, origin)
+        return StartPoint(state, ledger, optimizer_schedule, origin, entry)
+
+    def _has_new_course(self, checkpoint: Restorable) -> bool:
+        """Whether the options differ from those of the last step before a checkpoint."""
+        before, _ = last_course(checkpoint.manifest, checkpoint.config, checkpoint.state)
+        return bool(changes(before, course_of(self.config)))
+
+    def _course_entry(
+        self, checkpoint: Restorable, schedule: OptimizerSchedule, rank: int
+    ) -> dict[str, Any] | None:
+        """What changes in the course after a checkpoint, logged, for the ledger."""
+        before, rates = last_course(checkpoint.manifest, checkpoint.config, checkpoint.state)
+        now = Course(course_of(self.config), optimizer_schedule_document(schedule))
+        changed = described(before, now.options)
+        if changed and rank == 0:
+            log.info("going on from step %d with other options: %s", checkpoint.step, changed)
+        return ledger_entry(before, rates, now)
+
+    def _refuse_end(self, step: int, url: str) -> None:
+        """Refuse other options for a run that has all its steps: they would have no effect."""
+        if step >= self.length.steps:
+            raise ConfigError(
+                f"{url} is at step {step} and this run has {self.length.steps} (--train-iters, "
+                "--train-samples): nothing is left to train with other options. Raise it to go on; "
+                "to train from step 0, give --force, or another --save"
+            )
 
     def _opened(self, train_module: TrainModule) -> Checkpoint:
         verify, groups = self.config.verify_checkpoint, train_module.groups
@@ -121,14 +163,30 @@ class StartLoader:
         assert step is not None
         if groups.rank == 0:
             log.info("resuming from step %d in %s", step, self.config.save)
-        return open_checkpoint(join(self.config.save, step_folder(step)), verify=verify)
+        return open_checkpoint(join(self.config.run_folder, step_folder(step)), verify=verify)
 
-    def _other(self, checkpoint: Checkpoint, load: str, train_module: TrainModule) -> StartPoint:
+    def _opened_load(self, load: str) -> Checkpoint | LoadableSource:
+        """The checkpoint of --load, trainyard's or another program's."""
+        config = self.config
+        if detect(load) in ("trainyard", None):
+            return open_checkpoint(load, "--load", config.verify_checkpoint)
+        tokenizer = Carried(self.tokenizer.files(), self.tokenizer.vocab_size)
+        tp = config.parallel.tensor_model_parallel_size
+        return open_loadable(load, config.model, tokenizer, tp)
+
+    def _other(self, checkpoint: Restorable, load: str, train_module: TrainModule) -> StartPoint:
         """The step of --load: its weights with --finetune, otherwise its whole state."""
         config, state, optimizer_schedule = self.config, TrainState(), self.optimizer_schedule
+        entry = None
         check_database(checkpoint, config.retrieval, self.input_digests)
-        check_tokenizer(checkpoint, self.tokenizer, config.finetune)
+        is_foreign = not isinstance(checkpoint, Checkpoint)
+        check_tokenizer(checkpoint, self.tokenizer, config.finetune or is_foreign)
         repadding = self._repadding(checkpoint, train_module)
+        if config.skip_train:
+            restore_weights(checkpoint, train_module, repadding)
+            state = TrainState(checkpoint.step)
+            origin = f"step {checkpoint.step} of {checkpoint.url}, to measure it"
+            return StartPoint(state, Ledger(), optimizer_schedule, origin)
         if config.finetune:
             allowed = Allowed(
                 (*config.load_allow_missing, *self._lacking(checkpoint, train_module)),
@@ -140,7 +198,9 @@ class StartLoader:
             train_module.optimizer.adopt_model_parameters()
         else:
             self._refuse_fitting(checkpoint, load)
-            state = restore_training(checkpoint, train_module, repadding)
+            state = restore_training(
+                checkpoint, train_module, repadding, with_optimizer=config.load_optim
+            )
             state.unmeasured = {}  # a validation of the other run
         if state.step >= self.length.steps:
             raise ConfigError(
@@ -149,12 +209,14 @@ class StartLoader:
                 "--finetune"
             )
         if not config.finetune:
-            optimizer_schedule = self._resumed_schedule(checkpoint)
+            if config.load_optim:
+                optimizer_schedule = self._resumed_schedule(checkpoint)
+            entry = self._course_entry(checkpoint, optimizer_schedule, train_module.groups.rank)
         check_samples_left(config, state, self.length, self.num_samples)
         origin = f"step {checkpoint.step} of {checkpoint.url}"
-        return StartPoint(state, Ledger(state.ledger_digest), optimizer_schedule, origin)
+        return StartPoint(state, Ledger(state.ledger_digest), optimizer_schedule, origin, entry)
 
-    def _refuse_fitting(self, checkpoint: Checkpoint, load: str) -> None:
+    def _refuse_fitting(self, checkpoint: Restorable, load: str) -> None:
         model_type = checkpoint.config["model"].get("model_type", "gpt")
         if model_type in family_of(self.config.model).fitted_from:
             raise ConfigError(
@@ -163,7 +225,7 @@ class StartLoader:
                 "weights"
             )
 
-    def _lacking(self, checkpoint: Checkpoint, train_module: TrainModule) -> tuple[str, ...]:
+    def _lacking(self, checkpoint: Restorable, train_module: TrainModule) -> tuple[str, ...]:
         """Patterns of the weights that a model of the checkpoint's family does not have."""
         model_type = checkpoint.config["model"].get("model_type", "gpt")
         patterns = family_of(self.config.model).fitted_from.get(model_type, ())
@@ -175,7 +237,7 @@ class StartLoader:
             )
         return patterns
 
-    def _repadding(self, checkpoint: Checkpoint, train_module: TrainModule) -> Repadding | None:
+    def _repadding(self, checkpoint: Restorable, train_module: TrainModule) -> Repadding | None:
         found = repadding_of(
             checkpoint,
             self.config,
@@ -187,7 +249,7 @@ class StartLoader:
             log_repadding(found)
         return found
 
-    def _resumed_schedule(self, checkpoint: Checkpoint) -> OptimizerSchedule:
+    def _resumed_schedule(self, checkpoint: Restorable) -> OptimizerSchedule:
         document = checkpoint.state.get("schedule")
         if document is None:  # a converted checkpoint may lack it
             log.info("the checkpoint has no learning rate schedule; using the one of the options")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from trainyard.checkpoint.layout import LocalTensors, ShardedTensor
-from trainyard.checkpoint.load import Checkpoint, restore
+from trainyard.checkpoint.load import Restorable, restore
 from trainyard.models.tied import copy_of
 from trainyard.parallel.groups import gather_objects
 from trainyard.parallel.sharding import shard_of
@@ -61,7 +61,7 @@ def optimizer_tensors(train_module: TrainModule) -> dict[str, LocalTensors]:
 class Restoring:
     """Loads tensors from a checkpoint, together with the other ranks of a group."""
 
-    checkpoint: Checkpoint
+    checkpoint: Restorable
     group: ProcessGroup | None
     repadding: Repadding | None = None
     """If the checkpoint pads the vocabulary to another number of rows."""

@@ -69,7 +69,7 @@ def test_a_valid_run_is_proven_for_any_saved_steps(
     name: str, saved: tuple[list[int], list[int]]
 ) -> None:
     made = RUNS[name]
-    assert made.facts.length.steps == STEPS
+    assert made.facts.length(made.facts.courses[0]).steps == STEPS
     found = made.certify(made.published(*saved))
     assert found.is_proven, found.sentence
     assert found.is_complete

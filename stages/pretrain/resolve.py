@@ -1,0 +1,62 @@
+"""Options that depend on the checkpoint, the data or the ranks: --use-checkpoint-args, --epochs,
+--skip-train. Imports what they need only if they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stages.pretrain.config import PretrainConfig
+from trainyard.checkpoint.steps import CONFIG, locate_step, step_document
+from trainyard.config import digest_relevant, flag, leaves
+from trainyard.errors import ArtifactError, ConfigError
+
+OPTION = "--use-checkpoint-args"
+
+
+def beneath(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """(options that those given override, remarks to log): with --use-checkpoint-args, the model's
+    in the checkpoint of `load`, or of the run in `save`.
+
+    given: the options of the command line and its document; a remark names each that differs."""
+    if not given.get("use_checkpoint_args"):
+        return {}, []
+    load = given.get("load") or given.get("save")
+    if load is None:
+        raise ConfigError(f"{OPTION} takes the model's options from --load, which is not given")
+    known = {name for name, _, _ in leaves(PretrainConfig)}
+    stored = {name: value for name, value in _stored(load).items() if name in known}
+    taken = {name: value for name, value in stored.items() if name not in given}
+    remarks = [f"{OPTION}: {len(taken)} options of the model are those of {load}"]
+    for name, value in given.items():
+        value = list(value) if isinstance(value, tuple) else value
+        if name in stored and stored[name] != value:
+            remarks.append(f"{OPTION}: {flag(name)} {value} replaces {stored[name]} of {load}")
+    return taken, remarks
+
+
+def _stored(load: str) -> dict[str, Any]:
+    from trainyard.conversion.detect import detect, loader_for
+
+    if detect(load) in ("trainyard", None):
+        url, _ = locate_step(load, f"{OPTION}: --load")
+        found = step_document(url, CONFIG).get("model")
+        if not isinstance(found, dict):
+            raise ArtifactError(f"{url}: its {CONFIG} describes no model, so {OPTION} cannot")
+        return found
+    from trainyard.conversion.loaders import open_source
+
+    with open_source(load, loader_for(load)) as source:
+        return digest_relevant(source.config)
+
+
+def resolved(config: PretrainConfig, world_size: int) -> PretrainConfig:
+    """The options of a run on so many ranks."""
+    is_plain = config.training.epochs is None and not config.skip_train
+    if is_plain or config.ckpt_convert_format is not None:
+        return config
+    from trainyard.parallel.dims import dims_of
+    from trainyard.training import resolve
+
+    dims = dims_of(config.parallel, max(world_size, config.parallel.model_ranks))
+    return resolve.resolved(config, dims.dp)

@@ -1,0 +1,118 @@
+"""What --load takes of a checkpoint: the model's options, weights without the optimizer, weights to
+measure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.pretrain.resolve import beneath
+from tests.trainyard.datasets.test_gpt import write_pair
+from tests.trainyard.training.resumed_runs import RUN, certificate, go, ledger
+from trainyard.checkpoint.load import open_checkpoint
+from trainyard.config import from_dict
+from trainyard.errors import ConfigError
+from trainyard.training.options.pretrain import PretrainConfig
+from trainyard.training.pretrain import pretrain
+
+FLAT: dict[str, Any] = {"lr_decay_style": "constant", "lr_warmup_iters": 3}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_pair(tmp_path_factory.mktemp("tokens") / "t", [60] * 60)
+
+
+@pytest.fixture(scope="module")
+def run(tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    assert go(tokens, folder, **FLAT) == "finished"
+    return folder
+
+
+# --- --use-checkpoint-args ----------------------------------------------------------------------
+
+
+def test_the_model_comes_from_the_checkpoint_under_the_command_line(run: Path) -> None:
+    given = {"use_checkpoint_args": True, "load": str(run), "num_layers": 2, "seq_length": 16}
+    taken, remarks = beneath(given)
+    assert (taken["hidden_size"], taken["num_attention_heads"]) == (32, 4)
+    assert not given.keys() & taken.keys()
+    assert "lr" not in taken, "options of the model alone"
+    assert remarks == [
+        f"--use-checkpoint-args: {len(taken)} options of the model are those of {run}",
+        f"--use-checkpoint-args: --num-layers 2 replaces 4 of {run}",
+    ]
+    same = {"use_checkpoint_args": True, "save": str(run)}
+    assert beneath(same)[0].items() >= taken.items()
+    assert beneath({"load": str(run)}) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({}, "from --load, which is not given"), ({"load": "none"}, "--use-checkpoint-args: --load")],
+)
+def test_without_a_checkpoint_there_is_no_model(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        beneath({"use_checkpoint_args": True, **given})
+
+
+# --- --no-load-optim ----------------------------------------------------------------------------
+
+
+def test_without_the_optimizer_its_state_starts_over_and_the_data_goes_on(
+    tokens: str, run: Path, tmp_path: Path
+) -> None:
+    options = {**FLAT, "load": str(run), "load_optim": False, "train_iters": 9, "save_interval": 8}
+    with open_checkpoint(str(run)) as before:
+        weights = {name: before.read(name) for name in before.names("model.")}
+    assert go(tokens, tmp_path / "on", **options, exit_interval=7) == "paused"
+    with open_checkpoint(str(tmp_path / "on")) as first:
+        assert (first.state["num_updates"], first.state["scheduled_samples"]) == (1, 16)
+        # A first step of Adam without a past, at the rate that the warm-up begins with: 0.
+        for name, weight in weights.items():
+            assert first.read(name).equal(weight), name
+    assert go(tokens, tmp_path / "on", **options) == "finished"
+    lines = ledger(tmp_path / "on")
+    assert [line["consumed_train_samples"] for line in lines] == [112, 128, 144]
+    rates = [line["learning_rate"] for line in lines]
+    assert rates == [line["learning_rate"] for line in ledger(run)][:3]
+    proof = certificate(tmp_path / "on")
+    assert proof.is_proven, proof.sentence
+
+
+def test_no_load_optim_needs_load(tokens: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--no-load-optim: the optimizer of --load, which is not"):
+        go(tokens, tmp_path / "run", load_optim=False)
+
+
+# --- --skip-train -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["save", "load"])
+def test_skip_train_measures_and_changes_nothing(
+    place: str, tokens: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    options = {**RUN, **FLAT, "data_path": [tokens], place: str(run), "skip_train": True}
+    options |= {"split": "80,10,10", "eval_interval": 6}
+    result = pretrain(None, None, from_dict(PretrainConfig, options))
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    out = capsys.readouterr().out
+    assert "validation loss at iteration 6" in out
+    assert "on test set" in out
+    assert " iteration        " not in out
+    assert result.metrics.keys() >= {"validation_loss", "test_loss"}
+    given = {**RUN, **FLAT, "data_path": [tokens], "load": str(run), "skip_train": True}
+    again = pretrain(None, None, from_dict(PretrainConfig, given))
+    (last,) = [line for line in ledger(run) if line["step"] == 6]
+    first = [line["validation_loss"] for line in ledger(run) if "validation_loss" in line]
+    assert again.metrics["validation_loss"] == pytest.approx(last["validation_loss"], rel=0.1)
+    assert again.metrics["validation_loss"] not in first, "the first batch, with the last weights"
+
+
+def test_skip_train_needs_something_to_measure(tokens: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--skip-train measures nothing with --eval-iters 0"):
+        go(tokens, tmp_path / "run", skip_train=True, eval_iters=0)
