@@ -339,7 +339,9 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
 
 
 def _convert_scalar(value: Any, annotation: Any, where: str) -> Any:
-    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+    if type(value) is int and abs(value) > MAX_NUMBER:
+        raise ConfigError(f"{where} must be at most {MAX_NUMBER}, got {shown(value)}")
+    if annotation is float and type(value) is int:
         return float(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where} must be a finite number, got {value!r}")
@@ -349,8 +351,6 @@ def _convert_scalar(value: Any, annotation: Any, where: str) -> Any:
         raise ConfigError(
             f"{where} must be {names.get(annotation, annotation)}, got {shown(value)}"
         )
-    if isinstance(value, int) and abs(value) > MAX_NUMBER:
-        raise ConfigError(f"{where} must be at most {MAX_NUMBER}, got {shown(value)}")
     return value
 
 
