@@ -23,7 +23,7 @@ LOCAL_YARD := $(if $(findstring ://,$(YARD)),yard,$(YARD))
 
 # One for every stage, and one for the flows.
 ALL_IMAGES = $(filter-out cuda/%,$(patsubst images/locks/%.txt,%,$(filter-out \
-  %/build.txt %/install.txt %/pip.txt %/sbom.txt %/torch.txt,$(wildcard images/locks/*.txt))))
+  %/build.txt %/install.txt %/pip.txt %/sbom.txt,$(wildcard images/locks/*.txt))))
 
 # Overrides the environment: tests start hundreds of programs, each of which would recompile its
 # imports.
@@ -55,7 +55,7 @@ help: ## List targets and variables
 	@echo "  TORCH_INDEX=$(TORCH_INDEX)  where pip takes torch from, if not from your usual index:"
 	@echo "      CPU only, 200 MB:  https://download.pytorch.org/whl/cpu"
 	@echo "      CUDA 13:           https://download.pytorch.org/whl/cu130"
-	@echo "  TORCH_SHA256=$(TORCH_SHA256)  hash of its wheel, if only that file may be installed"
+	@echo "  TORCH_SHA256=$(TORCH_SHA256)  hash of its file, if images/locks/torch has not; any: unchecked"
 	@echo "  JOBS=$(JOBS)  test processes side by side"
 	@echo "  UI_PORT=$(UI_PORT)  port of make ui"
 	@echo "  BROWSE_PORT=$(BROWSE_PORT)  port where make ui shows the files of YARD"
@@ -65,7 +65,8 @@ help: ## List targets and variables
 
 install: $(STAMP) ## Make .venv with everything that quickstart, tests and checks need
 
-$(STAMP): pyproject.toml constraints.txt images/locks/install.txt images/locks/pip.txt
+$(STAMP): pyproject.toml constraints.txt images/install-torch images/locks/install.txt \
+  images/locks/pip.txt images/locks/cuda/install.txt $(wildcard images/locks/torch/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "trainyard needs Python 3.11 or newer, which '$(PYTHON)' is not:" \
 	    "$$($(PYTHON) --version 2>&1 | tail -n 1)"; \
@@ -75,13 +76,12 @@ $(STAMP): pyproject.toml constraints.txt images/locks/install.txt images/locks/p
 	@# Upgrade pip first: it installs the 200 packages twice as fast as the one of Python 3.11.
 	@$(PIP) install -qq --no-compile --no-deps --require-hashes -r images/locks/pip.txt
 	@$(PIP) install -qq --no-compile --no-deps --require-hashes -r images/locks/install.txt
-	@# torch has no hash of ours: its builds differ by index. The last command brings what its build needs.
-	@test -z "$(TORCH_INDEX)$(TORCH_SHA256)" || \
-	  echo "$$(cat images/locks/torch.txt)$(if $(TORCH_SHA256), --hash=sha256:$(TORCH_SHA256))" | \
-	  $(PIP) install -qq --no-compile --no-deps $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") \
-	  -r /dev/stdin
-	@$(PIP) install -qq --no-compile --no-build-isolation --constraint constraints.txt \
-	  --editable . torch
+	@TORCH_INDEX="$(TORCH_INDEX)" TORCH_SHA256="$(TORCH_SHA256)" \
+	  images/install-torch images/locks/torch $(PIP) install -qq --no-compile --no-deps
+	@# The libraries of a CUDA build. Of a build of your own, only its versions are known.
+	@$(PIP) install -qq --no-compile "$$(grep ^torch== constraints.txt)" $(if $(TORCH_SHA256), \
+	  --constraint constraints.txt,--require-hashes --constraint images/locks/cuda/install.txt)
+	@$(PIP) install -qq --no-compile --no-build-isolation --no-deps --editable .
 	@# pip compiles bytecode on one core; this uses all.
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib trainyard stages flows >/dev/null || true
 	@touch $@

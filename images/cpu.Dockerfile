@@ -38,21 +38,18 @@ ENV PATH=/opt/trainyard/bin:/usr/local/bin:/usr/bin:/bin \
 
 FROM base AS torch
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# The hash of the wheel, which then must be that file. Only torch has none in the locks: its CPU build
-# comes from its own index, or from images/wheels, which is preferred. torch.txt pins it.
+# The hash of its file, if images/locks/torch does not have it; or `any`.
 ARG TORCH_SHA256=
-# hadolint ignore=DL3013,DL4006
-RUN --mount=type=bind,source=images/locks/torch.txt,target=/torch.txt \
+# A wheel in images/wheels is preferred.
+RUN --mount=type=bind,source=images/install-torch,target=/install-torch \
+    --mount=type=bind,source=images/locks/torch,target=/locks \
     --mount=type=bind,source=images/wheels,target=/wheels \
     --mount=type=cache,target=/root/.cache/pip \
-    torch="$(cat /torch.txt)" && \
+    set -- pip --python /opt/trainyard install --no-deps && \
     if ls /wheels/torch-*.whl >/dev/null 2>&1; then \
-      set -- --no-index --find-links /wheels; \
-    else \
-      set -- --index-url "$TORCH_INDEX"; \
+      TORCH_INDEX=; set -- "$@" --no-index --find-links /wheels; \
     fi && \
-    echo "$torch${TORCH_SHA256:+ --hash=sha256:$TORCH_SHA256}" | \
-      pip --python /opt/trainyard install --no-deps "$@" -r /dev/stdin
+    TORCH_INDEX="$TORCH_INDEX" TORCH_SHA256="$TORCH_SHA256" /install-torch /locks "$@"
 
 # --- the packages of a stage, by hash -------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import re
 import reprlib
 import types
 import typing
@@ -221,7 +222,7 @@ def check_keys(cls: type, document: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{where}: {key!r} is another name of {others[key]!r}; give one")
         if key not in known and key not in others and key not in ignored:
             hint = suggest(str(key), known, "known keys:", [*known, *sorted(ignored)])
-            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+            raise ConfigError(f"{where}: unknown key {shown(key)}; {hint}")
     check_variants(cls, document, where)
 
 
@@ -306,12 +307,27 @@ def _validated(config: C, where: str) -> C:
     return type(config)(**values)
 
 
-_SHORT = reprlib.Repr()
+class _Short(reprlib.Repr):
+    def repr_str(self, x: str, level: int) -> str:
+        return super().repr_str(_without_secrets(x), level)
+
+
+def _without_secrets(text: str) -> str:
+    """The text without what follows `://` in a word that may have a password or a query."""
+    words = re.split(r"([\s\"'<>])", text)
+    return "".join(
+        f"{word.partition('://')[0]}://..." if "://" in word and re.search("[@?#]", word) else word
+        for word in words
+    )
+
+
+_SHORT = _Short()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 
 
 def shown(value: Any) -> str:
-    """A value of a document in a message, cut to a few hundred characters."""
+    """A value of a document in a message, cut to a few hundred characters, and without passwords in
+    URLs."""
     return _SHORT.repr(value)
 
 
@@ -343,8 +359,12 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
 
 
 def _convert_scalar(value: Any, annotation: Any, where: str) -> Any:
-    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+    if type(value) is int and abs(value) > MAX_NUMBER:
+        raise ConfigError(f"{where} must be at most {MAX_NUMBER}, got {shown(value)}")
+    if annotation is float and type(value) is int:
         return float(value)
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"{where} has a NUL character, got {shown(value)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where} must be a finite number, got {value!r}")
     exact_bool = isinstance(value, bool) == (annotation is bool)
@@ -353,8 +373,6 @@ def _convert_scalar(value: Any, annotation: Any, where: str) -> Any:
         raise ConfigError(
             f"{where} must be {names.get(annotation, annotation)}, got {shown(value)}"
         )
-    if isinstance(value, int) and abs(value) > MAX_NUMBER:
-        raise ConfigError(f"{where} must be at most {MAX_NUMBER}, got {shown(value)}")
     return value
 
 
@@ -366,7 +384,7 @@ def check_known(given: Iterable[str], known: Iterable[str], where: str) -> None:
     known = list(known)
     for key in given:
         if key not in known:
-            raise ConfigError(f"{where}: unknown key {key!r}; {suggest(key, known)}")
+            raise ConfigError(f"{where}: unknown key {shown(key)}; {suggest(key, known)}")
 
 
 def from_table(cls: type[C], table: Any, where: str) -> C:

@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3}
-TORCH=$(cat images/locks/torch.txt)
+TORCH=$(grep '^torch==' constraints.txt)
 if ls images/wheels/torch-*.whl >/dev/null 2>&1; then exit 0; fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

@@ -64,18 +64,21 @@ def submission_of(key: str) -> int:
 
 
 def make_run_folder(folder: Path) -> None:
-    """Create a private run folder for options, log and scripts; an existing one is kept.
+    """Create a run folder for options, log and scripts; an existing one is kept.
 
-    Parents have the site's umask. Others than user and group are kept out of the folder itself,
-    unless the umask lets everyone write, as where pods run as another user."""
+    It is its owner's alone, but for the group, or everyone, if the umask lets them write: as on a
+    yard of a group, or where pods run as another user. Parents have the site's umask."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         folder.mkdir()
     except FileExistsError:
         return
     mode = stat.S_IMODE(folder.stat().st_mode)
+    if not mode & stat.S_IWGRP:
+        mode &= ~stat.S_IRWXG
     if not mode & stat.S_IWOTH:
-        folder.chmod(mode & ~stat.S_IRWXO)
+        mode &= ~stat.S_IRWXO
+    folder.chmod(mode)
 
 
 # --- records --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ null. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,29 @@ PRESETS = "models"
 
 NULL = {"type": "null"}
 ADVICE = "text without a user or password in a URL: give those in the environment of the worker"
-NO_PASSWORD = {"if": {"type": "string", "pattern": r"://[^/?#\s]*@"}, "then": {"enum": [ADVICE]}}
-"""Refuses a URL with a user when a run is created, so that the server never keeps it."""
 OVERRIDES = "overrides"
 SIMPLE = r"^(?:[ \t]*(?:#[^\n]*|[\w.-]+[ \t]*=[^\n]*)?(?:\n|$))*$"
 """Text of lines NAME = VALUE alone, in which no line is part of a longer value."""
 LINE = r"(?:^|\n)[ \t]*"
+PASSWORD = re.compile(r"://([^/?#\s]*@|[^/?#\s:]*:(?![0-9]{1,5}([/?#\s]|$))[^\s]{1,256}@)")
+"""A URL with a user, or with what is no port and so a password, which may have a `/`."""
+CONTENTS = "contents"
+NO_PASSWORD = {
+    "if": {"type": "string", "pattern": PASSWORD.pattern},
+    "then": {"enum": [ADVICE]},
+    "else": {"$ref": f"#/definitions/{CONTENTS}"},
+}
+"""Refuses a URL with a user, in tables and lists too, when a run is created: so the server never
+keeps it."""
+DEFINITIONS = {
+    CONTENTS: {
+        "propertyNames": NO_PASSWORD,
+        "additionalProperties": NO_PASSWORD,
+        "items": NO_PASSWORD,
+    }
+}
+TEXTS = ("array", "object", "string")
+"""Types of JSON that may hold a text."""
 TITLES = {"string": "lines", "object": "table"}
 """Of the types among which a form lets choose."""
 
@@ -46,7 +64,13 @@ def form_schema(
         fields[STAGE]["enum"] = sorted(CONFIGS)
     if OVERRIDES in fields and flow:
         fields[OVERRIDES]["then"]["allOf"] = list(_refusals(flow))
-    return {**schema, "properties": fields, "additionalProperties": False}
+    definitions = {**schema.get("definitions", {}), **DEFINITIONS}
+    return {
+        **schema,
+        "properties": fields,
+        "additionalProperties": False,
+        "definitions": definitions,
+    }
 
 
 def _refusals(flow: str) -> Iterator[dict[str, Any]]:
@@ -90,9 +114,9 @@ def _field(field: Mapping[str, Any]) -> dict[str, Any]:
     if len(types) == 1:
         # The server would say "not valid under any of the given schemas"; this names the type.
         kind = types[0]["type"]
-        then = {"type": [kind, "null"], **(NO_PASSWORD if kind == "string" else {})}
+        then = {"type": [kind, "null"], **(NO_PASSWORD if kind in TEXTS else {})}
         return {**types[0], "if": True, "then": then, **found}
-    if found.get("type") == "string" or any(one.get("type") == "string" for one in types):
+    if any(one.get("type") in TEXTS for one in (found, *types)):
         found |= NO_PASSWORD
     if types:
         found["anyOf"] = [{"title": TITLES.get(one["type"], one["type"]), **one} for one in types]

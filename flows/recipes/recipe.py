@@ -26,8 +26,15 @@ from typing import Any
 from flows.recipes.stage_job import StageJob, stage_job, unreadable
 from flows.stage_configs import CONFIGS
 from trainyard.artifacts.documents import read_text, suffix
-from trainyard.artifacts.urls import basename, join, parent, refuse_secrets, show_url
-from trainyard.config import convert, leaves, other_names, suggest
+from trainyard.artifacts.urls import (
+    basename,
+    hold_credentials,
+    join,
+    parent,
+    refuse_secrets,
+    show_url,
+)
+from trainyard.config import convert, leaves, other_names, shown, suggest
 from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError, TrainyardError
 
@@ -136,10 +143,11 @@ def parse_recipe(text: str, path: str, yard: str | None = None) -> Recipe:
     document = parse_document(text, suffix(path), path)
     for key, value in document.items():
         _check_key(key, value, path)
+        _refuse_passwords(value, f"{path}: {key}")
     tables = {key: value for key, value in document.items() if key in TABLES}
     if preset := convert(document.get("preset", ""), str, f"{path}: preset"):
         tables["pretrain"] = {**_preset(preset, path), **tables.get("pretrain", {})}
-    return Recipe(
+    recipe = Recipe(
         where=path,
         root=join(yard_root(yard), name.stem),
         corpus=convert(document.get("corpus", []), tuple[str, ...], f"{path}: corpus"),
@@ -151,6 +159,9 @@ def parse_recipe(text: str, path: str, yard: str | None = None) -> Recipe:
         base=convert(document.get("base", ""), str, f"{path}: base"),
         tables=tables,
     )
+    for url in (*recipe.corpus, recipe.evaluation_data, recipe.tokens, recipe.encoder):
+        refuse_secrets(url)
+    return recipe
 
 
 def _preset(preset: str, path: str) -> dict[str, Any]:
@@ -162,6 +173,7 @@ def _preset(preset: str, path: str) -> dict[str, Any]:
     except TrainyardError as error:
         raise ConfigError(f"{path}: preset {show_url(preset)} cannot be read: {error}") from error
     document = parse_document(text, suffix(url), url)
+    _refuse_passwords(document, f"{path}: preset {preset}")
     strangers = sorted(document.keys() - _keys_of("pretrain"))
     if strangers:
         raise ConfigError(
@@ -173,6 +185,15 @@ def _preset(preset: str, path: str) -> dict[str, Any]:
 
 def _keys_of(stage: str) -> set[str]:
     return {name for name, _, _ in leaves(CONFIGS[stage])} | set(other_names(CONFIGS[stage]))
+
+
+def _refuse_passwords(value: Any, where: str) -> None:
+    for key, one in value.items() if isinstance(value, dict) else [("", value)]:
+        if hold_credentials(one):
+            raise ConfigError(
+                f"{where}{key and ' ' + key}: a URL with a user or a password would be written "
+                "into options and logs; give credentials in the environment instead"
+            )
 
 
 def _check_key(key: str, value: Any, path: str) -> None:
@@ -188,6 +209,6 @@ def _check_key(key: str, value: Any, path: str) -> None:
             )
         alike = TABLES if isinstance(value, dict) else TOP_LEVEL
         hint = suggest(key, known, candidates=alike)
-        raise ConfigError(f"{path}: unknown {what} {key!r}; {hint}")
+        raise ConfigError(f"{path}: unknown {what} {shown(key)}; {hint}")
     if key in TABLES and not isinstance(value, dict):
-        raise ConfigError(f"{path}: {key} must be a table, [{key}], got {value!r}")
+        raise ConfigError(f"{path}: {key} must be a table, [{key}], got {shown(value)}")

@@ -11,7 +11,7 @@ import functools
 import inspect
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect.states import Failed
@@ -22,7 +22,7 @@ from flows.pages.stage_pages import shown
 from flows.runner.cancellation import run_until_cancelled
 from flows.runner.heartbeats import end_heartbeats
 from flows.runner.run_name import add_reason
-from trainyard.artifacts.urls import has_credentials
+from trainyard.artifacts.urls import hold_credentials
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.logging import printable, shortened
 
@@ -75,22 +75,12 @@ def report_errors(
 def refuse_credentials(parameters: Mapping[str, Any]) -> None:
     """Raise ConfigError for a parameter with a URL that has a user or a password."""
     for name, value in parameters.items():
-        if any(map(has_credentials, _texts(value))):
+        if hold_credentials(value):
             raise ConfigError(
                 f"parameter {name} has a URL with a user or a password, which Prefect keeps with "
                 f"the run: give credentials in the environment of the worker, delete this run "
                 f"(prefect flow-run delete), and change the password"
             )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a parameter."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from (text for item in value.items() for one in item for text in _texts(one))
-    elif isinstance(value, list | tuple):
-        yield from (text for one in value for text in _texts(one))
 
 
 def filter_line(record: logging.LogRecord) -> bool:

@@ -22,6 +22,8 @@ from trainyard.retrieval.retro import Retro
 HIDDEN = ("open", "get_db_dataset", "get_pt_dataset")
 """Methods whose results are no text."""
 
+MOST = 2**63
+
 _CALL = re.compile(r"(?:retro\.)?([A-Za-z_]\w*)\s*(.*)\Z", re.DOTALL)
 
 
@@ -84,9 +86,12 @@ def _unquoted(text: str) -> str:
 
 def _number(name: str, word: str) -> int:
     try:
-        return int(word)
+        number = int(word)
     except ValueError as error:
-        raise ConfigError(f"{name}: {word!r} is not a whole number") from error
+        raise ConfigError(f"{name}: {word[:80]!r} is not a whole number") from error
+    if abs(number) >= MOST:
+        raise ConfigError(f"{name}: no chunk, sample or token has the number {number}")
+    return number
 
 
 def shown(result: Any) -> str:

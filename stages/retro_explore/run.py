@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from stages.retro_explore.calls import call, shown
 from stages.retro_explore.config import RetroExploreConfig
 from stages.runtime.context import StageRun
 from trainyard.errors import TrainyardError
+from trainyard.logging import printable
 from trainyard.retrieval.retro import Retro
 
 PROMPT = "retro> "
@@ -20,6 +22,8 @@ HELPS = ("help", "help()", "?")
 def run(config: RetroExploreConfig, stage: StageRun) -> dict[str, Any]:
     """Answer the calls. At a prompt a wrong one is explained; in a pipe it ends the program."""
     project = Retro.open(config.project)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     at_prompt = sys.stdin.isatty()
     if at_prompt:
         project.print_usage()
@@ -29,7 +33,7 @@ def run(config: RetroExploreConfig, stage: StageRun) -> dict[str, Any]:
         except TrainyardError as error:
             if not at_prompt:
                 raise
-            print(error)
+            print(printable(str(error)))
     return {}
 
 

@@ -27,6 +27,13 @@ class Command:
     split: str | None = None
     """Of the neighbours that it finds."""
 
+    def __post_init__(self) -> None:
+        """Refuse a value that the stage would take for another option."""
+        for name, value in self.options.items():
+            for one in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(one, str) and one.startswith("-"):
+                    raise ConfigError(f"{flag(name)} {one!r} would be read as another option")
+
     def argv(self) -> list[str]:
         """The command line after the interpreter."""
         words = ["-m", f"stages.{self.stage}"]

@@ -73,10 +73,10 @@ def test_versions_are_those_of_the_tests(lock: locking.Lock) -> None:
     constraints = dict(smoke.PINNED.findall(locking.CONSTRAINTS.read_text()))
     pinned = {smoke.normal(name): version for name, version in constraints.items()}
     assert pins(lock.name).items() <= pinned.items()
-    assert text("torch").strip() == f"torch=={pinned['torch']}"
+    assert pins("torch/usual") == {"torch": pinned["torch"]}
 
 
-def test_an_installation_gets_every_package_by_hash_but_torch() -> None:
+def test_an_installation_gets_every_package_by_hash() -> None:
     constraints = {
         smoke.normal(k): v for k, v in smoke.PINNED.findall(locking.CONSTRAINTS.read_text())
     }
@@ -85,15 +85,17 @@ def test_an_installation_gets_every_package_by_hash_but_torch() -> None:
     elsewhere = set(re.findall(r"^([a-z0-9.-]+)==\S+ ;", text("install"), re.MULTILINE))
     for name, version in {**pinned, **pins("pip")}.items():
         assert constraints.get(name) == version or name in elsewhere, name
-    lines = (ROOT / "Makefile").read_text().replace("\\\n", "").splitlines()
-    without = [x for x in lines if "$(PIP) install" in x and "--require-hashes" not in x]
-    assert [line.split()[-1] for line in without] == ["/dev/stdin", "torch"]
+
+
+def test_libraries_of_cuda_are_beside_all_that_any_torch_needs() -> None:
+    libraries = pins("cuda/install")
+    assert libraries.keys() >= {"nvidia-cublas", "nvidia-nccl-cu13", "triton"}
+    assert not libraries.keys() & pins("install").keys()
+    assert set(locking.BESIDE_TORCH) <= pins("install").keys()
 
 
 @pytest.mark.parametrize("path", sorted(LOCKS.rglob("*.txt")), ids=lambda path: path.stem)
 def test_every_package_has_hashes(path: Path) -> None:
-    if path.stem == "torch":
-        return
     entries = re.split(r"\n(?=[a-z0-9])", path.read_text())
     packages = [entry for entry in entries if smoke.PINNED.match(entry)]
     assert packages

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 from prefect.exceptions import ObjectNotFound
+from prefect.utilities.schema_tools.validation import ValidationError, validate
 
+from flows.register.deployments import form_of
+from flows.run_stage import run_stage
 from flows.runner.flow_errors import refuse_credentials, report_errors
 from flows.yard import registered_profile
 from flows.yard.registered_profile import yard_profile
@@ -53,6 +56,8 @@ WITH_PASSWORD: list[Any] = [
     f"a,https://host/x,https://user:{SECRET}@host/y",
     {"input": ["a", f"hdfs://user:{SECRET}@host/a"]},
     {f"https://user:{SECRET}@host": 1},
+    {"a": {"b": [{"c": [[f"hdfs://user:{SECRET}@host/a"]]}]}},
+    {"a": [["a"], {"b": f"ftp://{SECRET}@host"}]},
     f"HTTPS://User:{SECRET}@host",
 ]
 
@@ -81,6 +86,14 @@ def test_a_flow_refuses_a_password_in_any_parameter(value: Any) -> None:
 @pytest.mark.parametrize("value", WITHOUT, ids=str)
 def test_a_parameter_without_a_password_is_taken(value: Any) -> None:
     refuse_credentials({"x": value})
+    validate({"stage": "plan", "options": value}, form_of(run_stage), raise_on_error=True)
+
+
+@pytest.mark.parametrize("value", WITH_PASSWORD, ids=str)
+def test_a_server_takes_no_run_with_a_password(value: Any) -> None:
+    """By the check that Prefect's server does before it keeps anything of a run."""
+    with pytest.raises(ValidationError, match="without a user or password in a URL"):
+        validate({"stage": "plan", "options": value}, form_of(run_stage), raise_on_error=True)
 
 
 class NoBlocks:

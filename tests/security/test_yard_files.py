@@ -46,9 +46,17 @@ def test_every_other_recipe_lies_in_the_yard(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("umask", "mode"), [(0o022, 0o750), (0o002, 0o770), (0o077, 0o700), (0o000, 0o777)]
+    ("umask", "mode"),
+    [
+        (0o022, 0o700),
+        (0o027, 0o700),
+        (0o077, 0o700),
+        (0o002, 0o770),
+        (0o007, 0o770),
+        (0o000, 0o777),
+    ],
 )
-def test_a_run_folder_is_closed_to_others_and_what_is_above_it_as_usual(
+def test_a_run_folder_is_its_owners_alone_unless_others_may_write_and_what_is_above_it_as_usual(
     tmp_path: Path, umask: int, mode: int
 ) -> None:
     before = os.umask(umask)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from trainyard.errors import ConfigError
@@ -60,6 +61,15 @@ def has_credentials(text: str) -> bool:
     """Whether a URL in a text of any kind, such as lines of TOML, has a user or a password."""
     words = re.split(r"[\s\"'<>]", text)
     return any(_has_user(rest) for word in words for rest in word.split("://")[1:])
+
+
+def hold_credentials(value: Any) -> bool:
+    """Whether `has_credentials` holds for a text in a value: keys and values of tables, lists."""
+    if isinstance(value, str):
+        return has_credentials(value)
+    if isinstance(value, Mapping):
+        return any(hold_credentials(one) for item in value.items() for one in item)
+    return isinstance(value, list | tuple) and any(map(hold_credentials, value))
 
 
 def _has_secret(url: str) -> bool:

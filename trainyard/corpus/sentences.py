@@ -72,7 +72,7 @@ def _warn_of_version(found: str) -> None:
 
 def model_folder(lang: str) -> Path:
     """The folder of the model of a language; ConfigError when it is missing."""
-    if not re.fullmatch(r"[\w-]+", lang):
+    if not re.fullmatch(r"[\w-]{1,64}", lang):
         raise ConfigError(f"--lang {lang!r} is not the name of a language, such as english")
     places = _places()
     for place in places:

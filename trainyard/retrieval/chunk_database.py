@@ -86,6 +86,15 @@ class ChunkDatabase:
         found: NDArray[np.uint32] = self.chunks[numbers]
         return found
 
+    def check_neighbors(self, ids: Ints, table_url: str) -> None:
+        """Raise ArtifactError unless these neighbours of a table are chunks, or `NO_CHUNK`."""
+        bad = ids[(ids < NO_CHUNK) | (ids >= len(self))]
+        if bad.size:
+            raise ArtifactError(
+                f"{table_url}: it has neighbour {bad[0]}, and {self.url} has {len(self)} chunks, "
+                "from 0; the table is damaged or of another database: run faiss_query again"
+            )
+
     def continuations(self, ids: ArrayLike) -> Ints:
         """The chunk after each of these in its document; `NO_CHUNK` after the last chunk of a
         document, and for `NO_CHUNK`."""

@@ -8,15 +8,18 @@ one."""
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import faiss
 import numpy as np
+from numpy.random import default_rng  # loads now, before the trial of an index is confined
 from numpy.typing import NDArray
 
 from trainyard.errors import ArtifactError, ConfigError
@@ -33,7 +36,7 @@ Codes = NDArray[np.uint8]
 PRODUCT_CENTROIDS = 256
 """Vectors that a product quantizer of 8 bits needs at least."""
 
-WRITE_BYTES = 1 << 22
+READ_BYTES = WRITE_BYTES = 1 << 22
 
 TABLE_BYTES = 1 << 31
 
@@ -239,11 +242,19 @@ def read(path: Path) -> Any:
 
 def load(path: Path) -> Any:
     """As `read`, in this process at once; a forged file may crash it."""
+    with path.open("rb") as file:
+        return load_from(file.fileno(), path)
+
+
+def load_from(descriptor: int, path: Path) -> Any:
+    """As `load`, of an open file, of which nothing was read yet."""
     # Beyond the lists in the file, faiss computes tables of up to 2 GiB.
-    faiss.set_deserialization_vector_byte_limit(TABLE_BYTES + 2 * path.stat().st_size)
+    size = os.fstat(descriptor).st_size
+    faiss.set_deserialization_vector_byte_limit(TABLE_BYTES + 2 * size)
     with _refusing(path):
+        reader = faiss.PyCallbackIOReader(partial(os.read, descriptor), READ_BYTES)  # type: ignore[attr-defined, unused-ignore]
         # Lists on disk are in a file that the index names: it is opened for reading, and refused.
-        index = faiss.read_index(str(path), faiss.IO_FLAG_READ_ONLY)
+        index = faiss.read_index(reader, faiss.IO_FLAG_READ_ONLY)
         _refuse_others(index)
         if not index.d:
             raise ValueError("its vectors have no dimensions")
@@ -281,7 +292,7 @@ def use(index: Any, path: Path, count: int, k: int) -> None:
 
     Raises ArtifactError if that fails."""
     with _refusing(path):
-        vectors = np.random.default_rng(0).standard_normal((count, index.d), np.float32)
+        vectors = default_rng(0).standard_normal((count, index.d), np.float32)
         if facts(index).has_codes:
             add_codes(index, encode(index, vectors))
         elif not index.ntotal:  # some graphs are filled once
@@ -361,4 +372,6 @@ def _threads(count: int) -> Iterator[None]:
 def _faiss_words(error: BaseException) -> str:
     """The reason in an error of faiss, without the place in its sources."""
     text = " ".join(str(error).split())
+    if "could not open" in text:
+        return "its lists are not in the file itself"
     return _PLACE.sub("", text) or type(error).__name__

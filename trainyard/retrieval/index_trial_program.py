@@ -1,10 +1,12 @@
 """The program that tries an index of faiss: it reads the file, adds some vectors and searches them.
 
-    argv[1]  the file
+    stdin    the file
+    argv[1]  its path, for messages
     argv[2]  seconds of a processor that it may take
     stdout   why it is refused, with exit status 1
 
-Memory is bounded by the size of the file. A crash ends this process alone."""
+Before the first byte, the process gives up network, files and writes, and memory beyond a limit by
+the size of the file. A crash ends this process alone."""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import resource
 import sys
 from pathlib import Path
 
+from trainyard.confinement import confine, leave_network
 from trainyard.errors import ArtifactError
 from trainyard.retrieval import index as faiss_index
 
@@ -20,17 +23,18 @@ BASE_BYTES = 4 << 30
 """Address space beyond that of the libraries, for the tables that faiss computes."""
 VECTORS = 1024
 NEIGHBORS = 5
+STDIN = 0
 
 
 def main() -> None:
     """Try the index; on an error, print it and exit with 1."""
     path, seconds = Path(sys.argv[1]), int(sys.argv[2])
-    _limit(resource.RLIMIT_AS, _address_space() + BASE_BYTES + 4 * path.stat().st_size)
-    _limit(resource.RLIMIT_CPU, seconds)
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_FSIZE, 0)
+    size = os.fstat(STDIN).st_size
+    leave_network()
+    confine(_address_space() + BASE_BYTES + 4 * size, seconds)
     try:
-        faiss_index.use(faiss_index.load(path), path, VECTORS, NEIGHBORS)
+        index = faiss_index.load_from(STDIN, path)
+        faiss_index.use(index, path, VECTORS, NEIGHBORS)
     except ArtifactError as error:
         os.write(1, str(error).encode())
         os._exit(1)
@@ -44,12 +48,6 @@ def _address_space() -> int:
     except OSError:
         return 0
     return pages * resource.getpagesize()
-
-
-def _limit(kind: int, wanted: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(kind, (limit, limit))
 
 
 if __name__ == "__main__":

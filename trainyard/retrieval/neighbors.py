@@ -85,11 +85,9 @@ class NeighborsDocument:
             values = dict(document)
             if values.pop("format_version") != FORMAT_VERSION:
                 raise ValueError("another version")
-            identity = SamplesIdentity.from_document(values.pop("samples"))
+            samples = check_fields(SamplesIdentity.from_document(values.pop("samples")))
             sets = tuple(values.pop("evaluation_sets"))
-            return check_fields(
-                NeighborsDocument(samples=check_fields(identity), evaluation_sets=sets, **values)
-            )
+            return check_fields(NeighborsDocument(samples=samples, evaluation_sets=sets, **values))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
                 f"{where}: does not describe a table of neighbours ({error!r}); run faiss_query "
@@ -169,8 +167,10 @@ class Neighbors:
         if bad.size:
             raise IndexError(f"chunk {bad[0]} of {self.url}: there are {len(self)}, from 0")
         flat = numbers.ravel()
-        out = np.empty((len(flat), self.k), dtype)
         places = np.searchsorted(self._starts, flat, "right") - 1
+        if flat.size:
+            self._block(int(places[0]), name)  # refuses another k, before there is room for it
+        out = np.empty((len(flat), self.k), dtype)
         for block in np.unique(places).tolist():
             mine = places == block
             out[mine] = self._block(block, name)[flat[mine] - self._starts[block]]
@@ -195,12 +195,20 @@ class Neighbors:
             self._compared.add(block)
 
     def check(self, samples: SamplesIdentity, database_digest: str | None = None) -> None:
-        """Raise ConfigError unless the table is of these samples, and of this database."""
+        """Raise ConfigError unless the table is of these samples, and of this database.
+
+        Raises ArtifactError for a table of fewer or more chunks than its samples have."""
         mine = self.document
         if different := mine.samples.difference(samples):
             raise ConfigError(
                 f"{self.url}: neighbours of other samples than those of this training "
                 f"({different}); run retro_embed and faiss_query with the options of the training"
+            )
+        num_chunks = samples.num_samples * (samples.seq_length // samples.chunk_length)
+        if len(self) != num_chunks:
+            raise ArtifactError(
+                f"{self.url}: neighbours of {len(self)} chunks, and its samples have {num_chunks}; "
+                "the table is damaged: run faiss_query again"
             )
         if database_digest is not None and mine.database_digest != database_digest:
             raise ConfigError(

@@ -101,10 +101,15 @@ class ProjectConfig:
         parse_split(self.retro_gpt_split, "retro_gpt_split")
         if not parse_blend(self.retro_gpt_data_path, "retro_gpt_data_path"):
             raise ConfigError("retro_gpt_data_path names no token files")
-        for split in self.retro_neighbor_dirs:
+        for split, folder in self.retro_neighbor_dirs.items():
             if split not in SPLIT_NAMES:
                 raise ConfigError(
                     f"retro_neighbor_dirs: unknown split {split!r}; {suggest(split, SPLIT_NAMES)}"
+                )
+            if folder is not None and ".." in folder.split("/"):
+                raise ConfigError(
+                    f"retro_neighbor_dirs: {folder!r} is not below PROJECT/query; name a folder "
+                    "there, such as 'train'"
                 )
 
     @property

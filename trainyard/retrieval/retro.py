@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from trainyard.artifacts import inputs
 from trainyard.config import suggest
 from trainyard.datasets.config import SPLIT_NAMES
-from trainyard.errors import ConfigError
+from trainyard.errors import ConfigError, DataError
 from trainyard.logging import one_line
 from trainyard.retrieval.chunk_database import NO_CHUNK, ChunkDatabase
 from trainyard.retrieval.neighbors import Neighbors
@@ -81,9 +81,17 @@ class Retro:
         return build_tokenizer(self.project.bert_tokenizer())
 
     def gpt_to_text(self, token_ids: ArrayLike) -> str:
-        """The text of GPT tokens; padding of a last sample has none."""
+        """The text of GPT tokens; padding of a last sample has none.
+
+        Raises DataError for a token that the tokenizer does not have."""
         ids = np.asarray(token_ids, np.int64).ravel()
-        return self.gpt_tokenizer.decode(ids[ids != NO_TOKEN].tolist())
+        ids, size = ids[ids != NO_TOKEN], self.gpt_tokenizer.vocab_size
+        if (wrong := ids[(ids < 0) | (ids >= size)]).size:
+            raise DataError(
+                f"token {wrong[0]}: the tokenizer of {self.project.url} has {size}, from 0; the "
+                "token files are of another one, or the token was mistyped"
+            )
+        return self.gpt_tokenizer.decode(ids.tolist())
 
     def text_to_bert(self, text: str) -> Ints:
         """(n,) BERT tokens of a text, without [CLS] and [SEP]."""
@@ -246,7 +254,10 @@ class Retro:
 
     def _neighbors_of(self, split: str, numbers: Ints) -> Ints:
         """(n, k) the neighbours that training takes."""
-        return self._neighbors(split).rows(numbers)[:, : self.project.config.num_neighbors]
+        table = self._neighbors(split)
+        ids = table.rows(numbers)[:, : self.project.config.num_neighbors]
+        self._database.check_neighbors(ids, table.url)
+        return ids
 
     def _with_next(self, ids: Ints) -> Ints:
         """(..., 2 m) tokens of chunks and their continuations, padded with the end of document."""

@@ -59,10 +59,11 @@ class RetroSamples:
 
     def neighbors_of(self, samples: Ints) -> tuple[Ints, Ints]:
         """Tokens (n, l, k, r) of the neighbours of these samples, padded with 0, and their lengths
-        (n, l, k)."""
+        (n, l, k). Raises ArtifactError for a neighbour that is no chunk of the database."""
         shape = self.shape
         numbers = samples[:, None] * shape.chunks_per_sample + np.arange(shape.chunks_per_sample)
         chunk = self.neighbors.rows(numbers)[..., : shape.num_neighbors]  # (n, l, k)
+        self.database.check_neighbors(chunk, self.neighbors.url)
         chain = [chunk]
         for _ in range(shape.num_retrieved_chunks - 1):
             chunk = self.database.continuations(chunk)

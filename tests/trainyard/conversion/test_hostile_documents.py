@@ -244,3 +244,69 @@ def test_a_bert_that_cannot_be_is_refused(
     (folder / "config.json").write_text(json.dumps({**BERT, **changes}))
     with pytest.raises((ArtifactError, ConfigError), match=f"config.json.*{words}"):
         open_huggingface(str(folder))
+
+
+# --- T5 -----------------------------------------------------------------------------------------
+
+T5: dict[str, Any] = {
+    "model_type": "t5",
+    "architectures": ["T5ForConditionalGeneration"],
+    "d_model": H,
+    "d_kv": 4,
+    "d_ff": F,
+    "num_layers": 1,
+    "num_decoder_layers": 1,
+    "num_heads": 2,
+    "vocab_size": ROWS,
+    "feed_forward_proj": "relu",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_layers": 10**9}, "says 1000000000 layers"),
+        ({"num_decoder_layers": 10**9}, "says 1000000000 layers"),
+        ({"num_decoder_layers": 4000}, "layers, and there are 11 tensors"),
+        ({"num_decoder_layers": -1}, ""),
+        ({"num_decoder_layers": [1]}, "wanted int"),
+        ({"num_layers": True}, "wanted int"),
+        ({"d_model": -8}, "--hidden-size must be above 0"),
+        ({"d_model": 2**60}, "--hidden-size must be at most"),
+        ({"d_model": None}, ""),
+        ({"d_ff": 2**62}, "--ffn-hidden-size must be at most"),
+        ({"d_kv": 2**61}, "--kv-channels must be at most"),
+        ({"d_kv": 0}, ""),
+        ({"num_heads": 0}, ""),
+        ({"vocab_size": 2**62}, "describes a model of .* parameters"),
+        ({"n_positions": 2**40}, "must be at most"),
+        ({"n_positions": -1}, ""),
+        ({"relative_attention_num_buckets": 2**40}, ""),
+        ({"relative_attention_num_buckets": 0}, ""),
+        ({"relative_attention_num_buckets": 2**31 - 1}, ""),
+        ({"relative_attention_max_distance": -1}, ""),
+        ({"relative_attention_max_distance": 2**62}, ""),
+        ({"layer_norm_epsilon": -1.0}, "--norm-epsilon must be above 0"),
+        ({"dropout_rate": 2.0}, "--hidden-dropout must be in"),
+        ({"dropout_rate": [1]}, "wanted float"),
+        ({"feed_forward_proj": ["relu"]}, "reads only"),
+        ({"feed_forward_proj": "os.system"}, "reads only"),
+        ({"is_encoder_decoder": []}, "reads only True"),
+        ({"scale_decoder_outputs": "yes"}, "wanted bool"),
+        ({"tie_word_embeddings": 1}, "wanted bool"),
+        ({"architectures": {"a": 1}}, "architectures is"),
+        ({"auto_map": {"AutoModel": "evil.Evil"}}, "does not know auto_map"),
+    ],
+    ids=str,
+)
+def test_a_t5_that_cannot_be_is_refused(folder: Path, changes: dict[str, Any], words: str) -> None:
+    (folder / "config.json").write_text(json.dumps({**T5, **changes}))
+    with pytest.raises((ArtifactError, ConfigError), match=f"config.json.*{words}") as caught:
+        open_huggingface(str(folder))
+    assert " missing:" not in str(caught.value)  # else it was refused for its tensors alone
+
+
+def test_any_other_t5_is_refused_for_its_tensors(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(T5))
+    with pytest.raises(ArtifactError, match="26 missing:"):
+        open_huggingface(str(folder))

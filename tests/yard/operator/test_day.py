@@ -226,9 +226,11 @@ def by_the_form(day: Day, generation: str, document: str) -> str:
 def without_a_password(day: Day) -> None:
     """The server takes no run with a password, and keeps nothing of it."""
     before = len(day.runs("run-stage/site"))
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        day.server.begin("run-stage/site", stage="plan", config="s3://key:hunter2@host/plan.toml")
-    assert refused.value.code in (409, 422)
+    url = "s3://key:hunter2@host/plan.toml"
+    for given in ({"config": url}, {"options": {"input": [{"of": url}]}}):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            day.server.begin("run-stage/site", stage="plan", **given)
+        assert refused.value.code in (409, 422)
     assert len(day.runs("run-stage/site")) == before
 
 

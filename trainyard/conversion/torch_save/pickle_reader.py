@@ -18,16 +18,15 @@ limit."""
 
 from __future__ import annotations
 
-import ctypes
 import io
 import json
 import os
 import pickle
-import resource
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainyard import confinement
 from trainyard.conversion.torch_save.pickle_names import (
     ANYTHING,
     CONTAINERS,
@@ -46,8 +45,6 @@ MAX_DEPTH = 120
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
-
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 
 
 class Unpickler(pickle.Unpickler):
@@ -159,38 +156,9 @@ def _name_of(value: type | Call) -> str:
 # --- the process ------------------------------------------------------------------------------
 
 
-def leave_network() -> str:
-    """Move into a network namespace without interfaces, if the system allows it.
-
-    Otherwise sockets still fail, since `confine` allows no further file descriptor. Returns how
-    the network is cut off."""
-    try:
-        unshare = ctypes.CDLL(None, use_errno=True).unshare
-        for flags in (CLONE_NEWNET, CLONE_NEWUSER | CLONE_NEWNET):
-            if unshare(flags) == 0:
-                return "in a network namespace of its own"
-    except (OSError, AttributeError):
-        pass
-    return "with sockets refused"
-
-
 def confine(limits: Mapping[str, int]) -> None:
     """Bound memory and time, and refuse files, sockets, processes and imports from here on."""
-    wanted = {
-        resource.RLIMIT_AS: limits["memory_bytes"],
-        resource.RLIMIT_CPU: limits["cpu_seconds"],
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NOFILE: 3,
-    }
-    for kind, wanted_limit in wanted.items():
-        hard = resource.getrlimit(kind)[1]
-        limit = wanted_limit if hard == resource.RLIM_INFINITY else min(wanted_limit, hard)
-        try:
-            resource.setrlimit(kind, (limit, limit))
-        except (OSError, ValueError):
-            if kind != resource.RLIMIT_AS:  # some systems do not have this limit
-                raise
+    confinement.confine(limits["memory_bytes"], limits["cpu_seconds"])
     sys.addaudithook(_refuse_events)
 
 
@@ -255,7 +223,7 @@ def main() -> None:
     limits, allow = task["limits"], tuple(task["allow"])
     data = sys.stdin.buffer.read(limits["input_bytes"] + 1)
     json.dumps({"warm": [1.5, None, "\u00e9"]})  # triggers late imports now, before `confine`
-    network = leave_network()
+    network = confinement.leave_network()
     try:
         confine(limits)
         if len(data) > limits["input_bytes"]:

@@ -9,18 +9,15 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
+from trainyard.confinement import answer_of, environment, is_out_of_time
 from trainyard.conversion.torch_save import pickle_reader
 from trainyard.errors import ArtifactError, InfrastructureError
 
@@ -37,9 +34,6 @@ MAX_BATCH = 50_000
 """Most pickles of single tensors for one process."""
 
 TIMEOUT_SECONDS = 300
-
-ROOT = str(Path(pickle_reader.__file__).parents[3])
-"""The folder of this package: the process's whole PYTHONPATH."""
 
 LIMITS = {
     "input_bytes": MAX_PICKLE_BYTES,
@@ -216,14 +210,14 @@ def _ask(data: bytes | bytearray | memoryview, task: str, url: str) -> dict[str,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                env=_environment(),
+                env=environment(),
                 start_new_session=True,
             )
         except OSError as error:
             raise InfrastructureError(
                 f"cannot start a process that reads {url}: {error}"
             ) from error
-        text = _answer_of(process)
+        text = answer_of(process, TIMEOUT_SECONDS, MAX_ANSWER_BYTES)
     if process.returncode or len(text) > MAX_ANSWER_BYTES:
         raise ArtifactError(f"{url}: its pickle is refused: {_end_of(process.returncode)}")
     try:
@@ -235,30 +229,8 @@ def _ask(data: bytes | bytearray | memoryview, task: str, url: str) -> dict[str,
     return answer
 
 
-def _environment() -> dict[str, str]:
-    """The environment: only what Python needs to start, and no secrets."""
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    return {**kept, "PYTHONPATH": ROOT}
-
-
-def _answer_of(process: subprocess.Popen[bytes]) -> bytes:
-    timer = threading.Timer(TIMEOUT_SECONDS, process.kill)
-    timer.start()
-    try:
-        assert process.stdout is not None
-        text = process.stdout.read(MAX_ANSWER_BYTES + 1)
-        if len(text) > MAX_ANSWER_BYTES:
-            process.kill()
-        process.wait()
-    finally:
-        timer.cancel()
-        process.kill()
-        process.communicate()
-    return text
-
-
 def _end_of(status: int) -> str:
-    if status in (-signal.SIGXCPU, -signal.SIGKILL):
+    if is_out_of_time(status):
         return "it takes more time than a checkpoint needs"
     return f"its reader ended with status {status}"
 

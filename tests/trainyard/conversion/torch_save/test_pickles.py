@@ -24,8 +24,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
+from trainyard.confinement import ROOT
 from trainyard.conversion.torch_save.pickle_names import ANYTHING
-from trainyard.conversion.torch_save.pickles import ROOT, Dtype, Recorded, unpickle, unpickle_all
+from trainyard.conversion.torch_save.pickles import Dtype, Recorded, unpickle, unpickle_all
 from trainyard.errors import ArtifactError
 
 
@@ -144,7 +145,7 @@ def test_the_reader_has_neither_files_nor_network_nor_processes(tmp_path: Path) 
     program.write_text(
         "import os, socket, subprocess\n"
         "from trainyard.conversion.torch_save import pickle_reader as inside\n"
-        "print(inside.leave_network(), flush=True)\n"
+        "print(inside.confinement.leave_network(), flush=True)\n"
         "inside.confine({'memory_bytes': 2**30, 'cpu_seconds': 10})\n"
         "tries = [lambda: open('/etc/passwd'), lambda: socket.socket(), os.fork,\n"
         "         lambda: os.system('true'), lambda: __import__('ftplib'),\n"
