@@ -7,9 +7,11 @@ import logging
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stages.faiss_add.config import FaissAddConfig
 from stages.runtime.context import StageRun
@@ -59,7 +61,7 @@ def run(config: FaissAddConfig, stage: StageRun) -> dict[str, Any]:
     _fill(index, blocks, stage)
     seconds = time.monotonic() - began
 
-    recall, milliseconds = _recall(config, index, blocks)
+    recall, costs = _recall(config, index, blocks)
     chosen = recall.cheapest(config.target_recall)
     if config.retro_query_nprobe is not None:
         chosen = next(s for s in recall.curve if s.nprobe == _nprobe_given(config, document))
@@ -79,7 +81,7 @@ def run(config: FaissAddConfig, stage: StageRun) -> dict[str, Any]:
         "add_seconds": seconds,
         "recall": chosen.recall,
         "nprobe": chosen.nprobe,
-        "milliseconds_per_query": milliseconds,
+        **costs,
         **({} if sizes is None else _balance(sizes)),
     }
 
@@ -135,8 +137,9 @@ def _read_codes(stage: StageRun, name: str, count: int) -> faiss_index.Codes:
 
 def _recall(
     config: FaissAddConfig, index: Any, blocks: EmbeddingBlocks
-) -> tuple[Recall, dict[str, float]]:
-    """Recall for several numbers of lists, and milliseconds of a query for each."""
+) -> tuple[Recall, dict[str, dict[str, float]]]:
+    """Recall for several numbers of lists; for each, milliseconds of a query, and bytes of vectors
+    that it compares with."""
     ids = sample_ids(blocks.num_vectors, config.recall_sample, config.seed)
     queries = blocks.rows(ids)
     k = min(config.retro_query_num_neighbors_save, max(blocks.num_vectors - 1, 1))
@@ -144,20 +147,25 @@ def _recall(
     nprobes = sorted(
         {min(n, max(num_lists, 1)) for n in (*NPROBES, config.retro_query_nprobe or 1)}
     )
-    found, milliseconds = [], {}
+    found: list[NDArray[np.int64]] = []
+    milliseconds: dict[str, float] = {}
+    read: dict[str, float] = {}
     for nprobe in nprobes:
-        began = time.monotonic()
-        _, neighbors = faiss_index.search(
-            index, queries, k + 1, nprobe, config.retro_query_ef_search
+        search = partial(
+            faiss_index.search, index, queries, k + 1, nprobe, config.retro_query_ef_search
         )
+        began = time.monotonic()
+        (_, neighbors), compared = faiss_index.count_compared(index, search)
         milliseconds[str(nprobe)] = round(1000 * (time.monotonic() - began) / len(ids), 4)
+        read[str(nprobe)] = round(compared * faiss_index.vector_bytes(index) / len(ids))
         found.append(drop_self(neighbors, ids))
     shares = measure_recall(queries, ids, np.stack(found), blocks.read(ROWS))
     curve = tuple(
         SearchRecall(nprobe=nprobe, recall=round(share, 6))
         for nprobe, share in zip(nprobes, shares, strict=True)
     )
-    return Recall(neighbors=k, sample=len(ids), seed=config.seed, curve=curve), milliseconds
+    recall = Recall(neighbors=k, sample=len(ids), seed=config.seed, curve=curve)
+    return recall, {"milliseconds_per_query": milliseconds, "bytes_per_query": read}
 
 
 def _nprobe_given(config: FaissAddConfig, document: IndexDocument) -> int:

@@ -18,8 +18,9 @@ import jinja2
 from stages.report import lineage_picture
 from stages.report.config import MAX_SAMPLES
 from stages.report.facts import Card, Sample, Save, Step
+from stages.report.retrieval import Retrieval, Search
 from trainyard.charts import numbers
-from trainyard.charts.line_chart import LineChart, Series, finite, line_chart
+from trainyard.charts.line_chart import Axis, LineChart, Series, finite, line_chart
 from trainyard.charts.markup import Markup, printable
 from trainyard.charts.numbers import NARROW, is_number, three, whole
 from trainyard.version import VERSION
@@ -92,6 +93,9 @@ def render(card: Card) -> str:
         stats=list(stats(card)),
         loss=loss_chart(card),
         small_charts=small_charts(card),
+        recall_charts=recall_charts(card.retrieval),
+        recall_rows=recall_rows(card.retrieval),
+        retrieval_lead=retrieval_lead(card.retrieval),
         samples=[sample_text(sample) for sample in card.samples],
         samples_lead=samples_lead(card),
         evaluation_labels=EVALUATION,
@@ -119,7 +123,12 @@ def _entries(value: Any) -> list[dict[str, Any]]:
 
 
 def headline(card: Card) -> str:
-    """What was trained, in a sentence."""
+    """What was trained, or else found, in a sentence."""
+    if card.retrieval is not None and not card.of_training:
+        table, index = card.retrieval.table, card.retrieval.index
+        among = index.get("num_vectors")
+        of_all = f" among {numbers.scaled(among)}" if is_number(among) else ""
+        return f"Neighbours of {numbers.scaled(table['num_chunks'])} chunks{of_all}"
     count, tokens, seconds = card.num_parameters, card.tokens, card.training_seconds
     model = f"{numbers.scaled(count)} parameters" if count else "A model"
     data = f" on {numbers.scaled(tokens)} tokens" if tokens else ""
@@ -148,10 +157,28 @@ def stats(card: Card) -> Iterator[Stat]:
         yield Stat("Tokens seen", numbers.scaled(card.tokens), steps)
     if (speed := card.training_speed) is not None:
         yield Stat("Training speed", numbers.scaled(speed), "tokens/s, median")
+    yield from _retrieval(card)
     if card.total_seconds:
         stages = len({a.stage for a in card.lineage.artifacts if a.seconds is not None})
         more = f"in {stages} stages" if stages > 1 else "in one stage"
         yield Stat("All together", numbers.duration(card.total_seconds), more)
+
+
+def _retrieval(card: Card) -> Iterator[Stat]:
+    """Recall and neighbours, on a card without a training."""
+    if card.retrieval is None or card.of_training:
+        return
+    chosen = next((one for one in card.retrieval.searches if one.is_default), None)
+    if chosen is not None:
+        neighbors = card.retrieval.index["recall"].get("neighbors", "")
+        yield Stat(f"Recall@{neighbors}", numbers.fixed(3)(chosen.recall), _lists(chosen), css="b")
+    mean, most = (card.retrieval.table.get(key) for key in ("mean_neighbors", "num_neighbors"))
+    if is_number(mean):
+        yield Stat("Neighbours of a chunk", numbers.three(mean), f"of {most}, the mean")
+
+
+def _lists(search: Search) -> str:
+    return f"{whole(search.nprobe)} list{'s' if search.nprobe > 1 else ''} searched"
 
 
 def _validation(first: Step, last: Step) -> Iterator[Stat]:
@@ -212,6 +239,62 @@ def small_charts(card: Card) -> list[LineChart]:
 
 def _drawn(*charts: LineChart | None) -> list[LineChart]:
     return [chart for chart in charts if chart is not None]
+
+
+# --- retrieval ----------------------------------------------------------------------------------
+
+TIME = Axis("time of a query", numbers.milliseconds, numbers.milliseconds, is_log=True)
+BYTES = Axis("bytes compared", numbers.size, numbers.size, is_log=True)
+
+
+def recall_charts(retrieval: Retrieval | None) -> list[LineChart]:
+    """Recall against the time of a query, and against what it reads, for numbers of lists."""
+    searches = retrieval.searches if retrieval else ()
+    if len(searches) < 2:
+        return []
+    by_time = [(s.milliseconds / 1e3, s.recall) for s in searches if s.milliseconds]
+    by_bytes = [(s.bytes, s.recall) for s in searches if s.bytes]
+
+    def chart(title: str, points: list[tuple[float, float]], axis: Axis, css: str) -> Any:
+        series = Series("recall", tuple(sorted(points)), css, dots=True)
+        return line_chart(title, [series], numbers.fixed(3), from_zero=True, axis=axis)
+
+    return _drawn(
+        chart("Recall by time of a query", by_time, TIME, "a"),
+        chart("Recall by bytes compared with a query", by_bytes, BYTES, "c"),
+    )
+
+
+def recall_rows(retrieval: Retrieval | None) -> list[list[str]]:
+    """A row for each number of lists: it, recall, time, bytes, and which is searched by default."""
+    return [
+        [
+            whole(one.nprobe),
+            numbers.fixed(3)(one.recall),
+            "" if one.milliseconds is None else numbers.milliseconds(one.milliseconds / 1e3),
+            "" if one.bytes is None else numbers.size(one.bytes),
+            "default" if one.is_default else "",
+        ]
+        for one in (retrieval.searches if retrieval else ())
+    ]
+
+
+def retrieval_lead(retrieval: Retrieval | None) -> str:
+    """The index and the table, in sentences."""
+    if retrieval is None:
+        return ""
+    index, table, parts = retrieval.index, retrieval.table, []
+    if index:
+        parts.append(f"Index {index.get('index_str')}: {index.get('reason')}.")
+    else:
+        parts.append("The index was rebuilt since, so its recall is not shown.")
+    fewer, none = (table.get(key) for key in ("share_fewer", "share_none"))
+    if is_number(fewer) and is_number(none):
+        parts.append(
+            f"{numbers.percent(fewer)} of the chunks have fewer than {table.get('num_neighbors')} "
+            f"neighbours, {numbers.percent(none)} have none."
+        )
+    return " ".join(parts)
 
 
 # --- samples ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,9 @@ from trainyard.retrieval.index_trial import try_index
 from trainyard.retrieval.vectors import Vectors
 
 log = logging.getLogger(__name__)
+
+Found = tuple[Vectors, NDArray[np.int64]]
+"""Squared distances and ids, both [queries, k]."""
 
 Codes = NDArray[np.uint8]
 """[vectors, code bytes]"""
@@ -165,6 +168,30 @@ def search(
         space.set_index_parameter(index, "efSearch", max(ef_search, k))
     distances, ids = index.search(queries, k)
     return distances, ids
+
+
+def count_compared(index: Any, search: Callable[[], Found]) -> tuple[Found, int]:
+    """What a search returned, and the vectors that it compared with its queries, those of lists and
+    graphs by faiss's own counters."""
+    counters = faiss.cvar.indexIVF_stats, faiss.cvar.hnsw_stats
+    for counter in counters:
+        counter.reset()
+    found = search()
+    of_lists, of_graph = (int(counter.ndis) for counter in counters)
+    if _lists(index) is not None:
+        return found, of_lists
+    if isinstance(_inner(index), faiss.IndexHNSW):
+        return found, of_graph
+    return found, index.ntotal * len(found[0])
+
+
+def vector_bytes(index: Any) -> int:
+    """What an index holds of a vector to compare it with a query."""
+    inner = _inner(index)
+    if isinstance(inner, faiss.IndexHNSW):
+        inner = faiss.downcast_index(inner.storage)
+    size = getattr(inner, "code_size", 0)  # without codes: the vector itself
+    return int(size) or 4 * int(inner.d)
 
 
 def list_sizes(index: Any) -> NDArray[np.int64] | None:
