@@ -48,7 +48,8 @@ def write_tokens(setting: Setting, num_chunks: int) -> str:
     if (target / "corpus.idx").exists():
         return prefix
     target.mkdir(exist_ok=True)
-    documents = [next(iter(d)) for d in IndexedDataset(token_files(setting, setting.corpus)).documents()]
+    corpus = IndexedDataset(token_files(setting, setting.corpus))
+    documents = [next(iter(document)) for document in corpus.documents()]
     words = np.concatenate([document[:-1] for document in documents])
     random, left = np.random.default_rng(1), num_chunks
     with Path(f"{prefix}.bin").open("wb") as out, Path(f"{prefix}.tmp").open("wb") as idx:

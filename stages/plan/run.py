@@ -196,7 +196,9 @@ def detail_lines(config: PlanConfig) -> list[str]:
         return []
     kinds = ("parameters", "gradients", "optimizer", "activations", "logits")
     parts = [f"{kind} {getattr(detail, kind) / GIBIBYTE:.2f}" for kind in kinds]
-    where = "" if detail.stage == "only" else f" of the {detail.stage} stage"
+    named = detail.stage in ("first", "last")
+    stage = f" of the {detail.stage} stage" if named else f" of stage {detail.stage}"
+    where = "" if detail.stage == "only" else stage
     return [
         f"Memory of a device{where}, tensor by tensor, without workspaces: "
         f"{detail.total / GIBIBYTE:.2f} GiB",

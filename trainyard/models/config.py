@@ -275,9 +275,22 @@ class TransformerConfig:
         """How many of these layers attend to another sequence as well."""
         return 0
 
+    def num_inner_layers(self, layers: range) -> int:
+        """Layers of modules inside of these, such as an encoder of neighbours."""
+        return 0
+
     def equal_layers(self, layers: range) -> float:
         """Layers over all tokens that cost as much as these, for estimates."""
         return float(len(layers))
+
+    def busiest_layers(self, count: int) -> range:
+        """Of pipeline stages with so many layers, those of the one that keeps most for a sample."""
+        return range(count)
+
+    @property
+    def final_norms(self) -> int:
+        """Norms behind the last layer of a stack."""
+        return 1
 
     def cross_params(self) -> int:
         """Trained parameters of the cross-attention of a layer and its norm."""

@@ -78,7 +78,8 @@ class ParallelLayout:
     def equal_layers(self, config: TransformerConfig) -> float:
         """`layers_as_on_first` by what they keep, where layers differ."""
         on_first = -(-self.layers_as_on_first(config) // self.pp)
-        return config.equal_layers(range(on_first)) * self.layers_as_on_first(config) / on_first
+        busiest = config.equal_layers(config.busiest_layers(on_first))
+        return busiest * self.layers_as_on_first(config) / on_first
 
     def activation_growth(self, config: TransformerConfig) -> tuple[float, int]:
         """(growth under the interleaved schedule, micro-batches in flight on the first stage)."""

@@ -75,8 +75,11 @@ def count_parameters(
         expert_ffn = moe.moe_ffn_hidden_size or config.ffn_size
         expert = h * expert_ffn * (3 if config.gated else 2)
         dense, experts, router = 0, moe.num_experts, moe.num_experts * h
-    replicated = layers * (2 * norm + router) + (1 + bool(across)) * norm + across * norm
+    replicated = layers * (2 * norm + router) + config.final_norms * norm + across * norm
     split = layers * (attention + dense) + across * attention
+    inner = config.num_inner_layers(range(layers))  # on one stage, the first of them with cross
+    inner_replicated = inner * 2 * norm + bool(inner) * norm
+    inner_split = inner * (attention + dense) + bool(inner) * attention
     embedding = padded_vocab_size * h
     expert_shards = layout.ep * (layout.expert_tp or layout.tp)
     block_shard = (
@@ -87,12 +90,14 @@ def count_parameters(
         first = layout.layers_as_on_first(config) / layers
         other_shard *= (layout.pp - first) / (layout.pp - 1)  # on average
         block_shard *= first
+    block_shard += inner_split / layout.tp + inner_replicated
+    block = split + inner_split + replicated + inner_replicated
     tables = 2 if config.untie_embeddings_and_output_weights else 1
     tables_here = tables if layout.pp == 1 else 1
     visited = moe.moe_router_topk if experts else 0
     return ParameterCount(
-        transformer_block=split + layers * experts * expert + replicated,
-        active_transformer_block=split + layers * visited * expert + replicated,
+        transformer_block=block + layers * experts * expert,
+        active_transformer_block=block + layers * visited * expert,
         embedding=tables * embedding,
         most_loaded_shard=block_shard + tables_here * embedding / layout.tp,
         other_shards=other_shard if layout.pp > 1 else None,
@@ -118,7 +123,7 @@ def activation_bytes(
 def activation_memory(
     config: TransformerConfig, padded_vocab_size: int, layout: ParallelLayout
 ) -> ActivationMemory:
-    """Activations on the first stage.
+    """Activations on the first stage, or on the one that keeps more for a sample.
 
     Exact for sequence parallelism with selective recomputation; every other setting is estimated
     as attention that does not keep its s x s scores, plus 5 %."""
@@ -158,6 +163,7 @@ def full_recompute_bytes(
     penalty, in_flight = layout.activation_growth(config)
     inputs *= penalty if layout.is_interleaved else in_flight / layout.pp
     one_layer = activation_memory(config, padded_vocab_size, layout).per_layer
+    one_layer *= config.equal_layers(config.busiest_layers(1))
     of_output = config.output_length * layout.micro_batch_size
     loss = _loss_bytes(of_output, config.hidden_size, padded_vocab_size, layout.tp, False)
     return inputs + one_layer + (loss if layout.pp == 1 else 0.0)

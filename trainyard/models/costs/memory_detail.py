@@ -29,7 +29,7 @@ class DetailedMemory:
     """Bytes of one device."""
 
     stage: str
-    """Which pipeline stage it is: first, last or only."""
+    """Which pipeline stage it is: only, first, last, or its number and how many there are."""
     parameters: float
     gradients: float
     optimizer: float
@@ -49,38 +49,48 @@ def detailed_memory(
     config: TransformerConfig, padded_vocab_size: int, layout: ParallelLayout
 ) -> DetailedMemory:
     """Memory of the stage that needs most."""
-    names = ["only"] if layout.pp == 1 else ["first", "last"]
-    stages = [_stage(config, padded_vocab_size, layout, name) for name in names]
+    count = -(-config.all_layers // layout.pp)
+    busiest = config.busiest_layers(count).start // count
+    numbers = dict.fromkeys((0, layout.pp - 1, busiest))
+    stages = [_stage(config, padded_vocab_size, layout, number) for number in numbers]
     return max(stages, key=lambda stage: stage.total)
 
 
 def _stage(
-    config: TransformerConfig, vocab: int, layout: ParallelLayout, name: str
+    config: TransformerConfig, vocab: int, layout: ParallelLayout, number: int
 ) -> DetailedMemory:
     everything = range(config.all_layers)
     count = -(-len(everything) // layout.pp)
-    layers = everything[-count:] if name == "last" else everything[:count]
+    is_first, is_last = number == 0, number == layout.pp - 1
+    layers = everything[-count:] if is_last else everything[number * count :][:count]
     weights = parameters_here(
-        config, vocab, layout, layers, has_embedding=name != "last", has_output=name != "first"
+        config, vocab, layout, layers, has_embedding=is_first, has_output=is_last
     )
     width = 4 if layout.fp32 else 2
     state = (8 if layout.fp32 else 12) / (
         layout.dp * layout.cp if layout.distributed_optimizer else 1
     )
     samples = layout.micro_batch_size / layout.cp
-    tokens = config.seq_length * samples * config.equal_layers(layers) / count
     return DetailedMemory(
-        stage=name,
+        stage=_name(number, layout.pp),
         parameters=weights * width,
         gradients=weights * 4,
         optimizer=weights * state,
-        activations=tokens * _stage_activations(config, layout, count, name),
+        activations=config.seq_length
+        * samples
+        * _stage_activations(config, layout, layers, number),
         logits=(
             config.output_length * samples * _logits(config, vocab, layout)
-            if name != "first"
+            if is_last
             else 0.0
         ),
     )
+
+
+def _name(number: int, pp: int) -> str:
+    if pp == 1:
+        return "only"
+    return {0: "first", pp - 1: "last"}.get(number, f"{number + 1} of {pp}")
 
 
 def parameters_here(
@@ -95,8 +105,9 @@ def parameters_here(
     """Parameters of one tensor-parallel rank of a stage with these layers, every one counted."""
     h, tp = config.hidden_size, layout.tp
     table = padded_vocab_size * h / tp
-    count = len(layers) * _layer_parameters(config, tp)
-    if across := config.num_cross_layers(layers):
+    inner = config.num_inner_layers(layers)
+    count = (len(layers) + inner) * _layer_parameters(config, tp)
+    if across := config.num_cross_layers(layers) + bool(inner):
         whole = config.norm_params() + (config.hidden_size if config.linear_bias else 0)
         count += across * (whole + (config.cross_params() - whole) / tp)
     if has_embedding:
@@ -172,32 +183,42 @@ def layer_activation_bytes(config: TransformerConfig, layout: ParallelLayout) ->
 
 
 def _stage_activations(
-    config: TransformerConfig, layout: ParallelLayout, layers: int, name: str
+    config: TransformerConfig, layout: ParallelLayout, layers: range, number: int
 ) -> float:
     """Of all layers of a stage and all micro-batches in flight, for one token of each."""
     kept, transient = _kept_by_layers(config, layout, layers)
     growth, in_flight = layout.activation_growth(config)
-    if name == "last":
+    if number == layout.pp - 1:
         return kept + transient
     if layout.is_interleaved:
         return kept * layout.pp * growth + transient
-    return kept * in_flight + transient
+    return kept * max(min(in_flight, layout.pp - number), 1) + transient
 
 
 def _kept_by_layers(
-    config: TransformerConfig, layout: ParallelLayout, layers: int
+    config: TransformerConfig, layout: ParallelLayout, layers: range
 ) -> tuple[float, float]:
     """(kept by the layers of a stage, needed transiently in the backward pass)."""
     whole = layer_activation_bytes(config, layout)
     entry = _layer_bytes(config, layout).residual
+    count, equal = len(layers), config.equal_layers(layers)
     size = config.recompute_num_layers or 1
     if config.recompute == "full" and config.recompute_method == "block":
-        again = min(size, layers)
-        return again * entry + (layers - again) * whole, whole
+        again = min(size, count)
+        kept_whole = config.equal_layers(layers[again:])
+        return (equal - kept_whole) * entry + kept_whole * whole, _most(config, layers, 1) * whole
     if config.recompute == "full":
-        return -(-layers // size) * entry, size * whole
-    offloaded = min(config.cpu_offloading_num_layers, layers)
-    return (layers - offloaded) * whole, 2 * whole if offloaded else 0.0
+        units = -(-count // size)
+        return units * entry * equal / count, _most(config, layers, size) * whole
+    offloaded = min(config.cpu_offloading_num_layers, count)
+    kept = (count - offloaded) * equal / count
+    return kept * whole, 2 * whole * equal / count if offloaded else 0.0
+
+
+def _most(config: TransformerConfig, layers: range, size: int) -> float:
+    """Of so many consecutive layers, those that cost most, as `equal_layers`."""
+    starts = range(0, len(layers), size)
+    return max(config.equal_layers(layers[start : start + size]) for start in starts)
 
 
 def _logits(config: TransformerConfig, vocab: int, layout: ParallelLayout) -> float:
