@@ -80,9 +80,7 @@ def _stage(
         * samples
         * _stage_activations(config, layout, layers, number),
         logits=(
-            config.output_length * samples * _logits(config, vocab, layout)
-            if is_last
-            else 0.0
+            config.output_length * samples * _logits(config, vocab, layout) if is_last else 0.0
         ),
     )
 
