@@ -173,7 +173,8 @@ def search(
 def count_compared(index: Any, search: Callable[[], Found]) -> tuple[Found, int]:
     """What a search returned, and the vectors that it compared with its queries, those of lists and
     graphs by faiss's own counters."""
-    counters = faiss.cvar.indexIVF_stats, faiss.cvar.hnsw_stats
+    shared: Any = faiss.cvar
+    counters = shared.indexIVF_stats, shared.hnsw_stats
     for counter in counters:
         counter.reset()
     found = search()
