@@ -150,6 +150,29 @@ def row(name: str, run: Run, folder: Path) -> str:
     )
 
 
+def build(setting: Setting, num_chunks: int, threads: int = 1) -> Path:
+    """Run every step, and print what each takes; returns the folder of the project."""
+    offer_embedder(setting.scratch / "package")
+    path = os.pathsep.join([str(setting.scratch / "package"), str(Path.cwd())])
+    environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
+    environment[topic_embedder.FILE] = str(fit_embedder(setting))
+    prefix = write_tokens(setting, num_chunks)
+    project = setting.scratch / str(num_chunks)
+    shutil.rmtree(project, ignore_errors=True)
+    print("| step | wall | processor | peak memory | output |\n| --- | --- | --- | --- | --- |")
+    for name, (words, folder) in commands(setting, prefix, project, num_chunks).items():
+        run = run_once(words, environment)
+        print(row(name, run, folder), flush=True)
+    return project
+
+
+def project_of(setting: Setting, num_chunks: int) -> Path:
+    """The folder of a project that is whole; built if it is not."""
+    project = setting.scratch / str(num_chunks)
+    is_whole = (project / "query/train/manifest.json").exists()
+    return project if is_whole else build(setting, num_chunks)
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -160,20 +183,8 @@ def main() -> None:
     args = parser.parse_args()
     scratch: Path = args.scratch.resolve()
     scratch.mkdir(parents=True, exist_ok=True)
-    setting = Setting(args.data.resolve(), scratch, 1)
-    offer_embedder(scratch / "package")
-    path = os.pathsep.join([str(scratch / "package"), str(Path.cwd())])
-    environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": str(args.threads)}
-    environment[topic_embedder.FILE] = str(fit_embedder(setting))
-    prefix = write_tokens(setting, args.chunks)
-    project = scratch / str(args.chunks)
-    shutil.rmtree(project, ignore_errors=True)
-    print("| step | wall | processor | peak memory | output |\n| --- | --- | --- | --- | --- |")
-    for name, (words, folder) in commands(setting, prefix, project, args.chunks).items():
-        run = run_once(words, environment)
-        print(row(name, run, folder), flush=True)
-    recall = json.loads((project / "index" / "index.json").read_text())["recall"]
-    print(json.dumps(recall))
+    project = build(Setting(args.data.resolve(), scratch, 1), args.chunks, args.threads)
+    print((project / "index" / "index.json").read_text())
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def run(config: FaissAddConfig, stage: StageRun) -> dict[str, Any]:
     index = faiss_index.read(inputs.fetch(join(config.index, EMPTY), stage.scratch))
     faiss_index.check_described(index, document, join(config.index, EMPTY))
     began = time.monotonic()
-    _fill(index, blocks, stage)
+    fill(index, blocks, stage)
     seconds = time.monotonic() - began
 
     recall, costs = _recall(config, index, blocks)
@@ -102,7 +102,7 @@ def _check_memory(document: IndexDocument, num_vectors: int) -> None:
         )
 
 
-def _fill(index: Any, blocks: EmbeddingBlocks, stage: StageRun) -> None:
+def fill(index: Any, blocks: EmbeddingBlocks, stage: StageRun) -> None:
     """Add all vectors. Codes of a block are kept, so a rerun encodes only missing blocks."""
     has_codes = faiss_index.facts(index).has_codes
     rows = max(ENCODED_BYTES // (4 * blocks.dimensions), 1)

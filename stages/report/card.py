@@ -266,7 +266,11 @@ def recall_charts(retrieval: Retrieval | None) -> list[LineChart]:
 
 
 def recall_rows(retrieval: Retrieval | None) -> list[list[str]]:
-    """A row for each number of lists: it, recall, time, bytes, and which is searched by default."""
+    """A row for each number of lists: it, recall, time, bytes, and which is searched by default;
+    none for an index that is searched in one way."""
+    searches = retrieval.searches if retrieval else ()
+    if len(searches) < 2:
+        return []
     return [
         [
             whole(one.nprobe),
@@ -275,7 +279,7 @@ def recall_rows(retrieval: Retrieval | None) -> list[list[str]]:
             "" if one.bytes is None else numbers.size(one.bytes),
             "default" if one.is_default else "",
         ]
-        for one in (retrieval.searches if retrieval else ())
+        for one in searches
     ]
 
 
@@ -288,6 +292,12 @@ def retrieval_lead(retrieval: Retrieval | None) -> str:
         parts.append(f"Index {index.get('index_str')}: {index.get('reason')}.")
     else:
         parts.append("The index was rebuilt since, so its recall is not shown.")
+    if len(retrieval.searches) == 1:
+        only = retrieval.searches[0]
+        took = [] if only.milliseconds is None else [numbers.milliseconds(only.milliseconds / 1e3)]
+        took += [] if only.bytes is None else [numbers.size(only.bytes)]
+        each = f", a query {' and '.join(took)}" if took else ""
+        parts.append(f"Recall {numbers.fixed(3)(only.recall)}{each}.")
     fewer, none = (table.get(key) for key in ("share_fewer", "share_none"))
     if is_number(fewer) and is_number(none):
         parts.append(

@@ -18,6 +18,7 @@ from trainyard.retrieval.pretraining_chunks import NO_TOKEN, PretrainingChunks
 EXAMPLES = "examples.json"
 FORMAT_VERSION = 1
 
+SEED = 1234
 COUNT = 6
 """Chunks that are shown."""
 NEIGHBORS = 3
@@ -55,9 +56,10 @@ class Example:
 
 
 def chosen_chunks(num_chunks: int, count: int = COUNT) -> list[int]:
-    """Chunks to show: in the middle of equal parts of the table."""
-    count = min(count, num_chunks)
-    return [(2 * part + 1) * num_chunks // (2 * count) for part in range(count)]
+    """Chunks to show, a seeded sample in increasing order."""
+    drawn = np.random.default_rng(SEED).choice(num_chunks, min(count, num_chunks), replace=False)
+    chosen: list[int] = np.sort(drawn).tolist()
+    return chosen
 
 
 def make_example(
