@@ -2,9 +2,9 @@
 
 The vectors are those of 200,000 real chunks by `benchmarks.topic_embedder`, the index is the
 default one. One thread, ours and plain calls in turn in one process; the least processor time of
-several runs, as other work on the machine only adds to it. Ours reads the vectors from HDF5 and
-keeps codes for a rerun; searching drops a sample's own documents. The plain calls have their
-vectors in memory."""
+several runs, as other work on the machine only adds to it. Both read the vectors to add from HDF5,
+ours compares their digests and keeps codes for a rerun; ours drops a sample's own documents from
+what it finds."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import faiss
+import h5py
 import numpy as np
 
 from benchmarks.corpus import Setting, report
@@ -29,7 +30,7 @@ from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.chunk_database import ChunkDatabase
 from trainyard.retrieval.database_sources import find_datasets
 from trainyard.retrieval.index_document import ADDED, EMPTY, IndexDocument
-from trainyard.retrieval.vectors import EmbeddingBlocks
+from trainyard.retrieval.vectors import DATASET, EmbeddingBlocks
 from trainyard.training.options.samples import RunSamplesConfig
 from trainyard.training.run_samples import open_chunks
 
@@ -45,17 +46,16 @@ def compare(setting: Setting) -> None:
     faiss.omp_set_num_threads(1)
     project = project_of(setting, NUM_CHUNKS)
     blocks = blocks_of(project / "embeddings")
-    vectors = blocks.rows(np.arange(blocks.num_vectors))
-    added = {
-        "ours": lambda: add(setting, project, blocks),
-        "plain": lambda: faiss_index.load(project / "index_empty" / EMPTY).add(vectors),
-        "reading the empty index": lambda: faiss_index.load(project / "index_empty" / EMPTY),
-    }
-    seconds = least_of(added, setting.runs)
-    read = seconds["reading the empty index"]
-    ours, plain = seconds["ours"] - read, seconds["plain"] - read
+    seconds = least_of(
+        {
+            "ours": lambda: add(setting, project, blocks),
+            "plain": lambda: add_plainly(project, blocks),
+        },
+        setting.runs,
+    )
+    ours, plain = seconds["ours"], seconds["plain"]
     figures = f"{ours:.2f} CPU s, plain {plain:.2f}: {ours / plain:.2f}x"
-    report(f"add {len(vectors):,} vectors", figures, f"{BAR}x", ours <= BAR * plain)
+    report(f"add {blocks.num_vectors:,} vectors", figures, f"{BAR}x", ours <= BAR * plain)
     document = IndexDocument.from_document(
         json.loads((project / "index/index.json").read_text()), "index.json"
     )
@@ -99,6 +99,14 @@ def add(setting: Setting, project: Path, blocks: EmbeddingBlocks) -> None:
     with contextlib.closing(stage):
         fill(faiss_index.load(project / "index_empty" / EMPTY), blocks, stage)
         stage.work.remove()
+
+
+def add_plainly(project: Path, blocks: EmbeddingBlocks) -> None:
+    """As one would with h5py and faiss."""
+    index = faiss.read_index(str(project / "index_empty" / EMPTY))
+    for block in blocks.blocks:
+        with h5py.File(block.url) as file:
+            index.add(file[DATASET][:])
 
 
 def search_of(setting: Setting, project: Path, nprobe: int) -> BlockSearch:

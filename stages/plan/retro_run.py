@@ -52,7 +52,7 @@ def report(target: Target, found: RetroPlan) -> str:
             "",
             *text_table([head, *map(_row, found.steps)]),
             "",
-            f"Disk in all: {disk:,.1f} GB. Times are those of nodes like the measured one. The "
+            f"Disk in all: {_size(disk)}. Times are those of nodes like the measured one. The "
             "lists searched grow as the root of their number, from those of the sample; the recall "
             "that faiss_add measures decides.",
             *(f"{step.name}: {step.note}" for step in found.steps if step.note),
@@ -66,9 +66,13 @@ def _row(step: Step) -> tuple[str, ...]:
         _time(step.seconds),
         str(step.nodes),
         _time(step.seconds_on_nodes),
-        f"{step.memory_gb:,.1f} GB",
-        f"{step.disk_gb:,.1f} GB",
+        _size(step.memory_gb),
+        _size(step.disk_gb),
     )
+
+
+def _size(gigabytes: float) -> str:
+    return f"{gigabytes:,.1f} GB" if gigabytes >= 1 else f"{1e3 * gigabytes:,.0f} MB"
 
 
 def _time(seconds: float) -> str:
