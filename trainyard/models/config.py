@@ -28,16 +28,8 @@ LLAMA3_LENGTH = 8192
 Normalization = Literal["LayerNorm", "RMSNorm"]
 PositionEmbeddingType = Literal["learned_absolute", "rope", "yarn", "relative", "none"]
 SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
-Activation = Literal[
-    "gelu",
-    "gelu_tanh",
-    "quick_gelu",
-    "relu",
-    "squared_relu",
-    "swiglu",
-    "quick_geglu",
-    "geglu_tanh",
-]
+Ungated = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu"]
+Activation = Ungated | Literal["swiglu", "quick_geglu", "geglu_tanh"]
 RecomputeGranularity = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "mlp", "layernorm"]
 ModelType = Literal["gpt", "bert", "t5", "retro"]
@@ -227,8 +219,7 @@ class TransformerConfig:
         return self.positions * self.hidden_size if learned else 0
 
     def output_params(self, rows: int) -> int:
-        """Trained parameters after the layers beside the table of the vocabulary, of which a rank
-        has `rows`."""
+        """Trained parameters behind the layers, without a table of which a rank has `rows`."""
         return self.norm_params()
 
     def all_layer_params(self) -> int:
@@ -282,15 +273,6 @@ class TransformerConfig:
     def equal_layers(self, layers: range) -> float:
         """Layers over all tokens that cost as much as these, for estimates."""
         return float(len(layers))
-
-    def busiest_layers(self, count: int) -> range:
-        """Of pipeline stages with so many layers, those of the one that keeps most for a sample."""
-        return range(count)
-
-    @property
-    def final_norms(self) -> int:
-        """Norms behind the last layer of a stack."""
-        return 1
 
     def cross_params(self) -> int:
         """Trained parameters of the cross-attention of a layer and its norm."""
@@ -357,7 +339,7 @@ class TransformerConfig:
             return "squared_relu"
         if self.quick_gelu:
             return "quick_gelu"
-        fused = self.bias_gelu_fusion and not self.disable_bias_linear
+        fused = self.bias_gelu_fusion and self.linear_bias
         return "gelu_tanh" if fused or self.openai_gelu else "gelu"
 
     @property
@@ -403,9 +385,9 @@ class TransformerConfig:
         count = self.num_params(padded_vocab_size)
         if count > MAX_PARAMS:
             raise ConfigError(
-                f"the model has {count:.1e} parameters, the limit is {MAX_PARAMS:.0e}; reduce "
-                f"one of: --num-layers {self.num_layers}, --hidden-size "
-                f"{self.hidden_size}, --ffn-hidden-size {self.ffn_size}, --num-attention-heads "
+                f"the model has {count:.1e} parameters, the limit is {MAX_PARAMS:.0e}; reduce one "
+                f"of: --num-layers {self.num_layers}, --hidden-size {self.hidden_size}, "
+                f"--ffn-hidden-size {self.ffn_size}, --num-attention-heads "
                 f"{self.num_attention_heads} of --kv-channels {self.head_dim}, "
                 f"--max-position-embeddings {self.positions}, {padded_vocab_size} rows of the "
                 "embedding"

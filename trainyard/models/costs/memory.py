@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
 from trainyard.models.costs.experts import DENSE, MoEConfig
-from trainyard.models.parallel_layout import ParallelLayout
+from trainyard.models.parallel_layout import ParallelLayout, busiest_layers
 
 
 def check_layout(layout: ParallelLayout, config: TransformerConfig, moe: MoEConfig = DENSE) -> None:
@@ -75,7 +75,8 @@ def count_parameters(
         expert_ffn = moe.moe_ffn_hidden_size or config.ffn_size
         expert = h * expert_ffn * (3 if config.gated else 2)
         dense, experts, router = 0, moe.num_experts, moe.num_experts * h
-    replicated = layers * (2 * norm + router) + config.final_norms * norm + across * norm
+    final = 1 + (layers > config.num_layers)  # a second stack has one too
+    replicated = layers * (2 * norm + router) + (final + across) * norm
     split = layers * (attention + dense) + across * attention
     inner = config.num_inner_layers(range(layers))  # on one stage, the first of them with cross
     inner_replicated = inner * 2 * norm + bool(inner) * norm
@@ -163,7 +164,7 @@ def full_recompute_bytes(
     penalty, in_flight = layout.activation_growth(config)
     inputs *= penalty if layout.is_interleaved else in_flight / layout.pp
     one_layer = activation_memory(config, padded_vocab_size, layout).per_layer
-    one_layer *= config.equal_layers(config.busiest_layers(1))
+    one_layer *= config.equal_layers(busiest_layers(config, 1))
     of_output = config.output_length * layout.micro_batch_size
     loss = _loss_bytes(of_output, config.hidden_size, padded_vocab_size, layout.tp, False)
     return inputs + one_layer + (loss if layout.pp == 1 else 0.0)

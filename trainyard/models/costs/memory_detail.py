@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainyard.models.config import TransformerConfig
-from trainyard.models.parallel_layout import ParallelLayout
+from trainyard.models.parallel_layout import ParallelLayout, busiest_layers
 
 MLP_TENSORS = {
     **{"gelu": 2, "gelu_tanh": 2, "quick_gelu": 3, "squared_relu": 2},
@@ -50,7 +50,7 @@ def detailed_memory(
 ) -> DetailedMemory:
     """Memory of the stage that needs most."""
     count = -(-config.all_layers // layout.pp)
-    busiest = config.busiest_layers(count).start // count
+    busiest = busiest_layers(config, count).start // count
     numbers = dict.fromkeys((0, layout.pp - 1, busiest))
     stages = [_stage(config, padded_vocab_size, layout, number) for number in numbers]
     return max(stages, key=lambda stage: stage.total)

@@ -138,11 +138,6 @@ class RetroConfig(GPTConfig):
         inner = self.num_inner_layers(layers)
         return len(layers) + across + inner * ratio + bool(inner) * CROSS_QUERIES * ratio
 
-    def busiest_layers(self, count: int) -> range:
-        """Those with the encoder."""
-        start = self.cross_layers[0] // count * count
-        return range(start, min(start + count, self.num_layers))
-
     @property
     def num_chunks(self) -> int:
         """Chunks of a sample (l)."""

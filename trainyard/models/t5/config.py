@@ -169,11 +169,6 @@ class T5Config(TransformerConfig):
         ratio = self.decoder_length / self.seq_length
         return len(layers) - across + across * (DECODER_LAYER * ratio + CROSS_KEYS)
 
-    @property
-    def final_norms(self) -> int:
-        """The encoder's and the decoder's."""
-        return 2
-
     # --- parameters -----------------------------------------------------------------------
 
     def all_layer_params(self) -> int:
