@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.corpus import Setting, report
 from benchmarks.retro_scale import SAMPLES, SEQ_LENGTH, project_of
-from stages.faiss_add.run import fill
+from stages.faiss_add.fill import fill
 from stages.faiss_query.search import BlockSearch, Search
 from stages.runtime.context import StageRun
 from trainyard.artifacts.output import Output
@@ -97,7 +97,7 @@ def add(setting: Setting, project: Path, blocks: EmbeddingBlocks) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     stage = StageRun("faiss_add", {}, Output.directory(str(folder)), "benchmark")
     with contextlib.closing(stage):
-        fill(faiss_index.load(project / "index_empty" / EMPTY), blocks, stage)
+        fill(faiss_index.load(project / "index_empty" / EMPTY), blocks, blocks.blocks, stage)
         stage.work.remove()
 
 

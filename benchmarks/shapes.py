@@ -24,6 +24,9 @@ class Shape:
     llama: bool = False
     """RMSNorm, rotary positions, SwiGLU, no biases; otherwise GPT-2's way."""
     untied: bool = False
+    experts: int = 0
+    """In place of each MLP, of the width `ffn`; 0: none."""
+    topk: int = 2
 
     @property
     def head_dim(self) -> int:
@@ -48,6 +51,10 @@ class Shape:
         if self.llama:
             words += ["--position-embedding-type", "rope", "--rotary-base", "500000"]
             words += ["--normalization", "RMSNorm", "--swiglu", "--disable-bias-linear"]
+        if self.experts:
+            words += ["--num-experts", str(self.experts), "--moe-router-topk", str(self.topk)]
+            words += ["--moe-aux-loss-coeff", "0.01", "--moe-grouped-gemm"]
+            words += ["--moe-token-dispatcher-type", "alltoall"]
         if self.untied:
             words.append("--untie-embeddings-and-output-weights")
         return words
@@ -56,7 +63,8 @@ class Shape:
 def flops_per_token(shape: Shape) -> float:
     """Operations of forward and backward."""
     h, kv = shape.hidden, shape.kv_heads * shape.head_dim
-    matrices = h * (h + 2 * kv) + h * h + (3 if shape.llama else 2) * h * shape.ffn
+    visited = shape.topk if shape.experts else 1
+    matrices = h * (h + 2 * kv) + h * h + visited * (3 if shape.llama else 2) * h * shape.ffn
     attention = 2 * shape.seq * h  # two products, 2 s h each, half of it causal
     return 3 * (shape.layers * (2 * matrices + attention) + 2 * h * shape.vocab)
 
@@ -67,6 +75,12 @@ SHAPES = {
         Shape("gpt-345m", 24, 1024, 16, 16, 4096, 50304, 1024, 32),
         Shape("gpt-1.3b", 24, 2048, 16, 16, 8192, 131072, 4096, 4),
         Shape("llama-8b-half", 16, 4096, 32, 8, 14336, 128256, 4096, 2, llama=True, untied=True),
+        Shape(
+            *("mixtral-2l", 2, 4096, 32, 8, 14336, 32000, 4096, 4),
+            llama=True,
+            untied=True,
+            experts=8,
+        ),
         Shape("tiny", 2, 128, 4, 4, 512, 1024, 128, 2),
     )
 }

@@ -32,6 +32,10 @@ LAYOUTS: dict[str, list[str]] = {
     "tp2": ["--tensor-model-parallel-size", "2", "--sequence-parallel"],
     "pp2": ["--pipeline-model-parallel-size", "2"],
     "cp2": ["--context-parallel-size", "2"],
+    "ep2": [
+        *("--expert-model-parallel-size", "2", "--use-distributed-optimizer"),
+        *("--overlap-grad-reduce", "--overlap-param-gather"),
+    ],
     "dp2": ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"],
 }
 
@@ -55,7 +59,7 @@ def command(
     shape: Shape, layout: str, gpus: int, accumulate: int, prefix: Path, save: Path
 ) -> list[str]:
     """The stage's command line."""
-    shards = 1 if layout in ("", "dp2") else 2
+    shards = 1 if layout in ("", "dp2", "ep2") else 2
     batch = shape.mbs * accumulate * gpus // shards
     options = {
         "nproc-per-node": gpus,
@@ -132,7 +136,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- |")
     for name in args.shapes or known:
         shape = SHAPES[name]
-        peer = None if args.no_peer else measure_peer(shape, args.accumulate)
+        peer = None if args.no_peer or shape.experts else measure_peer(shape, args.accumulate)
         ours = measure_stage(shape, args.layout, args.gpus, args.accumulate, folder, extra)
         beside = "" if peer is None else cells(peer)
         rate = ours["tokens_per_second"]

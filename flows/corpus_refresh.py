@@ -26,6 +26,13 @@ from flows.logs.console import headline
 from flows.recipes.overrides import read_overrides
 from flows.recipes.recipe import Recipe, read_recipe
 from flows.recipes.refresh import CURRENT, CorpusVersion, mark_announced, plan_refresh, publish
+from flows.recipes.refresh_retro import (
+    RetroVersion,
+    check_retro,
+    plan_retro,
+    publish_retro,
+    wants_retro,
+)
 from flows.runner.flow_errors import report_errors
 from flows.runner.run_name import of_recipe
 from flows.runner.stage_runner import StageRunner
@@ -50,7 +57,8 @@ async def corpus_refresh(
     yard: str | None = None,
     profile: str = DEFAULT,
 ) -> dict[str, Any]:
-    """Tokenize the new sources of a corpus, and publish a new version beside the old ones.
+    """Tokenize the new sources of a corpus, and publish a new version beside the old ones. With
+    [retro_db], add their chunks to an index as well.
 
     Args:
         recipe: TOML file with `corpus` and a tokenizer in [tokenize], of the sources or by path or
@@ -65,6 +73,8 @@ async def corpus_refresh(
     given = read_overrides("corpus-refresh", overrides, tokenize={"workers": workers})
     written = read_recipe(recipe, site.yard_root(yard)).with_options(given)
     async with StageRunner("corpus-refresh", written.root, profile=site) as runner:
+        if wants_retro(written):
+            await asyncio.to_thread(check_retro, written)
         work = await asyncio.to_thread(plan_refresh, written)
         await runner.expect(work.all())
         version, read = work.version, work.read
@@ -76,6 +86,7 @@ async def corpus_refresh(
         if is_new and not _has_server():
             note += "; not announced, because PREFECT_API_URL names no server"
         headline(get_run_logger(), "corpus", "done", note=note)
+        retro = await _grow_index(runner, written, version) if wants_retro(written) else None
         if is_new and _has_server() and read is not None:
             await _announce(written, version, site.name)
             await asyncio.to_thread(mark_announced, written, version, read)
@@ -84,8 +95,20 @@ async def corpus_refresh(
         "version": version.version,
         "tokens": version.tokens,
         "pointer": written.at(CURRENT),
+        "retro": None if retro is None else retro.index,
         "stages": runner.documents(),
     }
+
+
+async def _grow_index(runner: StageRunner, written: Recipe, version: CorpusVersion) -> RetroVersion:
+    """Add the new documents of a version to the index of the recipe, in a version of its own."""
+    work = await asyncio.to_thread(plan_retro, written, version)
+    if work.jobs:
+        await runner.expect(list(work.jobs))
+        for job in work.jobs:
+            await runner.run(job)
+        await asyncio.to_thread(publish_retro, written, work)
+    return work.version
 
 
 def _describe(version: CorpusVersion, is_news: bool) -> str:

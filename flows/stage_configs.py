@@ -22,6 +22,8 @@ from stages.reshard.config import ReshardConfig
 from stages.retro_db.config import RetroDbConfig
 from stages.retro_embed.config import RetroEmbedConfig
 from stages.retro_explore.config import RetroExploreConfig
+from stages.retro_export.config import RetroExportConfig
+from stages.retro_import.config import RetroImportConfig
 from stages.retro_preprocess.config import RetroPreprocessConfig
 from stages.tokenize.config import TokenizeConfig
 from stages.train_tokenizer.config import TrainTokenizerConfig
@@ -46,6 +48,8 @@ CONFIGS: dict[str, type[Any]] = {
     "retro_db": RetroDbConfig,
     "retro_embed": RetroEmbedConfig,
     "retro_explore": RetroExploreConfig,
+    "retro_export": RetroExportConfig,
+    "retro_import": RetroImportConfig,
     "retro_preprocess": RetroPreprocessConfig,
     "tokenize": TokenizeConfig,
     "train_tokenizer": TrainTokenizerConfig,

@@ -27,8 +27,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 PLAIN = (
     *("blame", "certify", "collect", "faiss-add", "faiss-query", "faiss-train", "index"),
-    *("merge", "plan", "report", "retro-db", "retro-explore", "tokenize", "train-tokenizer"),
-    "verify",
+    *("merge", "plan", "report", "retro-db", "retro-explore", "retro-export", "retro-import"),
+    *("tokenize", "train-tokenizer", "verify"),
 )
 """Stages without torch."""
 TRAINING = ("benchmark", "evaluate", "pretrain", "reshard", "retro-embed")

@@ -40,7 +40,7 @@ STAGES_OF: dict[str, tuple[str, ...]] = {
     "pretrain-retro": (*CORPUS_STAGES, *OF_ENCODER, *RETRO_STAGES, "plan", "pretrain"),
     "pretrain-gpt": (*CORPUS_STAGES, "plan", "pretrain", *RELEASE_STAGES),
     "release": RELEASE_STAGES,
-    "corpus-refresh": ("tokenize", "merge"),
+    "corpus-refresh": ("tokenize", "merge", "retro_db", "retro_embed", "faiss_train", "faiss_add"),
 }
 """The stages of each flow that runs a recipe, whose options it lets override."""
 KEYS_OF: dict[str, tuple[str, ...]] = {
@@ -51,7 +51,7 @@ KEYS_OF: dict[str, tuple[str, ...]] = {
     "pretrain-retro": (*GPT_KEYS, "encoder"),
     "pretrain-gpt": GPT_KEYS,
     "release": ("evaluation_data",),
-    "corpus-refresh": ("corpus",),
+    "corpus-refresh": ("corpus", "encoder"),
 }
 """The keys above the tables that each of them uses."""
 
@@ -63,10 +63,13 @@ DECIDED: dict[str, tuple[str, ...]] = {
     "plan": ("output_dir", "json"),
     "pretrain": ("data_path", "save"),
     "reshard": ("load_dir", "save_dir"),
-    "retro_db": ("data_path", "output_dir"),
-    "retro_embed": ("chunks", "data_path", "load", "output_dir", "retro_db", "retro_query_split"),
+    "retro_db": ("data_path", "output_dir", "retro_base_db"),
+    "retro_embed": (
+        *("chunks", "data_path", "load", "output_dir", "retro_base_db", "retro_db"),
+        "retro_query_split",
+    ),
     "faiss_train": ("embeddings", "output_dir"),
-    "faiss_add": ("embeddings", "index", "output_dir"),
+    "faiss_add": ("embeddings", "index", "keep_shards", "output_dir", "rank", "world_size"),
     "faiss_query": (
         "data_path",
         "embeddings",

@@ -30,7 +30,10 @@ from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError, TrainyardError
 
 TOP_LEVEL = ("corpus", "evaluation_data", "tokens", "encoder", "preset")
-ASKED = ("blame", "certify", "index", "inspect", "retro_explore", "retro_preprocess", "verify")
+ASKED = (
+    *("blame", "certify", "index", "inspect", "retro_explore", "retro_export", "retro_import"),
+    *("retro_preprocess", "verify"),
+)
 """Stages that a person runs, which have no table in a recipe."""
 OF_ENCODER = {"bert_tokenizer": "train_tokenizer", "bert_tokenize": "tokenize", "bert": "pretrain"}
 """Tables of the BERT that embeds Retro's chunks, and their stages."""

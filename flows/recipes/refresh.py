@@ -116,7 +116,9 @@ def plan_refresh(recipe: Recipe, now: float | None = None) -> Refresh:
     if current is not None and _same(current, sources, options):
         return Refresh(version=current, is_news=False, read=read)
     version = _next(recipe, current, sources, options, template, now)
-    missing = [source for source in _unique(sources) if read_manifest(_manifest(source)) is None]
+    missing = [
+        source for source in unique_sources(sources) if read_manifest(_manifest(source)) is None
+    ]
     return Refresh(
         version=version,
         is_news=True,
@@ -132,15 +134,18 @@ def publish(recipe: Recipe, refresh: Refresh) -> str:
     Raises InfrastructureError if another run has published first."""
     document = refresh.version.encode()
     store.write_bytes(recipe.at("versions", refresh.version.version, "version.json"), document)
-    return _replace(recipe.at(CURRENT), document, refresh.read)
+    return replace_pointer(recipe.at(CURRENT), document, refresh.read)
 
 
 def mark_announced(recipe: Recipe, version: CorpusVersion, read: str) -> None:
     """Record in the pointer that the event was sent."""
-    _replace(recipe.at(CURRENT), replace(version, announced=True).encode(), read)
+    replace_pointer(recipe.at(CURRENT), replace(version, announced=True).encode(), read)
 
 
-def _replace(url: str, document: bytes, read: str | None) -> str:
+def replace_pointer(url: str, document: bytes, read: str | None) -> str:
+    """Write a pointer that has not changed since `read`; returns the version of its file.
+
+    Raises InfrastructureError if another run has written it."""
     if read is None:
         written = conditional.put_if_absent(url, document)
     else:
@@ -186,7 +191,7 @@ def _find(recipe: Recipe, options: str) -> tuple[CorpusObject, ...]:
     return tuple(found)
 
 
-def _unique(sources: Sequence[CorpusObject]) -> list[CorpusObject]:
+def unique_sources(sources: Sequence[CorpusObject]) -> list[CorpusObject]:
     """One source per contents: copies of a file count once."""
     first: dict[str, CorpusObject] = {}
     for source in sources:
@@ -199,7 +204,7 @@ def _same(current: CorpusVersion, sources: Sequence[CorpusObject], options: str)
 
 
 def _contents(sources: Sequence[CorpusObject]) -> list[str]:
-    return [source.digest for source in _unique(sources)]
+    return [source.digest for source in unique_sources(sources)]
 
 
 def _manifest(source: CorpusObject) -> str:
@@ -250,7 +255,7 @@ def _tokenize_jobs(recipe: Recipe, sources: Sequence[CorpusObject]) -> tuple[Sta
 
 
 def _merge_jobs(recipe: Recipe, version: CorpusVersion, template: Any) -> tuple[StageJob, ...]:
-    parts = [source.part for source in _unique(version.sources)]
+    parts = [source.part for source in unique_sources(version.sources)]
     names = unique_names(list(version.tokens), list(version.tokens))
     return tuple(
         recipe.job(

@@ -112,7 +112,7 @@ def retro_jobs(recipe: Recipe) -> RetroJobs:
     vocabulary = _trained_vocabulary(bert_corpus)
     database = recipe.at("retro", "db")
     chosen = {
-        **(vocabulary or _written_vocabulary(recipe)),
+        **(vocabulary or written_vocabulary(recipe)),
         "load": recipe.encoder or recipe.at("bert", "checkpoint"),
         **corpus.tokenizer,
     }
@@ -154,7 +154,7 @@ def retro_jobs(recipe: Recipe) -> RetroJobs:
             "faiss_add",
             {
                 "index": empty,
-                "embeddings": train.document["output_dir"],
+                "embeddings": [train.document["output_dir"]],
                 "output_dir": added,
             },
         ),
@@ -203,7 +203,7 @@ def _trained_vocabulary(corpus: CorpusJobs | None) -> dict[str, Any]:
     return {} if corpus is None else {n: corpus.tokenizer[key] for key, n in VOCABULARY.items()}
 
 
-def _written_vocabulary(recipe: Recipe) -> dict[str, Any]:
+def written_vocabulary(recipe: Recipe) -> dict[str, Any]:
     """The tokenizer that [retro_db] names, for [retro_embed] too unless it names one."""
     written, own = recipe.table("retro_db"), recipe.table("retro_embed")
     return {n: written[n] for n in VOCABULARY.values() if n in written and n not in own}

@@ -5,19 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainyard.artifacts.output import Output
-from trainyard.config import check_above_zero, check_at_least, location
+from trainyard.artifacts.urls import join
+from trainyard.config import (
+    MAX_RANKS,
+    check_above_zero,
+    check_at_least,
+    check_at_most,
+    execution,
+    location,
+)
 from trainyard.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaissAddConfig:
     """Add embeddings to a trained index; the id of each is its place. Then compare what the index
-    finds with exact search."""
+    finds with exact search.
+
+    To add to a filled index, give it as --index, and its embeddings before the new ones. It is
+    copied, and stays as it is."""
 
     index: str = location()
-    """Folder or URL of an index of faiss_train."""
-    embeddings: str = location()
-    """Folder or URL of the embeddings to add."""
+    """Folder or URL of an index of faiss_train or faiss_add."""
+    embeddings: tuple[str, ...] = location()
+    """Folders or URLs of all embeddings, in the order of their ids: first those that --index holds
+    already, if it does, then those to add."""
     retro_index_add_load_fraction: float = 1.0
     """Share of the embeddings to add, counted from the first, up to the end of a block."""
     retro_query_num_neighbors_save: int = 20
@@ -34,6 +46,18 @@ class FaissAddConfig:
     """Vectors that are searched for to measure recall. Each is compared with every vector."""
     seed: int = 1234
     """Seed of that sample."""
+    rank: int | None = execution(None)
+    """With --world-size: add only this share of the new embeddings, from 0. Shares may run at the
+    same time, on different machines."""
+    world_size: int | None = execution(None)
+    """Number of shares. Without --rank: join all finished shares; the result equals that of one
+    run."""
+    keep_shards: bool = False
+    """With --world-size: leave each share in a file of its own, for faiss_query to search as one
+    index."""
+    retro_task_validate: float | None = execution(None)
+    """Write nothing: encode this share of the blocks again, a seeded sample, and compare with what
+    the index in --output-dir holds."""
     output_dir: str = location()
     """Folder or URL for the filled index."""
 
@@ -45,6 +69,11 @@ class FaissAddConfig:
             *("retro_query_nprobe", "recall_sample"),
         )
         check_at_least(self, 0, "seed")
+        check_at_least(self, 1, "world_size")
+        check_at_most(self, MAX_RANKS, "world_size")
+        check_share(self)
+        if not self.embeddings:
+            raise ConfigError("--embeddings names no folder")
         for name in ("retro_index_add_load_fraction", "target_recall", "retro_min_recall"):
             value = getattr(self, name)
             if not 0 <= value <= 1 or (name == "retro_index_add_load_fraction" and value == 0):
@@ -54,8 +83,51 @@ class FaissAddConfig:
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The trained index and the embeddings."""
-        return {"index": (self.index,), "embeddings": (self.embeddings,)}
+        return {"index": (self.index,), "embeddings": self.embeddings}
 
-    def output(self) -> Output:
-        """The folder of the index."""
-        return Output.directory(self.output_dir)
+    def output(self) -> Output | None:
+        """The folder of the index, or of a share; None if blocks are only compared."""
+        if self.retro_task_validate is not None:
+            return None
+        return Output.directory(
+            self.output_dir if self.rank is None else self.share_folder(self.rank)
+        )
+
+    def share_folder(self, rank: int) -> str:
+        """The folder of one share."""
+        return join(self.shares_url, f"{rank:05d}-of-{self.world_size:05d}")
+
+    def whole(self) -> Output | None:
+        """For a share: the whole output."""
+        return Output.directory(self.output_dir) if self.rank is not None else None
+
+    def spent(self) -> tuple[str, ...]:
+        """Intermediate outputs to remove: the shares, also those of an abandoned fan-out."""
+        return (self.shares_url,) if self.rank is None else ()
+
+    @property
+    def shares_url(self) -> str:
+        """The folder of all shares, removed when the whole output exists."""
+        return f"{self.output_dir.rstrip('/')}.shares"
+
+
+def check_share(config: FaissAddConfig) -> None:
+    """Refuse shares that cannot be."""
+    if config.keep_shards and config.world_size is None:
+        raise ConfigError("--keep-shards needs --world-size, the number of shares")
+    share = config.retro_task_validate
+    if share is not None and not 0 < share <= 1:
+        raise ConfigError(
+            f"--retro-task-validate is a share of the blocks, above 0 and at most 1, got {share}"
+        )
+    if share is not None and config.rank is not None:
+        raise ConfigError("--retro-task-validate checks a whole output; leave --rank out")
+    if config.rank is None:
+        return
+    if config.world_size is None:
+        raise ConfigError(f"--rank {config.rank} needs --world-size, the number of shares")
+    if not 0 <= config.rank < config.world_size:
+        raise ConfigError(
+            f"--rank {config.rank}: shares of --world-size {config.world_size} are 0 to "
+            f"{config.world_size - 1}"
+        )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import check_above_zero, location
+from trainyard.config import check_above_zero, execution, location
 from trainyard.errors import ConfigError
 from trainyard.training.options.samples import RunSamplesConfig
 
@@ -46,6 +46,9 @@ class FaissQueryConfig:
     retro_db_data_path: tuple[str, ...] = location(())
     """Prefixes that the database was cut from, in its order, for --retro-exclude-evaluation and for
     the examples of the run card; default: those of the samples."""
+    retro_task_validate: float | None = execution(None)
+    """Write nothing: search for this share of the blocks in --output-dir again, a seeded sample,
+    and compare."""
     output_dir: str = location()
     """Folder or URL for the table of neighbours."""
 
@@ -62,6 +65,11 @@ class FaissQueryConfig:
             raise ConfigError(
                 f"--retro-query-num-neighbors-save ({save}) must be at most "
                 f"--retro-query-num-neighbors-query ({query}): neighbours are kept of what is found"
+            )
+        part = self.retro_task_validate
+        if part is not None and not 0 < part <= 1:
+            raise ConfigError(
+                f"--retro-task-validate is a share of the blocks, above 0 and at most 1, got {part}"
             )
         length, seq_length = self.retro_gpt_chunk_length, self.samples.seq_length
         if seq_length % length:
@@ -86,6 +94,8 @@ class FaissQueryConfig:
             **{f"db_data_{i}": (p,) for i, p in enumerate(self.retro_db_data_path)},
         }
 
-    def output(self) -> Output:
-        """The folder of the table."""
+    def output(self) -> Output | None:
+        """The folder of the table; None if blocks are only compared."""
+        if self.retro_task_validate is not None:
+            return None
         return Output.directory(self.output_dir)

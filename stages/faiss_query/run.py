@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,19 +12,19 @@ from numpy.typing import NDArray
 from stages.faiss_query.config import FaissQueryConfig
 from stages.faiss_query.exclusion import database_with_tokens, excluded_chunks
 from stages.faiss_query.search import BlockSearch, Counts, Search
+from stages.faiss_query.validate import validate
 from stages.runtime.context import StageRun
-from stages.runtime.finished_files import finish_file, finished_file
+from stages.runtime.finished_files import finish_file, finished_file, move_file
 from trainyard.artifacts import inputs, store
 from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.machine import memory_bytes
-from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.chunk_database import ChunkDatabase
 from trainyard.retrieval.database_sources import database_manifest, find_datasets
 from trainyard.retrieval.examples import EXAMPLES, chosen_chunks, make_example, to_document
 from trainyard.retrieval.hdf5 import merged_name
-from trainyard.retrieval.index_document import ADDED, IndexDocument
 from trainyard.retrieval.index_document import DOCUMENT as INDEX_DOCUMENT
+from trainyard.retrieval.index_document import IndexDocument, shard_names
 from trainyard.retrieval.leak_test import check_neighbors
 from trainyard.retrieval.mapped import map_array
 from trainyard.retrieval.neighbors import (
@@ -37,6 +36,7 @@ from trainyard.retrieval.neighbors import (
     write_block,
 )
 from trainyard.retrieval.pretraining_chunks import SAMPLES, PretrainingChunks, SamplesIdentity
+from trainyard.retrieval.shards import open_shards
 from trainyard.retrieval.vectors import EmbeddingBlocks
 from trainyard.training.run_samples import open_chunks
 
@@ -48,9 +48,7 @@ PROBE_ROWS = 256
 
 def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
     """Write the blocks of the table, and `neighbors.json` about it."""
-    index_url = join(config.index, ADDED)
-    for name in (INDEX_DOCUMENT, ADDED):
-        inputs.check_in_folder(config.index, name)
+    inputs.check_in_folder(config.index, INDEX_DOCUMENT)
     inputs.check_in_folder(config.retro_db, merged_name("train"))
     document = IndexDocument.from_document(
         store.read_json(join(config.index, INDEX_DOCUMENT)), join(config.index, INDEX_DOCUMENT)
@@ -61,14 +59,13 @@ def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
     _check_together(config, document, database, chunks, blocks)
     pairs = find_datasets(config.retro_db, chunks.prefixes)
     _say_what_is_dropped(config, chunks, pairs)
-    _check_memory(config, blocks.dimensions, index_url, database)
+    _check_memory(config, blocks.dimensions, document, database)
     identity = chunks.identity()
     _check_samples(config, identity)
     with_tokens = database_with_tokens(config, chunks.prefixes, pairs)
     excluded = excluded_chunks(config, with_tokens)
 
-    index = faiss_index.read(inputs.fetch(index_url, stage.scratch))
-    faiss_index.check_described(index, document, index_url)
+    index = open_shards(config.index, document, stage.scratch)
     nprobe = config.retro_query_nprobe or document.nprobe
     found = min(config.retro_query_num_neighbors_query, len(database))
     of_block = BlockSearch(
@@ -80,6 +77,8 @@ def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
         excluded=excluded,
         num_kept=config.retro_query_num_neighbors_save,
     )
+    if config.retro_task_validate is not None:
+        return validate(config, stage, of_block, _ranges(config, len(chunks)))
     total, milliseconds = _query(config, stage, of_block)
     _test_leaks(config, stage, of_block)
     _write_examples(config, stage, of_block, with_tokens)
@@ -129,7 +128,8 @@ def _check_together(
     blocks: EmbeddingBlocks,
 ) -> None:
     """Refuse inputs that were not made for each other."""
-    if document.num_vectors != len(database):
+    has_all = document.num_vectors == len(database)
+    if not has_all and (document.add_fraction == 1 or document.num_vectors > len(database)):
         raise ConfigError(
             f"--index {config.index} holds {document.num_vectors:,} vectors, and --retro-db "
             f"{config.retro_db} has {len(database):,} chunks; give the index of this database, "
@@ -190,13 +190,14 @@ def _say_what_is_dropped(
 
 
 def _check_memory(
-    config: FaissQueryConfig, dimensions: int, index_url: str, database: ChunkDatabase
+    config: FaissQueryConfig, dimensions: int, document: IndexDocument, database: ChunkDatabase
 ) -> None:
     """Refuse what does not fit: the index, the documents' ranges, a block with what is found."""
     offsets = 0 if database.doc_offsets is None else len(database.doc_offsets)
     excluded = len(database) if config.retro_exclude_evaluation else 0
     block = config.retro_block_size * (4 * dimensions + 12 * config.retro_query_num_neighbors_save)
-    needed = store.info(index_url).size_bytes + 24 * offsets + excluded + block
+    files = [join(config.index, name) for name in shard_names(document.num_shards)]
+    needed = sum(store.info(url).size_bytes for url in files) + 24 * offsets + excluded + block
     whole = memory_bytes()
     log.info("memory_gb=%.2f of %.2f", needed / 1e9, whole / 1e9)
     if needed > whole:
@@ -244,21 +245,14 @@ def _query(
             seconds += time.monotonic() - began
             path = stage.scratch / "block.hdf5"
             write_block(path, ids, distances)
-            _publish(stage, path, start, block_name(start, stop, num_chunks), counts)
+            record = move_file(stage, path, block_name(start, stop, num_chunks))
+            finish_file(stage, _key(start), record, counts._asdict())
             total += counts
     return total, round(1000 * seconds / num_missing if missing else milliseconds, 4)
 
 
 def _key(start: int) -> str:
     return f"block-{start:015d}"
-
-
-def _publish(stage: StageRun, path: Path, start: int, name: str, counts: Counts) -> None:
-    with stage.open(name) as out, path.open("rb") as file:
-        while piece := file.read(store.CHUNK):
-            out.write(piece)
-    path.unlink()
-    finish_file(stage, _key(start), out.record, counts._asdict())
 
 
 def _test_leaks(config: FaissQueryConfig, stage: StageRun, of_block: BlockSearch) -> None:

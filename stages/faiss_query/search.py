@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.errors import ArtifactError
-from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.chunk_database import NO_CHUNK, ChunkDatabase
 from trainyard.retrieval.neighbor_filter import DocumentChunks, OwnChunks, keep_nearest
 from trainyard.retrieval.pretraining_chunks import PretrainingChunks
+from trainyard.retrieval.shards import Shards
 from trainyard.retrieval.vectors import EmbeddingBlocks, Vectors
 
 Ints = NDArray[np.int64]
@@ -51,14 +51,14 @@ class Counts(NamedTuple):
 class Search:
     """An index with the settings of a search."""
 
-    index: Any
+    index: Shards
     nprobe: int
     ef_search: int
     num_found: int
 
     def __call__(self, vectors: Vectors) -> tuple[Floats, Ints]:
         """Distances and chunks, both (n, found), nearest first; -1 where there are no more."""
-        return faiss_index.search(self.index, vectors, self.num_found, self.nprobe, self.ef_search)
+        return self.index.search(vectors, self.num_found, self.nprobe, self.ef_search)
 
     def milliseconds(self, vectors: Vectors) -> float:
         """Of a search for one of these."""

@@ -10,11 +10,12 @@ from trainyard.artifacts.output import Output
 from trainyard.config import MAX_SIZE, check_above_zero, check_at_most, execution, location
 from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
-from trainyard.models.costs.experts import MoEConfig
+from trainyard.models.config_checks import check_params
 from trainyard.models.costs.memory import check_layout
 from trainyard.models.families import MODEL_OPTIONS
 from trainyard.models.parallel_layout import ParallelLayout
 from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.dims import ParallelDims, expert_dims_of
 from trainyard.parallel.layout_checks import check_model
 from trainyard.parallel.pipeline.partition import Partition, partition
 from trainyard.parallel.pipeline.schedule import GROUP, choose_group_size
@@ -58,7 +59,6 @@ class PlanConfig:
     ALSO_READS: ClassVar[tuple[type, ...]] = (PretrainConfig,)
 
     model: TransformerConfig = field(metadata=MODEL_OPTIONS)
-    moe: MoEConfig = field(default_factory=MoEConfig)
     vocab_size: int | None = None
     """Tokens of the tokenizer, before padding; unset: those in its files, or GPT-2's."""
     padded_vocab_size: int | None = None
@@ -161,15 +161,19 @@ class PlanConfig:
                 f"{GROUP} applies only to the interleaved schedule; give "
                 "--num-virtual-stages-per-pipeline-rank too, or leave it out"
             )
-        if self.moe.enabled and self.model.model_type != "gpt":
-            raise ConfigError(
-                f"--num-experts ({self.moe.num_experts}) only applies with --model-type gpt, not "
-                f"{self.model.model_type}; leave it out"
-            )
         model = self.model
         model.check_parallel(self.parallel())
-        check_layout(self.layout(), model, self.moe)
-        model.check_params(self.rows)
+        expert_dims_of(
+            self.parallel(),
+            ParallelDims(
+                dp=self.replicas,
+                tp=self.tensor_model_parallel_size,
+                pp=self.pipeline_model_parallel_size,
+                cp=self.context_parallel_size,
+            ),
+        )
+        check_layout(self.layout(), model)
+        check_params(model, self.rows)
         check_model(
             self.parallel(),
             num_layers=model.all_layers,
@@ -202,7 +206,7 @@ class PlanConfig:
             "--context-parallel-size": self.context_parallel_size,
         }
         if self.world_size is None:
-            return self.data_parallel_size or 1
+            return self.data_parallel_size or self._fewest_replicas
         ranks = math.prod(degrees.values())
         replicas, rest = divmod(self.world_size, ranks)
         if rest or self.data_parallel_size not in (None, replicas):
@@ -215,6 +219,16 @@ class PlanConfig:
                 f"{' or '.join(map(str, near))} would do"
             )
         return replicas
+
+    @property
+    def _fewest_replicas(self) -> int:
+        """With which every expert-parallel rank is there."""
+        spread = self.expert_model_parallel_size * (
+            self.expert_tensor_parallel_size or self.tensor_model_parallel_size
+        )
+        return spread // math.gcd(
+            spread, self.tensor_model_parallel_size * self.context_parallel_size
+        )
 
     @property
     def num_devices(self) -> int:
@@ -284,6 +298,8 @@ class PlanConfig:
             num_virtual_stages_per_pipeline_rank=self.num_virtual_stages_per_pipeline_rank,
             decoder_first_pipeline_num_layers=self.decoder_first_pipeline_num_layers,
             decoder_last_pipeline_num_layers=self.decoder_last_pipeline_num_layers,
+            expert_model_parallel_size=self.expert_model_parallel_size,
+            expert_tensor_parallel_size=self.expert_tensor_parallel_size,
             pipeline_model_parallel_layout=self.pipeline_model_parallel_layout,
             account_for_embedding_in_pipeline_split=self.account_for_embedding_in_pipeline_split,
             account_for_loss_in_pipeline_split=self.account_for_loss_in_pipeline_split,

@@ -57,7 +57,7 @@ class Alternative:
 
 def memory_bytes(config: PlanConfig) -> dict[str, float]:
     """Memory of the most loaded device by the upstream formulas, kind by kind, and the total."""
-    counts = count_parameters(config.model, config.rows, config.layout(), config.moe)
+    counts = count_parameters(config.model, config.rows, config.layout())
     each = BYTES_OF[config.number_format]
     memory = {
         "parameters": counts.most_loaded_shard * each.weight,
@@ -85,9 +85,8 @@ def activations_of(config: PlanConfig) -> ActivationMemory:
 
 
 def detail_of(config: PlanConfig) -> DetailedMemory | None:
-    """Memory tensor by tensor, as trainyard allocates it; None with experts or FP8, which it
-    lacks."""
-    if config.moe.enabled or config.fp8_format is not None:
+    """Memory tensor by tensor, as trainyard allocates it; None with FP8, which it lacks."""
+    if config.fp8_format is not None:
         return None
     return detailed_memory(config.model, config.rows, config.layout())
 

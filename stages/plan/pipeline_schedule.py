@@ -133,7 +133,7 @@ def _costs(config: PlanConfig) -> tuple[float, float]:
     """Matrix products of a token in a layer, and in the output layer; the embedding has none."""
     model = config.model
     output = model.hidden_size * config.rows
-    weights = matmul_weights_per_token(model, config.rows, config.moe) - output
+    weights = matmul_weights_per_token(model, config.rows) - output
     output = output * model.output_length // model.seq_length
     directions = 2 if family_of(model).of_sentences else 1
     attention = directions * model.seq_length * model.query_size

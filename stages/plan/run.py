@@ -18,7 +18,6 @@ from stages.plan.fit import (
 from stages.plan.pipeline_schedule import pipeline_document, pipeline_lines, pipeline_picture
 from stages.plan.vocabulary import with_vocabulary
 from stages.runtime.context import StageRun
-from trainyard.models.costs.flops import flops_per_iteration
 from trainyard.models.costs.memory import (
     ActivationMemory,
     ParameterCount,
@@ -52,7 +51,7 @@ def run(config: PlanConfig, stage: StageRun) -> dict[str, Any]:
 def plan(config: PlanConfig) -> dict[str, Any]:
     """Counts, FLOPs and memory of the run; memory of its most loaded device."""
     model, vocab, layout = config.model, config.rows, config.layout()
-    counts = count_parameters(model, vocab, layout, config.moe)
+    counts = count_parameters(model, vocab, layout)
     full = layout.recompute == "full"
     recomputed = full_recompute_bytes(model, vocab, layout) / layout.cp if full else None
     detail = detail_of(config)
@@ -92,20 +91,12 @@ def plan(config: PlanConfig) -> dict[str, Any]:
 def flops_of_samples(config: PlanConfig, count: int) -> float:
     """Operations of a step of so many samples, by the convention of the model's family."""
     model, vocab = config.model, config.rows
-    if config.moe.enabled:
-        return flops_per_iteration(model, vocab, count, config.moe)
     return family_of(model).flops_per_iteration(model, vocab, count)
 
 
 def exact_parameters(config: PlanConfig) -> int:
-    """Number of trained parameters, with biases, except of experts, and learned positions."""
-    dense = config.model.num_params(config.rows)
-    if not config.moe.enabled:
-        return dense
-    layout = config.layout()
-    with_experts = count_parameters(config.model, config.rows, layout, config.moe)
-    without = count_parameters(config.model, config.rows, layout)
-    return dense + with_experts.transformer_block - without.transformer_block
+    """Number of trained parameters, with biases and learned positions."""
+    return config.model.num_params(config.rows)
 
 
 # --- the report -------------------------------------------------------------------------------
@@ -115,10 +106,10 @@ def report(config: PlanConfig) -> str:
     """The lines of the upstream report, then the lines of trainyard."""
     document = plan(config)
     model, vocab, layout = config.model, config.rows, config.layout()
-    counts = count_parameters(model, vocab, layout, config.moe)
+    counts = count_parameters(model, vocab, layout)
     return "\n".join(
         [
-            *parameter_lines(counts, config.moe.enabled),
+            *parameter_lines(counts, config.model.experts.enabled),
             *activation_lines(activations_of(config)),
             memory_line(document["memory_bytes"]),
             "",

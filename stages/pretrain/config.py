@@ -94,9 +94,11 @@ class PretrainConfig(LibraryConfig):
         if self.ckpt_convert_format is not None:
             return
         # Imported late: --help does not need them.
-        from trainyard.parallel.dims import dims_of
+        from trainyard.parallel.dims import dims_of, expert_dims_of
         from trainyard.training.loop.length import length_of, optimizer_schedule_of
 
         dims = dims_of(self.parallel, world_size or self.parallel.model_ranks)
+        if world_size is not None:
+            expert_dims_of(self.parallel, dims)
         length = length_of(self.training, dims.dp, self.model.seq_length)
         optimizer_schedule_of(self.optimizer, self.training, length)

@@ -15,7 +15,7 @@ from typing import Any
 
 import jinja2
 
-from stages.report import lineage_picture
+from stages.report import experts, lineage_picture
 from stages.report.config import MAX_SAMPLES
 from stages.report.facts import Card, Sample, Save, Step
 from stages.report.retrieval import Search
@@ -97,6 +97,9 @@ def render(card: Card) -> str:
         recall_charts=recall_charts(card.retrieval),
         recall_rows=recall_rows(card.retrieval),
         retrieval_lead=retrieval_lead(card.retrieval),
+        expert_charts=experts.load_charts(card),
+        expert_columns=experts.COLUMNS,
+        expert_rows=experts.load_rows(card),
         samples=[sample_text(sample) for sample in card.samples],
         samples_lead=samples_lead(card),
         evaluation_labels=EVALUATION,

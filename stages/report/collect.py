@@ -92,8 +92,11 @@ def _training(config: ReportConfig, ancestry: Ancestry, key: str) -> dict[str, A
         )
     check_trained(config.checkpoint, checkpoint)
     trained = ancestry.artifacts[key]
+    ledger = _lines(key, checkpoint, LEDGER)
+    timings = {line["step"]: line for line in _lines(key, checkpoint, TIMINGS)}
     return {
-        "steps": steps_of(key, checkpoint),
+        "steps": tuple(_step(line, timings.get(line["step"], {})) for line in ledger),
+        "expert_loads": expert_loads(ledger[-1]) if ledger else (),
         "options": options_of(checkpoint.config),
         "environment": environment(trained),
         "measured": measured(trained),
@@ -142,14 +145,6 @@ def _volatile(ancestry: Ancestry, key: str | None, name: str) -> dict[str, Any] 
 # --- training ---------------------------------------------------------------------------------
 
 
-def steps_of(key: str, manifest: Manifest) -> tuple[Step, ...]:
-    """The lines of the ledger, each with the timing of its step, if there is one."""
-    timings = {timing["step"]: timing for timing in _lines(key, manifest, TIMINGS)}
-    return tuple(
-        _step(line, timings.get(line["step"], {})) for line in _lines(key, manifest, LEDGER)
-    )
-
-
 def _lines(key: str, manifest: Manifest, name: str) -> list[dict[str, Any]]:
     """The lines of a file with a line for each step; none when the run has no such file."""
     record, url = manifest.record(name), join(key, name)
@@ -192,6 +187,8 @@ def _save(found: dict[str, Any]) -> Save:
 
 
 def _step(line: dict[str, Any], timing: dict[str, Any]) -> Step:
+    found = line.get("layer_figures")
+    figures = found if isinstance(found, dict) else {}
     return Step(
         step=int(line["step"]),
         tokens=_whole(line.get("tokens")),
@@ -200,6 +197,19 @@ def _step(line: dict[str, Any], timing: dict[str, Any]) -> Step:
         learning_rate=_number(line.get("learning_rate")),
         grad_norm=_number(line.get("grad_norm")),
         tokens_per_second=_number(timing.get("tokens_per_second")),
+        max_expert_load=_number(figures.get("max expert load")),
+        min_expert_load=_number(figures.get("min expert load")),
+        dropped_tokens=_number(figures.get("dropped tokens")),
+    )
+
+
+def expert_loads(line: dict[str, Any]) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    """The loads in a line of the ledger, by layer; none in one of another form."""
+    loads = line.get("layer_loads")
+    return tuple(
+        (int(layer), tuple(map(float, shares)))
+        for layer, shares in (loads.items() if isinstance(loads, dict) else ())
+        if layer.isdecimal() and isinstance(shares, list) and shares and all(map(is_number, shares))
     )
 
 

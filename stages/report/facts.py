@@ -47,6 +47,11 @@ class Step:
     learning_rate: float | None = None
     grad_norm: float | None = None
     tokens_per_second: float | None = None
+    max_expert_load: float | None = None
+    """Of the busiest expert of all layers, as a multiple of an even share."""
+    min_expert_load: float | None = None
+    dropped_tokens: float | None = None
+    """Share of the choices of experts that were beyond capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,9 @@ class Card:
     title: str
     lineage: Lineage
     steps: tuple[Step, ...] = ()
+    expert_loads: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """After the last step, for each layer with experts: its number, and the share of the choices
+    that fell on each expert."""
     options: tuple[Option, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     measured: dict[str, float] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from trainyard.config import (
     location,
 )
 from trainyard.errors import ConfigError
+from trainyard.models.moe_config import MoEConfig
 from trainyard.tokenizers.config import TokenizerConfig, TokenizerType
 
 if TYPE_CHECKING:
@@ -40,13 +41,11 @@ Saver = Literal[
     "legacy",
     "megatron",
     "torch_dist",
-    "mixtral_hf",
     "llava",
     "hf_llava",
 ]
 
 LATER = {
-    "mixtral_hf": "it comes with mixtures of experts",
     "llava": "it comes with models of images",
     "hf_llava": "it comes with models of images",
 }
@@ -127,7 +126,7 @@ class ReshardConfig:
     target_decoder_last_pipeline_num_layers: int | None = None
     """Layers of the last pipeline rank, likewise."""
     target_expert_parallel_size: int | None = None
-    """Expert-parallel ranks; must be 1, as this version has no experts."""
+    """Expert-parallel ranks that core files are for. Unset: 1."""
     saver_transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
     """Names of norms in core files: those of Transformer Engine's layers, or of the local
     layers."""
@@ -142,6 +141,13 @@ class ReshardConfig:
     torch_dist then pad the vocabulary again, as Megatron-LM does."""
     num_attention_heads: int | None = None
     """Query heads, for files of Megatron-LM without arguments; its GPT-345M has 16."""
+    upcycle_num_experts: int | None = None
+    """Make a mixture of so many experts of a dense GPT, each a copy of the layer's MLP; train it
+    with --load and --finetune."""
+    upcycle_router_topk: int = 2
+    """Experts that a token will visit."""
+    upcycle_seed: int = 1234
+    """Seed of the weights of the new routers."""
     tokenizer_type: TokenizerType | None = None
     """Kind of tokenizer, by Megatron-LM's name, to store instead of the source's."""
     tokenizer_model: str | None = location(None)
@@ -174,13 +180,26 @@ class ReshardConfig:
         check_at_least(self, 1, *COUNTS, *SHARDS)
         check_at_most(self, MAX_SIZE, *COUNTS)
         check_at_most(self, MAX_RANKS, *SHARDS)
-        if (self.target_expert_parallel_size or 1) > 1:
+        ep = self.target_expert_parallel_size or 1
+        if ep > 1 and self.saver != "core":
             raise ConfigError(
-                f"--target-expert-parallel-size {self.target_expert_parallel_size}: the GPT of "
-                "this version has no experts; leave the option out"
+                f"--target-expert-parallel-size {ep} needs --saver core; files of --saver "
+                f"{self.saver} load at any number of expert-parallel ranks, so leave it out"
             )
 
+    def experts(self) -> MoEConfig | None:
+        """The experts of --upcycle-num-experts."""
+        if self.upcycle_num_experts is None:
+            return None
+        count, topk = self.upcycle_num_experts, self.upcycle_router_topk
+        if not 2 <= topk <= count:
+            raise ConfigError(
+                f"--upcycle-router-topk ({topk}) must be from 2 to --upcycle-num-experts ({count})"
+            )
+        return MoEConfig(num_experts=count, moe_router_topk=topk)
+
     def _check_formats(self) -> None:
+        self.experts()
         for option, value in (("--loader", self.loader), ("--saver", self.saver)):
             if value in LATER:
                 raise ConfigError(f"{option} {value} is not in this version: {LATER[value]}")

@@ -11,6 +11,7 @@ from trainyard.conversion.cast import Cast
 from trainyard.conversion.loaders import LoadOptions, open_source
 from trainyard.conversion.source import Source
 from trainyard.conversion.tokenizer_files import carried
+from trainyard.conversion.upcycle import Upcycled
 from trainyard.conversion.vocabulary import Adjusted
 
 
@@ -33,22 +34,33 @@ def _cast(config: ReshardConfig, source: Source) -> Source:
 
 
 def _opened(config: ReshardConfig, loader: str) -> Source:
-    """The source, with the requested vocabulary."""
+    """The source, with the requested vocabulary and experts."""
+    source = open_source(config.load_dir, loader, LoadOptions(config.num_attention_heads))
+    try:
+        return _upcycled(config, _adjusted(config, source))
+    except BaseException:
+        source.close()
+        raise
+
+
+def _adjusted(config: ReshardConfig, source: Source) -> Source:
+    """With another vocabulary, if one is asked for."""
     described = config.tokenizer()
     tokenizer = carried(described) if described is not None else None
-    source = open_source(config.load_dir, loader, LoadOptions(config.num_attention_heads))
     # Savers of Megatron-LM's formats pad the vocabulary themselves.
     divisible_by = None if config.saver in MEGATRON else config.make_vocab_size_divisible_by
     if tokenizer is None and config.true_vocab_size is None and divisible_by is None:
         return source
-    try:
-        return Adjusted(
-            source,
-            tokenizer=tokenizer,
-            true_vocab_size=config.true_vocab_size,
-            divisible_by=divisible_by,
-            tensor_parallel_size=config.tensor_parallel_size,
-        )
-    except BaseException:
-        source.close()
-        raise
+    return Adjusted(
+        source,
+        tokenizer=tokenizer,
+        true_vocab_size=config.true_vocab_size,
+        divisible_by=divisible_by,
+        tensor_parallel_size=config.tensor_parallel_size,
+    )
+
+
+def _upcycled(config: ReshardConfig, source: Source) -> Source:
+    """With experts, if --upcycle-num-experts asks for them."""
+    moe = config.experts()
+    return source if moe is None else Upcycled(source, moe, config.upcycle_seed)

@@ -36,6 +36,8 @@ def run(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
 def _is_copy(config: ReshardConfig) -> bool:
     """Whether to copy a trainyard step. True also for a folder without a checkpoint: the reader of
     trainyard's format then reports what it found."""
+    if config.upcycle_num_experts is not None:
+        return False
     if config.saver != "trainyard" or config.loader not in ("auto", "trainyard"):
         return False
     return config.loader == "trainyard" or detect(config.load_dir) in ("trainyard", None)

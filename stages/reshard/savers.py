@@ -117,6 +117,7 @@ def _save_megatron(
             stage.open,
             model_class=model_class,
             tp=config.tensor_parallel_size,
+            ep=config.target_expert_parallel_size or 1,
             split=split,
             transformer_impl=None if model_class == "legacy" else config.saver_transformer_impl,
             true_vocab_size=_tokens_to_pad(config, source),

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from stages.retro_db.config import RetroDbConfig
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import is_local
 from trainyard.corpus.indexed import IndexedDataset
@@ -67,6 +68,19 @@ def plan_blocks(
             DocumentBlock(dataset, first, last, block_name(name, first, last, num_documents))
         )
     return blocks
+
+
+def cut_jobs(
+    config: RetroDbConfig, tokens: IndexedDataset, block: DocumentBlock, prefix: str, version: str
+) -> list[CutJob]:
+    """The work on a block, in pieces."""
+    return [
+        CutJob(
+            *(block, first, last, num_tokens, prefix, version),
+            *(config.tokenizer, config.bert(), config.retro_gpt_chunk_length),
+        )
+        for first, last, num_tokens in ranges(tokens, block)
+    ]
 
 
 def ranges(tokens: IndexedDataset, block: DocumentBlock) -> Iterator[tuple[int, int, int]]:

@@ -44,6 +44,12 @@ class RetroDbConfig:
     """GPT tokens of a chunk; the last chunk of a document may be shorter."""
     retro_doc_block_size: int = 100000
     """Documents of a block: a file, and what a killed run keeps."""
+    retro_base_db: str | None = location(None)
+    """A finished database of the first datasets of --data-path: their chunks are taken from it
+    instead of being cut again. The result is the same."""
+    retro_task_validate: float | None = execution(None)
+    """Write nothing: cut this share of the blocks in --output-dir again, a seeded sample, and
+    compare."""
     workers: int | None = execution(None)
     """Number of workers, at most the number of cores. Unset: the number of cores."""
 
@@ -54,6 +60,12 @@ class RetroDbConfig:
             *("retro_index_ntrain", "retro_gpt_chunk_length", "retro_doc_block_size", "workers"),
         )
         check_at_least(self, 0, "retro_sample_seed")
+        share = self.retro_task_validate
+        if share is not None and not 0 < share <= 1:
+            raise ConfigError(
+                "--retro-task-validate is a share of the blocks, above 0 and at most 1, got "
+                f"{share}"
+            )
         if self.train_fraction() <= 0:
             raise ConfigError(
                 f"--retro-gpt-split {self.retro_gpt_split!r}: the first number is the part for "
@@ -99,12 +111,15 @@ class RetroDbConfig:
             **named,
             "tokenizer": self.tokenizer.inputs(),
             "bert": (self.retro_bert_vocab_file,),
+            **({} if self.retro_base_db is None else {"base": (self.retro_base_db,)}),
         }
 
     def versions(self) -> dict[str, str]:
         """Of the libraries that define the tokens."""
         return {**self.tokenizer.versions(), **self.bert().versions()}
 
-    def output(self) -> Output:
-        """The folder of the database."""
+    def output(self) -> Output | None:
+        """The folder of the database; None if blocks are only compared."""
+        if self.retro_task_validate is not None:
+            return None
         return Output.directory(self.output_dir)

@@ -8,27 +8,27 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from stages.retro_db.base import open_base
 from stages.retro_db.blocks import (
     CutJob,
     DocumentBlock,
     bert_tokenizer,
     cut_job,
+    cut_jobs,
     gpt_tokenizer,
     open_tokens,
     plan_blocks,
-    ranges,
     version_of,
 )
 from stages.retro_db.config import RetroDbConfig
+from stages.retro_db.validate import validate
 from stages.runtime.context import StageRun
-from stages.runtime.finished_files import finish_file, finished_file
-from trainyard.artifacts import inputs, store
-from trainyard.artifacts.store import FileRecord
+from stages.runtime.finished_files import finish_file, finished_file, move_file
+from trainyard.artifacts import inputs
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.corpus.workers import Crew, run_jobs
 from trainyard.datasets.vocabulary import check_tokens, refuse_floats
@@ -68,6 +68,10 @@ def run(config: RetroDbConfig, stage: StageRun) -> dict[str, Any]:
     _ = gpt.eod  # an error before any work for a model without one
     bert_tokenizer(config.bert())
     corpora = _open(config, gpt.vocab_size)
+    if config.retro_task_validate is not None:
+        return validate(config, stage, [block for corpus in corpora for block in corpus.blocks])
+    if config.retro_base_db is not None:
+        _take_over(config, stage, corpora)
     _cut(config, stage, corpora)
     infos = _count(config, corpora)
     _merge(config, stage, corpora, infos)
@@ -122,16 +126,12 @@ def _cut(config: RetroDbConfig, stage: StageRun, corpora: Sequence[Corpus]) -> N
     for corpus in corpora:
         version = version_of(corpus.prefix)
         for block in corpus.blocks:
+            if block in corpus.counts:  # taken over
+                continue
             if _is_finished(stage, corpus, block):
                 done += 1
                 continue
-            jobs[block] = [
-                CutJob(
-                    *(block, first, last, num_tokens, corpus.prefix, version),
-                    *(config.tokenizer, config.bert(), config.retro_gpt_chunk_length),
-                )
-                for first, last, num_tokens in ranges(corpus.tokens, block)
-            ]
+            jobs[block] = cut_jobs(config, corpus.tokens, block, corpus.prefix, version)
     if done:
         log.info("resuming: blocks_done=%d blocks=%d", done, done + len(jobs))
     found: dict[DocumentBlock, dict[int, Rows]] = defaultdict(dict)
@@ -151,6 +151,20 @@ def _cut(config: RetroDbConfig, stage: StageRun, corpora: Sequence[Corpus]) -> N
                 del found[job.block]
 
 
+def _take_over(config: RetroDbConfig, stage: StageRun, corpora: Sequence[Corpus]) -> None:
+    """Copy the blocks of the datasets that a finished database has."""
+    assert config.retro_base_db is not None
+    base = open_base(config, stage, [corpus.prefix for corpus in corpora])
+    taken = 0
+    for corpus, name in zip(corpora, base.names, strict=False):
+        for block in corpus.blocks:
+            if not _is_finished(stage, corpus, block):
+                held = base.read(block, name, corpus.tokens.num_documents, stage.scratch)
+                _write_held(stage, corpus, block, held)
+            taken += 1
+    log.info("taken from --retro-base-db datasets=%d blocks=%d", len(base.names), taken)
+
+
 def _is_finished(stage: StageRun, corpus: Corpus, block: DocumentBlock) -> bool:
     counts = finished_file(stage, block.key)
     if counts is not None:
@@ -160,10 +174,13 @@ def _is_finished(stage: StageRun, corpus: Corpus, block: DocumentBlock) -> bool:
 
 def _write_block(stage: StageRun, corpus: Corpus, block: DocumentBlock, rows: Rows) -> None:
     """rows: all chunks of the block, in order."""
-    held = block_of(rows, block.first, block.last)
+    _write_held(stage, corpus, block, block_of(rows, block.first, block.last))
+
+
+def _write_held(stage: StageRun, corpus: Corpus, block: DocumentBlock, held: ChunkBlock) -> None:
     path = stage.scratch / "block.hdf5"
     write_block(path, held)
-    record = _publish(stage, path, block.name)
+    record = move_file(stage, path, block.name)
     corpus.counts[block] = {
         "valid": len(held.chunks_valid),
         "invalid": len(held.chunks_invalid),
@@ -180,15 +197,6 @@ def _read_block(stage: StageRun, block: DocumentBlock) -> ChunkBlock:
     if path.parent == stage.scratch:
         path.unlink()
     return held
-
-
-def _publish(stage: StageRun, path: Path, name: str) -> FileRecord:
-    """Move a local file to the output."""
-    with stage.open(name) as out, path.open("rb") as file:
-        while piece := file.read(store.CHUNK):
-            out.write(piece)
-    path.unlink()
-    return out.record
 
 
 # --- merged databases -------------------------------------------------------------------------
@@ -264,4 +272,4 @@ def _merge(
                 to_sampled.append(number, held.chunks_valid[chosen[low:high] - before])
                 before += split
     for path, kind in zip(paths, MERGED, strict=True):
-        _publish(stage, path, merged_name(kind))
+        move_file(stage, path, merged_name(kind))

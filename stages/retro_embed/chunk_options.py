@@ -40,6 +40,14 @@ class DatabaseChunks(ChunkOptions):
     """Prefixes of the .bin/.idx pairs that it was cut from, in the same order; weights do not
     count. Also --retro-gpt-data-path."""
 
+    retro_base_db: str | None = location(None)
+    """With --chunks train: embed only the chunks that come after those of this database, which is
+    the one that --retro-db was made from by --retro-base-db."""
+
+    def __post_init__(self) -> None:
+        if self.retro_base_db is not None and self.chunks != "train":
+            raise ConfigError("--retro-base-db is for --chunks train; leave it out")
+
     def prefixes(self) -> list[str]:
         """The token files, without weights."""
         found = [source.prefix for source in parse_blend(self.data_path, "--data-path")]
@@ -55,8 +63,10 @@ class DatabaseChunks(ChunkOptions):
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The file of these chunks, the list of datasets, and every prefix."""
         files = (join(self.retro_db, self.merged), join(self.retro_db, INFOS))
+        base = self.retro_base_db
         return {
             "retro_db": files,
+            **({} if base is None else {"base": (join(base, self.merged),)}),
             **{f"data_{i}": (prefix,) for i, prefix in enumerate(self.prefixes())},
         }
 

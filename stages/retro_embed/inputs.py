@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from stages.retro_embed.chunk_options import DatabaseChunks
 from stages.retro_embed.config import RetroEmbedConfig
 from trainyard.artifacts.inputs import check_in_folder
@@ -16,7 +18,7 @@ def check_inputs(config: RetroEmbedConfig) -> None:
     checkpoint."""
     if isinstance(config.source, DatabaseChunks):
         check_in_folder(config.source.retro_db, config.source.merged)
-        open_database(config.source)
+        num_in_base(config.source, open_database(config.source))
     if config.load is not None and detect(config.load) in ("trainyard", None):
         check_step(config.load, "--load")
 
@@ -31,3 +33,24 @@ def open_database(source: DatabaseChunks) -> ChunkDatabase:
             "documents"
         )
     return database
+
+
+def num_in_base(source: DatabaseChunks, database: ChunkDatabase) -> int:
+    """How many chunks --retro-base-db has, the first ones of the database; 0 without it.
+
+    Raises ConfigError for one that has others, or all."""
+    if source.retro_base_db is None:
+        return 0
+    base = ChunkDatabase(source.retro_base_db)
+    count = len(base)
+    if count > len(database) or not np.array_equal(base.chunks, database.chunks[:count]):
+        raise ConfigError(
+            f"--retro-base-db {source.retro_base_db}: its chunks are not the first ones of "
+            f"{source.retro_db}; give the database that this one was made from"
+        )
+    if count == len(database):
+        raise ConfigError(
+            f"--retro-base-db {source.retro_base_db} has all chunks of {source.retro_db}, so there "
+            "is none to embed"
+        )
+    return count

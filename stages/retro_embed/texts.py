@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stages.retro_embed.chunk_options import DatabaseChunks, SampleChunks
 from stages.retro_embed.config import RetroEmbedConfig
-from stages.retro_embed.inputs import open_database
+from stages.retro_embed.inputs import num_in_base, open_database
 from stages.retro_embed.tokenizers import check_tokenizer
 from stages.runtime.context import StageRun
 from trainyard.corpus.workers import check_stop
@@ -43,13 +43,15 @@ class OfDatabase:
     """The chunks of a database."""
 
     database: ChunkDatabase
+    first: int
+    """Number of the first one; those before it are left out."""
 
     def __len__(self) -> int:
-        return len(self.database)
+        return len(self.database) - self.first
 
     def tokens(self, start: int, stop: int) -> tuple[Ints, Ints]:
         """See `Chunks`."""
-        numbers = np.arange(start, stop)
+        numbers = self.first + np.arange(start, stop)
         rows = self.database.rows(numbers).astype(np.int64)
         counts = rows[:, 3] - rows[:, 2]
         return self.database.token_rows(numbers, int(counts.max()), pad=0), counts
@@ -123,7 +125,8 @@ def open_texts(config: RetroEmbedConfig, stage: StageRun) -> Texts:
     if isinstance(source, DatabaseChunks):
         check_tokenizer(source, config.tokenizer, stage)
         database = open_database(source)
-        return Texts(OfDatabase(database), gpt, database.url)
+        first = num_in_base(source, database)
+        return Texts(OfDatabase(database, first), gpt, database.url)
     assert isinstance(source, SampleChunks)
     chunks = open_chunks(
         source.samples, source.retro_query_split, source.retro_gpt_chunk_length, gpt.vocab_size

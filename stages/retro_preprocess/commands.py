@@ -11,11 +11,11 @@ from trainyard.artifacts.urls import join
 from trainyard.config import flag
 from trainyard.datasets.config import SPLIT_NAMES
 from trainyard.errors import ConfigError
-from trainyard.retrieval.project import DATABASE, INDEX, QUERY, Project
+from trainyard.retrieval.project import DATABASE, EMPTY_INDEX, INDEX, QUERY, Project
 from trainyard.tokenizers.config import TokenizerConfig
 
-EMBEDDINGS, EMPTY_INDEX = "embeddings", "index_empty"
-"""Folders of a project beside those that Megatron-LM has."""
+EMBEDDINGS = "embeddings"
+"""Folder of a project that Megatron-LM does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class Commands:
             yield self._database()
         elif step == "index-train":
             yield self._embed_database("sampled")
-            yield self._train()
+            if self._config.retro_task_validate is None:  # it has no blocks
+                yield self._train()
         elif step == "index-add":
             yield self._embed_database("train")
             yield self._add()
@@ -94,6 +95,7 @@ class Commands:
                 "retro_gpt_split": config.retro_gpt_split,
                 "retro_gpt_chunk_length": config.retro_gpt_chunk_length,
                 "retro_doc_block_size": config.retro_doc_block_size,
+                "retro_task_validate": self._config.retro_task_validate,
                 "output_dir": self._at(DATABASE),
             },
         )
@@ -151,6 +153,7 @@ class Commands:
                 "retro_index_add_load_fraction": config.retro_index_add_load_fraction,
                 "retro_query_nprobe": config.retro_query_nprobe,
                 "retro_query_num_neighbors_save": config.retro_query_num_neighbors_save,
+                "retro_task_validate": self._config.retro_task_validate,
                 "output_dir": self._at(INDEX),
             },
         )
@@ -170,6 +173,7 @@ class Commands:
                 "retro_query_num_neighbors_query": config.retro_query_num_neighbors_query,
                 "retro_query_num_neighbors_save": config.retro_query_num_neighbors_save,
                 "retro_block_size": config.retro_block_size,
+                "retro_task_validate": self._config.retro_task_validate,
                 "output_dir": self._at(QUERY, split),
             },
             split,

@@ -39,7 +39,8 @@ class RetroPreprocessConfig:
     index-train, index-add, query-neighbors; or as in guides: build_db, train_index, add_to_index,
     query."""
     retro_task_validate: float | None = execution(None)
-    """Instead of making embeddings, compute this share of their blocks again and compare."""
+    """Make nothing: compute this share of the blocks of every step again and compare. The training
+    of the index has no blocks."""
     load: str | None = location(None)
     """The BERT that embeds chunks, any checkpoint that retro_embed reads."""
     retro_gpt_seed: int | None = None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from stages.runtime.context import StageRun
 from trainyard.artifacts import store
-from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.manifest import check_digest
+from trainyard.artifacts.store import FileRecord, SourceFile
 
 log = logging.getLogger(__name__)
 
@@ -38,3 +41,33 @@ def finished_file(stage: StageRun, key: str) -> dict[str, Any] | None:
     stage.record(record)
     facts: dict[str, Any] = unit["facts"]
     return facts
+
+
+def move_file(stage: StageRun, path: Path, name: str) -> FileRecord:
+    """Move a local file into the output under a name."""
+    with stage.open(name) as out, path.open("rb") as file:
+        while piece := file.read(store.CHUNK):
+            out.write(piece)
+    path.unlink()
+    return out.record
+
+
+def copy_file(
+    stage: StageRun,
+    url: str,
+    name: str,
+    record: FileRecord | None = None,
+    on_bytes: Callable[[int], object] = lambda _: None,
+) -> None:
+    """Copy a file into the output under a name, unless a killed run has. record: the file in the
+    manifest of its artifact; ArtifactError if its contents are others."""
+    key = f"copy-{digest_bytes(name.encode())[:24]}"
+    if finished_file(stage, key) is not None:
+        return
+    found = store.info(url)
+    with stage.open(name) as out:
+        sources = [SourceFile(url, found.size_bytes, found.version)]
+        (digest,) = out.append_files(sources, on_bytes)
+        if record is not None:
+            check_digest(url, record, digest)
+    finish_file(stage, key, out.record, {})

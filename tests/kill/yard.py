@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 from tests.trainyard.embedding.encoders import make
@@ -72,6 +73,8 @@ class Yard:
         self._write_embeddings()
         for stage, output in {"faiss_train": "empty-index", "faiss_add": "index"}.items():
             self._make(zygote, stage, output)
+        self._make_project(zygote)
+        self._make(zygote, "retro_export", "exported")
 
     def _make(self, zygote: Zygote, stage: str, output: str) -> None:
         arguments = self.arguments(stage, self.at(output))
@@ -102,6 +105,36 @@ class Yard:
         count = len(ChunkDatabase(self.at("retro-db")))
         write_blocks(Path(self.at("embeddings")), clustered(count, 8), 100)
         write_blocks(Path(self.at("embeddings-samples")), clustered(CHUNKS, 8), 40)
+
+    def _make_project(self, zygote: Zygote) -> None:
+        """A Retro project of the database, the index, and neighbours of training samples."""
+        at = Path(self.at("project"))
+        shutil.copytree(self.at("retro-db"), at / "db")
+        shutil.copytree(self.at("index"), at / "index")
+        options = self._inputs()["faiss_query"]
+        words = [*options[: options.index("--data-path")], "--data-path", self.at("tokens")]
+        words += ["--output-dir", str(at / "query/train")]
+        status, _, log = zygote.run("stages.faiss_query", words)
+        assert status == 0, log
+        document = {
+            "retro_gpt_data_path": [self.at("tokens")],
+            "retro_gpt_split": "90,10,0",
+            "retro_gpt_train_samples": 24,
+            "retro_gpt_eval_interval": 3,
+            "retro_gpt_eval_iters": 1,
+            "retro_gpt_tokenizer_type": "HuggingFaceTokenizer",
+            "retro_gpt_tokenizer_model": self.at("tokenizer"),
+            "retro_gpt_seq_length": 32,
+            "retro_gpt_global_batch_size": 4,
+            "retro_gpt_chunk_length": 8,
+            "retro_block_size": 40,
+            "retro_bert_tokenizer_type": "BertWordPieceLowerCase",
+            "retro_bert_vocab_file": self.at("vocab.txt"),
+            "retro_neighbor_dirs": {"train": "train"},
+        }
+        (at / "config.json").write_text(json.dumps(document))
+        for path in at.rglob("*"):
+            os.utime(path, (1e9, 1e9))
 
     def _write_encoder(self) -> None:
         """A small BERT of that vocabulary."""
@@ -160,5 +193,7 @@ class Yard:
                 *("--load", self.at("bert"), "--retro-bert-max-chunk-length", "48"),
                 *("--retro-block-size", "25", "--workers", "1", "--device", "cpu"),
             ],
+            "retro_export": ["--retro-project-dir", self.at("project"), "--copy-data"],
+            "retro_import": ["--retro-project-dir", self.at("exported"), "--copy-data"],
             "report": [word for name in made for word in (f"--{name}", self.at(name))],
         }

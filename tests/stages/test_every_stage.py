@@ -48,6 +48,8 @@ ENOUGH = {
         *("--tokenizer-type", "NullTokenizer", "--vocab-size", "9"),
     ),
     "retro_explore": (NOWHERE,),
+    "retro_export": ("--retro-project-dir", NOWHERE),
+    "retro_import": ("--retro-project-dir", NOWHERE),
     "retro_preprocess": (
         *("--retro-gpt-data-path", NOWHERE, "--retro-gpt-train-samples", "8", "--load", NOWHERE),
         *("--retro-gpt-eval-interval", "2", "--retro-gpt-eval-iters", "1"),

@@ -44,7 +44,7 @@ def add(index: Path, embeddings: Path, into: Path, **options: Any) -> dict[str, 
         FaissAddConfig,
         run_add,
         index=str(index),
-        embeddings=str(embeddings),
+        embeddings=[str(embeddings)],
         output_dir=str(into),
         **given,
     )

@@ -21,10 +21,12 @@ from stages.faiss_query.config import FaissQueryConfig
 from stages.faiss_query.run import run as run_query
 from stages.faiss_train.config import FaissTrainConfig
 from stages.faiss_train.run import run as run_train
+from stages.runtime.cli import stage_main
 from tests.stages.directly import run_directly
 from tests.trainyard.retrieval.corpora import LENGTH, write_corpus
 from tests.trainyard.retrieval.embedded import write_blocks
 from tests.trainyard.retrieval.samples import Yard, make_yard, sentences
+from trainyard.artifacts.digest import digest_files
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.examples import EXAMPLES, chosen_chunks
@@ -40,7 +42,11 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Yard:
     at, options = yard.folder, {"embeddings": str(yard.folder / "embeddings-db")}
     run_directly(FaissTrainConfig, run_train, output_dir=str(at / "empty"), **options)
     run_directly(
-        FaissAddConfig, run_add, index=str(at / "empty"), output_dir=str(at / "index"), **options
+        FaissAddConfig,
+        run_add,
+        index=str(at / "empty"),
+        embeddings=[options["embeddings"]],
+        output_dir=str(at / "index"),
     )
     return yard
 
@@ -273,3 +279,45 @@ def test_token_files_of_the_name_of_a_dataset_and_other_contents_are_refused(
     blend = ["1", changed, "1", str(tmp_path / "de")]
     with pytest.raises(ConfigError, match=r"other/en is not what .* though dataset 0"):
         query(yard, tmp_path / "out", data_path=blend)
+
+
+def test_validation_finds_other_neighbors(
+    yard: Yard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {
+        "index": yard.folder / "index",
+        "embeddings": yard.folder / "embeddings-train",
+        "retro_db": yard.folder / "db",
+        "retro_gpt_chunk_length": LENGTH,
+        "retro_query_num_neighbors_query": 40,
+        "retro_query_num_neighbors_save": K,
+        "retro_block_size": 30,
+        **yard.options,
+        "output_dir": tmp_path / "out",
+    }
+    words = []
+    for name, value in given.items():
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+
+    def run(expect: int, *more: str) -> str:
+        argv = [*words, *more]
+        done = stage_main("faiss_query", FaissQueryConfig, "stages.faiss_query.run", argv=argv)
+        assert done == expect
+        return "".join(capsys.readouterr())
+
+    run(0)
+    assert "1 of 4 blocks searched again, 6 chunks" in run(0, "--retro-task-validate", "0.1")
+    other = ("--retro-query-nprobe", "1", "--retro-task-validate", "1")
+    assert "was made with None; give the options" in run(2, *other)
+    path = sorted((tmp_path / "out").glob("*.hdf5"))[1]
+    with h5py.File(path, "r+") as file:
+        file["neighbors"][3] = file["neighbors"][4]
+    assert path.name in run(1, "--retro-task-validate", "1"), "not what the manifest lists"
+    listed = json.loads((tmp_path / "out/manifest.json").read_text())
+    listed["files"] = [f for f in listed["files"] if f["path"] != path.name]
+    listed["output_digest"] = digest_files(
+        (f["path"], f["size_bytes"], f["digest"]) for f in listed["files"]
+    )
+    (tmp_path / "out/manifest.json").write_text(json.dumps(listed))
+    assert "chunk 33 has other neighbours" in run(1, "--retro-task-validate", "1")

@@ -268,8 +268,10 @@ def test_every_preset_can_be_planned(preset: Path) -> None:
     config = from_dict(PlanConfig, {**document, "vocab_size": 50257}, preset.stem)
     found = plan(config)
     degrees = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+    degrees += ("expert_model_parallel_size",)  # the fewest replicas that hold all experts
     assert found["num_devices"] == math.prod(document.get(degree, 1) for degree in degrees)
-    assert found["num_microbatches"] * document["micro_batch_size"] == document["global_batch_size"]
+    samples = document["micro_batch_size"] * found["data_parallel_size"]
+    assert found["num_microbatches"] * samples == document["global_batch_size"]
     assert found["memory_detail_bytes"]["total"] > 0
     lines = report(config).splitlines()
     (cut,) = [line for line in lines if line.startswith("Devices: ")]
@@ -319,9 +321,14 @@ def test_context_parallel_ranks_share_activations_and_the_state_of_the_optimizer
     assert four["flops_per_iteration"] == one["flops_per_iteration"]
 
 
-def test_with_experts_there_is_no_detailed_memory() -> None:
-    assert plan(configure(MIXTRAL))["memory_detail_bytes"] is None
-    assert "tensor by tensor" not in report(configure(MIXTRAL))
+def test_expert_parallelism_shares_out_the_experts_and_their_optimizer_state() -> None:
+    one = MIXTRAL | {"world_size": 8, "use_distributed_optimizer": True}
+    spread = plan(configure(one | {"expert_model_parallel_size": 8}))["memory_detail_bytes"]
+    whole = plan(configure(one))["memory_detail_bytes"]
+    experts = 32 * 8 * 3 * 4096 * 14336
+    assert whole["parameters"] - spread["parameters"] == pytest.approx(2 * experts * 7 / 8)
+    # Either way every number of the optimizer's state is on one device.
+    assert spread["optimizer"] == pytest.approx(whole["optimizer"])
 
 
 def test_the_command_prints_json_without_loading_torch_or_numpy() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from flows.goodput.account import KINDS
 from stages.report.card import GOODPUT_KINDS, render
-from stages.report.collect import parse_saves, read_goodput
-from stages.report.facts import Card, Save
+from stages.report.collect import expert_loads, parse_saves, read_goodput
+from stages.report.facts import Card, Save, Step
 from stages.report.lineage import Lineage
 from tests.stages.html_page import Page, check_sound
 from trainyard.checkpoint.background import SaveReport
@@ -55,6 +55,24 @@ def test_the_performance_of_pretrain_is_shown_with_its_conventions() -> None:
 def test_rows_missing_from_a_performance_document_are_left_out() -> None:
     odd = {"steps_measured": 0, "mfu": None, "step_ms": 3, "timers_ms": {"x": {}}}
     assert page(performance=odd).sections["How fast it trained"].facts == {}
+
+
+# --- experts ------------------------------------------------------------------------------------
+
+
+def test_the_load_of_experts_is_shown_by_step_and_by_layer() -> None:
+    loads = expert_loads({"layer_loads": {"0": [0.5, 0.25, 0.25], "2": [0.1, 0.2, 0.7]}})
+    steps = [
+        Step(step=n, max_expert_load=2.1, min_expert_load=0.3, dropped_tokens=0.01) for n in (1, 2)
+    ]
+    section = page(steps=tuple(steps), expert_loads=loads).sections["How experts were used"]
+    assert section.rows[-2:] == [
+        ["0", "0", "1.50", "1", "0.75"],
+        ["2", "2", "2.10", "0", "0.30"],
+    ]
+    assert "Dropped tokens" in section.text
+    assert "How experts were used" not in page().sections
+    assert expert_loads({"layer_loads": {"x": [1], "1": [], "2": ["y"]}}) == ()
 
 
 # --- saves --------------------------------------------------------------------------------------

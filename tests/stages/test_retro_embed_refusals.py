@@ -93,7 +93,7 @@ def test_other_embeddings_are_not_validated(
 
 
 def test_nothing_to_validate_is_refused(yard: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"no manifest.json, so there are no finished"):
+    with pytest.raises(ArtifactError, match=r"no manifest.json, so there is no finished"):
         validate(yard, tmp_path / "out", 1.0)
 
 

@@ -78,6 +78,15 @@ def test_tasks_have_two_spellings_and_run_in_their_order(
     assert [one.stage for one in planned(tmp_path, retro_tasks=[tasks])] == stages
 
 
+def test_validation_is_of_every_step_with_blocks(tmp_path: Path) -> None:
+    checked = planned(tmp_path, retro_task_validate=0.5)
+    assert [one.stage for one in checked] == [
+        *(stage for stage in BUILT if stage != "faiss_train"),
+        *(*FOUND, *FOUND),
+    ]
+    assert all(one.options["retro_task_validate"] == 0.5 for one in checked)
+
+
 def test_relative_names_are_below_the_project(tmp_path: Path) -> None:
     words = planned(tmp_path)[0].argv()
     given = words[words.index("--data-path") + 1 :][:4]
@@ -106,6 +115,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_project_is_built_explored_and_not_built_again(tmp_path: Path) -> None:
     make = pytest.importorskip("tests.trainyard.embedding.encoders").make
     (tmp_path / "data").mkdir()
@@ -126,6 +136,11 @@ def test_a_project_is_built_explored_and_not_built_again(tmp_path: Path) -> None
     retro = Retro.open(str(tmp_path))
     assert retro.get_pt_num_samples("train") == 24
     assert retro.get_db_num_chunks() > 100
+
+    validate = ("--retro-task-validate", "0.5", "--retro-tasks", "db-build,index-add")
+    checked = run_process(program, *arguments, *validate, seconds=600)
+    for words in ("cut again", "computed again", "encoded again"):
+        assert words in checked
 
     where = arguments[:4]  # the rest is in config.json
     again = run_process(program, *where, seconds=600)

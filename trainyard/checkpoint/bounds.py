@@ -6,8 +6,8 @@ are far below these bounds; within them, the stored tensors decide."""
 from __future__ import annotations
 
 from trainyard.errors import ArtifactError
-from trainyard.models.config import MAX_PARAMS, TransformerConfig
-from trainyard.models.config_checks import MAX_LAYERS
+from trainyard.models.config import TransformerConfig
+from trainyard.models.config_checks import MAX_LAYERS, MAX_PARAMS
 
 
 def check_layers(num_layers: int, where: str) -> int:

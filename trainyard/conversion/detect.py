@@ -81,6 +81,7 @@ OF_KIND: dict[Kind, str] = {
 FITS: dict[str, tuple[Kind, ...]] = {
     "hf": ("hf",),
     "llama_mistral": ("meta", "hf"),
+    "mixtral_hf": ("hf",),
     "core": ("megatron",),
     "legacy": ("megatron",),
     "torch_dist": ("torch_dist",),

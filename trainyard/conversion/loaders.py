@@ -14,6 +14,7 @@ from trainyard.conversion.meta.read import open_meta
 from trainyard.conversion.native import CheckpointSource
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_dist.read import TorchDistSource, open_torch_dist
+from trainyard.errors import ConfigError
 
 Opener = Callable[[str, "LoadOptions"], Source]
 
@@ -53,10 +54,22 @@ def open_llama_mistral(url: str, options: LoadOptions) -> AssembledSource:
     return open_meta(url) if detect(url) == "meta" else open_huggingface(url)
 
 
+def open_mixtral(url: str, options: LoadOptions) -> AssembledSource:
+    """A Hugging Face folder with experts, as Megatron-LM's loader of this name."""
+    source = open_huggingface(url)
+    if not source.config.experts.enabled:
+        source.close()
+        raise ConfigError(
+            f"--loader mixtral_hf: the model at {url} has no experts; give --loader hf"
+        )
+    return source
+
+
 LOADERS: dict[str, Opener] = {
     "trainyard": open_ours,
     "hf": open_hf,
     "llama_mistral": open_llama_mistral,
+    "mixtral_hf": open_mixtral,
     "core": open_megatron_folder,
     "legacy": open_megatron_folder,
     "torch_dist": open_torch_dist_folder,

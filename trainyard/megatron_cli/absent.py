@@ -8,8 +8,16 @@ LATER = "comes later"
 
 ABSENT: tuple[tuple[str, str], ...] = (
     (
-        f"mixture of experts {LATER}; leave it out for a dense model (stages.plan counts both)",
-        "num-experts expert-model-parallel-size expert-tensor-parallel-size",
+        "it is an experiment with routers that this version does not have; leave it out",
+        """
+        moe-input-jitter-eps moe-apply-probs-on-input moe-router-topk-limited-devices
+        moe-router-force-load-balancing moe-router-force-biased moe-latent-size
+        """,
+    ),
+    (
+        "make the checkpoint with stages.reshard --upcycle-num-experts, and train from it with "
+        "--load and --finetune",
+        "moe-use-upcycling moe-upcycling-granularity",
     ),
     ("4-bit training is not implemented; --fp8-format has 8 bits", "fp4-format fp4"),
     (
@@ -189,8 +197,7 @@ ABSENT: tuple[tuple[str, str], ...] = (
 )
 
 HARMLESS: dict[str, tuple[str, ...]] = {
-    "expert-model-parallel-size": ("1",),
-    "expert-tensor-parallel-size": ("1",),
+    "moe-input-jitter-eps": ("0", "0.0"),
     "data-parallel-sharding-strategy": ("no_shard",),
     "num-distributed-optimizer-instances": ("1",),
     "tensor-parallel-num-weight-shards": ("1",),
@@ -208,7 +215,8 @@ HARMLESS: dict[str, tuple[str, ...]] = {
 """Values with which an unsupported option changes nothing."""
 
 OF_THE_MODEL = """
-num-experts fp8-e4m3 fp8-hybrid no-fp8-wgrad fp4-format fp4 multi-latent-attention mtp-num-layers
+moe-apply-probs-on-input moe-latent-size fp8-e4m3 fp8-hybrid no-fp8-wgrad fp4-format fp4
+multi-latent-attention mtp-num-layers
 hybrid-layer-pattern hybrid-override-pattern hybrid-attention-ratio hybrid-mlp-ratio is-hybrid-model
 spec heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json model-provider
 apply-residual-connection-post-layernorm no-rope-freq qk-l2-norm use-mup activation-func-clamp-value

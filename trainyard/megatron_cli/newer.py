@@ -15,7 +15,8 @@ NEWER_ACCEPTED: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "it only applies to a mixture of experts (--num-experts)",
+        "--moe-token-dispatcher-type and --moe-grouped-gemm choose how experts are reached and "
+        "computed; fusing and overlapping the parts changes no result",
         """
         use-mok-megakernel mok-* high-priority-a2a-comm-stream log-moe-overload-factor
         use-grouped-gemm-for-shared-expert overlap-dispatch-backward-with-experts-wgrad

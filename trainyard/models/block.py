@@ -15,6 +15,7 @@ from trainyard.models.config import TransformerConfig
 from trainyard.models.cross_attention import CrossAttention
 from trainyard.models.layer_inputs import DropoutPlaces, LayerInputs
 from trainyard.models.mlp import MLP
+from trainyard.models.moe.layer import build_mlp
 from trainyard.models.norm import build_norm
 from trainyard.models.offload import ActivationOffload
 from trainyard.models.pipeline_stage import WHOLE, PipelineStage
@@ -42,7 +43,7 @@ class TransformerLayer(nn.Module):
         self.input_layernorm = build_norm(config, parallel)
         self.self_attention = SelfAttention(config, layer, parallel)
         self.pre_mlp_layernorm = build_norm(config, parallel)
-        self.mlp = MLP(config, parallel)
+        self.mlp = build_mlp(config, layer, parallel)
 
     def forward(self, x: Tensor, inputs: LayerInputs, place: DropoutPlace | None = None) -> Tensor:
         """x: (s, b, h). place: of dropout; None disables it. Returns (s, b, h)."""

@@ -13,15 +13,16 @@ from trainyard.config import check_above_zero, execution, flag
 from trainyard.errors import ConfigError
 from trainyard.models.config_checks import (
     check_attention,
+    check_params,
     check_positions,
     check_recompute,
     check_sizes,
 )
 from trainyard.models.layer_pattern import window_of_layer
+from trainyard.models.moe_config import DENSE, MoEConfig, check_expert_parallel, check_layers
+from trainyard.models.param_counts import attention_params, mixture_params, mlp_params
 from trainyard.parallel.config import ParallelConfig
 
-MAX_PARAMS = 10**15
-"""Limit for a whole model; the bytes of its checkpoint still fit in 64 bits."""
 LLAMA3_LENGTH = 8192
 """Original length that Llama 3.1 scales from; fixed in the code of Meta and Megatron-LM."""
 
@@ -202,7 +203,8 @@ class TransformerConfig:
         if len(chosen) > 1:
             raise ConfigError(f"{' and '.join(chosen)} exclude each other; give one")
         check_recompute(self)
-        self.check_params(self.make_vocab_size_divisible_by)
+        check_layers(self)
+        check_params(self, self.make_vocab_size_divisible_by)
 
     # --- parameters -----------------------------------------------------------------------
 
@@ -224,17 +226,14 @@ class TransformerConfig:
 
     def all_layer_params(self) -> int:
         """Trained parameters of all layers."""
-        return self.num_layers * self.layer_params()
+        mixtures = sum(self.experts.pattern(self.num_layers))
+        more = mixture_params(self) - mlp_params(self, self.ffn_size) if mixtures else 0
+        return self.num_layers * self.layer_params() + mixtures * more
 
     def layer_params(self) -> int:
-        """Trained parameters of one layer."""
-        h, f = self.hidden_size, self.ffn_size
-        qkv, fc1 = self.query_size + 2 * self.kv_size, f * (2 if self.gated else 1)
-        weights = qkv * h + self.query_size * h + fc1 * h + f * h
-        biases = (qkv if self.qkv_bias else 0) + (2 * h + fc1 if self.linear_bias else 0)
-        heads = 2 * self.norm_tensors * self.head_dim if self.qk_layernorm else 0
-        sinks = self.num_attention_heads if self.softmax_type == "learnable" else 0
-        return weights + biases + 2 * self.norm_params() + heads + sinks
+        """Trained parameters of one layer with a dense MLP."""
+        inside = attention_params(self) + mlp_params(self, self.ffn_size)
+        return inside + 2 * self.norm_params()
 
     @property
     def norm_tensors(self) -> int:
@@ -246,6 +245,20 @@ class TransformerConfig:
         return self.norm_tensors * self.hidden_size
 
     # --- derived values -------------------------------------------------------------------
+
+    @property
+    def experts(self) -> MoEConfig:
+        """Options of mixtures of experts; most families have none."""
+        return DENSE
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether layer `layer`, counted from 0 over the whole model, has experts."""
+        return self.experts.enabled and self.experts.pattern(self.num_layers)[layer]
+
+    @property
+    def expert_ffn_size(self) -> int:
+        """Width inside an expert."""
+        return self.experts.moe_ffn_hidden_size or self.ffn_size
 
     @property
     def all_layers(self) -> int:
@@ -379,16 +392,4 @@ class TransformerConfig:
 
     def check_parallel(self, parallel: ParallelConfig) -> None:
         """Raise ConfigError for degrees of parallelism that this family has no model for."""
-
-    def check_params(self, padded_vocab_size: int) -> None:
-        """Raise ConfigError for a model whose bytes would not fit in 64 bits."""
-        count = self.num_params(padded_vocab_size)
-        if count > MAX_PARAMS:
-            raise ConfigError(
-                f"the model has {count:.1e} parameters, the limit is {MAX_PARAMS:.0e}; reduce one "
-                f"of: --num-layers {self.num_layers}, --hidden-size {self.hidden_size}, "
-                f"--ffn-hidden-size {self.ffn_size}, --num-attention-heads "
-                f"{self.num_attention_heads} of --kv-channels {self.head_dim}, "
-                f"--max-position-embeddings {self.positions}, {padded_vocab_size} rows of the "
-                "embedding"
-            )
+        check_expert_parallel(self, parallel)

@@ -11,6 +11,9 @@ from trainyard.errors import ConfigError
 MAX_LAYERS = 4096
 """Each layer has a dozen tensors, and every checkpoint lists their names."""
 
+MAX_PARAMS = 10**15
+"""Limit for a whole model; the bytes of its checkpoint still fit in 64 bits."""
+
 
 def check_sizes(config: Any) -> None:
     """Layers, widths and heads."""
@@ -124,4 +127,20 @@ def check_recompute(config: Any) -> None:
         raise ConfigError(
             f"--cpu-offloading-num-layers moves what --recompute-granularity {config.recompute} "
             "does not keep; give one of them"
+        )
+
+
+def check_params(config: Any, padded_vocab_size: int) -> None:
+    """The bytes of the model fit in 64 bits."""
+    count = config.num_params(padded_vocab_size)
+    if count > MAX_PARAMS:
+        experts = config.experts.num_experts
+        raise ConfigError(
+            f"the model has {count:.1e} parameters, the limit is {MAX_PARAMS:.0e}; reduce "
+            f"one of: --num-layers {config.num_layers}, --hidden-size "
+            f"{config.hidden_size}, --ffn-hidden-size {config.ffn_size}, --num-attention-heads "
+            f"{config.num_attention_heads} of --kv-channels {config.head_dim}, "
+            f"--max-position-embeddings {config.positions}, "
+            + ("" if experts is None else f"--num-experts {experts}, ")
+            + f"{padded_vocab_size} rows of the embedding"
         )

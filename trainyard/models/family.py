@@ -10,6 +10,7 @@ from typing import Any
 from trainyard.datasets.config import DataConfig
 from trainyard.datasets.masked.config import MaskedConfig
 from trainyard.models.config import TransformerConfig
+from trainyard.models.layer_sums import LayerSums
 from trainyard.models.parallel_layout import ParallelLayout
 from trainyard.retrieval.shape import NeighborShape
 
@@ -45,6 +46,11 @@ def no_losses(config: Any) -> tuple[str, ...]:
     return ()
 
 
+def no_sums(config: Any) -> LayerSums | None:
+    """Of a family whose layers add nothing up."""
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
     """A kind of model: its options, its samples, its module, its costs.
@@ -71,6 +77,8 @@ class ModelFamily:
     it lacks, which get initial values."""
     more_losses: Callable[[Any], tuple[str, ...]] = no_losses
     """(config) -> names of the losses of `models.losses.Losses.means`."""
+    layer_sums: Callable[[Any], LayerSums | None] = no_sums
+    """(config) -> what its layers add up over a step."""
     flops_per_iteration: Callable[[Any, int, int], float]
     """Operations of a step of so many samples, forward and backward."""
     flop_convention: FlopConvention

@@ -1,7 +1,8 @@
 """Initial values of a model's parameters.
 
 Each tensor is drawn whole, in fp32 on the CPU, from a generator seeded by the seed and its name:
-block of rows by block of rows, of which a rank keeps its part. The values do not depend on the
+block of rows by block of rows, of which a rank keeps its part. Of the stacked matrices of experts,
+each is drawn for itself, from its name and its number. The values do not depend on the
 order of drawing, the device or the parallel layout, and a rank never holds more than its part and
 one block. Rows of the vocabulary are drawn in order, so that a token's row does not depend on the
 padding that follows, which tensor parallelism changes.
@@ -21,13 +22,15 @@ from torch import Tensor, nn
 
 from trainyard.models.config import TransformerConfig
 from trainyard.models.tied import copy_of
-from trainyard.parallel.sharding import Shard, ShardBox, shard_of
+from trainyard.parallel.sharding import Cut, Shard, ShardBox, shard_of
 
 OUTPUT_PROJECTIONS = (
     "self_attention.linear_proj.weight",
     "cross_attention.linear_proj.weight",
     "cross_attention.attn.linear_proj.weight",
     "mlp.linear_fc2.weight",
+    "mlp.experts.linear_fc2.weight",
+    "mlp.shared_experts.linear_fc2.weight",
 )
 TABLES = (
     "word_embeddings.weight",
@@ -36,6 +39,8 @@ TABLES = (
 )
 NORMS = ("layernorm.weight", "layer_norm.weight", "layernorm.norm.weight")
 
+EXPERT_DIMS = 3
+"""Dims of the stacked matrices of experts, (experts, out, in); no other parameter has as many."""
 BLOCK_NUMBERS = 1 << 22
 """Numbers drawn at once."""
 STRIDE = 16
@@ -85,7 +90,7 @@ def draw_rows(
     """These rows of the initial weight called `name`, fp32 on the CPU; allocates no more than the
     rows and a block."""
     target = torch.empty(len(rows), *shape[1:], dtype=torch.float32, device="cpu")
-    part = Shard(shape, 0, (ShardBox(0, rows.start, len(rows)),))
+    part = Shard(shape, (Cut(0, (ShardBox(0, rows.start, len(rows)),)),))
     for start, block in _blocks(name, shape, config, seed):
         _take(target, part, start, block)
     return target
@@ -97,8 +102,24 @@ def _fill(target: Tensor, name: str, config: TransformerConfig, seed: int) -> No
         target.fill_(constant)
         return
     shard = shard_of(target) or _whole(tuple(target.shape))
+    if target.ndim == EXPERT_DIMS:
+        _fill_experts(target, shard, name, config, seed)
+        return
     for start, block in _blocks(name, shard.shape, config, seed):
         _take(target, shard, start, block)
+
+
+def _fill_experts(
+    target: Tensor, shard: Shard, name: str, config: TransformerConfig, seed: int
+) -> None:
+    """Fill stacked matrices, each from a generator of its own."""
+    matrix = [Cut(cut.dim - 1, cut.pieces) for cut in shard.cuts if cut.dim > 0]
+    part = Shard(shard.shape[1:], tuple(matrix) or _whole(shard.shape[1:]).cuts)
+    (held,) = next((c.pieces for c in shard.cuts if c.dim == 0), _whole(shard.shape).cuts[0].pieces)
+    for place, expert in enumerate(range(held.whole, held.whole + held.length)):
+        generator = named_generator(f"{name}.{expert}", seed)
+        for start, block in _blocks(name, part.shape, config, seed, generator):
+            _take(target[place], part, start, block)
 
 
 def _constant(name: str, config: TransformerConfig) -> float | None:
@@ -110,13 +131,17 @@ def _constant(name: str, config: TransformerConfig) -> float | None:
 
 
 def _blocks(
-    name: str, shape: tuple[int, ...], config: TransformerConfig, seed: int
+    name: str,
+    shape: tuple[int, ...],
+    config: TransformerConfig,
+    seed: int,
+    generator: torch.Generator | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
     """The whole tensor from its first row on, in blocks of rows, each with its first row's number.
 
     Draws up to a whole stride and drops the surplus, so that the values of the last row do not
     depend on what follows it."""
-    generator = named_generator(name, seed)
+    generator = generator or named_generator(name, seed)
     row = math.prod(shape[1:])
     rows_at_once = max(BLOCK_NUMBERS // row // STRIDE, 1) * STRIDE
     for start in range(0, shape[0], rows_at_once):
@@ -144,19 +169,19 @@ def _draw(
 def _take(target: Tensor, shard: Shard, start: int, block: Tensor) -> None:
     """Copy the shard's part of a block whose first row is `start`."""
     end = start + block.shape[0]
-    for piece in shard.pieces:
-        if shard.dim != 0:
-            source = block.narrow(shard.dim, piece.whole, piece.length)
-            target[start:end].narrow(shard.dim, piece.local, piece.length).copy_(source)
+    for offset, index in shard.boxes():
+        part = target[index]
+        first, last = max(start, offset[0]), min(end, offset[0] + part.shape[0])
+        if first >= last:
             continue
-        first, last = max(start, piece.whole), min(end, piece.whole + piece.length)
-        if first < last:
-            local = piece.local + first - piece.whole
-            target[local : local + last - first].copy_(block[first - start : last - start])
+        source = block[first - start : last - start]
+        for dim in range(1, part.ndim):
+            source = source.narrow(dim, offset[dim], part.shape[dim])
+        part[first - offset[0] : last - offset[0]].copy_(source)
 
 
 def _whole(shape: tuple[int, ...]) -> Shard:
-    return Shard(shape, 0, (ShardBox(0, 0, shape[0]),))
+    return Shard(shape, (Cut(0, (ShardBox(0, 0, shape[0]),)),))
 
 
 def weight_std(name: str, config: TransformerConfig) -> float:

@@ -14,6 +14,23 @@ def layer_pattern(text: str, num_layers: int, option: str) -> tuple[bool, ...]:
     """For each layer whether the option is on.
 
     A number N switches it off in every Nth layer; a list has an entry for each layer."""
+    value = _parsed(text, num_layers, option)
+    if isinstance(value, int):
+        return tuple((layer + 1) % value != 0 for layer in range(num_layers))
+    return value
+
+
+@functools.lru_cache(maxsize=16)
+def every_nth(text: str, num_layers: int, option: str) -> tuple[bool, ...]:
+    """The same where a number N switches it on in every Nth layer, the first included."""
+    value = _parsed(text, num_layers, option)
+    if isinstance(value, int):
+        return tuple(layer % value == 0 for layer in range(num_layers))
+    return value
+
+
+def _parsed(text: str, num_layers: int, option: str) -> int | tuple[bool, ...]:
+    """A number above 0, or whether the option is on in each layer."""
     try:
         value = _evaluate(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError) as error:
@@ -23,7 +40,7 @@ def layer_pattern(text: str, num_layers: int, option: str) -> tuple[bool, ...]:
     if isinstance(value, int):
         if value < 1:
             raise ConfigError(f"{option} must be above 0, got {value}")
-        return tuple((layer + 1) % value != 0 for layer in range(num_layers))
+        return value
     if len(value) != num_layers or not set(value) <= {0, 1}:
         raise ConfigError(
             f"{option} must have a 0 or 1 for each of --num-layers ({num_layers}) layers; "

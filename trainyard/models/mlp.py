@@ -66,9 +66,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class MLP(nn.Module):
     """linear_fc1, activation, linear_fc2; gated: the rows of linear_fc1 are [gate; up]."""
 
-    def __init__(self, config: TransformerConfig, parallel: ModelParallel = ALONE) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        parallel: ModelParallel = ALONE,
+        ffn_size: int | None = None,
+    ) -> None:
+        """ffn_size: width inside; unset: the model's."""
         super().__init__()
-        h, ffn, parts = config.hidden_size, config.ffn_size, 2 if config.gated else 1
+        h, parts = config.hidden_size, 2 if config.gated else 1
+        ffn = ffn_size or config.ffn_size
         bias = config.linear_bias
         self.linear_fc1 = ColumnParallelLinear(
             h, parts * ffn, bias=bias, parallel=parallel, parts=parts

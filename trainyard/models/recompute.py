@@ -10,7 +10,9 @@ the state of the generators that attention dropout draws from is restored.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,8 +30,32 @@ def recomputed(fn: Callable[..., T], *args: Any, draws: bool) -> T:
     """fn(*args), keeping only the arguments for the backward pass.
 
     draws: fn draws from torch's generators, so their state is kept as well."""
-    result: T = checkpoint(fn, *args, use_reentrant=False, preserve_rng_state=draws)
+    result: T = checkpoint(
+        fn, *args, use_reentrant=False, preserve_rng_state=draws, context_fn=_contexts
+    )
     return result
+
+
+_STATE = threading.local()  # autograd recomputes in a thread of each device
+
+
+def is_recomputing() -> bool:
+    """Whether this forward pass repeats an earlier one for the backward pass: what counts tokens
+    must not count them again."""
+    return getattr(_STATE, "depth", 0) > 0
+
+
+def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _recomputing()
+
+
+@contextmanager
+def _recomputing() -> Iterator[None]:
+    _STATE.depth = getattr(_STATE, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _STATE.depth -= 1
 
 
 class View(NamedTuple):

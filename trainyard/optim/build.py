@@ -17,7 +17,7 @@ from trainyard.optim.scaler import build_scaler
 from trainyard.parallel.data.buffers import Member
 from trainyard.parallel.data.data_parallel import DataParallel
 from trainyard.parallel.model import group_rank
-from trainyard.parallel.sharding import shard_of
+from trainyard.parallel.sharding import is_expert, shard_of
 
 DTYPES: dict[NumberFormat, torch.dtype] = {
     "fp32": torch.float32,
@@ -57,6 +57,14 @@ def build_optimizer(
     ones take `lr_mult` times the learning rate."""
     repeated = copies or {}
     is_first = group_rank(groups.tp) == 0
+    is_first_of_expert = group_rank(groups.expert_tp) == 0
+
+    def is_counted(name: str, parameter: nn.Parameter) -> bool:
+        shard = shard_of(parameter)
+        if is_expert(parameter):  # cut by expert parallelism along dim 0, by tensor along others
+            is_cut = shard is not None and any(cut.dim > 0 for cut in shard.cuts)
+            return is_first_of_expert or is_cut
+        return name not in repeated and (is_first or shard is not None)
 
     def traits_of(member: Member) -> Traits:
         name, parameter = member
@@ -70,7 +78,7 @@ def build_optimizer(
                 scale_lr=scale_lr,
                 lr_mult=lr_mult,
             ),
-            is_counted=name not in repeated and (is_first or shard_of(parameter) is not None),
+            is_counted=is_counted(name, parameter),
         )
 
     rule, scaler = build_rule(config, device.type), build_scaler(precision)

@@ -41,6 +41,14 @@ class OptimizerGroups(Protocol):
         """Ranks that together hold one copy of the parameters (tensor x pipeline)."""
 
     @property
+    def expert_tp(self) -> ProcessGroup | None:
+        """Ranks that share each matrix of an expert."""
+
+    @property
+    def expert_model(self) -> ProcessGroup | None:
+        """Ranks that together hold one copy of all experts."""
+
+    @property
     def embedding(self) -> ProcessGroup | None:
         """The first and the last pipeline stage, if this rank is one of them."""
 
@@ -110,8 +118,7 @@ class ModelOptimizer:
         self._groups = groups
         self._tied = tied
         self._units = build_units(self.chunks, len(rule.moments), traits_of)
-        self._shards = next((c.group for c in self.chunks if c.is_sharded), None)
-        alone = groups.model is None and self._shards is None
+        alone = groups.model is None and not any(c.is_sharded for c in self.chunks)
         self._is_alone = alone and all(isinstance(u, WholeParameters) for u in self._units)
         self._device = device
         self._tensor_parallel = ModelParallel(tp=groups.tp)
@@ -218,27 +225,44 @@ class ModelOptimizer:
 
     def measure(self, count_grad_zeros: bool = False) -> GradientSums:
         """Norm and zeros of the reduced gradients, over the whole model."""
-        with self.timed("optimizer-clip-main-grad"):
-            grads = [grad for unit in self._units for grad in unit.raw_grads()]
-            pieces = [piece for unit in self._units for piece in unit.pieces]
+
+        def sums(units: Sequence[UpdateUnit]) -> Tensor:
+            grads = [grad for unit in units for grad in unit.raw_grads()]
+            pieces = [piece for unit in units for piece in unit.pieces]
             counted = [g for g, piece in zip(grads, pieces, strict=True) if piece.is_counted]
             totals = [sum_of_squares(counted, self._device)]
             if count_grad_zeros:
                 totals.append(count_zeros(counted, self._device))
-            values = torch.stack(totals)
-            return GradientSums(values if self._is_alone else self._over_model(values))
+            return torch.stack(totals)
+
+        with self.timed("optimizer-clip-main-grad"):
+            return GradientSums(sums(self._units) if self._is_alone else self._over_model(sums))
 
     @torch.no_grad()
     def params_norm(self) -> float:
         """L2 norm of all parameters of the whole model."""
-        mains = [p.main for unit in self._units for p in unit.pieces if p.is_counted]
-        square = self._over_model(sum_of_squares(mains, self._device)).item()
-        return _root(square)
 
-    def _over_model(self, totals: Tensor) -> Tensor:
-        """The sum over all ranks that own a part of the model."""
-        all_reduce_sum(totals, self._groups.model)
-        return all_reduce_sum(totals, self._shards)
+        def squares(units: Sequence[UpdateUnit]) -> Tensor:
+            mains = [p.main for unit in units for p in unit.pieces if p.is_counted]
+            return sum_of_squares(mains, self._device)
+
+        return _root(self._over_model(squares).item())
+
+    def _over_model(self, sums: Callable[[Sequence[UpdateUnit]], Tensor]) -> Tensor:
+        """The sum over all ranks that own a part of the model: of experts those are others."""
+        total = self._over_ranks(sums, of_experts=False)
+        if any(chunk.of_experts for chunk in self.chunks):
+            total += self._over_ranks(sums, of_experts=True)
+        return total
+
+    def _over_ranks(
+        self, sums: Callable[[Sequence[UpdateUnit]], Tensor], *, of_experts: bool
+    ) -> Tensor:
+        chunks = [chunk for chunk in self.chunks if chunk.of_experts is of_experts]
+        totals = sums([unit for unit in self._units if unit.of_experts is of_experts])
+        groups = self._groups
+        all_reduce_sum(totals, groups.expert_model if of_experts else groups.model)
+        return all_reduce_sum(totals, next((c.group for c in chunks if c.is_sharded), None))
 
     # --- what survives a kill -----------------------------------------------------------------
 

@@ -70,8 +70,16 @@ class UpdateUnit:
     flat: FlatTensors | None = None
     """All numbers of the pieces in flat memory, if they lie so."""
 
-    def __init__(self, pieces: Sequence[OwnedPiece], spans: Sequence[tuple[int, int]] = ()) -> None:
-        """spans: of the pieces in `flat`."""
+    def __init__(
+        self,
+        pieces: Sequence[OwnedPiece],
+        spans: Sequence[tuple[int, int]] = (),
+        *,
+        of_experts: bool = False,
+    ) -> None:
+        """spans: of the pieces in `flat`. of_experts: they are parameters of routed experts with
+        ranks of their own."""
+        self.of_experts = of_experts
         found = grouped([piece.multipliers for piece in pieces])
         self.order = [place for places in found.values() for place in places]
         self.pieces = [pieces[place] for place in self.order]
@@ -118,7 +126,8 @@ class WholeParameters(UpdateUnit):
 
     def __init__(self, parallel: DataParallel, num_moments: int, traits_of: TraitsOf) -> None:
         self._parallel = parallel
-        super().__init__([_whole(member, num_moments, traits_of) for member in parallel.members])
+        pieces = [_whole(member, num_moments, traits_of) for member in parallel.members]
+        super().__init__(pieces, of_experts=parallel.of_experts)
 
     def raw_grads(self) -> list[Tensor]:
         """In the shapes of the parameters."""
@@ -136,7 +145,9 @@ def _whole(member: Member, num_moments: int, traits_of: TraitsOf) -> OwnedPiece:
 class BucketPiece(UpdateUnit):
     """This rank's part of a bucket; its state is flat, and pieces are views of it."""
 
-    def __init__(self, bucket: Bucket, num_moments: int, traits_of: TraitsOf) -> None:
+    def __init__(
+        self, bucket: Bucket, num_moments: int, traits_of: TraitsOf, *, of_experts: bool = False
+    ) -> None:
         self._bucket = bucket
         self.keeps_main = bucket.params.dtype not in FULL_PRECISION
         self._main = bucket.own_params.float() if self.keeps_main else bucket.own_params
@@ -148,7 +159,7 @@ class BucketPiece(UpdateUnit):
             self._piece(place.member, bucket.own_start + begin - place.start, begin, end, traits_of)
             for place, (begin, end) in kept
         ]
-        super().__init__(pieces, spans)
+        super().__init__(pieces, spans, of_experts=of_experts)
         self._spans = [spans[place] for place in self.order]
         params = bucket.own_params if self.keeps_main else None
         if self._main.dtype == torch.float32:
@@ -207,7 +218,10 @@ def build_units(
     units: list[UpdateUnit] = []
     for chunk in chunks:
         if chunk.buckets:
-            units += [BucketPiece(bucket, num_moments, traits_of) for bucket in chunk.buckets]
+            units += [
+                BucketPiece(bucket, num_moments, traits_of, of_experts=chunk.of_experts)
+                for bucket in chunk.buckets
+            ]
         elif chunk.members:
             units.append(WholeParameters(chunk, num_moments, traits_of))
     return units

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from torch import Tensor
 
@@ -49,14 +50,16 @@ def state_boxes(
 
 def _in_whole(name: str, view: Tensor, box: Box, shard: Shard) -> Iterator[StateBox]:
     """A box of the part, as boxes of the whole: it may reach over pieces that lie apart there."""
-    dim = shard.dim
-    begin, end = box.offset[dim], box.offset[dim] + box.shape[dim]
-    for piece in shard.pieces:
-        first, last = max(begin, piece.local), min(end, piece.local + piece.length)
-        if first < last:
-            offset = list(box.offset)
-            offset[dim] = piece.whole + first - piece.local
-            inner = view.narrow(dim, first - begin, last - first)
+    for pieces in product(*(cut.pieces for cut in shard.cuts)):
+        offset, inner = list(box.offset), view
+        for cut, piece in zip(shard.cuts, pieces, strict=True):
+            begin, end = box.offset[cut.dim], box.offset[cut.dim] + box.shape[cut.dim]
+            first, last = max(begin, piece.local), min(end, piece.local + piece.length)
+            if first >= last:
+                break
+            offset[cut.dim] = piece.whole + first - piece.local
+            inner = inner.narrow(cut.dim, first - begin, last - first)
+        else:
             yield StateBox(name, inner, shard.shape, tuple(offset))
 
 

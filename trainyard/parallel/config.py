@@ -33,12 +33,16 @@ AXES = ("tp", "cp", "ep", "dp", "pp")
 TP = "--tensor-model-parallel-size"
 PP = "--pipeline-model-parallel-size"
 CP = "--context-parallel-size"
+EP = "--expert-model-parallel-size"
+ETP = "--expert-tensor-parallel-size"
 
 AT_LEAST_ONE = (
     "nproc_per_node",
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
     "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
     "microbatch_group_size_per_virtual_pipeline_stage",
 )
 
@@ -111,6 +115,10 @@ class ParallelConfig:
     """Ranks that share the layers, one group of layers after another."""
     context_parallel_size: int = execution(1)
     """Ranks that share each sequence."""
+    expert_model_parallel_size: int = execution(1)
+    """Ranks that share the experts of each layer."""
+    expert_tensor_parallel_size: int | None = execution(None)
+    """Ranks that share the matrices of each expert; unset: as --tensor-model-parallel-size."""
     rank_order: str = execution(DEFAULT_ORDER)
     """Axes of the rank grid, the one with consecutive ranks first."""
     use_tp_pp_dp_mapping: bool = execution(False)
@@ -185,6 +193,11 @@ class ParallelConfig:
         """Ranks that hold one copy of the model, or see one batch of samples."""
         tp, cp = self.tensor_model_parallel_size, self.context_parallel_size
         return tp * self.pipeline_model_parallel_size * cp
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that share the matrices of each expert."""
+        return self.expert_tensor_parallel_size or self.tensor_model_parallel_size
 
     @property
     def is_interleaved(self) -> bool:

@@ -1,18 +1,31 @@
-"""The grid of ranks: pure arithmetic, no torch.
+"""The grids of ranks: pure arithmetic, no torch.
 
 Ranks are numbered through a grid of five axes: tp tensor, cp context, ep expert, dp data, pp
 pipeline parallel. The order names the axes from the one whose neighbours have consecutive numbers
 on, so that those who talk most can sit in one machine: tp-cp-ep-dp-pp as in Megatron-LM, or any
-other."""
+other.
+
+Routed experts have a grid of their own over the same ranks (`ExpertDims`), in the same pipeline
+stages."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from itertools import product
+from typing import Literal
 
 from trainyard.errors import ConfigError
-from trainyard.parallel.config import AXES, CP, DEFAULT_ORDER, PP, TP, ParallelConfig
+from trainyard.parallel.config import (
+    AXES,
+    CP,
+    DEFAULT_ORDER,
+    EP,
+    ETP,
+    PP,
+    TP,
+    ParallelConfig,
+)
 from trainyard.parallel.divisible import multiples
 
 
@@ -40,7 +53,7 @@ class ParallelDims:
     cp: int = 1
     """Ranks that hold the same weights and share each sequence."""
     ep: int = 1
-    """Ranks that share the experts; those of one replica of the dense part are dp x ep."""
+    """Always 1: the experts have a grid of their own (`ExpertDims`); the axis is in `order`."""
     order: str = DEFAULT_ORDER
     """Axes, fastest first."""
 
@@ -134,3 +147,52 @@ def dims_of(config: ParallelConfig, world_size: int) -> ParallelDims:
         cp=config.context_parallel_size,
         order=config.order,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertDims:
+    """The grid of routed experts: the ranks of each pipeline stage, in order, by expert tensor
+    parallelism first, then expert parallelism, then data parallelism of experts. For the default
+    order of axes it is Megatron-LM's."""
+
+    stages: tuple[tuple[int, ...], ...]
+    """Ranks of each pipeline stage, ascending."""
+    tp: int = 1
+    """Ranks that share each matrix of an expert."""
+    ep: int = 1
+    """Ranks that share the experts."""
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Of a rank: its tp, ep and dp."""
+        pp, stage = next((n, ranks) for n, ranks in enumerate(self.stages) if rank in ranks)
+        return self._at(pp, stage.index(rank))
+
+    def _at(self, pp: int, place: int) -> Coordinates:
+        """Of the rank at this place of a stage."""
+        rest, tp = divmod(place, self.tp)
+        dp, ep = divmod(rest, self.ep)
+        return Coordinates(tp=tp, ep=ep, dp=dp, pp=pp)
+
+    def group_ranks(self, *axes: Literal["tp", "ep", "dp", "pp"]) -> list[list[int]]:
+        """Every set of ranks that differ in these axes only, ascending; each rank is in one."""
+        fixed = [axis for axis in ("tp", "ep", "dp", "pp") if axis not in axes]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for pp, stage in enumerate(self.stages):
+            for place, rank in enumerate(stage):
+                own = self._at(pp, place)
+                groups.setdefault(tuple(getattr(own, axis) for axis in fixed), []).append(rank)
+        return [sorted(ranks) for ranks in groups.values()]
+
+
+def expert_dims_of(config: ParallelConfig, dense: ParallelDims) -> ExpertDims:
+    """The grid of routed experts over the ranks of the dense grid. Raises ConfigError for degrees
+    that do not divide the ranks of a pipeline stage."""
+    ep, etp = config.expert_model_parallel_size, config.expert_tp
+    stages = sorted(dense.group_ranks("tp", "cp", "dp"))
+    if len(stages[0]) % (ep * etp):
+        raise ConfigError(
+            f"{EP} ({ep}) x {ETP} ({etp}) must divide the ranks of a pipeline stage: {TP} "
+            f"({dense.tp}) x {CP} ({dense.cp}) x the data-parallel size ({dense.dp}) = "
+            f"{len(stages[0])}; change a degree, or start more ranks"
+        )
+    return ExpertDims(stages=tuple(map(tuple, stages)), tp=etp, ep=ep)

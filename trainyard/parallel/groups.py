@@ -17,10 +17,10 @@ from torch.distributed import ProcessGroup
 from trainyard import errors
 from trainyard.errors import CommunicationError, TrainyardError, lack_of_memory
 from trainyard.parallel.config import ParallelConfig
-from trainyard.parallel.dims import Coordinates, ParallelDims, dims_of
+from trainyard.parallel.dims import Coordinates, ExpertDims, ParallelDims, dims_of, expert_dims_of
 from trainyard.parallel.gloo_shutdown import wait_for_gloo
 from trainyard.parallel.launcher import rank_of_environment
-from trainyard.parallel.model import ModelParallel
+from trainyard.parallel.model import ExpertParallel, ModelParallel
 from trainyard.parallel.rendezvous import join_ranks
 
 __all__ = [
@@ -32,6 +32,9 @@ __all__ = [
     "process_groups",
     "rank_of_environment",
 ]
+
+
+ONE_RANK = ExpertDims(stages=((0,),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,20 @@ class ProcessGroups:
     """Ranks that hold one copy of all weights (tp x pp): norms are over them."""
     embedding: ProcessGroup | None = None
     """First and last pipeline rank, which hold one embedding twice if it is tied; None between."""
+    stage: ProcessGroup | None = None
+    """Ranks of one pipeline stage."""
     world: ProcessGroup | None = None
     """All ranks."""
+    expert_dims: ExpertDims = ONE_RANK
+    """The grid of routed experts."""
+    experts: ProcessGroup | None = None
+    """Ranks that hold one copy of the experts of a stage: they exchange tokens."""
+    expert_tp: ProcessGroup | None = None
+    """Ranks that share each matrix of an expert."""
+    expert_dp: ProcessGroup | None = None
+    """Ranks that hold the same experts: their gradients are added up over them."""
+    expert_model: ProcessGroup | None = None
+    """Ranks that hold one copy of all experts: norms of these are over them."""
 
     @property
     def coordinates(self) -> Coordinates:
@@ -85,6 +100,11 @@ class ProcessGroups:
         return self.coordinates.pp
 
     @property
+    def has_expert_grid(self) -> bool:
+        """Whether experts are spread over ranks otherwise than the rest of a layer."""
+        return self.expert_dims.ep > 1 or self.expert_dims.tp != self.dims.tp
+
+    @property
     def is_last_stage(self) -> bool:
         """Whether this rank ends the pipeline."""
         return self.pp_rank == self.dims.pp - 1
@@ -97,6 +117,22 @@ class ProcessGroups:
             sequence_parallel=config.sequence_parallel,
             cp_comm_type=config.cp_comm_type,
             tp_comm_overlap=config.tp_comm_overlap,
+            tokens=self.tp_cp,
+            same_time=self.stage,
+            experts=self._expert_parallel(),
+        )
+
+    def _expert_parallel(self) -> ExpertParallel:
+        dims = self.expert_dims
+        own = dims.coordinates(self.rank)
+        together = next(r for r in dims.group_ranks("tp", "ep") if self.rank in r)
+        return ExpertParallel(
+            group=self.experts,
+            ep_size=dims.ep,
+            ep_rank=own.ep,
+            tp_size=dims.tp,
+            tp_rank=own.tp,
+            ep_of_rank=tuple(dims.coordinates(rank).ep for rank in together),
         )
 
 
@@ -104,11 +140,20 @@ ALONE = ProcessGroups(ParallelDims(), 0)
 """One process: a notebook, a test, a small run."""
 
 
-def build_groups(dims: ParallelDims, rank: int, timeout: timedelta | None = None) -> ProcessGroups:
-    """The groups of all axes; a collective call that needs the default group."""
+def build_groups(
+    dims: ParallelDims,
+    rank: int,
+    timeout: timedelta | None = None,
+    expert_dims: ExpertDims | None = None,
+) -> ProcessGroups:
+    """The groups of all axes; a collective call that needs the default group. expert_dims: the grid
+    of routed experts; unset: they are cut as the rest of a layer."""
     if dims.world_size == 1:
         return ProcessGroups(dims, rank)
     maker = _Maker(rank, dims.world_size, timeout)
+    experts = expert_dims or ExpertDims(
+        stages=tuple(map(tuple, sorted(dims.group_ranks("tp", "cp", "dp")))), tp=dims.tp
+    )
     pipelines = dims.group_ranks("pp")
     return ProcessGroups(
         dims,
@@ -121,7 +166,13 @@ def build_groups(dims: ParallelDims, rank: int, timeout: timedelta | None = None
         tp_cp=maker.make(dims.group_ranks("tp", "cp"), "tp_cp"),
         model=maker.make(dims.group_ranks("tp", "pp"), "model"),
         embedding=maker.make([_ends(ranks) for ranks in pipelines], "embedding"),
+        stage=maker.make(dims.group_ranks("tp", "cp", "dp"), "stage"),
         world=dist.group.WORLD,
+        expert_dims=experts,
+        experts=maker.make(experts.group_ranks("tp", "ep"), "experts"),
+        expert_tp=maker.make(experts.group_ranks("tp"), "expert_tp"),
+        expert_dp=maker.make(experts.group_ranks("dp"), "expert_dp"),
+        expert_model=maker.make(experts.group_ranks("tp", "ep", "pp"), "expert_model"),
     )
 
 
@@ -237,7 +288,7 @@ def process_groups(config: ParallelConfig, device: torch.device) -> Iterator[Pro
     timeout = timedelta(minutes=config.distributed_timeout_minutes)
     join_ranks(config, device, dims.describe(), timeout)
     try:
-        yield build_groups(dims, rank, timeout)
+        yield build_groups(dims, rank, timeout, expert_dims_of(config, dims))
     finally:
         dist.destroy_process_group()
         wait_for_gloo()

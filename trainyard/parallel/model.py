@@ -21,6 +21,22 @@ def group_rank(group: ProcessGroup | None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertParallel:
+    """How routed experts are spread over ranks. The default is one process alone."""
+
+    group: ProcessGroup | None = None
+    """Ranks that hold one copy of the experts of a layer: they exchange tokens."""
+    ep_size: int = 1
+    ep_rank: int = 0
+    """Which part of the experts this rank holds."""
+    tp_size: int = 1
+    tp_rank: int = 0
+    """Which part of each matrix of an expert this rank holds."""
+    ep_of_rank: tuple[int, ...] = (0,)
+    """The part of the experts that each rank of `group` holds."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelParallel:
     """Process groups and communication options of a layer. The default is one process alone."""
 
@@ -34,6 +50,12 @@ class ModelParallel:
     """How attention reaches keys of other ranks."""
     tp_comm_overlap: bool = False
     """Overlap the communication of the matrices with their products."""
+    tokens: ProcessGroup | None = None
+    """Ranks that share the tokens of a micro-batch (tensor x context)."""
+    same_time: ProcessGroup | None = None
+    """Ranks of one pipeline stage: they see the micro-batches of all replicas at the same time."""
+    experts: ExpertParallel = ExpertParallel()
+    """Ranks that share routed experts."""
 
     @property
     def tp_size(self) -> int:

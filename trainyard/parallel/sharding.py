@@ -1,13 +1,14 @@
 """The part of a parameter that a rank holds.
 
-A parameter that tensor parallelism shards carries a `Shard`; any other is whole on every rank that
-has it. Initialisation, checkpoints and the gradient norm use it, so none depends on module
-names."""
+A parameter that tensor or expert parallelism shards carries a `Shard`; any other is whole on every
+rank that has it. Initialisation, checkpoints and the gradient norm use it, so none depends on
+module names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -25,46 +26,73 @@ class ShardBox:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A dim of a parameter of which a rank holds pieces only. With a gated MLP these are a piece of
+    the gate and one of the up projection; otherwise there is one."""
+
+    dim: int
+    pieces: tuple[ShardBox, ...]
+
+    @property
+    def length(self) -> int:
+        """Rows that the rank holds."""
+        return sum(piece.length for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
-    """A part of a parameter: pieces along one dim. With a gated MLP a rank has a piece of the gate
-    and one of the up projection; otherwise there is one."""
+    """A part of a parameter: pieces along one dim, or along two where experts are shared out and
+    cut besides."""
 
     shape: tuple[int, ...]
     """Shape of the whole parameter."""
-    dim: int
-    """The dim that is cut."""
-    pieces: tuple[ShardBox, ...]
+    cuts: tuple[Cut, ...]
+    """Of different dims, ascending."""
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """Shape of the part."""
-        length = sum(piece.length for piece in self.pieces)
-        return (*self.shape[: self.dim], length, *self.shape[self.dim + 1 :])
+        lengths = {cut.dim: cut.length for cut in self.cuts}
+        return tuple(lengths.get(dim, length) for dim, length in enumerate(self.shape))
+
+    def is_cut(self, dim: int) -> bool:
+        """Whether the rank holds only a part of this dim."""
+        return any(cut.dim == dim for cut in self.cuts)
 
     def take(self, whole: Tensor) -> Tensor:
         """This part of the whole tensor, contiguous."""
         assert tuple(whole.shape) == self.shape, (whole.shape, self.shape)
-        parts = [whole.narrow(self.dim, p.whole, p.length) for p in self.pieces]
-        return torch.cat(parts, self.dim).contiguous()
+        for cut in self.cuts:
+            parts = [whole.narrow(cut.dim, p.whole, p.length) for p in cut.pieces]
+            whole = torch.cat(parts, cut.dim)
+        return whole.contiguous()
 
     def boxes(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
         """Offset in the whole, and the index of the local tensor, of each piece."""
-        for piece in self.pieces:
+        for pieces in product(*(cut.pieces for cut in self.cuts)):
             offset = [0] * len(self.shape)
             index = [slice(None)] * len(self.shape)
-            offset[self.dim] = piece.whole
-            index[self.dim] = slice(piece.local, piece.local + piece.length)
+            for cut, piece in zip(self.cuts, pieces, strict=True):
+                offset[cut.dim] = piece.whole
+                index[cut.dim] = slice(piece.local, piece.local + piece.length)
             yield tuple(offset), tuple(index)
 
 
 def even_shard(shape: tuple[int, ...], dim: int, size: int, rank: int, parts: int = 1) -> Shard:
     """Part `rank` of `size` of a parameter that is `parts` blocks along `dim`, each cut evenly."""
+    return Shard(shape, (even_cut(shape, dim, size, rank, parts),))
+
+
+def even_cut(shape: tuple[int, ...], dim: int, size: int, rank: int, parts: int = 1) -> Cut:
+    """The cut of `even_shard`."""
     block, rest = divmod(shape[dim], parts)
     length, rest_of_block = divmod(block, size)
     assert not rest, (shape, dim, parts)
     assert not rest_of_block, (shape, dim, parts, size)
-    pieces = tuple(ShardBox(i * length, i * block + rank * length, length) for i in range(parts))
-    return Shard(shape, dim, pieces)
+    return Cut(
+        dim,
+        tuple(ShardBox(i * length, i * block + rank * length, length) for i in range(parts)),
+    )
 
 
 def mark_shard(parameter: nn.Parameter, shard: Shard) -> None:
@@ -91,3 +119,17 @@ def mark_partial_grad(parameter: nn.Parameter) -> None:
 def has_partial_grad(parameter: Tensor) -> bool:
     """Whether the gradient must be summed over the tensor-parallel ranks."""
     return bool(getattr(parameter, _PARTIAL, False))
+
+
+_EXPERT = "_trainyard_expert"
+
+
+def mark_expert(parameter: nn.Parameter) -> None:
+    """Mark a parameter of routed experts: the ranks that hold the same numbers of it are those of
+    the expert data-parallel group."""
+    setattr(parameter, _EXPERT, True)
+
+
+def is_expert(parameter: Tensor) -> bool:
+    """Whether a parameter belongs to routed experts."""
+    return bool(getattr(parameter, _EXPERT, False))

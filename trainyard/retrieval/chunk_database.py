@@ -16,7 +16,7 @@ from trainyard.artifacts import store
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.retrieval.dataset_infos import read_infos
-from trainyard.retrieval.dataset_names import dataset_names
+from trainyard.retrieval.dataset_names import dataset_names, has_name
 from trainyard.retrieval.hdf5 import merged_name
 from trainyard.retrieval.mapped import map_array
 
@@ -56,11 +56,15 @@ class ChunkDatabase:
         """Refuse token files that are not those the chunks were cut from, by name and size."""
         if not data_path:
             return
-        given = [
-            *zip(dataset_names(data_path), (t.num_documents for t in self._tokens), strict=True)
-        ]
-        wanted = [(info.prefix, info.n_docs) for info in self.infos]
-        if given != wanted:
+        counts = [tokens.num_documents for tokens in self._tokens]
+        # Megatron-LM names a dataset by more of its path than is needed to tell it from others.
+        same = len(counts) == len(self.infos) and all(
+            has_name(prefix, info.prefix) and count == info.n_docs
+            for prefix, count, info in zip(data_path, counts, self.infos, strict=True)
+        )
+        if not same:
+            given = zip(dataset_names(data_path), counts, strict=True)
+            wanted = ((info.prefix, info.n_docs) for info in self.infos)
             mine, theirs = (
                 ", ".join(f"{n} ({d} documents)" for n, d in x) for x in (given, wanted)
             )

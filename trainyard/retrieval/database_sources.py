@@ -12,6 +12,7 @@ from trainyard.artifacts.urls import basename
 from trainyard.corpus.indexed import read_index
 from trainyard.errors import ConfigError
 from trainyard.retrieval.dataset_infos import DatasetInfo, read_infos
+from trainyard.retrieval.dataset_names import has_name
 from trainyard.retrieval.token_files import pair_digest
 
 _INPUT = re.compile(r"data_([0-9]{1,6}) \((?:weight [^, ]{1,40}, )?name (.*)\)\Z")
@@ -51,11 +52,6 @@ def prefixes_of_all(
     by_number = {number: prefixes[place] for place, number in found}
     numbers = range(len(read_infos(database_url)))
     return [by_number[n] for n in numbers] if all(n in by_number for n in numbers) else None
-
-
-def has_name(prefix: str, name: str) -> bool:
-    """Whether the last parts of a prefix are the name of a dataset."""
-    return f"/{prefix.strip('/')}".endswith(f"/{name}")
 
 
 def database_manifest(database_url: str) -> Manifest | None:

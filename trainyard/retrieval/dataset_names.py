@@ -24,3 +24,8 @@ def dataset_names(prefixes: Sequence[str]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
+
+
+def has_name(prefix: str, name: str) -> bool:
+    """Whether the last parts of a prefix are the name of a dataset."""
+    return f"/{prefix.strip('/')}".endswith(f"/{name}")

@@ -65,6 +65,9 @@ def read_block(path: Path, name: str) -> Block:
     block = Block(*found)
     for key, values in block._asdict().items():
         dtype, columns = ("uint64", 2) if key == "doc_offsets" else ("uint32", 4)
+        if values.shape == (0,):  # what Megatron-LM writes if there are none
+            block = block._replace(**{key: np.empty((0, columns), dtype)})
+            continue
         if values.dtype != dtype or values.ndim != 2 or values.shape[1] != columns:
             raise ArtifactError(
                 f"{name}: {key} holds {values.dtype} of shape {values.shape}, not {dtype} of shape "

@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -95,12 +96,26 @@ def find_array(file: BinaryIO, size_bytes: int, name: str, url: str) -> StoredAr
     """Where an array of the root group lies. Raises ArtifactError, which says why there is none.
 
     size_bytes: of the file. url: names it in messages."""
-    try:
+    with _refusing(name, url):
         return _Reader(file, size_bytes).array(name)
+
+
+def has_array(file: BinaryIO, size_bytes: int, name: str, url: str) -> bool:
+    """Whether the root group has a member of that name. Raises ArtifactError for a damaged file."""
+    with _refusing(name, url):
+        return name in _Reader(file, size_bytes).members()
+
+
+@contextmanager
+def _refusing(name: str, url: str) -> Iterator[None]:
+    try:
+        yield
     except _RefusedError as error:
         why = str(error)
     except (struct.error, IndexError):
         why = "the file is damaged: a piece of it is too short"
+    else:
+        return
     raise ArtifactError(f"{url}: no array {name!r} to read: {why}")
 
 
@@ -111,9 +126,13 @@ class _Reader:
         self._file, self._size = file, size_bytes
         self._left = MAX_PIECES
 
+    def members(self) -> dict[str, int]:
+        """Names and headers of what is in the root group."""
+        return dict(self._members(self._root()))
+
     def array(self, name: str) -> StoredArray:
         """The array of that name in the root group."""
-        members = dict(self._members(self._root()))
+        members = self.members()
         if name not in members:
             raise _RefusedError("there is no array of this name")
         bodies = dict(self._messages(members[name]))

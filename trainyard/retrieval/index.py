@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +26,6 @@ from trainyard.retrieval.index_trial import try_index
 from trainyard.retrieval.vectors import Vectors
 
 log = logging.getLogger(__name__)
-
-Found = tuple[Vectors, NDArray[np.int64]]
-"""Squared distances and ids, both [queries, k]."""
 
 Codes = NDArray[np.uint8]
 """[vectors, code bytes]"""
@@ -136,9 +133,10 @@ def encode(index: Any, vectors: Vectors) -> Codes:
     return codes
 
 
-def add_codes(index: Any, codes: Codes) -> None:
-    """Add vectors by their codes; their ids follow those in the index."""
-    ids = np.arange(index.ntotal, index.ntotal + len(codes), dtype=np.int64)
+def add_codes(index: Any, codes: Codes, first: int | None = None) -> None:
+    """Add vectors by their codes. first: id of the first of them; default: the next one."""
+    first = index.ntotal if first is None else first
+    ids = np.arange(first, first + len(codes), dtype=np.int64)
     inner = _inner(index)
     inner.add_sa_codes(codes, ids)
     index.ntotal = inner.ntotal  # a transform in front has a count of its own
@@ -148,6 +146,53 @@ def add_vectors(index: Any, vectors: Vectors) -> None:
     """Add vectors to an index without codes, by one thread."""
     with _threads(1):
         index.add(vectors)
+
+
+def stored_codes(index: Any, ids: NDArray[np.int64]) -> tuple[Codes, NDArray[np.bool_]]:
+    """The codes of some vectors in the index, as `encode` gives them, and whether it has each.
+
+    ids: increasing. Looks through all lists."""
+    inner: Any = _inner(index)
+    codes = np.zeros((len(ids), index.sa_code_size()), np.uint8)
+    is_there = np.zeros(len(ids), np.bool_)
+    if not isinstance(inner, faiss.IndexIVF):
+        is_there = (ids >= 0) & (ids < inner.ntotal)
+        flat = faiss.rev_swig_ptr(inner.codes.data(), inner.ntotal * inner.code_size)
+        codes[is_there] = flat.reshape(-1, inner.code_size)[ids[is_there]]
+        return codes, is_there
+    ivf: Any = inner
+    lists, width = ivf.invlists, ivf.coarse_code_size()
+    for number in range(lists.nlist):
+        size = lists.list_size(number)
+        if not size:
+            continue
+        held = faiss.rev_swig_ptr(lists.get_ids(number), size)
+        places = np.minimum(np.searchsorted(ids, held), max(len(ids) - 1, 0))
+        mine = np.flatnonzero(ids[places] == held)
+        rows = faiss.rev_swig_ptr(lists.get_codes(number), size * lists.code_size)
+        codes[places[mine], :width] = np.frombuffer(number.to_bytes(width, "little"), np.uint8)
+        codes[places[mine], width:] = rows.reshape(size, -1)[mine]
+        is_there[places[mine]] = True
+    return codes, is_there
+
+
+def append(index: Any, other: Any) -> None:
+    """Move all vectors of another index behind those of this one; both were trained as one.
+
+    In lists they keep their ids, elsewhere ids go on."""
+    inner = _inner(index)
+    inner.merge_from(_inner(other), 0)
+    index.ntotal = inner.ntotal
+
+
+def clear(index: Any) -> None:
+    """Remove all vectors; it stays trained."""
+    index.reset()
+
+
+def keeps_ids(index: Any) -> bool:
+    """Whether each vector has an id of its own; else its id is its place in the index."""
+    return isinstance(_inner(index), faiss.IndexIVF)
 
 
 def search(
@@ -170,20 +215,22 @@ def search(
     return distances, ids
 
 
-def count_compared(index: Any, search: Callable[[], Found]) -> tuple[Found, int]:
-    """What a search returned, and the vectors that it compared with its queries, those of lists and
-    graphs by faiss's own counters."""
+def reset_counters() -> None:
+    """Set faiss's counters of compared vectors to 0."""
     shared: Any = faiss.cvar
-    counters = shared.indexIVF_stats, shared.hnsw_stats
-    for counter in counters:
+    for counter in (shared.indexIVF_stats, shared.hnsw_stats):
         counter.reset()
-    found = search()
-    of_lists, of_graph = (int(counter.ndis) for counter in counters)
+
+
+def count_compared(index: Any, num_queries: int) -> int:
+    """Vectors that the queries since `reset_counters` were compared with: those of lists and graphs
+    by faiss's own counters, over all shards."""
+    shared: Any = faiss.cvar
     if _lists(index) is not None:
-        return found, of_lists
+        return int(shared.indexIVF_stats.ndis)
     if isinstance(_inner(index), faiss.IndexHNSW):
-        return found, of_graph
-    return found, index.ntotal * len(found[0])
+        return int(shared.hnsw_stats.ndis)
+    return int(index.ntotal) * num_queries
 
 
 def vector_bytes(index: Any) -> int:
@@ -230,18 +277,24 @@ def load(path: Path) -> Any:
     return index
 
 
-def check_described(index: Any, document: IndexDocument, where: str) -> None:
-    """Raise ArtifactError if the document is about another index."""
+def check_described(
+    index: Any, document: IndexDocument, where: str, num_vectors: int | None = None
+) -> None:
+    """Raise ArtifactError if the document is about another index. num_vectors: in this file of
+    several; default: as the document says."""
     found = {
         "dimensions": int(index.d),
         "num_vectors": int(index.ntotal),
         "num_lists": facts(index).num_lists,
     }
+    wanted = {name: getattr(document, name) for name in found}
+    if num_vectors is not None:
+        wanted["num_vectors"] = num_vectors
     for name, value in found.items():
-        if value != getattr(document, name):
+        if value != wanted[name]:
             raise ArtifactError(
                 f"{where}: the index has {name} {value}, and {DOCUMENT} beside it says "
-                f"{getattr(document, name)}; build the index again"
+                f"{wanted[name]}; build the index again"
             )
     if not index.is_trained or index.metric_type != faiss.METRIC_L2:
         raise ArtifactError(

@@ -17,6 +17,13 @@ ADDED = "added.faissindex"
 """An index with all vectors; the id of a vector is its place."""
 
 
+def shard_names(num_shards: int) -> list[str]:
+    """The files of a filled index."""
+    if num_shards == 1:
+        return [ADDED]
+    return [f"added-{i:05d}-of-{num_shards:05d}.faissindex" for i in range(num_shards)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRecall:
     """Recall of a search with one setting."""
@@ -61,6 +68,10 @@ class IndexDocument:
     """Vectors that it was trained on."""
     num_vectors: int = 0
     """Vectors in it."""
+    add_fraction: float = 1.0
+    """Share of the embeddings that it holds; ids are those of all."""
+    num_shards: int = 1
+    """Files that it is in, `shard_names`; each has vectors of consecutive ids."""
     nprobe: int = 1
     """Lists that a search visits unless told otherwise."""
     recall: Recall | None = None

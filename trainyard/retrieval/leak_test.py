@@ -16,6 +16,11 @@ Ints = NDArray[np.int64]
 
 DOCUMENT_BITS = 32
 
+CHANGED = (
+    "the table is not published: a block was changed after it was written, so remove the output "
+    "and run the stage again; if that does not help, it is a defect, please report it"
+)
+
 
 def check_neighbors(
     ids: Ints,
@@ -24,14 +29,24 @@ def check_neighbors(
     database: ChunkDatabase,
     pairs: list[tuple[int, int]],
     excluded: NDArray[np.bool_] | None = None,
+    advice: str = CHANGED,
 ) -> None:
     """Raise DataError unless all neighbours of the chunks from `start` on are allowed.
 
     ids: (n, k). pairs: (dataset of the samples, dataset of the database) with the same documents.
-    excluded: (chunks of the database,) what may be no neighbour of any chunk."""
+    excluded: (chunks of the database,) what may be no neighbour of any chunk.
+    advice: the end of the message."""
+
+    def refuse(wrong: NDArray[np.bool_], of: Ints, why: str) -> None:
+        if wrong.any():
+            row, column = np.argwhere(wrong)[0].tolist()
+            raise DataError(
+                f"leak test: neighbour {of[row, column]} of chunk {start + row} {why}; {advice}"
+            )
+
     held = ids != NO_CHUNK
-    _refuse(held & ((ids < 0) | (ids >= len(database))), ids, start, "is no chunk of the database")
-    _refuse(held[:, 1:] & ~held[:, :-1], ids[:, 1:], start, "follows -1, which is only behind")
+    refuse(held & ((ids < 0) | (ids >= len(database))), ids, "is no chunk of the database")
+    refuse(held[:, 1:] & ~held[:, :-1], ids[:, 1:], "follows -1, which is only behind")
     sample_of_row = (start + np.arange(len(ids))) // chunks.chunks_per_sample
     is_own = np.zeros(ids.shape, np.bool_)
     row, column = np.nonzero(held)
@@ -43,18 +58,8 @@ def check_neighbors(
         here = found[:, 0] == number
         keys = (sample_of_row[row[here]] << DOCUMENT_BITS) + found[here, 1]
         is_own[row[here], column[here]] |= np.isin(keys, (mine[:, 0] << DOCUMENT_BITS) + mine[:, 2])
-    _refuse(is_own, ids, start, "is of a document of the chunk's own sample")
+    refuse(is_own, ids, "is of a document of the chunk's own sample")
     if excluded is not None:
         repeats = np.zeros(ids.shape, np.bool_)
         repeats[row, column] = excluded[ids[row, column]]
-        _refuse(repeats, ids, start, "repeats an evaluation set")
-
-
-def _refuse(wrong: NDArray[np.bool_], ids: Ints, start: int, why: str) -> None:
-    if wrong.any():
-        row, column = np.argwhere(wrong)[0].tolist()
-        raise DataError(
-            f"leak test: neighbour {ids[row, column]} of chunk {start + row} {why}; the table is "
-            "not published: a block was changed after it was written, so remove the output and "
-            "run the stage again; if that does not help, it is a defect, please report it"
-        )
+        refuse(repeats, ids, "repeats an evaluation set")

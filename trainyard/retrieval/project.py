@@ -3,6 +3,7 @@ all of them share.
 
     PROJECT/config.json             the options, under Megatron-LM's keys
     PROJECT/db/                     output of retro_db
+    PROJECT/index_empty/            output of faiss_train
     PROJECT/index/                  output of faiss_add
     PROJECT/query/FOLDER/           output of faiss_query; config.json names one for each split
     PROJECT/data/                   token files with relative names"""
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -26,7 +27,13 @@ from trainyard.tokenizers.config import TokenizerConfig
 log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
-DATABASE, INDEX, QUERY, DATA = "db", "index", "query", "data"
+DATABASE, INDEX, EMPTY_INDEX, QUERY, DATA = "db", "index", "index_empty", "query", "data"
+
+TOKENIZER_FILES = (
+    *("retro_gpt_tokenizer_model", "retro_gpt_vocab_file", "retro_gpt_merge_file"),
+    "retro_bert_vocab_file",
+)
+"""Keys with files of tokenizers."""
 
 GUIDES = {
     "retro_bert_chunk_length": "retro_bert_max_chunk_length",
@@ -143,6 +150,20 @@ class Project:
         """The folder of the chunk database."""
         return join(self.url, DATABASE)
 
+    @property
+    def index(self) -> str:
+        """The folder of the filled index."""
+        return join(self.url, INDEX)
+
+    @property
+    def empty_index(self) -> str:
+        """The folder of the trained index without vectors."""
+        return join(self.url, EMPTY_INDEX)
+
+    def splits(self) -> list[str]:
+        """Those with a table of neighbours."""
+        return [split for split in SPLIT_NAMES if self.has_neighbors(split)]
+
     def has_neighbors(self, split: str) -> bool:
         """Whether the project names a table of neighbours for a split."""
         return bool(self.config.retro_neighbor_dirs.get(split))
@@ -199,6 +220,11 @@ class Project:
             join(self.url, CONFIG),
         )
 
+    def tokenizer_files(self) -> dict[str, str]:
+        """The files of both tokenizers, by the keys that name them."""
+        found = {key: self._file(getattr(self.config, key)) for key in TOKENIZER_FILES}
+        return {key: url for key, url in found.items() if url is not None}
+
     def _file(self, name: str | None) -> str | None:
         return None if name is None else self._at(name)
 
@@ -235,6 +261,25 @@ def with_neighbors(project: Project, split: str, folder: str) -> Project:
     folders: dict[str, str | None] = dict.fromkeys(SPLIT_NAMES)
     folders = {**folders, **project.config.retro_neighbor_dirs, split: folder}
     return replace(project, config=replace(project.config, retro_neighbor_dirs=folders))
+
+
+def with_data(project: Project, prefixes: Sequence[str]) -> Project:
+    """The project with other token files in the places of its own; their weights stay."""
+    sources = parse_blend(project.config.retro_gpt_data_path, "retro_gpt_data_path")
+    if len(prefixes) != len(sources):
+        raise ConfigError(
+            f"--retro-gpt-data-path names {len(prefixes)} prefixes, and "
+            f"{join(project.url, CONFIG)} has {len(sources)}: "
+            + ", ".join(source.prefix for source in sources)
+            + "; name one for each, without weights"
+        )
+    words = [
+        word
+        for source, prefix in zip(sources, prefixes, strict=True)
+        for word in (*(() if source.weight is None else (repr(source.weight),)), prefix)
+    ]
+    config = replace(project.config, retro_gpt_data_path=tuple(words))
+    return replace(project, config=config)
 
 
 def options_of(document: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import h5py
@@ -93,6 +93,24 @@ class EmbeddingBlocks:
                 for url, m in found
             ]
         )
+
+    @staticmethod
+    def joined(parts: Sequence[EmbeddingBlocks]) -> EmbeddingBlocks:
+        """Several embeddings, one after another: ids go on. ConfigError for other dimensions."""
+        blocks: list[VectorBlock] = []
+        first = 0
+        for part in parts:
+            if part.dimensions != parts[0].dimensions:
+                raise ConfigError(
+                    f"{part.blocks[0].url}: of {part.dimensions} dimensions, and the embeddings "
+                    f"before it have {parts[0].dimensions}; embed all with the same model"
+                )
+            blocks += [
+                replace(block, start=first + block.start, end=first + block.end)
+                for block in part.blocks
+            ]
+            first += part.num_vectors
+        return EmbeddingBlocks(blocks)
 
     def read(self, max_rows: int) -> Iterator[tuple[int, Vectors]]:
         """The first id and the vectors of each piece of a block, `max_rows` at most."""

@@ -131,7 +131,7 @@ class RunCallbacks:
         found += build_loggers(logged, self.info) if self._groups.rank == 0 else []
         interval = watch.check_weight_hash_across_dp_replicas_interval
         if interval is not None:
-            found.append(ReplicaCheck(train_module, self._groups.dp_cp, interval))
+            found.append(ReplicaCheck(train_module, self._groups, interval))
         found += [timings, checkpointing]
         if logged.log_progress and self._groups.rank == 0:
             path = self._logs_folder.parent / "progress.txt"

@@ -206,7 +206,7 @@ class Trainer:
 
     def _build_train_module(self) -> TrainModule:
         config, training = self.config, self.config.training
-        data = config.data
+        data, family = config.data, family_of(config.model)
         compiled = training.compile_layers
         report_kernels(
             config,
@@ -232,9 +232,8 @@ class Trainer:
                 timed=self.callbacks.timers,
                 judge=self.callbacks.judge,
                 forward=self.overrides.forward_step or default_forward_step,
-                more_losses=family_of(config.model).more_losses(config.model)
-                if self._is_built_in
-                else (),
+                more_losses=family.more_losses(config.model) if self._is_built_in else (),
+                layer_sums=family.layer_sums(config.model) if self._is_built_in else None,
             ),
             own_positions=data.reset_position_ids
             or data.dataloader_inter_document_masking

@@ -103,7 +103,7 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
             "--position-embedding-type rope --use-rotary-position-embeddings --rope-type rope",
             "--position-embedding-type rope",
         ),
-        ("--expert-model-parallel-size 1 --main-grads-dtype fp32 --lr 1", "--lr 1"),
+        ("--moe-input-jitter-eps 0 --main-grads-dtype fp32 --lr 1", "--lr 1"),
         ("--load r/ --ckpt-step 300", "--load r/iter_0000300"),
         ("--pretrained-checkpoint p --save s", "--load p --finetune --save s"),
         ("--load s --pretrained-checkpoint p --save s", "--load p --finetune --save s"),
@@ -154,8 +154,8 @@ def test_other_spellings_are_translated(given: str, expected: str) -> None:
         ),
         ("--exit-signal HUP", "would end it with nothing saved"),
         ("--exit-signal 1", "would end it with nothing saved"),
-        ("--num-experts 8", "mixture of experts comes later"),
-        ("--expert-model-parallel-size 2", "comes later"),
+        ("--moe-use-upcycling", "stages.reshard --upcycle-num-experts"),
+        ("--moe-input-jitter-eps 0.1", "an experiment with routers"),
         ("--no-position-embedding", "give --position-embedding-type rope, or none"),
         (
             "--use-rotary-position-embeddings --position-embedding-type none",
@@ -183,10 +183,10 @@ def test_errors_say_what_to_do_instead(given: str, message: str) -> None:
 
 
 def test_ignored_flags_are_grouped_by_reason() -> None:
-    line = "--no-rope-fusion --moe-router-topk 2 --no_masked_softmax_fusion --lr 1"
+    line = "--no-rope-fusion --moe-permute-fusion --no_masked_softmax_fusion --lr 1"
     first, second = remarks(line)
     assert first.startswith("--no-rope-fusion, --no_masked_softmax_fusion: ignored: ")
-    assert "--num-experts" in second
+    assert "--moe-grouped-gemm" in second
     assert ours(line) == "--lr 1"
 
 

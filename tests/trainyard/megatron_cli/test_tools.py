@@ -93,7 +93,6 @@ def test_options_of_a_training_are_ignored_or_compared(
     [
         ("plan", "--multi-latent-attention", "multi-latent attention comes later"),
         ("plan", "--use-torch-fsdp2", "fully sharded data parallelism comes later"),
-        ("evaluate", "--num-experts 8", "mixture of experts comes later"),
         ("evaluate", "--task LAMBADA", "--task LAMBADA: the task LAMBADA comes later"),
         ("benchmark", "--engine-type dynamic", "continuous batching comes later"),
         ("benchmark", "--return-log-probs", "log-probabilities of tokens come later"),

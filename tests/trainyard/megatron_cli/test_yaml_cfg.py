@@ -84,8 +84,11 @@ def test_no_load_optim_needs_finetune() -> None:
         ("activation_func: quick_gelu", {"quick_gelu": True}),
         ("activation_func: gelu\ngated_linear_unit: false", {}),
         ("activation_func: swiglu\ngated_linear_unit: true\nswiglu: true", {"swiglu": True}),
-        ("num_moe_experts: null\nexpert_model_parallel_size: 1\nfp8: null", {}),
         ("fp8: hybrid", {"fp8_format": "hybrid"}),
+        (
+            "num_moe_experts: 8\nexpert_model_parallel_size: 2\nfp8: null",
+            {"num_experts": 8, "expert_model_parallel_size": 2},
+        ),
         ("bias_activation_fusion: false", {"bias_gelu_fusion": False}),
         (
             "virtual_pipeline_model_parallel_size: 2",
@@ -147,8 +150,8 @@ def test_environment_variables_are_replaced() -> None:
         ("a: [", "not well-formed YAML"),
         ("x: !!python/name:os.system", "not well-formed YAML"),
         ("num_layer: 2", r"line 1: num_layer is not an option: did you mean num_layers"),
-        ("num_moe_experts: 8", "num_moe_experts: 8 is not supported: mixture of experts"),
         ("fp4: e2m1", "fp4: 'e2m1' is not supported"),
+        ("moe_input_jitter_eps: 0.1", "moe_input_jitter_eps: 0.1 is not supported"),
         ("activation_func: tanh", "choose one of gelu, swiglu"),
         ("gated_linear_unit: true", "for a gated MLP, give activation_func swiglu"),
         ("activation_func: swiglu\nswiglu: false", "contradicts swiglu: False in line 2"),

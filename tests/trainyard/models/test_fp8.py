@@ -14,6 +14,7 @@ from trainyard.models.fp8 import use_fp8
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
+from trainyard.models.moe_config import MoEConfig
 from trainyard.models.pipeline_stage import PipelineStage
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
@@ -124,6 +125,7 @@ def test_a_model_learns_in_8_bits_as_in_16() -> None:
             1,
             r"keeps 1 \+ 3 layers in bfloat16, which leaves none of --num-layers 4",
         ),
+        ({"moe": MoEConfig(num_experts=4)}, {}, {}, 1, "products of experts come in 16 bits only"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(

@@ -62,6 +62,16 @@ KINDS: dict[str, dict[str, Any]] = {
         "disable_bias_linear": True,
     },
     "recomputed": {"recompute_granularity": "full"},
+    "experts": {
+        "num_experts": 4,
+        "moe_layer_freq": "[0,1]",
+        "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "moe_router_load_balancing_type": "global_aux_loss",
+        "moe_aux_loss_coeff": 0.01,
+        "moe_expert_capacity_factor": 1.0,
+        "bf16": True,
+    },
 }
 QUICK = ("sgd", "fp16")
 

@@ -5,6 +5,8 @@
       and QKV biases                            Qwen2ForCausalLM
       and normalised queries and keys           Qwen3ForCausalLM
     learned positions, LayerNorm, GELU, biases  GPT2LMHeadModel (tied)
+    as Llama, with experts in every layer       MixtralForCausalLM
+    as Qwen3, with experts in some layers       Qwen3MoeForCausalLM
 
 Rotary embedding may be scaled linearly, as in Llama 3.1, or by YaRN. Any other model raises a
 ConfigError that names the options that no class has."""
@@ -23,6 +25,8 @@ MISTRAL = "MistralForCausalLM"
 QWEN2 = "Qwen2ForCausalLM"
 QWEN3 = "Qwen3ForCausalLM"
 GPT2 = "GPT2LMHeadModel"
+MIXTRAL = "MixtralForCausalLM"
+QWEN3_MOE = "Qwen3MoeForCausalLM"
 
 
 def _llama_misfits(config: TransformerConfig) -> list[str]:
@@ -42,6 +46,43 @@ def _qwen2_misfits(config: TransformerConfig) -> list[str]:
 
 def _qwen3_misfits(config: TransformerConfig) -> list[str]:
     return [*_rotary_misfits(config), *_extras(config, qkv_bias=False, qk_norm=True)]
+
+
+def _mixtral_misfits(config: TransformerConfig) -> list[str]:
+    moe = config.experts
+    windows = {config.attention_window(layer) for layer in range(config.num_layers)}
+    rules = {
+        "--add-qkv-bias": config.add_qkv_bias,
+        "--qk-layernorm": config.qk_layernorm,
+        "--window-attn-skip-freq": len(windows) > 1,
+        "--moe-router-pre-softmax": moe.moe_router_pre_softmax,
+        f"--moe-layer-freq {moe.moe_layer_freq} (every layer must have experts)": (
+            not all(moe.pattern(config.num_layers))
+        ),
+    }
+    found = [text for text, broken in rules.items() if broken]
+    return [*_rotary_misfits(config), *_mixture_misfits(config), *found]
+
+
+def _qwen3_moe_misfits(config: TransformerConfig) -> list[str]:
+    return [*_qwen3_misfits(config), *_mixture_misfits(config)]
+
+
+def _mixture_misfits(config: TransformerConfig) -> list[str]:
+    """Options of routers that neither class computes."""
+    moe = config.experts
+    rules = {
+        f"--moe-router-score-function {moe.moe_router_score_function}": (
+            moe.moe_router_score_function != "softmax"
+        ),
+        "--moe-shared-expert-intermediate-size": (
+            moe.moe_shared_expert_intermediate_size is not None
+        ),
+        "--moe-router-topk-scaling-factor": moe.moe_router_topk_scaling_factor is not None,
+        "--moe-router-num-groups": moe.moe_router_num_groups is not None,
+        "--moe-expert-capacity-factor": moe.moe_expert_capacity_factor is not None,
+    }
+    return [text for text, broken in rules.items() if broken]
 
 
 def _rotary_misfits(config: TransformerConfig) -> list[str]:
@@ -119,6 +160,8 @@ MISFITS = {
     QWEN3: _qwen3_misfits,
     GPT2: _gpt2_misfits,
 }
+WITH_EXPERTS = {MIXTRAL: _mixtral_misfits, QWEN3_MOE: _qwen3_moe_misfits}
+"""The same for models with experts."""
 
 
 def architecture(config: TransformerConfig) -> str:
@@ -132,7 +175,8 @@ def architecture(config: TransformerConfig) -> str:
             "--saver hf: transformers has no Retro; keep the checkpoint in our format (--saver "
             "trainyard)"
         )
-    misfits = {name: found(config) for name, found in MISFITS.items()}
+    classes = WITH_EXPERTS if config.experts.enabled else MISFITS
+    misfits = {name: found(config) for name, found in classes.items()}
     for name, broken in misfits.items():
         if not broken:
             return name

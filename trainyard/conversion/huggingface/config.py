@@ -8,8 +8,10 @@ from trainyard.conversion.huggingface.architecture import (
     GPT2,
     LLAMA,
     MISTRAL,
+    MIXTRAL,
     QWEN2,
     QWEN3,
+    QWEN3_MOE,
     architecture,
 )
 from trainyard.conversion.huggingface.bert import bert_document
@@ -70,13 +72,45 @@ def _llama_document(config: TransformerConfig) -> dict[str, Any]:
 def _own_fields(config: TransformerConfig, name: str) -> dict[str, Any]:
     """The fields of each class that are not common to all."""
     window = config.attention_window(0)
+    no_biases = {"attention_bias": False, "use_sliding_window": False}
     fields: dict[str, dict[str, Any]] = {
         LLAMA: {"model_type": "llama", "attention_bias": False, "mlp_bias": False},
         MISTRAL: {"model_type": "mistral", "sliding_window": _tokens_seen(window)},
         QWEN2: {"model_type": "qwen2", "use_sliding_window": False},
-        QWEN3: {"model_type": "qwen3", "attention_bias": False, "use_sliding_window": False},
+        QWEN3: {"model_type": "qwen3", **no_biases},
+        MIXTRAL: {"model_type": "mixtral", "sliding_window": _tokens_seen(window)},
+        QWEN3_MOE: {
+            "model_type": "qwen3_moe",
+            "attention_bias": False,
+            "use_sliding_window": False,
+        },
     }
-    return fields[name]
+    return fields[name] | _mixture_fields(config, name)
+
+
+def _mixture_fields(config: TransformerConfig, name: str) -> dict[str, Any]:
+    moe = config.experts
+    if moe.num_experts is None:
+        return {}
+    common = {
+        "num_experts_per_tok": moe.moe_router_topk,
+        "router_aux_loss_coef": moe.moe_aux_loss_coeff,
+        "output_router_logits": False,
+    }
+    if name == MIXTRAL:
+        return common | {
+            "num_local_experts": moe.num_experts,
+            "intermediate_size": config.expert_ffn_size,
+            "router_jitter_noise": 0.0,
+        }
+    pattern = enumerate(moe.pattern(config.num_layers))
+    return common | {
+        "num_experts": moe.num_experts,
+        "moe_intermediate_size": config.expert_ffn_size,
+        "norm_topk_prob": not moe.moe_router_pre_softmax,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [layer for layer, has_experts in pattern if not has_experts],
+    }
 
 
 def _tokens_seen(window: tuple[int, int] | None) -> int | None:

@@ -12,11 +12,20 @@ from typing import Any
 
 from trainyard.checkpoint.bounds import check_layers
 from trainyard.conversion.fields import Fields
-from trainyard.conversion.huggingface.architecture import GPT2, LLAMA, MISTRAL, QWEN2, QWEN3
+from trainyard.conversion.huggingface.architecture import (
+    GPT2,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+)
 from trainyard.conversion.huggingface.bert import BERTS, bert_values
 from trainyard.conversion.huggingface.bert import HARMLESS as OF_BERTS
 from trainyard.conversion.huggingface.bert import MODEL_TYPES as OF_BERT
 from trainyard.conversion.huggingface.config import GPT2_ACTIVATIONS
+from trainyard.conversion.huggingface.mixture import read_mixture
 from trainyard.conversion.huggingface.t5 import HARMLESS as OF_T5
 from trainyard.conversion.huggingface.t5 import T5, t5_values
 from trainyard.errors import ArtifactError, ConfigError
@@ -30,7 +39,7 @@ log = logging.getLogger(__name__)
 
 MODEL_TYPES = {
     **{"llama": (LLAMA,), "mistral": (MISTRAL,), "qwen2": (QWEN2,), "qwen3": (QWEN3,)},
-    **{"gpt2": (GPT2,)},
+    **{"gpt2": (GPT2,), "mixtral": (MIXTRAL,), "qwen3_moe": (QWEN3_MOE,)},
     **OF_BERT,
     "t5": (T5,),
 }
@@ -41,6 +50,8 @@ DEFAULTS: dict[str, dict[str, int]] = {
     MISTRAL: {"num_key_value_heads": 8, "max_position_embeddings": 131072},
     QWEN2: {"num_key_value_heads": 32, "max_position_embeddings": 32768},
     QWEN3: {"num_key_value_heads": 32, "max_position_embeddings": 32768, "head_dim": 128},
+    MIXTRAL: {"num_key_value_heads": 8, "max_position_embeddings": 131072},
+    QWEN3_MOE: {"num_key_value_heads": 4, "max_position_embeddings": 32768},
 }
 """Defaults in which the classes differ; 0 key and value heads: as many as query heads."""
 
@@ -56,6 +67,7 @@ HARMLESS = {
     *("use_return_dict", "chunk_size_feed_forward", "gradient_checkpointing", "torchscript"),
     *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation"),
     *("use_bfloat16", "use_flash_attn", "reorder_and_upcast_attn", "is_decoder"),
+    "output_router_logits",
     # other tasks
     *("id2label", "label2id", "num_labels", "problem_type", "n_ctx", "summary_type"),
     *("summary_use_proj", "summary_activation", "summary_proj_to_labels"),
@@ -150,12 +162,13 @@ def _llama_values(fields: Fields, name: str, where: str) -> dict[str, Any]:
         "swiglu": True,
         "disable_bias_linear": True,
         "add_qkv_bias": name == QWEN2,
-        "qk_layernorm": name == QWEN3,
+        "qk_layernorm": name in (QWEN3, QWEN3_MOE),
         "hidden_dropout": 0.0,
         "attention_dropout": fields.get("attention_dropout", 0.0),
         "untie_embeddings_and_output_weights": not fields.get("tie_word_embeddings", False),
         **read_rope(fields, positions, where),
         **_window(fields, name, where),
+        **read_mixture(fields, name, where),
     }
 
 
@@ -170,9 +183,9 @@ def _window(fields: Fields, name: str, where: str) -> dict[str, Any]:
     if name == LLAMA:
         return {}
     width = fields.maybe("sliding_window", int)
-    if not fields.stated("sliding_window"):  # absent: the default; null: no window
+    if not fields.stated("sliding_window") and name != MIXTRAL:  # absent: the default; null: none
         width = DEFAULT_WINDOW
-    if name == MISTRAL:
+    if name in (MISTRAL, MIXTRAL):
         return {} if width is None else {"window_size": f"{_checked(width, where) - 1},0"}
     return _qwen_window(fields, width if fields.get("use_sliding_window", False) else None, where)
 

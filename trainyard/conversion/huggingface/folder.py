@@ -3,7 +3,7 @@
     model-0000k-of-0000N.safetensors, model.safetensors.index.json   (one shard: model.safetensors)
     config.json  generation_config.json  tokenizer.json  tokenizer_config.json  ...
 
-One tensor is in memory at a time. `to_hf` lists the tensors."""
+Two tensors of ours are in memory at a time. `to_hf` lists the tensors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -118,11 +119,13 @@ def _write(
     advance: Callable[[int], object],
 ) -> None:
     specs = {item.name: item.spec for item in file.slices}
+    # Names alternate between the two stacked matrices of experts, whose parts are many.
+    whole = lru_cache(maxsize=2)(source.read)
 
     def read(name: str) -> torch.Tensor:
         target = wanted[name]
         advance(specs[name].size_bytes)
-        return target.convert(source.read(f"model.{target.source}"))
+        return target.convert(whole(f"model.{target.source}"))
 
     write_tensors(out, specs, read, metadata={"format": "pt"})
 

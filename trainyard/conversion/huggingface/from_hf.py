@@ -15,7 +15,7 @@ from torch import Tensor
 from trainyard.conversion.huggingface.names import tensor_names
 from trainyard.conversion.lazy_tensors import Make, TensorRecipe, as_is
 from trainyard.models.config import TransformerConfig
-from trainyard.models.gpt.checkpoint_names import Part
+from trainyard.models.gpt.checkpoint_names import ExpertPart, Part
 
 
 def join_qkv(parts: Sequence[Tensor], config: TransformerConfig) -> Tensor:
@@ -38,7 +38,7 @@ def join_kv(parts: Sequence[Tensor], config: TransformerConfig) -> Tensor:
 def recipes(config: TransformerConfig, name: str) -> dict[str, TensorRecipe]:
     """Every tensor of our model, by its name, from those of the class `name`."""
     sources: dict[str, list[str]] = {}
-    parts: dict[str, Part] = {}
+    parts: dict[str, Part | ExpertPart] = {}
     for theirs, ours, part in tensor_names(config, name):
         sources.setdefault(ours, []).append(theirs)
         parts[ours] = part
@@ -48,8 +48,16 @@ def recipes(config: TransformerConfig, name: str) -> dict[str, TensorRecipe]:
     }
 
 
-def _make(part: Part, config: TransformerConfig) -> Make:
+def join_experts(parts: Sequence[Tensor], num_experts: int) -> Tensor:
+    """(experts, out, in) of the matrices of all experts: one of each, or gate and up."""
+    each = len(parts) // num_experts
+    return torch.stack([torch.cat(list(parts[i : i + each])) for i in range(0, len(parts), each)])
+
+
+def _make(part: Part | ExpertPart, config: TransformerConfig) -> Make:
     """How to make one of our tensors from theirs. part: the last of theirs."""
+    if isinstance(part, ExpertPart):
+        return lambda parts: join_experts(parts, part.expert + 1)
     if part == "v":
         return lambda parts: join_qkv(parts, config)
     if part == "cross v":

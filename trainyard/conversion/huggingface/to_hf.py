@@ -16,7 +16,7 @@ from torch import Tensor
 from trainyard.conversion.huggingface.architecture import architecture
 from trainyard.conversion.huggingface.names import tensor_names
 from trainyard.models.config import TransformerConfig
-from trainyard.models.gpt.checkpoint_names import Part
+from trainyard.models.gpt.checkpoint_names import ExpertPart, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,10 @@ def split_kv(tensor: Tensor, config: TransformerConfig) -> tuple[Tensor, Tensor]
     return k.flatten(0, 1), v.flatten(0, 1)
 
 
-def part_of(tensor: Tensor, part: Part, config: TransformerConfig) -> Tensor:
+def part_of(tensor: Tensor, part: Part | ExpertPart, config: TransformerConfig) -> Tensor:
     """The part of one of our tensors that makes up a tensor of theirs."""
+    if isinstance(part, ExpertPart):
+        return part_of(tensor[part.expert], part.part, config)
     if part == "whole":
         return tensor
     if part in ("gate", "up"):
@@ -65,7 +67,7 @@ def targets(config: TransformerConfig, name: str | None = None) -> list[Target]:
     """Every tensor of the Hugging Face model, in the order of the class; the parts of one of our
     tensors follow each other. name: the class; None: the one that fits."""
 
-    def convert(part: Part) -> Callable[[Tensor], Tensor]:
+    def convert(part: Part | ExpertPart) -> Callable[[Tensor], Tensor]:
         return lambda tensor: part_of(tensor, part, config)
 
     found = architecture(config) if name is None else name

@@ -11,10 +11,10 @@ from typing import Any
 from trainyard.artifacts.strict_json import shown
 from trainyard.checkpoint.bounds import check_layers
 from trainyard.config import from_dict
+from trainyard.conversion.megatron.expert_args import MAX_PATTERN, expert_args, experts_of
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import LLAMA3_LENGTH, TransformerConfig
-from trainyard.models.config_checks import MAX_LAYERS
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.t5.config import T5Config
 from trainyard.parallel.pipeline.partition import Partition, stages_in_order
@@ -63,7 +63,9 @@ KEPT_ARGS = (
 them with its own."""
 
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "num_experts": (None, 0),
+    "moe_latent_size": (None, 0),
+    "moe_use_legacy_grouped_gemm": (None, False),
+    "moe_apply_probs_on_input": (None, False),
     "multi_latent_attention": (None, False),
     "mtp_num_layers": (None, 0),
     "spec": (None, []),
@@ -90,9 +92,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 """Arguments that change the model in a way that ours does not compute, each with the values that do
 not."""
-
-MAX_PATTERN = 8 * MAX_LAYERS
-"""Most characters of `window_attn_skip_freq`, which lists the layers with a window."""
 
 POSITIONS = ("learned_absolute", "rope", "yarn", "none")
 
@@ -124,6 +123,7 @@ def config_of(args: Mapping[str, Any], where: str) -> TransformerConfig:
     if args.get("add_bias_linear") is False:
         values["disable_bias_linear"] = True
     values["position_embedding_type"] = _positions(args, where)
+    values |= experts_of(args, where)
     values |= _window(args, where)
     if type(values.get("num_layers")) is int:
         check_layers(values["num_layers"], where)
@@ -199,6 +199,7 @@ def args_of(
     padded_vocab_size: int,
     vocab_size: int,
     tp: int,
+    ep: int,
     split: Partition,
     is_legacy: bool,
     transformer_impl: str,
@@ -265,10 +266,11 @@ def args_of(
             sizes.pop() if vpp > 1 and len(sizes) == 1 else None
         ),
         "virtual_pipeline_model_parallel_size": vpp if vpp > 1 else None,
-        "expert_model_parallel_size": 1,
+        "expert_model_parallel_size": ep,
+        "expert_tensor_parallel_size": tp,
         "context_parallel_size": 1,
-        "data_parallel_size": 1,
-        "world_size": tp * pp,
+        "data_parallel_size": ep,
+        "world_size": tp * pp * ep,
         "padded_vocab_size": padded_vocab_size,
         "vocab_size": vocab_size if vocab_size < padded_vocab_size else None,
         "true_vocab_size": vocab_size,
@@ -278,7 +280,7 @@ def args_of(
         "fp16": dtype == "F16",
         "ckpt_format": "torch",
         "use_distributed_optimizer": False,
-        "num_experts": None,
+        **expert_args(config),
     }
 
 
@@ -344,6 +346,7 @@ def _frequency(text: str | None) -> int | str | None:
 
 
 LEGACY_LACKS: dict[str, Callable[[TransformerConfig], bool]] = {
+    "--num-experts": lambda config: config.experts.enabled,
     "--qk-layernorm": lambda config: config.qk_layernorm,
     "--softmax-type": lambda config: config.softmax_type != "vanilla",
     "--window-size": lambda config: config.window_size is not None,

@@ -3,20 +3,23 @@
 latest_checkpointed_iteration.txt         a number, or `release`
 iter_0000100/ or release/                 one iteration
     mp_rank_TT/ or mp_rank_TT_PPP/        tensor rank TT, pipeline rank PPP
+    mp_rank_TT_EEE/ or mp_rank_TT_PPP_EEE/    and expert-parallel rank EEE
         model_optim_rng.pt
         distrib_optim.pt                  with the distributed optimizer"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice, product
 from typing import Any
 
 from trainyard.artifacts import store
 from trainyard.artifacts.strict_json import shown
 from trainyard.artifacts.urls import basename, join
 from trainyard.checkpoint.steps import TRACKER
+from trainyard.conversion.megatron.experts import expert_of, with_expert_offset
 from trainyard.conversion.megatron.names import (
     REPEATED,
     TIED_COPY,
@@ -44,7 +47,7 @@ BACKEND = "metadata.json"
 """File of `torch_dist`, written after everything else in the folder of an iteration."""
 RELEASE = "release"
 
-RANK_FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(_\d{3,})?")
+RANK_FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,11 @@ class MegatronFolder:
     step: int
     """0 for a release."""
     files: tuple[tuple[str, ...], ...]
-    """Names relative to the folder of the iteration, by pipeline rank, then by tensor rank."""
+    """Names relative to the folder of the iteration, by pipeline rank, then by tensor rank; of
+    expert-parallel ranks the first."""
     has_distributed_optimizer: bool
+    more: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    """Those of the other expert-parallel ranks, by pipeline rank, then by tensor rank."""
 
     @property
     def pp(self) -> int:
@@ -68,10 +74,23 @@ class MegatronFolder:
         """Tensor ranks."""
         return len(self.files[0])
 
+    @property
+    def ep(self) -> int:
+        """Expert-parallel ranks."""
+        return 1 + (len(self.more[0][0]) if self.more else 0)
 
-def rank_folder(tp_rank: int, pp_rank: int, pp: int) -> str:
-    """`mp_rank_01`, or with several pipeline ranks `mp_rank_01_000`."""
-    return f"mp_rank_{tp_rank:02d}" + (f"_{pp_rank:03d}" if pp > 1 else "")
+    def with_experts_for_stages(self) -> MegatronFolder:
+        """The same files where the second number of a folder is that of an expert-parallel rank:
+        the names do not say, but the args do."""
+        by_tensor_rank = zip(*self.files[1:], strict=True)
+        return replace(self, files=self.files[:1], more=(tuple(by_tensor_rank),))
+
+
+def rank_folder(tp_rank: int, pp_rank: int, pp: int, ep_rank: int = 0, ep: int = 1) -> str:
+    """`mp_rank_01`, with several pipeline ranks `mp_rank_01_000`; with several expert-parallel
+    ranks, whose number comes last, `mp_rank_01_000` or `mp_rank_01_000_000`."""
+    stage = f"_{pp_rank:03d}" if pp > 1 else ""
+    return f"mp_rank_{tp_rank:02d}{stage}" + (f"_{ep_rank:03d}" if ep > 1 else "")
 
 
 def iteration_folder(step: int) -> str:
@@ -113,31 +132,31 @@ def _tracked(url: str) -> tuple[int, str]:
 
 def _read(url: str, step: int) -> MegatronFolder:
     names = list(store.list_files(url))
-    ranks: dict[tuple[int, int], str] = {}
+    ranks: dict[tuple[int, int, int], str] = {}
     for name in names:
         folder, _, file = name.rpartition("/")
         match = RANK_FOLDER.fullmatch(folder)
         if match and file == MODEL_FILE:
-            if match[3]:
-                raise ArtifactError(
-                    f"{url}: {folder} is of an expert-parallel rank; mixtures of experts are not "
-                    "read from this format"
-                )
-            ranks[int(match[2] or 0), int(match[1])] = name
+            ranks[int(match[2] or 0), int(match[1]), int(match[3] or 0)] = name
     if not ranks:
         found = f"only {', '.join(names[:5])}" if names else "the folder is empty"
         raise ArtifactError(f"{url}: has no mp_rank_XX/{MODEL_FILE}, {found}")
-    pp, tp = (1 + max(key[axis] for key in ranks) for axis in (0, 1))
-    if pp > 1_000_000 or tp > 1_000_000 or len(ranks) != pp * tp:
-        wanted = ((p, t) for p in range(pp) for t in range(tp) if (p, t) not in ranks)
-        missing = [rank_folder(t, p, pp) for (p, t), _ in zip(wanted, range(5), strict=False)]
+    pp, tp, ep = (1 + max(key[axis] for key in ranks) for axis in (0, 1, 2))
+    if max(pp, tp, ep) > 1_000_000 or len(ranks) != pp * tp * ep:
+        everyone = product(range(pp), range(tp), range(ep))
+        wanted = (key for key in everyone if key not in ranks)
+        missing = [rank_folder(t, p, pp, e, ep) for p, t, e in islice(wanted, 5)]
+        of_experts = f" x {ep} expert-parallel" if ep > 1 else ""
         raise ArtifactError(
-            f"{url}: has {len(ranks)} files for {tp} tensor x {pp} pipeline ranks; missing "
-            f"{', '.join(missing)}"
+            f"{url}: has {len(ranks)} files for {tp} tensor x {pp} pipeline{of_experts} ranks; "
+            f"missing {', '.join(missing)}"
         )
-    files = tuple(tuple(ranks[p, t] for t in range(tp)) for p in range(pp))
+    files = tuple(tuple(ranks[p, t, 0] for t in range(tp)) for p in range(pp))
+    more = tuple(
+        tuple(tuple(ranks[p, t, e] for e in range(1, ep)) for t in range(tp)) for p in range(pp)
+    )
     distributed = any(name.rpartition("/")[2] == OPTIMIZER_FILE for name in names)
-    return MegatronFolder(url, step, files, distributed)
+    return MegatronFolder(url, step, files, distributed, more if ep > 1 else ())
 
 
 # --- the file of a rank -----------------------------------------------------------------------
@@ -163,6 +182,8 @@ class Chunk:
     """In the order of the file."""
     unknown: list[str]
     """Paths without a parameter of ours."""
+    first_layer: int = 0
+    """Layers before this stage, once they are numbered in the whole model."""
 
     @property
     def num_layers(self) -> int:
@@ -172,9 +193,23 @@ class Chunk:
 
     def renumber(self, offset: int) -> None:
         """Number layers in the whole model. offset: layers before this stage."""
-        self.parameters = [
-            Parameter(with_layer_offset(p.name, offset), p.ref, p.is_copy) for p in self.parameters
-        ]
+        self.first_layer = offset
+        self._rename(lambda name: with_layer_offset(name, offset))
+
+    def keep_experts(self, offset: int) -> None:
+        """Leave out everything but matrices of experts, which other ranks do not have, and number
+        them in the whole model. offset: experts before this rank."""
+        self.parameters = [p for p in self.parameters if expert_of(p.name) is not None]
+        self._rename(lambda name: with_expert_offset(name, offset))
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of a layer on this rank."""
+        numbers = [expert_of(parameter.name) for parameter in self.parameters]
+        return 1 + max((n for n in numbers if n is not None), default=-1)
+
+    def _rename(self, rename: Callable[[str], str]) -> None:
+        self.parameters = [Parameter(rename(p.name), p.ref, p.is_copy) for p in self.parameters]
 
 
 class RankFile:

@@ -35,9 +35,10 @@ ROWS = (
 COLUMNS = (
     "self_attention.linear_proj.weight",
     "cross_attention.linear_proj.weight",
-    "mlp.linear_fc2.weight",
+    ".linear_fc2.weight",
 )
-FC1 = ("mlp.linear_fc1.weight", "mlp.linear_fc1.bias")
+FC1 = (".linear_fc1.weight", ".linear_fc1.bias")
+"""Of an MLP, of one expert, and of the shared expert."""
 
 
 def cut_of(name: str, config: TransformerConfig) -> Cut:

@@ -99,6 +99,7 @@ def args_document(
     split: Partition,
     is_legacy: bool,
     transformer_impl: str,
+    ep: int = 1,
     **more: object,
 ) -> dict[str, Any]:
     """The `args` of Megatron-LM for a checkpoint of this model. more: args of its format."""
@@ -107,6 +108,7 @@ def args_document(
         padded_vocab_size=model.rows,
         vocab_size=model.vocab_size,
         tp=tp,
+        ep=ep,
         split=split,
         is_legacy=is_legacy,
         transformer_impl=transformer_impl,

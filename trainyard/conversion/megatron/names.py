@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
+from trainyard.conversion.megatron.experts import single_name
 from trainyard.models.bert.checkpoint_names import (
     HEADS,
     HEADS_IN_ORDER,
@@ -32,6 +33,8 @@ from trainyard.models.t5 import checkpoint_names as t5_names
 
 ModelClass = Literal["core", "legacy"]
 TransformerImpl = Literal["transformer_engine", "local"]
+
+PRE_MLP_NORM = "pre_mlp_layernorm."
 
 TIED_COPY = "tied copy"
 """Stands for a name of ours: the output layer of a last stage that repeats the tied embedding."""
@@ -115,6 +118,7 @@ def our_name(path: str, *, tied: bool, family: ModelType = "gpt") -> str | None:
         return t5_names.HEADS.get(path, REPEATED)
     if path.startswith(LEGACY_ROOT) or path == LEGACY_COPY:
         return _of_legacy(path, family)
+    path = single_name(path)
     if path == OUTPUT:
         return TIED_COPY if tied else OUTPUT
     match = OURS_LAYER.fullmatch(path)
@@ -192,8 +196,11 @@ def registration_order(names: list[str], style: str) -> list[str]:
     return sorted(names, key=place)
 
 
-def their_name(name: str, style: str, family: ModelType = "gpt") -> str:
-    """The dotted path of a parameter of ours; layers in both are numbered on their stage."""
+def their_name(
+    name: str, style: str, family: ModelType = "gpt", *, in_mixture: bool = False
+) -> str:
+    """The dotted path of a parameter of ours; layers in both are numbered on their stage.
+    in_mixture: of a layer with experts, whose norm Transformer Engine keeps apart."""
     match = OURS_LAYER.fullmatch(name)
     if style == "legacy":
         return _to_legacy(name, match, family)
@@ -201,6 +208,8 @@ def their_name(name: str, style: str, family: ModelType = "gpt") -> str:
         return t5_names.CORE_HEADS[name]
     if style == "transformer_engine" and match:
         for theirs, ours in ENGINE.items():
+            if in_mixture and ours == PRE_MLP_NORM:
+                continue
             if match[2].startswith(ours):
                 return f"{stack_of(name)}{match[1]}.{theirs}{match[2].removeprefix(ours)}"
     return name

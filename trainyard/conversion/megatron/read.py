@@ -20,6 +20,7 @@ from trainyard.checkpoint.closing import Closing
 from trainyard.checkpoint.safetensors.file import DTYPE_NAMES
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.megatron.args import config_of
+from trainyard.conversion.megatron.experts import stacked_specs, stacks_in
 from trainyard.conversion.megatron.folder import (
     MODEL_FILE,
     OPTIMIZER_FILE,
@@ -86,8 +87,13 @@ class MegatronSource(Closing):
             raise
 
     def _open(self, given: Mapping[str, Any]) -> None:
-        ranks = [[self._rank_file(name) for name in row] for row in self.folder.files]
-        first = ranks[0][0]
+        first = self._rank_file(self.folder.files[0][0])
+        if _second_number_is_of_experts(self.folder, first.args or {}):
+            self.folder = self.folder.with_experts_for_stages()
+        ranks = [
+            [first if name == self.folder.files[0][0] else self._rank_file(name) for name in row]
+            for row in self.folder.files
+        ]
         self.is_legacy = first.is_legacy()
         self.version = first.version if self.is_legacy or first.args is None else 3.0
         self.family = _family(ranks)
@@ -100,6 +106,8 @@ class MegatronSource(Closing):
         if self.family != "t5":
             _number_layers(grid, self.config.num_layers, self.url)
         self._collect(ranks, grid)
+        self._collect_experts(tied, grid)
+        self._stacks = stacks_in(self._parts, self.url)
         self.padded_vocab_size = self._vocabulary()
         self.vocab_size = tokens_of(self.args, self.padded_vocab_size)
         self.step = self.folder.step
@@ -142,6 +150,20 @@ class MegatronSource(Closing):
             )
         self._parts.update(parts)
 
+    def _collect_experts(self, tied: bool, grid: list[list[list[Chunk]]]) -> None:
+        """Find the experts of further expert-parallel ranks, whose layers are those of the first
+        rank of their stage."""
+        for row, chunks_of_row in zip(self.folder.more, grid, strict=bool(self.folder.more)):
+            for names, first in zip(row, chunks_of_row, strict=True):
+                for ep_rank, name in enumerate(names, 1):
+                    rank = self._rank_file(name)
+                    for chunk, beside in zip(rank.chunks(tied, self.family), first, strict=True):
+                        chunk.renumber(beside.first_layer)
+                        chunk.keep_experts(ep_rank * beside.num_experts)
+                        for parameter in chunk.parameters:
+                            found = self._parts.setdefault(f"model.{parameter.name}", [])
+                            found.append((rank.file, parameter.ref))
+
     def _vocabulary(self) -> int:
         found = self._parts.get(f"model.{EMBEDDING}")
         if found is None or len(found[0][1].shape) != 2:
@@ -156,6 +178,10 @@ class MegatronSource(Closing):
                 specs[name] = self._spec(name, parts)
             except ValueError as error:
                 raise ArtifactError(f"{self.url}: {name} {error}") from error
+        try:
+            specs = stacked_specs(specs, self._stacks)
+        except ValueError as error:
+            raise ArtifactError(f"{self.url}: {error}") from error
         found = {name.removeprefix("model."): spec.shape for name, spec in specs.items()}
         found |= dict.fromkeys(unknown, ())
         check_model(self.config, self.padded_vocab_size, len(found), self.url)
@@ -179,6 +205,9 @@ class MegatronSource(Closing):
             return
         if self.family != "gpt":
             log.warning("the optimizer of %s is left out: only that of a GPT is read", self.url)
+            return
+        if self.config.experts.enabled:
+            log.warning("the optimizer of %s is left out: the model has experts", self.url)
             return
         try:
             parts = self._optimizer_parts(ranks, grid)
@@ -229,6 +258,8 @@ class MegatronSource(Closing):
     def read(self, name: str) -> Tensor:
         """A whole tensor, on the CPU, contiguous. Raises ArtifactError if the stages' copies of a
         tied embedding differ."""
+        if name in self._stacks:
+            return torch.stack([self.read(single) for single in self._stacks[name]])
         parts = [self._rows(name, file.view(ref)) for file, ref in self._parts[name]]
         cut = cut_of(name, self.config)
         if cut == "whole" and any(not torch.equal(parts[0], part) for part in parts[1:]):
@@ -320,6 +351,12 @@ def _scaler(ranks: Sequence[RankFile]) -> Scaler:
                 "the files are from two saves"
             )
     return first
+
+
+def _second_number_is_of_experts(folder: MegatronFolder, args: Mapping[str, Any]) -> bool:
+    """Whether what looks like pipeline ranks are expert-parallel ranks, by the args."""
+    stages, experts = (args.get(f"{kind}_model_parallel_size") for kind in ("pipeline", "expert"))
+    return folder.ep == 1 and folder.pp > 1 and stages == 1 and experts == folder.pp
 
 
 def _check_degrees(folder: MegatronFolder, args: Mapping[str, Any]) -> None:

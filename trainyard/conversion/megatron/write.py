@@ -11,6 +11,7 @@ import logging
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -21,6 +22,13 @@ from trainyard.checkpoint.reshard import OpenFile
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.checkpoint.steps import TRACKER
 from trainyard.conversion.megatron.args import refuse_for_legacy, refuse_for_megatron
+from trainyard.conversion.megatron.experts import (
+    check_expert_ranks,
+    expert_of,
+    grouped_name,
+    with_expert_offset,
+    with_single_experts,
+)
 from trainyard.conversion.megatron.folder import (
     MODEL_FILE,
     RELEASE,
@@ -71,6 +79,8 @@ class TargetLayout:
     tp: int
     split: Partition
     """Layers of each pipeline rank."""
+    ep: int = 1
+    """Ranks that share the experts."""
 
     @property
     def pp(self) -> int:
@@ -91,6 +101,7 @@ def write_megatron(
     tp: int = 1,
     pp: int = 1,
     vpp: int = 1,
+    ep: int = 1,
     split: Partition | None = None,
     transformer_impl: TransformerImpl | None = None,
     true_vocab_size: int | None = None,
@@ -104,25 +115,29 @@ def write_megatron(
     open_file: opens a file by its name below the folder for Megatron-LM's --load.
     pp, vpp: pipeline ranks and virtual stages of each, all with the same number of layers.
     split: the layers of each stage, instead of pp and vpp.
+    ep: ranks that share the experts; of a model with experts the weights alone are written.
     transformer_impl: whose names core files have; None: Transformer Engine's, as in Megatron-LM.
     true_vocab_size: tokens of the tokenizer, to pad the vocabulary again for `tp` ranks.
     expect: called before the first file with the total bytes that `advance` will report.
     Raises ConfigError, before anything is written, for degrees that do not fit the model, or a
     model that the class does not compute."""
-    if min(tp, pp, vpp) < 1:
+    if min(tp, pp, vpp, ep) < 1:
         raise ConfigError("the target parallel sizes must be at least 1")
     model = whole_model(source, tp, true_vocab_size, make_vocab_size_divisible_by)
+    check_expert_ranks(model.config, ep)
+    model = with_single_experts(model)
     stages = split or _even_split(model.config.num_layers, pp, vpp)
-    target = TargetLayout(model_class, style_of(model_class, transformer_impl), tp, stages)
+    target = TargetLayout(model_class, style_of(model_class, transformer_impl), tp, stages, ep)
     _check(model, target)
     with_optimizer = save_optimizer and has_optimizer(model)
     if with_optimizer:
         _warn_of_groups(model, target)
-    ranks = [(pp_rank, tp_rank) for pp_rank in range(target.pp) for tp_rank in range(tp)]
+    ranks = list(product(range(target.pp), range(tp), range(ep)))
     writers = {rank: _RankWriter(model, target, *rank, advance) for rank in ranks}
     expect(sum(writer.size_bytes(with_optimizer) for writer in writers.values()))
-    for (pp_rank, tp_rank), writer in writers.items():
-        folder = f"{iteration_folder(model.step)}/{rank_folder(tp_rank, pp_rank, target.pp)}"
+    for (pp_rank, tp_rank, ep_rank), writer in writers.items():
+        of_rank = rank_folder(tp_rank, pp_rank, target.pp, ep_rank, ep)
+        folder = f"{iteration_folder(model.step)}/{of_rank}"
         with open_file(f"{folder}/{MODEL_FILE}") as out:
             write_torch_file(out, writer.tree(with_optimizer), MODEL_FILE.removesuffix(".pt"))
     with open_file(TRACKER) as out:
@@ -189,10 +204,13 @@ class _RankWriter:
         target: TargetLayout,
         pp_rank: int,
         tp_rank: int,
+        ep_rank: int,
         advance: Callable[[int], object],
     ) -> None:
         self._model, self._target = model, target
         self._pp_rank, self._tp_rank, self._advance = pp_rank, tp_rank, advance
+        size = (model.config.experts.num_experts or 0) // target.ep
+        self._experts = range(ep_rank * size, (ep_rank + 1) * size)
 
     def tree(self, with_optimizer: bool) -> dict[str, Any]:
         """What `torch.load` will return, with tensors that are made when they are written."""
@@ -224,6 +242,7 @@ class _RankWriter:
         return args_document(
             self._model,
             tp=target.tp,
+            ep=target.ep,
             split=target.split,
             is_legacy=target.model_class == "legacy",
             transformer_impl="local" if target.style == "legacy" else target.style,
@@ -238,7 +257,7 @@ class _RankWriter:
         for full in model.specs:
             kind, _, name = full.partition(".")
             layer = layer_of(name)
-            if kind != "model":
+            if kind != "model" or expert_of(name) not in (None, *self._experts):
                 continue
             here = (
                 layer in layers
@@ -246,13 +265,14 @@ class _RankWriter:
                 else _is_here(name, stage.has_embedding, is_last)
             )
             if here:
-                local[with_layer_offset(name, -layers.start)] = name
+                short = with_layer_offset(name, -layers.start)
+                local[with_expert_offset(short, -self._experts.start)] = name
         family = model.config.model_type
         written = [
             Written(path, local[short])
             for short in registration_order(list(local), target.style)
             for path in (
-                their_name(short, target.style, family),
+                self._path(short, local[short]),
                 *repeated_names(short, target.style, family),
             )
         ]
@@ -260,6 +280,14 @@ class _RankWriter:
             path = LEGACY_COPY if target.style == "legacy" else OUTPUT
             written.append(Written(path, EMBEDDING))
         return written
+
+    def _path(self, short: str, name: str) -> str:
+        """The path of a parameter; short: its name as numbered on this rank."""
+        target, config, layer = self._target, self._model.config, layer_of(name)
+        in_mixture = layer is not None and config.has_experts(layer)
+        path = their_name(short, target.style, config.model_type, in_mixture=in_mixture)
+        is_grouped = target.style == "transformer_engine" and config.experts.moe_grouped_gemm
+        return grouped_name(path) if is_grouped else path
 
     def _lazy(self, name: str) -> LazyTensor:
         model, target = self._model, self._target

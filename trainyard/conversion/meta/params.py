@@ -171,6 +171,7 @@ def refuse_for_meta(config: TransformerConfig, num_files: int) -> None:
     original = config.rope_scaling_original_max_position_embeddings
     rules = {
         f"--model-type {config.model_type}": config.model_type != "gpt",
+        "--num-experts": config.experts.enabled,
         "--position-embedding-type yarn": config.position_embedding_type == "yarn",
         f"--rotary-seq-len-interpolation-factor {factor}": factor is not None,
         "--use-rope-scaling in a model that only Mistral's params.json describes": (

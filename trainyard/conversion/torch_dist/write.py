@@ -99,6 +99,11 @@ def write_torch_dist(
             f"--saver torch_dist writes only a GPT, not a {model.config.model_type}; use --saver "
             "core or legacy"
         )
+    if model.config.experts.enabled:
+        raise ConfigError(
+            "--saver torch_dist writes no model with experts; use --saver core, or keep the "
+            "checkpoint in our format (--saver trainyard)"
+        )
     if distributed_optimizer is not None:
         options = {**model.options, "use_distributed_optimizer": distributed_optimizer}
         model = replace(model, options=options)

@@ -7,7 +7,6 @@ optimizer and recomputation do not count. Standard library only."""
 from __future__ import annotations
 
 from trainyard.models.config import TransformerConfig
-from trainyard.models.costs.experts import DENSE, MoEConfig
 from trainyard.models.family import FlopConvention
 
 MODEL_FLOPS = FlopConvention(
@@ -18,33 +17,28 @@ MODEL_FLOPS = FlopConvention(
 
 
 def flops_per_iteration(
-    config: TransformerConfig,
-    padded_vocab_size: int,
-    global_batch_size: int,
-    moe: MoEConfig = DENSE,
+    config: TransformerConfig, padded_vocab_size: int, global_batch_size: int
 ) -> float:
     """Operations of one optimizer step over `global_batch_size` samples of seq_length tokens."""
     s = config.seq_length
-    weights = matmul_weights_per_token(config, padded_vocab_size, moe)
+    weights = matmul_weights_per_token(config, padded_vocab_size)
     attention = s * config.query_size * config.num_layers  # scores and values, causal half
     return 6.0 * global_batch_size * s * (weights + attention)
 
 
-def flops_per_token(
-    config: TransformerConfig, padded_vocab_size: int, moe: MoEConfig = DENSE
-) -> float:
+def flops_per_token(config: TransformerConfig, padded_vocab_size: int) -> float:
     """Operations of one token of a full-length sample, forward and backward."""
-    return flops_per_iteration(config, padded_vocab_size, 1, moe) / config.seq_length
+    return flops_per_iteration(config, padded_vocab_size, 1) / config.seq_length
 
 
-def matmul_weights_per_token(
-    config: TransformerConfig, padded_vocab_size: int, moe: MoEConfig = DENSE
-) -> int:
-    """Weights that one token is multiplied with; of experts, only those that it visits."""
-    h = config.hidden_size
+def matmul_weights_per_token(config: TransformerConfig, padded_vocab_size: int) -> int:
+    """Weights that one token is multiplied with; of routed experts, only those that it visits, and
+    as in Megatron-LM not the router's."""
+    h, moe = config.hidden_size, config.experts
     attention = h * (config.query_size + 2 * config.kv_size) + config.query_size * h
-    ffn = config.ffn_size
-    if moe.enabled:
-        ffn = (moe.moe_ffn_hidden_size or config.ffn_size) * moe.moe_router_topk
-    mlp = h * ffn * (3 if config.gated else 2)
-    return config.num_layers * (attention + mlp) + h * padded_vocab_size
+    mixtures = sum(moe.pattern(config.num_layers))
+    visited = config.expert_ffn_size * moe.moe_router_topk
+    visited += moe.moe_shared_expert_intermediate_size or 0
+    width = (config.num_layers - mixtures) * config.ffn_size + mixtures * visited
+    mlps = h * width * (3 if config.gated else 2)
+    return config.num_layers * attention + mlps + h * padded_vocab_size

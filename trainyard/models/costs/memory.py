@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
-from trainyard.models.costs.experts import DENSE, MoEConfig
 from trainyard.models.parallel_layout import ParallelLayout, busiest_layers
 
 
-def check_layout(layout: ParallelLayout, config: TransformerConfig, moe: MoEConfig = DENSE) -> None:
+def check_layout(layout: ParallelLayout, config: TransformerConfig) -> None:
     """Raise ConfigError for a layout that does not divide the model."""
     pp, tp, chunk = layout.pp, layout.tp, layout.layers_per_virtual_stage
     if layout.first_rank_layers is None:
@@ -30,8 +29,6 @@ def check_layout(layout: ParallelLayout, config: TransformerConfig, moe: MoEConf
         if pp == 1:
             raise ConfigError(f"{by} needs --pipeline-model-parallel-size above 1")
         _divides("layers of a stage", config.all_layers // pp, by, chunk)
-    if moe.num_experts is not None:
-        _divides("--num-experts", moe.num_experts, "--expert-model-parallel-size", layout.ep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,30 +59,26 @@ def count_parameters(
     config: TransformerConfig,
     padded_vocab_size: int,
     layout: ParallelLayout,
-    moe: MoEConfig = DENSE,
 ) -> ParameterCount:
     """Parameters by Megatron-LM's report: weights and norms, no biases and no learned positions."""
     h, layers = config.hidden_size, config.all_layers
     across = config.num_cross_layers(range(layers))
     norm = (2 if config.normalization == "LayerNorm" else 1) * h
     attention = h * (config.query_size + 2 * config.kv_size) + config.query_size * h
-    mlp_width = config.ffn_size * (3 if config.gated else 2)
-    dense, expert, experts, router = h * mlp_width, 0, 0, 0
-    if moe.num_experts is not None:
-        expert_ffn = moe.moe_ffn_hidden_size or config.ffn_size
-        expert = h * expert_ffn * (3 if config.gated else 2)
-        dense, experts, router = 0, moe.num_experts, moe.num_experts * h
+    moe, matrices = config.experts, 3 if config.gated else 2
+    mixtures = sum(moe.pattern(config.num_layers))
+    expert, experts = h * config.expert_ffn_size * matrices, mixtures * (moe.num_experts or 0)
+    shared = h * (moe.moe_shared_expert_intermediate_size or 0) * matrices
     final = 1 + (layers > config.num_layers)  # a second stack has one too
-    replicated = layers * (2 * norm + router) + (final + across) * norm
-    split = layers * (attention + dense) + across * attention
+    replicated = layers * 2 * norm + experts * h + (final + across) * norm
+    dense = (layers - mixtures) * h * config.ffn_size * matrices + mixtures * shared
+    split = layers * attention + dense + across * attention
     inner = config.num_inner_layers(range(layers))  # on one stage, the first of them with cross
     inner_replicated = inner * 2 * norm + bool(inner) * norm
-    inner_split = inner * (attention + dense) + bool(inner) * attention
+    inner_split = inner * (attention + h * config.ffn_size * matrices) + bool(inner) * attention
     embedding = padded_vocab_size * h
     expert_shards = layout.ep * (layout.expert_tp or layout.tp)
-    block_shard = (
-        split / layout.tp + layers * experts * expert / expert_shards + replicated
-    ) / layout.pp
+    block_shard = (split / layout.tp + experts * expert / expert_shards + replicated) / layout.pp
     other_shard = block_shard
     if layout.first_rank_layers is not None:
         first = layout.layers_as_on_first(config) / layers
@@ -95,10 +88,10 @@ def count_parameters(
     block = split + inner_split + replicated + inner_replicated
     tables = 2 if config.untie_embeddings_and_output_weights else 1
     tables_here = tables if layout.pp == 1 else 1
-    visited = moe.moe_router_topk if experts else 0
+    visited = mixtures * moe.moe_router_topk
     return ParameterCount(
-        transformer_block=block + layers * experts * expert,
-        active_transformer_block=block + layers * visited * expert,
+        transformer_block=block + experts * expert,
+        active_transformer_block=block + visited * expert,
         embedding=tables * embedding,
         most_loaded_shard=block_shard + tables_here * embedding / layout.tp,
         other_shards=other_shard if layout.pp > 1 else None,

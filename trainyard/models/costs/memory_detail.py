@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from trainyard.models.config import TransformerConfig
 from trainyard.models.parallel_layout import ParallelLayout, busiest_layers
+from trainyard.models.param_counts import mlp_params, router_params, shared_expert_params
 
 MLP_TENSORS = {
     **{"gelu": 2, "gelu_tanh": 2, "quick_gelu": 3, "squared_relu": 2},
@@ -66,16 +67,20 @@ def _stage(
     weights = parameters_here(
         config, vocab, layout, layers, has_embedding=is_first, has_output=is_last
     )
-    width = 4 if layout.fp32 else 2
-    state = (8 if layout.fp32 else 12) / (
-        layout.dp * layout.cp if layout.distributed_optimizer else 1
-    )
+    experts = expert_parameters_here(config, layout, layers)
+    width, state = 4 if layout.fp32 else 2, 8 if layout.fp32 else 12
+    if layout.distributed_optimizer:
+        replicas = layout.dp * layout.cp
+        spread = layout.ep * (layout.expert_tp or layout.tp)
+        states = weights / replicas + experts * spread / (replicas * layout.tp)
+    else:
+        states = weights + experts
     samples = layout.micro_batch_size / layout.cp
     return DetailedMemory(
         stage=_name(number, layout.pp),
-        parameters=weights * width,
-        gradients=weights * 4,
-        optimizer=weights * state,
+        parameters=(weights + experts) * width,
+        gradients=(weights + experts) * 4,
+        optimizer=states * state,
         activations=config.seq_length
         * samples
         * _stage_activations(config, layout, layers, number),
@@ -100,11 +105,15 @@ def parameters_here(
     has_embedding: bool,
     has_output: bool,
 ) -> float:
-    """Parameters of one tensor-parallel rank of a stage with these layers, every one counted."""
+    """Parameters of one tensor-parallel rank of a stage with these layers, every one counted except
+    those of routed experts."""
     h, tp = config.hidden_size, layout.tp
     table = padded_vocab_size * h / tp
     inner = config.num_inner_layers(layers)
     count = (len(layers) + inner) * _layer_parameters(config, tp)
+    if mixtures := _mixtures(config, layers):
+        dense, shared = mlp_params(config, config.ffn_size), shared_expert_params(config)
+        count += mixtures * (router_params(config) + (shared - dense) / tp)
     if across := config.num_cross_layers(layers) + bool(inner):
         whole = config.norm_params() + (config.hidden_size if config.linear_bias else 0)
         count += across * (whole + (config.cross_params() - whole) / tp)
@@ -115,6 +124,21 @@ def parameters_here(
         rows = padded_vocab_size // tp
         count += config.output_params(rows) + (0 if tied and has_embedding else table)
     return count
+
+
+def expert_parameters_here(
+    config: TransformerConfig, layout: ParallelLayout, layers: range
+) -> float:
+    """Parameters of the routed experts of these layers on one rank."""
+    if not (mixtures := _mixtures(config, layers)):
+        return 0.0
+    routed = (config.experts.num_experts or 0) * mlp_params(config, config.expert_ffn_size)
+    return mixtures * routed / (layout.ep * (layout.expert_tp or layout.tp))
+
+
+def _mixtures(config: TransformerConfig, layers: range) -> int:
+    """How many of these layers have experts."""
+    return sum(config.has_experts(layer) for layer in layers) if config.experts.enabled else 0
 
 
 def _layer_parameters(config: TransformerConfig, tp: int) -> float:
@@ -143,13 +167,27 @@ class _LayerBytes:
     softmax: float
     """Log-sum-exp of each head."""
     mlp: float
+    """Of a dense MLP, or of the experts that the token visits."""
 
     @property
     def all(self) -> float:
         return 2 * (self.residual + self.normalised) + self.attention + self.softmax + self.mlp
 
 
-def _layer_bytes(config: TransformerConfig, layout: ParallelLayout) -> _LayerBytes:
+def _mixture_bytes(config: TransformerConfig, layout: ParallelLayout) -> float:
+    """Kept by a mixture of experts for one token of a balanced load: its rows on the way to the
+    experts, inside and on the way back, logits and scores in fp32, and the shared expert."""
+    moe, width = config.experts, 4 if layout.fp32 else 2
+    tensors = MLP_TENSORS[config.activation]
+    inside = 2 * config.hidden_size * (layout.expert_tp or layout.tp)
+    rows = moe.moe_router_topk * (inside + tensors * config.expert_ffn_size + config.hidden_size)
+    shared = tensors * (moe.moe_shared_expert_intermediate_size or 0)
+    return (width * (rows + shared) + 2 * 4 * (moe.num_experts or 0)) / layout.tp
+
+
+def _layer_bytes(
+    config: TransformerConfig, layout: ParallelLayout, *, mixture: bool = False
+) -> _LayerBytes:
     h, tp, width = config.hidden_size, layout.tp, 4 if layout.fp32 else 2
     between = tp if layout.sequence_parallel else 1
     heads = config.query_size + config.kv_size
@@ -163,13 +201,15 @@ def _layer_bytes(config: TransformerConfig, layout: ParallelLayout) -> _LayerByt
         normalised=width * h / between,
         attention=attention / tp,
         softmax=4 * config.num_attention_heads / tp,
-        mlp=mlp / tp,
+        mlp=_mixture_bytes(config, layout) if mixture else mlp / tp,
     )
 
 
-def layer_activation_bytes(config: TransformerConfig, layout: ParallelLayout) -> float:
-    """Kept by one layer for one token, after selective recomputation."""
-    kept = _layer_bytes(config, layout)
+def layer_activation_bytes(
+    config: TransformerConfig, layout: ParallelLayout, *, mixture: bool = False
+) -> float:
+    """Kept by one layer for one token, after selective recomputation. mixture: one with experts."""
+    kept = _layer_bytes(config, layout, mixture=mixture)
     total = kept.all
     if config.recomputes("core_attn"):
         total -= kept.softmax
@@ -196,21 +236,28 @@ def _stage_activations(
 def _kept_by_layers(
     config: TransformerConfig, layout: ParallelLayout, layers: range
 ) -> tuple[float, float]:
-    """(kept by the layers of a stage, needed transiently in the backward pass)."""
-    whole = layer_activation_bytes(config, layout)
+    """(kept by the layers of a stage, needed transiently in the backward pass). Layers count as
+    equal: with experts in some, each has the mean of all."""
+    mixtures, count = _mixtures(config, layers), len(layers)
+    dense = layer_activation_bytes(config, layout)
+    whole, largest = dense, dense
+    if mixtures:
+        mixture = layer_activation_bytes(config, layout, mixture=True)
+        whole = (mixtures * mixture + (count - mixtures) * dense) / count
+        largest = max(mixture, dense)
     entry = _layer_bytes(config, layout).residual
-    count, equal = len(layers), config.equal_layers(layers)
+    equal = config.equal_layers(layers)
     size = config.recompute_num_layers or 1
     if config.recompute == "full" and config.recompute_method == "block":
         again = min(size, count)
         kept_whole = config.equal_layers(layers[again:])
-        return (equal - kept_whole) * entry + kept_whole * whole, _most(config, layers, 1) * whole
+        return (equal - kept_whole) * entry + kept_whole * whole, _most(config, layers, 1) * largest
     if config.recompute == "full":
         units = -(-count // size)
-        return units * entry * equal / count, _most(config, layers, size) * whole
+        return units * entry * equal / count, _most(config, layers, size) * largest
     offloaded = min(config.cpu_offloading_num_layers, count)
     kept = (count - offloaded) * equal / count
-    return kept * whole, 2 * whole * equal / count if offloaded else 0.0
+    return kept * whole, 2 * largest * equal / count if offloaded else 0.0
 
 
 def _most(config: TransformerConfig, layers: range, size: int) -> float:

@@ -5,6 +5,7 @@ have rows (their name, our name, part): the part of our tensor that theirs is, s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 Part = Literal[
@@ -26,6 +27,15 @@ qkv: all three, ungrouped. gate, up: halves of linear_fc1. transposed: (in, out)
 Conv1D."""
 
 Names = tuple[tuple[str, str, Part], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPart:
+    """A part of the matrix of one expert, of our stacked tensor of all."""
+
+    expert: int
+    part: Part
+
 
 LAYER = "decoder.layers."
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
@@ -72,6 +82,9 @@ _FROM_QKV = (
     "pre_mlp_layernorm.",
     "mlp.linear_fc1.",
     "mlp.linear_fc2.",
+    "mlp.router.",
+    "mlp.experts.",
+    "mlp.shared_experts.",
 )
 
 REGISTRATION_ORDER: dict[str, tuple[str, ...]] = {
@@ -135,6 +148,20 @@ LLAMA_LAYER: Names = (
     ("mlp.down_proj.weight", "mlp.linear_fc2.weight", "whole"),
 )
 """Below `model.layers.N.`; of Mistral and Qwen too."""
+
+MIXTRAL_ROUTER: Names = (("block_sparse_moe.gate.weight", "mlp.router.weight", "whole"),)
+MIXTRAL_EXPERT: Names = (
+    ("block_sparse_moe.experts.{}.w1.weight", "mlp.experts.linear_fc1.weight", "gate"),
+    ("block_sparse_moe.experts.{}.w3.weight", "mlp.experts.linear_fc1.weight", "up"),
+    ("block_sparse_moe.experts.{}.w2.weight", "mlp.experts.linear_fc2.weight", "whole"),
+)
+QWEN3_ROUTER: Names = (("mlp.gate.weight", "mlp.router.weight", "whole"),)
+QWEN3_EXPERT: Names = (
+    ("mlp.experts.{}.gate_proj.weight", "mlp.experts.linear_fc1.weight", "gate"),
+    ("mlp.experts.{}.up_proj.weight", "mlp.experts.linear_fc1.weight", "up"),
+    ("mlp.experts.{}.down_proj.weight", "mlp.experts.linear_fc2.weight", "whole"),
+)
+"""Below `model.layers.N.` in place of the MLP; {} is the number of the expert."""
 
 GPT2: Names = (
     ("transformer.wte.weight", EMBEDDING, "whole"),

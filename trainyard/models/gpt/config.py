@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainyard.models.config import TransformerConfig
+from trainyard.models.moe_config import MoEConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig(TransformerConfig):
-    """A decoder-only transformer: GPT-2 and GPT-3, Llama, Mistral, Qwen and similar models."""
+    """A decoder-only transformer: GPT-2 and GPT-3, Llama, Mistral, Qwen and similar models, with
+    dense MLPs or mixtures of experts such as Mixtral's."""
+
+    moe: MoEConfig = field(default_factory=MoEConfig)
+    """Experts in place of the MLP."""
+
+    @property
+    def experts(self) -> MoEConfig:
+        """Options of mixtures of experts."""
+        return self.moe

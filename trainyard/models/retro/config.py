@@ -63,6 +63,11 @@ class RetroConfig(GPTConfig):
                 flag = "--" + name.replace("_", "-")
                 raise ConfigError(f"{flag} must be in [0, 1), got {getattr(self, name)}")
         super().__post_init__()
+        if self.experts.enabled:
+            raise ConfigError(
+                f"--num-experts ({self.experts.num_experts}) is not for --model-type retro, whose "
+                "layers have dense MLPs; leave it out"
+            )
         self._check_lengths()
         if self.cpu_offloading_num_layers:
             raise ConfigError(
@@ -100,6 +105,7 @@ class RetroConfig(GPTConfig):
 
     def check_parallel(self, parallel: ParallelConfig) -> None:
         """Raise ConfigError for degrees of parallelism that a Retro has no model for."""
+        super().check_parallel(parallel)
         cp, tp = parallel.context_parallel_size, parallel.tensor_model_parallel_size
         if cp > 1:
             raise ConfigError(

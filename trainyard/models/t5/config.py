@@ -197,6 +197,7 @@ class T5Config(TransformerConfig):
 
     def check_parallel(self, parallel: ParallelConfig) -> None:
         """Raise ConfigError for degrees of parallelism that a T5 has no model for."""
+        super().check_parallel(parallel)
         tp, pp = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
         if parallel.sequence_parallel and self.decoder_length % tp:
             raise ConfigError(

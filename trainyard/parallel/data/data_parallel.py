@@ -62,15 +62,17 @@ class DataParallel:
         *,
         grad_dtype: torch.dtype | None = None,
         alone: Collection[str] = (),
+        of_experts: bool = False,
     ) -> None:
         """named: parameters in the order of the model; those that are frozen are left out.
         grad_dtype: in which gradients are added up; unset: the parameters' own.
 
         alone: names of parameters that have a bucket each, so that they are cut alike on a stage
-        that holds other parameters besides (the tied word embedding)."""
+        that holds other parameters besides (the tied word embedding). of_experts: the parameters
+        are those of routed experts, and `group` is theirs."""
         config = config or DataParallelConfig()
         self.members = [Member(name, p) for name, p in named if p.requires_grad]
-        self.group = group
+        self.group, self.of_experts = group, of_experts
         self.is_sharded = config.use_distributed_optimizer and group is not None
         self._overlap = config.overlap_grad_reduce and group is not None
         self.buckets = self._build(config, grad_dtype, alone)

@@ -42,6 +42,7 @@ def step_scalars(event: StepEvent, config: LoggingConfig, info: RunInfo) -> list
         ("batch-size", record.global_batch_size, config.log_batch_size_to_tensorboard),
         ("lm loss", record.lm_loss, True),
         *((name, loss, True) for name, loss in (record.more_losses or {}).items()),
+        *((name, value, True) for name, value in (record.layer_figures or {}).items()),
         ("loss-scale", next_step.loss_scale, config.log_loss_scale_to_tensorboard),
         ("world-size", info.world_size, config.log_world_size_to_tensorboard),
         ("grad-norm", record.grad_norm, True),

@@ -4,7 +4,7 @@ compiled layers."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 
 from trainyard.datasets.loader import Batch
 from trainyard.models.attention import choose_attention
@@ -27,14 +28,14 @@ from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.groups import is_vector
 from trainyard.optim.kernels import report_optimizer
 from trainyard.optim.precision import PrecisionConfig
-from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.config import DataParallelConfig, ParallelConfig
 from trainyard.parallel.data.data_parallel import DataParallel
 from trainyard.parallel.groups import ProcessGroups, gather_objects
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.pipeline.p2p import HiddenSpec, PipelineLinks, connect
 from trainyard.parallel.pipeline.partition import partition
 from trainyard.parallel.pipeline.runner import PipelineRunner
-from trainyard.parallel.sharding import shard_of
+from trainyard.parallel.sharding import is_expert, shard_of
 from trainyard.training.loop.microbatch import Preparation
 from trainyard.training.loop.step import StepOptions, TrainModule
 from trainyard.training.options.pretrain import PretrainConfig
@@ -109,17 +110,11 @@ def build_train_module(
         if (original := copy_of(parameter)) is not None
     }
     gradients = [
-        DataParallel(
-            chunk.named_parameters(),
-            groups.dp_cp,
-            parallel.data_parallel,
-            grad_dtype=grads_dtype(precision),
-            alone={EMBEDDING, *copies},
-        )
+        _gradients(chunk, parallel.data_parallel, grads_dtype(precision), groups, copies)
         for chunk in chunks
     ]
     optimizer = build_optimizer(
-        gradients,
+        [part for parts in gradients for part in parts],
         optimizer_config,
         precision,
         groups,
@@ -129,10 +124,16 @@ def build_train_module(
         no_weight_decay=no_decay or is_vector,
     )
     optimizer.timed = options.timed
-    for chunk, gradient in zip(chunks, gradients, strict=True):
+    for chunk, parts in zip(chunks, gradients, strict=True):
         units = compile_chunk(chunk) if compile_layers else None
-        if gradient.gather is not None:
-            gradient.gather.install(chunk, units)
+        for part in parts:
+            if part.gather is not None:
+                part.gather.install(chunk, units)
+
+    def before_last_backward(chunk: int) -> None:
+        for part in gradients[chunk]:
+            part.sync_on_next_backward()
+
     links = _links(sizes, parallel, precision, groups, device, len(chunks))
 
     def make_runner(train_module: TrainModule) -> PipelineRunner[Batch]:
@@ -141,12 +142,38 @@ def build_train_module(
             train_module.forward_step,
             links,
             group_size=parallel.microbatch_group_size_per_virtual_pipeline_stage,
-            before_last_backward=lambda chunk: gradients[chunk].sync_on_next_backward(),
+            before_last_backward=before_last_backward,
             timed=options.timed,
         )
 
     preparation = Preparation(groups, device, own_positions)
     return TrainModule(chunks, optimizer, groups, preparation, options, make_runner)
+
+
+def _gradients(
+    chunk: nn.Module,
+    config: DataParallelConfig,
+    grad_dtype: torch.dtype,
+    groups: ProcessGroups,
+    copies: Collection[str],
+) -> list[DataParallel]:
+    """The gradients of a chunk over the ranks that hold the same weights. Those of routed experts
+    are apart where other ranks hold them."""
+    named = list(chunk.named_parameters())
+    apart = groups.has_expert_grid
+
+    def part(group: ProcessGroup | None, *, of_experts: bool) -> DataParallel:
+        return DataParallel(
+            [pair for pair in named if (apart and is_expert(pair[1])) is of_experts],
+            group,
+            config,
+            grad_dtype=grad_dtype,
+            alone={EMBEDDING, *copies},
+            of_experts=of_experts,
+        )
+
+    dense = part(groups.dp_cp, of_experts=False)
+    return [dense, part(groups.expert_dp, of_experts=True)] if apart else [dense]
 
 
 def build_chunks(

@@ -16,6 +16,9 @@
 - `num_zeros`, `params_norm`: on request.
 - `more_losses`: of a model with losses beside that of the tokens, by name, such as `sop loss`;
   `more_validation_losses` and `more_test_losses` likewise, means over the sets.
+- `layer_figures`: of a model whose layers count something, by name, such as `max expert load`: the
+  tokens of the busiest expert of all layers as a multiple of an even share. `layer_loads`, in the
+  last line: the share of the choices that fell on each expert, by layer.
 - `validation_loss`: measured after the step; the mean of several sets, with each by name in
   `validation_losses`. A line of step 0 has nothing else. `test_loss` and `test_losses` likewise, in
   the last line.
@@ -58,6 +61,8 @@ class StepRecord:
     global_batch_size: int | None = None
     lm_loss: float | None = None
     more_losses: dict[str, float] | None = None
+    layer_figures: dict[str, float] | None = None
+    layer_loads: dict[str, list[float]] | None = None
     learning_rate: float | None = None
     weight_decay: float | None = None
     grad_norm: float | None = None

@@ -200,6 +200,10 @@ class TrainLoop:
         record.lm_loss = _finite(result.lm_loss)
         if result.more_losses:
             record.more_losses = {n: v for n, v in result.more_losses.items() if math.isfinite(v)}
+        report = result.report
+        record.layer_figures = dict(report.figures) or None
+        if self.state.step == self._length.steps and report.loads:
+            record.layer_loads = {str(n): list(loads) for n, loads in report.loads.items()}
         record.learning_rate, record.weight_decay = rates.learning_rate, rates.weight_decay
         record.grad_norm = _finite(result.grad_norm)
         record.rng = sample_check.rng

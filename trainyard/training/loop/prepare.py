@@ -18,7 +18,7 @@ from trainyard.errors import ConfigError
 from trainyard.parallel.comm_errors import communication_errors
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.device import resolve_device
-from trainyard.parallel.dims import dims_of
+from trainyard.parallel.dims import dims_of, expert_dims_of
 from trainyard.parallel.groups import (
     ProcessGroups,
     build_groups,
@@ -65,7 +65,8 @@ def _groups(config: PretrainConfig, device: torch.device) -> Iterator[ProcessGro
         return
     dims = dims_of(config.parallel, dist.get_world_size())
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
-    yield build_groups(dims, dist.get_rank(), timeout)
+    experts = expert_dims_of(config.parallel, dims)
+    yield build_groups(dims, dist.get_rank(), timeout, experts)
 
 
 def _prepare_torch(training: TrainingConfig, local_ranks: int) -> None:

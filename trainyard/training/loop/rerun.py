@@ -62,6 +62,8 @@ class StepSums:
     """Zeros of the gradient, if they are counted."""
     more_losses: Mapping[str, float] = field(default_factory=dict)
     """Losses beside that of the tokens, by name."""
+    of_layers: Sequence[float] = ()
+    """What layers added up, all one behind the other."""
 
     def result(self) -> tuple[float, float]:
         """The values that a rerun must reproduce."""

@@ -22,7 +22,9 @@ from torch import Tensor, nn
 
 from trainyard.datasets.loader import Batch
 from trainyard.errors import DataError
+from trainyard.models.layer_sums import LayerReport, LayerSums
 from trainyard.models.losses import Losses
+from trainyard.models.step_module import flat_sums, step_modules
 from trainyard.optim.optimizer import ModelOptimizer
 from trainyard.optim.schedule import Rates
 from trainyard.parallel.data.data_parallel import all_reduce_sum
@@ -60,6 +62,8 @@ class StepResult:
     params_norm: float | None = None
     more_losses: Mapping[str, float] = field(default_factory=dict)
     """Losses beside that of the tokens, by name."""
+    report: LayerReport = field(default_factory=LayerReport)
+    """Of what layers add up."""
 
 
 def default_forward_step(module: nn.Module, hidden: Tensor | None, batch: Batch) -> Tensor | Losses:
@@ -90,6 +94,8 @@ class StepOptions:
     forward: Callable[[nn.Module, Tensor | None, Batch], Tensor | Losses] = default_forward_step
     more_losses: tuple[str, ...] = ()
     """Names of the losses that the model has beside that of the tokens."""
+    layer_sums: LayerSums | None = None
+    """What the layers of the model add up over a step."""
 
 
 class TrainModule:
@@ -113,6 +119,7 @@ class TrainModule:
         self.device = preparation.device
         self._preparation = preparation
         self._options = options
+        self._step_modules = step_modules(chunks)
         self._totals = Totals(groups, self.device, options.more_losses)
         self._loss_divisor = 1.0
         self._consumed = ConsumedSamples(0, 0)
@@ -159,6 +166,8 @@ class TrainModule:
         if must_be_finite and outcome.skipped:
             raise diverged(number, sums.loss, outcome.grad_norm)
 
+        report = self._finish_layers(sums, size)
+
         return StepResult(
             lm_loss=sums.loss,
             grad_norm=outcome.grad_norm,
@@ -167,8 +176,19 @@ class TrainModule:
             loss_scale=loss_scale,
             num_zeros=outcome.num_zeros,
             params_norm=optimizer.params_norm() if options.measure_params else None,
-            more_losses=sums.more_losses,
+            more_losses={**sums.more_losses, **report.losses},
+            report=report,
         )
+
+    def _finish_layers(self, sums: StepSums, size: BatchSize) -> LayerReport:
+        """Hand layers what they added up, now that the step counts."""
+        layers = self._options.layer_sums
+        if layers is None:
+            return LayerReport()
+        by_layer = layers.by_layer(sums.of_layers)
+        for module in self._step_modules:
+            module.finish_step(by_layer[module.layer])
+        return layers.report(by_layer, size.num_microbatches * size.dp)
 
     def _forward_backward(
         self,
@@ -188,6 +208,9 @@ class TrainModule:
         self._totals = Totals(self.groups, self.device, options.more_losses)
         self._totals.values[2].fill_(float(stop))  # an assignment would wait for the device
         self._loss_divisor = 1.0 if options.per_token else float(num_microbatches * size.dp)
+        for module in self._step_modules:
+            weight = optimizer.loss_scale / self._loss_divisor
+            module.begin_step(weight, per_token=options.per_token)
 
         # Micro-batches: sample ids recorded, seeds of dropout added, on the device.
         self._consumed = ConsumedSamples(number, num_microbatches)
@@ -202,13 +225,16 @@ class TrainModule:
 
         # Runs while the device computes, and before the sum for which all ranks wait.
         check(self._consumed)
-        all_reduce_sum(self._totals.values, self.groups.world)
+        num_sums, totals = len(self._totals.values), self._totals.values
+        if options.layer_sums is not None:
+            of_layers = flat_sums(options.layer_sums, self._step_modules, self.device)
+            totals = torch.cat((totals, of_layers))
+        all_reduce_sum(totals, self.groups.world)
         # The only time that the host waits for the device: all figures of the step at once.
-        numbers = torch.cat((self._totals.values, measured.values)).tolist()
-        num_sums = len(self._totals.values)
+        numbers = torch.cat((totals, measured.values)).tolist()
         summed = self._totals.read(numbers[:num_sums])
         divisor = max(summed.num_tokens, 1.0) if options.per_token else 1.0
-        grad_norm, num_zeros = measured.read(optimizer.loss_scale * divisor, numbers[num_sums:])
+        grad_norm, num_zeros = measured.read(optimizer.loss_scale * divisor, numbers[len(totals) :])
         return StepSums(
             summed.loss,
             grad_norm,
@@ -217,6 +243,7 @@ class TrainModule:
             optimizer.scaler.expects_overflow or not options.check_finite,
             num_zeros,
             summed.more,
+            numbers[num_sums : len(totals)],
         )
 
     def forward_step(

@@ -23,6 +23,11 @@ def check_fp8(
             "--tp-comm-overlap and --fp8-format: products in pieces come in 16 bits only; leave "
             "one of them out"
         )
+    if model.experts.enabled:
+        raise ConfigError(
+            "--num-experts and --fp8-format: products of experts come in 16 bits only; leave "
+            "--fp8-format out"
+        )
     first, last = precision.bf16_layers
     if first + last >= model.num_layers:
         raise ConfigError(

@@ -77,6 +77,8 @@ def parallel_layout_of(
         pp=dims.pp,
         cp=dims.cp,
         dp=dims.dp * dims.cp,
+        ep=parallel.expert_model_parallel_size,
+        expert_tp=parallel.expert_tp,
         virtual_stages=chunks if chunks > 1 else None,
         first_rank_layers=layers[0] if len(set(layers)) > 1 else None,
         sequence_parallel=parallel.sequence_parallel,

@@ -6,14 +6,15 @@ training would then average two models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from trainyard.errors import InfrastructureError
-from trainyard.parallel.groups import gather_objects
+from trainyard.parallel.groups import ProcessGroups, gather_objects
+from trainyard.parallel.sharding import is_expert
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.step import TrainModule
 
@@ -38,9 +39,11 @@ def checksum(tensor: Tensor) -> Tensor:
     return total
 
 
-def checksums(chunks: Sequence[nn.Module]) -> list[tuple[str, int]]:
+def checksums(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[str, int]]:
     """Each parameter's name and checksum."""
-    named = list(_parameters(chunks))
+    named = list(parameters)
+    if not named:
+        return []
     values = torch.stack([checksum(parameter) for _, parameter in named]).tolist()
     return [(name, value) for (name, _), value in zip(named, values, strict=True)]
 
@@ -66,27 +69,38 @@ def first_difference(
 class ReplicaCheck(Callback):
     """On every rank, every `interval` steps."""
 
-    def __init__(
-        self, train_module: TrainModule, group: ProcessGroup | None, interval: int
-    ) -> None:
-        """group: ranks that hold the same weights."""
+    def __init__(self, train_module: TrainModule, groups: ProcessGroups, interval: int) -> None:
         self._train_module = train_module
-        self._group = group
+        self._groups = groups
         self._interval = interval
 
     def after_step(self, event: StepEvent) -> None:
         """Compare. Raises InfrastructureError on all ranks of a group that differs."""
-        if self._group is None or event.timing is None or event.record.step % self._interval:
+        if event.timing is None or event.record.step % self._interval:
             return
         self._train_module.optimizer.finish_parameters()
-        found = first_difference(gather_objects(checksums(self._train_module.chunks), self._group))
+        named = list(_parameters(self._train_module.chunks))
+        apart = self._groups.has_expert_grid
+        dense = [pair for pair in named if not (apart and is_expert(pair[1]))]
+        self._compare(dense, self._groups.dp_cp, event.record.step)
+        if apart:
+            experts = [pair for pair in named if is_expert(pair[1])]
+            self._compare(experts, self._groups.expert_dp, event.record.step)
+
+    def _compare(
+        self, named: Sequence[tuple[str, nn.Parameter]], group: ProcessGroup | None, step: int
+    ) -> None:
+        """Compare parameters that all ranks of a group hold alike."""
+        if group is None:
+            return
+        found = first_difference(gather_objects(checksums(named), group))
         if found is None:
             return
         name, places = found
-        ranks = torch.distributed.get_process_group_ranks(self._group)
+        ranks = torch.distributed.get_process_group_ranks(group)
         odd = ", ".join(str(ranks[place]) for place in places)
         raise InfrastructureError(
-            f"step {event.record.step}: {name} is not the same on all data-parallel replicas: rank "
+            f"step {step}: {name} is not the same on all data-parallel replicas: rank "
             f"{odd} differs from the other ranks of {ranks} (--check-weight-hash-across-dp-"
             "replicas-interval). Resume from the last checkpoint before, at which they agreed, "
             "without the machine of that rank"

@@ -26,6 +26,13 @@ LLAMA: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 0,
 }
+QWEN3_MOE: dict[str, Any] = {
+    **LLAMA,
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
 GPT2: dict[str, Any] = {
     "vocab_size": VOCAB,
     "n_embd": 32,
@@ -89,6 +96,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**LLAMA, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3Config", {**LLAMA, "head_dim": 16}),
+    "mixtral": ("MixtralConfig", {**LLAMA, "num_local_experts": 4}),
+    "mixtral with a window": (
+        "MixtralConfig",
+        {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 8},
+    ),
+    "qwen3 moe": ("Qwen3MoeConfig", {**QWEN3_MOE, "norm_topk_prob": True}),
+    "qwen3 moe, dense between": (
+        "Qwen3MoeConfig",
+        {**QWEN3_MOE, "num_hidden_layers": 3, "mlp_only_layers": [1]},
+    ),
     "gpt2": ("GPT2Config", GPT2),
     "gpt2 quick gelu": ("GPT2Config", {**GPT2, "activation_function": "quick_gelu"}),
     "gpt2 exact gelu": ("GPT2Config", {**GPT2, "activation_function": "gelu", "n_inner": 80}),

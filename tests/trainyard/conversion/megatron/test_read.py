@@ -283,7 +283,12 @@ def without_enum(root: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ({"num_experts": 8}, r"num_experts \(8\)"),
+        (
+            {"num_experts": 8, "moe_router_load_balancing_type": "sinkhorn"},
+            "--moe-router-load-balancing-type sinkhorn",
+        ),
+        ({"num_experts": 8, "expert_tensor_parallel_size": 4}, "cut over 4 ranks"),
+        ({"moe_latent_size": 8}, r"moe_latent_size \(8\)"),
         ({"multi_latent_attention": True}, "multi_latent_attention"),
         ({"apply_residual_connection_post_layernorm": True}, "post_layernorm"),
         ({"position_embedding_type": "relative"}, "--position-embedding-type relative"),

@@ -36,6 +36,7 @@ from trainyard.conversion.torch_dist.index import fills, read_index
 from trainyard.conversion.torch_dist.read import TorchDistSource, open_torch_dist
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.moe_config import MoEConfig
 
 pytestmark = pytest.mark.slow
 
@@ -232,8 +233,22 @@ def test_what_is_not_the_model_of_its_args_is_refused(tmp_path: Path) -> None:
         open_torch_dist(str(write(tmp_path / "b", more, LLAMA, Layout(stacked=False))))
     with pytest.raises(ArtifactError, match="has no args"):
         open_torch_dist(str(write(tmp_path / "c", whole, LLAMA, Layout(args=None))))
-    with pytest.raises(ConfigError, match=r"num_experts \(8\)"):
+    with pytest.raises(ArtifactError, match=r"missing:\n    decoder.layers.0.mlp.experts"):
         open_torch_dist(str(write(tmp_path / "d", whole, LLAMA, Layout(args={"num_experts": 8}))))
+
+
+def test_experts_are_read_from_their_own_axis(tmp_path: Path) -> None:
+    moe = MoEConfig(num_experts=4, moe_ffn_hidden_size=24)
+    config = replace(LLAMA, moe=moe)
+    whole = weights_of(config)
+    theirs = {name.replace(".experts.", ".experts.experts."): t for name, t in whole.items()}
+    args = {"num_experts": 4, "moe_ffn_hidden_size": 24, "moe_router_topk": 2}
+    root = write(tmp_path, theirs, config, Layout(args=args))
+    with open_torch_dist(str(root)) as source:
+        assert source.config.experts == moe
+        assert source.specs.keys() == {f"model.{name}" for name in whole}
+        for name, tensor in whole.items():
+            assert torch.equal(source.read(f"model.{name}"), tensor), name
 
 
 # --- hostile --------------------------------------------------------------------------------------

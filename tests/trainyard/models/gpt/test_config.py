@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from trainyard.errors import ConfigError
-from trainyard.models.costs.experts import MoEConfig
 from trainyard.models.costs.flops import flops_per_token
 from trainyard.models.costs.memory_detail import detailed_memory
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.moe_config import MoEConfig
 from trainyard.models.parallel_layout import ParallelLayout
 
 SMALL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32}

@@ -12,7 +12,6 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from trainyard.errors import ConfigError
-from trainyard.models.costs.experts import MoEConfig
 from trainyard.models.costs.flops import flops_per_iteration, flops_per_token
 from trainyard.models.costs.memory import (
     activation_memory,
@@ -24,6 +23,7 @@ from trainyard.models.costs.memory_detail import detailed_memory, layer_activati
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
+from trainyard.models.moe_config import MoEConfig
 from trainyard.models.parallel_layout import GRADIENT_BYTES, PARAMETER_BYTES, ParallelLayout
 
 GPT_345M = {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "seq_length": 2048}
@@ -59,7 +59,12 @@ class Case:
         self.numbers: dict[str, Any] = vectors["compute"][name]
         arguments = vectors["compute_base_args"] | self.numbers["args_changed"]
         known = {field.name for field in dataclasses.fields(GPTConfig)} & arguments.keys()
+        routed = {field.name for field in dataclasses.fields(MoEConfig)} & arguments.keys()
+        values = {key: arguments[key] for key in routed} | {
+            "moe_layer_freq": str(arguments["moe_layer_freq"])
+        }
         self.config = GPTConfig(
+            moe=MoEConfig(**values),
             **{key: arguments[key] for key in known},
             disable_bias_linear=not arguments["add_bias_linear"],
         )
@@ -67,8 +72,6 @@ class Case:
         self.layout = ParallelLayout(
             **{ours: arguments[key] for ours, key in UPSTREAM_NAMES.items()}
         )
-        routed = {field.name for field in dataclasses.fields(MoEConfig)}
-        self.moe = MoEConfig(**{key: arguments[key] for key in routed})
 
 
 def test_every_model_of_the_golden_file_is_compared(golden: Path) -> None:
@@ -80,15 +83,15 @@ def test_every_model_of_the_golden_file_is_compared(golden: Path) -> None:
 def test_flops_equal_the_upstream_numbers(golden: Path, name: str) -> None:
     case = Case(golden, name)
     upstream = case.numbers["flops_per_iteration_at_global_batch_512"]
-    assert flops_per_iteration(case.config, case.vocab, 512, case.moe) == upstream
-    per_token = flops_per_token(case.config, case.vocab, case.moe)
+    assert flops_per_iteration(case.config, case.vocab, 512) == upstream
+    per_token = flops_per_token(case.config, case.vocab)
     assert per_token * 512 * case.config.seq_length == upstream
 
 
 @every_model
 def test_weights_and_optimizer_equal_the_upstream_numbers(golden: Path, name: str) -> None:
     case = Case(golden, name)
-    shard = count_parameters(case.config, case.vocab, case.layout, case.moe).most_loaded_shard
+    shard = count_parameters(case.config, case.vocab, case.layout).most_loaded_shard
     per_parameter = PARAMETER_BYTES + GRADIENT_BYTES + case.layout.optimizer_bytes_per_parameter
     assert shard * per_parameter == case.numbers["weight_and_optimizer_bytes"]
 
@@ -122,8 +125,8 @@ def test_few_microbatches_do_not_fill_the_pipeline() -> None:
 
 def test_experts_are_cut_by_expert_parallelism_only(golden: Path) -> None:
     case = Case(golden, "mixtral_8x7b")
-    whole = count_parameters(case.config, case.vocab, ParallelLayout(), case.moe)
-    cut = count_parameters(case.config, case.vocab, ParallelLayout(ep=8), case.moe)
+    whole = count_parameters(case.config, case.vocab, ParallelLayout())
+    cut = count_parameters(case.config, case.vocab, ParallelLayout(ep=8))
     experts = 32 * 8 * 3 * 4096 * 14336
     assert whole.most_loaded_shard - cut.most_loaded_shard == experts * 7 / 8
     assert whole.transformer_block - whole.active_transformer_block == experts * 6 / 8

@@ -17,6 +17,7 @@ from trainyard.errors import ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.moe_config import MoEConfig
 from trainyard.models.retro.config import RetroConfig
 from trainyard.models.t5.config import T5Config
 from trainyard.optim.config import OptimizerConfig
@@ -60,7 +61,7 @@ TURN = 11
 
 CUTTING = ("tensor", "context", "pp", "chunks", "dp", "reduction", "recompute")
 """Those that must not change what is computed; the others say what is."""
-EXTRA_CUTTING = ("rank_order", "bucket_size", "pipeline")
+EXTRA_CUTTING = ("rank_order", "bucket_size", "pipeline", "ep", "etp")
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
@@ -93,6 +94,46 @@ KINDS: dict[str, dict[str, Any]] = {
         "disable_bias_linear": True,
         "group_query_attention": True,
         "num_query_groups": 4,
+    },
+}
+KINDS |= {
+    "mixtral": KINDS["llama"]
+    | {
+        "moe": MoEConfig(
+            num_experts=4,
+            moe_ffn_hidden_size=24,
+            moe_aux_loss_coeff=0.02,
+            moe_z_loss_coeff=1e-3,
+            moe_token_dispatcher_type="alltoall",
+        )
+    },
+    "deepseek moe": KINDS["llama"]
+    | {
+        "moe": MoEConfig(
+            num_experts=8,
+            moe_router_topk=4,
+            moe_layer_freq="2",
+            moe_router_score_function="sigmoid",
+            moe_router_enable_expert_bias=True,
+            moe_router_bias_update_rate=0.01,
+            moe_router_num_groups=4,
+            moe_router_group_topk=2,
+            moe_router_topk_scaling_factor=1.5,
+            moe_router_load_balancing_type="seq_aux_loss",
+            moe_aux_loss_coeff=0.02,
+            moe_shared_expert_intermediate_size=16,
+            moe_ffn_hidden_size=16,
+            moe_router_dtype="fp32",
+        )
+    },
+    "gpt moe": {
+        "moe": MoEConfig(
+            num_experts=4,
+            moe_router_pre_softmax=True,
+            moe_aux_loss_coeff=0.02,
+            moe_shared_expert_intermediate_size=16,
+            moe_shared_expert_gate=True,
+        )
     },
 }
 MODELS: dict[str, type[TransformerConfig]] = {
@@ -150,6 +191,8 @@ class Cut:
     hidden_dropout: float = 0.1
     per_token: bool = False
     """Weigh all tokens of a step alike."""
+    ep: int = 1
+    etp: int | None = None
     order: tuple[int, ...] = tuple(range(NUM_MICROBATCHES))
     """Which micro-batch stands at each place of a step."""
 
@@ -201,6 +244,8 @@ class Cut:
             pipeline_model_parallel_size=self.pp,
             num_virtual_stages_per_pipeline_rank=self.chunks if self.chunks > 1 else None,
             rank_order=self.rank_order,
+            expert_model_parallel_size=self.ep,
+            expert_tensor_parallel_size=self.etp,
             data_parallel=DataParallelConfig(
                 use_distributed_optimizer=zero,
                 overlap_grad_reduce=overlap,
@@ -238,6 +283,8 @@ class Cut:
             if self.pp > 1
             else "",
             f"dp{self.dp} {self.reduction}" if self.dp > 1 else "",
+            f"ep{self.ep}" if self.ep > 1 else "",
+            f"etp{self.etp}" if self.etp else "",
             self.recompute if self.recompute != "none" else "",
             self.kind,
             "tied" if self.tied else "",

@@ -23,7 +23,7 @@ from trainyard.models.families import family_of
 from trainyard.models.init import init_parameters
 from trainyard.models.model import TransformerModel
 from trainyard.optim.schedule import Rates
-from trainyard.parallel.dims import dims_of
+from trainyard.parallel.dims import dims_of, expert_dims_of
 from trainyard.parallel.groups import ProcessGroups, build_groups
 from trainyard.testing.pool import RankPool
 from trainyard.training.loop.batch_size import BatchSize
@@ -108,7 +108,8 @@ def train_module_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModu
     padded_vocab_size: unset: as the cut pads."""
     is_several = dist.is_initialized()
     dims = dims_of(cut.parallel, dist.get_world_size() if is_several else 1)
-    groups = build_groups(dims, dist.get_rank() if is_several else 0)
+    experts = expert_dims_of(cut.parallel, dims)
+    groups = build_groups(dims, dist.get_rank() if is_several else 0, expert_dims=experts)
     rows = padded_vocab_size or cut.padded_vocab_size
     train_module = build_train_module(
         built_in_provider(cut.model, rows, min(rows, cut.vocab_size)),
@@ -122,6 +123,7 @@ def train_module_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModu
             seed=SEED,
             per_token=cut.per_token,
             more_losses=family_of(cut.model).more_losses(cut.model),
+            layer_sums=family_of(cut.model).layer_sums(cut.model),
         ),
     )
     for chunk in train_module.chunks:

@@ -170,10 +170,13 @@ def test_the_first_parameter_that_differs_is_named_with_the_odd_replica() -> Non
 def check_replicas() -> str:
     import torch.distributed as dist
 
+    from trainyard.parallel.dims import ParallelDims
+    from trainyard.parallel.groups import build_groups
     from trainyard.training.watch.replicas import ReplicaCheck
 
     train_module, collector = build_train_module(), Collector([])
-    check = ReplicaCheck(train_module, dist.group.WORLD, 2)
+    groups = build_groups(ParallelDims(dp=dist.get_world_size()), dist.get_rank())
+    check = ReplicaCheck(train_module, groups, 2)
     build_loop(build_train_module(), callbacks=[collector]).run()
     for event in collector.events[:2]:
         check.after_step(event)
@@ -199,7 +202,7 @@ def test_a_replica_that_drifted_ends_the_run(ranks: RankPool) -> None:
 
 def test_checksums_are_by_name() -> None:
     train_module = build_train_module()
-    assert [name for name, _ in checksums(train_module.chunks)] == [
+    assert [name for name, _ in checksums(train_module.chunks[0].named_parameters())] == [
         name for name, _ in train_module.chunks[0].named_parameters()
     ]
 

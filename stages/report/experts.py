@@ -1,0 +1,45 @@
+"""The load of experts on the run card: over the steps, and of every layer in the end."""
+
+from __future__ import annotations
+
+from stages.report.facts import Card
+from trainyard.charts import numbers
+from trainyard.charts.line_chart import LineChart, Series, finite, line_chart
+
+COLUMNS = ("layer", "busiest expert", "its load", "idlest expert", "its load")
+
+
+def load_charts(card: Card) -> list[LineChart]:
+    """Busiest and idlest expert of all layers, and what was dropped, by step."""
+
+    def series(name: str, field: str, css: str) -> Series:
+        return Series(name, finite([(s.step, getattr(s, field)) for s in card.steps]), css)
+
+    charts = (
+        line_chart(
+            "Load of experts",
+            [series("busiest", "max_expert_load", "a"), series("idlest", "min_expert_load", "b")],
+            numbers.fixed(2),
+            from_zero=True,
+            note="as a multiple of an even share",
+        ),
+        line_chart(
+            "Dropped tokens",
+            [series("dropped", "dropped_tokens", "c")],
+            numbers.fixed(3),
+            from_zero=True,
+            note="share of the choices that were beyond capacity",
+        ),
+    )
+    return [chart for chart in charts if chart is not None]
+
+
+def load_rows(card: Card) -> list[list[str]]:
+    """For each layer its busiest and its idlest expert in the last step, by `COLUMNS`."""
+    rows = []
+    for layer, shares in card.expert_loads:
+        row = [str(layer)]
+        for share in (max(shares), min(shares)):
+            row += [str(shares.index(share)), numbers.fixed(2)(share * len(shares))]
+        rows.append(row)
+    return rows

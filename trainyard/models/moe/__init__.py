@@ -1,0 +1,1 @@
+"""Mixtures of experts: an MLP of which each token visits a part."""
