@@ -71,8 +71,8 @@ async def pretrain_gpt(
             one. Empty: none.
         overrides: More options, as lines of STAGE.KEY = VALUE or as in a recipe, such as
             `pretrain.clip_grad = 0.5`.
-        yard: Folder or URL of all artifacts. Empty: variable YARD, else `store` of the profile,
-            else `yard`.
+        yard: Folder or URL of all artifacts, checkpoints (`save`) too. Empty: variable YARD, else
+            `store` of the profile, else `yard`.
         profile: Where stages run: the name of a profile; at a shell also a path."""
     site = await yard_profile(profile)
     given = read_overrides(

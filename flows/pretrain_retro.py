@@ -71,8 +71,8 @@ async def pretrain_retro(
             one. Empty: none.
         overrides: More options, as lines of STAGE.KEY = VALUE or as in a recipe, such as
             `pretrain.retro_num_neighbors = 4`.
-        yard: Folder or URL of all artifacts. Empty: variable YARD, else `store` of the profile,
-            else `yard`.
+        yard: Folder or URL of all artifacts, checkpoints (`save`) too. Empty: variable YARD, else
+            `store` of the profile, else `yard`.
         profile: Where stages run: the name of a profile; at a shell also a path."""
     site = await yard_profile(profile)
     given = read_overrides(

@@ -12,6 +12,7 @@ from typing import Any
 from flows.cli.options import add_yard_of_flow, read_profile_of_flow
 from flows.cli.run_flow import fail, run_program
 from flows.recipes.corpus import corpus_jobs
+from flows.recipes.finetune import finetune_jobs
 from flows.recipes.force import forced_names
 from flows.recipes.inputs import check_inputs
 from flows.recipes.masked import masked_jobs
@@ -85,6 +86,12 @@ def _check_retro_training(recipe: Recipe, profile: Profile, given: Arguments) ->
     forced_names(given.force, jobs)
 
 
+def _check_finetune(recipe: Recipe, profile: Profile, given: Arguments) -> None:
+    jobs = finetune_jobs(recipe, profile.training_resources()).all()
+    check_inputs(recipe, jobs, profile.backend)
+    forced_names(given.force, jobs)
+
+
 def _check_release(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     jobs = release_jobs(recipe, given.checkpoint)
     forced_names(given.force, jobs.all())
@@ -128,6 +135,12 @@ RECIPE_FLOWS = {
     "pretrain_retro": RecipeFlow(
         description="Turn raw text into a trained Retro, its chunk database and neighbours.",
         check=_check_retro_training,
+        prints="card",
+        options={"force": FORCE},
+    ),
+    "finetune_gpt": RecipeFlow(
+        description="Tune a trained GPT on instruction data.",
+        check=_check_finetune,
         prints="card",
         options={"force": FORCE},
     ),

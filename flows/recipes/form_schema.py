@@ -6,10 +6,12 @@ null. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.recipes.overrides import DECIDED, names_of
+from flows.recipes.recipe import stage_of
 from flows.stage_configs import CONFIGS
 
 RECIPE, STAGE = "recipe", "stage"
@@ -20,20 +22,58 @@ NULL = {"type": "null"}
 ADVICE = "text without a user or password in a URL: give those in the environment of the worker"
 NO_PASSWORD = {"if": {"type": "string", "pattern": r"://[^/?#\s]*@"}, "then": {"enum": [ADVICE]}}
 """Refuses a URL with a user when a run is created, so that the server never keeps it."""
+OVERRIDES = "overrides"
+SIMPLE = r"^(?:[ \t]*(?:#[^\n]*|[\w.-]+[ \t]*=[^\n]*)?(?:\n|$))*$"
+"""Text of lines NAME = VALUE alone, in which no line is part of a longer value."""
+LINE = r"(?:^|\n)[ \t]*"
 TITLES = {"string": "lines", "object": "table"}
 """Of the types among which a form lets choose."""
 
 
-def form_schema(schema: Mapping[str, Any], recipes: Sequence[str]) -> dict[str, Any]:
+def form_schema(
+    schema: Mapping[str, Any],
+    recipes: Sequence[str],
+    flow: str = "",
+) -> dict[str, Any]:
     """The schema of a form, by which the server also checks the parameters of a run.
 
-    recipes: those that the form offers, beside a path or URL."""
+    recipes: those that the form offers, beside a path or URL. flow: whose options `overrides` may
+    name."""
     fields = {name: _field(field) for name, field in schema["properties"].items()}
     if RECIPE in fields:
         fields[RECIPE] = _choice(fields[RECIPE], recipes)
     if STAGE in fields:
         fields[STAGE]["enum"] = sorted(CONFIGS)
+    if OVERRIDES in fields and flow:
+        fields[OVERRIDES]["then"]["allOf"] = list(_refusals(flow))
     return {**schema, "properties": fields, "additionalProperties": False}
+
+
+def _refusals(flow: str) -> Iterator[dict[str, Any]]:
+    """Refuse an unknown name in lines STAGE.KEY = VALUE when a run is created.
+
+    Other texts are left to the flow, and so is the nearest name: a schema can only say what is
+    allowed."""
+    names = names_of(flow)
+    keys, stages = names.pop(""), list(names)
+    either = rf"(?:{'|'.join(stages)})\.|(?:{'|'.join(keys)})[ \t]*="
+    yield _refusal(
+        rf"{LINE}(?!{either})[\w-][^\n=]*=",
+        f"lines of STAGE.KEY = VALUE; stages: {', '.join(stages)}; or KEY = VALUE; keys: "
+        f"{', '.join(keys)}",
+    )
+    for stage in stages:
+        decided = DECIDED.get(stage_of(stage), ())
+        but = f" but {', '.join(decided)}, which the flow decides" if decided else ""
+        yield _refusal(
+            rf"{LINE}{stage}\.(?!(?:{'|'.join(names[stage])})[ \t]*=)[^\n=]*=",
+            f"options of {stage}{but}; python -m stages.{stage_of(stage)} --help lists them",
+        )
+
+
+def _refusal(pattern: str, advice: str) -> dict[str, Any]:
+    patterns = [{"pattern": one} for one in (SIMPLE, pattern)]
+    return {"if": {"type": "string", "allOf": patterns}, "then": {"enum": [advice]}}
 
 
 def recipes_in(sources: Path) -> list[str]:

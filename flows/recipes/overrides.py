@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from flows.recipes.recipe import OF_ENCODER, stage_of
+from flows.recipes.recipe import FINETUNE, OF_ENCODER, stage_of
 from flows.stage_configs import CONFIGS
 from trainyard.config import check_known, convert, leaves, other_names, suggest
 from trainyard.config_text import parse_document
@@ -24,6 +24,7 @@ TOP_LEVEL: dict[str, Any] = {
     "evaluation_data": str,
     "tokens": str,
     "encoder": str,
+    "base": str,
 }
 """Keys above the tables of a recipe, with their types."""
 
@@ -34,6 +35,7 @@ GPT_KEYS = ("corpus", "evaluation_data", "tokens")
 
 STAGES_OF: dict[str, tuple[str, ...]] = {
     "build-retro": (*CORPUS_STAGES, *OF_ENCODER, *RETRO_STAGES, "pretrain"),
+    "finetune-gpt": ("collect", FINETUNE, "evaluate", "benchmark"),
     "prepare-corpus": CORPUS_STAGES,
     "pretrain-bert": (*CORPUS_STAGES, "plan", "pretrain"),
     "pretrain-t5": (*CORPUS_STAGES, "plan", "pretrain"),
@@ -45,6 +47,7 @@ STAGES_OF: dict[str, tuple[str, ...]] = {
 """The stages of each flow that runs a recipe, whose options it lets override."""
 KEYS_OF: dict[str, tuple[str, ...]] = {
     "build-retro": (*GPT_KEYS, "encoder"),
+    "finetune-gpt": ("base", "evaluation_data"),
     "prepare-corpus": GPT_KEYS,
     "pretrain-bert": ("corpus", "tokens"),
     "pretrain-t5": ("corpus", "tokens"),
@@ -82,6 +85,11 @@ DECIDED: dict[str, tuple[str, ...]] = {
     "benchmark": ("load", "output_dir"),
 }
 """Options that flows decide, by stage."""
+INSTEAD = {
+    "save": ". Checkpoints go to NAME/checkpoint below the root: set yard for another root",
+    "data_path": ". The tokens are those that the recipe makes: set tokens for others",
+}
+"""What to set instead of those that people look for."""
 
 WHERE = "overrides"
 LINE = re.compile(r"(?P<name>[\w-]+(\.[\w-]+)*)\s*=\s*(?P<value>.*)")
@@ -109,6 +117,16 @@ def read_overrides(flow: str, text: str | None, **fields: Any) -> dict[str, Any]
                 raise ConfigError(f"{full} is given twice: as {key}, and in {WHERE}; give it once")
             given[key] = one
     return {name: value for name, value in found.items() if value != {}}
+
+
+def names_of(flow: str) -> dict[str, list[str]]:
+    """The names that the text may have: of options by stage, and under "" of keys above tables."""
+    found = {"": list(KEYS_OF[flow])}
+    for stage in STAGES_OF[flow]:
+        options, decided = CONFIGS[stage_of(stage)], DECIDED.get(stage_of(stage), ())
+        names = {name: name for name, _, _ in leaves(options)} | dict(other_names(options))
+        found[stage] = [given for given, name in names.items() if name not in decided]
+    return found
 
 
 # --- the text -------------------------------------------------------------------------------------
@@ -202,7 +220,10 @@ def check_table(stage: str, table: Document) -> dict[str, Any]:
     for key, value in table.items():
         name = others.get(key, key)
         if name in decided:
-            raise ConfigError(f"{WHERE}: {stage}.{key} is decided by the flow; leave it out")
+            instead = INSTEAD.get(name, "")
+            raise ConfigError(
+                f"{WHERE}: {stage}.{key} is decided by the flow; leave it out{instead}"
+            )
         check_known([name], known, f"{WHERE}: {stage}")
         if name in found:
             raise ConfigError(f"{WHERE}: {stage}.{name} is given twice; give it once")

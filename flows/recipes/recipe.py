@@ -9,6 +9,8 @@ artifacts are not in it: they follow from the yard and the recipe's name. Keys a
                                      corpus-refresh publishes
     encoder = "models/minilm"        for build-retro: a BERT that embeds chunks, instead of training
                                      one by [bert_tokenizer], [bert_tokenize] and [bert]
+    base = "quickstart"              for finetune-gpt: the recipe whose trained model is tuned, in
+                                     the same yard; or [finetune] has load = "CHECKPOINT"
     preset = "models/gpt-7b.toml"    options of pretrain, which [pretrain] overrides; a relative
                                      path starts at the recipe's folder"""
 
@@ -29,7 +31,7 @@ from trainyard.config import convert, leaves, other_names, suggest
 from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError, TrainyardError
 
-TOP_LEVEL = ("corpus", "evaluation_data", "tokens", "encoder", "preset")
+TOP_LEVEL = ("corpus", "evaluation_data", "tokens", "encoder", "base", "preset")
 ASKED = (
     *("blame", "certify", "index", "inspect", "retro_explore", "retro_export", "retro_import"),
     *("retro_preprocess", "verify"),
@@ -37,7 +39,9 @@ ASKED = (
 """Stages that a person runs, which have no table in a recipe."""
 OF_ENCODER = {"bert_tokenizer": "train_tokenizer", "bert_tokenize": "tokenize", "bert": "pretrain"}
 """Tables of the BERT that embeds Retro's chunks, and their stages."""
-TABLES = (*(name for name in CONFIGS if name not in ASKED), *OF_ENCODER)
+FINETUNE = "finetune"
+"""Table of an instruction tuning, which stage pretrain runs."""
+TABLES = (*(name for name in CONFIGS if name not in ASKED), *OF_ENCODER, FINETUNE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,7 @@ class Recipe:
     evaluation_data: str = ""
     tokens: str = ""
     encoder: str = ""
+    base: str = ""
     tables: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -99,7 +104,7 @@ class Recipe:
 
 def stage_of(table: str) -> str:
     """The stage whose options a table of a recipe holds."""
-    return OF_ENCODER.get(table, table)
+    return {**OF_ENCODER, FINETUNE: "pretrain"}.get(table, table)
 
 
 def yard_root(yard: str | None = None) -> str:
@@ -141,6 +146,7 @@ def parse_recipe(text: str, path: str, yard: str | None = None) -> Recipe:
         ),
         tokens=convert(document.get("tokens", ""), str, f"{path}: tokens"),
         encoder=convert(document.get("encoder", ""), str, f"{path}: encoder"),
+        base=convert(document.get("base", ""), str, f"{path}: base"),
         tables=tables,
     )
 

@@ -39,15 +39,16 @@ def load_flows(desired: DesiredState) -> Flows:
             check_flow_schedule(one.schedule, where)
             own = f"{where[:-1]}.parameters]"
             check_no_dry_run(one.schedule.parameters, form, own)
-            check_parameters(one.schedule.parameters, form, own)
             check_overrides(one.schedule.parameters, flow.name, own)
+            check_parameters(one.schedule.parameters, form, own)
         check_parameters(one.parameters, form, f"prefect.yaml: deployment {one.entrypoint}")
     return flows
 
 
 def form_of(flow: Flow[..., Any]) -> dict[str, Any]:
     """The schema of a flow's form, with the recipes of these sources."""
-    return form_schema(parameter_schema(flow).model_dump_for_openapi(), recipes_in(ROOT))
+    schema = parameter_schema(flow).model_dump_for_openapi()
+    return form_schema(schema, recipes_in(ROOT), flow.name if flow.name in STAGES_OF else "")
 
 
 def check_flow_schedule(schedule: FlowSchedule, where: str) -> None:
@@ -73,10 +74,11 @@ def check_flow_schedule(schedule: FlowSchedule, where: str) -> None:
 
 
 def check_overrides(given: Mapping[str, Any], flow: str, where: str) -> None:
-    """ConfigError for `overrides` with which each run would fail."""
-    if flow in STAGES_OF:
+    """ConfigError for `overrides` with which each run would fail, with the nearest name."""
+    text = given.get("overrides")
+    if flow in STAGES_OF and isinstance(text, str):
         try:
-            read_overrides(flow, given.get("overrides"))
+            read_overrides(flow, text)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
 

@@ -126,7 +126,7 @@ def desired_state(
             f"{where} [automations]: train_on_new_corpus needs {TRAINED} among the deployments"
         )
     check_rendering(profile, Path(profile.pool.code or ROOT))
-    tags = ("trainyard", f"yard:{profile.name}")
+    tags = (f"yard:{profile.name}",)
     return DesiredState(
         profile=profile,
         document=document,

@@ -20,6 +20,9 @@ class BenchmarkConfig:
     """Checkpoint: a run's folder (its latest step) or the folder of one step."""
     prompts: tuple[str, ...] = ()
     """Texts to continue."""
+    chat: bool = False
+    """Lay each of --prompts out as a user's turn, in the format of the checkpoint's tokenizer; the
+    model answers it."""
     num_input_tokens: int | None = None
     """Length in tokens of random prompts, instead of --prompts."""
     num_tokens_to_generate: int = 30
@@ -65,6 +68,8 @@ class BenchmarkConfig:
         check_at_least(self, 1, *names, "inference_repeat_n", "inference_max_seq_length")
         self.check_length(self.num_input_tokens or 1)
         check_at_least(self, 0, "num_warmups")
+        if self.chat and not self.prompts:
+            raise ConfigError("--chat lays --prompts out, and there are none; give some")
         if not all(self.prompts):
             raise ConfigError(
                 "--prompts contains an empty text; every prompt needs at least a character"

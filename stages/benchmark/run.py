@@ -12,7 +12,7 @@ import torch
 
 from stages.benchmark.config import BenchmarkConfig
 from stages.runtime.context import StageRun
-from trainyard.checkpoint.model import LoadedModel, load_model
+from trainyard.checkpoint.model import WRITERS, LoadedModel, load_model
 from trainyard.errors import ConfigError
 from trainyard.inference.measure import device_clock, request_timing, throughput
 from trainyard.inference.static import GenerationResult, check_lengths, check_room, generate
@@ -29,7 +29,7 @@ WARMUP_TOKENS = 10
 def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
     """Generate and print; with --output-dir, write the two documents."""
     device = resolve_device(config.device)
-    loaded = load_model(config.load, device=str(device), model_type="gpt")
+    loaded = load_model(config.load, device=str(device), model_type=WRITERS)
     loaded.model.eval()
     if config.bf16 or config.fp16:
         loaded.model.to(torch.bfloat16 if config.bf16 else torch.float16)
@@ -57,7 +57,10 @@ def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def prompt_tokens(config: BenchmarkConfig, tokenizer: Tokenizer) -> list[list[int]]:
-    """The prompts as token ids: encoded texts, or random ids without special tokens."""
+    """The prompts as token ids: encoded texts, turns of users, or random ids without special
+    tokens."""
+    if config.chat:
+        return [chat_prompt(text, tokenizer) for text in config.prompts]
     if config.num_input_tokens is None:
         return [tokenizer.encode(text) for text in config.prompts]
     special = {tokenizer.eod, tokenizer.pad}
@@ -70,6 +73,19 @@ def prompt_tokens(config: BenchmarkConfig, tokenizer: Tokenizer) -> list[list[in
         torch.randint(len(ordinary), shape, generator=generator)
     ].tolist()
     return rows
+
+
+def chat_prompt(text: str, tokenizer: Any) -> list[int]:
+    """A conversation of one user's turn, and what invites the model to answer it."""
+    lay_out = getattr(tokenizer, "tokenize_conversation", None)
+    if lay_out is None:
+        raise ConfigError(
+            f"--chat: the checkpoint's tokenizer ({tokenizer.config.tokenizer_type}) has no format "
+            "of conversations, so the model was not tuned on any; leave it out"
+        )
+    turns = [{"role": "user", "content": text}]
+    ids: list[int] = lay_out(turns, return_target=False, add_generation_prompt=True).tolist()
+    return ids
 
 
 def warm_up(

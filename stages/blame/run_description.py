@@ -134,6 +134,11 @@ def _of_checkpoint(config: BlameConfig, load: str) -> RunDescription:
             f"--load {load}: is a run of --model-type {run['model_type']}, whose samples are "
             "sentences; blame knows the documents of a GPT's samples alone"
         )
+    if run.get("sft"):
+        raise ConfigError(
+            f"--load {load}: is a run of --sft, whose samples are lines of instruction data and "
+            "not documents of token files; blame knows those alone"
+        )
     agreed = {name: _agreed(config, name, run) for name in (*NEEDED, *LENGTHS, *SIZES, "seed")}
     data = _data(config, run, run_manifest)
     if config.check_data:

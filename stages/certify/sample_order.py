@@ -82,6 +82,8 @@ def sample_order(config: CertifyConfig, folder: CertifiedRun, facts: RunRecord) 
             f"--model-type {folder.options['model_type']}: the order of samples of sentences is "
             "not computed again"
         )
+    if folder.options.get("sft"):
+        raise DataUnavailable("--sft: the order of instruction data is not computed again")
     data = _data(config, folder)
     cache = config.data_cache_path
     indexer = IN_MEMORY if cache is None else IndexCache(cache, read_only=True)

@@ -25,6 +25,9 @@ class CollectConfig:
     """Stop at about this many megabytes (10^6 bytes) of text."""
     num_shards: int = 4
     """Number of training files."""
+    conversations: bool = False
+    """Write questions about functions and classes with their answers, for stages.finetune, instead
+    of documents; those held out are in heldout.jsonl."""
     environment: str = ""
     """Fingerprint of this Python and its packages; unset: computed."""
 

@@ -7,7 +7,7 @@ import json
 import logging
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ Modules = dict[str, tuple[str, Path]]
 
 HELDOUT_SHARE = 0.01
 HELDOUT_BYTES = 150_000
+ANSWER_CHARS = 240
+"""Of the longest answer to a question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class CollectedDocument:
     id: str
     src: str
     text: str
+    question: str = ""
+    """What the text answers; empty: it stands alone."""
 
     @property
     def hash(self) -> str:
@@ -56,13 +60,16 @@ def run(config: CollectConfig, stage: StageRun) -> dict[str, Any]:
     stdlib = Path(sysconfig.get_paths()["stdlib"])
     found: list[CollectedDocument] = []
     with stage.progress(limit, "bytes", "collect") as progress:
-        for entry in take(distinct(all_entries(stdlib, installed_modules)), limit):
+        entries = distinct(all_entries(stdlib, installed_modules))
+        if config.conversations:
+            entries = filter(None, map(as_question, entries))
+        for entry in take(entries, limit):
             found.append(entry)
             progress.update(len(entry.text.encode()))
     if not found:
         raise DataError(f"{stdlib}: no documentation found in the sources of this Python")
     training, heldout = hold_out(sorted(found, key=lambda entry: entry.id))
-    metrics = _write(training, heldout, config.num_shards, stage)
+    metrics = _write(training, heldout, config, stage)
     log.info("collected %s", " ".join(f"{key}={value}" for key, value in metrics.items()))
     return metrics
 
@@ -70,13 +77,16 @@ def run(config: CollectConfig, stage: StageRun) -> dict[str, Any]:
 def _write(
     training: list[CollectedDocument],
     heldout: list[CollectedDocument],
-    num_shards: int,
+    config: CollectConfig,
     stage: StageRun,
 ) -> dict[str, Any]:
-    shards = distribute(training, num_shards)
+    shards = distribute(training, config.num_shards)
     for number, shard in enumerate(shards):
         stage.write_text(f"train-{number:05d}.jsonl", "".join(map(as_line, shard)))
-    stage.write_text("heldout.txt", "\n\n".join(entry.text for entry in heldout) + "\n")
+    if config.conversations:
+        stage.write_text("heldout.jsonl", "".join(map(as_line, heldout)))
+    else:
+        stage.write_text("heldout.txt", "\n\n".join(entry.text for entry in heldout) + "\n")
     return {
         "documents": len(training),
         "bytes": sum(len(entry.text.encode()) for entry in training),
@@ -147,6 +157,17 @@ def distinct(entries: Iterator[CollectedDocument]) -> Iterator[CollectedDocument
             yield entry
 
 
+def as_question(entry: CollectedDocument) -> CollectedDocument | None:
+    """The entry as an answer to a question: the first paragraph of the docstring of a function or
+    class. None for other entries, and for a longer paragraph."""
+    source, _, name = entry.id.partition(":")
+    answer = " ".join(entry.text.split("\n\n")[0].split())
+    if not name or "#" in name or not answer.endswith(".") or len(answer) > ANSWER_CHARS:
+        return None
+    asked = f"What does {source.rpartition('/')[2]}.{name} do?"
+    return replace(entry, text=answer, question=asked)
+
+
 def take(entries: Iterator[CollectedDocument], limit_bytes: int) -> Iterator[CollectedDocument]:
     """Entries until their texts reach `limit_bytes`."""
     total = 0
@@ -183,6 +204,10 @@ def distribute(entries: list[CollectedDocument], num_shards: int) -> list[list[C
 
 
 def as_line(entry: CollectedDocument) -> str:
-    """The entry as a line of JSONL."""
-    document = {"text": entry.text, "src": entry.src, "id": entry.id}
+    """The entry as a line of JSONL: a document, or a conversation of two turns."""
+    document: dict[str, Any] = {"text": entry.text, "src": entry.src, "id": entry.id}
+    if entry.question:
+        turns = (("user", entry.question), ("assistant", entry.text))
+        document["messages"] = [{"role": role, "content": text} for role, text in turns]
+        del document["text"]
     return json.dumps(document, ensure_ascii=False) + "\n"

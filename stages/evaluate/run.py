@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from typing import Any
 
 from stages.evaluate.config import EvaluateConfig
 from stages.runtime.context import StageRun
-from trainyard.artifacts.inputs import read_checked
-from trainyard.checkpoint.model import load_model
-from trainyard.errors import DataError
-from trainyard.evaluation.tasks import TASKS
+from trainyard.checkpoint.model import WRITERS, load_model
+from trainyard.evaluation.config import OF_QUESTIONS
+from trainyard.evaluation.tasks import PREDICTIONS, TASKS, Subject
 from trainyard.parallel.device import resolve_device
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 
 
 def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
-    """Evaluate and print the line; with --output-dir, write results.json."""
-    text = read_text(config.valid_data)
-    loaded = load_model(config.load, device=str(resolve_device(config.device)), model_type="gpt")
-    loaded.model.eval()
+    """Evaluate and print the line; with --output-dir, write results.json, and predictions.jsonl if
+    the task has some."""
     task = TASKS[config.evaluation.task]
+    device = str(resolve_device(config.device))
+    loaded = load_model(config.load, device=device, model_type=WRITERS)
+    if loaded.config.model_type != "gpt":
+        log.info("%s: without neighbours, so by its decoder alone", config.load)
+    loaded.model.eval()
+    unit = "questions" if config.evaluation.task in OF_QUESTIONS else "tokens"
     results = task.run(
-        loaded.model,
-        loaded.tokenizer,
-        text,
-        config.valid_data,
-        config.evaluation,
-        lambda total: stage.progress(total, "tokens", "evaluate"),
+        Subject(
+            model=loaded.model,
+            tokenizer=loaded.tokenizer,
+            path=config.valid_data,
+            config=config.evaluation,
+            questions=config.questions,
+            progress_of=lambda total: stage.progress(total, unit, "evaluate"),
+        )
     )
+    predictions = results.pop(PREDICTIONS, None)
     print(task.line(config.evaluation.task, results))
     if stage.output is not None:
         document = {
@@ -39,17 +49,7 @@ def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
             **results,
         }
         stage.write_json("results.json", document)
+        if predictions is not None:
+            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in predictions)
+            stage.write_text("predictions.jsonl", "".join(lines))
     return results
-
-
-def read_text(url: str) -> str:
-    """A UTF-8 file with newlines as line ends. Raises DataError with the first byte that is not
-    UTF-8."""
-    data = read_checked(url)
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{url}: byte {error.start} is not UTF-8; --valid-data takes a text file"
-        ) from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")

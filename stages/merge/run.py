@@ -16,13 +16,15 @@ from trainyard.corpus.merge import (
     merge_tokens,
     survey,
 )
+from trainyard.corpus.pairs import SUMS
+from trainyard.corpus.sums import BlockDigests
 from trainyard.errors import DataError
 
 log = logging.getLogger(__name__)
 
 
 def run(config: MergeConfig, stage: StageRun) -> dict[str, Any]:
-    """Write PREFIX.bin, PREFIX.idx, and PREFIX.docs when every pair has one."""
+    """Write PREFIX.bin, PREFIX.idx, PREFIX.sums, and PREFIX.docs when every pair has one."""
     files = stage.inputs["input"].files
     prefixes = find_pairs(config.entries(), files)
     parts = survey(prefixes, stage.scratch, config.multimodal)
@@ -34,9 +36,12 @@ def run(config: MergeConfig, stage: StageRun) -> dict[str, Any]:
     keeps_provenance = not config.drop_provenance and have_provenance(parts, files)
     num_bytes = sum(part.bin_bytes for part in parts)
     with stage.progress(num_bytes, "bytes", "merge") as progress, stage.open(".bin") as out:
+        sums = BlockDigests(out)
         merge_tokens(parts, out, progress.update)
     with stage.open(".idx") as out:
         merge_index(parts, stage.scratch, out)
+    with stage.open(SUMS, volatile=True) as out:
+        sums.write(out)
     if keeps_provenance:
         with stage.open(".docs", volatile=True) as out:
             merge_provenance(parts, out, stage.scratch)

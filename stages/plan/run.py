@@ -186,13 +186,14 @@ def detail_lines(config: PlanConfig) -> list[str]:
     if detail is None:
         return []
     kinds = ("parameters", "gradients", "optimizer", "activations", "logits")
-    parts = [f"{kind} {getattr(detail, kind) / GIBIBYTE:.2f}" for kind in kinds]
+    unit, name = (GIBIBYTE, "GiB") if detail.total >= GIBIBYTE / 10 else (MEGABYTE, "MB")
+    parts = [f"{kind} {getattr(detail, kind) / unit:.2f}" for kind in kinds]
     named = detail.stage in ("first", "last")
     stage = f" of the {detail.stage} stage" if named else f" of stage {detail.stage}"
     where = "" if detail.stage == "only" else stage
     return [
         f"Memory of a device{where}, tensor by tensor, without workspaces: "
-        f"{detail.total / GIBIBYTE:.2f} GiB",
+        f"{detail.total / unit:.2f} {name}",
         f"  {' + '.join(parts)}",
     ]
 

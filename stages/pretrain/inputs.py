@@ -7,14 +7,14 @@ from trainyard.checkpoint.steps import published_steps
 from trainyard.checkpoint.stored_step import check_step
 from trainyard.conversion.detect import detect
 from trainyard.datasets.config import SPLIT_NAMES
-from trainyard.datasets.splits import check_splits
+from trainyard.datasets.splits import check_instructions, check_splits
 from trainyard.models.families import family_of
 from trainyard.tokenizers.registry import check_files
 
 
 def check_inputs(config: PretrainConfig) -> None:
-    """Refuse token files that are damaged or too short for a split, and an incomplete tokenizer or
-    checkpoint of --load."""
+    """Refuse token files that are damaged or too short for a split, instruction data without a
+    record for one, and an incomplete tokenizer or checkpoint of --load."""
     check_files(config.tokenizer)
     if config.ckpt_convert_format is not None:
         assert config.load is not None
@@ -23,8 +23,11 @@ def check_inputs(config: PretrainConfig) -> None:
         return
     splits = SPLIT_NAMES if config.training.eval_iters else SPLIT_NAMES[:1]
     family = family_of(config.model)
-    check_splits(config.data, None if family.of_sentences else config.model.seq_length, splits)
-    if family.neighbor_shape is not None:
+    if config.sft.sft:
+        check_instructions(config.data, splits)
+    else:
+        check_splits(config.data, None if family.of_sentences else config.model.seq_length, splits)
+    if family.neighbor_shape is not None and not config.sft.sft:
         # Imported here: other families do without HDF5.
         from trainyard.retrieval.run_neighbors import check_tables
 

@@ -43,6 +43,9 @@ EVALUATION = {
     "bits_per_byte": ("bits per byte", numbers.fixed(3)),
     "token_ratio": ("tokens per word", numbers.fixed(3)),
     "num_tokens": ("tokens scored", whole),
+    "exact_match": ("exact match, share of the answers", numbers.fixed(3)),
+    "f1": ("F1, words of the answers", numbers.fixed(3)),
+    "num_questions": ("questions answered", whole),
 }
 """Results of an evaluation with a label; others are shown under their own names."""
 

@@ -106,6 +106,8 @@ class ReshardConfig:
     """Write weights in bfloat16, rounded to the nearest number."""
     fp16: bool = False
     """Write weights in float16, rounded to the nearest number."""
+    decoder_only: bool = False
+    """Of a Retro: write its decoder alone, which is a GPT, without optimizer states."""
     num_shards: int | None = None
     """Number of files for the weights, and as many again for optimizer states. Unset: the product
     of the target sizes, which is 1 by default."""

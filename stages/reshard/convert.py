@@ -9,6 +9,7 @@ from stages.reshard.savers import SAVERS
 from stages.runtime.context import StageRun
 from trainyard.conversion.cast import Cast
 from trainyard.conversion.loaders import LoadOptions, open_source
+from trainyard.conversion.retro_decoder import RetroDecoder
 from trainyard.conversion.source import Source
 from trainyard.conversion.tokenizer_files import carried
 from trainyard.conversion.upcycle import Upcycled
@@ -37,6 +38,8 @@ def _opened(config: ReshardConfig, loader: str) -> Source:
     """The source, with the requested vocabulary and experts."""
     source = open_source(config.load_dir, loader, LoadOptions(config.num_attention_heads))
     try:
+        if config.decoder_only:
+            source = RetroDecoder(source)
         return _upcycled(config, _adjusted(config, source))
     except BaseException:
         source.close()

@@ -40,6 +40,8 @@ def _is_copy(config: ReshardConfig) -> bool:
         return False
     if config.saver != "trainyard" or config.loader not in ("auto", "trainyard"):
         return False
+    if config.decoder_only:
+        return False
     return config.loader == "trainyard" or detect(config.load_dir) in ("trainyard", None)
 
 

@@ -94,8 +94,6 @@ def _open(config: RetroDbConfig, vocab_size: int) -> list[Corpus]:
     sources = config.sources()
     corpora = []
     for number, (source, name) in enumerate(zip(sources, config.names(), strict=True)):
-        for ending in (".idx", ".bin"):
-            inputs.check_listed(source.prefix + ending, inputs.Manifests())
         prefix, tokens = source.prefix, open_tokens(source.prefix, version_of(source.prefix))
         refuse_floats(tokens)
         num_documents = tokens.num_documents

@@ -10,6 +10,7 @@ work: its other spellings, its flags that have no effect here, and its --yaml-cf
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 import os
 import signal
@@ -90,6 +91,8 @@ def stage_main(
     *,
     positional: str = "",
     megatron: bool = False,
+    complete: str = "",
+    program: str = "",
     argv: Sequence[str] | None = None,
 ) -> int:
     """Run one stage as a program; returns its exit status. Without `argv` it runs the command line
@@ -97,12 +100,15 @@ def stage_main(
 
     `check_module` has `check_inputs(config)`, for a stage whose own module imports torch.
     `positional` names the option that takes leading arguments without a flag. `megatron`: accept
-    the command line of Megatron-LM's program for this work (`trainyard.megatron_cli.tools`)."""
+    the command line of Megatron-LM's program for this work (`trainyard.megatron_cli.tools`).
+    `complete`: the module whose `complete(options)` adds options that follow from others.
+    `program`: the command, if it is not that of the stage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         _end_at_signals()
     modules = (run_module, check_module)
-    status = _main(name, config_class, modules, arguments, positional, megatron)
+    reader = OptionReader(config_class, program or name, positional, megatron, complete)
+    status = _main(name, reader, modules, arguments)
     was_stopped = status > 128
     if argv is None and (is_one_of_several() or was_stopped):
         exit_now(status)
@@ -120,14 +126,18 @@ def _end_at_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _main(
-    name: str,
-    config_class: type,
-    modules: tuple[str, str],
-    arguments: list[str],
-    positional: str,
-    megatron: bool,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class OptionReader:
+    """How the command line of a program becomes options; see `stage_main`."""
+
+    config_class: type
+    program: str
+    positional: str
+    megatron: bool
+    complete: str
+
+
+def _main(name: str, reader: OptionReader, modules: tuple[str, str], arguments: list[str]) -> int:
     debug = "--debug" in arguments
     our_logging.configure()
     if "--version" in arguments:
@@ -137,15 +147,15 @@ def _main(
         parent_watch.stop_with_parent()
         _check_flow(name)
         remarks: list[str] = []
-        more = _more_options(name) if megatron else None
+        more = _more_options(name) if reader.megatron else None
         if {"--help", "-h"} & set(arguments):
-            _print_help(name, config_class, arguments, more)
+            _print_help(reader, arguments, more)
             return 0
-        known = _known(name, config_class, more) if megatron else None
+        known = _known(name, reader.config_class, more) if reader.megatron else None
         if known is not None:
             arguments, remarks = _in_our_spelling(arguments, known)
-        arguments = _with_positional(arguments, positional)
-        config, common = _parse(config_class, arguments, more, known, remarks)
+        arguments = _with_positional(arguments, reader.positional)
+        config, common = _parse(reader, arguments, more, known, remarks)
         our_logging.configure(common.log_level)
         _log_remarks(name, remarks)
         if common.dry_run:
@@ -261,12 +271,13 @@ def _is_spawned_rank() -> bool:
 
 
 def _parse(
-    config_class: type,
+    reader: OptionReader,
     arguments: list[str],
     more: type | None,
     known: Vocabulary | None,
     remarks: list[str],
 ) -> tuple[Any, CommonOptions]:
+    config_class = reader.config_class
     classes = (config_class, CommonOptions, *((more,) if more is not None else ()))
     flags = read_flags(arguments, *classes)
     document, where = {}, "--config"
@@ -285,6 +296,8 @@ def _parse(
     others = other_names(config_class)
     given = {others.get(name, name): value for name, value in document.items()} | flags
     where = where if document else "the command line"
+    if reader.complete:
+        given = importlib.import_module(reader.complete).complete(given)
     check_required(partial_config(config_class, given, where))
     return from_dict(config_class, given, where), CommonOptions(**common)
 
@@ -296,10 +309,11 @@ def _refuse_two_documents(arguments: list[str]) -> None:
             raise ConfigError(f"--{name} is given {count} times; put all options in one document")
 
 
-def _print_help(name: str, config_class: type, arguments: list[str], more: type | None) -> None:
+def _print_help(reader: OptionReader, arguments: list[str], more: type | None) -> None:
     """Print all options; with a flag such as --model-type, those of the class that it chooses."""
     import tyro  # 0.2 s, for --help only
 
+    config_class = reader.config_class
     given = {option.name.replace("-", "_"): option.values for option in split_options(arguments)[1]}
     keys = (variants.key for variants in variants_of(config_class))
     chosen = {key: given[key][0] for key in keys if given.get(key)}
@@ -314,7 +328,7 @@ def _print_help(name: str, config_class: type, arguments: list[str], more: type 
     with suppress(SystemExit):
         tyro.cli(
             both,
-            prog=f"python -m stages.{name}",
+            prog=f"python -m stages.{reader.program}",
             description=(config_class.__doc__ or "").strip(),
             args=["--help"],
             default=both(*default),

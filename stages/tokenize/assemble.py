@@ -26,8 +26,9 @@ from trainyard.artifacts.urls import canonical
 from trainyard.corpus.documents import DocumentReader
 from trainyard.corpus.formats.parse import begins
 from trainyard.corpus.indexed import IndexedWriter
-from trainyard.corpus.pairs import BAD_LINES
+from trainyard.corpus.pairs import BAD_LINES, SUMS
 from trainyard.corpus.provenance.origins import SidecarPart, join_provenance
+from trainyard.corpus.sums import BlockDigests
 from trainyard.errors import DataError
 
 
@@ -67,6 +68,7 @@ class Assembly:
                 stack.enter_context(stage.open(config.file_stem(key) + ".bin"))
                 for key in config.json_keys
             ]
+            self._sums = [BlockDigests(out) for out in bins]
             self._writers = [IndexedWriter(out, dtype) for out in bins]
             self._bad: OutputFile | None = None
             if config.on_bad_line == "skip":
@@ -144,10 +146,13 @@ class Assembly:
             self.totals.sequences[key] = writer.num_sequences
         if self._config.rank is None:
             refuse_nothing(self._config, self.totals)
-        for key, writer in zip(self._config.json_keys, self._writers, strict=True):
+        keys = self._config.json_keys
+        for key, writer, sums in zip(keys, self._writers, self._sums, strict=True):
             stem = self._config.file_stem(key)
             with self._stage.open(stem + ".idx") as out:
                 writer.write_index(out)
+            with self._stage.open(stem + SUMS, volatile=True) as out:
+                sums.write(out)
             with self._stage.open(stem + ".docs", volatile=True) as out:
                 join_provenance(self._parts, out, self._stage.scratch)
         self.totals.lines = {str(n): lines for n, lines in sorted(self._lines.items())}

@@ -15,7 +15,7 @@ from trainyard.config import (
     location,
 )
 from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES, check_bound
-from trainyard.corpus.pairs import BAD_LINES, DOCS, PAIR, SHARE
+from trainyard.corpus.pairs import BAD_LINES, DOCS, PAIR, SHARE, SUMS
 from trainyard.corpus.sentences import model_inputs, nltk_version
 from trainyard.errors import ConfigError
 from trainyard.tokenizers.config import TokenizerConfig
@@ -130,9 +130,9 @@ class TokenizeConfig:
         return {"input": self.input, "tokenizer": self.tokenizer.inputs(), "sentences": model}
 
     def versions(self) -> dict[str, str]:
-        """NLTK's, which decides where sentences end, and of the library that defines the ids."""
+        """NLTK's, which decides where sentences end, and of the libraries that encode."""
         nltk = {"nltk": nltk_version()} if self.split_sentences else {}
-        return {**nltk, **self.tokenizer.versions()}
+        return {**nltk, **self.tokenizer.encoding_versions()}
 
     def output(self) -> Output | None:
         """The prefix of the output, or of a share."""
@@ -144,7 +144,7 @@ class TokenizeConfig:
     def _names(self) -> list[str]:
         """All that may follow the prefix."""
         stems = [self.file_stem(key) for key in self.json_keys]
-        names = [stem + ending for stem in stems for ending in (*PAIR, DOCS)]
+        names = [stem + ending for stem in stems for ending in (*PAIR, DOCS, SUMS)]
         names += [BAD_LINES] if self.on_bad_line == "skip" else []
         return [*names, ".shares" if self.rank is None else SHARE]
 

@@ -21,8 +21,9 @@ from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.urls import canonical
 from trainyard.corpus.merge import merge_index, merge_tokens, survey
-from trainyard.corpus.pairs import BAD_LINES, SHARE
+from trainyard.corpus.pairs import BAD_LINES, SHARE, SUMS
 from trainyard.corpus.provenance.origins import SidecarPart, join_provenance
+from trainyard.corpus.sums import BlockDigests
 from trainyard.errors import ArtifactError, ConfigError
 
 FORMAT_VERSION = 1
@@ -137,9 +138,12 @@ def _join_key(
     pairs = survey([prefix + stem for prefix in prefixes], stage.scratch)
     size = sum(pair.bin_bytes for pair in pairs)
     with stage.open(stem + ".bin") as out, stage.progress(size, "bytes", "join") as progress:
+        sums = BlockDigests(out)
         merge_tokens(pairs, out, progress.update)
     with stage.open(stem + ".idx") as out:
         merge_index(pairs, stage.scratch, out)
+    with stage.open(stem + SUMS, volatile=True) as out:
+        sums.write(out)
     origins = [
         SidecarPart(prefix + stem + ".docs", shift)
         for prefix, shift in zip(prefixes, shifts, strict=True)

@@ -122,3 +122,69 @@ def test_an_invalid_text_is_refused(checkpoint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--seq-length 64 is longer than the 32 positions"):
         evaluate(checkpoint, str(bad.parent / "empty.txt"), out, seq_length=64)
     assert not Path(out).exists()
+
+
+# --- questions --------------------------------------------------------------------------------
+
+
+def answer(checkpoint: str, data: Path, out: Path, **options: Any) -> dict[str, Any]:
+    options = {"task": "nq", "device": "cpu", "out_seq_length": 4, "short_format": True} | options
+    run_directly(
+        EvaluateConfig, run, load=checkpoint, valid_data=str(data), output_dir=str(out), **options
+    )
+    document: dict[str, Any] = store.read_json(str(out / "results.json"))
+    return document
+
+
+def test_questions_are_answered_by_generation_and_scored(
+    checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "nq_QA_test.json"
+    asked = [{"question": f"the {n}?", "answers": ["yard"], "ctxs": []} for n in range(5)]
+    data.write_text(json.dumps(asked))
+    answer(checkpoint, data, tmp_path / "a", ft_neighbours=0)
+    rows = [json.loads(line) for line in (tmp_path / "a" / "predictions.jsonl").open()]
+    assert [row["question"] for row in rows] == [one["question"] for one in asked]
+    # With the first answer of the model as the truth, that one question is right.
+    asked[1]["answers"] = ["no", rows[1]["pred"]]
+    data.write_text(json.dumps(asked))
+    found = answer(checkpoint, data, tmp_path / "b", ft_neighbours=0)
+    assert (found["num_questions"], found["exact_match"]) == (5, 0.2)
+    part = answer(checkpoint, data, tmp_path / "c", ft_neighbours=0, gen_start_idx=1, num_gen=1)
+    assert (part["num_questions"], part["exact_match"]) == (1, 1.0)
+    assert "Exact Match: 1.0000;" in capsys.readouterr().out
+    # The same questions under other keys, as a document describes them.
+    described = tmp_path / "task.json"
+    described.write_text(
+        json.dumps({"name": "mine", "ask": "{}", "keys": {"question": "q", "answers": "a"}})
+    )
+    data.write_text(json.dumps([{"q": one["question"], "a": one["answers"]} for one in asked]))
+    same = answer(
+        checkpoint,
+        data,
+        tmp_path / "d",
+        ft_neighbours=0,
+        task="QA",
+        task_description=str(described),
+    )
+    assert same["exact_match"] == found["exact_match"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "WIKITEXT103"}, "--task WIKITEXT103 asks no questions"),
+        ({"task": "QA"}, "--task QA and --task-description go together"),
+        ({"out_seq_length": 32}, "--out-seq-length 32 leaves no room"),
+        ({"gen_start_idx": 7}, "--gen-start-idx 7 and --num-gen -1 choose none of the 1"),
+        ({"task": "QA", "task_description": "BAD"}, "unknown key 'nam'; known are name"),
+    ],
+)
+def test_questions_that_cannot_be_asked_are_refused(
+    checkpoint: str, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "q.json").write_text('[{"question": "a?", "answers": ["b"]}]')
+    (tmp_path / "bad.json").write_text('{"nam": 1, "name": "x"}')
+    named = {k: str(tmp_path / "bad.json") if v == "BAD" else v for k, v in options.items()}
+    with pytest.raises(ConfigError, match=message):
+        answer(checkpoint, tmp_path / "q.json", tmp_path / "out", **named)

@@ -15,6 +15,7 @@ from tests.stages.pretrain_runs import arguments
 from tests.stages.test_changed_documents import EVALUATED
 from tests.stages.test_reshard import UNTIED
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
+from tests.trainyard.embedding.encoders import make as make_encoder
 from tests.trainyard.retrieval.embedded import clustered, write_blocks
 from trainyard.tokenizers.wordpiece import SPECIAL
 
@@ -25,6 +26,16 @@ PUBLISHED = {"manifest.json", "config.json", "params.json", "latest_checkpointed
 TOKENIZE = ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "learned")
 
 COLLECTED, HELD_OUT = "collected/train-00000.jsonl", "collected/heldout.txt"
+
+TRAINED = (
+    *("--data-path", "a_text_document", "--seq-length", "32", "--train-iters", "2"),
+    *("--global-batch-size", "2", "--split", "1,0,0", "--seed", "1"),
+)
+LEARNED = (
+    *("--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2", "--lr", "0.01"),
+    *("--eval-iters", "0", "--num-threads", "1", "--micro-batch-size", "2"),
+    *("--tokenizer-type", "ByteLevelTokenizer"),
+)
 
 READERS: dict[str, tuple[str, ...]] = {
     "reshard": ("--load-dir", "run", "--save-dir", "OUT"),
@@ -39,6 +50,14 @@ READERS: dict[str, tuple[str, ...]] = {
     "benchmark": ("--load", "run", "--prompts", "a", "--output-dir", "OUT"),
     "inspect": ("sound", "--diff", "run"),
     "verify": ("run",),
+    "pretrain": (*TRAINED, *LEARNED, "--save", "OUT"),
+    "index": (*TRAINED, "--output-dir", "OUT"),
+    "blame": (*TRAINED, "--micro-batch-size", "2", "--step", "1"),
+    "retro_embed": (
+        *TRAINED,
+        *("--chunks", "pretraining", "--retro-gpt-chunk-length", "8", "--load", "bert"),
+        *("--tokenizer-type", "ByteLevelTokenizer", "--device", "cpu", "--output-dir", "OUT"),
+    ),
     "merge": ("--input", "a_text_document", "b_text_document", "--output-prefix", "OUT"),
     "retro_db": (
         *("--data-path", "a_text_document", "--tokenizer-type", "ByteLevelTokenizer"),
@@ -72,7 +91,9 @@ CASES = [
     *((reader, f"run/iter_0000050/{MODEL}") for reader in WEIGHTS),
     *((reader, f"run/iter_0000050/{OPTIMIZER}") for reader in STATES),
     *(("merge", name) for name in TOKENS),
-    *(("retro_db", name) for name in TOKENS[:2]),
+    *((reader, name) for reader in ("retro_db", "pretrain", "retro_embed") for name in TOKENS[:2]),
+    *((reader, TOKENS[1]) for reader in ("index", "blame")),
+    *((reader, "a_text_document.sums") for reader in ("pretrain", "retro_db")),
     ("faiss_add", "index/empty.faissindex"),
     ("faiss_query", "full/added.faissindex"),
     ("tokenize", "learned/tokenizer.json"),
@@ -89,6 +110,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_gpt(str(folder / "run"), random_gpt(replace(UNTIED, hidden_size=32, seq_length=64)))
     shutil.copytree(folder / "run", folder / "sound")
     (folder / "TEXT").write_text("the yard\n")
+    make_encoder(folder / "bert")
     (folder / "vocab.txt").write_text("\n".join((*SPECIAL, "the", "yard", "is")) + "\n")
     write_blocks(folder / "embeddings", clustered(400, 8), 100)
     embeddings = ["--embeddings", str(folder / "embeddings"), "--retro-index-str", "IVF8,SQ8"]

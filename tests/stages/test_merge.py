@@ -216,7 +216,7 @@ def test_the_command(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
     assert "nothing to do" in done.stderr
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["parts", "whole.bin", "whole.idx", "whole.manifest.json"]
+    assert names == ["parts", *(f"whole.{end}" for end in ("bin", "idx", "manifest.json", "sums"))]
 
 
 @pytest.mark.parametrize("ending", [".bin", ".idx"])

@@ -77,6 +77,14 @@ def test_a_small_model_is_counted_in_millions() -> None:
     ]
 
 
+def test_the_memory_of_a_small_model_is_in_a_unit_that_shows_it() -> None:
+    small = {"num_layers": 1, "hidden_size": 64, "num_attention_heads": 2, "vocab_size": 512}
+    text = report(configure(**small, seq_length=64))
+    found = re.search(r"Memory of a device, .*: ([0-9.]+) MB\n  parameters ([0-9.]+) \+", text)
+    assert found is not None, text
+    assert 0 < float(found[2]) < float(found[1]) < 100
+
+
 def test_a_pipeline_inserts_its_lines() -> None:
     lines = report(
         configure(

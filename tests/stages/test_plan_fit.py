@@ -30,7 +30,7 @@ def test_the_checked_bytes_are_those_of_the_plan() -> None:
     dense = config(GPT_345M)
     assert device_bytes(dense) == plan(dense)["memory_detail_bytes"]["total"]
     experts = config(MIXTRAL, world_size=8, expert_model_parallel_size=8)
-    assert device_bytes(experts) == plan(experts)["memory_bytes"]["total"]
+    assert device_bytes(experts) == plan(experts)["memory_detail_bytes"]["total"]
 
 
 def test_a_layout_that_does_not_fit_is_refused_with_the_nearest_that_do() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from stages.tokenize import unit
 from stages.tokenize.config import TokenizeConfig
 from stages.train_tokenizer.config import TrainTokenizerConfig
 from tests.stages.tokenize_runs import command, documents, files, manifest, tokenize, write
+from tests.trainyard.tokenizers.fast.test_gigatoken import library
 from trainyard.corpus import sentences
+from trainyard.tokenizers.config import TokenizerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##aff", "##able", "a", "!", "."]
@@ -112,26 +115,55 @@ def test_a_run_that_splits_nothing_does_not_ask_for_nltk(corpus: Path, tmp_path:
     assert manifest(tmp_path / "out").code.keys() == {"version", "digest"}
 
 
-def test_another_version_of_the_tokenizers_library_runs_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("package", "kind", "options"),
+    [
+        ("tokenizers", "BertWordPieceCase", ("--vocab-file", "vocab.txt")),
+        ("gigatoken", "HuggingFaceTokenizer", ("--tokenizer-model", "tokenizer.json")),
+    ],
+)
+def test_another_version_of_a_library_that_encodes_runs_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    package: str,
+    kind: str,
+    options: tuple[str, str],
 ) -> None:
     source = write(tmp_path / "a.jsonl", {"text": "a! un"})
-    vocab = tmp_path / "vocab.txt"
-    vocab.write_text("\n".join(VOCAB))
-    options = ["--tokenizer-type", "BertWordPieceCase", "--vocab-file", str(vocab)]
-    line = [*command(source, tmp_path / "out", "--workers", "1")[3:], *options]
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCAB))
+    (tmp_path / "tokenizer.json").write_text(library().to_str())
+    line = command(source, tmp_path / "out", "--workers", "1")[3:]
+    line += ["--tokenizer-type", kind, options[0], str(tmp_path / options[1])]
 
-    def tokenize() -> str:
-        assert stage_main("tokenize", TokenizeConfig, "stages.tokenize.run", argv=line) == 0
+    def tokenize(*more: str) -> str:
+        words = [*line, *more]
+        assert stage_main("tokenize", TokenizeConfig, "stages.tokenize.run", argv=words) == 0
         return capsys.readouterr().err
 
-    installed = importlib.metadata.version("tokenizers")
+    installed = importlib.metadata.version(package)
     tokenize()
-    assert manifest(tmp_path / "out").code["tokenizers"] == installed
+    first = manifest(tmp_path / "out")
+    assert first.code[package] == installed
     assert "nothing to do" in tokenize()
-    install(monkeypatch, "tokenizers", "9.9.9")
-    assert f"running because the version of tokenizers changed ({installed} -> 9" in tokenize()
-    assert manifest(tmp_path / "out").code["tokenizers"] == "9.9.9"
+    install(monkeypatch, package, "9.9.9")
+    assert f"running because the version of {package} changed ({installed} -> 9" in tokenize()
+    second = manifest(tmp_path / "out")
+    assert second.code[package] == "9.9.9"
+    assert second.lineage != first.lineage
+    assert second.output_digest == first.output_digest
+
+
+def test_a_run_without_gigatoken_does_not_ask_for_its_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model="any")
+    assert model.encoding_versions().keys() == {"tokenizers", "gigatoken"}
+    slow = replace(model, use_gigatoken=False)
+    assert slow.encoding_versions() == model.versions() == slow.versions()
+    install(monkeypatch, "gigatoken", "9.9.9")
+    assert model.encoding_versions()["gigatoken"] == "9.9.9"
+    assert slow.encoding_versions().keys() == {"tokenizers"}
 
 
 def test_a_trained_tokenizer_names_the_library_that_made_it() -> None:

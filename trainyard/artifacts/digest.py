@@ -39,6 +39,22 @@ def digesting(running: Any, data: memoryview) -> Iterator[None]:
         thread.join()
 
 
+class Both:
+    """A running digest that passes its bytes to another one too."""
+
+    def __init__(self, running: Any, other: Any) -> None:
+        self._running, self._other = running, other
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Take the next bytes."""
+        with digesting(self._other, memoryview(data)):
+            self._running.update(data)
+
+    def hexdigest(self) -> str:
+        """Of the first."""
+        return str(self._running.hexdigest())
+
+
 class FileDigests:
     """The digests of files, none of them empty, whose bytes pass by end to end."""
 

@@ -248,6 +248,15 @@ def check_in_folder(folder: str, path: str) -> None:
         check_digest(url, record, read_digest(url))
 
 
+def check_version(folder: str, path: str) -> None:
+    """As `check_in_folder`, but a version of a file is read once, as long as its digest is cached:
+    for large files that every start of a training reads here and there."""
+    record = read_folder(folder).get(path)
+    if record is not None:
+        url = join(folder, path)
+        check_digest(url, record, raw_digest(url))
+
+
 def check_all_listed(urls: Iterable[str]) -> None:
     """`check_listed` for each; a file that no manifest lists is not read."""
     manifests = Manifests()

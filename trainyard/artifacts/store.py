@@ -238,7 +238,8 @@ class OutputFile(io.RawIOBase):
         self.url = url
         self._name = name
         self._volatile = volatile
-        self._digest = hasher()
+        self.digest: Any = hasher()
+        """Of the bytes so far. Before the first, a caller may put one that takes more of them."""
         self._size = 0
         self._record: FileRecord | None = None
 
@@ -249,7 +250,7 @@ class OutputFile(io.RawIOBase):
     def write(self, data: Any) -> int:
         """Append bytes or anything with a contiguous buffer."""
         view = memoryview(data).cast("B")
-        with digesting(self._digest, view):
+        with digesting(self.digest, view):
             for start in range(0, len(view), CHUNK):
                 with operation("write", self.url):
                     assert self._writer is not None
@@ -266,7 +267,7 @@ class OutputFile(io.RawIOBase):
         Calls `on_bytes` with each number of bytes done. Raises ArtifactError for a source that
         changed since it was looked at."""
         sizes = [source.size_bytes for source in sources]
-        digests = FileDigests(sizes, self._digest)
+        digests = FileDigests(sizes, self.digest)
         with operation("write", self.url):
             assert self._writer is not None
             done = self._writer.append_files(sources, digests, on_bytes, read_range)
@@ -292,7 +293,7 @@ class OutputFile(io.RawIOBase):
         if size >= LARGE:
             with operation("write", self.url):
                 assert self._writer is not None
-                done = self._writer.append_filled(size, fill, self._digest, on_bytes)
+                done = self._writer.append_filled(size, fill, self.digest, on_bytes)
         self._size += size if done else 0
         for block in filled(0 if done else size, fill):
             self.write(block)
@@ -309,7 +310,7 @@ class OutputFile(io.RawIOBase):
                 assert self._writer is not None
                 self._writer.publish()
             self._record = FileRecord(
-                self._name, self._size, self._digest.hexdigest(), self._volatile
+                self._name, self._size, self.digest.hexdigest(), self._volatile
             )
         super().close()
 

@@ -18,6 +18,9 @@ from trainyard.parallel.device import check_memory
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import load_tokenizer
 
+WRITERS = ("gpt", "retro")
+"""Families that predict the next token; a Retro without neighbours is the GPT of its decoder."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -36,18 +39,19 @@ def load_model(
     device: torch.device | str = "cpu",
     *,
     option: str = "--load",
-    model_type: str | None = None,
+    model_type: str | tuple[str, ...] | None = None,
 ) -> LoadedModel:
     """The model of a step folder, or of the latest step of a run folder.
 
-    model_type: the family that it must be of; unset: any. Raises ConfigError, which names `option`,
-    if it is of another, or if there is no checkpoint."""
+    model_type: the family that it must be of, or several; unset: any. Raises ConfigError, which
+    names `option`, if it is of another, or if there is no checkpoint."""
     checkpoint = open_checkpoint(url, option)
     config, padded_vocab_size = model_config(checkpoint)
-    if model_type not in (None, config.model_type):
+    wanted = (model_type,) if isinstance(model_type, str) else model_type
+    if wanted is not None and config.model_type not in wanted:
         checkpoint.close()
         raise ConfigError(
-            f"{option} {url} holds a {config.model_type}, and this needs a {model_type}, which "
+            f"{option} {url} holds a {config.model_type}, and this needs a {wanted[0]}, which "
             "predicts the next token; name another checkpoint"
         )
     _check_tensors(checkpoint, config, padded_vocab_size)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainyard.artifacts import inputs, store
+from trainyard.artifacts import store
+from trainyard.artifacts.inputs import Manifests
 from trainyard.artifacts.store import FileInfo
 from trainyard.corpus.disk_array import Spill
 from trainyard.corpus.layout import (
@@ -29,8 +30,10 @@ from trainyard.corpus.layout import (
     write_header,
     write_offsets,
 )
-from trainyard.corpus.readers import Reader, map_file, open_reader
-from trainyard.corpus.remote import CacheOptions, fetch_whole
+from trainyard.corpus.pairs import SUMS
+from trainyard.corpus.readers import CheckedReader, Reader, map_file, map_listed, open_reader
+from trainyard.corpus.remote import CacheOptions
+from trainyard.corpus.sums import Sums
 from trainyard.errors import DataError
 
 __all__ = [
@@ -179,16 +182,15 @@ def _convert(tokens: Tokens, dtype: np.dtype[Any]) -> Tokens:
     return tokens.astype(dtype)
 
 
-def read_index(prefix_url: str, options: CacheOptions | None = None) -> tuple[Index, FileInfo]:
+def read_index(
+    prefix_url: str, options: CacheOptions | None = None, manifests: Manifests | None = None
+) -> tuple[Index, FileInfo]:
     """The index of a pair with every entry checked, and size and version of the .bin.
 
     A remote .idx is copied to this node, once."""
     name = prefix_url + ".idx"
-    path = store.local_path(name)
-    if path is None:
-        raw = fetch_whole(name, options or CacheOptions(), map_file)
-    else:
-        raw = map_file(inputs.fetch(name, path.parent))
+    record = (manifests or Manifests()).record(name)
+    raw = map_listed(name, record, options or CacheOptions())
     index = parse_index(raw, name)
     verify_index(index, name)
     info = store.info(prefix_url + ".bin")
@@ -196,22 +198,47 @@ def read_index(prefix_url: str, options: CacheOptions | None = None) -> tuple[In
     return index, info
 
 
+def _sums(
+    prefix_url: str, bin_bytes: int, options: CacheOptions, manifests: Manifests
+) -> Sums | None:
+    """The digests of the blocks of the .bin; None if no manifest lists both."""
+    url = prefix_url + SUMS
+    record = manifests.record(url)
+    if record is None or manifests.record(prefix_url + ".bin") is None:
+        return None
+    return Sums(map_listed(url, record, options), url, bin_bytes)
+
+
 class IndexedDataset:
     """Random access to the sequences of PREFIX.bin and PREFIX.idx.
 
     reader: how to read tokens, see `readers`. By default a local pair is mapped, and a remote one
     is read in ranges, through blocks that are cached on this node. cache: options of that cache.
+    What a manifest lists is compared with it as it is read: the .idx here, each block of the .bin
+    when the first of its tokens is read; ArtifactError if they differ.
     Works in several threads and after a fork; pickles as its prefix, so sending one to a worker
     process costs nothing."""
 
     def __init__(
-        self, prefix_url: str, reader: Reader = "auto", cache: CacheOptions | None = None
+        self,
+        prefix_url: str,
+        reader: Reader = "auto",
+        cache: CacheOptions | None = None,
+        manifests: Manifests | None = None,
     ) -> None:
+        """manifests: those that were read for other pairs, perhaps of the same folder."""
         self.prefix = prefix_url
         self._arguments = (prefix_url, reader, cache)
         options = cache or CacheOptions()
-        self.index, info = read_index(prefix_url, options)
-        self._reader = open_reader(reader, prefix_url + ".bin", info, self.index.dtype, options)
+        manifests, bin_url = manifests or Manifests(), prefix_url + ".bin"
+        self.index, info = read_index(prefix_url, options, manifests)
+        self._reader = open_reader(reader, bin_url, info, self.index.dtype, options)
+        self._checked: CheckedReader | None = None
+        sums = _sums(prefix_url, info.size_bytes, options, manifests)
+        if sums is not None:
+            self._reader = self._checked = CheckedReader(
+                self._reader, sums, bin_url, self.index.dtype
+            )
 
     def __reduce__(self) -> tuple[Callable[..., IndexedDataset], tuple[Any, ...]]:
         return IndexedDataset, self._arguments
@@ -252,8 +279,15 @@ class IndexedDataset:
 
     @property
     def tokens(self) -> Tokens | None:
-        """All tokens of the .bin, if it is mapped, for callers that read many places."""
+        """All tokens of the .bin, if it is mapped, for callers that read many places; `check` them
+        first."""
         return self._reader.flat
+
+    def check(self, start: int, end: int) -> None:
+        """Compare tokens `start` up to `end` of the .bin with the digests of their blocks, if there
+        are any, before they are taken from `tokens`. The other methods do it themselves."""
+        if self._checked is not None:
+            self._checked.check(start, end)
 
     def get(self, i: int, offset: int = 0, length: int | None = None) -> Tokens:
         """`length` tokens (default: all) of sequence `i` from `offset` on; do not write to them."""

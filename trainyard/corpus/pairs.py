@@ -15,13 +15,16 @@ PAIR = (".bin", ".idx")
 DOCS = ".docs"
 """The provenance sidecar of a pair."""
 
+SUMS = ".sums"
+"""Ending of the digests of the blocks of a .bin (`sums`)."""
+
 BAD_LINES = ".bad_lines.jsonl"
 """Ending of the list of skipped lines."""
 
 SHARE = ".share.json"
 """Ending of the description of a share of token files."""
 
-BESIDE = (".failure.json", BAD_LINES, SHARE)
+BESIDE = (".failure.json", BAD_LINES, SHARE, SUMS)
 """Endings of other files that stages write next to pairs, apart from manifests, claims and
 unfinished work."""
 

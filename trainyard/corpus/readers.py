@@ -13,9 +13,13 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trainyard.artifacts import store
+from trainyard.artifacts import inputs, store
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.manifest import DAMAGED, check_digest
 from trainyard.corpus.layout import Tokens
+from trainyard.corpus.pairs import SUMS
 from trainyard.corpus.remote import CacheOptions, RangedFile, fetch_whole
+from trainyard.corpus.sums import Sums
 from trainyard.errors import ArtifactError, ConfigError
 
 Reader = Literal["auto", "mmap", "file", "ranged", "fetch"]
@@ -63,6 +67,20 @@ def map_file(path: Path, dtype: npt.DTypeLike = np.uint8) -> Tokens:
         return np.empty(0, dtype)
     # A plain array: slicing one costs a third of slicing a memmap.
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+
+
+def map_listed(url: str, record: store.FileRecord | None, options: CacheOptions) -> Tokens:
+    """The bytes of a whole file, mapped; a remote one is copied to this node once.
+
+    Raises ArtifactError if it is not the file of its record in a manifest (None: it has none)."""
+    path = store.local_path(url)
+    if path is None:
+        raw = fetch_whole(url, options, map_file)
+    else:
+        raw = map_file(inputs.fetch(url, path.parent))
+    if record is not None:
+        check_digest(url, record, digest_bytes(raw.data))
+    return raw
 
 
 class MappedReader:
@@ -132,3 +150,47 @@ class RangedReader:
         """Fetch their blocks in the background."""
         size = self._dtype.itemsize
         self._file.prefetch([(start * size, end * size) for start, end in ranges])
+
+
+class CheckedReader:
+    """Compares each block of a .bin with its digest before a token of it is read, once in a
+    process. Raises ArtifactError for a block that differs."""
+
+    def __init__(self, reader: TokenReader, sums: Sums, url: str, dtype: np.dtype[Any]) -> None:
+        self.flat = reader.flat
+        self._reader, self._sums, self._url = reader, sums, url
+        self._per_block = sums.block_bytes // dtype.itemsize
+        self._num_tokens = sums.bin_bytes // dtype.itemsize
+        self._is_checked = bytearray(len(sums))
+
+    def check(self, start: int, end: int) -> None:
+        """Compare the blocks of tokens `start` up to `end`, for a caller that takes them from
+        `flat`."""
+        if start >= end:
+            return
+        first, last = start // self._per_block, (end - 1) // self._per_block
+        if not all(self._is_checked[first : last + 1]):
+            for block in range(first, min(last + 1, len(self._sums))):
+                if not self._is_checked[block]:
+                    self._check_block(block)
+
+    def _check_block(self, block: int) -> None:
+        begin = block * self._per_block
+        end = min(begin + self._per_block, self._num_tokens)
+        data = self._reader.read(begin, end).view(np.uint8).data
+        if not self._sums.matches(block, data):
+            low = block * self._sums.block_bytes
+            raise ArtifactError(
+                f"{self._url}: bytes {low} to {low + len(data)} are not those that its {SUMS} "
+                f"lists; {DAMAGED}"
+            )
+        self._is_checked[block] = True
+
+    def read(self, start: int, end: int) -> Tokens:
+        """As the reader that it checks."""
+        self.check(start, end)
+        return self._reader.read(start, end)
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """As the reader that it checks."""
+        self._reader.prefetch(ranges)

@@ -12,19 +12,23 @@ from typing import TypeVar
 
 import numpy as np
 
+from trainyard.artifacts.inputs import Manifests
 from trainyard.datasets.blend import normalise
 from trainyard.datasets.config import DataConfig, Source, has_weights
-from trainyard.datasets.formats import Built, Format, OneSource, blend, open_dataset
+from trainyard.datasets.formats import (
+    Built,
+    Format,
+    InstructionFormat,
+    OneSource,
+    blend,
+    open_dataset,
+    open_source,
+)
+from trainyard.datasets.formats import Source as SourceFile
 from trainyard.datasets.index_cache import IN_MEMORY, Indexer
 from trainyard.datasets.mock import MockTokens
 from trainyard.datasets.sample_format import SampleFormat
-from trainyard.datasets.splits import (
-    TooLittleDataError,
-    open_tokens,
-    sources_of,
-)
-from trainyard.datasets.token_rows import TokenSource
-from trainyard.datasets.vocabulary import check_tokens
+from trainyard.datasets.splits import TooLittleDataError, sources_of
 from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -97,7 +101,8 @@ class _Builder:
         self._data = data
         self._form = sample_format
         self._indexer = indexer
-        self._opened: dict[str, TokenSource] = {}
+        self._opened: dict[str, SourceFile] = {}
+        self._manifests = Manifests()
         self._num_sources = 1
 
     def split(self, split: str, size: int | None) -> Built:
@@ -107,10 +112,18 @@ class _Builder:
         sources = self._sources(split)
         # A single prefix with a weight is a blend of one, except with a path for each split.
         if len(sources) == 1 and (sources[0].weight is None or not self._data.data_path):
+            if split == "train" and self._repeats_epochs():
+                size = None
             return self._dataset(split, size, sources[0])
         if has_weights(sources) and size is not None:
             return self._blend_by_weight(split, size, sources)
         return self._blend_by_size(split, size, sources)
+
+    def _repeats_epochs(self) -> bool:
+        """Whether the sampler shuffles the records of a file in every epoch. A dataset of more than
+        one epoch would be shuffled as a whole, and one of less would never show the last ones."""
+        is_cyclic = self._data.dataloader_type == "cyclic"
+        return is_cyclic and isinstance(self._form, InstructionFormat)
 
     def sets(self, split: str, size: int) -> Iterator[tuple[str, Built]]:
         """The sets of the validation or test data."""
@@ -191,14 +204,20 @@ class _Builder:
     def _dataset(self, split: str, size: int | None, source: Source) -> OneSource:
         file = self._opened.get(source.prefix)
         if file is None:
-            file = open_tokens(source.prefix, self._data)
-            check_tokens(file, self._form.vocab_size, self._num_sources, self._indexer)
+            file = open_source(
+                source.prefix,
+                self._data,
+                self._form,
+                self._num_sources,
+                self._indexer,
+                self._manifests,
+            )
             self._opened[source.prefix] = file
         return self._over(file, split, size)
 
     def _mock(self, split: str, size: int | None) -> OneSource:
         sample_format, wanted = self._form, self._data.dataset_size
-        assert isinstance(sample_format, SampleFormat), "made-up data has no sentences"
+        assert isinstance(sample_format, SampleFormat), "made-up data has no text"
         tokens = (
             None
             if wanted is None
@@ -210,9 +229,9 @@ class _Builder:
             )
         return self._over(self._opened[""], split, size)
 
-    def _over(self, file: TokenSource, split: str, size: int | None) -> OneSource:
+    def _over(self, file: SourceFile, split: str, size: int | None) -> OneSource:
         dataset = open_dataset(file, self._data, self._form, split, size, self._indexer)
-        log.debug("dataset split=%s prefix=%s samples=%d", split, file.prefix, len(dataset))
+        log.debug("dataset split=%s samples=%d", split, len(dataset))
         return dataset
 
 

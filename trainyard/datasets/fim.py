@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.datasets.fim_config import FimConfig
 from trainyard.datasets.masks import segments_after_ends
+from trainyard.datasets.plain_text import Detokenizer, PlainText
 from trainyard.datasets.sample_format import Sample, SampleFormat, build_samples, first
 from trainyard.errors import ConfigError
 
@@ -34,52 +35,6 @@ MIN_TOKENS = 3
 REPLACEMENT_CHARACTER = "\ufffd"
 MAX_PARTIAL = 3
 """Tokens that a cut character can leave at either end: one byte less than the longest has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FimConfig:
-    """Which texts are rearranged (arXiv:2207.14255), and the tokens that mark their parts."""
-
-    fim_data: bool = False
-    """Rearrange texts so that the model learns to fill in their middle."""
-    fim_rate: float = 0.5
-    """Share of the texts that are rearranged."""
-    fim_spm_rate: float = 0.5
-    """Share of those whose suffix comes first; in the others the prefix does."""
-    fim_split_sample: str | None = None
-    """A token that separates the files of a text; each file is then rearranged by itself."""
-    fim_fragment_rate: float | None = None
-    """With --fim-split-sample: share of the files to rearrange in a text that is rearranged."""
-    fim_no_prefix: str | None = None
-    """Do not rearrange a text, or file, that begins with this."""
-    fim_prefix_token: str = "<fim_prefix>"
-    """Token before the prefix."""
-    fim_middle_token: str = "<fim_middle>"
-    """Token before the middle."""
-    fim_suffix_token: str = "<fim_suffix>"
-    """Token before the suffix."""
-    fim_pad_token: str = "<fim_pad>"
-    """Token that pads a sample that became shorter."""
-    fim_eod_token: str | None = None
-    """Token that ends a text. Unset: the tokenizer's end of a document."""
-
-    def __post_init__(self) -> None:
-        """Refuse shares outside 0 to 1, and a split without its rate."""
-        for flag, share in (
-            ("--fim-rate", self.fim_rate),
-            ("--fim-spm-rate", self.fim_spm_rate),
-            ("--fim-fragment-rate", self.fim_fragment_rate),
-        ):
-            if share is not None and not 0 <= share <= 1:
-                raise ConfigError(f"{flag} must be from 0 to 1, got {share}")
-        if (self.fim_split_sample is None) != (self.fim_fragment_rate is None):
-            raise ConfigError(
-                "--fim-split-sample and --fim-fragment-rate go together; give both, or neither"
-            )
-        if "" in (self.fim_split_sample, self.fim_no_prefix):
-            raise ConfigError(
-                "--fim-split-sample and --fim-no-prefix must not be empty; leave the option out"
-            )
 
 
 class Texts(Protocol):
@@ -100,20 +55,6 @@ class Texts(Protocol):
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Announce samples that will be read soon."""
-
-
-class Detokenizer(Protocol):
-    """The part of a tokenizer that is used."""
-
-    @property
-    def eod(self) -> int:
-        """Id that ends a document."""
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids."""
 
 
 class FIMDataset:
@@ -207,10 +148,7 @@ class Rearrangement:
         self._config = config
         self._tokenizer = tokenizer
         self.marks = find_marks(config, tokenizer)
-        around, example = tokenizer.encode(""), tokenizer.encode("a")
-        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(around, example, strict=False))
-        self._before = len(list(pairs))  # such as a BOS, which has no place within a text
-        self._behind = len(around) - self._before
+        self._encode = PlainText(tokenizer).encode
 
     def __call__(self, tokens: list[int], random: np.random.RandomState) -> list[int]:
         """The texts of a sample, each rearranged or not."""
@@ -253,12 +191,6 @@ class Rearrangement:
         if first >= end:
             return 0, len(tokens), text
         return first, end, decode(tokens[first:end]) if first or end < len(tokens) else text
-
-    def _encode(self, text: str) -> list[int]:
-        if not text:
-            return []
-        ids = self._tokenizer.encode(text)
-        return ids[self._before : len(ids) - self._behind]
 
 
 def split_at(tokens: list[int], separator: int) -> list[list[int]]:

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.artifacts.inputs import Manifests, check_exists
 from trainyard.artifacts.urls import is_local
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset
 from trainyard.corpus.outline import Outline, outline
 from trainyard.datasets.config import DataConfig, Source
+from trainyard.datasets.fine_tuning.conversations import ConversationFile
 from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.samples import count_tokens
 from trainyard.datasets.token_rows import TokenSource
@@ -49,11 +51,11 @@ def sources_of(data: DataConfig, split: str) -> list[Source]:
     return sources
 
 
-def open_tokens(prefix: str, data: DataConfig) -> TokenSource:
-    """A token file with the reader that the options choose."""
+def open_tokens(prefix: str, data: DataConfig, manifests: Manifests | None = None) -> TokenSource:
+    """A token file with the reader that the options choose. manifests: as for `IndexedDataset`."""
     cache = cache_options(data)
     mapped = data.mmap_bin_files or not is_local(prefix)
-    return IndexedDataset(prefix, "auto" if mapped else "file", cache)
+    return IndexedDataset(prefix, "auto" if mapped else "file", cache, manifests)
 
 
 def cache_options(data: DataConfig) -> CacheOptions:
@@ -107,6 +109,36 @@ def sentence_documents_of_split(file: IndexedDataset, data: DataConfig, split: s
             f"{num_documents} documents; give it a larger part, or add documents"
         )
     return documents
+
+
+def lines_of_split(file: ConversationFile, data: DataConfig, split: str) -> range:
+    """The records of a split of a file of instruction data. Raises TooLittleDataError for none."""
+    lines = range(*_range(len(file), data.fractions(split)))
+    if not lines:
+        raise TooLittleDataError(
+            f"{file.url}: the {split} split (--split {data.split!r}) has none of the {len(file)} "
+            "records; give it a larger part, or a file of its own (--valid-data-path)"
+        )
+    return lines
+
+
+def check_instructions(data: DataConfig, splits: Sequence[str]) -> None:
+    """Raise the errors that the instruction data of a run would raise, from the first record of
+    each split of each file. A remote file must exist."""
+    data = data.expanded()
+    for split in splits:
+        if split == "test" and not _is_tested(data):
+            continue
+        for source in sources_of(data, split):
+            if not is_local(source.prefix):
+                check_exists(source.prefix)
+                continue
+            file = ConversationFile(source.prefix)
+            try:
+                _ = file[lines_of_split(file, data, split)[0]]
+            except TooLittleDataError:
+                if split != "test" or not data.data_path:  # a run needs no test data
+                    raise
 
 
 # --- before anything is loaded ------------------------------------------------------------------

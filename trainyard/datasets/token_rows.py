@@ -50,10 +50,11 @@ def reader(indexed: TokenSource) -> Read:
     flat = getattr(indexed, "tokens", None)
     if flat is None or not isinstance(indexed, IndexedDataset):
         return indexed.get
-    begin_of, size = indexed.index.sequence_offsets.item, flat.itemsize
+    begin_of, size, check = indexed.index.sequence_offsets.item, flat.itemsize, indexed.check
 
     def read(sequence: int, offset: int, length: int) -> NDArray[Any]:
         begin = begin_of(sequence) // size + offset
+        check(begin, begin + length)
         piece: NDArray[Any] = flat[begin : begin + length]
         return piece
 

@@ -81,12 +81,13 @@ def check_tokens(
     if vocab_size:
         blocks = _blocks(len(tokens), max(2, NUM_BLOCKS // num_sources), BLOCK_TOKENS)
         for begin, end in [(0, len(tokens))] if is_small else blocks:
+            source.check(begin, end)
             found = outside(tokens[begin:end], vocab_size)
             if len(found):
                 raise _fault_at(source, begin + int(found[0]), vocab_size)
     if is_small:
         return
-    known = indexer.largest_token(_facts(source, tokens), lambda: {LARGEST: largest(tokens)})
+    known = indexer.largest_token(_facts(source, tokens), lambda: {LARGEST: largest(source)})
     if known is not None and vocab_size:
         place = int(known[LARGEST][0])
         if len(outside(tokens[place : place + 1], vocab_size)):
@@ -115,11 +116,13 @@ def _blocks(num_tokens: int, num_blocks: int, size: int) -> Iterator[tuple[int, 
 # --- the largest id of a file -----------------------------------------------------------------
 
 
-def largest(tokens: NDArray[Any]) -> NDArray[np.int64]:
+def largest(source: IndexedDataset) -> NDArray[np.int64]:
     """(1,) place of the largest id of all; a negative id counts as larger than any other."""
-    unsigned, best, place = tokens.view(UNSIGNED[tokens.itemsize]), -1, 0
-    for begin in range(0, len(unsigned), SCAN_TOKENS):
-        piece = unsigned[begin : begin + SCAN_TOKENS]
+    assert source.tokens is not None
+    num_tokens, unsigned = len(source.tokens), UNSIGNED[source.dtype.itemsize]
+    best, place = -1, 0
+    for begin in range(0, num_tokens, SCAN_TOKENS):
+        piece = source.get_flat(begin, min(begin + SCAN_TOKENS, num_tokens)).view(unsigned)
         if (top := int(np.maximum.reduce(piece))) > best:
             best, place = top, begin + int(piece.argmax())
     return np.array([place], np.int64)
@@ -130,7 +133,7 @@ def _facts(source: IndexedDataset, tokens: NDArray[Any]) -> dict[str, Any]:
 
     If two files share both, the checks of samples still find a wrong id."""
     blocks = _blocks(len(tokens), KEY_BLOCKS, KEY_TOKENS)
-    some = np.concatenate([tokens[begin:end] for begin, end in blocks])
+    some = np.concatenate([source.get_flat(begin, end) for begin, end in blocks])
     return {
         "function": "largest_token",
         "sequence_lengths": digest_array(source.sequence_lengths, "<i4"),

@@ -43,13 +43,19 @@ class SamplingConfig:
         return self.top_k == 1 or self.temperature == 0.0
 
 
-def check_length(what: str, length: int, max_new_tokens: int, positions: int) -> None:
+def check_length(
+    what: str,
+    length: int,
+    max_new_tokens: int,
+    positions: int,
+    option: str = "--num-tokens-to-generate",
+) -> None:
     """Refuse a prompt, `what` in the message, that exceeds the model's positions with its new
-    tokens."""
+    tokens. option: the one that asks for those."""
     total = length + max_new_tokens
     if total > positions:
         raise ConfigError(
-            f"{what} and --num-tokens-to-generate {max_new_tokens} make {total}, and the model has "
+            f"{what} and {option} {max_new_tokens} make {total}, and the model has "
             f"{positions} positions; shorten one"
         )
 

@@ -63,11 +63,6 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "retro-cyclic-train-iters",
     ),
     (
-        "this command trains on token files only; for these datasets, use trainyard.datasets "
-        "(docs/library.md)",
-        "sft fim-data",
-    ),
-    (
         "it changes the model in a way that this version does not have; leave it out",
         """
         apply-residual-connection-post-layernorm no-rope-freq qk-l2-norm use-mup
@@ -121,8 +116,8 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "no-load-optim",
     ),
     (
-        "run the command with --dry-run to write its options as a document, and read that with "
-        "--config",
+        "stages.finetune takes the options of the model from --load; for a pretraining, run its "
+        "command with --dry-run to write its options as a document, and read that with --config",
         "use-checkpoint-args",
     ),
     (

@@ -180,10 +180,15 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
     ),
     ("it only applies to the optimizer Muon (--optimizer)", "muon-*"),
     (
-        "it only applies to fill-in-the-middle data (--fim-data)",
+        "Megatron-LM's sft_retro.py does not use it either; instruction data names its task by the "
+        "name of its file, and the encoder of a Retro rests",
         """
-        fim-rate fim-spm-rate fim-split-sample fim-fragment-rate fim-no-prefix fim-prefix-token
-        fim-middle-token fim-suffix-token fim-pad-token fim-eod-token
+        task keep-last weight adaptor project-size stored-params eval-ppl debug add-retriever
+        return-neighbor-ids add-offset-doc-ids offset-dict-path neighbors-path
+        valid-neighbors-path database-path valid-database-path encoder-layers
+        encoder-hidden-dropout encoder-attention-dropout k r m dpr-mode faiss-ckpt reuse-top
+        original-db-file shuffle-topn chunk0 disable-encoder qa-space-pad retro-mask-encoder
+        without-title prefix question-in-encoder reset-eval
         """,
     ),
     (

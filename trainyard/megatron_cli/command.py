@@ -142,6 +142,7 @@ class _Command:
             "sequence-parallel": self._sequence_parallel,
             "exit-signal": self._exit_signal,
             "retro-add-retriever": self._retro_add_retriever,
+            "data-folder": self._data_folder,
         }
         for option in list(self.options):
             rule = rules.get(option.name)
@@ -240,6 +241,26 @@ class _Command:
                 "leave one of them out"
             )
         return [] if given is not None else [Option(option.given, "model-type", ["retro"])]
+
+    def _data_folder(self, option: Option) -> list[Option]:
+        """Instruction data by the names of its data sets, each a folder with two files."""
+        named = self._last("data-path")
+        if named is None:
+            raise ConfigError(f"{option.given} is the folder of --data-path; give --data-path too")
+        self.options = [o for o in self.options if o.name != "data-path"]
+        folder = option.value.rstrip("/")
+
+        def files(kind: str) -> list[str]:
+            return [
+                value if _is_number(value) else f"{folder}/{value}/{value}_QA_{kind}.json"
+                for value in named.values
+            ]
+
+        return [
+            Option(option.given, "train-data-path", files("train")),
+            Option(option.given, "valid-data-path", files("dev")),
+            *([] if self._last("sft") else [Option(option.given, "sft", [])]),
+        ]
 
     def _epochs(self, option: Option) -> list[Option]:
         size = self._last("dataset-size")
@@ -347,6 +368,14 @@ def epochs_answer(epochs: int, dataset_size: int | None) -> str:
         f"{epochs} x ((tokens of the training split - 1) // --seq-length), and the schedule in "
         "samples too (--lr-warmup-samples, --lr-decay-samples); every epoch is shuffled again"
     )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _spelt(option: Option) -> str:

@@ -115,7 +115,8 @@ PROGRAMS: tuple[Program, ...] = (
         "examples/detxoify_lm/annotations/perspective_api_annotate.py",
     ),
     *_without(
-        "fine-tuning and generation with a retriever come later",
+        "stages.finetune takes the flags of sft_retro.py, and stages.evaluate --task nq answers "
+        "questions and scores them (docs/finetune.md)",
         "tools/retro/sft/sft_retro.py",
         "tools/retro/text_generation/retro_text_generation.py",
         "tools/retro/text_generation/evaluate.py",

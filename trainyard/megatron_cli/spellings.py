@@ -64,7 +64,7 @@ VALUES: dict[tuple[str, str], str] = {
 NOT_OPTIONS = (
     *("use-rotary-position-embeddings", "no-position-embedding", "rope-type", "logging-level"),
     *("ckpt-step", "pretrained-checkpoint", "world-size", "init-method", "local-rank", "epochs"),
-    "retro-add-retriever",
+    *("retro-add-retriever", "data-folder"),
 )
 """Flags that are no options of ours, but say something about them."""
 

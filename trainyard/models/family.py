@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainyard.datasets.config import DataConfig
+from trainyard.datasets.fim_config import FimConfig
+from trainyard.datasets.fine_tuning.config import SftConfig
 from trainyard.datasets.masked.config import MaskedConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.layer_sums import LayerSums
@@ -36,6 +38,8 @@ class SampleOptions:
 
     data: DataConfig
     masked: MaskedConfig
+    fim: FimConfig
+    sft: SftConfig
     tokenizer: Any
     """A `tokenizers.base.Tokenizer`."""
     seed: int

@@ -168,5 +168,7 @@ def _gather(source: IndexedDataset, begins: Ints, counts: Ints, out: Ints, place
         for place, begin, count in zip(places, begins.tolist(), counts.tolist(), strict=True):
             out[place, :count] = source.get_flat(begin, begin + count)
         return
+    for begin, count in zip(begins.tolist(), counts.tolist(), strict=True):
+        source.check(begin, begin + count)
     row, column = np.nonzero(np.arange(out.shape[1]) < counts[:, None])
     out[places[row], column] = source.tokens[begins[row] + column]

@@ -20,8 +20,10 @@ import h5py
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainyard.artifacts import store
+from trainyard.artifacts import inputs, store
+from trainyard.artifacts.strict_json import parse_json
 from trainyard.corpus.indexed import CacheOptions
+from trainyard.corpus.readers import map_listed
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.retrieval.checked_fields import check_fields
 from trainyard.retrieval.hdf5 import ENDING, range_name
@@ -108,8 +110,9 @@ def write_block(path: Path, ids: Ints, distances: Floats) -> None:
 
 
 class Neighbors:
-    """Reads a table that `stages.faiss_query` wrote. Blocks are opened once and mapped; a reader
-    works in any number of threads and after a fork."""
+    """Reads a table that `stages.faiss_query` wrote. A block is opened once, mapped, and compared
+    with the manifest of the table before its first row is read; a reader works in any number of
+    threads and after a fork."""
 
     def __init__(self, folder_url: str, cache: CacheOptions | None = None) -> None:
         """Raises ArtifactError for a folder without a whole table."""
@@ -120,7 +123,8 @@ class Neighbors:
                 f"{where} is missing: not a table of neighbours, or not a finished one; give the "
                 "output of faiss_query"
             )
-        self.document = NeighborsDocument.from_document(store.read_json(where), where)
+        document = parse_json(inputs.read_checked(where), where)
+        self.document = NeighborsDocument.from_document(document, where)
         found = {name: m for name in store.list_files(folder_url) if (m := _NAME.match(name))}
         blocks = sorted((int(m[1]), int(m[2]), name) for name, m in found.items())
         self._names = [name for _, _, name in blocks]
@@ -131,6 +135,7 @@ class Neighbors:
                 f"{folder_url}: its blocks do not hold the chunks 0 to {len(self)}; copy the whole "
                 "folder, or run faiss_query again"
             )
+        self._records, self._compared = inputs.read_folder(folder_url), set[int]()
         self._cache = cache
         self._block = lru_cache(OPEN_BLOCKS)(self._open)
 
@@ -173,6 +178,7 @@ class Neighbors:
 
     def _open(self, block: int, name: str) -> NDArray[Any]:
         url = store.join(self.url, self._names[block])
+        self._compare(block, url)
         dtype = "int64" if name == NEIGHBORS else "float32"
         found = map_array(url, name, dtype, self.k, "a block of neighbours", self._cache)
         size = int([*self._starts, len(self)][block + 1] - self._starts[block])
@@ -181,6 +187,12 @@ class Neighbors:
                 f"{url}: {len(found)} rows of {name}, wanted {size}; run faiss_query again"
             )
         return found
+
+    def _compare(self, block: int, url: str) -> None:
+        """Raise ArtifactError for a block that is not the one in the manifest, if there is one."""
+        if block not in self._compared:
+            map_listed(url, self._records.get(self._names[block]), self._cache or CacheOptions())
+            self._compared.add(block)
 
     def check(self, samples: SamplesIdentity, database_digest: str | None = None) -> None:
         """Raise ConfigError unless the table is of these samples, and of this database."""

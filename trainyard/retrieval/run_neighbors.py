@@ -15,6 +15,7 @@ from trainyard.datasets.splits import cache_options
 from trainyard.errors import ConfigError
 from trainyard.retrieval.chunk_database import ChunkDatabase
 from trainyard.retrieval.database_sources import find_datasets, prefixes_of_all
+from trainyard.retrieval.hdf5 import merged_name
 from trainyard.retrieval.neighbors import Neighbors
 from trainyard.retrieval.options import RetrievalConfig
 from trainyard.retrieval.pretraining_chunks import PretrainingChunks, check_data, num_served
@@ -71,11 +72,12 @@ class RunNeighbors:
 def check_tables(
     config: RetrievalConfig, data: DataConfig, shape: NeighborShape, splits: Sequence[str]
 ) -> None:
-    """Refuse tables that cannot be of this run, by what they say of themselves. `RunNeighbors`
-    compares the samples as well."""
+    """Refuse a damaged database, and tables that cannot be of this run, by what they say of
+    themselves. `RunNeighbors` compares the samples as well."""
     check_data(data)
     found = config.located()
     assert found.retro_db is not None, "the options of a run were checked"
+    inputs.check_version(found.retro_db, merged_name("train"))
     digest = inputs.resolve("retro_db", (found.retro_db,)).digest
     for split in splits:
         if (url := found.neighbors_of(split)) is None:

@@ -16,13 +16,8 @@ from trainyard.artifacts import store
 from trainyard.artifacts.inputs import read_checked
 from trainyard.config import digest_relevant
 from trainyard.errors import ArtifactError, ConfigError
+from trainyard.tokenizers.carried import FORMAT_VERSION
 from trainyard.tokenizers.config import TokenizerConfig
-
-DESCRIPTION = "trainyard_tokenizer.json"
-"""The file that names the tokenizer type of the files beside it."""
-
-FORMAT_VERSION = 2
-"""Version 1 had only the type, `vocab_size` and `vocab_extra_ids`."""
 
 Flat = tuple[NDArray[np.uint32], NDArray[np.int64]]
 """(ids, bounds): the ids of several texts, concatenated. Text i is ids[bounds[i]:bounds[i+1]];

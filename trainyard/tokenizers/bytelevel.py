@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.errors import ConfigError
-from trainyard.tokenizers.base import DESCRIPTION, Flat, description
+from trainyard.tokenizers.base import Flat, description
+from trainyard.tokenizers.carried import DESCRIPTION
 from trainyard.tokenizers.config import TokenizerConfig
 
 NUM_BYTES = 256

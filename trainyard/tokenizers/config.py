@@ -52,8 +52,10 @@ LIBRARIES: dict[str, str] = {
     "SFTTokenizer": "tokenizers",
     "MultimodalTokenizer": "tokenizers",
 }
-"""The library that defines the ids of a type. Not gigatoken: it is only used where its ids are
-those of this library, which every start checks."""
+"""The library that defines the ids of a type."""
+
+NEVER_FAST = ("BertWordPieceLowerCase", "BertWordPieceCase")
+"""Types with a library that gigatoken never encodes instead of."""
 
 FILES = ("tokenizer_model", "vocab_file", "merge_file", "chat_template")
 """Options that name files."""
@@ -151,13 +153,14 @@ class TokenizerConfig:
     def versions(self) -> dict[str, str]:
         """Name and version of the library that defines the ids; empty if there is none, or if it is
         not installed, which building the tokenizer reports."""
-        from importlib import metadata  # takes 0.03 s
+        return _versions(LIBRARIES.get(self.tokenizer_type))
 
-        library = LIBRARIES.get(self.tokenizer_type)
-        try:
-            return {library: metadata.version(library)} if library else {}
-        except metadata.PackageNotFoundError:
-            return {}
+    def encoding_versions(self) -> dict[str, str]:
+        """`versions`, and that of gigatoken if it may encode: every start compares it with the
+        library, but on some texts only."""
+        kind = self.tokenizer_type
+        may_be_fast = self.use_gigatoken and kind in LIBRARIES and kind not in NEVER_FAST
+        return {**self.versions(), **_versions("gigatoken" if may_be_fast else None)}
 
     def inputs(self) -> tuple[str, ...]:
         """URLs of its files, for a stage to declare as inputs."""
@@ -176,3 +179,12 @@ def of_manifest(options: Mapping[str, Any], urls: Sequence[str], where: str) -> 
     names = [name for name in FILES if name in needed] + ["chat_template"]
     given = {name: value for name, value in options.items() if name in known and value is not None}
     return from_table(TokenizerConfig, given | dict(zip(names, urls, strict=False)), where)
+
+
+def _versions(library: str | None) -> dict[str, str]:
+    from importlib import metadata  # takes 0.03 s
+
+    try:
+        return {library: metadata.version(library)} if library else {}
+    except metadata.PackageNotFoundError:
+        return {}

@@ -18,7 +18,6 @@ from tokenizers import Tokenizer as Library
 
 from trainyard.errors import ArtifactError
 from trainyard.tokenizers.base import (
-    DESCRIPTION,
     Flat,
     as_lists,
     check_unicode,
@@ -27,6 +26,7 @@ from trainyard.tokenizers.base import (
     encode_apart,
     flatten,
 )
+from trainyard.tokenizers.carried import DESCRIPTION
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.fast.gigatoken import Gigatoken, gigatoken_for
 from trainyard.tokenizers.fast.seams import encode_in_parts, find_seam, is_long

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.errors import DataError
-from trainyard.tokenizers.base import DESCRIPTION, Flat, description, flatten
+from trainyard.tokenizers.base import Flat, description, flatten
+from trainyard.tokenizers.carried import DESCRIPTION
 from trainyard.tokenizers.config import TokenizerConfig
 
 MAX_DIGITS = 18

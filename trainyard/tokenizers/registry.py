@@ -6,12 +6,11 @@ import logging
 from collections.abc import Callable
 from functools import cache
 from multiprocessing import parent_process
-from typing import Any
 
 from trainyard.artifacts import store
-from trainyard.config import ROLE, from_dict, leaves
-from trainyard.errors import ArtifactError
-from trainyard.tokenizers.base import DESCRIPTION, FORMAT_VERSION, Tokenizer
+from trainyard.config import from_dict
+from trainyard.tokenizers.base import Tokenizer
+from trainyard.tokenizers.carried import carried_options
 from trainyard.tokenizers.config import TokenizerConfig
 
 log = logging.getLogger(__name__)
@@ -89,27 +88,8 @@ TOKENIZERS: dict[str, Callable[[TokenizerConfig], Tokenizer]] = {
 }
 """How each `--tokenizer-type` is built."""
 
-CARRIED_AS: dict[str, dict[str, str]] = {
-    "GPT2BPETokenizer": {"vocab_file": "vocab.json", "merge_file": "merges.txt"},
-    "BertWordPieceLowerCase": {"vocab_file": "vocab.txt"},
-    "BertWordPieceCase": {"vocab_file": "vocab.txt"},
-    "HuggingFaceTokenizer": {"tokenizer_model": ""},
-    "SentencePieceTokenizer": {"tokenizer_model": "tokenizer.model"},
-    "GPTSentencePieceTokenizer": {"tokenizer_model": "tokenizer.model"},
-    "Llama2Tokenizer": {"tokenizer_model": "tokenizer.model"},
-    "TikTokenizer": {"tokenizer_model": "tiktoken.vocab"},
-    "ByteLevelTokenizer": {},
-    "NullTokenizer": {},
-    "SFTTokenizer": {"tokenizer_model": ""},
-    "MultimodalTokenizer": {"tokenizer_model": ""},
-}
-"""The file names in a checkpoint for each option of a type; "" is the folder itself."""
-
 OF_FOLDER = "tokenizer.json"
 """The file that makes a folder a tokenizer."""
-
-CHAT_TEMPLATE = "chat_template.jinja"
-"""In the same folder if a template was given, or came with the tokenizer."""
 
 
 def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
@@ -137,31 +117,4 @@ def check_files(config: TokenizerConfig) -> None:
 
 def load_tokenizer(folder_url: str) -> Tokenizer:
     """The tokenizer of a folder with the files that `Tokenizer.files` returned."""
-    url = store.join(folder_url, DESCRIPTION)
-    document = store.read_json(url)
-    kind = _check(document, url)
-    # The paths are those of this folder, never those in the file.
-    known = {name for name, _, field in leaves(TokenizerConfig) if ROLE not in field.metadata}
-    options: dict[str, Any] = {key: document[key] for key in known if key in document}
-    for option, name in CARRIED_AS[kind].items():
-        options[option] = store.join(folder_url, name) if name else folder_url
-    template = store.join(folder_url, CHAT_TEMPLATE)
-    if store.exists(template):
-        options["chat_template"] = template
-    return build_tokenizer(from_dict(TokenizerConfig, options))
-
-
-def _check(document: Any, url: str) -> str:
-    if not isinstance(document, dict) or not isinstance(document.get("format_version"), int):
-        raise ArtifactError(f"{url}: not the description of a tokenizer")
-    if document["format_version"] > FORMAT_VERSION:
-        raise ArtifactError(
-            f"{url} has format_version {document['format_version']}, but this program reads only "
-            f"up to {FORMAT_VERSION}; use a newer trainyard"
-        )
-    kind = document.get("tokenizer_type")
-    if kind not in CARRIED_AS:
-        raise ArtifactError(
-            f"{url}: unknown tokenizer_type {kind!r}; known are {', '.join(TOKENIZERS)}"
-        )
-    return str(kind)
+    return build_tokenizer(from_dict(TokenizerConfig, carried_options(folder_url)))

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from trainyard.errors import ConfigError
 from trainyard.tokenizers.base import (
-    DESCRIPTION,
     Flat,
     Ids,
     as_lists,
@@ -35,6 +34,7 @@ from trainyard.tokenizers.base import (
     join_rows,
     read_part,
 )
+from trainyard.tokenizers.carried import DESCRIPTION
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.fast.sentencepiece_engine import Pieces, any_of
 from trainyard.tokenizers.fast.sentencepiece_model import SPACE

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.tokenizers.base import (
-    DESCRIPTION,
     Flat,
     as_lists,
     description,
     join_rows,
     read_part,
 )
+from trainyard.tokenizers.carried import DESCRIPTION
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.fast.gigatoken import Gigatoken, gigatoken_for_ranks
 from trainyard.tokenizers.fast.probe import overlap

@@ -206,7 +206,7 @@ class Trainer:
 
     def _build_train_module(self) -> TrainModule:
         config, training = self.config, self.config.training
-        data, family = config.data, family_of(config.model)
+        family = family_of(config.model)
         compiled = training.compile_layers
         report_kernels(
             config,
@@ -217,7 +217,7 @@ class Trainer:
         )
         return build_train_module(
             self._model_provider(),
-            model_sizes(config.model, training.micro_batch_size),
+            model_sizes(config.model, training.micro_batch_size, with_neighbors=not config.sft.sft),
             config.parallel,
             config.optimizer,
             config.precision,
@@ -235,9 +235,7 @@ class Trainer:
                 more_losses=family.more_losses(config.model) if self._is_built_in else (),
                 layer_sums=family.layer_sums(config.model) if self._is_built_in else None,
             ),
-            own_positions=data.reset_position_ids
-            or data.dataloader_inter_document_masking
-            or self.overrides.dataset_provider is not None,
+            own_positions=config.has_positions or self.overrides.dataset_provider is not None,
             # Only the author of a model knows whether its layers compile.
             compile_layers=should_compile(compiled, self.device)
             and (self._is_built_in or compiled == "on"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.pretrain_gpt import pretrain_gpt
 from flows.recipes.form_schema import ADVICE, form_schema, recipes_in
+from flows.recipes.overrides import DECIDED, STAGES_OF, names_of
+from flows.recipes.recipe import stage_of
 from flows.register.deployments import form_of
 from flows.register.desired_state import ROOT, read_deployments
 from flows.stage_configs import CONFIGS
@@ -68,9 +71,71 @@ def test_a_form_takes_no_password_in_any_text(entrypoint: str) -> None:
         if "string" not in kinds or "enum" in field:
             continue
         given = {name: 'x = 1\ny = "s3://key:hunter2@host/a"'}
-        (error,) = check.iter_errors(given)
-        assert ADVICE in error.message
+        assert any(ADVICE in error.message for error in check.iter_errors(given))
         assert check.is_valid({name: "s3://bucket/a@b"}), name
+
+
+GPT = ("flows/pretrain_gpt.py:pretrain_gpt", "pretrain", "lr = 1")
+RETRO = ("flows/pretrain_retro.py:pretrain_retro", "bert", "lr = 1")
+REFRESH = ("flows/corpus_refresh.py:corpus_refresh", "merge", "drop_provenance = true")
+
+
+@pytest.mark.parametrize(("entrypoint", "stage", "known"), [GPT, RETRO, REFRESH])
+def test_a_wrong_name_in_lines_of_overrides_is_refused_with_what_is_allowed(
+    entrypoint: str, stage: str, known: str
+) -> None:
+    check = jsonschema.Draft202012Validator({**form(entrypoint), "required": []})
+
+    def refusals(text: str) -> list[str]:
+        return [
+            error.message.partition(" is not one of ")[2]
+            for error in check.iter_errors({"overrides": text})
+        ]
+
+    for text in ("", f"{stage}.{known}", f"# a = b\n\n  {stage}.{known} # c.d = 1\n"):
+        assert refusals(text) == []
+    for wrong in (f"{stage}.lrr = 1", f"{stage}.{known}\n {stage}.lr2=2", f"{stage}.a.b = 1"):
+        (refused,) = refusals(wrong)
+        assert refused.startswith(f"['options of {stage}")
+        assert f"python -m stages.{stage_of(stage)} --help lists them']" in refused
+    decided = DECIDED[stage_of(stage)][0]
+    (refused,) = refusals(f"{stage}.{decided} = x")
+    assert f"['options of {stage} but {decided}, " in refused
+    for wrong in ("lr = 1", "pretrian.lr = 1", f"{stage}.{known}\nreport.x = 1", "inspect.x = 1"):
+        (refused,) = refusals(wrong)
+        assert refused.startswith("['lines of STAGE.KEY = VALUE; stages: ")
+        assert f"{stage}" in refused
+
+
+@pytest.mark.parametrize("entrypoint", ENTRYPOINTS)
+def test_no_text_that_a_flow_accepts_is_refused(entrypoint: str) -> None:
+    """Each name in a line of its own, and longer values and tables, which a line does not show."""
+    flow = entrypoint.rpartition(":")[2].replace("_", "-")
+    if flow not in STAGES_OF:
+        return
+    names = names_of(flow)
+    full = [f"{stage}.{name}".lstrip(".") for stage, all in names.items() for name in all]
+    check = jsonschema.Draft202012Validator({**form(entrypoint), "required": []})
+    assert check.is_valid({"overrides": "\n".join(f"{name} = x" for name in full)})
+    first = next(iter(STAGES_OF[flow]))
+    for text in (
+        f"[{first}]\nanything = 1",
+        f"{first}.x = [\n  'a = b',\n]",
+        f'{first}.x = """\nno.name = 1\n"""',
+    ):
+        assert check.is_valid({"overrides": text})  # the flow looks at it
+
+
+def test_the_patterns_take_linear_time() -> None:
+    fields = form("flows/pretrain_gpt.py:pretrain_gpt")["properties"]
+    check = jsonschema.Draft202012Validator(fields["overrides"])
+    for text in ("pretrain.lr = 1\n", "a" * 20, "\n", " \t", "a.", "pretrain.l", "# = "):
+        took = []
+        for size in (10_000, 20_000):
+            began = time.process_time()
+            check.is_valid(text * (size // len(text)))
+            took.append(time.process_time() - began)
+        assert took[1] < 4 * took[0] + 0.05
 
 
 def test_recipes_are_offered_and_presets_are_not() -> None:

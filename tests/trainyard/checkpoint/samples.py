@@ -112,6 +112,7 @@ def save_gpt(root_url: str, model: GPTModel, step: int = 50, **options: Any) -> 
         "vocab_size": 257,
         "padded_vocab_size": PADDED_VOCAB,
         "run": {},
+        "inputs": {},
     }
     files = {"ledger.jsonl": b'{"step": 50}\n', **tokenizer_files()}
     save(

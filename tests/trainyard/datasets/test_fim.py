@@ -17,13 +17,13 @@ from tests.trainyard.tokenizers.kinds import build
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.fim import (
     MIN_TOKENS,
-    FimConfig,
     FIMDataset,
     Rearrangement,
     joined,
     split_at,
     token_id,
 )
+from trainyard.datasets.fim_config import FimConfig
 from trainyard.datasets.gpt import GPTDataset, SampleFormat
 from trainyard.errors import ConfigError
 

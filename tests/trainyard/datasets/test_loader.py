@@ -17,7 +17,8 @@ from tests.trainyard.datasets.masked.sentence_files import VOCABULARY, write_sen
 from trainyard.artifacts import store
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset, Reader
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.fim import FimConfig, FIMDataset
+from trainyard.datasets.fim import FIMDataset
+from trainyard.datasets.fim_config import FimConfig
 from trainyard.datasets.gpt import BlendedDataset, GPTDataset
 from trainyard.datasets.loader import build_loader, load
 from trainyard.datasets.masked.bert import BERTDataset, BertFormat

@@ -125,11 +125,18 @@ def test_a_scan_ahead_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         check_tokens(sound, VOCABULARY - 1, 1, cache)
 
 
-def test_the_largest_id_is_the_first_of_its_kind_and_a_negative_one_is_larger_still() -> None:
-    tokens = np.array([3, 9, 1, 9, 0], np.int32)
-    assert largest(tokens).tolist() == [1]
-    assert largest(np.append(tokens, -5).astype(np.int32)).tolist() == [5]
-    assert largest(np.array([7, 65535, 65535], np.uint16)).tolist() == [1]
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "place"),
+    [
+        ([3, 9, 1, 9, 0], np.int32, 1),
+        ([3, 9, 1, 9, 0, -5], np.int32, 5),
+        ([7, 65535, 65535], np.uint16, 1),
+    ],
+)
+def test_the_largest_id_is_the_first_of_its_kind_and_a_negative_one_is_larger_still(
+    tmp_path: Path, tokens: list[int], dtype: type, place: int
+) -> None:
+    assert largest(IndexedDataset(write_tokens(tmp_path / "t", [[tokens]], dtype))) == [place]
 
 
 def test_a_sample_of_ones_own_is_looked_at_too() -> None:

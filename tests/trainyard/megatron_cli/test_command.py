@@ -182,6 +182,20 @@ def test_errors_say_what_to_do_instead(given: str, message: str) -> None:
         ours(given)
 
 
+def test_instruction_data_is_named_as_for_sft_retro() -> None:
+    given = "--data-path 0.3 nq 0.7 open_inst --data-folder /d/ --ft_neighbours 2 --k 2 --task none"
+    files = [
+        f"0.3 /d/nq/nq_QA_{kind}.json 0.7 /d/open_inst/open_inst_QA_{kind}.json" for kind in "TV"
+    ]
+    train, valid = (one.replace("_T.", "_train.").replace("_V.", "_dev.") for one in files)
+    expected = f"--train-data-path {train} --valid-data-path {valid} --sft --ft-neighbours 2"
+    assert ours(given) == expected
+    assert ours(f"{given} --sft").count("--sft") == 1
+    assert "--k, --task: ignored: Megatron-LM's sft_retro.py does not use it" in remarks(given)[0]
+    with pytest.raises(ConfigError, match="--data-folder is the folder of --data-path"):
+        ours("--data-folder /d")
+
+
 def test_ignored_flags_are_grouped_by_reason() -> None:
     line = "--no-rope-fusion --moe-permute-fusion --no_masked_softmax_fusion --lr 1"
     first, second = remarks(line)

@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.manifest import Manifest, publish
+from trainyard.artifacts.store import FileRecord
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.retrieval import neighbors as module
 from trainyard.retrieval.neighbors import Neighbors, NeighborsDocument, block_name, write_block
@@ -74,6 +77,29 @@ def test_a_block_is_opened_once(folder: str, monkeypatch: pytest.MonkeyPatch) ->
     for number in [*range(100), *range(100)]:
         table.rows(number)
     assert len(opened) == len(set(opened)) == 4
+
+
+def test_a_damaged_block_or_description_is_refused_when_it_is_read(folder: str) -> None:
+    files = sorted(Path(folder).iterdir())
+    records = [FileRecord(f.name, f.stat().st_size, digest_bytes(f.read_bytes())) for f in files]
+    publish(f"{folder}/manifest.json", Manifest(stage="query", files=tuple(records)), None)
+    assert Neighbors(folder).rows(np.arange(100)).tolist() == TABLE.tolist()
+    block, document = Path(folder, block_name(30, 60, 100)), Path(folder, "neighbors.json")
+    flip(block)
+    table = Neighbors(folder)
+    assert table.rows(np.r_[0:30, 60:100]).shape == (70, 3)
+    for _ in range(2):
+        with pytest.raises(ArtifactError, match=rf"{block.name}: digest .* is damaged"):
+            table.rows(45)
+    document.write_text(document.read_text().replace("0.1", "0.2"))
+    with pytest.raises(ArtifactError, match=r"neighbors\.json: digest .* is damaged"):
+        Neighbors(folder)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
 
 
 def test_the_description_is_read_as_it_was_written(folder: str) -> None:

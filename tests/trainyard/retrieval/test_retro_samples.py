@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from tests.trainyard.retrieval.corpora import LENGTH
 from tests.trainyard.retrieval.projects import make_project
 from tests.trainyard.retrieval.samples import SEQ_LENGTH, Yard, make_yard
 from tests.trainyard.retrieval.tables import random_table, write_table
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.manifest import Manifest, publish
+from trainyard.artifacts.store import FileRecord
 from trainyard.datasets.config import DataConfig
-from trainyard.errors import ConfigError
+from trainyard.errors import ArtifactError, ConfigError
 from trainyard.retrieval import chunk_database
 from trainyard.retrieval.options import RetrievalConfig
 from trainyard.retrieval.pretraining_chunks import PretrainingChunks
@@ -176,3 +180,18 @@ def test_options_that_need_others_are_refused() -> None:
         ConfigError, match="--retro-valid-neighbors needs --retro-db and --retro-tr"
     ):
         RetrievalConfig(retro_valid_neighbors="x")
+
+
+def test_a_damaged_database_is_refused_before_a_training(yard: Yard, tmp_path: Path) -> None:
+    shutil.copytree(yard.folder / "db", tmp_path / "db")
+    merged = tmp_path / "db/merged/train.hdf5"
+    whole = merged.read_bytes()
+    record = FileRecord("merged/train.hdf5", len(whole), digest_bytes(whole))
+    manifest = Path(tmp_path, "db/manifest.json")
+    manifest.unlink(missing_ok=True)
+    publish(str(manifest), Manifest(stage="retro_db", files=(record,)), None)
+    merged.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ArtifactError, match=r"merged/train\.hdf5: digest .* is damaged"):
+        check_tables(
+            config(yard, retro_db=str(tmp_path / "db")), yard.samples.data, SHAPE, ("train",)
+        )

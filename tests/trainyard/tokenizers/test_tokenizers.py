@@ -16,7 +16,8 @@ from tests.trainyard.tokenizers.hostile import HOSTILE
 from tests.trainyard.tokenizers.kinds import build, carried, huggingface
 from trainyard.corpus.layout import optimal_dtype
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.tokenizers.base import DESCRIPTION, Tokenizer
+from trainyard.tokenizers.base import Tokenizer
+from trainyard.tokenizers.carried import DESCRIPTION
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.registry import build_tokenizer, load_tokenizer
 

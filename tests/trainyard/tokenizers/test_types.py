@@ -20,9 +20,10 @@ from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.tokenizers import hf_tokenizers as library_module
 from trainyard.tokenizers import registry
 from trainyard.tokenizers import wordpiece as wordpiece_module
-from trainyard.tokenizers.base import DESCRIPTION, Tokenizer, as_lists, description
+from trainyard.tokenizers.base import Tokenizer, as_lists, description
+from trainyard.tokenizers.carried import CARRIED_AS, DESCRIPTION
 from trainyard.tokenizers.config import NEEDS, TokenizerConfig
-from trainyard.tokenizers.registry import CARRIED_AS, TOKENIZERS, build_tokenizer, load_tokenizer
+from trainyard.tokenizers.registry import TOKENIZERS, build_tokenizer, load_tokenizer
 from trainyard.tokenizers.wordpiece import KEPT_LETTERS, LONG_ROW, WordPieceTokenizer
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##aff", "##able", "a", "!", "\u4f60"]

@@ -127,6 +127,12 @@ def requested(form: Form, server: Target, module: str) -> Any:
     return resolved(module, run["parameters"])
 
 
+def default_of(module: str) -> Any:
+    """The recipe that a flow runs unless another is given."""
+    flow = getattr(import_module(f"flows.{module}"), module)
+    return flow.parameters.properties["recipe"]["default"]
+
+
 def edited(folder: Path, old: str, new: str, recipe: str = QUICKSTART) -> str:
     """A recipe, the quick start's unless given, with one line changed."""
     text = Path(recipe).read_text()
@@ -170,6 +176,12 @@ def test_a_switch_left_alone_stays_as_the_recipe_says(
         ),
         ("release", "num_shards", "3", "num_shards = 2 ", "num_shards = 3 "),
         ("pretrain_bert", "train_iters", "70", "train_iters = 300", "train_iters = 70"),
+        ("pretrain_t5", "train_iters", "70", "train_iters = 200", "train_iters = 70"),
+        ("pretrain_retro", "train_iters", "70", "train_iters = 150", "train_iters = 70"),
+        (
+            *("build_retro", "overrides", "faiss_query.retro_query_num_neighbors_query = 40"),
+            *("neighbors_query = 50", "neighbors_query = 40"),
+        ),
         ("release", "num_tokens_to_generate", "7", "to_generate = 48", "to_generate = 7"),
     ],
 )
@@ -185,7 +197,7 @@ def test_a_filled_field_overrides_the_recipe_and_nothing_else(
     new: str,
 ) -> None:
     flow = module.replace("_", "-")
-    recipe = "recipes/bert_quickstart.toml" if module == "pretrain_bert" else QUICKSTART
+    recipe = str(default_of(module))
     untouched = requested(opened(page, server, generation, flow), server, module)
     assert untouched == by_command_line(module, recipe)
     form = opened(page, server, generation, flow)

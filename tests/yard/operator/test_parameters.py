@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flows.register.desired_state import ROOT, read_deployments
 from tests.yard.operator.deployed import Api, register
 from tests.yard.yard import Yard
 
@@ -34,10 +35,7 @@ def server(yard: Yard) -> Api:
     return Api(yard.environment["PREFECT_API_URL"])
 
 
-FLOWS = (
-    *("prepare-corpus", "pretrain-gpt", "release"),
-    *("corpus-refresh", "run-stage", "collect-garbage"),
-)
+FLOWS = [entry["entrypoint"].partition(":")[2] for entry in read_deployments(ROOT / "prefect.yaml")]
 
 
 def value_for(field: dict[str, Any]) -> Any:
@@ -47,7 +45,7 @@ def value_for(field: dict[str, Any]) -> Any:
     return field["enum"][-1] if "enum" in field else OF_TYPE[field["type"]]
 
 
-@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("flow", [name.replace("_", "-") for name in FLOWS])
 def test_a_run_has_what_was_sent_and_nothing_else(server: Api, flow: str) -> None:
     deployment = server.ask(f"deployments/name/{flow}/asked")
     own = deployment["parameters"]
@@ -72,6 +70,7 @@ def test_a_run_has_what_was_sent_and_nothing_else(server: Api, flow: str) -> Non
             "'train_iters'. Failure reason: 'many' is not of type 'integer', 'null'",
         ),
         ({"bf16": "yes"}, "'yes' is not one of ['as the recipe says', True, False]"),
+        ({"overrides": "pretrain.lrr = 1"}, "is not one of ['options of pretrain but data_path, "),
     ],
 )
 def test_the_server_refuses_a_wrong_parameter(
@@ -88,6 +87,7 @@ def test_the_server_refuses_a_wrong_parameter(
     [
         ("trainiters=5", "not found on the deployment: 'trainiters'"),
         ("train_iters=many", "'many' is not of type 'integer', 'null'"),
+        ("overrides=pretrian.lr = 1", "is not one of ['lines of STAGE.KEY = VALUE; stages: "),
     ],
 )
 def test_the_command_line_prints_the_error(yard: Yard, given: str, words: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from flows.register.desired_state import read_deployments
 from tests.yard.operator.deployed import WholeServer, comes, working
 from tests.yard.yard import ROOT, Yard
 
@@ -22,7 +23,8 @@ pytestmark = [pytest.mark.yard, pytest.mark.timeout(400)]
 
 PASSWORD = "yard:geheim"
 PREFECT_SCHEDULE = ("prefect", "deployment", "schedule")
-FLOWS = ("prepare-corpus", "pretrain-gpt", "release", "corpus-refresh", "run-stage")
+ENTRIES = read_deployments(ROOT / "prefect.yaml")
+FLOWS = [entry["entrypoint"].partition(":")[2].replace("_", "-") for entry in ENTRIES]
 
 PROFILE = """
 [pool]
@@ -160,7 +162,7 @@ def test_leftovers_are_named_and_kept(server: Server, site: str) -> None:
     done = server.register("--yard", site)
     left = [line.split(None, 2)[2] for line in done.stdout.splitlines() if line.startswith("left")]
     named = [line.partition(" (")[0] for line in left]
-    gone = [name for name in sorted({*FLOWS, "collect-garbage"}) if name not in flows]
+    gone = [name for name in sorted(FLOWS) if name not in flows]
     assert named == [
         *(f"deployment {name}/mysite" for name in gone),
         "limit for yard:mysite:pretrain",
@@ -169,7 +171,7 @@ def test_leftovers_are_named_and_kept(server: Server, site: str) -> None:
             for what in ("cancelled runs", "crashed runs", "failures", "zombie runs")
         ),
     ]
-    assert "prefect deployment delete release/mysite" in left[2]
+    assert "prefect deployment delete release/mysite" in left[gone.index("release")]
     for name in gone:
         assert server.ask(f"deployments/name/{name}/mysite")["name"] == "mysite"
 
@@ -202,9 +204,9 @@ def test_prefect_takes_the_file_and_a_registration_puts_back_what_it_lacks(serve
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for flow in (*FLOWS, "collect-garbage"):
+    for flow in FLOWS:
         one = server.ask(f"deployments/name/{flow}/local")
-        assert (one["work_pool_name"], one["tags"]) == ("local", ["trainyard"])
+        assert (one["work_pool_name"], one["tags"]) == ("local", [flow])
         (step,) = one["pull_steps"]
         assert step == {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
     assert "changed" in verbs(server.register(*only))

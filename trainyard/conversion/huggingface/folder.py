@@ -26,7 +26,8 @@ from trainyard.conversion.huggingface.to_hf import Target, targets
 from trainyard.conversion.source import Source, generation_of
 from trainyard.conversion.tokenizer_files import tokenizer_of
 from trainyard.errors import ArtifactError
-from trainyard.tokenizers.base import DESCRIPTION, Tokenizer
+from trainyard.tokenizers.base import Tokenizer
+from trainyard.tokenizers.carried import DESCRIPTION
 
 log = logging.getLogger(__name__)
 

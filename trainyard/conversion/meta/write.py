@@ -40,7 +40,7 @@ from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.checkpoint_names import EMBEDDING as OUR_EMBEDDING
 from trainyard.models.gpt.checkpoint_names import META_LAYER, Part
 from trainyard.parallel.pipeline.partition import nearest
-from trainyard.tokenizers.base import DESCRIPTION
+from trainyard.tokenizers.carried import DESCRIPTION
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
-"""Reads conversations from the lines of a JSONL file, by number.
+"""Reads instruction data from a file, by number: a record on each line of a .jsonl file, or in the
+list of a .json file.
 
-A line is an object whose key "messages" is a list of {"role", "content"}. The beginnings of lines
-are found once; a line is read and checked on access. Errors name file, line and byte."""
+`records` knows what a record may be. The beginnings of lines are found once; a line is read and
+checked on access. A list is read whole. Errors name the file, and the line or the record."""
 
 from __future__ import annotations
 
@@ -16,20 +17,18 @@ from numpy.typing import NDArray
 
 from trainyard.artifacts import inputs, store
 from trainyard.corpus.indexed import map_file
+from trainyard.datasets.fine_tuning.records import Record, parse_object, parse_record
 from trainyard.errors import DataError
 
-Message = dict[str, Any]
-"""A turn: "role", "content", and other keys of the line."""
-
-KEY = "messages"
 NEWLINE = 10
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLOCK = 1 << 24
+BLANKS = BYTE_ORDER_MARK + b" \t\r\n"
 EXCERPT = 60
 
 
 class ConversationFile:
-    """The lines of one JSONL file that are not blank.
+    """The records of one file: of its lines that are not blank, or of its list.
 
     A remote file is first copied to the folder `cache`, unless it is there already, or to a
     temporary folder of this object. Takes 16 bytes of memory per line, and pickles as its URL."""
@@ -45,6 +44,10 @@ class ConversationFile:
             self._temporary = tempfile.TemporaryDirectory(prefix="trainyard-chat-")
             cache = Path(self._temporary.name)
         self._bytes: NDArray[np.uint8] = map_file(inputs.fetch(url, cache or Path()))
+        first = self._bytes[:BLOCK].tobytes().lstrip(BLANKS)[:1]
+        self._is_list = url.endswith(".json") and first == b"["
+        if self._is_list:
+            self._bytes = lines_of_list(self._bytes.tobytes(), url)
         self._begins, self._numbers = find_lines(self._bytes)
         if not len(self._begins):
             raise DataError(f"{url} has no lines, so no conversations")
@@ -53,23 +56,32 @@ class ConversationFile:
         return ConversationFile, (self.url, self._cache)
 
     def __len__(self) -> int:
-        """Lines that are not blank."""
+        """Records."""
         return len(self._begins)
 
     def where(self, index: int) -> str:
-        """File, line and byte of a line, for errors."""
+        """File, line and byte of a record, for errors; in a list its number, from 1."""
         begin, number = int(self._begins[index]), int(self._numbers[index])
+        if self._is_list:
+            return f"{self.url}: record {number}"
         return f"{self.url}: line {number} (byte {begin})"
 
-    def __getitem__(self, index: int) -> list[Message]:
-        """The messages of a line."""
+    def __getitem__(self, index: int) -> Record:
+        """The messages of a record, or the record itself if it is a question."""
         begin = int(self._begins[index])
         line = self._line(begin)
         try:
-            return parse_messages(line)
+            return parse_record(line)
         except ValueError as fault:
             begins = line[:EXCERPT].decode(errors="backslashreplace")
             raise DataError(f"{self.where(index)}: {fault}; it begins {begins!r}") from None
+
+    def record(self, index: int) -> dict[str, Any]:
+        """A record as it is written, of any shape."""
+        try:
+            return parse_object(self._line(int(self._begins[index])))
+        except ValueError as fault:
+            raise DataError(f"{self.where(index)}: {fault}") from None
 
     def _line(self, begin: int) -> bytes:
         step = 1 << 12
@@ -83,29 +95,15 @@ class ConversationFile:
             step *= 4
 
 
-def parse_messages(line: bytes) -> list[Message]:
-    """The messages of a line. Raises ValueError, which says what is wrong."""
+def lines_of_list(text: bytes, url: str) -> NDArray[np.uint8]:
+    """The records of a list of JSON, each on a line."""
     try:
-        record = json.loads(line)
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in json.loads(text)]
     except RecursionError:
-        raise ValueError("nested too deeply") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8: byte {error.start} of the line") from None
-    if not isinstance(record, dict):
-        raise ValueError(f"not an object but {type(record).__name__}")
-    messages = record.get(KEY)
-    if messages is None:
-        raise ValueError(f"no key {KEY!r} among its {sorted(record)[:8]}")
-    if not isinstance(messages, list) or not messages:
-        raise ValueError(f"{KEY!r} is not a list of messages, or is empty")
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"message {number} is not an object with a role")
-        if not isinstance(message.get("content"), str):
-            raise ValueError(f"the content of message {number} is not a string")
-    return messages
+        raise DataError(f"{url}: nested too deeply") from None
+    except ValueError as error:
+        raise DataError(f"{url}: not a list of JSON: {error}") from None
+    return np.frombuffer("".join(lines).encode(errors="surrogatepass"), np.uint8)
 
 
 def find_lines(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -122,13 +120,3 @@ def find_lines(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.i
         end = begins[line + 1] if line + 1 < len(begins) else len(data)
         kept[line] = bool(data[begins[line] : end].tobytes().strip())
     return begins[kept], 1 + np.flatnonzero(kept)
-
-
-def split_conversations(messages: list[Message]) -> list[list[Message]]:
-    """The conversations of a line: a system turn begins a new one."""
-    conversations: list[list[Message]] = []
-    for message in messages:
-        if not conversations or message["role"] == "system":
-            conversations.append([])
-        conversations[-1].append(message)
-    return conversations

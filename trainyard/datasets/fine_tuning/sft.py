@@ -1,4 +1,5 @@
-"""Samples for supervised fine-tuning: conversations, of which only the answers are in the loss.
+"""Samples for supervised fine-tuning: conversations and questions, of which only the answers are in
+the loss.
 
 With packing by line, as in Megatron-LM, a sample is the conversations of one line. Each has an end
 of document, positions from 0 and bounds (`cu_seqlens`); tokens that do not fit are cut off. Without
@@ -14,27 +15,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.datasets.fine_tuning.conversations import (
-    ConversationFile,
-    Message,
-    split_conversations,
-)
+from trainyard.datasets.fine_tuning.config import Packing
+from trainyard.datasets.fine_tuning.conversations import ConversationFile
+from trainyard.datasets.fine_tuning.questions import task_of
+from trainyard.datasets.fine_tuning.records import QuestionRecord, Record, split_conversations
+from trainyard.datasets.fine_tuning.tokenize import IGNORED
 from trainyard.datasets.sample_format import Sample
 from trainyard.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
-IGNORED = -100
-"""The label of a token that is not learnt."""
-
-Packing = Literal["line", "off", "lines"]
-"""line: the conversations of a line share a sample, as in Megatron-LM; off: a line is one
-conversation and one sample, as in its v0.15; lines: lines that fit share a sample."""
+Pair = tuple[NDArray[Any], NDArray[Any]]
+"""Tokens of a conversation or question and, for each, its target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +73,18 @@ class SftFormat:
         return self.eod if self.pad is None else self.pad
 
 
-class ChatTokenizer(Protocol):
-    """The part of a conversation tokenizer that is used."""
+Tokenized = tuple[Sequence[int] | NDArray[Any], Sequence[int] | NDArray[Any]]
 
-    def tokenize_conversation(
-        self, conversation: Sequence[dict[str, Any]]
-    ) -> tuple[Sequence[int] | NDArray[Any], Sequence[int] | NDArray[Any]]:
-        """Tokens and, for each, its target: the token, or -100 if it is not learnt."""
+
+class RecordTokenizer(Protocol):
+    """Makes tokens of records, and targets: the token, or -100 if it is not learnt."""
+
+    def tokenize_conversation(self, conversation: Sequence[dict[str, Any]]) -> Tokenized:
+        """Tokens and targets of one conversation."""
+
+    def tokenize_question(self, record: QuestionRecord, task: str, room: int) -> Tokenized:
+        """Tokens and targets of a question and its answer, at most `room` of them. task: the name
+        of its data set."""
 
 
 class SFTDataset:
@@ -98,7 +100,7 @@ class SFTDataset:
         lines: range,
         num_samples: int | None,
         sample_format: SftFormat,
-        tokenizer: ChatTokenizer,
+        tokenizer: RecordTokenizer,
         lengths: NDArray[np.int64] | None = None,
     ) -> None:
         if not lines:
@@ -108,6 +110,7 @@ class SFTDataset:
         self.lines = lines
         self.sample_format = sample_format
         self._tokenizer = tokenizer
+        self._task = task_of(file.url)
         self._warned = False
         self._bins: Bins | None = None
         if sample_format.packing == "lines":
@@ -119,6 +122,9 @@ class SFTDataset:
 
     def __len__(self) -> int:
         return self._num_samples
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Nothing: the file is on this machine."""
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): 0, and the number of the line, or of the group of lines."""
@@ -157,26 +163,29 @@ class SFTDataset:
     def _members(self, sample: int) -> list[int]:
         return [sample] if self._bins is None else self._bins[sample]
 
-    def _tokens(self, line: int, whole: bool = False) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-        """Tokens and targets of each conversation of a line, with its end."""
-        messages = self.file[line]
-        conversations = [messages] if whole else split_conversations(messages)
-        return [self._tokenized(turns, line, whole) for turns in conversations]
+    def _tokens(self, line: int, whole: bool = False) -> list[Pair]:
+        """Tokens and targets of each conversation of a line, or of its question, with its end."""
+        record = self.file[line]
+        if isinstance(record, dict) or whole:
+            return [self._tokenized(record, line, whole)]
+        return [self._tokenized(turns, line, whole) for turns in split_conversations(record)]
 
-    def _tokenized(
-        self, turns: list[Message], line: int, whole: bool
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _tokenized(self, record: Record, line: int, whole: bool) -> Pair:
+        limit = self.sample_format.seq_length - 1  # leaves room for the end of document
         try:
-            tokens, targets = map(np.asarray, self._tokenizer.tokenize_conversation(turns))
+            if isinstance(record, dict):
+                found = self._tokenizer.tokenize_question(record, self._task, limit)
+            else:
+                found = self._tokenizer.tokenize_conversation(record)
         except (DataError, ValueError) as fault:
             raise DataError(f"{self.file.where(line)}: {fault}") from None
+        tokens, targets = map(np.asarray, found)
         if not len(tokens) or len(tokens) != len(targets):
             raise DataError(
                 f"{self.file.where(line)}: a conversation has {len(tokens)} tokens but "
                 f"{len(targets)} targets; is the chat template that of the tokenizer?"
             )
-        if whole:  # leaves room for the end of document
-            limit = self.sample_format.seq_length - 1
+        if whole:
             tokens, targets = tokens[:limit], targets[:limit]
         if whole or tokens[-1] != self.sample_format.eod:
             tokens, targets = (
@@ -191,7 +200,7 @@ def rounded(num_tokens: int, sample_format: SftFormat) -> int:
     return -(-num_tokens // sample_format.multiple) * sample_format.multiple
 
 
-def pad_conversation(pair: tuple[NDArray[Any], NDArray[Any]], sample_format: SftFormat) -> Sample:
+def pad_conversation(pair: Pair, sample_format: SftFormat) -> Sample:
     """One conversation of at most s tokens, padded."""
     tokens, targets = pair
     sample = _rows([tokens], [targets], sample_format)
@@ -199,9 +208,7 @@ def pad_conversation(pair: tuple[NDArray[Any], NDArray[Any]], sample_format: Sft
     return sample
 
 
-def pack_conversations(
-    pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], sample_format: SftFormat
-) -> tuple[Sample, int]:
+def pack_conversations(pairs: Iterable[Pair], sample_format: SftFormat) -> tuple[Sample, int]:
     """Conversations one after the other, cut off at s, and the number of tokens before the cut. The
     last one includes the padding."""
     s, begins, used = sample_format.seq_length, [], 0

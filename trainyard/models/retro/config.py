@@ -4,7 +4,7 @@ l chunks of a sample, m tokens of a chunk, k neighbours, r tokens of a neighbour
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from trainyard.config import MAX_SIZE, also, check_at_least, check_at_most
 from trainyard.errors import ConfigError
@@ -173,21 +173,22 @@ class RetroConfig(GPTConfig):
         """Neighbours pass the stages behind the hidden states of the sample."""
         return self.seq_length + self.neighbor_tokens
 
+    def decoder(self) -> GPTConfig:
+        """Options of the GPT that it is without neighbours."""
+        values = {field.name: getattr(self, field.name) for field in fields(GPTConfig)}
+        return GPTConfig(**values | {"model_type": "gpt"})
+
     def encoder(self) -> GPTConfig:
         """Options of a layer of the encoder: those of the decoder, with its own dropout, without
         positions and without a window, as in Megatron-LM."""
-        values = {field.name: getattr(self, field.name) for field in fields(GPTConfig)}
-        return GPTConfig(
-            **values
-            | {
-                "model_type": "gpt",
-                "hidden_dropout": self.retro_encoder_hidden_dropout,
-                "attention_dropout": self.retro_encoder_attention_dropout,
-                "position_embedding_type": "none",
-                "window_size": None,
-                "window_attn_skip_freq": None,
-                "use_rope_scaling": False,
-            }
+        return replace(
+            self.decoder(),
+            hidden_dropout=self.retro_encoder_hidden_dropout,
+            attention_dropout=self.retro_encoder_attention_dropout,
+            position_embedding_type="none",
+            window_size=None,
+            window_attn_skip_freq=None,
+            use_rope_scaling=False,
         )
 
     # --- parameters -----------------------------------------------------------------------

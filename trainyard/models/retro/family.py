@@ -8,7 +8,7 @@ from trainyard.models.retro.flops import MODEL_FLOPS, flops_per_iteration
 RETRO = ModelFamily(
     config=RetroConfig,
     module="trainyard.models.retro.model:RetroModel",
-    sample_format="trainyard.models.gpt.samples:sample_format",
+    sample_format="trainyard.models.retro.samples:sample_format",
     neighbor_shape=RetroConfig.neighbor_shape,
     fitted_from={"gpt": ("decoder.layers.*.pre_cross_attn_layernorm.*", "*.cross_attention.*")},
     flops_per_iteration=flops_per_iteration,

@@ -133,7 +133,10 @@ class RetroModel(GPTModel):
 
     def forward_step(self, hidden: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor:
         """As that of a GPT, with neighbor_tokens (b, l, k, r) and neighbor_lengths (b, l, k) in the
-        batch; between stages the neighbours follow, (s + l k r, b, h)."""
+        batch; between stages the neighbours follow, (s + l k r, b, h). A batch without them, as of
+        instruction data, passes the decoder alone."""
+        if NEIGHBOR_TOKENS not in batch:
+            return super().forward_step(hidden, batch)
         bounds = batch.get("cu_seqlens")
         out = self._with_neighbors(
             hidden,

@@ -127,6 +127,7 @@ class ConversationTokenizer:
         conversation: Sequence[Message],
         return_target: Literal[True] = True,
         add_generation_prompt: bool = False,
+        answers_only: bool | None = None,
     ) -> tuple[Ids, Ids]: ...
 
     @overload
@@ -142,17 +143,23 @@ class ConversationTokenizer:
         conversation: Sequence[Message],
         return_target: bool = True,
         add_generation_prompt: bool = False,
+        answers_only: bool | None = None,
     ) -> Ids | tuple[Ids, Ids]:
         """The tokens of a conversation and, for each, its target: the token, or -100 if it is not
-        learnt. DataError names a turn that cannot be separated from its neighbours."""
+        learnt. DataError names a turn that cannot be separated from its neighbours.
+
+        answers_only: only the assistant's turns are learnt; unset: as in Megatron-LM, where format
+        `default` masks nothing."""
         turns = self.prepare(conversation)
         text = self.render(turns, invite=add_generation_prompt)
         tokens = self._tokens(text)
         if not return_target:
             return tokens
         targets = tokens.copy()
-        if self._prompt_format.masks:
+        if self._prompt_format.masks and answers_only is not False:
             self._mask(turns, tokens, targets)
+        elif answers_only:
+            targets[~self._answers(turns, text)] = IGNORED
         return tokens, targets
 
     def prepare(self, conversation: Sequence[Message]) -> list[Message]:
@@ -209,6 +216,26 @@ class ConversationTokenizer:
                 f"the turns of a conversation have {place} tokens alone but {len(tokens)} "
                 "together, so their loss mask is unknown"
             )
+
+    def _answers(self, turns: Sequence[Message], text: str) -> NDArray[np.bool_]:
+        """Which tokens of a conversation in a chat template are learnt: those of the assistant's
+        turns behind the template's invitation. DataError if the template changes earlier turns."""
+        encoding = self._inner.library.encode(text, add_special_tokens=False)
+        begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+        learnt = np.zeros(len(begins), np.bool_)
+        for number, turn in enumerate(turns):
+            if turn["role"] != "assistant":
+                continue
+            before = self.render(turns[:number], invite=True) if number else ""
+            behind = self.render(turns[: number + 1])
+            if not text.startswith(behind) or not behind.startswith(before):
+                raise DataError(
+                    f"turn {number} (assistant): the chat template lays out the turns before it "
+                    "differently when more follow, so its loss mask is unknown; give another "
+                    "--chat-template, or --no-answer-loss-only to learn every token"
+                )
+            learnt |= (begins >= len(before)) & (ends <= len(behind)) & (begins < ends)
+        return learnt
 
     def _tokens(self, text: str) -> Ids:
         return np.array(self._inner.library.encode(text, add_special_tokens=False).ids, np.int64)

@@ -74,12 +74,15 @@ def built_in_provider(
     return provide
 
 
-def model_sizes(config: TransformerConfig, micro_batch_size: int) -> ModelSizes:
-    """The sizes that decide how a model is sharded."""
+def model_sizes(
+    config: TransformerConfig, micro_batch_size: int, *, with_neighbors: bool = True
+) -> ModelSizes:
+    """The sizes that decide how a model is sharded. with_neighbors: samples bring those that the
+    model asks for."""
     return ModelSizes(
         config.all_layers,
         config.hidden_size,
-        config.stream_length,
+        config.stream_length if with_neighbors else config.seq_length,
         micro_batch_size,
         config.fp32_residual_connection,
     )
@@ -295,14 +298,13 @@ def report_kernels(
     that is not available. say: log one line for each, with the reason; on one rank. A user's model
     chooses its own kernels, except for the optimizer."""
     if is_built_in:
-        dtype, data = params_dtype(config.precision), config.data
+        dtype = params_dtype(config.precision)
         choose_attention(
             config.model,
             parallel,
             device,
             dtype,
-            documents=data.reset_attention_mask
-            or data.dataloader_inter_document_masking
+            documents=config.bounds_attention
             or family_of(config.model).of_sentences,  # padding is a document
             report=say,
         )

@@ -115,7 +115,12 @@ def build_run_data(
     the others wait for them."""
     data, training = config.data, config.training
     options = SampleOptions(
-        data=data, masked=config.masked, tokenizer=tokenizer, seed=training.seed
+        data=data,
+        masked=config.masked,
+        fim=config.fim,
+        sft=config.sft,
+        tokenizer=tokenizer,
+        seed=training.seed,
     )
     family = family_of(config.model)
     sample_format = family.build_format(config.model, options)
@@ -125,7 +130,7 @@ def build_run_data(
     assert built.train is not None
     final = length.batch_size_schedule.final
     found = RunData(data, built.train, built.valid, final, dp_rank, built.test, built.untested)
-    if family.neighbor_shape is None:
+    if family.neighbor_shape is None or config.sft.sft:
         return found
     shape = family.neighbor_shape(config.model)
     return _with_neighbors(found, config, shape, sizes, length.consumed)

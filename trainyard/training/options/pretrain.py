@@ -8,6 +8,8 @@ from typing import Literal
 from trainyard.artifacts.output import Output
 from trainyard.config import execution, flag, location
 from trainyard.datasets.config import DataConfig
+from trainyard.datasets.fim_config import FimConfig
+from trainyard.datasets.fine_tuning.config import SftConfig
 from trainyard.datasets.masked.config import MaskedConfig
 from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
@@ -28,7 +30,7 @@ OF_DOCUMENTS = (
     *("mock_data", "reset_position_ids", "reset_attention_mask", "eod_mask_loss"),
     *("dataloader_inter_document_masking", "create_attention_mask_in_dataloader"),
 )
-"""Options of data that samples of sentences do not have."""
+"""Options of data that samples of sentences, and of conversations, do not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,8 @@ class PretrainConfig:
     tokenizer: TokenizerConfig
     data: DataConfig
     masked: MaskedConfig = field(default_factory=MaskedConfig)
+    fim: FimConfig = field(default_factory=FimConfig)
+    sft: SftConfig = field(default_factory=SftConfig)
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     optimizer: OptimizerConfig
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
@@ -104,6 +108,8 @@ class PretrainConfig:
     def _check_samples(self) -> None:
         """Refuse options that only apply to the samples of other families of models."""
         family, chosen = family_of(self.model), f"--model-type {self.model.model_type}"
+        self._check_instructions()
+        self._check_fim()
         if not family.of_sentences:
             if self.masked != MaskedConfig():
                 raise ConfigError(
@@ -132,6 +138,49 @@ class PretrainConfig:
                 "none; leave it out"
             )
 
+    def _check_instructions(self) -> None:
+        """Refuse --sft for models without it, its options without it, and those of documents."""
+        if not self.sft.sft:
+            if self.sft != SftConfig():
+                raise ConfigError(
+                    "--sft-packing, --no-answer-loss-only, --ft-neighbours and the other options "
+                    "of instruction data only apply with --sft; give it, or leave them out"
+                )
+            return
+        if family_of(self.model).of_sentences:
+            raise ConfigError(
+                f"--sft does not apply with --model-type {self.model.model_type}, which writes no "
+                "answers from left to right; give gpt or retro"
+            )
+        for name in OF_DOCUMENTS:
+            # No loss is ever behind the end of a conversation, so --eod-mask-loss asks for nothing.
+            if getattr(self.data, name) and name != "eod_mask_loss":
+                raise ConfigError(
+                    f"{flag(name)} does not apply with --sft: conversations have positions and "
+                    "bounds of their own; leave it out"
+                )
+
+    def _check_fim(self) -> None:
+        """Refuse --fim-data where samples are not text of documents, and its options without it."""
+        if not self.fim.fim_data:
+            if self.fim != FimConfig():
+                raise ConfigError(
+                    "--fim-rate, --fim-spm-rate and the other options of fill-in-the-middle only "
+                    "apply with --fim-data; give it, or leave them out"
+                )
+            return
+        if self.model.model_type != "gpt":
+            raise ConfigError(
+                f"--fim-data does not apply with --model-type {self.model.model_type}; it "
+                "rearranges the texts of a GPT"
+            )
+        for name, given in (("--sft", self.sft.sft), ("--mock-data", self.data.mock_data)):
+            if given:
+                raise ConfigError(
+                    f"--fim-data and {name} exclude each other: only documents of token files have "
+                    "a middle to fill in; leave one of them out"
+                )
+
     def _check_neighbors(self) -> None:
         """Refuse neighbours for models that have none, and options that do not go with them."""
         family, chosen = family_of(self.model), f"--model-type {self.model.model_type}"
@@ -140,6 +189,13 @@ class PretrainConfig:
                 raise ConfigError(
                     f"--retro-db does not apply with {chosen}, which attends to its own text only; "
                     "leave it out, or give --model-type retro"
+                )
+            return
+        if self.sft.sft:
+            if self.retrieval != RetrievalConfig():
+                raise ConfigError(
+                    "--retro-project-dir and --retro-db do not apply with --sft: instruction data "
+                    "has no neighbours, and the encoder of a Retro rests; leave them out"
                 )
             return
         if not self.retrieval.is_given:
@@ -157,6 +213,8 @@ class PretrainConfig:
 
     def _rule_of_data(self) -> str | None:
         """The flag that keeps attention inside a document."""
+        if self.sft.sft and self.sft.sft_packing != "off":
+            return "--sft"
         if self.data.reset_attention_mask:
             return "--reset-attention-mask"
         inside = self.data.dataloader_inter_document_masking
@@ -170,6 +228,18 @@ class PretrainConfig:
                     f"{flag} {patterns[0]}: a run that resumes needs all of its tensors; only "
                     "--finetune, which takes the weights alone, may leave some out"
                 )
+
+    @property
+    def bounds_attention(self) -> bool:
+        """Whether samples say where documents begin, and attention stops there."""
+        return self._rule_of_data() is not None
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether samples bring the positions of their tokens."""
+        data = self.data
+        own = data.reset_position_ids or data.dataloader_inter_document_masking
+        return own or self.sft.sft
 
     def foreign_load(self) -> str | None:
         """The checkpoint of another run; None if --load is --save, as resuming is the default."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tests.trainyard.checkpoint.samples import END, tokenizer_files
-from trainyard.tokenizers.base import DESCRIPTION
+from trainyard.tokenizers.carried import DESCRIPTION
 
 VOCAB = 320
 LENGTH = 24

@@ -30,6 +30,7 @@ PUBLISHED = {
     "qwen3-30b-a3b": (151936, 30_532_122_624),
     "bert-345m": (30522, 336_226_108),
     "t5-220m": (30622, 222_420_382),
+    "retro-843m": (256000, 877_518_848),
 }
 """Tokens, not padded, and parameters: as the weights were published, GPT's by the formula of
 arXiv:2104.04473, section 2."""

@@ -191,6 +191,8 @@ class Cut:
     hidden_dropout: float = 0.1
     per_token: bool = False
     """Weigh all tokens of a step alike."""
+    packed: bool = False
+    """Samples are conversations with bounds and positions of their own."""
     ep: int = 1
     etp: int | None = None
     order: tuple[int, ...] = tuple(range(NUM_MICROBATCHES))

@@ -113,7 +113,7 @@ def train_module_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModu
     rows = padded_vocab_size or cut.padded_vocab_size
     train_module = build_train_module(
         built_in_provider(cut.model, rows, min(rows, cut.vocab_size)),
-        model_sizes(cut.model, MICRO_BATCH_SIZE),
+        model_sizes(cut.model, MICRO_BATCH_SIZE, with_neighbors=not cut.packed),
         cut.parallel,
         cut.optimizer,
         cut.precision,
@@ -125,6 +125,7 @@ def train_module_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModu
             more_losses=family_of(cut.model).more_losses(cut.model),
             layer_sums=family_of(cut.model).layer_sums(cut.model),
         ),
+        own_positions=cut.packed,
     )
     for chunk in train_module.chunks:
         assert isinstance(chunk, TransformerModel)
@@ -137,7 +138,27 @@ def batches(cut: Cut, step: int, groups: ProcessGroups) -> Iterator[Batch]:
     """This rank's micro-batches of a step."""
     for place in range(groups.dp_rank, NUM_MICROBATCHES, groups.dims.dp):
         batch = microbatch(step, cut.order[place], cut.vocab_size)
-        yield AS_SAMPLES[cut.model.model_type](batch, step)
+        if cut.packed:  # a Retro is tuned without neighbours
+            yield as_conversations(batch, place)
+        else:
+            yield AS_SAMPLES[cut.model.model_type](batch, step)
+
+
+def as_conversations(batch: Batch, place: int) -> Batch:
+    """The same tokens as three conversations, of which the second halves are learnt."""
+    shape = batch["tokens"].shape
+    bounds = torch.tensor([0, 3 + place % 4, 10]).expand(shape[0], -1)
+    begins = (torch.arange(SEQ_LENGTH) >= bounds[0].unsqueeze(1)).long().sum(dim=0) - 1
+    positions = torch.arange(SEQ_LENGTH) - bounds[0][begins]
+    mask = (positions >= 2).float().expand(shape)
+    unused = torch.full((shape[0], SEQ_LENGTH - 2), SEQ_LENGTH)
+    return {
+        **batch,
+        "labels": torch.where(mask > 0, batch["labels"], -100),
+        "loss_mask": mask.contiguous(),
+        "position_ids": positions.expand(shape).contiguous(),
+        "cu_seqlens": torch.cat((bounds, unused), dim=1).int(),
+    }
 
 
 def microbatch(step: int, number: int, vocab_size: int) -> Batch:
