@@ -130,10 +130,18 @@ def row_embed_on_gpu(setting: Setting) -> None:
     on_gpu(setting.runs)
 
 
+def row_index(setting: Setting) -> None:
+    """Adding and searching, beside plain calls of faiss; recall of the default index."""
+    from benchmarks.retro_index import compare
+
+    compare(setting)
+
+
 ROWS: dict[str, Callable[[Setting], None]] = {
     "chunks": row_chunks,
     "chunks_large": row_chunks_large,
     "embed": row_embed,
+    "index": row_index,
 }
 
 ON_GPU: dict[str, Callable[[Setting], None]] = {"embed": row_embed_on_gpu}

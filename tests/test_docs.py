@@ -16,6 +16,7 @@ import pytest
 
 from flows.recipes.recipe import parse_recipe, stage_of
 from flows.stage_configs import CONFIGS
+from stages.plan.retro_config import RetroPlanConfig
 from stages.runtime.cli import CommonOptions, MegatronOptions
 from trainyard.config import leaves, other_names
 from trainyard.megatron_cli.programs import find_program
@@ -93,6 +94,12 @@ def test_pages_are_ascii_and_know_no_machine(name: str) -> None:
     assert words == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_tests_that_a_page_names_exist(name: str) -> None:
+    for path, test in re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text_of(name)):
+        assert f"\ndef {test}(" in (ROOT / path).read_text(), f"{name}: {path}::{test}"
+
+
 def test_every_page_is_in_the_index() -> None:
     index = text_of("docs/README.md")
     pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"]
@@ -134,17 +141,17 @@ def arguments(rest: str) -> list[str]:
     return shlex.split(re.split(r" [>|#&]", typed, maxsplit=1)[0], comments=True)
 
 
-def known_flags(stage: str) -> set[str]:
-    options = CONFIGS[stage_of(stage)]
-    names = [*(name for name, _, _ in leaves(options)), *other_names(options)]
+def known_flags(config: type) -> set[str]:
+    names = [*(name for name, _, _ in leaves(config)), *other_names(config)]
     names += [field.name for field in fields(CommonOptions)]
     flags = {"--" + name.replace("_", "-") for name in names}
     return flags | {"--no-" + flag[2:] for flag in flags} | {"--help"}
 
 
-def is_known(stage: str, flag: str) -> bool:
-    """Whether a stage takes it; pretrain takes Megatron-LM's too."""
-    if flag in known_flags(stage):
+def is_known(stage: str, flag: str, given: set[str]) -> bool:
+    """Whether a stage takes it; pretrain takes Megatron-LM's too, plan with --retro its own."""
+    config = RetroPlanConfig if stage == "plan" and "--retro" in given else CONFIGS[stage_of(stage)]
+    if flag in known_flags(config):
         return True
     name = flag.removeprefix("--").replace("_", "-")
     more = tuple(field.name.replace("_", "-") for field in fields(MegatronOptions))
@@ -173,7 +180,8 @@ def test_flags_of_commands_are_flags_of_their_stages(name: str) -> None:
         if page == name:
             given = {word for word in arguments(rest) if word.startswith("--")}
             given = {flag.partition("=")[0] for flag in given}
-            assert [flag for flag in given if not is_known(stage, flag)] == [], f"{name}: {stage}"
+            unknown = [flag for flag in given if not is_known(stage, flag, given)]
+            assert unknown == [], f"{name}: {stage}"
 
 
 WHOLE = [

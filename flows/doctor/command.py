@@ -18,7 +18,16 @@ from collections.abc import Sequence
 
 from flows.cli.options import add_yard, read_yard
 from flows.cli.run_flow import fail
-from flows.doctor import backends, flow_schedules, machine, ranks, server, slots, store
+from flows.doctor import (
+    backends,
+    flow_schedules,
+    machine,
+    ranks,
+    server,
+    slots,
+    stage_packages,
+    store,
+)
 from flows.doctor.check import Check, Finding, State, examine_yard, worst
 from flows.doctor.context import YardContext
 from trainyard.arguments import Parser
@@ -33,6 +42,7 @@ CHECKS: tuple[Check[YardContext], ...] = (
     *backends.CHECKS,
     *ranks.CHECKS,
     *machine.CHECKS,
+    *stage_packages.CHECKS,
 )
 """In this order: the ranks find the machine that the last checks judge."""
 

@@ -1,25 +1,31 @@
-"""Checks that the files a recipe names exist, before its first stage. No Prefect here."""
+"""Checks that the files a recipe names exist, and packages of its stages, before the first one. No
+Prefect here."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from flows.recipes.recipe import Recipe
 from flows.recipes.stage_job import StageJob, build_config
 from flows.yard.profile import CONTAINED
+from flows.yard.stage_packages import how_to_install, missing, needs_of
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import check_exists
 from trainyard.artifacts.urls import is_local, lies_in, local_path, parent
-from trainyard.errors import ArtifactError
+from trainyard.errors import ArtifactError, ConfigError
 
 CORPUS = "input"
 """Input of the stages that read a corpus, whose files were listed to derive their jobs."""
 
 
 def check_inputs(recipe: Recipe, jobs: Sequence[StageJob], backend: str) -> None:
-    """Raise ArtifactError for a missing file that a job reads and no job writes, and
-    InfrastructureError if the store of the recipe's outputs cannot be reached."""
+    """Raise ArtifactError for a missing file that a job reads and no job writes, ConfigError for
+    packages that stages of this Python miss, and InfrastructureError if the store of the recipe's
+    outputs cannot be reached."""
+    if backend == "process":
+        check_packages(recipe, jobs)
     store.list_folder(recipe.root)
     checked = set()
     for job in jobs:
@@ -31,6 +37,19 @@ def check_inputs(recipe: Recipe, jobs: Sequence[StageJob], backend: str) -> None
                 if not (is_made or url in checked or is_elsewhere(url, backend)):
                     _check(url, f"{recipe.where}: {where or f'[{job.stage}] {name}'}")
                 checked.add(url)
+
+
+def check_packages(recipe: Recipe, jobs: Sequence[StageJob]) -> None:
+    """Raise ConfigError if this Python misses a package of Retro that a job needs."""
+    needs = {job.stage: needs_of(job.stage, job.document) for job in jobs}
+    lacking = missing(module for modules in needs.values() for module in modules)
+    if lacking:
+        stages = [stage for stage, modules in needs.items() if set(modules) & set(lacking)]
+        raise ConfigError(
+            f"{recipe.where}: {', '.join(stages)} need {' and '.join(lacking)}, which "
+            f"{sys.executable} does not have; {how_to_install(lacking)}, or choose a profile "
+            "whose stages have images"
+        )
 
 
 def is_elsewhere(url: str, backend: str) -> bool:

@@ -45,8 +45,8 @@ def masked_jobs(
     )
 
 
-def card_job(recipe: Recipe, corpus: CorpusJobs) -> StageJob:
-    """The run card of a training that is neither exported nor evaluated."""
+def card_job(recipe: Recipe, corpus: CorpusJobs, **more: str) -> StageJob:
+    """The run card of a training that is neither exported nor evaluated. more: other artifacts."""
     decided = {
         "checkpoint": recipe.at("checkpoint"),
         "corpus": None if corpus.collect is None else recipe.at("corpus"),
@@ -55,5 +55,6 @@ def card_job(recipe: Recipe, corpus: CorpusJobs) -> StageJob:
         "plan": recipe.at("plan"),
         "goodput": goodput_url(recipe.root, "pretrain"),
         "output_prefix": recipe.at("card"),
+        **more,
     }
     return recipe.job("report", decided)

@@ -98,7 +98,7 @@ def retro_training(recipe: Recipe, resources: TrainingResources | None = None) -
         plan=plan_job(recipe, corpus, resources or TrainingResources(), {**chosen, **places}),
         neighbors=built,
         pretrain=recipe.job("pretrain", decided, num_ranks=ranks),
-        report=card_job(recipe, corpus),
+        report=card_job(recipe, corpus, retro_neighbors=tables["retro_train_neighbors"]),
     )
 
 

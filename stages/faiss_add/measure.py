@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.faiss_add.config import FaissAddConfig
+from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.index_document import IndexDocument, Recall, SearchRecall
 from trainyard.retrieval.recall import ROWS, drop_self, measure_recall, sample_ids
 from trainyard.retrieval.shards import Shards
@@ -34,24 +35,32 @@ def nprobes_of(config: FaissAddConfig, document: IndexDocument) -> list[int]:
 
 def recall_of(
     config: FaissAddConfig, document: IndexDocument, shards: Shards, blocks: EmbeddingBlocks
-) -> tuple[Recall, dict[str, float]]:
-    """Recall for several numbers of lists, and milliseconds of a query for each."""
+) -> tuple[Recall, dict[str, dict[str, float]]]:
+    """Recall for several numbers of lists; for each, milliseconds of a query, and bytes of vectors
+    that it is compared with."""
     ids = sample_ids(blocks.num_vectors, config.recall_sample, config.seed)
     queries = blocks.rows(ids)
     k = min(config.retro_query_num_neighbors_save, max(blocks.num_vectors - 1, 1))
     nprobes = nprobes_of(config, document)
-    found, milliseconds = [], {}
+    found: list[NDArray[np.int64]] = []
+    milliseconds: dict[str, float] = {}
+    compared: dict[str, float] = {}
+    part = shards.parts[0]
     for nprobe in nprobes:
         began = time.monotonic()
+        faiss_index.reset_counters()
         _, neighbors = shards.search(queries, k + 1, nprobe, config.retro_query_ef_search)
         milliseconds[str(nprobe)] = round(1000 * (time.monotonic() - began) / len(ids), 4)
+        count = faiss_index.count_compared(part, len(ids))
+        compared[str(nprobe)] = round(count * faiss_index.vector_bytes(part) / len(ids))
         found.append(drop_self(neighbors, ids))
     shares = measure_recall(queries, ids, np.stack(found), blocks.read(ROWS))
     curve = tuple(
         SearchRecall(nprobe=nprobe, recall=round(share, 6))
         for nprobe, share in zip(nprobes, shares, strict=True)
     )
-    return Recall(neighbors=k, sample=len(ids), seed=config.seed, curve=curve), milliseconds
+    recall = Recall(neighbors=k, sample=len(ids), seed=config.seed, curve=curve)
+    return recall, {"milliseconds_per_query": milliseconds, "bytes_per_query": compared}
 
 
 def balance(sizes: NDArray[np.int64] | None) -> dict[str, float]:

@@ -44,7 +44,7 @@ def run(config: FaissAddConfig, stage: StageRun) -> dict[str, Any]:
     before, shards = _filled(config, stage, plan)
     seconds = time.monotonic() - began
 
-    recall, milliseconds = recall_of(config, plan.document, shards, plan.blocks)
+    recall, costs = recall_of(config, plan.document, shards, plan.blocks)
     chosen = _chosen(config, plan.document, recall)
     if chosen.recall < config.retro_min_recall:
         raise DataError(_recall_message(config, plan.document, recall, chosen))
@@ -64,7 +64,7 @@ def run(config: FaissAddConfig, stage: StageRun) -> dict[str, Any]:
         "add_seconds": seconds,
         "recall": chosen.recall,
         "nprobe": chosen.nprobe,
-        "milliseconds_per_query": milliseconds,
+        **costs,
         **balance(sizes),
         **({"drift": drift(plan.document, recall, before, sizes)} if plan.first else {}),
     }

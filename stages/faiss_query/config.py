@@ -44,8 +44,8 @@ class FaissQueryConfig:
     """Consecutive tokens that a chunk and an evaluation set must share. Shorter documents of a set
     exclude nothing."""
     retro_db_data_path: tuple[str, ...] = location(())
-    """With --retro-exclude-evaluation: prefixes that the database was cut from, in its order;
-    default: those of the samples."""
+    """Prefixes that the database was cut from, in its order, for --retro-exclude-evaluation and for
+    the examples of the run card; default: those of the samples."""
     retro_task_validate: float | None = execution(None)
     """Write nothing: search for this share of the blocks in --output-dir again, a seeded sample,
     and compare."""
@@ -81,11 +81,6 @@ class FaissQueryConfig:
             raise ConfigError(
                 f"--retro-exclude-run ({self.retro_exclude_run}) must be at most "
                 f"--retro-gpt-chunk-length ({length}): no chunk has more tokens"
-            )
-        if self.retro_db_data_path and not self.retro_exclude_evaluation:
-            raise ConfigError(
-                "--retro-db-data-path is read for --retro-exclude-evaluation alone; give that, or "
-                "leave it out"
             )
 
     def inputs(self) -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,5 @@
-"""Chunks that no sample may retrieve: --retro-exclude-evaluation."""
+"""Chunks that no sample may retrieve: --retro-exclude-evaluation; and the database with the tokens
+that this needs."""
 
 from __future__ import annotations
 
@@ -18,21 +19,30 @@ from trainyard.retrieval.evaluation_overlap import RunsOfTokens, repeating_chunk
 log = logging.getLogger(__name__)
 
 
-def excluded_chunks(
+def database_with_tokens(
     config: FaissQueryConfig, prefixes: Sequence[str], pairs: Sequence[tuple[int, int]]
+) -> ChunkDatabase | None:
+    """The database, opened with the token files that it was cut from; None if they are neither
+    given nor all among those of the samples.
+
+    prefixes, pairs: the token files of the samples, and which dataset of the database each is."""
+    given = list(config.retro_db_data_path) or prefixes_of_all(config.retro_db, prefixes, pairs)
+    return None if given is None else ChunkDatabase(config.retro_db, given)
+
+
+def excluded_chunks(
+    config: FaissQueryConfig, database: ChunkDatabase | None
 ) -> NDArray[np.bool_] | None:
     """(chunks of the database,) those that repeat an evaluation set; None without sets.
 
-    prefixes, pairs: the token files of the samples, and which dataset of the database each is."""
+    database: see `database_with_tokens`."""
     if not config.retro_exclude_evaluation:
         return None
-    given = list(config.retro_db_data_path) or prefixes_of_all(config.retro_db, prefixes, pairs)
-    if given is None:
+    if database is None:
         raise ConfigError(
             "--retro-exclude-evaluation compares the tokens of the database, and the samples do "
             "not have all of its token files; name them with --retro-db-data-path"
         )
-    database = ChunkDatabase(config.retro_db, given)
     files = [IndexedDataset(prefix) for prefix in config.retro_exclude_evaluation]
     runs = RunsOfTokens(files, config.retro_exclude_run)
     if not len(runs):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.faiss_query.config import FaissQueryConfig
-from stages.faiss_query.exclusion import excluded_chunks
+from stages.faiss_query.exclusion import database_with_tokens, excluded_chunks
 from stages.faiss_query.search import BlockSearch, Counts, Search
 from stages.faiss_query.validate import validate
 from stages.runtime.context import StageRun
@@ -21,12 +21,14 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.machine import memory_bytes
 from trainyard.retrieval.chunk_database import ChunkDatabase
 from trainyard.retrieval.database_sources import database_manifest, find_datasets
+from trainyard.retrieval.examples import EXAMPLES, chosen_chunks, make_example, to_document
 from trainyard.retrieval.hdf5 import merged_name
 from trainyard.retrieval.index_document import DOCUMENT as INDEX_DOCUMENT
 from trainyard.retrieval.index_document import IndexDocument, shard_names
 from trainyard.retrieval.leak_test import check_neighbors
 from trainyard.retrieval.mapped import map_array
 from trainyard.retrieval.neighbors import (
+    DISTANCES,
     DOCUMENT,
     NEIGHBORS,
     NeighborsDocument,
@@ -60,7 +62,8 @@ def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
     _check_memory(config, blocks.dimensions, document, database)
     identity = chunks.identity()
     _check_samples(config, identity)
-    excluded = excluded_chunks(config, chunks.prefixes, pairs)
+    with_tokens = database_with_tokens(config, chunks.prefixes, pairs)
+    excluded = excluded_chunks(config, with_tokens)
 
     index = open_shards(config.index, document, stage.scratch)
     nprobe = config.retro_query_nprobe or document.nprobe
@@ -78,6 +81,7 @@ def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
         return validate(config, stage, of_block, _ranges(config, len(chunks)))
     total, milliseconds = _query(config, stage, of_block)
     _test_leaks(config, stage, of_block)
+    _write_examples(config, stage, of_block, with_tokens)
 
     filled = NeighborsDocument(
         samples=identity,
@@ -253,18 +257,54 @@ def _key(start: int) -> str:
 
 def _test_leaks(config: FaissQueryConfig, stage: StageRun, of_block: BlockSearch) -> None:
     """Read every block of the table again, as it was written, and test it."""
-    assert stage.output is not None
     num_chunks = len(of_block.chunks)
     for start, stop in _ranges(config, num_chunks):
-        url = stage.output.file_url(block_name(start, stop, num_chunks))
-        ids: NDArray[np.int64] = map_array(
-            *(url, NEIGHBORS, "int64", config.retro_query_num_neighbors_save),
-            "a block of neighbours",
-        )
         check_neighbors(
-            ids, start, of_block.chunks, of_block.database, of_block.pairs, of_block.excluded
+            _written(config, stage, start, stop, num_chunks, NEIGHBORS, "int64"),
+            *(start, of_block.chunks, of_block.database, of_block.pairs, of_block.excluded),
         )
     log.info("leak test passed chunks=%d", num_chunks)
+
+
+def _write_examples(
+    config: FaissQueryConfig,
+    stage: StageRun,
+    of_block: BlockSearch,
+    database: ChunkDatabase | None,
+) -> None:
+    """A few chunks with their neighbours, for the run card."""
+    if database is None:
+        log.info(
+            "no %s for the run card: the samples do not have all token files of the database; "
+            "name them with --retro-db-data-path",
+            EXAMPLES,
+        )
+        return
+    chunks, found = of_block.chunks, []
+    for number in chosen_chunks(len(chunks)):
+        start = number - number % config.retro_block_size
+        block = (start, min(start + config.retro_block_size, len(chunks)), len(chunks))
+        ids = _written(config, stage, *block, NEIGHBORS, "int64")
+        distances = _written(config, stage, *block, DISTANCES, "float32")
+        row = number - start
+        found.append(make_example(number, chunks, database, ids[row], distances[row]))
+    stage.write_json(EXAMPLES, to_document(found))
+
+
+def _written(
+    config: FaissQueryConfig,
+    stage: StageRun,
+    start: int,
+    stop: int,
+    num_chunks: int,
+    name: str,
+    dtype: str,
+) -> NDArray[Any]:
+    """An array of a finished block, as it was written."""
+    assert stage.output is not None
+    url = stage.output.file_url(block_name(start, stop, num_chunks))
+    k = config.retro_query_num_neighbors_save
+    return map_array(url, name, dtype, k, "a block of neighbours")
 
 
 def _say_result(config: FaissQueryConfig, table: NeighborsDocument) -> None:

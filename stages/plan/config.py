@@ -45,7 +45,8 @@ class PlanConfig:
     anything.
 
     --config takes a document of pretrain, such as the presets in recipes/models; options that a
-    plan does not depend on are ignored."""
+    plan does not depend on are ignored. With --retro: plan the steps that build Retro's neighbours
+    instead; see --retro --help."""
 
     DESCRIBES: ClassVar[tuple[str, ...]] = (
         "recompute_granularity",

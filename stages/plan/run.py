@@ -188,7 +188,9 @@ def detail_lines(config: PlanConfig) -> list[str]:
     kinds = ("parameters", "gradients", "optimizer", "activations", "logits")
     unit, name = (GIBIBYTE, "GiB") if detail.total >= GIBIBYTE / 10 else (MEGABYTE, "MB")
     parts = [f"{kind} {getattr(detail, kind) / unit:.2f}" for kind in kinds]
-    where = "" if detail.stage == "only" else f" of the {detail.stage} stage"
+    named = detail.stage in ("first", "last")
+    stage = f" of the {detail.stage} stage" if named else f" of stage {detail.stage}"
+    where = "" if detail.stage == "only" else stage
     return [
         f"Memory of a device{where}, tensor by tensor, without workspaces: "
         f"{detail.total / unit:.2f} {name}",

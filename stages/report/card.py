@@ -18,6 +18,8 @@ import jinja2
 from stages.report import experts, lineage_picture
 from stages.report.config import MAX_SAMPLES
 from stages.report.facts import Card, Sample, Save, Step
+from stages.report.retrieval import Search
+from stages.report.retrieval_section import recall_charts, recall_rows, retrieval_lead
 from trainyard.charts import numbers
 from trainyard.charts.line_chart import LineChart, Series, finite, line_chart
 from trainyard.charts.markup import Markup, printable
@@ -95,6 +97,9 @@ def render(card: Card) -> str:
         stats=list(stats(card)),
         loss=loss_chart(card),
         small_charts=small_charts(card),
+        recall_charts=recall_charts(card.retrieval),
+        recall_rows=recall_rows(card.retrieval),
+        retrieval_lead=retrieval_lead(card.retrieval),
         expert_charts=experts.load_charts(card),
         expert_columns=experts.COLUMNS,
         expert_rows=experts.load_rows(card),
@@ -125,7 +130,12 @@ def _entries(value: Any) -> list[dict[str, Any]]:
 
 
 def headline(card: Card) -> str:
-    """What was trained, in a sentence."""
+    """What was trained, or else found, in a sentence."""
+    if card.retrieval is not None and not card.of_training:
+        table, index = card.retrieval.table, card.retrieval.index
+        among = index.get("num_vectors")
+        of_all = f" among {numbers.scaled(among)}" if is_number(among) else ""
+        return f"Neighbours of {numbers.scaled(table['num_chunks'])} chunks{of_all}"
     count, tokens, seconds = card.num_parameters, card.tokens, card.training_seconds
     model = f"{numbers.scaled(count)} parameters" if count else "A model"
     data = f" on {numbers.scaled(tokens)} tokens" if tokens else ""
@@ -154,10 +164,28 @@ def stats(card: Card) -> Iterator[Stat]:
         yield Stat("Tokens seen", numbers.scaled(card.tokens), steps)
     if (speed := card.training_speed) is not None:
         yield Stat("Training speed", numbers.scaled(speed), "tokens/s, median")
+    yield from _retrieval(card)
     if card.total_seconds:
         stages = len({a.stage for a in card.lineage.artifacts if a.seconds is not None})
         more = f"in {stages} stages" if stages > 1 else "in one stage"
         yield Stat("All together", numbers.duration(card.total_seconds), more)
+
+
+def _retrieval(card: Card) -> Iterator[Stat]:
+    """Recall and neighbours, on a card without a training."""
+    if card.retrieval is None or card.of_training:
+        return
+    chosen = next((one for one in card.retrieval.searches if one.is_default), None)
+    if chosen is not None:
+        neighbors = card.retrieval.index["recall"].get("neighbors", "")
+        yield Stat(f"Recall@{neighbors}", numbers.fixed(3)(chosen.recall), _lists(chosen), css="b")
+    mean, most = (card.retrieval.table.get(key) for key in ("mean_neighbors", "num_neighbors"))
+    if is_number(mean):
+        yield Stat("Neighbours of a chunk", numbers.three(mean), f"of {most}, the mean")
+
+
+def _lists(search: Search) -> str:
+    return f"{whole(search.nprobe)} list{'s' if search.nprobe > 1 else ''} searched"
 
 
 def _validation(first: Step, last: Step) -> Iterator[Stat]:

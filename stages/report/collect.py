@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from stages.report.config import ARTIFACTS, ReportConfig
 from stages.report.facts import Card, Option, Sample, Save, Step
 from stages.report.lineage import Ancestry, Artifact
+from stages.report.retrieval import gather_retrieval
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, read_listed, read_listed_json
 from trainyard.artifacts.urls import basename, join
@@ -60,31 +61,18 @@ def gather(config: ReportConfig) -> Card:
     ancestry = Ancestry()
     urls = {name: getattr(config, name) for name in ARTIFACTS}
     keys = {name: ancestry.add(url) for name, url in urls.items() if url is not None}
-    checkpoint = ancestry.manifests.get(keys["checkpoint"])
-    if checkpoint is None:
-        raise ArtifactError(
-            f"{config.checkpoint}: no manifest.json, so the training has not finished; "
-            f"rerun that stage"
-        )
-    check_trained(config.checkpoint, checkpoint)
-    lineage = ancestry.lineage(keys["checkpoint"])
-    trained = next(a for a in lineage.artifacts if a.key == keys["checkpoint"])
+    destination = keys["checkpoint" if config.checkpoint is not None else "retro_neighbors"]
+    retrieval = None
+    if config.retro_neighbors is not None:
+        key = keys["retro_neighbors"]
+        retrieval = gather_retrieval(ancestry, key, config.retro_neighbors)
     generations = _document(ancestry, keys.get("benchmark"), "generations.json")
-    ledger = _lines(keys["checkpoint"], checkpoint, LEDGER)
-    timings = {line["step"]: line for line in _lines(keys["checkpoint"], checkpoint, TIMINGS)}
     return Card(
         title=title(config),
-        lineage=lineage,
-        steps=tuple(_step(line, timings.get(line["step"], {})) for line in ledger),
-        expert_loads=expert_loads(ledger[-1]) if ledger else (),
-        options=options_of(checkpoint.config),
-        environment=environment(trained, profiles_of(keys["checkpoint"])),
-        measured=measured(trained),
-        performance=_volatile(ancestry, keys["checkpoint"], PERFORMANCE),
-        saves=saves_of(keys["checkpoint"], checkpoint),
-        certificate=read_certificate(config.certificate, config.checkpoint, checkpoint.lineage),
+        lineage=ancestry.lineage(destination),
+        retrieval=retrieval,
+        **_training(config, ancestry, destination),
         goodput=read_goodput(config.goodput),
-        num_parameters=num_parameters(keys["checkpoint"], checkpoint),
         plan=_document(ancestry, keys.get("plan"), "plan.json"),
         evaluation=_document(ancestry, keys.get("evaluation"), "results.json"),
         timings=_volatile(ancestry, keys.get("benchmark"), "timings.json"),
@@ -93,6 +81,33 @@ def gather(config: ReportConfig) -> Card:
         num_prompts=len((generations or {}).get("requests") or ()),
         evaluated=evaluated_text(ancestry.manifests.get(keys.get("evaluation", ""))),
     )
+
+
+def _training(config: ReportConfig, ancestry: Ancestry, key: str) -> dict[str, Any]:
+    """The facts of a training; none for a card without one."""
+    if config.checkpoint is None:
+        return {}
+    checkpoint = ancestry.manifests.get(key)
+    if checkpoint is None:
+        raise ArtifactError(
+            f"{config.checkpoint}: no manifest.json, so the training has not finished; "
+            f"rerun that stage"
+        )
+    check_trained(config.checkpoint, checkpoint)
+    trained = ancestry.artifacts[key]
+    ledger = _lines(key, checkpoint, LEDGER)
+    timings = {line["step"]: line for line in _lines(key, checkpoint, TIMINGS)}
+    return {
+        "steps": tuple(_step(line, timings.get(line["step"], {})) for line in ledger),
+        "expert_loads": expert_loads(ledger[-1]) if ledger else (),
+        "options": options_of(checkpoint.config),
+        "environment": environment(trained, profiles_of(key)),
+        "measured": measured(trained),
+        "performance": _volatile(ancestry, key, PERFORMANCE),
+        "saves": saves_of(key, checkpoint),
+        "certificate": read_certificate(config.certificate, config.checkpoint, checkpoint.lineage),
+        "num_parameters": num_parameters(key, checkpoint),
+    }
 
 
 def check_trained(url: str, manifest: Manifest) -> None:

@@ -17,6 +17,7 @@ ARTIFACTS = (
     "export",
     "evaluation",
     "benchmark",
+    "retro_neighbors",
 )
 """Options that name an artifact to show, in the order of the stages."""
 
@@ -25,10 +26,11 @@ MAX_SAMPLES = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportConfig:
-    """Write a run as one self-contained HTML page: loss curves, samples, tables and lineage."""
+    """Write a run as one self-contained HTML page: loss curves, samples, tables and lineage; for a
+    Retro what it retrieves."""
 
-    checkpoint: str = location()
-    """Run folder of the trained checkpoint."""
+    checkpoint: str | None = location(None)
+    """Run folder of the trained checkpoint; may be left out with --retro-neighbors."""
     corpus: str | None = location(None)
     """Collected corpus."""
     tokenizer: str | None = location(None)
@@ -43,6 +45,9 @@ class ReportConfig:
     """Folder of the evaluation's results.json."""
     benchmark: str | None = location(None)
     """Folder of the benchmark's generations.json and timings.json."""
+    retro_neighbors: str | None = location(None)
+    """Table of neighbours, the output of faiss_query: some chunks with their neighbours, and the
+    recall of the index."""
     certificate: str | None = location(None)
     """Certificate of the run: --output of certify."""
     goodput: str | None = location(None)
@@ -56,7 +61,12 @@ class ReportConfig:
     """Generations of the benchmark to show; the page says how many there are."""
 
     def __post_init__(self) -> None:
-        """Refuse a number of samples out of range."""
+        """Refuse a number of samples out of range, and a page about nothing."""
+        if self.checkpoint is None and self.retro_neighbors is None:
+            raise ConfigError(
+                "--checkpoint, the folder of a run, is missing; without a training, "
+                "--retro-neighbors shows what the stages of Retro made"
+            )
         if not 0 <= self.num_samples <= MAX_SAMPLES:
             raise ConfigError(
                 f"--num-samples must be between 0 and {MAX_SAMPLES}, got {self.num_samples}"

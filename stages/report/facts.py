@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stages.report.lineage import Lineage
+from stages.report.retrieval import Retrieval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,8 @@ class Card:
     goodput: dict[str, Any] | None = None
     """Where the time of all attempts went: the document of a flow (flows/goodput/report.py)."""
     num_parameters: int | None = None
+    retrieval: Retrieval | None = None
+    """What a Retro retrieves."""
     plan: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None
     timings: dict[str, Any] | None = None
@@ -97,6 +100,11 @@ class Card:
     """Generations of the benchmark, of which `samples` are the first."""
     evaluated: str = ""
     """Name of the text of the evaluation."""
+
+    @property
+    def of_training(self) -> bool:
+        """Whether it shows a training, and not only the stages before it."""
+        return self.retrieval is None or bool(self.steps)
 
     @property
     def tokens(self) -> int | None:
@@ -117,7 +125,7 @@ class Card:
 
     @property
     def training_seconds(self) -> float | None:
-        """Duration of the training stage."""
+        """Duration of the training stage, of the last one without a training."""
         destination = self.lineage.destination
         return next((a.seconds for a in self.lineage.artifacts if a.key == destination), None)
 

@@ -39,6 +39,8 @@ class Artifact:
     """Number of artifacts, where several are shown as one."""
     alias: str = ""
     """Name of an artifact that its stage does not identify."""
+    alias_is_shared: bool = False
+    """An artifact of another stage has it too."""
     seconds: float | None = None
     started: str = ""
     code: dict[str, str] = field(default_factory=dict)
@@ -49,14 +51,16 @@ class Artifact:
     @property
     def label(self) -> str:
         """The name, and the number of artifacts."""
-        name = self.alias or self.stage.replace("_", " ") or "source"
+        stage = self.stage.replace("_", " ")
+        name = f"{stage} {self.alias}" if self.alias_is_shared else self.alias or stage or "source"
         return f"{name} {TIMES}{self.count}" if self.count > 1 else name
 
     @property
     def long_label(self) -> str:
         """The label, with the stage in front of an alias."""
         stage = self.stage.replace("_", " ")
-        return f"{stage}, {self.label}" if stage and self.alias else self.label
+        is_apart = stage and self.alias and not self.alias_is_shared
+        return f"{stage}, {self.label}" if is_apart else self.label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +98,8 @@ class Ancestry:
         for key in self._artifacts_of(url):
             self._enter(key)
             return key
-        self.artifacts.setdefault(_key(url), _source(_key(url), ""))
-        return _key(url)
+        self.artifacts.setdefault(key_of(url), _source(key_of(url), ""))
+        return key_of(url)
 
     def _enter(self, key: str) -> None:
         if key in self.manifests:
@@ -126,9 +130,9 @@ class Ancestry:
         manifest = self._find(found[0])
         if len(record.urls) > 1 or len(found) > 1 or manifest is None:
             return True  # the digest is one of many together
-        if found[0] == _key(url):
+        if found[0] == key_of(url):
             return manifest.output_digest == record.digest
-        listed = manifest.record(_key(url).removeprefix(found[0]).lstrip("/"))
+        listed = manifest.record(key_of(url).removeprefix(found[0]).lstrip("/"))
         return listed is None or listed.digest == record.digest
 
     def _raw(self, url: str, record: InputRecord, is_earlier: bool) -> str:
@@ -142,7 +146,7 @@ class Ancestry:
 
     def _artifacts_of(self, url: str) -> tuple[str, ...]:
         """Keys of the artifacts that a URL names: itself, the one it is in, or those below it."""
-        at = _key(url)
+        at = key_of(url)
         if has_glob(at):
             folder = parent(at)
             return (folder,) if not has_glob(folder) and self._find(folder) is not None else ()
@@ -174,7 +178,7 @@ class Ancestry:
         return with_aliases(grouped(list(self.artifacts.values()), list(self.edges), destination))
 
 
-def _key(url: str) -> str:
+def key_of(url: str) -> str:
     """One spelling of a URL."""
     path = local_path(url)
     return url.rstrip("/") if path is None else str(path)
@@ -257,10 +261,17 @@ def _merged(group: Sequence[Artifact]) -> Artifact:
 
 
 def with_aliases(lineage: Lineage) -> Lineage:
-    """Artifacts of one stage named by the last part of their URLs: reshard, export."""
+    """Artifacts of one stage named by the last part of their URLs: reshard, export. Where another
+    stage has one of that name too, the stage stands before it."""
     stages = [a.stage for a in lineage.artifacts]
-    artifacts = tuple(
-        replace(a, alias=basename(a.key)) if a.stage and stages.count(a.stage) > 1 else a
-        for a in lineage.artifacts
-    )
+    many = [a for a in lineage.artifacts if a.stage and stages.count(a.stage) > 1]
+    owners = {(a.stage, basename(a.key)) for a in many}
+    names = [name for _, name in owners]
+
+    def named(artifact: Artifact) -> Artifact:
+        name = basename(artifact.key)
+        shared = names.count(name) > 1
+        return replace(artifact, alias=name, alias_is_shared=shared)
+
+    artifacts = tuple(named(a) if a in many else a for a in lineage.artifacts)
     return replace(lineage, artifacts=artifacts)

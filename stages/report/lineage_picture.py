@@ -20,11 +20,15 @@ NODE_HEIGHT = 68.0
 GAP = 20.0
 MARGIN = 3.0
 DIGEST_CHARS = 10
+NAME_CHARS = 17
 
 ROW = 58.0
 RADIUS = 6.0
 
-DATA = ("collect", "train_tokenizer", "tokenize", "merge")
+DATA = (
+    *("collect", "train_tokenizer", "tokenize", "merge"),
+    *("retro_db", "retro_embed", "faiss_train", "faiss_add", "faiss_query"),
+)
 MEASURES = ("evaluate", "benchmark", "plan")
 
 
@@ -35,6 +39,11 @@ def family(artifact: Artifact) -> str:
     if artifact.stage in DATA:
         return "data"
     return "measure" if artifact.stage in MEASURES else "model"
+
+
+def shortened(label: str) -> str:
+    """A label that fits into a node; its title has the whole."""
+    return label if len(label) <= NAME_CHARS else label[: NAME_CHARS - 1] + "\u2026"
 
 
 def detail(artifact: Artifact) -> str:
@@ -188,7 +197,7 @@ def _node(artifact: Artifact, lineage: Lineage, layout: GraphLayout, pitch: floa
         element("title", "\n".join(filter(None, about))),
         element("rect", width=NODE_WIDTH, height=NODE_HEIGHT, rx=9, class_="box"),
         element("circle", cx=14, cy=18, r=4, class_="mark"),
-        element("text", artifact.label, x=25, y=22.5, class_="name"),
+        element("text", shortened(artifact.label), x=25, y=22.5, class_="name"),
         element("text", artifact.digest[:DIGEST_CHARS], x=12, y=41, class_="digest"),
         element("text", detail(artifact), x=12, y=57, class_="detail"),
         transform=f"translate({x:.1f} {y:.1f})",

@@ -29,6 +29,7 @@ from tests.trainyard.retrieval.samples import Yard, make_yard, sentences
 from trainyard.artifacts.digest import digest_files
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.retrieval import index as faiss_index
+from trainyard.retrieval.examples import EXAMPLES, chosen_chunks
 from trainyard.retrieval.neighbors import Neighbors
 from trainyard.retrieval.pretraining_chunks import as_document
 
@@ -157,6 +158,33 @@ def test_blocks_of_a_killed_run_are_used(
     assert again.items() <= whole.items()
 
 
+def test_examples_are_chunks_of_the_table_with_their_neighbors_and_sources(
+    yard: Yard, tmp_path: Path
+) -> None:
+    query(yard, tmp_path)
+    table, chunks, database = Neighbors(str(tmp_path)), yard.chunks(), yard.database()
+    document = json.loads((tmp_path / EXAMPLES).read_text())
+    found = document["examples"]
+    numbers = [one["sample"] * chunks.chunks_per_sample + one["chunk"] for one in found]
+    assert numbers == chosen_chunks(len(table))
+    for number, one in zip(numbers, found, strict=True):
+        assert one["tokens"] == chunks.token_rows(number, number + 1)[0].tolist()
+        ids = [neighbor["chunk"] for neighbor in one["neighbors"]]
+        assert ids == table.rows(number)[: len(ids)].tolist()
+        assert len(ids) == 3
+        for chunk, neighbor in zip(ids, one["neighbors"], strict=True):
+            dataset, document_number = database.rows(chunk)[:2].tolist()
+            assert neighbor["tokens"] == database.tokens(chunk).tolist()
+            assert (neighbor["dataset"], neighbor["document"]) == (
+                database.infos[dataset].prefix,
+                document_number,
+            )
+            after = int(database.continuations(chunk))
+            assert neighbor["continuation"] == (
+                [] if after < 0 else database.tokens(after).tolist()
+            )
+
+
 def test_validation_samples_have_neighbors_too(yard: Yard, tmp_path: Path) -> None:
     at = str(yard.folder / "embeddings-valid")
     metrics = query(yard, tmp_path, retro_query_split="valid", embeddings=at)
@@ -211,7 +239,6 @@ def test_a_leak_is_found_before_the_table_is_published(
         ({"retro_gpt_chunk_length": 4}, "holds 96 vectors|have 8 tokens; give that"),
         ({"retro_gpt_chunk_length": 5}, r"--seq-length \(32\) must be divisible by"),
         ({"mock_data": True, "data_path": []}, "--mock-data comes from no document"),
-        ({"retro_db_data_path": ["x"]}, "--retro-db-data-path is read for --retro-exclude"),
     ],
 )
 def test_mistakes_are_refused(

@@ -1,4 +1,5 @@
-"""Line charts as SVG. A band around each step shows its values on hover, without a script.
+"""Line charts as SVG, by step or over another axis. A band around each point shows its values on
+hover, without a script.
 
 Positions are percentages of the surrounding SVG, so a chart stretches and its type does not.
 The curves are in a nested SVG without aspect ratio, and their strokes do not scale.
@@ -42,15 +43,35 @@ class Scale:
     low: float
     high: float
     ticks: tuple[float, ...]
+    is_log: bool = False
+    """Equal ratios are equal distances; both ends are above 0."""
 
     def at(self, value: float) -> float:
         """Position between 0 and 1."""
+        if self.is_log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What runs from left to right."""
+
+    name: str
+    """In a sentence, and above a column."""
+    shown: Format
+    """A value in full."""
+    tick: Format
+    """A value at a tick after the first, which is shown in full."""
+    is_log: bool = False
+
+
+STEPS = Axis("step", lambda step: f"step {whole(step)}", whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChart:
-    """Curves by step, with a title; made by `line_chart`."""
+    """Curves by step or over another axis, with a title; made by `line_chart`."""
 
     title: str
     note: str
@@ -58,24 +79,26 @@ class LineChart:
     value_format: Format
     x: Scale
     y: Scale
+    axis: Axis = STEPS
 
     @property
     def description(self) -> str:
         """The first and last value of each curve, for readers who do not see it."""
-        parts = [f"{self.title} by step."]
+        parts = [f"{self.title} by {self.axis.name}."]
         for one in self.series:
             ends = dict.fromkeys((one.points[0], one.points[-1]))
-            shown = [f"{self.value_format(y)} at step {whole(x)}" for x, y in ends]
+            shown = [f"{self.value_format(y)} at {self.axis.shown(x)}" for x, y in ends]
             parts.append(f"{one.name}: {', '.join(shown)}.")
         return " ".join(parts)
 
     def rows(self) -> tuple[list[list[str]], int]:
-        """At most MAX_ROWS rows of a table (step, value of each curve), and how many there are."""
+        """At most MAX_ROWS rows of a table (place on the axis, value of each curve), and how many
+        there are."""
         steps, tables = self._by_step()
         rows = []
         for step in (steps[i] for i in spaced(len(steps), MAX_ROWS)):
             values = [self.value_format(t[step]) if step in t else "" for t in tables]
-            rows.append([whole(step), *values])
+            rows.append([self.axis.tick(step), *values])
         return rows, len(steps)
 
     def plot(self, has_bands: bool = True) -> Markup:
@@ -106,7 +129,7 @@ class LineChart:
         for tick in self.x.ticks:
             at = self.x.at(tick)
             anchor = "end" if at > 0.97 else "start" if at < 0.02 else "middle"
-            label = ("step " if tick == self.x.ticks[0] else "") + whole(tick)
+            label = (self.axis.shown if tick == self.x.ticks[0] else self.axis.tick)(tick)
             parts.append(
                 element("text", label, x=_percent(at), y="100%", dy="18", text_anchor=anchor)
             )
@@ -136,7 +159,7 @@ class LineChart:
                 for one, table in zip(self.series, tables, strict=True)
                 if mark in table
             ]
-            text, at = f" {DOT} ".join([f"step {whole(mark)}", *values]), _percent(place)
+            text, at = f" {DOT} ".join([self.axis.shown(mark), *values]), _percent(place)
             bands.append(
                 element(
                     "g",
@@ -157,6 +180,7 @@ def line_chart(
     *,
     from_zero: bool = False,
     note: str = "",
+    axis: Axis = STEPS,
 ) -> LineChart | None:
     """A chart of the series that have points; None when no series has any."""
     series = tuple(one for one in series if one.points)
@@ -167,8 +191,9 @@ def line_chart(
         note=note,
         series=series,
         value_format=value_format,
-        x=step_scale([x for one in series for x, _ in one.points]),
+        x=(log_scale if axis.is_log else step_scale)([x for one in series for x, _ in one.points]),
         y=value_scale([y for one in series for _, y in one.points], from_zero),
+        axis=axis,
     )
 
 
@@ -220,6 +245,21 @@ def step_scale(values: Sequence[float]) -> Scale:
     if low == high:
         return Scale(low - 1, high + 1, (low,))
     return Scale(low, high, _ticks(low, high, max(1.0, _nice_step((high - low) / 5))))
+
+
+def log_scale(values: Sequence[float]) -> Scale:
+    """An axis of equal ratios: as wide as the data, which is above 0; ticks at powers of ten, or at
+    1, 2 and 5 times them where there are fewer than three."""
+    low, high = min(values), max(values)
+    if low == high:
+        return Scale(low / 2, high * 2, (low,), is_log=True)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1.0,), (1.0, 2.0, 5.0)):
+        every = (m * 10.0**power for power in powers for m in steps)
+        ticks = tuple(tick for tick in every if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9))
+        if len(ticks) >= 3:
+            break
+    return Scale(low, high, ticks or (low, high), is_log=True)
 
 
 def _nice_step(raw: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 NARROW = "\u202f"
 MINUS = "\u2212"
@@ -14,7 +14,7 @@ DOT = "\u00b7"
 Format = Callable[[float], str]
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """True for a finite int or float."""
     kind = isinstance(value, int | float) and not isinstance(value, bool)
     return kind and math.isfinite(value)

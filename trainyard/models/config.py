@@ -29,16 +29,8 @@ LLAMA3_LENGTH = 8192
 Normalization = Literal["LayerNorm", "RMSNorm"]
 PositionEmbeddingType = Literal["learned_absolute", "rope", "yarn", "relative", "none"]
 SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
-Activation = Literal[
-    "gelu",
-    "gelu_tanh",
-    "quick_gelu",
-    "relu",
-    "squared_relu",
-    "swiglu",
-    "quick_geglu",
-    "geglu_tanh",
-]
+Ungated = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu"]
+Activation = Ungated | Literal["swiglu", "quick_geglu", "geglu_tanh"]
 RecomputeGranularity = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "mlp", "layernorm"]
 ModelType = Literal["gpt", "bert", "t5", "retro"]
@@ -229,8 +221,7 @@ class TransformerConfig:
         return self.positions * self.hidden_size if learned else 0
 
     def output_params(self, rows: int) -> int:
-        """Trained parameters after the layers beside the table of the vocabulary, of which a rank
-        has `rows`."""
+        """Trained parameters behind the layers, without a table of which a rank has `rows`."""
         return self.norm_params()
 
     def all_layer_params(self) -> int:
@@ -286,6 +277,10 @@ class TransformerConfig:
 
     def num_cross_layers(self, layers: range) -> int:
         """How many of these layers attend to another sequence as well."""
+        return 0
+
+    def num_inner_layers(self, layers: range) -> int:
+        """Layers of modules inside of these, such as an encoder of neighbours."""
         return 0
 
     def equal_layers(self, layers: range) -> float:
@@ -357,7 +352,7 @@ class TransformerConfig:
             return "squared_relu"
         if self.quick_gelu:
             return "quick_gelu"
-        fused = self.bias_gelu_fusion and not self.disable_bias_linear
+        fused = self.bias_gelu_fusion and self.linear_bias
         return "gelu_tanh" if fused or self.openai_gelu else "gelu"
 
     @property

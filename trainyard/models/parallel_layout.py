@@ -78,7 +78,8 @@ class ParallelLayout:
     def equal_layers(self, config: TransformerConfig) -> float:
         """`layers_as_on_first` by what they keep, where layers differ."""
         on_first = -(-self.layers_as_on_first(config) // self.pp)
-        return config.equal_layers(range(on_first)) * self.layers_as_on_first(config) / on_first
+        busiest = config.equal_layers(busiest_layers(config, on_first))
+        return busiest * self.layers_as_on_first(config) / on_first
 
     def activation_growth(self, config: TransformerConfig) -> tuple[float, int]:
         """(growth under the interleaved schedule, micro-batches in flight on the first stage)."""
@@ -90,3 +91,11 @@ class ParallelLayout:
             penalty = 1 + (self.pp - 1) / (self.pp * chunks)
             return penalty, math.ceil(penalty * self.pp)
         return 1.0, min(self.num_microbatches or self.pp, self.pp)
+
+
+def busiest_layers(config: TransformerConfig, count: int) -> range:
+    """Of pipeline stages with so many layers, those of the one that keeps most for a sample: the
+    one with inner layers, else the first."""
+    starts = range(0, config.all_layers, count)
+    stages = [range(start, min(start + count, config.all_layers)) for start in starts]
+    return next((stage for stage in stages if config.num_inner_layers(stage)), stages[0])

@@ -218,6 +218,33 @@ def search(
     return distances, ids
 
 
+def reset_counters() -> None:
+    """Set faiss's counters of compared vectors to 0."""
+    shared: Any = faiss.cvar
+    for counter in (shared.indexIVF_stats, shared.hnsw_stats):
+        counter.reset()
+
+
+def count_compared(index: Any, num_queries: int) -> int:
+    """Vectors that the queries since `reset_counters` were compared with: those of lists and graphs
+    by faiss's own counters, over all shards."""
+    shared: Any = faiss.cvar
+    if _lists(index) is not None:
+        return int(shared.indexIVF_stats.ndis)
+    if isinstance(_inner(index), faiss.IndexHNSW):
+        return int(shared.hnsw_stats.ndis)
+    return int(index.ntotal) * num_queries
+
+
+def vector_bytes(index: Any) -> int:
+    """What an index holds of a vector to compare it with a query."""
+    inner = _inner(index)
+    if isinstance(inner, faiss.IndexHNSW):
+        inner = faiss.downcast_index(inner.storage)
+    size = getattr(inner, "code_size", 0)  # without codes: the vector itself
+    return int(size) or 4 * int(inner.d)
+
+
 def list_sizes(index: Any) -> NDArray[np.int64] | None:
     """Vectors in each list of an inverted file; None for another index."""
     lists = _lists(index)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-from trainyard.config import also, execution, location
+from trainyard.config import also, execution, from_table, location
 from trainyard.errors import ConfigError
 
 TokenizerType = Literal[
@@ -166,6 +167,18 @@ class TokenizerConfig:
         used = set(NEEDS[self.tokenizer_type]) | {"chat_template"}
         urls = (getattr(self, name) for name in FILES if name in used)
         return tuple(url for url in urls if url)
+
+
+def of_manifest(options: Mapping[str, Any], urls: Sequence[str], where: str) -> TokenizerConfig:
+    """The tokenizer of a finished stage. options: of its manifest, among others. urls: of the
+    input that `TokenizerConfig.inputs` names.
+
+    Raises ConfigError for options that no tokenizer has."""
+    known = {field.name for field in fields(TokenizerConfig)}
+    needed = NEEDS.get(str(options.get("tokenizer_type")), ())
+    names = [name for name in FILES if name in needed] + ["chat_template"]
+    given = {name: value for name, value in options.items() if name in known and value is not None}
+    return from_table(TokenizerConfig, given | dict(zip(names, urls, strict=False)), where)
 
 
 def _versions(library: str | None) -> dict[str, str]:

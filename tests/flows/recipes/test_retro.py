@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
+from flows.recipes.inputs import check_packages
 from flows.recipes.recipe import parse_recipe, read_recipe
 from flows.recipes.retro import RetroJobs, retro_jobs, retro_training
 from tests.flows.processes import ROOT
@@ -48,6 +51,24 @@ def test_each_output_is_somebodys_input_and_no_two_jobs_share_one() -> None:
     ends = {str(split.query.output.url) for split in every.splits if split.query.output}
     parts = {one for one in written if "/parts/" in one or one.endswith(("/corpus", "/tokenizer"))}
     assert set(written) - ends - parts - read == set()
+
+
+def test_a_recipe_whose_packages_are_missing_is_refused_before_any_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = parse_recipe(QUICKSTART.read_text(), "retro.toml", "/y")
+    every = retro_training(recipe).all()
+    check_packages(recipe, every)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "faiss" else find(n))
+    with pytest.raises(ConfigError, match=r"retro.toml: faiss_train, faiss_add, faiss_query need "):
+        check_packages(recipe, every)
+    check_packages(recipe, [job for job in every if not job.stage.startswith("faiss")])
+
+
+def test_the_card_shows_what_the_training_retrieves() -> None:
+    report = retro_training(parse_recipe(QUICKSTART.read_text(), "retro.toml", "/y")).report
+    assert report.document["retro_neighbors"] == "/y/retro/retro/query/train"
 
 
 def test_the_training_decides_which_samples_are_queried() -> None:

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from trainyard.charts import line_chart as charts
-from trainyard.charts.line_chart import LineChart, Series, line_chart
-from trainyard.charts.numbers import fixed, rate
+from trainyard.charts.line_chart import Axis, LineChart, Series, line_chart
+from trainyard.charts.numbers import fixed, milliseconds, rate
 
 
 def chart(*points: tuple[float, float | None]) -> LineChart | None:
@@ -67,3 +67,25 @@ def test_scales_contain_all_values_and_have_distinct_ticks(values: tuple[float, 
     assert 2 <= len(scale.ticks) <= 8
     labels = charts.tick_labels(scale.ticks, rate)
     assert len(set(labels)) == len(labels)
+
+
+def test_a_logarithmic_axis_has_ticks_in_its_own_words() -> None:
+    axis = Axis("time", milliseconds, milliseconds, is_log=True)
+    points = ((0.001, 0.2), (0.004, 0.5), (0.032, 0.9))
+    drawn = line_chart("Recall", [Series("r", points, "a", dots=True)], fixed(2), axis=axis)
+    assert drawn is not None
+    assert [drawn.x.at(x) for x, _ in points] == pytest.approx([0.0, 0.4, 1.0])
+    plot = drawn.plot()
+    ElementTree.fromstring(f"<svg>{plot}</svg>")
+    for words in ("1.00\u202fms", "2.00\u202fms", "5.00\u202fms", "10.0\u202fms"):
+        assert f">{words}<" in plot
+    assert "step" not in plot + drawn.description
+    assert "0.90 at 32.0\u202fms" in drawn.description
+    assert drawn.rows()[0][1] == ["4.00\u202fms", "0.50"]
+
+
+@pytest.mark.parametrize("values", [[3.0], [1e-5, 1e12], [0.7, 0.71]])
+def test_ticks_of_any_logarithmic_axis_lie_on_it(values: list[float]) -> None:
+    scale = charts.log_scale(values)
+    assert scale.ticks
+    assert all(-1e-9 <= scale.at(tick) <= 1 + 1e-9 for tick in scale.ticks)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
-from trainyard.models.parallel_layout import ParallelLayout
+from trainyard.models.parallel_layout import ParallelLayout, busiest_layers
 
 
 def check_layout(layout: ParallelLayout, config: TransformerConfig) -> None:
@@ -69,9 +69,13 @@ def count_parameters(
     mixtures = sum(moe.pattern(config.num_layers))
     expert, experts = h * config.expert_ffn_size * matrices, mixtures * (moe.num_experts or 0)
     shared = h * (moe.moe_shared_expert_intermediate_size or 0) * matrices
-    replicated = layers * 2 * norm + experts * h + (1 + bool(across)) * norm + across * norm
+    final = 1 + (layers > config.num_layers)  # a second stack has one too
+    replicated = layers * 2 * norm + experts * h + (final + across) * norm
     dense = (layers - mixtures) * h * config.ffn_size * matrices + mixtures * shared
     split = layers * attention + dense + across * attention
+    inner = config.num_inner_layers(range(layers))  # on one stage, the first of them with cross
+    inner_replicated = inner * 2 * norm + bool(inner) * norm
+    inner_split = inner * (attention + h * config.ffn_size * matrices) + bool(inner) * attention
     embedding = padded_vocab_size * h
     expert_shards = layout.ep * (layout.expert_tp or layout.tp)
     block_shard = (split / layout.tp + experts * expert / expert_shards + replicated) / layout.pp
@@ -80,12 +84,14 @@ def count_parameters(
         first = layout.layers_as_on_first(config) / layers
         other_shard *= (layout.pp - first) / (layout.pp - 1)  # on average
         block_shard *= first
+    block_shard += inner_split / layout.tp + inner_replicated
+    block = split + inner_split + replicated + inner_replicated
     tables = 2 if config.untie_embeddings_and_output_weights else 1
     tables_here = tables if layout.pp == 1 else 1
     visited = mixtures * moe.moe_router_topk
     return ParameterCount(
-        transformer_block=split + experts * expert + replicated,
-        active_transformer_block=split + visited * expert + replicated,
+        transformer_block=block + experts * expert,
+        active_transformer_block=block + visited * expert,
         embedding=tables * embedding,
         most_loaded_shard=block_shard + tables_here * embedding / layout.tp,
         other_shards=other_shard if layout.pp > 1 else None,
@@ -111,7 +117,7 @@ def activation_bytes(
 def activation_memory(
     config: TransformerConfig, padded_vocab_size: int, layout: ParallelLayout
 ) -> ActivationMemory:
-    """Activations on the first stage.
+    """Activations on the first stage, or on the one that keeps more for a sample.
 
     Exact for sequence parallelism with selective recomputation; every other setting is estimated
     as attention that does not keep its s x s scores, plus 5 %."""
@@ -151,6 +157,7 @@ def full_recompute_bytes(
     penalty, in_flight = layout.activation_growth(config)
     inputs *= penalty if layout.is_interleaved else in_flight / layout.pp
     one_layer = activation_memory(config, padded_vocab_size, layout).per_layer
+    one_layer *= config.equal_layers(busiest_layers(config, 1))
     of_output = config.output_length * layout.micro_batch_size
     loss = _loss_bytes(of_output, config.hidden_size, padded_vocab_size, layout.tp, False)
     return inputs + one_layer + (loss if layout.pp == 1 else 0.0)

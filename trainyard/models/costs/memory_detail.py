@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainyard.models.config import TransformerConfig
-from trainyard.models.parallel_layout import ParallelLayout
+from trainyard.models.parallel_layout import ParallelLayout, busiest_layers
 from trainyard.models.param_counts import mlp_params, router_params, shared_expert_params
 
 MLP_TENSORS = {
@@ -30,7 +30,7 @@ class DetailedMemory:
     """Bytes of one device."""
 
     stage: str
-    """Which pipeline stage it is: first, last or only."""
+    """Which pipeline stage it is: only, first, last, or its number and how many there are."""
     parameters: float
     gradients: float
     optimizer: float
@@ -50,19 +50,22 @@ def detailed_memory(
     config: TransformerConfig, padded_vocab_size: int, layout: ParallelLayout
 ) -> DetailedMemory:
     """Memory of the stage that needs most."""
-    names = ["only"] if layout.pp == 1 else ["first", "last"]
-    stages = [_stage(config, padded_vocab_size, layout, name) for name in names]
+    count = -(-config.all_layers // layout.pp)
+    busiest = busiest_layers(config, count).start // count
+    numbers = dict.fromkeys((0, layout.pp - 1, busiest))
+    stages = [_stage(config, padded_vocab_size, layout, number) for number in numbers]
     return max(stages, key=lambda stage: stage.total)
 
 
 def _stage(
-    config: TransformerConfig, vocab: int, layout: ParallelLayout, name: str
+    config: TransformerConfig, vocab: int, layout: ParallelLayout, number: int
 ) -> DetailedMemory:
     everything = range(config.all_layers)
     count = -(-len(everything) // layout.pp)
-    layers = everything[-count:] if name == "last" else everything[:count]
+    is_first, is_last = number == 0, number == layout.pp - 1
+    layers = everything[-count:] if is_last else everything[number * count :][:count]
     weights = parameters_here(
-        config, vocab, layout, layers, has_embedding=name != "last", has_output=name != "first"
+        config, vocab, layout, layers, has_embedding=is_first, has_output=is_last
     )
     experts = expert_parameters_here(config, layout, layers)
     width, state = 4 if layout.fp32 else 2, 8 if layout.fp32 else 12
@@ -73,19 +76,24 @@ def _stage(
     else:
         states = weights + experts
     samples = layout.micro_batch_size / layout.cp
-    tokens = config.seq_length * samples * config.equal_layers(layers) / count
     return DetailedMemory(
-        stage=name,
+        stage=_name(number, layout.pp),
         parameters=(weights + experts) * width,
         gradients=(weights + experts) * 4,
         optimizer=states * state,
-        activations=tokens * _stage_activations(config, layout, layers, name),
+        activations=config.seq_length
+        * samples
+        * _stage_activations(config, layout, layers, number),
         logits=(
-            config.output_length * samples * _logits(config, vocab, layout)
-            if name != "first"
-            else 0.0
+            config.output_length * samples * _logits(config, vocab, layout) if is_last else 0.0
         ),
     )
+
+
+def _name(number: int, pp: int) -> str:
+    if pp == 1:
+        return "only"
+    return {0: "first", pp - 1: "last"}.get(number, f"{number + 1} of {pp}")
 
 
 def parameters_here(
@@ -101,11 +109,12 @@ def parameters_here(
     those of routed experts."""
     h, tp = config.hidden_size, layout.tp
     table = padded_vocab_size * h / tp
-    count = len(layers) * _layer_parameters(config, tp)
+    inner = config.num_inner_layers(layers)
+    count = (len(layers) + inner) * _layer_parameters(config, tp)
     if mixtures := _mixtures(config, layers):
         dense, shared = mlp_params(config, config.ffn_size), shared_expert_params(config)
         count += mixtures * (router_params(config) + (shared - dense) / tp)
-    if across := config.num_cross_layers(layers):
+    if across := config.num_cross_layers(layers) + bool(inner):
         whole = config.norm_params() + (config.hidden_size if config.linear_bias else 0)
         count += across * (whole + (config.cross_params() - whole) / tp)
     if has_embedding:
@@ -212,40 +221,49 @@ def layer_activation_bytes(
 
 
 def _stage_activations(
-    config: TransformerConfig, layout: ParallelLayout, layers: range, name: str
+    config: TransformerConfig, layout: ParallelLayout, layers: range, number: int
 ) -> float:
     """Of all layers of a stage and all micro-batches in flight, for one token of each."""
     kept, transient = _kept_by_layers(config, layout, layers)
     growth, in_flight = layout.activation_growth(config)
-    if name == "last":
+    if number == layout.pp - 1:
         return kept + transient
     if layout.is_interleaved:
         return kept * layout.pp * growth + transient
-    return kept * in_flight + transient
+    return kept * max(min(in_flight, layout.pp - number), 1) + transient
 
 
 def _kept_by_layers(
-    config: TransformerConfig, layout: ParallelLayout, numbers: range
+    config: TransformerConfig, layout: ParallelLayout, layers: range
 ) -> tuple[float, float]:
     """(kept by the layers of a stage, needed transiently in the backward pass). Layers count as
     equal: with experts in some, each has the mean of all."""
-    layers = len(numbers)
-    mixtures = _mixtures(config, numbers)
+    mixtures, count = _mixtures(config, layers), len(layers)
     dense = layer_activation_bytes(config, layout)
     whole, largest = dense, dense
     if mixtures:
         mixture = layer_activation_bytes(config, layout, mixture=True)
-        whole = (mixtures * mixture + (layers - mixtures) * dense) / layers
+        whole = (mixtures * mixture + (count - mixtures) * dense) / count
         largest = max(mixture, dense)
     entry = _layer_bytes(config, layout).residual
+    equal = config.equal_layers(layers)
     size = config.recompute_num_layers or 1
     if config.recompute == "full" and config.recompute_method == "block":
-        again = min(size, layers)
-        return again * entry + (layers - again) * whole, largest
+        again = min(size, count)
+        kept_whole = config.equal_layers(layers[again:])
+        return (equal - kept_whole) * entry + kept_whole * whole, _most(config, layers, 1) * largest
     if config.recompute == "full":
-        return -(-layers // size) * entry, size * largest
-    offloaded = min(config.cpu_offloading_num_layers, layers)
-    return (layers - offloaded) * whole, 2 * largest if offloaded else 0.0
+        units = -(-count // size)
+        return units * entry * equal / count, _most(config, layers, size) * largest
+    offloaded = min(config.cpu_offloading_num_layers, count)
+    kept = (count - offloaded) * equal / count
+    return kept * whole, 2 * largest * equal / count if offloaded else 0.0
+
+
+def _most(config: TransformerConfig, layers: range, size: int) -> float:
+    """Of so many consecutive layers, those that cost most, as `equal_layers`."""
+    starts = range(0, len(layers), size)
+    return max(config.equal_layers(layers[start : start + size]) for start in starts)
 
 
 def _logits(config: TransformerConfig, vocab: int, layout: ParallelLayout) -> float:

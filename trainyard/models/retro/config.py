@@ -20,6 +20,9 @@ EARLY, LATE, EVERY = 6, 9, 3
 """First layer with cross attention of a shallow and of a deep model, and the distance to the
 next."""
 
+CROSS_QUERIES, CROSS_KEYS = 0.4, 0.2
+"""What cross attention keeps for a query, and for a key, of what a layer keeps for a token."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RetroConfig(GPTConfig):
@@ -124,6 +127,22 @@ class RetroConfig(GPTConfig):
             return tuple(layer - 1 for layer in self.retro_cross_attention_layers)
         first = EARLY if self.num_layers <= SHALLOW else LATE
         return tuple(range(first - 1, self.num_layers, EVERY))
+
+    def num_cross_layers(self, layers: range) -> int:
+        """Those of the decoder; the encoder's is counted with its layers."""
+        return sum(layer in layers for layer in self.cross_layers)
+
+    def num_inner_layers(self, layers: range) -> int:
+        """Layers of the encoder, which is in the first layer with cross attention."""
+        return self.retro_encoder_layers if self.cross_layers[0] in layers else 0
+
+    def equal_layers(self, layers: range) -> float:
+        """Layers over the tokens of the sample that keep as much as these, for estimates: a token
+        of a neighbour counts in the encoder as one of the sample does in the decoder."""
+        ratio = self.neighbor_tokens / self.seq_length
+        across = self.num_cross_layers(layers) * (CROSS_QUERIES + CROSS_KEYS * ratio)
+        inner = self.num_inner_layers(layers)
+        return len(layers) + across + inner * ratio + bool(inner) * CROSS_QUERIES * ratio
 
     @property
     def num_chunks(self) -> int:

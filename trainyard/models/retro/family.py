@@ -1,9 +1,9 @@
 """Retro's row in the table of model families. Standard library only."""
 
+from trainyard.models.costs.memory import activation_bytes, shard_params
 from trainyard.models.family import ModelFamily
 from trainyard.models.retro.config import RetroConfig
 from trainyard.models.retro.flops import MODEL_FLOPS, flops_per_iteration
-from trainyard.models.retro.memory import activation_bytes, shard_params
 
 RETRO = ModelFamily(
     config=RetroConfig,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainyard.attention.masks import FULL, AttentionMask
+from trainyard.attention.masks import FULL
 from trainyard.models.block import (
     AFTER_ATTENTION,
     AFTER_CROSS_ATTENTION,
@@ -27,7 +27,14 @@ from trainyard.models.config import TransformerConfig
 from trainyard.models.cross_attention import CrossAttention
 from trainyard.models.layer_inputs import DropoutPlaces, LayerInputs
 from trainyard.models.norm import build_norm
-from trainyard.models.retro.chunks import chunked, of_rows, shifted_chunks, to_rows, unshifted
+from trainyard.models.retro.chunks import (
+    Retrieved,
+    chunked,
+    of_rows,
+    shifted_chunks,
+    to_rows,
+    unshifted,
+)
 from trainyard.models.retro.config import RetroConfig
 from trainyard.parallel.invariant_dropout import DropoutPlace
 from trainyard.parallel.model import ALONE, ModelParallel
@@ -42,7 +49,7 @@ class NeighborInputs:
     own: LayerInputs
     """Of the layers of the encoder: each neighbour sees its own tokens. Built outside of compiled
     layers."""
-    retrieved: AttentionMask
+    retrieved: Retrieved
     """Of the tokens of a chunk to its neighbours."""
     sees_any: Tensor
     """(s, b, 1) bool: whether a token has any neighbour. Where not, cross attention adds
@@ -113,9 +120,9 @@ class ChunkedCrossAttention(nn.Module):
         k, v = attn.keys_and_values(neighbors.to(attn.linear_kv.weight.dtype))
         context = attn.attend(
             shifted_chunks(q, about.num_chunks, length),
-            of_rows(k, self.num_neighbors),
-            of_rows(v, self.num_neighbors),
-            about.retrieved,
+            about.retrieved.arranged(of_rows(k, self.num_neighbors)),
+            about.retrieved.arranged(of_rows(v, self.num_neighbors)),
+            about.retrieved.mask,
         )
         return attn.output(unshifted(context, b, length, s)), neighbors
 
