@@ -13,7 +13,6 @@ NO_SERVER = "a server comes later; stages.benchmark generates text from --prompt
 NO_IMAGES = "models of images come later"
 OF_TASK = "comes later; WIKITEXT103 is there"
 OF_RETRIEVER = "needs the retriever of pretrain_ict.py, which comes later"
-EXPERTS = "--num-experts is not supported: mixture of experts comes later"
 
 UNEVEN = "--num-layers (24) must be divisible by --pipeline-model-parallel-size (16)"
 """Megatron-LM refuses these scripts too, by an assertion."""
@@ -28,7 +27,7 @@ ANSWERS: dict[str, str] = {
     "pretrain_gpt_distributed_with_mp.sh": RUNS,
     "train_gpt3_175b_distributed.sh": RUNS,
     "train_llama3_8b_h100_fp8.sh": RUNS,
-    "train_mixtral_8x7b_distributed.sh": EXPERTS,
+    "train_mixtral_8x7b_distributed.sh": RUNS,
     "pretrain_bert.sh": RUNS,
     "pretrain_bert_distributed.sh": RUNS,
     "pretrain_bert_distributed_with_mp.sh": RUNS,
@@ -87,7 +86,7 @@ ANSWERS: dict[str, str] = {
     "bench-dyn": "--engine-type is not supported: continuous batching comes later",
     "bench-logprobs": "--return-log-probs is not supported: log-probabilities of tokens come",
     "gpt_dynamic_inference_357m.sh": "continuous batching comes later",
-    "run_static_inference_llama4_scout.sh": EXPERTS,
+    "run_static_inference_llama4_scout.sh": "--qk-l2-norm is not supported",
     "run_text_generation_server_345M.sh": NO_SERVER,
     "run_text_generation_server_345M_8_tensor_parallel.sh": NO_SERVER,
     "run_text_generation_llama3.sh": NO_SERVER,
