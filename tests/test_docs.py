@@ -17,7 +17,7 @@ import pytest
 from flows.recipes.recipe import parse_recipe, stage_of
 from flows.stage_configs import CONFIGS
 from stages.plan.retro_config import RetroPlanConfig
-from stages.runtime.cli import CommonOptions, MegatronOptions
+from stages.runtime.common_options import CommonOptions, MegatronOptions
 from trainyard.config import leaves, other_names
 from trainyard.megatron_cli.programs import find_program
 from trainyard.megatron_cli.spellings import vocabulary

@@ -10,14 +10,13 @@ import dataclasses
 import difflib
 import functools
 import math
-import re
-import reprlib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from trainyard.errors import ConfigError
+from trainyard.shown_values import shown
 
 C = TypeVar("C")
 
@@ -305,30 +304,6 @@ def _validated(config: C, where: str) -> C:
             )
         values[field.name] = _validated(value, where) if dataclasses.is_dataclass(value) else value
     return type(config)(**values)
-
-
-class _Short(reprlib.Repr):
-    def repr_str(self, x: str, level: int) -> str:
-        return super().repr_str(_without_secrets(x), level)
-
-
-def _without_secrets(text: str) -> str:
-    """The text without what follows `://` in a word that may have a password or a query."""
-    words = re.split(r"([\s\"'<>])", text)
-    return "".join(
-        f"{word.partition('://')[0]}://..." if "://" in word and re.search("[@?#]", word) else word
-        for word in words
-    )
-
-
-_SHORT = _Short()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
-
-
-def shown(value: Any) -> str:
-    """A value of a document in a message, cut to a few hundred characters, and without passwords in
-    URLs."""
-    return _SHORT.repr(value)
 
 
 def convert(value: Any, annotation: Any, where: str) -> Any:

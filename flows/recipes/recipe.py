@@ -34,9 +34,10 @@ from trainyard.artifacts.urls import (
     refuse_secrets,
     show_url,
 )
-from trainyard.config import convert, leaves, other_names, shown, suggest
+from trainyard.config import convert, leaves, other_names, suggest
 from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError, TrainyardError
+from trainyard.shown_values import shown
 
 TOP_LEVEL = ("corpus", "evaluation_data", "tokens", "encoder", "base", "preset")
 ASKED = (

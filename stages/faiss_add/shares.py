@@ -42,7 +42,7 @@ def write_share(config: FaissAddConfig, stage: StageRun, plan: Plan) -> int:
             f"--world-size {config.world_size}: {plan.document.index_str} has no codes that could "
             "be added in shares; leave --world-size out"
         )
-    faiss_index.clear(index)
+    index.reset()
     fill(index, plan.blocks, blocks, stage)
     with stage.open(ADDED) as file, io.BufferedWriter(file) as buffered:
         faiss_index.write(index, buffered)

@@ -6,11 +6,11 @@ tokenizer.json of Hugging Face. For others the number is given."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from typing import Any
 
 from stages.plan.config import GPT2_TOKENS, PlanConfig
+from trainyard import json_text
 from trainyard.artifacts.documents import read_text
 from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError, ConfigError
@@ -70,7 +70,7 @@ def _count_huggingface(url: str) -> int:
 
 def _read_json(url: str) -> dict[str, Any]:
     try:
-        document = json.loads(read_text(url))
+        document = json_text.loads(read_text(url))
     except ValueError as error:
         raise ArtifactError(f"{url}: not a JSON document: {error}") from error
     if not isinstance(document, dict):

@@ -11,15 +11,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from stages.runtime.cli import (
-    MegatronOptions,
-    in_our_spelling,
-    known_flags,
-    log_remarks,
-    parse_options,
-    print_help,
-)
+from stages.runtime.cli import in_our_spelling, known_flags, log_remarks, parse_options
+from stages.runtime.common_options import MegatronOptions
 from stages.runtime.failure import report_failure
+from stages.runtime.help_text import print_help
 from trainyard import logging as our_logging
 from trainyard.config import dump_toml, flag, leaves
 from trainyard.errors import ConfigError, Stopped

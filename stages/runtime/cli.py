@@ -15,26 +15,24 @@ import logging
 import os
 import signal
 import sys
-import types
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from stages.runtime import parent_watch
+from stages.runtime.common_options import CommonOptions, MegatronOptions, YamlOptions
 from stages.runtime.failure import report_failure
 from stages.runtime.flags import check_required, read_flags
+from stages.runtime.help_text import print_help
 from stages.runtime.process_exit import exit_now, is_one_of_several, reader_is_gone
 from trainyard import logging as our_logging
 from trainyard.config import (
-    VARIANTS,
     check_keys,
     dump_toml,
     from_dict,
     leaves,
     other_names,
     partial_config,
-    variants_of,
 )
 from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError, Stopped, TrainyardError
@@ -43,44 +41,6 @@ from trainyard.version import FLOW_REVISION, FLOW_VERSION, VERSION, build_revisi
 
 if TYPE_CHECKING:
     from trainyard.megatron_cli.spellings import Vocabulary
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommonOptions:
-    """Options that every stage has."""
-
-    config: str | None = None
-    """TOML, YAML or JSON document of options (path or URL); flags override it."""
-    dry_run: bool = False
-    """Print the resolved options as a document that --config reads back, and stop."""
-    force: bool = False
-    """Run even if the output is up to date."""
-    claim_wait_seconds: float = 60.0
-    """How long to wait for another run that is writing the same output."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe messages to show."""
-    debug: bool = False
-    """Show the traceback of an error."""
-    version: bool = False
-    """Print the version and stop."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class YamlOptions:
-    """The file of options of Megatron-LM's programs that know a whole run."""
-
-    yaml_cfg: str | None = None
-    """Megatron-LM's YAML file of options (path or URL), flat or in sections; flags override it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MegatronOptions(YamlOptions):
-    """Options of Megatron-LM and of guides to it that are not options of a training."""
-
-    world_size: int | None = None
-    """Number of ranks: those of the launcher, or those to start on this machine."""
-    init_method: str | None = None
-    """tcp://HOST:PORT at which ranks started by a scheduler meet; not needed under torchrun."""
 
 
 def stage_main(
@@ -335,50 +295,6 @@ def _refuse_two_documents(arguments: list[str]) -> None:
     for name in ("config", "yaml-cfg"):
         if (count := names.count(name)) > 1:
             raise ConfigError(f"--{name} is given {count} times; put all options in one document")
-
-
-def print_help(prog: str, config_class: type, arguments: list[str], more: type | None) -> None:
-    """Print all options; with a flag such as --model-type, those of the class that it chooses."""
-    import tyro  # 0.2 s, for --help only
-
-    given = {option.name.replace("-", "_"): option.values for option in split_options(arguments)[1]}
-    keys = (variants.key for variants in variants_of(config_class))
-    chosen = {key: given[key][0] for key in keys if given.get(key)}
-    parts: list[tuple[str, Any]] = [("stage", config_class)]
-    parts.append(("common", Annotated[CommonOptions, tyro.conf.FlagCreatePairsOff]))
-    parts += [("megatron", more)] if more is not None else []
-    default: list[Any] = [partial_config(config_class, chosen, "--help", tyro.MISSING)]
-    default += [CommonOptions(), *([more()] if more is not None else [])]
-    for cls in (config_class, CommonOptions, YamlOptions, MegatronOptions):
-        _write_out_unions(cls)
-    both = dataclasses.make_dataclass("Options", parts)
-    with suppress(SystemExit):
-        tyro.cli(
-            both,
-            prog=prog,
-            description=(config_class.__doc__ or "").strip(),
-            args=["--help"],
-            default=both(*default),
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-        )
-
-
-def _write_out_unions(cls: type) -> None:
-    """Write the `X | Y` of a configuration's fields as Union[X, Y], which is the same type.
-
-    tyro 1.0 resolves a Union itself. For `X | Y` it imports a type checker, which takes a tenth of
-    a second: a third of the start of a command."""
-    hints = get_type_hints(cls, include_extras=True)
-    for owner in cls.__mro__:
-        for name in vars(owner).get("__annotations__", ()):
-            if isinstance(hints.get(name), types.UnionType):
-                owner.__annotations__[name] = Union[hints[name].__args__]  # noqa: UP007
-    for field in dataclasses.fields(cls):
-        variants = field.metadata.get(VARIANTS)
-        nested = [hints[field.name]] if variants is None else variants.classes.values()
-        for hint in nested:
-            if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-                _write_out_unions(hint)
 
 
 def _document(config_class: type, url: str, where: str) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trainyard.kernels.available import TRITON
+
 FORWARD = torch.float8_e4m3fn
 """Dtype of activations and weights."""
 WIDE = torch.float8_e5m2
@@ -43,12 +45,12 @@ def cast_pair(x: Tensor, dtype: torch.dtype) -> Fp8Pair:
 
 
 def _cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    if x.is_cuda:
+    if TRITON and x.is_cuda:
         from trainyard.kernels.cast import cast_both
 
         return cast_both(x, scale, dtype)
     limit = torch.finfo(dtype).max
-    rows = (x.float() * scale).clamp(-limit, limit).to(dtype)
+    rows = (x.float() * scale).clamp(-limit, limit).to(dtype).contiguous()
     return rows, rows.t().clone(memory_format=torch.contiguous_format)
 
 

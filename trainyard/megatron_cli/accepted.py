@@ -132,11 +132,11 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
     ),
     (
         "it smooths scales over steps; here each tensor is scaled by its present maximum",
-        "fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo",
+        "fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo tp-only-amax-red",
     ),
     (
         "weights stay in bfloat16 and are cast where they are multiplied",
-        "fp8-param-gather keep-fp8-transpose-cache reuse-grad-buf-for-mxfp8-param-ag",
+        "fp8-param-gather keep-fp8-* reuse-grad-buf-for-mxfp8-param-ag",
     ),
     (
         "it only applies to FP4 training, and to FP8 with quantizers of one's own",
@@ -249,7 +249,8 @@ finalize_model_grads_func pipeline_dtype grad_scale_func enable_autocast autocas
 variable_seq_lengths num_microbatches_with_partial_activation_checkpoints batch_p2p_comm
 batch_p2p_sync use_ring_exchange_p2p deallocate_pipeline_outputs no_sync_func grad_sync_func
 param_sync_func _cpu_offloading_context cpu_offloading_weights cpu_offloading_activations
-lazy_mpu_init fp8_wgrad hidden_dropout_func moe_token_dropping
+lazy_mpu_init fp8_wgrad fp8_param fp8_dot_product_attention fp8_multi_head_attention
+hidden_dropout_func moe_token_dropping
 """
 """Fields of Megatron-LM's model classes that --yaml-cfg files have; no program of Megatron-LM has
 them as options, and they are ignored here."""

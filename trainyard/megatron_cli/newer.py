@@ -25,7 +25,7 @@ NEWER_ACCEPTED: tuple[tuple[str, str], ...] = (
     ),
     (
         "it only applies to FP8 and FP4 training (--fp8-format, --fp4-format)",
-        "tp-only-amax-red keep-fp8-* te-precision-config-file disable-parameter-transpose-cache",
+        "te-precision-config-file disable-parameter-transpose-cache",
     ),
     (
         "it only applies with --experimental-attention-variant",

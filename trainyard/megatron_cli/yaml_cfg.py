@@ -100,6 +100,11 @@ class _Reader:
             return
         if key == "exit_signal" and (problem := exit_signal_problem(str(entry.value))) is not None:
             raise self._error(entry, f"{key}: {entry.value}: {problem}")
+        if key in ("fp8", "fp8_format") and entry.value is False:
+            return
+        if key == "fp8_wgrad" and entry.value is False:
+            meaning = self.vocabulary.meaning("no-fp8-wgrad")
+            raise self._error(entry, f"{key}: False is not supported: {meaning.reason}")
         # Files that people pass on have it, so False is no error.
         if key == "exit_signal_handler" and entry.value is False:
             self.ineffective.setdefault(ALWAYS_SAVED, []).append(key)

@@ -6,6 +6,7 @@ without torch."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -271,6 +272,11 @@ class TransformerConfig:
         return self.seq_length
 
     @property
+    def part_lengths(self) -> Mapping[str, int]:
+        """Tokens of each part of a sample that has layers of its own, by its option."""
+        return {"--seq-length": self.seq_length}
+
+    @property
     def output_length(self) -> int:
         """Tokens of a sample with logits."""
         return self.seq_length
@@ -387,8 +393,6 @@ class TransformerConfig:
     def recomputes(self, module: RecomputeModule) -> bool:
         """Whether a layer recomputes this module selectively."""
         return self.recompute == "selective" and module in self.recompute_modules
-
-    # --- checks ---------------------------------------------------------------------------
 
     def check_parallel(self, parallel: ParallelConfig) -> None:
         """Raise ConfigError for degrees of parallelism that this family has no model for."""

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trainyard.kernels.available import TRITON
+
 
 def swiglu(x: Tensor) -> Tensor:
     """silu(gate) x up of [gate; up] (arXiv:2002.05202). x: (..., 2 f). Returns (..., f)."""
-    if not x.is_cuda:
+    if not (TRITON and x.is_cuda):
         return _plain(x)
     y: Tensor = _SwiGLU.apply(x)  # type: ignore[no-untyped-call]
     return y

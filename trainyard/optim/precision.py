@@ -90,7 +90,7 @@ class PrecisionConfig:
                 f"--fp8-format {self.fp8_format} needs --bf16, the format of weights and of all "
                 "that is not a matrix product"
             )
-        if self.fp8_recipe != "tensorwise":
+        if self.fp8_format is not None and self.fp8_recipe != "tensorwise":
             raise ConfigError(
                 f"--fp8-recipe {self.fp8_recipe} is not implemented; give tensorwise, which scales "
                 "by the maximum of the tensor itself, or leave it out"

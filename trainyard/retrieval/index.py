@@ -188,11 +188,6 @@ def append(index: Any, other: Any) -> None:
     index.ntotal = inner.ntotal
 
 
-def clear(index: Any) -> None:
-    """Remove all vectors; it stays trained."""
-    index.reset()
-
-
 def keeps_ids(index: Any) -> bool:
     """Whether each vector has an id of its own; else its id is its place in the index."""
     return isinstance(_inner(index), faiss.IndexIVF)

@@ -11,7 +11,7 @@ from flows.doctor.check import PAGE
 from flows.doctor.command import CHECKS
 from flows.gc.command import _parser as gc_parser
 from flows.stage_configs import CONFIGS
-from stages.runtime.cli import CommonOptions
+from stages.runtime.common_options import CommonOptions
 from trainyard.config import leaves, other_names
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -27,7 +27,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     monkeypatch.setattr(code_digest, "ROOT", tmp_path)
-    code_digest.code_digest.cache_clear()
+    code_digest._file_digests.cache_clear()
     return tmp_path
 
 
@@ -46,11 +46,11 @@ def test_imports_are_followed_through_packages_functions_and_brackets(tree: Path
 def test_the_digest_changes_with_what_is_used_only(tree: Path) -> None:
     before = code_digest.code_digest("stages.a.run")
     (tree / "trainyard/unused/y.py").write_text("changed = 1\n")
-    code_digest.code_digest.cache_clear()
+    code_digest._file_digests.cache_clear()
     assert code_digest.code_digest("stages.a.run") == before
     for name in ("trainyard/deep/w.py", "stages/a/page.html.j2"):
         (tree / name).write_text("changed = 1\n")
-        code_digest.code_digest.cache_clear()
+        code_digest._file_digests.cache_clear()
         after = code_digest.code_digest("stages.a.run")
         assert after != before
         before = after

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stages.pretrain.config import PretrainConfig
-from stages.runtime.cli import MegatronOptions
+from stages.runtime.common_options import MegatronOptions
 from tests.trainyard.megatron_cli.flags import TRAINING
 from trainyard.errors import ConfigError
 from trainyard.megatron_cli.absent import HARMLESS

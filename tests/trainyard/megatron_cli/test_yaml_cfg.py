@@ -83,7 +83,8 @@ def test_no_load_optim_needs_finetune() -> None:
         ("activation_func: quick_gelu", {"quick_gelu": True}),
         ("activation_func: gelu\ngated_linear_unit: false", {}),
         ("activation_func: swiglu\ngated_linear_unit: true\nswiglu: true", {"swiglu": True}),
-        ("fp8: hybrid", {"fp8_format": "hybrid"}),
+        ("fp8: hybrid\nfp8_param: true\nfp8_wgrad: true", {"fp8_format": "hybrid"}),
+        ("fp8: False", {}),
         (
             "num_moe_experts: 8\nexpert_model_parallel_size: 2\nfp8: null",
             {"num_experts": 8, "expert_model_parallel_size": 2},
@@ -149,6 +150,7 @@ def test_environment_variables_are_replaced() -> None:
         ("a: [", "not well-formed YAML"),
         ("x: !!python/name:os.system", "not well-formed YAML"),
         ("num_layer: 2", r"line 1: num_layer is not an option: did you mean num_layers"),
+        ("fp8_wgrad: False", "fp8_wgrad: False is not supported"),
         ("fp4: e2m1", "fp4: 'e2m1' is not supported"),
         ("moe_input_jitter_eps: 0.1", "moe_input_jitter_eps: 0.1 is not supported"),
         ("activation_func: tanh", "choose one of gelu, swiglu"),

@@ -16,6 +16,7 @@ from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 from trainyard.models.moe_config import MoEConfig
 from trainyard.models.pipeline_stage import PipelineStage
+from trainyard.models.t5.config import T5Config
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.model import ALONE
@@ -99,6 +100,7 @@ def test_a_model_learns_in_8_bits_as_in_16() -> None:
             "--hidden-size is 40",
         ),
         ({"seq_length": 20}, {}, {}, 2, "--micro-batch-size x --seq-length is 40"),
+        ({"ffn_hidden_size": 24, "swiglu": True}, {}, {}, 1, "the width inside the MLP is 24"),
         ({"kv_channels": 4}, {}, {}, 1, "width of queries, keys and values is 24"),
         (
             {},
@@ -123,7 +125,7 @@ def test_a_model_learns_in_8_bits_as_in_16() -> None:
             {"first_last_layers_bf16": True, "num_layers_at_end_in_bf16": 3},
             {},
             1,
-            r"keeps 1 \+ 3 layers in bfloat16, which leaves none of --num-layers 4",
+            r"keeps 1 \+ 3 layers in bfloat16, which leaves none of 4 layers",
         ),
         ({"moe": MoEConfig(num_experts=4)}, {}, {}, 1, "products of experts come in 16 bits only"),
     ],
@@ -144,7 +146,16 @@ def test_what_cannot_be_is_refused_in_words(
         )
 
 
+def test_encoder_and_decoder_of_a_t5_are_checked_each_for_itself() -> None:
+    model = T5Config(**SIZES | {"seq_length": 32}, decoder_seq_length=8, decoder_num_layers=2)
+    fp8 = PrecisionConfig(bf16=True, fp8_format="hybrid", first_last_layers_bf16=True)
+    with pytest.raises(ConfigError, match="--micro-batch-size x --decoder-seq-length is 8"):
+        check_fp8(model, fp8, ParallelConfig(), 1)
+    check_fp8(model, fp8, ParallelConfig(), 2)
+
+
 def test_the_recipe_and_the_16_bit_format_are_checked() -> None:
+    PrecisionConfig(bf16=True, fp8_recipe="delayed")  # without effect
     with pytest.raises(ConfigError, match="--fp8-format hybrid needs --bf16"):
         PrecisionConfig(fp8_format="hybrid")
     with pytest.raises(ConfigError, match="--fp8-recipe delayed is not implemented; give tensor"):

@@ -4,6 +4,7 @@ l chunks of a sample, m tokens of a chunk, k neighbours, r tokens of a neighbour
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from trainyard.config import MAX_SIZE, also, check_at_least, check_at_most
@@ -172,6 +173,11 @@ class RetroConfig(GPTConfig):
     def stream_length(self) -> int:
         """Neighbours pass the stages behind the hidden states of the sample."""
         return self.seq_length + self.neighbor_tokens
+
+    @property
+    def part_lengths(self) -> Mapping[str, int]:
+        """Of the sample, and of what it retrieves."""
+        return {"--seq-length": self.seq_length, "tokens of all neighbours": self.neighbor_tokens}
 
     def decoder(self) -> GPTConfig:
         """Options of the GPT that it is without neighbours."""

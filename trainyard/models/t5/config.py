@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -136,6 +137,11 @@ class T5Config(TransformerConfig):
     def stream_length(self) -> int:
         """Stages pass the encoder's hidden states and the decoder's behind them."""
         return self.seq_length + self.decoder_length
+
+    @property
+    def part_lengths(self) -> Mapping[str, int]:
+        """Of encoder and decoder."""
+        return {"--seq-length": self.seq_length, "--decoder-seq-length": self.decoder_length}
 
     @property
     def attention_scale(self) -> float:

@@ -148,7 +148,8 @@ def _column_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x, (s, b, in) or its part, and of W; one that is not needed is empty."""
     group, pair = group_called(group_name), Fp8Pair(grad_rows, grad_columns, grad_scale)
-    grad_x = grad_weight = grad_scale.new_empty(0, dtype=dtype)
+    # Two tensors: what a custom operator returns must not share memory.
+    grad_x, grad_weight = grad_scale.new_empty(0, dtype=dtype), grad_scale.new_empty(0, dtype=dtype)
     if needs_x:
         grad_x = _input_gradient(pair, weight, weight_scale, dtype)
         grad_x = grad_x.view(length, -1, weight.shape[0])

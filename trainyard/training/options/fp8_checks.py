@@ -29,15 +29,14 @@ def check_fp8(
             "--fp8-format out"
         )
     first, last = precision.bf16_layers
-    if first + last >= model.num_layers:
+    deepest = max(model.num_layers, model.all_layers - model.num_layers)  # encoder or decoder
+    if first + last >= deepest:
         raise ConfigError(
             f"--first-last-layers-bf16 keeps {first} + {last} layers in bfloat16, which leaves none"
-            f" of --num-layers {model.num_layers} to --fp8-format; keep fewer "
+            f" of {deepest} layers to --fp8-format; keep fewer "
             "(--num-layers-at-start-in-bf16, --num-layers-at-end-in-bf16) or leave --fp8-format out"
         )
     tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
-    tokens = micro_batch_size * model.stream_length // cp
-    fc1 = model.ffn_size * (2 if model.gated else 1)
     of_a_rank = "" if tp == 1 else f" of a tensor-parallel rank (of {tp})"
     sizes = {
         "--hidden-size": (model.hidden_size, ""),
@@ -46,12 +45,11 @@ def check_fp8(
             of_a_rank,
         ),
         "the width of all query heads": (model.query_size // tp, of_a_rank),
-        "the width inside the MLP": (fc1 // tp, of_a_rank),
-        "--micro-batch-size x --seq-length": (
-            tokens,
-            "" if cp == 1 else f" of a context-parallel rank (of {cp})",
-        ),
+        "the width inside the MLP": (model.ffn_size // tp, of_a_rank),
     }
+    of_a_part = "" if cp == 1 else f" of a context-parallel rank (of {cp})"
+    for name, length in model.part_lengths.items():
+        sizes[f"--micro-batch-size x {name}"] = (micro_batch_size * length // cp, of_a_part)
     for name, (size, where) in sizes.items():
         if size % ALIGNMENT:
             raise ConfigError(

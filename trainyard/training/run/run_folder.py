@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from trainyard import json_text
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import Output
@@ -116,8 +117,8 @@ class RunFolder(ABC):
 def _joined(before: bytes, now: bytes) -> bytes:
     """The lines of a run that was finished before and went on: those of earlier steps, and the new
     ones."""
-    new = [json.loads(line)["step"] for line in now.splitlines()]
+    new = [json_text.loads(line)["step"] for line in now.splitlines()]
     if not new:
         return before
-    kept = [line for line in before.splitlines() if json.loads(line)["step"] < min(new)]
+    kept = [line for line in before.splitlines() if json_text.loads(line)["step"] < min(new)]
     return b"".join(line + b"\n" for line in kept) + now

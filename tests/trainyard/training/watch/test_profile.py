@@ -65,6 +65,7 @@ def test_the_steps_after_the_first_up_to_the_last_are_profiled() -> None:
     assert run_through(Noted(2, 4), 4, 6) == [], "it resumed after them"
 
 
+@pytest.mark.slow
 def test_a_trace_is_beside_the_run_and_changes_nothing(tmp_path: Path) -> None:
     tokens = write_pair(tmp_path / "t", [60] * 60)
     window = {"profile_step_start": 2, "profile_step_end": 4}
