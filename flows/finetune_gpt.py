@@ -11,21 +11,18 @@ if __name__ == "__main__":  # before Prefect is imported, which reads its enviro
 
     raise SystemExit(flow_main("finetune_gpt"))
 
-import asyncio
 from typing import Any
 
 from prefect import flow
 
-from flows.recipes.finetune import finetune_jobs
-from flows.recipes.force import forced_names
-from flows.recipes.inputs import check_inputs
-from flows.recipes.overrides import AS_RECIPE, Choice, read_overrides
-from flows.recipes.recipe import read_recipe
+from flows.recipes.finetune import FinetuneJobs, finetune_jobs
+from flows.recipes.overrides import AS_RECIPE, Choice
+from flows.recipes.recipe import FINETUNE
 from flows.runner.flow_errors import report_errors
 from flows.runner.run_name import of_recipe
 from flows.runner.stage_runner import StageRunner
+from flows.training import run_training
 from flows.yard.read_profile import DEFAULT
-from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION
 
 
@@ -72,39 +69,12 @@ async def finetune_gpt(
         yard: Folder or URL of all artifacts. Empty: variable YARD, else `store` of the profile,
             else `yard`.
         profile: Where stages run: the name of a profile; at a shell also a path."""
-    site = await yard_profile(profile)
-    given = read_overrides(
-        "finetune-gpt",
-        overrides,
-        base=base,
-        evaluation_data=evaluation_data,
-        finetune={
-            "load": load,
-            "train_iters": train_iters,
-            "lr": lr,
-            "global_batch_size": global_batch_size,
-            "micro_batch_size": micro_batch_size,
-            "seed": seed,
-            "bf16": bf16,
-            "save_interval": save_interval,
-            "eval_interval": eval_interval,
-        },
-    )
-    written = read_recipe(recipe, site.yard_root(yard)).with_options(given)
-    # A wrong recipe fails before any waiting.
-    checked = await asyncio.to_thread(finetune_jobs, written, site.training_resources())
-    await asyncio.to_thread(check_inputs, written, checked.all(), site.backend)
-    forced = forced_names(force, checked.all())
-    card = written.at("card.html")
-    async with StageRunner(
-        "finetune-gpt", written.root, card, profile=site, force=forced
-    ) as runner:
-        # Derive the jobs again: another run that had the lock may have added a step to the base.
-        jobs = await asyncio.to_thread(finetune_jobs, written, site.training_resources())
-        await runner.expect(jobs.all())
-        await runner.run(jobs.collect)
-        await runner.run(jobs.finetune)
-        await runner.run(jobs.evaluate)
-        await runner.run(jobs.benchmark)
-        await runner.run(jobs.report)
-    return {"card": card, "stages": runner.documents()}
+    return await run_training("finetune-gpt", locals(), finetune_jobs, _run_stages, FINETUNE)
+
+
+async def _run_stages(runner: StageRunner, jobs: FinetuneJobs) -> None:
+    await runner.run(jobs.collect)
+    await runner.run(jobs.finetune)
+    await runner.run(jobs.evaluate)
+    await runner.run(jobs.benchmark)
+    await runner.run(jobs.report)

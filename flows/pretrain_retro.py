@@ -11,23 +11,18 @@ if __name__ == "__main__":  # before Prefect is imported, which reads its enviro
 
     raise SystemExit(flow_main("pretrain_retro"))
 
-import asyncio
 from typing import Any
 
-from prefect import flow, get_run_logger
+from prefect import flow
 
 from flows.build_retro import find_neighbors
-from flows.recipes.force import forced_names
-from flows.recipes.inputs import check_inputs
-from flows.recipes.overrides import AS_RECIPE, Choice, read_overrides
-from flows.recipes.recipe import read_recipe
-from flows.recipes.retro import retro_training
+from flows.recipes.overrides import AS_RECIPE, Choice
+from flows.recipes.retro import RetroTraining, retro_training
 from flows.runner.flow_errors import report_errors
-from flows.runner.memory_check import unknown_gpu_memory
 from flows.runner.run_name import of_recipe
 from flows.runner.stage_runner import StageRunner
+from flows.training import run_training
 from flows.yard.read_profile import DEFAULT
-from flows.yard.registered_profile import yard_profile
 from trainyard.version import VERSION
 
 
@@ -74,40 +69,11 @@ async def pretrain_retro(
         yard: Folder or URL of all artifacts, checkpoints (`save`) too. Empty: variable YARD, else
             `store` of the profile, else `yard`.
         profile: Where stages run: the name of a profile; at a shell also a path."""
-    site = await yard_profile(profile)
-    given = read_overrides(
-        "pretrain-retro",
-        overrides,
-        tokens=tokens,
-        encoder=encoder,
-        pretrain={
-            "train_iters": train_iters,
-            "lr": lr,
-            "global_batch_size": global_batch_size,
-            "micro_batch_size": micro_batch_size,
-            "seed": seed,
-            "bf16": bf16,
-            "load": load,
-            "save_interval": save_interval,
-            "eval_interval": eval_interval,
-        },
-    )
-    written = read_recipe(recipe, site.yard_root(yard)).with_options(given)
-    # A wrong recipe fails before any waiting.
-    checked = await asyncio.to_thread(retro_training, written, site.training_resources())
-    await asyncio.to_thread(check_inputs, written, checked.all(), site.backend)
-    forced = forced_names(force, checked.all())
-    if remark := unknown_gpu_memory(site, checked.plan):
-        get_run_logger().warning("%s", remark)
-    card = written.at("card.html")
-    async with StageRunner(
-        "pretrain-retro", written.root, card, profile=site, force=forced
-    ) as runner:
-        # Derive the jobs again: another run that had the lock may have added files or a version.
-        jobs = await asyncio.to_thread(retro_training, written, site.training_resources())
-        await runner.expect(jobs.all())
-        await runner.run(jobs.plan)  # a layout that does not fit fails here
-        await find_neighbors(runner, jobs.neighbors)
-        await runner.run(jobs.pretrain)
-        await runner.run(jobs.report)
-    return {"card": card, "stages": runner.documents()}
+    return await run_training("pretrain-retro", locals(), retro_training, _run_stages)
+
+
+async def _run_stages(runner: StageRunner, jobs: RetroTraining) -> None:
+    await runner.run(jobs.plan)  # a layout that does not fit fails here
+    await find_neighbors(runner, jobs.neighbors)
+    await runner.run(jobs.pretrain)
+    await runner.run(jobs.report)

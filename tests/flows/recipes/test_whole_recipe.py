@@ -100,13 +100,14 @@ def test_the_command_starts_nothing_for_a_missing_file(
 def test_a_deployment_is_refused_before_its_first_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows import pretrain_gpt as module
+    from flows import training
+    from flows.pretrain_gpt import pretrain_gpt
 
-    monkeypatch.setattr(module, "StageRunner", lambda *_, **given: pytest.fail("it began"))
+    monkeypatch.setattr(training, "StageRunner", lambda *_, **given: pytest.fail("it began"))
     recipe = tmp_path / "mine.toml"
     recipe.write_text(own_corpus(tmp_path))
     (tmp_path / "held.txt").unlink()
-    state = asyncio.run(module.pretrain_gpt.fn(str(recipe), yard=str(tmp_path / "yard")))
+    state = asyncio.run(pretrain_gpt.fn(str(recipe), yard=str(tmp_path / "yard")))
     assert state.message.startswith(f"{recipe}: evaluation_data {tmp_path}/held.txt: no file")
 
 

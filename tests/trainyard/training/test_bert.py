@@ -14,50 +14,24 @@ import torch
 from stages.blame.config import BlameConfig
 from stages.blame.run_description import describe
 from tests.trainyard.corpus.token_files import write_tokens
-from tests.trainyard.training.resumed_runs import RUN, certificate, digest, go, ledger
+from tests.trainyard.training import masked_runs
+from tests.trainyard.training.masked_runs import SMALL, random_corpus
+from tests.trainyard.training.resumed_runs import RUN, certificate, digest, ledger
 from trainyard.checkpoint.model import load_model
 from trainyard.config import from_dict
 from trainyard.errors import ConfigError, DataError
 from trainyard.training.options.pretrain import PretrainConfig
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS += [f"{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(300)]
-
-OPTIONS: dict[str, Any] = {
-    "model_type": "bert",
-    "num_layers": 2,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "seq_length": 32,
-    "tokenizer_type": "BertWordPieceLowerCase",
-    "vocab_size": None,
-    "global_batch_size": 4,
-    "train_iters": 8,
-    "eval_interval": 4,
-    "save_interval": 3,
-    "hidden_dropout": 0.1,
-    "attention_dropout": 0.1,
-    "log_interval": 2,
-}
+OPTIONS: dict[str, Any] = {**SMALL, "model_type": "bert"}
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A vocabulary, and documents of sentences of its words."""
-    folder = tmp_path_factory.mktemp("bert")
-    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
-    random = np.random.RandomState(1)
-    documents = [
-        [random.randint(5, len(WORDS), random.randint(3, 12)) for _ in range(random.randint(2, 9))]
-        for _ in range(60)
-    ]
-    write_tokens(folder / "tokens", documents)
-    return {"vocab_file": str(folder / "vocab.txt"), "tokens": str(folder / "tokens")}
+    return random_corpus(tmp_path_factory.mktemp("bert"), fewest=2)
 
 
 def run(corpus: dict[str, str], save: Path, **options: Any) -> str:
-    files = {"vocab_file": corpus["vocab_file"]}
-    return go(corpus["tokens"], save, **{**OPTIONS, **files, **options})
+    return masked_runs.run(corpus, save, **{**OPTIONS, **options})
 
 
 @pytest.mark.slow

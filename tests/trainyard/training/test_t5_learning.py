@@ -5,14 +5,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.trainyard.training.resumed_runs import go, ledger
-from tests.trainyard.training.test_bert_learning import corpus
+from tests.trainyard.training.masked_runs import (
+    LENGTH,
+    TOKENIZER_TYPE,
+    held_out_documents,
+    is_above_zero,
+    real_corpus,
+    train,
+    unigram_losses,
+)
 from trainyard.checkpoint.model import load_model
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.loader import collate
@@ -23,52 +29,23 @@ from trainyard.tokenizers.registry import build_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 
-LENGTH, DECODER, SENTINELS = 64, 24, 20
+DECODER, SENTINELS = 24, 20
 
 
 def test_a_t5_beats_the_unigram_at_hidden_spans(tmp_path: Path) -> None:
-    vocab_file, tokens = corpus(tmp_path)
+    vocab_file, tokens = real_corpus(tmp_path)
     options = {
-        "tokenizer_type": "BertWordPieceLowerCase",
+        "tokenizer_type": TOKENIZER_TYPE,
         "vocab_file": vocab_file,
         "vocab_extra_ids": SENTINELS,
     }
-    outcome = go(
-        tokens,
-        tmp_path / "run",
-        **options,
-        model_type="t5",
-        vocab_size=None,
-        num_layers=2,
-        hidden_size=96,
-        num_attention_heads=4,
-        seq_length=LENGTH,
-        decoder_seq_length=DECODER,
-        init_method_std=0.02,
-        hidden_dropout=0.0,
-        micro_batch_size=16,
-        global_batch_size=16,
-        train_iters=500,
-        eval_interval=500,
-        lr=2e-3,
-        adam_eps=1e-8,
-        lr_warmup_iters=50,
-        split="90,10,0",
-    )
-    assert outcome == "finished"
-    losses = [line["lm_loss"] for line in ledger(tmp_path / "run")]
-    assert np.mean(losses[-50:]) < np.mean(losses[:10]) - 1.0
+    train(tokens, tmp_path / "run", model_type="t5", decoder_seq_length=DECODER, **options)
 
     tokenizer = build_tokenizer(TokenizerConfig(**options))
     indexed = IndexedDataset(tokens)
-    bounds = indexed.document_indices
-    first = round(0.9 * (len(bounds) - 1))
-    counts = np.ones(tokenizer.vocab_size)
-    for number in range(int(bounds[first])):
-        counts += np.bincount(indexed.get(number), minlength=len(counts))
-    unigram = torch.tensor(-np.log(counts / counts.sum()))
+    unigram = unigram_losses(indexed, tokenizer.vocab_size)
     sample_format = T5Format.of(tokenizer, MaskedConfig(), LENGTH, DECODER, 1234)
-    held_out = T5Dataset(indexed, range(first, len(bounds) - 1), None, sample_format)
+    held_out = T5Dataset(indexed, held_out_documents(indexed), None, sample_format)
     model = load_model(str(tmp_path / "run"), model_type="t5").model
     batch = collate([held_out[i] for i in range(min(400, len(held_out)))])
     labels = batch["labels"]
@@ -83,4 +60,4 @@ def test_a_t5_beats_the_unigram_at_hidden_spans(tmp_path: Path) -> None:
 
     found, blind = of_words(batch["text_enc"]), of_words(batch["text_enc"].flip(0))
     for gain in (unigram[labels[asked]] - found, blind - found):
-        assert gain.mean() > 5 * float(gain.std()) / len(gain) ** 0.5
+        assert is_above_zero(gain)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from flows import training
 from flows.cli import flow_commands
 from flows.gc import command as gc_command
 from flows.server.home import PASSWORD, URL
@@ -83,7 +84,8 @@ def resolved(module: str, parameters: dict[str, Any]) -> Any:
     flow = import_module(f"flows.{module}")
     run = getattr(flow, module).fn
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as thread:
-        patch.setattr(flow, "StageRunner", NoRunner, raising=False)
+        for runs in (flow, training):
+            patch.setattr(runs, "StageRunner", NoRunner, raising=False)
         patch.setattr(flow, "sweep", no_sweep, raising=False)
         # In a thread: the browser's driver has the event loop of this one.
         done = thread.submit(lambda: asyncio.run(run(**parameters)))
