@@ -19,6 +19,7 @@ class FinetuneConfig(PretrainConfig):
     With the same options and data, a rerun resumes from the last checkpoint in --save."""
 
     __slots__ = ()
+    RESOLVED_BY = "stages.pretrain.resolve_finetune"
 
 
 if __name__ == "__main__":
@@ -29,7 +30,6 @@ if __name__ == "__main__":
             "stages.pretrain.run",
             "stages.pretrain.inputs",
             megatron=True,
-            complete="stages.pretrain.checkpoint_options",
             program="finetune",
         )
     )

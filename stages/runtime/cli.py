@@ -51,7 +51,6 @@ def stage_main(
     *,
     positional: str = "",
     megatron: bool = False,
-    complete: str = "",
     program: str = "",
     argv: Sequence[str] | None = None,
 ) -> int:
@@ -61,13 +60,12 @@ def stage_main(
     `check_module` has `check_inputs(config)`, for a stage whose own module imports torch.
     `positional` names the option that takes leading arguments without a flag. `megatron`: accept
     the command line of Megatron-LM's program for this work (`trainyard.megatron_cli.tools`).
-    `complete`: the module whose `complete(options)` adds options that follow from others.
     `program`: the command, if it is not that of the stage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         _end_at_signals()
     modules = (run_module, check_module)
-    reader = OptionReader(config_class, program or name, positional, megatron, complete)
+    reader = OptionReader(config_class, program or name, positional, megatron)
     status = _main(name, reader, modules, arguments)
     was_stopped = status > 128
     if argv is None and (is_one_of_several() or was_stopped):
@@ -94,7 +92,6 @@ class OptionReader:
     program: str
     positional: str
     megatron: bool
-    complete: str
 
 
 def _main(name: str, reader: OptionReader, modules: tuple[str, str], arguments: list[str]) -> int:
@@ -116,9 +113,7 @@ def _main(name: str, reader: OptionReader, modules: tuple[str, str], arguments: 
         if known is not None:
             arguments, remarks = in_our_spelling(arguments, known)
         arguments = _with_positional(arguments, reader.positional)
-        config, common = parse_options(
-            reader.config_class, arguments, more, known, remarks, reader.complete
-        )
+        config, common = parse_options(reader.config_class, arguments, more, known, remarks)
         our_logging.configure(common.log_level)
         log_remarks(name, remarks)
         config = _resolved(config)
@@ -257,10 +252,9 @@ def parse_options(
     more: type | None,
     known: Vocabulary | None,
     remarks: list[str],
-    complete: str = "",
 ) -> tuple[Any, CommonOptions]:
     """The configuration of a command line and its documents, and the options of every stage.
-    remarks: gets those of the documents. complete: as for `stage_main`."""
+    remarks: gets those of the documents."""
     classes = (config_class, CommonOptions, *((more,) if more is not None else ()))
     flags = read_flags(arguments, *classes)
     document, where = {}, "--config"
@@ -284,8 +278,6 @@ def parse_options(
         remarks += said
         given = below | given
     where = where if document else "the command line"
-    if complete:
-        given = importlib.import_module(complete).complete(given)
     check_required(partial_config(config_class, given, where))
     return from_dict(config_class, given, where), CommonOptions(**common)
 
