@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -262,15 +264,24 @@ def test_inspect_needs_no_torch(torchless: Zygote, folder: Path) -> None:
     assert "model.decoder.layers.0.mlp.linear_fc1.weight" in log
 
 
-def test_a_run_with_its_own_steps_does_not_check_load(
-    torchless: Zygote, folder: Path, tmp_path: Path
-) -> None:
+def test_a_run_with_its_own_steps_does_not_check_load(torchless: Zygote, tmp_path: Path) -> None:
     """Its own come first, so that what --load names may be gone bad since."""
-    save = tmp_path / "save"
-    shutil.copytree(folder / "run", save)
-    edited(f"{STEP}/config.json", lambda d: d + b" ")(folder / "run")
-    words = arguments(str(folder / "t"), save, load=folder / "run")
+    write_pair(tmp_path / "t", [60] * 40)
+    base, save = tmp_path / "base", tmp_path / "save"
+    options: dict[str, Any] = {"train_iters": 2, "save_interval": 1, "nproc_per_node": 1}
+    train(arguments(str(tmp_path / "t"), base, **options))
+    words = arguments(str(tmp_path / "t"), save, load=base, finetune=True, **options)
+    train([*words, "--exit-interval", "1"], status=2)
+    edited("iter_0000002/config.json", lambda d: d + b" ")(base)
     assert IMPORTED in torchless.run("stages.pretrain", words)[2]
+
+
+def train(words: list[str], status: int = 0) -> None:
+    """Here with torch: without the folder that hides it."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    program = [sys.executable, "-m", "stages.pretrain", *words]
+    done = subprocess.run(program, capture_output=True, env=environment)
+    assert done.returncode == status, done.stderr.decode()
 
 
 def test_valid_input_reaches_torch(torchless: Zygote, folder: Path, tmp_path: Path) -> None:
