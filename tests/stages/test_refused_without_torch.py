@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -271,7 +272,7 @@ def test_a_run_with_its_own_steps_does_not_check_load(torchless: Zygote, tmp_pat
     options: dict[str, Any] = {"train_iters": 2, "save_interval": 1, "nproc_per_node": 1}
     train(arguments(str(tmp_path / "t"), base, **options))
     words = arguments(str(tmp_path / "t"), save, load=base, finetune=True, **options)
-    train([*words, "--exit-interval", "1"], status=2)
+    train([*words, "--exit-interval", "1"], status=128 + signal.SIGTERM)
     edited("iter_0000002/config.json", lambda d: d + b" ")(base)
     assert IMPORTED in torchless.run("stages.pretrain", words)[2]
 
