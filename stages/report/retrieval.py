@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stages.report.lineage import Ancestry, key_of
 from trainyard.artifacts import inputs
@@ -14,9 +14,10 @@ from trainyard.artifacts.manifest import InputRecord, Manifest, read_listed_json
 from trainyard.artifacts.urls import join
 from trainyard.charts.numbers import is_number
 from trainyard.errors import ArtifactError, ConfigError
-from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.config import of_manifest
-from trainyard.tokenizers.registry import build_tokenizer
+
+if TYPE_CHECKING:
+    from trainyard.tokenizers.base import Tokenizer
 
 STAGE = "faiss_query"
 EXAMPLES, TABLE, INDEX = "examples.json", "neighbors.json", "index.json"
@@ -162,6 +163,8 @@ def _tokenizer(key: str, manifest: Manifest) -> Tokenizer:
             f"{record.urls[0]}: not the tokenizer that {key} was made with, so chunks cannot be "
             "shown as text; put it back, or leave out --retro-neighbors"
         )
+    from trainyard.tokenizers.registry import build_tokenizer  # flows read cards without it
+
     return build_tokenizer(of_manifest(manifest.config, record.urls, key))
 
 
