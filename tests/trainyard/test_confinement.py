@@ -61,6 +61,7 @@ def test_no_program_gets_more_rights_than_it_has() -> None:
     assert answer_of(process, 30, 1000).split() == [b"NoNewPrivs:", b"1"]
 
 
+@pytest.mark.slow
 def test_its_time_is_bounded() -> None:
     process = started(f"{CONFINED}\nwhile True: pass", __file__)
     assert answer_of(process, 30, 1000) == b""

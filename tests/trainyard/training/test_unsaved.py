@@ -39,6 +39,7 @@ def unsaved(tokens: str, *callbacks: Callback, **changed: Any) -> Result:
     return pretrain(None, None, config, callbacks=callbacks)
 
 
+@pytest.mark.slow
 def test_it_trains_as_with_save_and_keeps_nothing(
     tokens: str, tmp_path: Path, empty: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
