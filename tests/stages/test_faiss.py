@@ -54,6 +54,7 @@ def document(folder: Path) -> Any:
     return json.loads((folder / "index.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_filled_index_has_every_vector_under_its_id_and_the_recall_it_says(
     embeddings: Path, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_auto_chooses_by_the_number_of_vectors_to_come(embeddings: Path, tmp_pat
     assert "4,000 training vectors suffice for no more" in found["reason"]
 
 
+@pytest.mark.slow
 def test_an_index_that_finds_too_little_is_not_published(embeddings: Path, tmp_path: Path) -> None:
     train(embeddings, tmp_path / "empty", retro_index_str="PQ2x4")
     with pytest.raises(DataError, match=r"recall@5 of PQ2x4 is 0.\d+ .*--retro-min-recall 0.9"):
@@ -131,6 +133,7 @@ def test_embeddings_of_another_model_are_refused(embeddings: Path, tmp_path: Pat
         add(tmp_path / "empty", tmp_path / "other", tmp_path / "full")
 
 
+@pytest.mark.slow
 def test_codes_of_a_killed_run_are_used(
     embeddings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

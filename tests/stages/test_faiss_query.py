@@ -121,6 +121,7 @@ def test_the_files_are_those_of_megatron(yard: Yard, tmp_path: Path) -> None:
     assert (document["num_chunks"], document["num_neighbors"]) == (count, K)
 
 
+@pytest.mark.slow
 def test_the_table_does_not_depend_on_the_size_of_blocks(
     yard: Yard, tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +134,7 @@ def test_the_table_does_not_depend_on_the_size_of_blocks(
     assert small.document == large.document
 
 
+@pytest.mark.slow
 def test_blocks_of_a_killed_run_are_used(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +194,7 @@ def test_validation_samples_have_neighbors_too(yard: Yard, tmp_path: Path) -> No
     assert metrics["mean_neighbors"] == K
 
 
+@pytest.mark.slow
 def test_what_repeats_an_evaluation_set_is_no_neighbor(yard: Yard, tmp_path: Path) -> None:
     held_out = write_corpus(tmp_path / "held", ["xxx" + sentences(60, 0)[7] + "yyy"])
     plain = query(yard, tmp_path / "plain")
@@ -281,6 +284,7 @@ def test_token_files_of_the_name_of_a_dataset_and_other_contents_are_refused(
         query(yard, tmp_path / "out", data_path=blend)
 
 
+@pytest.mark.slow
 def test_validation_finds_other_neighbors(
     yard: Yard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

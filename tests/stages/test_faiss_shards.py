@@ -74,6 +74,7 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- growing ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_index_that_grew_is_the_one_that_was_filled_at_once(at: Path, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in (at / "old").iterdir() if path.is_file()}
     add(at / "old", [at / "a", at / "b"], tmp_path / "grown")

@@ -167,6 +167,7 @@ def test_joined_shares_are_the_bytes_of_one_run(count: int, yard: Path, tmp_path
     assert not (tmp_path / "out.shares").exists()
 
 
+@pytest.mark.slow
 def test_stores_are_alike(yard: Path, store_url: str, tmp_path: Path) -> None:
     whole = command(yard, tmp_path / "whole")
     out = store.join(store_url, "out")

@@ -158,6 +158,7 @@ def answers(file: Path, vectors: NDArray[np.float32]) -> list[Any]:
     return [part.tolist() for part in found]
 
 
+@pytest.mark.slow
 def test_an_old_project_is_read_with_its_database_index_and_neighbours(
     old: OldProject, imported: Path
 ) -> None:
@@ -203,6 +204,7 @@ def test_an_imported_project_is_searched_as_any_other(
     check_neighbors(found, 0, chunks, database, pairs)
 
 
+@pytest.mark.slow
 def test_export_then_import_is_the_same_project(
     old: OldProject, imported: Path, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def merged(prefixes: list[str], cache: Path) -> tuple[bytes, bytes]:
     return bin_file.getvalue(), idx_file.getvalue()
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     docs=DOCUMENTS, cuts=st.lists(st.integers(0, 9), max_size=3).map(sorted), modes=st.booleans()
@@ -81,6 +82,7 @@ def test_pairs_of_any_store_merge(store_url: str, tmp_path: Path) -> None:
     assert merged(prefixes, tmp_path / "cache") == pair(first + second)
 
 
+@pytest.mark.slow
 def test_more_pairs_merge_than_a_process_may_have_files_open(tmp_path: Path) -> None:
     docs = [[[i]] for i in range(80)]
     prefixes = [put_tokens(str(tmp_path / f"{i:04d}"), pair([doc])) for i, doc in enumerate(docs)]

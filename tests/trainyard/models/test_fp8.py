@@ -82,6 +82,7 @@ def losses(fp8: bool, steps: int = 30) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_model_learns_in_8_bits_as_in_16() -> None:
     in_16, in_8 = losses(fp8=False), losses(fp8=True)
     assert in_8[0] == pytest.approx(in_16[0], rel=0.01)

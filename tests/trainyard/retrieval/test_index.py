@@ -34,6 +34,7 @@ def written(index: object) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index_str", KINDS + WITHOUT_CODES)
 def test_an_index_filled_in_pieces_is_that_of_one_call_of_faiss(
     index_str: str, tmp_path: Path
@@ -98,6 +99,7 @@ def test_a_string_that_makes_no_index_is_refused(index_str: str, words: str) -> 
     assert "/" not in str(caught.value), "no path of faiss's sources"
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_no_index(tmp_path: Path) -> None:
     index = faiss_index.create(16, "Flat")
     fill(index, 3000)

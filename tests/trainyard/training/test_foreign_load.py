@@ -74,6 +74,7 @@ def test_ranks_take_their_parts_of_it(
     assert losses(tmp_path / "theirs") == losses(tmp_path / "ours")
 
 
+@pytest.mark.slow
 def test_weights_of_hugging_face_begin_a_run(tokens: str, run: Path, tmp_path: Path) -> None:
     theirs = converted(run, tmp_path / "hf", "hf")
     begun = {**ON, "finetune": True}

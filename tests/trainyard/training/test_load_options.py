@@ -35,6 +35,7 @@ def run(tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- --use-checkpoint-args ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_model_comes_from_the_checkpoint_under_the_command_line(run: Path) -> None:
     given = {"use_checkpoint_args": True, "load": str(run), "num_layers": 2, "seq_length": 16}
     taken, remarks = beneath(given)
@@ -62,6 +63,7 @@ def test_without_a_checkpoint_there_is_no_model(given: dict[str, Any], message: 
 # --- --no-load-optim ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_the_optimizer_its_state_starts_over_and_the_data_goes_on(
     tokens: str, run: Path, tmp_path: Path
 ) -> None:

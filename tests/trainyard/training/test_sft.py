@@ -182,6 +182,7 @@ def options(chat: tuple[str, str], save: Path, **more: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits_and_learns(
     chat: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -216,6 +217,7 @@ def test_a_cyclic_run_serves_every_record_once_an_epoch(
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.slow
 def test_middles_are_filled_in_and_a_resumed_run_has_the_same(
     chat: tuple[str, str], tmp_path: Path
 ) -> None:

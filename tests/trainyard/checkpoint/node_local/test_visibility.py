@@ -25,6 +25,7 @@ def places_of(folders: list[str]) -> tuple[tuple[int, ...], list[int], bool]:
     return found.of_rank, found.ranks(found.of_rank[rank]), found.is_first
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_ranks_of_one_folder_find_each_other_whatever_it_is_called(
     ranks: RankPool, tmp_path: Path

@@ -60,6 +60,7 @@ def check_transpose(name: str) -> None:
         assert torch.equal(all_reduce(y.detach(), dist.group.WORLD, "max"), y)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", REGIONS)
