@@ -41,10 +41,9 @@ class FlatAdamW:
         """(n, 2) int64 first place of each tile and the one after its last; made once, as spans
         stay."""
         if spans not in self._tiles:
-            tiles = [
-                (start, min(start + TILE, end))
-                for begin, end in spans
-                for start in range(begin, end, TILE)
-            ]
-            self._tiles[spans] = torch.tensor(tiles, device=device)
+            pieces = []
+            for begin, end in spans:
+                starts = torch.arange(begin, end, TILE)
+                pieces.append(torch.stack((starts, (starts + TILE).clamp(max=end)), dim=1))
+            self._tiles[spans] = torch.cat(pieces).to(device)
         return self._tiles[spans]
