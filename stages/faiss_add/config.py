@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainyard.artifacts.folder_in_shares import FolderInShares
 from trainyard.artifacts.output import Output
-from trainyard.artifacts.urls import join
 from trainyard.config import (
     MAX_RANKS,
     check_above_zero,
@@ -18,7 +18,7 @@ from trainyard.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaissAddConfig:
+class FaissAddConfig(FolderInShares):
     """Add embeddings to a trained index; the id of each is its place. Then compare what the index
     finds with exact search.
 
@@ -89,26 +89,7 @@ class FaissAddConfig:
         """The folder of the index, or of a share; None if blocks are only compared."""
         if self.retro_task_validate is not None:
             return None
-        return Output.directory(
-            self.output_dir if self.rank is None else self.share_folder(self.rank)
-        )
-
-    def share_folder(self, rank: int) -> str:
-        """The folder of one share."""
-        return join(self.shares_url, f"{rank:05d}-of-{self.world_size:05d}")
-
-    def whole(self) -> Output | None:
-        """For a share: the whole output."""
-        return Output.directory(self.output_dir) if self.rank is not None else None
-
-    def spent(self) -> tuple[str, ...]:
-        """Intermediate outputs to remove: the shares, also those of an abandoned fan-out."""
-        return (self.shares_url,) if self.rank is None else ()
-
-    @property
-    def shares_url(self) -> str:
-        """The folder of all shares, removed when the whole output exists."""
-        return f"{self.output_dir.rstrip('/')}.shares"
+        return self.own_folder()
 
 
 def check_share(config: FaissAddConfig) -> None:
@@ -122,12 +103,4 @@ def check_share(config: FaissAddConfig) -> None:
         )
     if share is not None and config.rank is not None:
         raise ConfigError("--retro-task-validate checks a whole output; leave --rank out")
-    if config.rank is None:
-        return
-    if config.world_size is None:
-        raise ConfigError(f"--rank {config.rank} needs --world-size, the number of shares")
-    if not 0 <= config.rank < config.world_size:
-        raise ConfigError(
-            f"--rank {config.rank}: shares of --world-size {config.world_size} are 0 to "
-            f"{config.world_size - 1}"
-        )
+    config.check_rank()

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from stages.retro_embed.chunk_options import CHUNKS, ChunkOptions
+from trainyard.artifacts.folder_in_shares import FolderInShares
 from trainyard.artifacts.output import Output
-from trainyard.artifacts.urls import join
 from trainyard.config import (
     MAX_PROCESSES,
     MAX_RANKS,
@@ -23,7 +23,7 @@ from trainyard.tokenizers.config import TokenizerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetroEmbedConfig:
+class RetroEmbedConfig(FolderInShares):
     """Turn the text of chunks into vectors, by the encoder of a BERT or a function of your own.
 
     On CPUs the bytes written depend on the input and the options alone: not on workers, ranks,
@@ -96,15 +96,7 @@ class RetroEmbedConfig:
     def _check_share(self) -> None:
         if self.world_size is not None and self.retro_task_validate is not None:
             raise ConfigError("--retro-task-validate checks a whole output; leave --world-size out")
-        if self.rank is None:
-            return
-        if self.world_size is None:
-            raise ConfigError(f"--rank {self.rank} needs --world-size, the number of shares")
-        if not 0 <= self.rank < self.world_size:
-            raise ConfigError(
-                f"--rank {self.rank}: shares of --world-size {self.world_size} are 0 to "
-                f"{self.world_size - 1}"
-            )
+        self.check_rank()
 
     def bert(self) -> TokenizerConfig | None:
         """The given tokenizer of the encoder; None for its own."""
@@ -135,23 +127,4 @@ class RetroEmbedConfig:
         """The folder of the blocks, or of a share; None if they are only compared."""
         if self.retro_task_validate is not None:
             return None
-        return Output.directory(
-            self.output_dir if self.rank is None else self.share_folder(self.rank)
-        )
-
-    def share_folder(self, rank: int) -> str:
-        """The folder of one share."""
-        return join(self.shares_url, f"{rank:05d}-of-{self.world_size:05d}")
-
-    def whole(self) -> Output | None:
-        """For a share: the whole output."""
-        return Output.directory(self.output_dir) if self.rank is not None else None
-
-    def spent(self) -> tuple[str, ...]:
-        """Intermediate outputs to remove: the shares, also those of an abandoned fan-out."""
-        return (self.shares_url,) if self.rank is None else ()
-
-    @property
-    def shares_url(self) -> str:
-        """The folder of all shares, removed when the whole output exists."""
-        return f"{self.output_dir.rstrip('/')}.shares"
+        return self.own_folder()

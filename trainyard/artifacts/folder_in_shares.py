@@ -1,0 +1,51 @@
+"""Options of a stage whose output is a folder that several runs can make in shares."""
+
+from __future__ import annotations
+
+from trainyard.artifacts.output import Output
+from trainyard.artifacts.urls import join
+from trainyard.errors import ConfigError
+
+
+class FolderInShares:
+    """A base of such options, which have these names: with --rank a share, without it the whole."""
+
+    __slots__ = ()
+    output_dir: str
+    rank: int | None
+    world_size: int | None
+
+    def check_rank(self) -> None:
+        """Raise ConfigError for a share that cannot be."""
+        if self.rank is None:
+            return
+        if self.world_size is None:
+            raise ConfigError(f"--rank {self.rank} needs --world-size, the number of shares")
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(
+                f"--rank {self.rank}: shares of --world-size {self.world_size} are 0 to "
+                f"{self.world_size - 1}"
+            )
+
+    def own_folder(self) -> Output:
+        """The whole output, or the share of this run."""
+        return Output.directory(
+            self.output_dir if self.rank is None else self.share_folder(self.rank)
+        )
+
+    def share_folder(self, rank: int) -> str:
+        """The folder of one share."""
+        return join(self.shares_url, f"{rank:05d}-of-{self.world_size:05d}")
+
+    def whole(self) -> Output | None:
+        """For a share: the whole output."""
+        return Output.directory(self.output_dir) if self.rank is not None else None
+
+    def spent(self) -> tuple[str, ...]:
+        """Intermediate outputs to remove: the shares, also those of an abandoned fan-out."""
+        return (self.shares_url,) if self.rank is None else ()
+
+    @property
+    def shares_url(self) -> str:
+        """The folder of all shares, removed when the whole output exists."""
+        return f"{self.output_dir.rstrip('/')}.shares"
