@@ -30,6 +30,7 @@ from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.chunk_database import ChunkDatabase
 from trainyard.retrieval.database_sources import find_datasets
 from trainyard.retrieval.index_document import ADDED, EMPTY, IndexDocument
+from trainyard.retrieval.shards import Shards
 from trainyard.retrieval.vectors import DATASET, EmbeddingBlocks
 from trainyard.training.options.samples import RunSamplesConfig
 from trainyard.training.run_samples import open_chunks
@@ -61,10 +62,11 @@ def compare(setting: Setting) -> None:
     )
     search = search_of(setting, project, document.nprobe)
     queries = search.embeddings.rows(np.arange(QUERIES))
+    plain_index = search.search.index.parts[0]
     seconds = least_of(
         {
             "ours": lambda: search.neighbors(0, QUERIES, lambda _: None),
-            "plain": lambda: search.search.index.search(queries, FOUND),
+            "plain": lambda: plain_index.search(queries, FOUND),
         },
         setting.runs,
     )
@@ -110,15 +112,17 @@ def add_plainly(project: Path, blocks: EmbeddingBlocks) -> None:
 
 
 def search_of(setting: Setting, project: Path, nprobe: int) -> BlockSearch:
-    """The search of the stage, with the settings of an index; its index has them from here on."""
+    """The search of the stage, with the settings of an index; faiss's index has them from the first
+    search on."""
     prefix = str(setting.scratch / f"tokens-{NUM_CHUNKS}" / "corpus")
     options = {
         **{"data_path": [prefix], "seq_length": SEQ_LENGTH, "split": "98,2,0"},
         **{"train_samples": SAMPLES, "global_batch_size": 100, "eval_iters": 0},
     }
     chunks = open_chunks(from_dict(RunSamplesConfig, options), "train", 64)
+    index = faiss_index.load(project / "index" / ADDED)
     return BlockSearch(
-        search=Search(faiss_index.load(project / "index" / ADDED), nprobe, EF_SEARCH, FOUND),
+        search=Search(Shards((index,)), nprobe, EF_SEARCH, FOUND),
         embeddings=blocks_of(project / "embeddings-samples"),
         chunks=chunks,
         database=ChunkDatabase(str(project / "db")),

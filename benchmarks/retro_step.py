@@ -3,8 +3,6 @@ the operations of both.
 
     python -m benchmarks.retro_step                          the shape of 345M, one GPU
     python -m benchmarks.retro_step --shape small --runs 3   a small one, on a CPU
-    python -m benchmarks.retro_step --attention              cross attention alone: keys without
-                                                             padding beside a mask
 
 Both are `stages.pretrain` as a user starts it, in turn, on the same samples; medians of the steps
 after the warm-up. Needs no data: tokens are random, every document is a whole number of samples,
@@ -20,22 +18,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
-import torch
 
 from trainyard.artifacts import inputs
 from trainyard.config import from_dict
 from trainyard.corpus.indexed import IndexedWriter
 from trainyard.models.costs.flops import flops_per_iteration as of_gpt
-from trainyard.models.cross_attention import CrossAttention
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.models.retro.chunks import retrieved_tokens
 from trainyard.models.retro.config import RetroConfig
 from trainyard.models.retro.flops import flops_per_iteration as of_retro
 from trainyard.retrieval.dataset_infos import INFOS, DatasetInfo
@@ -48,7 +42,6 @@ CHUNK = 64
 NUM_NEIGHBORS = 2
 DOCUMENT_CHUNKS = 8
 BAR = 1.1
-ATTENTION_RUNS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,55 +196,14 @@ def measure(shape: Shape, folder: Path, more: dict[str, Any], extra: list[str]) 
     }
 
 
-def attention(shape: Shape) -> None:
-    """Time and memory of one layer's cross attention, forward and backward, with packed keys and
-    with a mask; a tenth of the chunks has half a neighbour."""
-    is_gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if is_gpu else "cpu")
-    dtype = torch.bfloat16 if is_gpu else torch.float32
-    config = RetroConfig(**shape.model(), **shape.retro())
-    with device:
-        attn = CrossAttention(config, config.cross_layers[0]).to(dtype)
-    heads, channels = config.num_attention_heads, config.head_dim
-    rows, keys = shape.mbs * config.num_chunks, NUM_NEIGHBORS * config.retrieved_length
-    lengths = torch.full((shape.mbs, config.num_chunks, NUM_NEIGHBORS), config.retrieved_length)
-    lengths[:, ::10, 0] = CHUNK
-    shapes = ((CHUNK, rows), (keys, rows), (keys, rows))
-    q, k, v = (
-        torch.randn(*size, heads, channels, device=device, dtype=dtype, requires_grad=True)
-        for size in shapes
-    )
-    for is_packed in (False, True):
-        seen = retrieved_tokens(
-            lengths.to(device), config.retrieved_length, CHUNK, is_packed=is_packed
-        )
-        seconds = []
-        for _ in range(ATTENTION_RUNS):
-            if is_gpu:
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-            began = time.perf_counter()
-            attn.attend(q, seen.arranged(k), seen.arranged(v), seen.mask).sum().backward()
-            if is_gpu:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - began)
-        peak = f", {torch.cuda.max_memory_allocated() / 1e6:,.0f} MB at the peak" if is_gpu else ""
-        name = "packed keys" if is_packed else "a mask"
-        print(f"{name}: {1e3 * min(seconds):.3f} ms forward and backward{peak}")
-
-
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="345m")
     parser.add_argument("--runs", type=int, default=1, help="of each model, in turn")
     parser.add_argument("--scratch", type=Path, help="unset: a temporary folder")
-    parser.add_argument("--attention", action="store_true", help="only cross attention, in process")
     args, extra = parser.parse_known_args()
     shape = SHAPES[args.shape]
-    if args.attention:
-        attention(shape)
-        return
     folder = args.scratch or Path(tempfile.mkdtemp(prefix="trainyard-retro-step-"))
     folder.mkdir(parents=True, exist_ok=True)
     tables = write_project(folder, shape)

@@ -1,11 +1,14 @@
-"""Products of all experts in one kernel against one after the other."""
+"""Kernels for experts against torch: products of all experts, sums of the rows of a token."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from trainyard.models.moe import routing
 from trainyard.models.moe.grouped import grouped_linear, is_fusible, looped_linear
+from trainyard.models.moe.rows import rows_of
+from trainyard.models.moe_config import MoEConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,3 +35,23 @@ def test_the_grouped_kernel_equals_the_loop(counts: list[int]) -> None:
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=2e-2, atol=0.1)
+
+
+@pytest.mark.parametrize("capacity", [None, "dropped", "padded"])
+def test_sums_of_rows_are_those_of_a_cpu(capacity: str | None) -> None:
+    torch.manual_seed(0)
+    t, k, e, h = 96, 2, 4, 1100
+    logits, x, grad = torch.randn(t, e), torch.randn(t, h), torch.randn(t, h)
+    found = []
+    for device in ("cpu", "cuda"):
+        moe = MoEConfig(num_experts=e, moe_router_topk=k, moe_expert_capacity_factor=0.75)
+        chosen = routing.choose(logits.to(device), moe, None)
+        limit = routing.capacity(t, moe)
+        assert limit is not None
+        kept = None if capacity is None else routing.within_capacity(chosen, limit, moe)
+        rows = rows_of(chosen.experts, e, kept, limit if capacity == "padded" else None)
+        leaves = [v.to(device).requires_grad_() for v in (x, chosen.weights.detach().cpu())]
+        out = rows.combine(rows.spread(leaves[0]) * 3.0, leaves[1])
+        found.append([out, *torch.autograd.grad(out, leaves, grad.to(device))])
+    for right, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours.cpu(), right, rtol=1e-5, atol=1e-4)

@@ -15,7 +15,8 @@ from trainyard.attention.masks import AttentionMask, packed_lengths
 from trainyard.attention.sdpa import SdpaBackend
 
 FALLBACK = SdpaBackend("cudnn")
-"""For a key-value cache: dense masks, and queries that are the last of the keys."""
+"""For a key-value cache (dense masks, queries that are the last of the keys), and for keys of
+another sequence: Transformer Engine leaves the gradients of their padding as memory was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +30,24 @@ class TransformerEngineBackend:
         assert softmax.sink is None, "not chosen with a sink"
         assert softmax.bias is None, "not chosen with relative positions"
         s, t = q.shape[2], k.shape[2]
-        if not mask.rules_only or s != t:
+        if not mask.rules_only or s != t or mask.query_bounds is not None:
             return FALLBACK.attend(q, k, v, mask, softmax)
         core = _core(
             q.shape[1], k.shape[1], (q.shape[3], v.shape[3]), softmax.dropout_p, softmax.scale
         )
-        tensors = [x.transpose(1, 2) for x in (q, k, v)]  # (b, s, n, d)
         kind = "causal" if mask.causal else "no_mask"
         window = mask.window or (-1, -1)
         if mask.causal:
             window = (window[0], 0)
         if mask.bounds is None:
-            out = core(*tensors, qkv_format="bshd", attn_mask_type=kind, window_size=window)
-            return _heads(out, q)
+            # It takes memory to be in the order of its format: that of projections, no copy.
+            tensors = [x.permute(2, 0, 1, 3).contiguous() for x in (q, k, v)]  # (s, b, n, d)
+            out = core(*tensors, qkv_format="sbhd", attn_mask_type=kind, window_size=window)
+            heads: Tensor = out.reshape(s, q.shape[0], q.shape[1], -1).permute(1, 2, 0, 3)
+            return heads
         query_lengths, key_lengths = packed_lengths(mask, s, t)
         out = core(
-            *(x.flatten(0, 1).contiguous() for x in tensors),
+            *(x.transpose(1, 2).flatten(0, 1).contiguous() for x in (q, k, v)),
             qkv_format="thd",
             attn_mask_type="padding_causal" if mask.causal else "padding",
             window_size=window,
@@ -53,7 +56,8 @@ class TransformerEngineBackend:
             max_seqlen_q=s,
             max_seqlen_kv=s,
         )
-        return _heads(out, q)
+        heads = out.reshape(q.shape[0], s, q.shape[1], -1).transpose(1, 2)
+        return heads
 
 
 @lru_cache(maxsize=16)
@@ -70,9 +74,3 @@ def _core(n: int, g: int, channels: tuple[int, int], dropout_p: float, scale: fl
         attention_dropout=dropout_p,
         softmax_scale=scale,
     )
-
-
-def _heads(out: Tensor, q: Tensor) -> Tensor:
-    """(b, s, n d) or (b s, n d) as (b, n, s, d)."""
-    b, n, s = q.shape[:3]
-    return out.reshape(b, s, n, -1).transpose(1, 2)

@@ -26,12 +26,17 @@ def _plain(x: Tensor) -> Tensor:
 
 class _SwiGLU(torch.autograd.Function):
     """On a GPU a compiler computes both halves of the gradient from three inputs each, and reads
-    them twice; the kernel writes both halves from one read."""
+    them twice; the kernel writes both halves from one read. Outside a compiled layer, as in
+    experts, a kernel does the forward pass too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return _plain(x)
+        if torch.compiler.is_compiling():
+            return _plain(x)
+        from trainyard.kernels.swiglu import swiglu_forward
+
+        return swiglu_forward(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

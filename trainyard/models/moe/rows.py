@@ -1,7 +1,7 @@
 """Tokens as rows in the order of their experts, and back.
 
 Both directions are gathers, and so are their backward passes: the same bits every time, on GPUs
-too.
+too. There kernels add up rows as they gather them; elsewhere torch does.
 
 t tokens, k experts that a token visits, r rows, h channels."""
 
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainyard.kernels.available import TRITON
 from trainyard.models.moe import routing
 
 
@@ -42,6 +43,20 @@ class Rows:
         choices: Tensor = _Collect.apply(rows, self)  # type: ignore[no-untyped-call]
         return choices
 
+    def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """(t, h) sums of the rows of each token's choices, by their weights (t, k)."""
+        if TRITON and rows.is_cuda:
+            sums: Tensor = _Combine.apply(rows, weights, self)  # type: ignore[no-untyped-call]
+            return sums
+        # Not a batched product of (1, k) and (k, h), whose backward is slow.
+        return (self.collect(rows) * weights.to(rows.dtype).unsqueeze(-1)).sum(1)
+
+    def place_or_none(self) -> Tensor:
+        """(t k) `place`, -1 for a choice without a row."""
+        if self.kept is None:
+            return self.place
+        return self.place.masked_fill(~self.kept.flatten(), -1)
+
 
 def _spread(x: Tensor, rows: Rows) -> Tensor:
     found = x.index_select(0, rows.source // rows.topk)
@@ -65,7 +80,12 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _at_choices(grad, ctx.rows).sum(1), None
+        rows = ctx.rows
+        if TRITON and grad.is_cuda:
+            from trainyard.kernels.combine import combine
+
+            return combine(grad, rows.place_or_none(), None, rows.topk), None
+        return _at_choices(grad, rows).sum(1), None
 
 
 class _Collect(torch.autograd.Function):
@@ -79,6 +99,24 @@ class _Collect(torch.autograd.Function):
         rows = ctx.rows
         found = grad.flatten(0, 1).index_select(0, rows.source)
         return (found if rows.filled is None else found * rows.filled), None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, found: Tensor, weights: Tensor, rows: Rows) -> Tensor:
+        from trainyard.kernels.combine import combine
+
+        ctx.save_for_backward(found, weights)
+        ctx.rows = rows
+        return combine(found, rows.place_or_none(), weights, rows.topk)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        from trainyard.kernels.combine import combine_backward
+
+        rows, (found, weights) = ctx.rows, ctx.saved_tensors
+        every = rows.filled is None
+        return *combine_backward(grad, found, rows.place_or_none(), weights, every_row=every), None
 
 
 def rows_of(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trainyard.attention.masks import AttentionMask, cross_mask
+from trainyard.attention.masks import AttentionMask
 
 
 class Neighbors(NamedTuple):
@@ -85,33 +85,16 @@ def own_tokens(lengths: Tensor, size: int) -> AttentionMask:
     return AttentionMask(causal=False, bounds=bounds)
 
 
-class Retrieved(NamedTuple):
-    """Which tokens of its neighbours a chunk sees."""
-
-    mask: AttentionMask
-    order: Tensor | None
-    """(k r, b l) places of the keys, padding behind, as the mask counts them; None: as they are."""
-
-    def arranged(self, keys: Tensor) -> Tensor:
-        """(k r, b l, n, d) keys or values in that order."""
-        if self.order is None:
-            return keys
-        return keys.gather(0, self.order[:, :, None, None].expand_as(keys))
-
-
-def retrieved_tokens(lengths: Tensor, size: int, num_queries: int, *, is_packed: bool) -> Retrieved:
+def retrieved_tokens(lengths: Tensor, size: int) -> AttentionMask:
     """Every query of a chunk sees the tokens of its neighbours, and no padding. Where there are no
     neighbours it sees all, as a softmax over nothing is NaN; `has_neighbors` says where.
 
-    lengths: (b, l, k). is_packed: for FlashAttention, which takes lengths and no mask, the padding
-    of all neighbours of a chunk goes behind their tokens; otherwise a mask of (b l, 1, 1, k r)."""
+    lengths: (b, l, k); size: r. A mask of (b l, 1, 1, k r)."""
+    # A row for all queries. Keys without their padding, for kernels that take lengths, were slower.
     places = torch.arange(size, device=lengths.device)
     allowed = (places < lengths.unsqueeze(-1)).flatten(0, 1).flatten(1)  # (b l, k r)
     allowed = allowed | ~allowed.any(dim=1, keepdim=True)
-    if not is_packed:
-        return Retrieved(AttentionMask(causal=False, dense=allowed[:, None, None]), None)
-    order = (~allowed).to(torch.uint8).argsort(dim=1, stable=True).t()
-    return Retrieved(cross_mask(allowed.sum(dim=1), num_queries, allowed.shape[1]), order)
+    return AttentionMask(causal=False, dense=allowed[:, None, None])
 
 
 def has_neighbors(lengths: Tensor, length: int, seq_length: int) -> Tensor:

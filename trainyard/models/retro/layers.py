@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainyard.attention.masks import FULL
+from trainyard.attention.masks import FULL, AttentionMask
 from trainyard.models.block import (
     AFTER_ATTENTION,
     AFTER_CROSS_ATTENTION,
@@ -28,7 +28,6 @@ from trainyard.models.cross_attention import CrossAttention
 from trainyard.models.layer_inputs import DropoutPlaces, LayerInputs
 from trainyard.models.norm import build_norm
 from trainyard.models.retro.chunks import (
-    Retrieved,
     chunked,
     of_rows,
     shifted_chunks,
@@ -49,7 +48,7 @@ class NeighborInputs:
     own: LayerInputs
     """Of the layers of the encoder: each neighbour sees its own tokens. Built outside of compiled
     layers."""
-    retrieved: Retrieved
+    retrieved: AttentionMask
     """Of the tokens of a chunk to its neighbours."""
     sees_any: Tensor
     """(s, b, 1) bool: whether a token has any neighbour. Where not, cross attention adds
@@ -120,9 +119,9 @@ class ChunkedCrossAttention(nn.Module):
         k, v = attn.keys_and_values(neighbors.to(attn.linear_kv.weight.dtype))
         context = attn.attend(
             shifted_chunks(q, about.num_chunks, length),
-            about.retrieved.arranged(of_rows(k, self.num_neighbors)),
-            about.retrieved.arranged(of_rows(v, self.num_neighbors)),
-            about.retrieved.mask,
+            of_rows(k, self.num_neighbors),
+            of_rows(v, self.num_neighbors),
+            about.retrieved,
         )
         return attn.output(unshifted(context, b, length, s)), neighbors
 

@@ -37,10 +37,6 @@ from trainyard.parallel.model import ALONE, ModelParallel
 NEIGHBOR_TOKENS, NEIGHBOR_LENGTHS = "neighbor_tokens", "neighbor_lengths"
 """Keys of a batch: (b, l, k, r) and (b, l, k)."""
 
-PACKING = {"cuda"}
-"""Devices whose kernels are faster on keys without padding. On a CPU a mask costs nothing, and the
-packing a tenth of the attention."""
-
 OF_NEIGHBORS = 0x5DEECE66D
 """Sets the seed of the encoder's dropout apart from the decoder's."""
 
@@ -209,7 +205,7 @@ class RetroModel(GPTModel):
         return NeighborInputs(
             num_chunks,
             LayerInputs(None, own_tokens(lengths, size)),
-            retrieved_tokens(lengths, size, length, is_packed=lengths.device.type in PACKING),
+            retrieved_tokens(lengths, size),
             of_sequence_part(sees_any, self.parallel),
             dropout,
         )

@@ -21,14 +21,10 @@ from tests.trainyard.models.retro.small_retro import (
 from trainyard.errors import ConfigError
 from trainyard.models.costs.flops import flops_per_iteration as flops_of_gpt
 from trainyard.models.gpt.model import GPTModel
-from trainyard.models.retro import model as model_module
 from trainyard.models.retro.chunks import Neighbors
 from trainyard.models.retro.config import RetroConfig
 from trainyard.models.retro.flops import flops_per_iteration
 from trainyard.models.retro.model import RetroModel
-
-ROUNDING = 1e-10
-"""Of fp64: sums in another order."""
 
 KINDS: dict[str, dict[str, Any]] = {
     "two layers with neighbours": {},
@@ -64,25 +60,6 @@ def test_logits_are_those_of_the_papers_equations(kind: str) -> None:
         for row in range(2):
             expected = Reference(model).logits(tokens[row].tolist(), texts(neighbors, row))
             torch.testing.assert_close(found[row], expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_packed_keys_give_what_a_mask_gives(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tokens = build(**KINDS[kind]).double(), some_tokens()
-    neighbors = some_neighbors(model.config)
-    found = []
-    for devices in (set(), {"cpu"}):
-        monkeypatch.setattr(model_module, "PACKING", devices)
-        model.zero_grad()
-        losses = model.loss(tokens, tokens, neighbors=neighbors)
-        losses.sum().backward()
-        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-        found.append((losses, gradients))
-    (masked, of_masked), (packed, of_packed) = found
-    torch.testing.assert_close(packed, masked, rtol=ROUNDING, atol=ROUNDING)
-    assert of_packed.keys() == of_masked.keys()
-    for name, gradient in of_packed.items():
-        torch.testing.assert_close(gradient, of_masked[name], rtol=ROUNDING, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("length", [9, 11, 12])
