@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from trainyard.models.config import TransformerConfig
 from trainyard.models.tied import copy_of
-from trainyard.parallel.sharding import Cut, Shard, ShardBox, shard_of
+from trainyard.parallel.sharding import Cut, Shard, ShardBox, held_part
 
 OUTPUT_PROJECTIONS = (
     "self_attention.linear_proj.weight",
@@ -62,7 +62,8 @@ def init_parameters(model: ConfiguredModel, seed: int) -> None:
     """Fill every parameter of `model`, or of this rank's part of it, in place."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _fill(parameter, copy_of(parameter) or name, model.config, seed)
+            target, shard = held_part(parameter)
+            _fill(target, shard, copy_of(parameter) or name, model.config, seed)
 
 
 def init_module(module: nn.Module, config: TransformerConfig, seed: int) -> None:
@@ -71,16 +72,17 @@ def init_module(module: nn.Module, config: TransformerConfig, seed: int) -> None
     with torch.no_grad():
         for own_name, parameter in module.named_parameters():
             name = copy_of(parameter) or own_name
+            target, shard = held_part(parameter)
             if parameter.ndim == 1 and _constant(name, config) is None:
-                parameter.fill_(1.0)
+                target.fill_(1.0)
             else:
-                _fill(parameter, name, config, seed)
+                _fill(target, shard, name, config, seed)
 
 
 def draw_parameter(name: str, shape: torch.Size, config: TransformerConfig, seed: int) -> Tensor:
     """The whole initial value of the parameter called `name`, fp32 on the CPU."""
     whole = torch.empty(shape, device="cpu", dtype=torch.float32)
-    _fill(whole, name, config, seed)
+    _fill(whole, None, name, config, seed)
     return whole
 
 
@@ -96,12 +98,16 @@ def draw_rows(
     return target
 
 
-def _fill(target: Tensor, name: str, config: TransformerConfig, seed: int) -> None:
+def _fill(
+    target: Tensor, shard: Shard | None, name: str, config: TransformerConfig, seed: int
+) -> None:
     constant = _constant(name, config)
     if constant is not None:
         target.fill_(constant)
         return
-    shard = shard_of(target) or _whole(tuple(target.shape))
+    if not target.numel():  # fully sharded over more ranks than it has rows
+        return
+    shard = shard or _whole(tuple(target.shape))
     if target.ndim == EXPERT_DIMS:
         _fill_experts(target, shard, name, config, seed)
         return

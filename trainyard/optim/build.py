@@ -15,7 +15,7 @@ from trainyard.optim.precision import NumberFormat, PrecisionConfig
 from trainyard.optim.rules import build_rule
 from trainyard.optim.scaler import build_scaler
 from trainyard.parallel.data.buffers import Member
-from trainyard.parallel.data.data_parallel import DataParallel
+from trainyard.parallel.data.chunk import Chunk
 from trainyard.parallel.model import group_rank
 from trainyard.parallel.sharding import is_expert, shard_of
 
@@ -37,7 +37,7 @@ def grads_dtype(precision: PrecisionConfig) -> torch.dtype:
 
 
 def build_optimizer(
-    chunks: Sequence[DataParallel],
+    chunks: Sequence[Chunk],
     config: OptimizerConfig,
     precision: PrecisionConfig,
     groups: OptimizerGroups,

@@ -23,7 +23,8 @@ from trainyard.optim.scaler import LossScaler
 from trainyard.optim.schedule import Rates
 from trainyard.optim.state import StateBox
 from trainyard.optim.update import FlatRule, FlatTensors, UpdateRule, UpdateTerms
-from trainyard.parallel.data.data_parallel import DataParallel, all_reduce_sum
+from trainyard.parallel.data.chunk import Chunk
+from trainyard.parallel.data.data_parallel import all_reduce_sum
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.tensor.gradients import reduce_partial_gradients
 from trainyard.parallel.timing import Timed, untimed
@@ -94,7 +95,7 @@ class ModelOptimizer:
 
     def __init__(
         self,
-        chunks: Sequence[DataParallel],
+        chunks: Sequence[Chunk],
         config: OptimizerConfig,
         rule: UpdateRule,
         scaler: LossScaler,
@@ -158,7 +159,7 @@ class ModelOptimizer:
                 tied = self._chunk_of(self._tied).grad_of(self._tied)
                 all_reduce_sum(tied, self._groups.embedding)
 
-    def _chunk_of(self, parameter: nn.Parameter) -> DataParallel:
+    def _chunk_of(self, parameter: nn.Parameter) -> Chunk:
         return next(c for c in self.chunks if any(m.parameter is parameter for m in c.members))
 
     @torch.no_grad()
@@ -262,7 +263,7 @@ class ModelOptimizer:
         totals = sums([unit for unit in self._units if unit.of_experts is of_experts])
         groups = self._groups
         all_reduce_sum(totals, groups.expert_model if of_experts else groups.model)
-        return all_reduce_sum(totals, next((c.group for c in chunks if c.is_sharded), None))
+        return all_reduce_sum(totals, next((c.shard_group for c in chunks if c.is_sharded), None))
 
     # --- what survives a kill -----------------------------------------------------------------
 

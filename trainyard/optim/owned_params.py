@@ -1,4 +1,4 @@
-"""The parameters that this rank updates: whole ones, or its pieces of buckets.
+"""The parameters that this rank updates: whole ones, its pieces of buckets, or its rows.
 
 In full precision the model's own numbers are updated. 16-bit parameters have an fp32 main copy,
 which can take small steps that they cannot."""
@@ -15,8 +15,10 @@ from trainyard.optim.groups import Multipliers, grouped
 from trainyard.optim.state import StateBox, state_boxes
 from trainyard.optim.update import FlatTensors, Spans
 from trainyard.parallel.data.buffers import Bucket, Member
+from trainyard.parallel.data.chunk import Chunk
 from trainyard.parallel.data.data_parallel import FULL_PRECISION, DataParallel
-from trainyard.parallel.sharding import shard_of
+from trainyard.parallel.data.fully_sharded import FullyShardedPart
+from trainyard.parallel.sharding import held_part, shard_of
 
 MAIN = "param"
 """Name of the fp32 copy among the state tensors."""
@@ -211,13 +213,58 @@ def _cut(bucket: Bucket, start: int, stop: int) -> tuple[int, int] | None:
     return (begin - bucket.own_start, end - bucket.own_start) if begin < end else None
 
 
+class OwnRows(UpdateUnit):
+    """This rank's rows of fully sharded parameters. They are fp32, and the model computes with
+    copies of them."""
+
+    def __init__(self, part: FullyShardedPart, num_moments: int, traits_of: TraitsOf) -> None:
+        self._part = part
+        self.keeps_main = part.params_dtype not in FULL_PRECISION
+        pieces = [_rows(member, num_moments, traits_of) for member in part.members]
+        super().__init__(pieces, of_experts=part.of_experts)
+
+    def raw_grads(self) -> list[Tensor]:
+        """In the shapes of the rows."""
+        return [self._part.grad_of(piece.parameter) for piece in self.pieces]
+
+    def adopt(self) -> None:
+        """As if the weights had been filled in the model's number format."""
+        for piece in self.pieces:
+            piece.main.copy_(piece.main.to(self._part.params_dtype))
+
+    def boxes(self, moments: Sequence[str]) -> Iterator[StateBox]:
+        """All state by name."""
+        for piece in self.pieces:
+            _, shard = held_part(piece.parameter)
+            assert shard is not None
+            named = list(zip(moments, piece.moments, strict=True))
+            if self.keeps_main:
+                named.append((MAIN, piece.main))
+            for name, tensor in named:
+                for offset, index in shard.boxes():
+                    full = f"{name}.{piece.name}"
+                    yield StateBox(full, tensor[index], shard.shape, offset)
+
+
+def _rows(member: Member, num_moments: int, traits_of: TraitsOf) -> OwnedPiece:
+    parameter, traits = member.parameter, traits_of(member)
+    main, _ = held_part(parameter)
+    moments = tuple(torch.zeros_like(main) for _ in range(num_moments))
+    start = 0  # of `main`, in what this rank holds
+    return OwnedPiece(
+        traits.name, parameter, start, main, moments, traits.multipliers, traits.is_counted
+    )
+
+
 def build_units(
-    chunks: Iterable[DataParallel], num_moments: int, traits_of: TraitsOf
+    chunks: Iterable[Chunk], num_moments: int, traits_of: TraitsOf
 ) -> list[UpdateUnit]:
     """Everything that this rank updates."""
     units: list[UpdateUnit] = []
     for chunk in chunks:
-        if chunk.buckets:
+        if isinstance(chunk, FullyShardedPart):
+            units.append(OwnRows(chunk, num_moments, traits_of))
+        elif chunk.buckets:
             units += [
                 BucketPiece(bucket, num_moments, traits_of, of_experts=chunk.of_experts)
                 for bucket in chunk.buckets

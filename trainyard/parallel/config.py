@@ -23,6 +23,7 @@ from trainyard.config import (
     execution,
 )
 from trainyard.errors import ConfigError
+from trainyard.parallel.data_config import DataParallelConfig
 
 ContextCommunication = Literal["p2p", "a2a", "allgather"]
 
@@ -45,58 +46,6 @@ AT_LEAST_ONE = (
     "expert_tensor_parallel_size",
     "microbatch_group_size_per_virtual_pipeline_stage",
 )
-
-DEFAULT_BUCKET_SIZE = 40_000_000
-"""Numbers in a bucket that overlaps: enough to fill the network, few enough to start early."""
-PER_RANK_BUCKET_SIZE = 1_000_000
-"""Minimum for each rank of a large group, whose ring splits a bucket by its size."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataParallelConfig:
-    """Buckets of gradients, their overlap with backward, and the distributed optimizer.
-
-    None of it changes what a step is: sums are over the same ranks, in an order that may differ
-    between three ranks and more."""
-
-    use_distributed_optimizer: bool = execution(False)
-    """Keep each number of the optimizer's state on one data-parallel rank only (ZeRO-1)."""
-    overlap_grad_reduce: bool = execution(False)
-    """Add gradients up over ranks while backward still works on earlier layers."""
-    overlap_param_gather: bool = execution(False)
-    """Fetch updated parameters while forward already works; with --use-distributed-optimizer."""
-    ddp_bucket_size: int | None = execution(None)
-    """Numbers in a bucket; unset: 40 million or a million for each rank with
-    --overlap-grad-reduce, else all of them."""
-    ddp_num_buckets: int | None = execution(None)
-    """How many buckets to aim at, in place of --ddp-bucket-size."""
-    ddp_pad_buckets_for_high_nccl_busbw: bool = execution(False)
-    """Pad the pieces of the distributed optimizer to sizes that NCCL moves fastest."""
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for options that contradict each other."""
-        check_at_least(self, 1, "ddp_bucket_size", "ddp_num_buckets")
-        if self.ddp_bucket_size is not None and self.ddp_num_buckets is not None:
-            raise ConfigError("give --ddp-bucket-size or --ddp-num-buckets, not both")
-        if self.overlap_param_gather and not self.use_distributed_optimizer:
-            raise ConfigError(
-                "--overlap-param-gather needs --use-distributed-optimizer; add it, or leave this "
-                "out"
-            )
-        if self.ddp_pad_buckets_for_high_nccl_busbw and not self.use_distributed_optimizer:
-            raise ConfigError(
-                "--ddp-pad-buckets-for-high-nccl-busbw needs --use-distributed-optimizer; add it, "
-                "or leave this out"
-            )
-
-    def bucket_size(self, num_parameters: int, num_ranks: int) -> int | None:
-        """Numbers in a bucket of a model of so many parameters; None for one bucket."""
-        if self.ddp_num_buckets is not None:
-            return -(-num_parameters // self.ddp_num_buckets)
-        if self.ddp_bucket_size is not None or not self.overlap_grad_reduce:
-            return self.ddp_bucket_size
-        return max(DEFAULT_BUCKET_SIZE, PER_RANK_BUCKET_SIZE * num_ranks)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
@@ -154,7 +103,7 @@ class ParallelConfig:
     # --- data --------------------------------------------------------------------------------
 
     data_parallel: DataParallelConfig = field(default_factory=DataParallelConfig)
-    """Buckets of gradients, their overlap, and the distributed optimizer."""
+    """What the data-parallel ranks shard; buckets of gradients and their overlap."""
     ddp_average_in_collective: bool = execution(False)
     """Accepted for compatibility, no effect: the loss is divided before the backward pass, so
     plain sums are averages already."""
@@ -200,6 +149,11 @@ class ParallelConfig:
         return self.expert_tensor_parallel_size or self.tensor_model_parallel_size
 
     @property
+    def num_instances(self) -> int:
+        """Groups of data-parallel ranks, each of which shards all that they shard."""
+        return self.data_parallel.num_distributed_optimizer_instances
+
+    @property
     def is_interleaved(self) -> bool:
         """Whether a pipeline rank holds several chunks, by the flags other than the layout."""
         return (
@@ -243,6 +197,12 @@ class ParallelConfig:
 
     def _check_pipeline(self) -> None:
         pp = self.pipeline_model_parallel_size
+        if pp > 1 and self.data_parallel.fully_shards:
+            raise ConfigError(
+                f"{self.data_parallel.asked_by} does not work with {PP} ({pp}): each of the step's "
+                "micro-batches would fetch a stage's weights anew; use --use-distributed-optimizer "
+                f"with pipeline parallelism, or {PP} 1"
+            )
         group = self.microbatch_group_size_per_virtual_pipeline_stage
         flag = "--microbatch-group-size-per-virtual-pipeline-stage"
         if group is None:

@@ -26,7 +26,8 @@ from trainyard.parallel.config import (
     TP,
     ParallelConfig,
 )
-from trainyard.parallel.divisible import multiples
+from trainyard.parallel.data_config import INSTANCES
+from trainyard.parallel.divisible import divisors, multiples, nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,13 +141,25 @@ def dims_of(config: ParallelConfig, world_size: int) -> ParallelDims:
             f"{ranks} not fit the layout: {product} = {unit} must divide the number of ranks; "
             f"the quotient is the data-parallel size; start {choices} ranks, or change a degree"
         )
-    return ParallelDims(
+    dims = ParallelDims(
         dp=world_size // unit,
         tp=config.tensor_model_parallel_size,
         pp=config.pipeline_model_parallel_size,
         cp=config.context_parallel_size,
         order=config.order,
     )
+    _check_instances(config, dims.dp * dims.cp, f"data-parallel size ({dims.dp}) x {CP} ({dims.cp})")
+    return dims
+
+
+def _check_instances(config: ParallelConfig, num_replicas: int, written: str) -> None:
+    """Raise ConfigError for instances that do not divide the ranks that shard something."""
+    count = config.num_instances
+    if num_replicas % count:
+        raise ConfigError(
+            f"{INSTANCES} ({count}) must divide the {written} = {num_replicas}; "
+            f"{nearest(INSTANCES, divisors(num_replicas, count))}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,4 +208,7 @@ def expert_dims_of(config: ParallelConfig, dense: ParallelDims) -> ExpertDims:
             f"({dense.tp}) x {CP} ({dense.cp}) x the data-parallel size ({dense.dp}) = "
             f"{len(stages[0])}; change a degree, or start more ranks"
         )
+    if (ep, etp) != (1, dense.tp):
+        replicas = len(stages[0]) // (ep * etp)
+        _check_instances(config, replicas, "data-parallel size of experts")
     return ExpertDims(stages=tuple(map(tuple, stages)), tp=etp, ep=ep)

@@ -22,6 +22,7 @@ from trainyard.parallel.gloo_shutdown import wait_for_gloo
 from trainyard.parallel.launcher import rank_of_environment
 from trainyard.parallel.model import ExpertParallel, ModelParallel
 from trainyard.parallel.rendezvous import join_ranks
+from trainyard.parallel.shard_groups import ShardGroups, copies_of, instances_of, shards_of
 
 __all__ = [
     "ALONE",
@@ -73,6 +74,10 @@ class ProcessGroups:
     """Ranks that hold the same experts: their gradients are added up over them."""
     expert_model: ProcessGroup | None = None
     """Ranks that hold one copy of all experts: norms of these are over them."""
+    dp_cp_shards: ShardGroups = ShardGroups()
+    """How `dp_cp` shards what it shards."""
+    expert_dp_shards: ShardGroups = ShardGroups()
+    """How `expert_dp` does."""
 
     @property
     def coordinates(self) -> Coordinates:
@@ -145,9 +150,11 @@ def build_groups(
     rank: int,
     timeout: timedelta | None = None,
     expert_dims: ExpertDims | None = None,
+    num_instances: int = 1,
 ) -> ProcessGroups:
     """The groups of all axes; a collective call that needs the default group. expert_dims: the grid
-    of routed experts; unset: they are cut as the rest of a layer."""
+    of routed experts; unset: they are cut as the rest of a layer. num_instances: groups of
+    data-parallel ranks, each of which shards all that they shard."""
     if dims.world_size == 1:
         return ProcessGroups(dims, rank)
     maker = _Maker(rank, dims.world_size, timeout)
@@ -155,6 +162,7 @@ def build_groups(
         stages=tuple(map(tuple, sorted(dims.group_ranks("tp", "cp", "dp")))), tp=dims.tp
     )
     pipelines = dims.group_ranks("pp")
+    dp_cp, expert_dp = dims.group_ranks("dp", "cp"), experts.group_ranks("dp")
     return ProcessGroups(
         dims,
         rank,
@@ -162,7 +170,7 @@ def build_groups(
         tp=maker.make(dims.group_ranks("tp"), "tp"),
         cp=maker.make(dims.group_ranks("cp"), "cp"),
         pp=maker.make(pipelines, "pp"),
-        dp_cp=maker.make(dims.group_ranks("dp", "cp"), "dp_cp"),
+        dp_cp=maker.make(dp_cp, "dp_cp"),
         tp_cp=maker.make(dims.group_ranks("tp", "cp"), "tp_cp"),
         model=maker.make(dims.group_ranks("tp", "pp"), "model"),
         embedding=maker.make([_ends(ranks) for ranks in pipelines], "embedding"),
@@ -171,8 +179,10 @@ def build_groups(
         expert_dims=experts,
         experts=maker.make(experts.group_ranks("tp", "ep"), "experts"),
         expert_tp=maker.make(experts.group_ranks("tp"), "expert_tp"),
-        expert_dp=maker.make(experts.group_ranks("dp"), "expert_dp"),
+        expert_dp=maker.make(expert_dp, "expert_dp"),
         expert_model=maker.make(experts.group_ranks("tp", "ep", "pp"), "expert_model"),
+        dp_cp_shards=maker.shard_groups(dp_cp, num_instances, "dp_cp"),
+        expert_dp_shards=maker.shard_groups(expert_dp, num_instances, "expert_dp"),
     )
 
 
@@ -206,6 +216,18 @@ class _Maker:
             if self._rank in ranks:
                 mine = group
         return mine
+
+    def shard_groups(
+        self, groups: list[list[int]], num_instances: int, name: str
+    ) -> ShardGroups:
+        """Of the data-parallel group of these that holds this rank, in so many instances."""
+        mine = next(ranks for ranks in groups if self._rank in ranks)
+        return ShardGroups(
+            self.make(groups, name),
+            self.make(shards_of(groups, num_instances), f"{name}_shard"),
+            self.make(copies_of(groups, num_instances), f"{name}_copies"),
+            tuple(map(tuple, instances_of(mine, num_instances))),
+        )
 
     def _one(self, ranks: tuple[int, ...], name: str) -> ProcessGroup | None:
         if ranks not in self._made:
@@ -288,7 +310,8 @@ def process_groups(config: ParallelConfig, device: torch.device) -> Iterator[Pro
     timeout = timedelta(minutes=config.distributed_timeout_minutes)
     join_ranks(config, device, dims.describe(), timeout)
     try:
-        yield build_groups(dims, rank, timeout, expert_dims_of(config, dims))
+        experts = expert_dims_of(config, dims)
+        yield build_groups(dims, rank, timeout, experts, config.num_instances)
     finally:
         dist.destroy_process_group()
         wait_for_gloo()

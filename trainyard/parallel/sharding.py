@@ -13,6 +13,8 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
+_MARKS = "_trainyard_"
+"""How the attributes begin that say what a parameter is."""
 _ATTRIBUTE = "_trainyard_shard"
 
 
@@ -105,6 +107,61 @@ def shard_of(parameter: Tensor) -> Shard | None:
     """The part that a parameter is; None for a whole one."""
     found: Shard | None = getattr(parameter, _ATTRIBUTE, None)
     return found
+
+
+_ROWS = "_trainyard_rows"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRows:
+    """Rows of a parameter, or of the part that its `Shard` says."""
+
+    first: int
+    stop: int
+    dtype: torch.dtype
+    """In which the model uses them; they are kept in fp32."""
+
+
+def mark_rows(parameter: nn.Parameter, rows: HeldRows) -> None:
+    """Mark a DTensor that fully sharded data parallelism made of a parameter."""
+    setattr(parameter, _ROWS, rows)
+
+
+def rows_held(parameter: Tensor) -> HeldRows | None:
+    """What this rank holds of a fully sharded parameter; None for any other."""
+    found: HeldRows | None = getattr(parameter, _ROWS, None)
+    return found
+
+
+def held_part(parameter: Tensor) -> tuple[Tensor, Shard | None]:
+    """The numbers of a parameter that this rank holds, as live memory, and which part of the whole
+    they are; None for all of it."""
+    rows, shard = rows_held(parameter), shard_of(parameter)
+    if rows is None:
+        return parameter, shard
+    local: Tensor = parameter.detach().to_local()  # type: ignore[attr-defined]
+    return local, rows_of(tuple(parameter.shape), shard, rows.first, rows.stop)
+
+
+def rows_of(shape: tuple[int, ...], shard: Shard | None, first: int, stop: int) -> Shard:
+    """Rows `first` up to `stop` of a parameter of this shape, which is the part `shard` of a whole,
+    or the whole."""
+    cuts = {cut.dim: cut for cut in shard.cuts} if shard is not None else {}
+    before = cuts.get(0, Cut(0, (ShardBox(0, 0, shape[0]),)))
+    pieces = []
+    for piece in before.pieces:
+        begin, end = max(first, piece.local), min(stop, piece.local + piece.length)
+        if begin < end:
+            pieces.append(ShardBox(begin - first, piece.whole + begin - piece.local, end - begin))
+    cuts[0] = Cut(0, tuple(pieces))
+    return Shard(shape if shard is None else shard.shape, tuple(cuts[dim] for dim in sorted(cuts)))
+
+
+def copy_marks(source: Tensor, target: Tensor) -> None:
+    """Give `target` all that this module, and others like it, have marked `source` with."""
+    for name, value in vars(source).items():
+        if name.startswith(_MARKS):
+            setattr(target, name, value)
 
 
 _PARTIAL = "_trainyard_partial_grad"

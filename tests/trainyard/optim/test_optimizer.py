@@ -23,7 +23,7 @@ from tests.trainyard.optim.sharded_parameters import (
 )
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
-from trainyard.parallel.config import DataParallelConfig
+from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_UPDATE
 

@@ -2,8 +2,9 @@
 
 A gradient is added to its place in a bucket (buffers.py) as soon as backward has computed it. In
 the last micro-batch a complete bucket is summed over the ranks, overlapping with backward if asked.
-With the distributed optimizer each rank receives only the sum of its piece. Sums, not means: the
-caller scales the losses.
+With the distributed optimizer each rank receives only the sum of its piece; with several instances
+of it, that of its instance first, then over the ranks that have the same piece in others. Sums, not
+means: the caller scales the losses.
 
 The order of buckets and of their content follows the model alone, and collectives start in that
 order on every rank, so two runs give the same bits. Over two ranks the size of buckets and the kind
@@ -23,12 +24,13 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from trainyard.parallel.comm_errors import communicating
-from trainyard.parallel.config import DataParallelConfig
+from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.data.accumulate import put_gradient
 from trainyard.parallel.data.buckets import shard_multiple
 from trainyard.parallel.data.buffers import Bucket, BufferSlot, Member, build_buckets
 from trainyard.parallel.data.param_gather import ParameterGather
-from trainyard.parallel.model import group_rank, group_size
+from trainyard.parallel.model import group_size
+from trainyard.parallel.shard_groups import ShardGroups
 
 FULL_PRECISION = (torch.float32, torch.float64)
 """Dtypes of parameters that are updated in place, without a main copy."""
@@ -60,12 +62,14 @@ class DataParallel:
         group: ProcessGroup | None,
         config: DataParallelConfig | None = None,
         *,
+        shards: ShardGroups | None = None,
         grad_dtype: torch.dtype | None = None,
         alone: Collection[str] = (),
         of_experts: bool = False,
     ) -> None:
         """named: parameters in the order of the model; those that are frozen are left out.
-        grad_dtype: in which gradients are added up; unset: the parameters' own.
+        shards: how the group shards; unset: as one instance. grad_dtype: in which gradients are
+        added up; unset: the parameters' own.
 
         alone: names of parameters that have a bucket each, so that they are cut alike on a stage
         that holds other parameters besides (the tied word embedding). of_experts: the parameters
@@ -73,14 +77,17 @@ class DataParallel:
         config = config or DataParallelConfig()
         self.members = [Member(name, p) for name, p in named if p.requires_grad]
         self.group, self.of_experts = group, of_experts
-        self.is_sharded = config.use_distributed_optimizer and group is not None
+        self._shards = shards or ShardGroups(group, group)
+        self.shard_group = self._shards.shard if config.sharding == "optim" else None
+        self.is_sharded = self.shard_group is not None
         self._overlap = config.overlap_grad_reduce and group is not None
         self.buckets = self._build(config, grad_dtype, alone)
-        self._sums = [_BucketSum(bucket, self.group, self.is_sharded) for bucket in self.buckets]
+        copies = self._shards.copies
+        self._sums = [_BucketSum(b, group, self.shard_group, copies) for b in self.buckets]
         self.gather: ParameterGather | None = None
-        if self.is_sharded:
-            assert group is not None
-            self.gather = ParameterGather(self.buckets, group, config.overlap_param_gather)
+        if self.shard_group is not None:
+            overlap = config.overlap_param_gather
+            self.gather = ParameterGather(self.buckets, self.shard_group, overlap)
         self._armed = False
         self._num_started = 0
         self._grads: dict[Tensor, Tensor] = {}
@@ -95,7 +102,7 @@ class DataParallel:
         if self.group is None and all(m.parameter.dtype in FULL_PRECISION for m in self.members):
             return []
         num_ranks = group_size(self.group)
-        num_shards = num_ranks if self.is_sharded else 1
+        num_shards = self._shards.num_shards if self.is_sharded else 1
         high_bus = config.ddp_pad_buckets_for_high_nccl_busbw
         return build_buckets(
             self.members,
@@ -106,7 +113,7 @@ class DataParallel:
             # The same with and without the distributed optimizer: then sums are in one order, too.
             multiple=shard_multiple(num_ranks, high_bus=high_bus),
             num_shards=num_shards,
-            shard=group_rank(self.group) if self.is_sharded else 0,
+            shard=self._shards.shard_rank if self.is_sharded else 0,
             alone=alone,
         )
 
@@ -165,6 +172,10 @@ class DataParallel:
             self._num_started = len(self._sums)
             for total in self._sums:
                 total.wait()
+            for total in self._sums:
+                total.sum_copies()
+            for total in self._sums:
+                total.wait()
 
     def _start_complete(self) -> None:
         """Start the sums of complete buckets in bucket order: all ranks must start them in the same
@@ -193,10 +204,16 @@ class DataParallel:
 class _BucketSum:
     """The gradients of one bucket, first over micro-batches, then over ranks."""
 
-    def __init__(self, bucket: Bucket, group: ProcessGroup | None, is_sharded: bool) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        group: ProcessGroup | None,
+        shard_group: ProcessGroup | None,
+        copies: ProcessGroup | None,
+    ) -> None:
+        """group: sums all; shard_group: shards instead, and `copies` sums what its ranks have."""
         self.bucket = bucket
-        self._group = group
-        self._is_sharded = is_sharded
+        self._group, self._shard_group, self._copies = group, shard_group, copies
         self._work: Any = None
         self._untouched: set[BufferSlot] = set()
         self.num_missing = 0
@@ -224,12 +241,18 @@ class _BucketSum:
         if self._group is None:
             return
         bucket = self.bucket
-        if self._is_sharded:
+        if self._shard_group is not None:
             self._work = _reduce_scatter(
-                bucket.own_grads, bucket.grads, group=self._group, async_op=True
+                bucket.own_grads, bucket.grads, group=self._shard_group, async_op=True
             )
         else:
             self._work = dist.all_reduce(bucket.grads, group=self._group, async_op=True)
+
+    def sum_copies(self) -> None:
+        """Begin the sum over the ranks that have the same piece in other instances."""
+        if self._shard_group is not None and self._copies is not None:
+            own = self.bucket.own_grads
+            self._work = dist.all_reduce(own, group=self._copies, async_op=True)
 
     def wait(self) -> None:
         """Wait for the sum; on CUDA the current stream waits, not the host."""

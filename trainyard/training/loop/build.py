@@ -4,7 +4,7 @@ compiled layers."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed import ProcessGroup
 
 from trainyard.datasets.loader import Batch
 from trainyard.models.attention import choose_attention
@@ -22,20 +21,20 @@ from trainyard.models.families import family_of
 from trainyard.models.fp8 import report_fp8, use_fp8
 from trainyard.models.norms.select import report_norm
 from trainyard.models.pipeline_stage import PipelineStage
-from trainyard.models.tied import EMBEDDING, copy_of, shared_embedding
-from trainyard.optim.build import build_optimizer, grads_dtype, params_dtype
+from trainyard.models.tied import copy_of, shared_embedding
+from trainyard.optim.build import build_optimizer, params_dtype
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.groups import is_vector
 from trainyard.optim.kernels import report_optimizer
 from trainyard.optim.precision import PrecisionConfig
-from trainyard.parallel.config import DataParallelConfig, ParallelConfig
-from trainyard.parallel.data.data_parallel import DataParallel
+from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.groups import ProcessGroups, gather_objects
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.pipeline.p2p import HiddenSpec, PipelineLinks, connect
 from trainyard.parallel.pipeline.partition import partition
 from trainyard.parallel.pipeline.runner import PipelineRunner
-from trainyard.parallel.sharding import is_expert, shard_of
+from trainyard.parallel.sharding import shard_of
+from trainyard.training.loop.data_parallel import data_parallel_parts, is_fully_sharded
 from trainyard.training.loop.microbatch import Preparation
 from trainyard.training.loop.step import StepOptions, TrainModule
 from trainyard.training.options.pretrain import PretrainConfig
@@ -113,7 +112,7 @@ def build_train_module(
         if (original := copy_of(parameter)) is not None
     }
     gradients = [
-        _gradients(chunk, parallel.data_parallel, grads_dtype(precision), groups, copies)
+        data_parallel_parts(chunk, parallel.data_parallel, precision, groups, copies, device)
         for chunk in chunks
     ]
     optimizer = build_optimizer(
@@ -153,32 +152,6 @@ def build_train_module(
     return TrainModule(chunks, optimizer, groups, preparation, options, make_runner)
 
 
-def _gradients(
-    chunk: nn.Module,
-    config: DataParallelConfig,
-    grad_dtype: torch.dtype,
-    groups: ProcessGroups,
-    copies: Collection[str],
-) -> list[DataParallel]:
-    """The gradients of a chunk over the ranks that hold the same weights. Those of routed experts
-    are apart where other ranks hold them."""
-    named = list(chunk.named_parameters())
-    apart = groups.has_expert_grid
-
-    def part(group: ProcessGroup | None, *, of_experts: bool) -> DataParallel:
-        return DataParallel(
-            [pair for pair in named if (apart and is_expert(pair[1])) is of_experts],
-            group,
-            config,
-            grad_dtype=grad_dtype,
-            alone={EMBEDDING, *copies},
-            of_experts=of_experts,
-        )
-
-    dense = part(groups.dp_cp, of_experts=False)
-    return [dense, part(groups.expert_dp, of_experts=True)] if apart else [dense]
-
-
 def build_chunks(
     provider: ModelProvider,
     sizes: ModelSizes,
@@ -190,7 +163,9 @@ def build_chunks(
     """The modules of this rank, on its device and in the dtype of the run."""
     model_parallel = groups.model_parallel(parallel)
     parts = partition(parallel, sizes.num_layers)[groups.pp_rank]
-    with device, _default_dtype(params_dtype(precision)):
+    # Fully sharded, no rank has room for all: the memory on the host is never touched.
+    place = torch.device("cpu") if is_fully_sharded(parallel.data_parallel, groups) else device
+    with place, _default_dtype(params_dtype(precision)):
         chunks = [
             provider(
                 model_parallel, PipelineStage(part.layers, part.has_embedding, part.has_output)

@@ -66,7 +66,7 @@ def _groups(config: PretrainConfig, device: torch.device) -> Iterator[ProcessGro
     dims = dims_of(config.parallel, dist.get_world_size())
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
     experts = expert_dims_of(config.parallel, dims)
-    yield build_groups(dims, dist.get_rank(), timeout, experts)
+    yield build_groups(dims, dist.get_rank(), timeout, experts, config.parallel.num_instances)
 
 
 def _prepare_torch(training: TrainingConfig, local_ranks: int) -> None:

@@ -59,7 +59,7 @@ def restore_weights(
     """Load only the weights of a checkpoint. repadding: if its vocabulary is padded otherwise.
     allowed: weights that may be missing, which keep their values, or unused."""
     restoring = Restoring(checkpoint, train_module.groups.world, repadding)
-    tensors = model_tensors(train_module.chunks)
+    tensors = model_tensors(train_module.chunks, to_fill=True)
     if allowed is None:
         restoring.fill(tensors, MODEL)
         return
@@ -146,7 +146,7 @@ def _restore_optimizer(restoring: Restoring, train_module: TrainModule) -> None:
             weights[source] = renamed(tensors[name], source)
         restoring.fill(weights, "model.", checkpoint.names("model."))
         return
-    for name, held in model_tensors(train_module.chunks).items():
+    for name, held in model_tensors(train_module.chunks, to_fill=True).items():
         source = f"{MAIN}{name.removeprefix('model.')}"
         if source in stored:
             weights[source] = renamed(held, source)

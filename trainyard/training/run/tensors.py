@@ -17,28 +17,37 @@ from trainyard.checkpoint.layout import LocalTensors, ShardedTensor
 from trainyard.checkpoint.load import Restorable, restore
 from trainyard.models.tied import copy_of
 from trainyard.parallel.groups import gather_objects
-from trainyard.parallel.sharding import shard_of
+from trainyard.parallel.sharding import held_part, rows_held
 from trainyard.training.loop.step import TrainModule
 from trainyard.training.run.repadding import Repadding
 
 
 def model_tensors(
-    chunks: Sequence[nn.Module], *, buffers_apart: bool = False
+    chunks: Sequence[nn.Module],
+    *,
+    buffers_apart: bool = False,
+    to_fill: bool = False,
 ) -> dict[str, LocalTensors]:
     """`model.NAME` of every weight on this rank; a tied copy has the name of its original.
 
-    buffers_apart: copy buffers, which a forward pass may change; the rest is live memory."""
+    buffers_apart: copy buffers, which a forward pass may change; the rest is live memory, but for
+    16-bit weights that are fully sharded: they are copies of what is kept in fp32. to_fill: this
+    too is live memory, in fp32."""
     held: dict[str, LocalTensors] = {}
     for chunk in chunks:
         for name, tensor in chunk.state_dict(keep_vars=True).items():
             whole_name = f"model.{copy_of(tensor) or name}"
-            held.setdefault(whole_name, _parts(whole_name, tensor, buffers_apart))
+            held.setdefault(whole_name, _parts(whole_name, tensor, buffers_apart, to_fill))
     return held
 
 
-def _parts(name: str, tensor: Tensor, buffers_apart: bool) -> LocalTensors:
-    shard = shard_of(tensor)
-    values = tensor.detach()
+def _parts(
+    name: str, tensor: Tensor, buffers_apart: bool, to_fill: bool
+) -> LocalTensors:
+    local, shard = held_part(tensor)
+    values = local.detach()
+    if (rows := rows_held(tensor)) is not None and not to_fill:
+        values = values.to(rows.dtype)
     if buffers_apart and not isinstance(tensor, nn.Parameter):
         values = values.clone()
     if shard is None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainyard.parallel.config import DataParallelConfig
+from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.data.data_parallel import DataParallel
 from trainyard.parallel.data.param_gather import _all_gather
 from trainyard.testing.pool import RankPool

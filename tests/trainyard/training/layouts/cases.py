@@ -22,7 +22,8 @@ from trainyard.models.retro.config import RetroConfig
 from trainyard.models.t5.config import T5Config
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
-from trainyard.parallel.config import DEFAULT_ORDER, DataParallelConfig, ParallelConfig
+from trainyard.parallel.config import DEFAULT_ORDER, ParallelConfig
+from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.layout_checks import check_model
 from trainyard.testing.covering import Row, covering_rows, cross
 
@@ -38,7 +39,9 @@ ODD_VOCAB = 50
 
 Tensor = Literal["one", "tp2", "tp4", "tp2 sp", "tp4 sp", "tp2 sp overlap", "tp4 sp overlap"]
 Context = Literal["one", "p2p", "allgather", "a2a"]
-Reduction = Literal["plain", "overlap", "zero", "zero overlap"]
+Reduction = Literal[
+    "plain", "overlap", "zero", "zero overlap", "optim_grads", "optim_grads_params"
+]
 Recompute = Literal["none", "selective", "full", "block"]
 
 FACTORS: dict[str, tuple[Any, ...]] = {
@@ -61,7 +64,7 @@ TURN = 11
 
 CUTTING = ("tensor", "context", "pp", "chunks", "dp", "reduction", "recompute")
 """Those that must not change what is computed; the others say what is."""
-EXTRA_CUTTING = ("rank_order", "bucket_size", "pipeline", "ep", "etp")
+EXTRA_CUTTING = ("rank_order", "bucket_size", "pipeline", "ep", "etp", "instances")
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
@@ -195,6 +198,8 @@ class Cut:
     """Samples are conversations with bounds and positions of their own."""
     ep: int = 1
     etp: int | None = None
+    instances: int = 1
+    """Groups of data-parallel ranks that each shard everything."""
     order: tuple[int, ...] = tuple(range(NUM_MICROBATCHES))
     """Which micro-batch stands at each place of a step."""
 
@@ -236,6 +241,7 @@ class Cut:
     @property
     def parallel(self) -> ParallelConfig:
         zero, overlap = "zero" in self.reduction, "overlap" in self.reduction
+        fully = self.reduction if self.reduction.startswith("optim") else None
         bucket_size = self.bucket_size or (3000 if overlap else None)
         return ParallelConfig(
             tensor_model_parallel_size=self.tp,
@@ -250,6 +256,8 @@ class Cut:
             expert_tensor_parallel_size=self.etp,
             data_parallel=DataParallelConfig(
                 use_distributed_optimizer=zero,
+                data_parallel_sharding_strategy=fully,
+                num_distributed_optimizer_instances=self.instances,
                 overlap_grad_reduce=overlap,
                 overlap_param_gather=zero and overlap,
                 ddp_bucket_size=bucket_size,
@@ -285,6 +293,7 @@ class Cut:
             if self.pp > 1
             else "",
             f"dp{self.dp} {self.reduction}" if self.dp > 1 else "",
+            f"{self.instances} instances" if self.instances > 1 else "",
             f"ep{self.ep}" if self.ep > 1 else "",
             f"etp{self.etp}" if self.etp else "",
             self.recompute if self.recompute != "none" else "",

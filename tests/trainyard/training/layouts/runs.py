@@ -109,7 +109,12 @@ def train_module_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModu
     is_several = dist.is_initialized()
     dims = dims_of(cut.parallel, dist.get_world_size() if is_several else 1)
     experts = expert_dims_of(cut.parallel, dims)
-    groups = build_groups(dims, dist.get_rank() if is_several else 0, expert_dims=experts)
+    groups = build_groups(
+        dims,
+        dist.get_rank() if is_several else 0,
+        expert_dims=experts,
+        num_instances=cut.instances,
+    )
     rows = padded_vocab_size or cut.padded_vocab_size
     train_module = build_train_module(
         built_in_provider(cut.model, rows, min(rows, cut.vocab_size)),

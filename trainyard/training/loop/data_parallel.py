@@ -1,0 +1,112 @@
+"""The parameters of a model chunk over its data-parallel ranks: whole, or fully sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+
+from trainyard.models.block import TransformerBlock
+from trainyard.models.tied import EMBEDDING
+from trainyard.optim.build import grads_dtype, params_dtype
+from trainyard.optim.precision import PrecisionConfig
+from trainyard.parallel.data.chunk import Chunk
+from trainyard.parallel.data.data_parallel import DataParallel
+from trainyard.parallel.data.fully_sharded import FullSharding, FullyShardedModel, FullyShardedPart
+from trainyard.parallel.data_config import DataParallelConfig
+from trainyard.parallel.groups import ProcessGroups
+from trainyard.parallel.shard_groups import ShardGroups
+from trainyard.parallel.sharding import is_expert
+
+
+def is_fully_sharded(config: DataParallelConfig, groups: ProcessGroups) -> bool:
+    """Whether gradients or weights are sharded: not if each instance is one rank alone."""
+    return config.fully_shards and groups.dp_cp_shards.shard is not None
+
+
+def data_parallel_parts(
+    chunk: nn.Module,
+    config: DataParallelConfig,
+    precision: PrecisionConfig,
+    groups: ProcessGroups,
+    copies: Collection[str],
+    device: torch.device,
+) -> list[Chunk]:
+    """The parameters of a chunk over the ranks that hold the same weights. Those of routed experts
+    are apart where other ranks hold them. copies: names of those that repeat another's."""
+    if is_fully_sharded(config, groups):
+        return _fully_sharded(chunk, config, precision, groups, device)
+    named = list(chunk.named_parameters())
+    apart = groups.has_expert_grid
+
+    def part(group: ProcessGroup | None, shards: ShardGroups, *, of_experts: bool) -> DataParallel:
+        return DataParallel(
+            [pair for pair in named if (apart and is_expert(pair[1])) is of_experts],
+            group,
+            config,
+            shards=shards,
+            grad_dtype=grads_dtype(precision),
+            alone={EMBEDDING, *copies},
+            of_experts=of_experts,
+        )
+
+    dense = part(groups.dp_cp, groups.dp_cp_shards, of_experts=False)
+    if not apart:
+        return [dense]
+    return [dense, part(groups.expert_dp, groups.expert_dp_shards, of_experts=True)]
+
+
+def _fully_sharded(
+    chunk: nn.Module,
+    config: DataParallelConfig,
+    precision: PrecisionConfig,
+    groups: ProcessGroups,
+    device: torch.device,
+) -> list[Chunk]:
+    """Layers and the rest are units. With an expert grid, so are the experts of each layer, over
+    ranks of their own; alone there, they are whole."""
+    model = FullyShardedModel(
+        chunk,
+        FullSharding(
+            params_dtype=params_dtype(precision),
+            grads_dtype=grads_dtype(precision),
+            reshard_after_forward=config.sharding == "optim_grads_params",
+            device=device,
+        ),
+    )
+    experts: list[Chunk] = []
+    whole: list[nn.Parameter] = []
+    if groups.has_expert_grid:
+        shards = groups.expert_dp_shards
+        if shards.shard is not None:
+            members = model.shard(list(_expert_modules(chunk)), shards)
+            experts.append(FullyShardedPart(model, members, shards, of_experts=True))
+        else:
+            named = [pair for pair in chunk.named_parameters() if is_expert(pair[1])]
+            for _, parameter in named:
+                parameter.data = parameter.data.to(device)
+            whole = [parameter for _, parameter in named]
+            dtype = grads_dtype(precision)
+            data = DataParallel(named, shards.everyone, grad_dtype=dtype, of_experts=True)
+            experts.append(data)
+    shards = groups.dp_cp_shards
+    members = model.shard([*_layers(chunk), chunk], shards, whole)
+    model.finish_building()
+    return [FullyShardedPart(model, members, shards), *experts]
+
+
+def _layers(chunk: nn.Module) -> Iterator[nn.Module]:
+    """Layers, those inside of others first."""
+    blocks = [module for module in chunk.modules() if isinstance(module, TransformerBlock)]
+    for block in reversed(blocks):
+        yield from block.layers.values()
+
+
+def _expert_modules(chunk: nn.Module) -> Iterator[nn.Module]:
+    """Modules around nothing but parameters of experts."""
+    for module in chunk.modules():
+        own = list(module.parameters(recurse=False))
+        if own and all(is_expert(parameter) for parameter in own):
+            yield module
