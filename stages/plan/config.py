@@ -15,7 +15,8 @@ from trainyard.models.costs.memory import check_layout
 from trainyard.models.families import MODEL_OPTIONS
 from trainyard.models.parallel_layout import ParallelLayout
 from trainyard.parallel.config import ParallelConfig
-from trainyard.parallel.dims import ParallelDims, expert_dims_of
+from trainyard.parallel.data_config import DataParallelConfig, ShardingStrategy
+from trainyard.parallel.dims import dims_of, expert_dims_of
 from trainyard.parallel.layout_checks import check_model
 from trainyard.parallel.pipeline.partition import Partition, partition
 from trainyard.parallel.pipeline.schedule import GROUP, choose_group_size
@@ -37,6 +38,16 @@ SIZES = (
     "data_parallel_size",
     "world_size",
 )
+
+SHARDING = (
+    "use_distributed_optimizer",
+    "data_parallel_sharding_strategy",
+    "use_torch_fsdp2",
+    "torch_fsdp2_reshard_after_forward",
+    "use_megatron_fsdp",
+    "num_distributed_optimizer_instances",
+)
+"""Options of `DataParallelConfig` that decide about memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +135,17 @@ class PlanConfig:
     """Split norms and dropout along the sequence over the tensor-parallel devices."""
     use_distributed_optimizer: bool = False
     """Shard optimizer state over replicas and context-parallel ranks (ZeRO-1)."""
+    data_parallel_sharding_strategy: ShardingStrategy | None = None
+    """What they shard: nothing (no_shard), state (optim), gradients too (optim_grads), or weights
+    too (optim_grads_params); unset: what the flags around it ask for."""
+    use_torch_fsdp2: bool = False
+    """Shard weights, gradients and state over replicas and context-parallel ranks."""
+    torch_fsdp2_reshard_after_forward: bool = True
+    """With --use-torch-fsdp2: weights are whole for one layer at a time, not for all."""
+    use_megatron_fsdp: bool = False
+    """The same as --use-torch-fsdp2, and --data-parallel-sharding-strategy may ask for less."""
+    num_distributed_optimizer_instances: int = 1
+    """Groups of replicas, each of which shards all that they shard."""
     gpu_memory_gib: float | None = None
     """Memory of a device. A layout that needs more is refused, and the error names the nearest
     layouts that fit; unset: no limit."""
@@ -163,15 +185,7 @@ class PlanConfig:
             )
         model = self.model
         model.check_parallel(self.parallel())
-        expert_dims_of(
-            self.parallel(),
-            ParallelDims(
-                dp=self.replicas,
-                tp=self.tensor_model_parallel_size,
-                pp=self.pipeline_model_parallel_size,
-                cp=self.context_parallel_size,
-            ),
-        )
+        expert_dims_of(self.parallel(), dims_of(self.parallel(), self.num_devices))
         check_layout(self.layout(), model)
         check_params(model, self.rows)
         check_model(
@@ -303,7 +317,12 @@ class PlanConfig:
             pipeline_model_parallel_layout=self.pipeline_model_parallel_layout,
             account_for_embedding_in_pipeline_split=self.account_for_embedding_in_pipeline_split,
             account_for_loss_in_pipeline_split=self.account_for_loss_in_pipeline_split,
+            data_parallel=self.data_parallel(),
         )
+
+    def data_parallel(self) -> DataParallelConfig:
+        """What the replicas shard."""
+        return DataParallelConfig(**{name: getattr(self, name) for name in SHARDING})
 
     def layout(self) -> ParallelLayout:
         """The layout as the memory formulas need it."""
@@ -322,7 +341,8 @@ class PlanConfig:
             first_rank_layers=ranks[0] if len(set(ranks)) > 1 else None,
             sequence_parallel=self.sequence_parallel,
             recompute=self.model.recompute,
-            distributed_optimizer=self.use_distributed_optimizer,
+            sharding=self.data_parallel().sharding,
+            instances=self.num_distributed_optimizer_instances,
             fp32=self.fp32,
         )
 

@@ -16,7 +16,7 @@ from stages.plan.config import PlanConfig
 from trainyard.errors import ConfigError
 from trainyard.models.costs.memory import ActivationMemory, activation_memory, count_parameters
 from trainyard.models.costs.memory_detail import DetailedMemory, detailed_memory
-from trainyard.models.parallel_layout import BYTES_OF
+from trainyard.models.parallel_layout import BYTES_OF, ParameterBytes
 
 GIBIBYTE = 2**30
 USABLE = 0.9
@@ -58,22 +58,26 @@ class Alternative:
 def memory_bytes(config: PlanConfig) -> dict[str, float]:
     """Memory of the most loaded device by the upstream formulas, kind by kind, and the total."""
     counts = count_parameters(config.model, config.rows, config.layout())
-    each = BYTES_OF[config.number_format]
+    each = parameter_bytes(config)
     memory = {
         "parameters": counts.most_loaded_shard * each.weight,
         "gradients": counts.most_loaded_shard * each.gradient,
-        "optimizer": counts.most_loaded_shard * optimizer_bytes(config),
+        "optimizer": counts.most_loaded_shard * each.state,
         "activations": activations_of(config).total,
     }
     return {**memory, "total": sum(memory.values())}
 
 
-def optimizer_bytes(config: PlanConfig) -> float:
-    """Optimizer state of a parameter on a device. Context-parallel ranks hold the same weights, so
-    ZeRO shards over them too."""
-    layout = config.layout()
-    shards = layout.dp * layout.cp if layout.distributed_optimizer else 1
-    return BYTES_OF[config.number_format].state / shards
+def parameter_bytes(config: PlanConfig) -> ParameterBytes:
+    """Bytes of a parameter on a device. Context-parallel ranks hold the same weights, so these are
+    sharded over them too."""
+    layout, each = config.layout(), BYTES_OF[config.number_format]
+    shards = layout.shards(layout.dp * layout.cp)
+    return ParameterBytes(
+        each.weight / shards.parameters,
+        each.gradient / shards.gradients,
+        each.state / shards.optimizer,
+    )
 
 
 def activations_of(config: PlanConfig) -> ActivationMemory:

@@ -13,7 +13,7 @@ from stages.plan.fit import (
     check_fit,
     detail_of,
     memory_bytes,
-    optimizer_bytes,
+    parameter_bytes,
 )
 from stages.plan.pipeline_schedule import pipeline_document, pipeline_lines, pipeline_picture
 from stages.plan.vocabulary import with_vocabulary
@@ -25,12 +25,18 @@ from trainyard.models.costs.memory import (
     full_recompute_bytes,
 )
 from trainyard.models.families import family_of
-from trainyard.models.parallel_layout import BYTES_OF
 
 FORMAT_VERSION = 1
 MEGABYTE = 2**20
 UNITS = ((10**9, "billions"), (10**6, "millions"), (10**3, "thousands"), (1, "units"))
 """Of parameters; a tenth of one is the least that two digits tell."""
+SHARDED = {
+    "no_shard": [],
+    "optim": ["distributed optimizer"],
+    "optim_grads": ["optimizer and gradients sharded"],
+    "optim_grads_params": ["optimizer, gradients and weights sharded"],
+}
+"""What replicas shard, in words."""
 CHECKPOINT_BYTES = 12
 """fp32 weight and two Adam moments of each parameter."""
 
@@ -55,7 +61,7 @@ def plan(config: PlanConfig) -> dict[str, Any]:
     full = layout.recompute == "full"
     recomputed = full_recompute_bytes(model, vocab, layout) / layout.cp if full else None
     detail = detail_of(config)
-    each = BYTES_OF[config.number_format]
+    each = parameter_bytes(config)
     document: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "parameters": {
@@ -77,7 +83,7 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         "bytes_per_parameter": {
             "parameter": each.weight,
             "gradient": each.gradient,
-            "optimizer": optimizer_bytes(config),
+            "optimizer": each.state,
         },
         "memory_detail_bytes": detail and {**asdict(detail), "total": detail.total},
         "activations_with_full_recompute_bytes": recomputed,
@@ -175,7 +181,9 @@ def layout_line(config: PlanConfig) -> str:
     }
     product = " x ".join(f"{size} {name}" for name, size in degrees.items())
     flags = ["sequence parallel"] if config.sequence_parallel else []
-    flags += ["distributed optimizer"] if config.use_distributed_optimizer else []
+    flags += SHARDED[config.data_parallel().sharding]
+    instances = config.num_distributed_optimizer_instances
+    flags += [f"{instances} instances"] if instances > 1 else []
     batches = f"{config.num_microbatches} x {config.micro_batch_size} samples a replica and step"
     return f"Devices: {config.num_devices} = {'; '.join([f'{product} parallel', *flags, batches])}"
 

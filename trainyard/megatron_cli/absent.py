@@ -39,12 +39,14 @@ ABSENT: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        f"fully sharded data parallelism {LATER}; --use-distributed-optimizer shards the "
-        "optimizer's state, tensor and pipeline parallelism shard the weights",
-        """
-        use-megatron-fsdp use-custom-fsdp use-torch-fsdp2 data-parallel-sharding-strategy
-        num-distributed-optimizer-instances tensor-parallel-num-weight-shards
-        """,
+        "the instances of --num-distributed-optimizer-instances hold copies of each other's "
+        "shards; leave it out, or give one instance, which shards over all replicas",
+        "outer-dp-sharding-strategy enable-full-sharding-in-hsdp",
+    ),
+    (
+        "--data-parallel-sharding-strategy optim_grads_params shards the weights over the "
+        "data-parallel ranks; leave it out",
+        "tensor-parallel-num-weight-shards",
     ),
     (
         "pass a model of your own to the library (docs/library.md)",
@@ -174,8 +176,7 @@ ABSENT: tuple[tuple[str, str], ...] = (
 
 HARMLESS: dict[str, tuple[str, ...]] = {
     "moe-input-jitter-eps": ("0", "0.0"),
-    "data-parallel-sharding-strategy": ("no_shard",),
-    "num-distributed-optimizer-instances": ("1",),
+    "outer-dp-sharding-strategy": ("no_shard",),
     "tensor-parallel-num-weight-shards": ("1",),
     "glu-linear-offset": ("0", "0.0"),
     "hybrid-attention-ratio": ("0", "0.0"),
@@ -201,8 +202,8 @@ glu-linear-offset attention-output-gate
 """Those that make another model: a command that trains nothing refuses them too."""
 
 OF_MEMORY = """
-use-megatron-fsdp use-custom-fsdp use-torch-fsdp2 data-parallel-sharding-strategy
-num-distributed-optimizer-instances tensor-parallel-num-weight-shards checkpoint-activations
+outer-dp-sharding-strategy enable-full-sharding-in-hsdp tensor-parallel-num-weight-shards
+checkpoint-activations
 checkpoint-num-layers checkpoint-in-cpu distribute-checkpointed-activations
 fine-grained-activation-offloading optimizer-cpu-offload cpu-optimizer main-grads-dtype
 main-params-dtype exp-avg-dtype exp-avg-sq-dtype standalone-embedding-stage

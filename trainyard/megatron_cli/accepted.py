@@ -155,12 +155,9 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "mamba-* disable-mamba-mem-eff-path",
     ),
     (
-        "it only applies to fully sharded data parallelism (--use-megatron-fsdp, "
-        "--use-torch-fsdp2)",
-        """
-        fsdp-* torch-fsdp2-* suggested-communication-unit-size enable-full-sharding-in-hsdp
-        outer-dp-sharding-strategy
-        """,
+        "sharded weights are gathered layer by layer, in memory that torch allocates; how changes "
+        "no result",
+        "fsdp-* suggested-communication-unit-size",
     ),
     (
         "the samples of a table of neighbours are always compared with those of the run",

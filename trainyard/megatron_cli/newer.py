@@ -108,11 +108,7 @@ NEWER_ACCEPTED: tuple[tuple[str, str], ...] = (
         fine-grained-offloading-*
         """,
     ),
-    (
-        "it only applies to fully sharded data parallelism (--use-megatron-fsdp, "
-        "--use-torch-fsdp2)",
-        "megatron-fsdp-* preserve-fp32-weights no-preserve-fp32-weights",
-    ),
+    ("main weights are always kept in fp32", "preserve-fp32-weights"),
     (
         "it only applies to packed conversations (--sft)",
         """
@@ -132,6 +128,11 @@ NEWER_ACCEPTED: tuple[tuple[str, str], ...] = (
 )
 
 NEWER_ABSENT: tuple[tuple[str, str], ...] = (
+    (
+        "main weights and gradients are fp32; --grad-reduce-in-bf16 sums gradients over ranks in "
+        "bfloat16",
+        "megatron-fsdp-* no-preserve-fp32-weights",
+    ),
     (
         "it changes the model in a way that this version does not have; leave it out",
         """
@@ -203,6 +204,9 @@ NEWER_ABSENT: tuple[tuple[str, str], ...] = (
 )
 
 NEWER_HARMLESS: dict[str, tuple[str, ...]] = {
+    "megatron-fsdp-main-params-dtype": ("fp32", "auto"),
+    "megatron-fsdp-main-grads-dtype": ("fp32", "auto"),
+    "megatron-fsdp-grad-comm-dtype": ("fp32", "auto"),
     "cp-partition-mode": ("zigzag",),
     "most-recent-k": ("-1",),
     "encoder-tensor-model-parallel-size": ("0",),

@@ -35,6 +35,8 @@ RENAMED: dict[str, str] = {
     "min-scale": "min-loss-scale",
     "num-moe-experts": "num-experts",
     "fp8": "fp8-format",
+    "use-custom-fsdp": "use-megatron-fsdp",
+    "torch-fsdp2-no-reshard-after-forward": "no-torch-fsdp2-reshard-after-forward",
     "bert-no-binary-head": "no-bert-binary-head",
     "retro-workdir": "retro-project-dir",
     "s3-cache-path": "object-storage-cache-path",

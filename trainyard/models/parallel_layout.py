@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from trainyard.models.config import RecomputeGranularity, TransformerConfig
+from trainyard.parallel.data_config import ShardingStrategy
 
 PARAMETER_BYTES = 2
 GRADIENT_BYTES = 4
@@ -17,9 +18,9 @@ OPTIMIZER_BYTES = 12
 class ParameterBytes:
     """Bytes of a parameter by Megatron-LM's documentation of its distributed optimizer."""
 
-    weight: int
-    gradient: int
-    state: int
+    weight: float
+    gradient: float
+    state: float
     """Moments, and in fp32 the main weight, and the main gradient of fp16. Sharded over replicas by
     the distributed optimizer."""
 
@@ -31,6 +32,15 @@ BYTES_OF: dict[str, ParameterBytes] = {
     "fp8": ParameterBytes(1, 4, 12),  # 17, or 5 + 12/d: weights in FP8 (--fp8-param-gather)
 }
 """By the format of the weights; d is the number of replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCounts:
+    """Over how many ranks each kind of a model's memory is spread; 1: every rank has all of it."""
+
+    parameters: float = 1
+    gradients: float = 1
+    optimizer: float = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +66,10 @@ class ParallelLayout:
     """Layers of the first pipeline rank, where ranks differ."""
     sequence_parallel: bool = False
     recompute: RecomputeGranularity = "none"
-    distributed_optimizer: bool = False
+    sharding: ShardingStrategy = "no_shard"
+    """What the replicas shard."""
+    instances: int = 1
+    """Groups of replicas, each of which shards all that they shard."""
     fp32: bool = False
     """Weights and activations in fp32 without a master copy; not in Megatron-LM's report."""
 
@@ -67,8 +80,18 @@ class ParallelLayout:
 
     @property
     def optimizer_bytes_per_parameter(self) -> float:
-        """Master weight and moments, sharded over replicas by the distributed optimizer."""
-        return OPTIMIZER_BYTES / (self.dp if self.distributed_optimizer else 1)
+        """Master weight and moments, sharded over replicas unless nothing is."""
+        return OPTIMIZER_BYTES / self.shards(self.dp).optimizer
+
+    def shards(self, replicas: float) -> ShardCounts:
+        """Of parameters that so many ranks hold alike."""
+        count = replicas / self.instances
+        return {
+            "no_shard": ShardCounts(),
+            "optim": ShardCounts(optimizer=count),
+            "optim_grads": ShardCounts(gradients=count, optimizer=count),
+            "optim_grads_params": ShardCounts(count, count, count),
+        }[self.sharding]
 
     def layers_as_on_first(self, config: TransformerConfig) -> int:
         """Layers of the model if every rank had as many as the first one, the most loaded."""

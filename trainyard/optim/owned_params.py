@@ -256,9 +256,7 @@ def _rows(member: Member, num_moments: int, traits_of: TraitsOf) -> OwnedPiece:
     )
 
 
-def build_units(
-    chunks: Iterable[Chunk], num_moments: int, traits_of: TraitsOf
-) -> list[UpdateUnit]:
+def build_units(chunks: Iterable[Chunk], num_moments: int, traits_of: TraitsOf) -> list[UpdateUnit]:
     """Everything that this rank updates."""
     units: list[UpdateUnit] = []
     for chunk in chunks:

@@ -47,6 +47,7 @@ AT_LEAST_ONE = (
     "microbatch_group_size_per_virtual_pipeline_stage",
 )
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
     """Degrees of parallelism, pipeline layout, communication."""

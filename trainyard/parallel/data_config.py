@@ -31,7 +31,9 @@ class DataParallelConfig:
 
     use_distributed_optimizer: bool = execution(False)
     """Keep each number of the optimizer's state on one data-parallel rank only (ZeRO-1)."""
-    data_parallel_sharding_strategy: ShardingStrategy | None = execution(None)
+    data_parallel_sharding_strategy: (
+        Literal["no_shard", "optim", "optim_grads", "optim_grads_params"] | None
+    ) = execution(None)
     """What the data-parallel ranks shard: nothing (no_shard), the optimizer's state (optim, the
     same as --use-distributed-optimizer), gradients too (optim_grads, ZeRO-2), or weights too
     (optim_grads_params, ZeRO-3); unset: what the flags around it ask for."""

@@ -148,7 +148,9 @@ def dims_of(config: ParallelConfig, world_size: int) -> ParallelDims:
         cp=config.context_parallel_size,
         order=config.order,
     )
-    _check_instances(config, dims.dp * dims.cp, f"data-parallel size ({dims.dp}) x {CP} ({dims.cp})")
+    _check_instances(
+        config, dims.dp * dims.cp, f"data-parallel size ({dims.dp}) x {CP} ({dims.cp})"
+    )
     return dims
 
 

@@ -22,7 +22,13 @@ from trainyard.parallel.gloo_shutdown import wait_for_gloo
 from trainyard.parallel.launcher import rank_of_environment
 from trainyard.parallel.model import ExpertParallel, ModelParallel
 from trainyard.parallel.rendezvous import join_ranks
-from trainyard.parallel.shard_groups import ShardGroups, copies_of, instances_of, shards_of
+from trainyard.parallel.shard_groups import (
+    UNSHARDED,
+    ShardGroups,
+    copies_of,
+    instances_of,
+    shards_of,
+)
 
 __all__ = [
     "ALONE",
@@ -74,9 +80,9 @@ class ProcessGroups:
     """Ranks that hold the same experts: their gradients are added up over them."""
     expert_model: ProcessGroup | None = None
     """Ranks that hold one copy of all experts: norms of these are over them."""
-    dp_cp_shards: ShardGroups = ShardGroups()
+    dp_cp_shards: ShardGroups = UNSHARDED
     """How `dp_cp` shards what it shards."""
-    expert_dp_shards: ShardGroups = ShardGroups()
+    expert_dp_shards: ShardGroups = UNSHARDED
     """How `expert_dp` does."""
 
     @property
@@ -217,9 +223,7 @@ class _Maker:
                 mine = group
         return mine
 
-    def shard_groups(
-        self, groups: list[list[int]], num_instances: int, name: str
-    ) -> ShardGroups:
+    def shard_groups(self, groups: list[list[int]], num_instances: int, name: str) -> ShardGroups:
         """Of the data-parallel group of these that holds this rank, in so many instances."""
         mine = next(ranks for ranks in groups if self._rank in ranks)
         return ShardGroups(

@@ -39,6 +39,10 @@ class ShardGroups:
         return group_rank(self.shard)
 
 
+UNSHARDED = ShardGroups()
+"""One rank alone."""
+
+
 def instances_of(ranks: Sequence[int], num_instances: int) -> list[Ranks]:
     """Neighbours of a data-parallel group, as many groups of them as there are instances."""
     size = len(ranks) // num_instances

@@ -71,6 +71,7 @@ def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
         ("reshard", "--saver megatron --max-queue-size 50", "--saver megatron"),
         ("plan", "--num-layers 2 --train-iters 9 --profile", "--num-layers 2"),
         ("plan", "--sequence-parallel --num-layers 2", "--num-layers 2"),
+        ("plan", "--use-custom-fsdp --outer-dp-sharding-strategy no_shard", "--use-megatron-fsdp"),
         ("evaluate", "--batch-size 8 --fp16 --no-load-optim", "--micro-batch-size 8"),
         (
             "evaluate",
@@ -92,7 +93,7 @@ def test_options_of_a_training_are_ignored_or_compared(
     ("stage", "line", "message"),
     [
         ("plan", "--multi-latent-attention", "multi-latent attention comes later"),
-        ("plan", "--use-torch-fsdp2", "fully sharded data parallelism comes later"),
+        ("plan", "--outer-dp-sharding-strategy optim", "hold copies of each other's shards"),
         ("evaluate", "--task LAMBADA", "--task LAMBADA: the task LAMBADA comes later"),
         ("benchmark", "--engine-type dynamic", "continuous batching comes later"),
         ("benchmark", "--return-log-probs", "log-probabilities of tokens come later"),

@@ -18,8 +18,8 @@ from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.optimizer import ModelOptimizer, StepOutcome
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.optim.schedule import Rates
-from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.data.data_parallel import DataParallel
+from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.dims import ParallelDims
 from trainyard.parallel.groups import ALONE, ProcessGroups, build_groups
 from trainyard.parallel.sharding import Shard, even_shard, mark_shard, shard_of

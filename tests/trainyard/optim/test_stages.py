@@ -24,8 +24,8 @@ from trainyard.optim.build import build_optimizer, grads_dtype, params_dtype
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.optim.schedule import Rates
-from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.data.data_parallel import DataParallel
+from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.dims import ParallelDims
 from trainyard.parallel.groups import ALONE, ProcessGroups, build_groups
 from trainyard.testing.pool import RankPool

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain, combinations, permutations
 
 import pytest
 
 from trainyard.errors import ConfigError
 from trainyard.parallel.config import AXES, PIPELINE_BEFORE_DATA, ParallelConfig
-from trainyard.parallel.dims import ParallelDims, dims_of
+from trainyard.parallel.data_config import DataParallelConfig
+from trainyard.parallel.dims import ParallelDims, dims_of, expert_dims_of
+from trainyard.parallel.shard_groups import copies_of, shards_of
 
 ORDERS = ["-".join(axes) for axes in permutations(AXES)]
 
@@ -73,6 +76,26 @@ def test_numbers_of_ranks_that_do_not_fit_are_refused_with_the_nearest_that_do()
         dims_of(config, 24)
     with pytest.raises(ConfigError, match=r"1 rank does not fit .* start 16 ranks"):
         dims_of(config, 1)
+
+
+def test_instances_must_divide_the_ranks_that_share_something() -> None:
+    data = DataParallelConfig(use_distributed_optimizer=True, num_distributed_optimizer_instances=4)
+    config = ParallelConfig(data_parallel=data)
+    assert dims_of(config, 8).dp == 8
+    with pytest.raises(ConfigError, match=r"optimizer-instances \(4\) must divide .* = 6; .* 3 or 6"):
+        dims_of(config, 6)
+    experts = replace(config, expert_model_parallel_size=4)
+    with pytest.raises(ConfigError, match=r"instances \(4\) must divide .* of experts = 2"):
+        expert_dims_of(experts, dims_of(experts, 8))
+
+
+def test_each_instance_has_neighbours_and_a_copy_of_each_shard() -> None:
+    """As Megatron-LM's groups: an instance is a run of the ranks of a data-parallel group."""
+    groups = [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert shards_of(groups, 2) == [[0, 2], [4, 6], [1, 3], [5, 7]]
+    assert copies_of(groups, 2) == [[0, 4], [2, 6], [1, 5], [3, 7]]
+    assert shards_of(groups, 1) == groups
+    assert copies_of(groups, 1) == [[rank] for group in groups for rank in group]
 
 
 def test_degrees_and_orders_that_are_none_are_refused() -> None:

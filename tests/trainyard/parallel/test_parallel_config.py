@@ -11,6 +11,7 @@ import pytest
 from trainyard.config import digest_relevant
 from trainyard.errors import ConfigError
 from trainyard.parallel.config import DEFAULT_ORDER, ParallelConfig
+from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.layout_checks import check_model
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -40,6 +41,79 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"distributed_timeout_minutes": 0.0}, "--distributed-timeout-minutes must be above 0"),
 ]
+
+
+SHARDED_REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"use_torch_fsdp2": True, "use_megatron_fsdp": True},
+        "give --use-torch-fsdp2 or --use-megatron-fsdp, not both",
+    ),
+    (
+        {"use_torch_fsdp2": True, "use_distributed_optimizer": True},
+        "--use-torch-fsdp2 shards the optimizer's state itself, .* leave one of them out",
+    ),
+    (
+        {"use_torch_fsdp2": True, "data_parallel_sharding_strategy": "optim"},
+        "--data-parallel-sharding-strategy optim does not; leave one of them out",
+    ),
+    (
+        {"torch_fsdp2_reshard_after_forward": False},
+        "--no-torch-fsdp2-reshard-after-forward needs --use-torch-fsdp2",
+    ),
+    (
+        {"num_distributed_optimizer_instances": 2},
+        "--num-distributed-optimizer-instances 2 needs --use-distributed-optimizer or a --data-",
+    ),
+    ({"num_distributed_optimizer_instances": 0}, "optimizer-instances must be at least 1, got 0"),
+    ({"overlap_param_gather": True}, "--overlap-param-gather needs --use-distributed-optimizer"),
+    (
+        {"use_torch_fsdp2": True, "ddp_pad_buckets_for_high_nccl_busbw": True},
+        "nccl-busbw needs --use-distributed-optimizer",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), SHARDED_REFUSED)
+def test_what_shards_and_does_not_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        DataParallelConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "strategy"),
+    [
+        ({}, "no_shard"),
+        ({"use_distributed_optimizer": True}, "optim"),
+        (
+            {"use_distributed_optimizer": True, "data_parallel_sharding_strategy": "no_shard"},
+            "optim",
+        ),
+        ({"data_parallel_sharding_strategy": "optim"}, "optim"),
+        ({"use_torch_fsdp2": True}, "optim_grads_params"),
+        (
+            {"use_torch_fsdp2": True, "torch_fsdp2_reshard_after_forward": False},
+            "optim_grads",
+        ),
+        ({"use_megatron_fsdp": True, "use_distributed_optimizer": True}, "optim_grads_params"),
+        (
+            {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads"},
+            "optim_grads",
+        ),
+    ],
+    ids=str,
+)
+def test_the_flags_of_megatron_ask_for_a_strategy(options: dict[str, Any], strategy: str) -> None:
+    assert DataParallelConfig(**options).sharding == strategy
+
+
+def test_stages_and_sharded_weights_exclude_each_other() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"--use-torch-fsdp2 does not work with --pipeline-model-parallel-size \(2\)",
+    ):
+        ParallelConfig(
+            pipeline_model_parallel_size=2, data_parallel=DataParallelConfig(use_torch_fsdp2=True)
+        )
 
 
 @pytest.mark.parametrize(("options", "words"), REFUSED)

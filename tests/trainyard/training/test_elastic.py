@@ -28,6 +28,8 @@ class Way:
     zero: bool = False
     sequence_parallel: bool = False
     chunks: int = 1
+    sharding: str | None = None
+    instances: int = 1
 
     @property
     def world_size(self) -> int:
@@ -41,6 +43,8 @@ class Way:
             "context_parallel_size": self.cp,
             "use_distributed_optimizer": self.zero,
             "sequence_parallel": self.sequence_parallel,
+            "data_parallel_sharding_strategy": self.sharding,
+            "num_distributed_optimizer_instances": self.instances,
         }
         if self.chunks > 1:
             found["num_virtual_stages_per_pipeline_rank"] = self.chunks
@@ -55,6 +59,16 @@ JOURNEYS: dict[str, tuple[Way, ...]] = {
     "pp 2 with chunks, 4": (Way(pp=2, chunks=2), Way(pp=4)),
     "tp 2, cp 2": (Way(tp=2), Way(cp=2)),
     "zero on, off, on": (Way(dp=2, zero=True), Way(dp=2), Way(dp=4, zero=True)),
+    "weights sharded, state, nothing": (
+        Way(dp=4, sharding="optim_grads_params"),
+        Way(dp=2, zero=True),
+        Way(),
+    ),
+    "instances, tp with gradients sharded": (
+        Way(dp=4, zero=True, instances=2),
+        Way(dp=2, tp=2, sharding="optim_grads"),
+        Way(dp=4, sharding="optim_grads_params", instances=2),
+    ),
     "all at once": (Way(tp=2, pp=2, dp=2, zero=True), Way(cp=2, dp=2), Way(pp=2, tp=2)),
 }
 QUICK = ("dp 2, 1",)
@@ -152,10 +166,14 @@ def test_a_16_bit_run_resumes_under_other_layouts(
 ) -> None:
     bounds = dict.fromkeys(COMPUTED, BF16_LAYOUT.loss) | {"grad_norm": BF16_LAYOUT.grad_norm}
     assert go(tokens, tmp_path / "whole", bf16=True) == "finished"
-    ways = (Way(dp=2, zero=True), Way(tp=2, pp=2), Way())
-    travel(tokens, tmp_path / "run", ways, ranks, bf16=True)
-    assert_same_run(tmp_path / "run", tmp_path / "whole", bounds)
-    assert certificate(tmp_path / "run").is_complete
+    sharded = Way(dp=2, sharding="optim_grads_params")
+    for number, ways in enumerate(
+        [(Way(dp=2, zero=True), Way(tp=2, pp=2), Way()), (Way(tp=2), sharded, Way(dp=2, zero=True))]
+    ):
+        folder = tmp_path / f"run {number}"
+        travel(tokens, folder, ways, ranks, bf16=True)
+        assert_same_run(folder, tmp_path / "whole", bounds)
+        assert certificate(folder).is_complete
 
 
 def test_a_run_resumes_with_another_micro_batch_size(tokens: str, tmp_path: Path) -> None:

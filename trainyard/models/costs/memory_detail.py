@@ -2,9 +2,9 @@
 
 `memory.py` repeats Megatron-LM's formulas. This counts every parameter, biases and learned
 positions included, and the tensors that autograd keeps of each operation with fused attention. It
-considers grouped queries, gated MLPs, context parallelism, recomputation and offloading.
-torch.compile keeps less. Not counted: workspaces of kernels, communication buffers, fragmentation.
-Standard library only.
+considers grouped queries, gated MLPs, context parallelism, recomputation, offloading, and what
+replicas shard. torch.compile keeps less. Not counted: workspaces of kernels, communication buffers,
+fragmentation. Standard library only.
 
 Bytes for one token of one micro-batch unless noted. h hidden, q and kv widths of all query and key
 heads, f MLP, V padded vocabulary."""
@@ -12,10 +12,12 @@ heads, f MLP, V padded vocabulary."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from trainyard.models.config import TransformerConfig
 from trainyard.models.parallel_layout import ParallelLayout, busiest_layers
 from trainyard.models.param_counts import mlp_params, router_params, shared_expert_params
+from trainyard.parallel.data_config import FULLY_SHARDED
 
 MLP_TENSORS = {
     **{"gelu": 2, "gelu_tanh": 2, "quick_gelu": 3, "squared_relu": 2},
@@ -68,19 +70,21 @@ def _stage(
         config, vocab, layout, layers, has_embedding=is_first, has_output=is_last
     )
     experts = expert_parameters_here(config, layout, layers)
-    width, state = 4 if layout.fp32 else 2, 8 if layout.fp32 else 12
-    if layout.distributed_optimizer:
-        replicas = layout.dp * layout.cp
-        spread = layout.ep * (layout.expert_tp or layout.tp)
-        states = weights / replicas + experts * spread / (replicas * layout.tp)
-    else:
-        states = weights + experts
+    replicas = layout.dp * layout.cp
+    spread = layout.ep * (layout.expert_tp or layout.tp)
+    gathered = weights - _layers_here(config, vocab, layout, layers)
+    gathered += max((_layers_here(config, vocab, layout, one) for one in _each(layers)), default=0)
+    mixtures = max(_mixtures(config, layers), 1)
+    kept = [
+        _kept_of_model(weights, gathered, replicas, layout),
+        _kept_of_model(experts, experts / mixtures, replicas * layout.tp / spread, layout),
+    ]
     samples = layout.micro_batch_size / layout.cp
     return DetailedMemory(
         stage=_name(number, layout.pp),
-        parameters=(weights + experts) * width,
-        gradients=(weights + experts) * 4,
-        optimizer=states * state,
+        parameters=sum(kind.parameters for kind in kept),
+        gradients=sum(kind.gradients for kind in kept),
+        optimizer=sum(kind.optimizer for kind in kept),
         activations=config.seq_length
         * samples
         * _stage_activations(config, layout, layers, number),
@@ -88,6 +92,40 @@ def _stage(
             config.output_length * samples * _logits(config, vocab, layout) if is_last else 0.0
         ),
     )
+
+
+class ModelBytes(NamedTuple):
+    """Bytes of a rank for parameters."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+
+def _kept_of_model(
+    count: float, gathered: float, replicas: float, layout: ParallelLayout
+) -> ModelBytes:
+    """Bytes of so many parameters, which `replicas` ranks hold alike. gathered: those of them that
+    a rank has whole at one time where weights are sharded: all outside of layers, and a layer's."""
+    width, state = 4 if layout.fp32 else 2, 8 if layout.fp32 else 12
+    if replicas == layout.instances:  # nobody to share with
+        return ModelBytes(count * width, count * 4, count * state)
+    shards = layout.shards(replicas)
+    if layout.sharding in FULLY_SHARDED:
+        state = 12  # the rows are fp32 beside whole weights, in fp32 too
+    whole = gathered if layout.sharding == "optim_grads_params" else count
+    return ModelBytes(whole * width, count * 4 / shards.gradients, count * state / shards.optimizer)
+
+
+def _layers_here(
+    config: TransformerConfig, vocab: int, layout: ParallelLayout, layers: range
+) -> float:
+    """Parameters of these layers alone."""
+    return parameters_here(config, vocab, layout, layers, has_embedding=False, has_output=False)
+
+
+def _each(layers: range) -> list[range]:
+    return [range(layer, layer + 1) for layer in layers]
 
 
 def _name(number: int, pp: int) -> str:

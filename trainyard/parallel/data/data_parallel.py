@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from trainyard.parallel.comm_errors import communicating
-from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.data.accumulate import put_gradient
 from trainyard.parallel.data.buckets import shard_multiple
 from trainyard.parallel.data.buffers import Bucket, BufferSlot, Member, build_buckets
 from trainyard.parallel.data.param_gather import ParameterGather
+from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.model import group_size
 from trainyard.parallel.shard_groups import ShardGroups
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +69,8 @@ class FullyShardedModel:
         self, units: Sequence[nn.Module], groups: ShardGroups, ignored: Iterable[nn.Parameter] = ()
     ) -> list[Member]:
         """Make these modules units, the innermost first. Returns the parameters that they took,
-        sharded, in the order of the model. ignored: parameters that stay whole."""
+        sharded, in the order of the model; those that are frozen are left out. ignored: parameters
+        that stay whole."""
         staying = set(ignored)
         whole = dict(self._model.named_parameters())
         before = {name: p for name, p in whole.items() if p not in staying}
@@ -88,7 +91,8 @@ class FullyShardedModel:
             if (sharded := after[name]) is not parameter:
                 copy_marks(parameter, sharded)
                 _mark_rows(sharded, groups, self.sharding.params_dtype)
-                members.append(Member(name, sharded))
+                if sharded.requires_grad:
+                    members.append(Member(name, sharded))
         return members
 
     def _widen(self, unit: nn.Module, staying: set[nn.Parameter]) -> None:
@@ -105,8 +109,18 @@ class FullyShardedModel:
 
     def finish_building(self) -> None:
         """All units are made: let stages run, which call `forward_step`."""
-        if hasattr(self._model, "forward_step"):
-            register_fsdp_forward_method(self._model, "forward_step")
+        step = getattr(self._model, "forward_step", None)
+        if step is None:
+            return
+
+        @wraps(step)
+        def forward_step(*args: Any) -> Any:
+            output = step(*args)
+            # Torch has a hook on what comes out, which is lost where a view is changed in place.
+            return output.clone() if isinstance(output, Tensor) else output
+
+        self._model.forward_step = forward_step  # type: ignore[assignment]
+        register_fsdp_forward_method(self._model, "forward_step")
 
     def arrange_backward(self, *, is_last: bool) -> None:
         """For the backward passes to come: whether the next is the step's last."""

@@ -104,9 +104,11 @@ def _layers(chunk: nn.Module) -> Iterator[nn.Module]:
         yield from block.layers.values()
 
 
-def _expert_modules(chunk: nn.Module) -> Iterator[nn.Module]:
-    """Modules around nothing but parameters of experts."""
-    for module in chunk.modules():
-        own = list(module.parameters(recurse=False))
-        if own and all(is_expert(parameter) for parameter in own):
-            yield module
+def _expert_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """The largest modules inside that have parameters of experts only."""
+    for child in module.children():
+        parameters = list(child.parameters())
+        if parameters and all(is_expert(parameter) for parameter in parameters):
+            yield child
+        else:
+            yield from _expert_modules(child)

@@ -24,6 +24,7 @@ from trainyard.training.options.fp8_checks import check_fp8
 from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.options.node_local import NonPersistentConfig
 from trainyard.training.options.profile import ProfileConfig
+from trainyard.training.options.sharding_checks import check_sharding
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.options.watch import WatchConfig
 
@@ -114,6 +115,7 @@ class PretrainConfig:
         self._check_samples()
         model.check_parallel(self.parallel)
         check_fp8(model, self.precision, self.parallel, self.training.micro_batch_size)
+        check_sharding(model, self.parallel, self.watch)
         check_model(
             self.parallel,
             num_layers=model.all_layers,

@@ -41,9 +41,7 @@ def model_tensors(
     return held
 
 
-def _parts(
-    name: str, tensor: Tensor, buffers_apart: bool, to_fill: bool
-) -> LocalTensors:
+def _parts(name: str, tensor: Tensor, buffers_apart: bool, to_fill: bool) -> LocalTensors:
     local, shard = held_part(tensor)
     values = local.detach()
     if (rows := rows_held(tensor)) is not None and not to_fill:

@@ -83,7 +83,8 @@ def parallel_layout_of(
         first_rank_layers=layers[0] if len(set(layers)) > 1 else None,
         sequence_parallel=parallel.sequence_parallel,
         recompute=config.recompute,
-        distributed_optimizer=parallel.data_parallel.use_distributed_optimizer,
+        sharding=parallel.data_parallel.sharding,
+        instances=parallel.num_instances,
     )
 
 
@@ -100,10 +101,12 @@ def plan_memory(
     shard = family.shard_params(config, padded_vocab_size, layout)
     optimizer = layout.optimizer_bytes_per_parameter * (8 / 12 if is_fp32 else 1)
     activations = family.activation_bytes(config, padded_vocab_size, layout) / layout.cp
-    grads = 2 if precision.grads_format == "bf16" else GRADIENT_BYTES
+    shards = layout.shards(layout.dp)
+    is_whole = shards.gradients == 1  # sharded ones are fp32
+    grads = 2 if precision.grads_format == "bf16" and is_whole else GRADIENT_BYTES
     return MemoryPlan(
-        parameters=shard * (4 if is_fp32 else PARAMETER_BYTES),
-        gradients=shard * grads,
+        parameters=shard * (4 if is_fp32 else PARAMETER_BYTES) / shards.parameters,
+        gradients=shard * grads / shards.gradients,
         optimizer=shard * optimizer,
         activations=activations * (2 if is_fp32 else 1),
     )
@@ -141,11 +144,13 @@ def helpful_flags(layout: ParallelLayout, plan: MemoryPlan | None, world_size: i
         plan is not None and plan.optimizer + plan.gradients + plan.parameters >= plan.activations
     )
     states, activations = [], []
-    if layout.dp > 1 and not layout.distributed_optimizer:
+    if layout.dp > 1 and layout.sharding == "no_shard":
         saving = ""
         if plan is not None:
             saving = f" (saves {gigabytes(plan.optimizer * (1 - 1 / layout.dp))} GB of each rank)"
         states.append(f"--use-distributed-optimizer{saving}")
+    if layout.dp > 1 and layout.pp == 1 and layout.sharding in ("no_shard", "optim"):
+        states.append("--data-parallel-sharding-strategy optim_grads_params (more communication)")
     if layout.tp > 1 and not layout.sequence_parallel:
         activations.append("--sequence-parallel")
     if layout.recompute == "none":

@@ -33,7 +33,6 @@ UPSTREAM_NAMES = {
     "dp": "data_parallel_size",
     "ep": "expert_model_parallel_size",
     "expert_tp": "expert_tensor_parallel_size",
-    "distributed_optimizer": "use_distributed_optimizer",
     "micro_batch_size": "micro_batch_size",
 }
 """What `ParallelLayout` calls the arguments of the upstream programs."""
@@ -70,7 +69,8 @@ class Case:
         )
         self.vocab: int = arguments["padded_vocab_size"]
         self.layout = ParallelLayout(
-            **{ours: arguments[key] for ours, key in UPSTREAM_NAMES.items()}
+            **{ours: arguments[key] for ours, key in UPSTREAM_NAMES.items()},
+            sharding="optim" if arguments["use_distributed_optimizer"] else "no_shard",
         )
 
 
@@ -250,7 +250,7 @@ def test_parameters_of_all_ranks_are_those_of_the_model() -> None:
     for tp in (2, 4):
         share = detailed_memory(config, 128256, ParallelLayout(tp=tp)).parameters / 2
         assert tp * (share - norms) + norms == whole
-    zero = detailed_memory(config, 128256, ParallelLayout(dp=8, distributed_optimizer=True))
+    zero = detailed_memory(config, 128256, ParallelLayout(dp=8, sharding="optim"))
     assert zero.optimizer == 12 * whole / 8
     assert zero.gradients == 4 * whole
 

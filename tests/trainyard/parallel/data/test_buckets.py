@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trainyard.errors import ConfigError
-from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.data.buckets import ALIGNMENT, plan_buckets, shard_multiple
 from trainyard.parallel.data.buffers import Member, build_buckets
+from trainyard.parallel.data_config import DataParallelConfig
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.data.data_parallel import DataParallel
 from trainyard.parallel.data.param_gather import _all_gather
+from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.testing.pool import RankPool
 
 INPUTS = torch.arange(24, dtype=torch.float32).view(4, 6) / 10

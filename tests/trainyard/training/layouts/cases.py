@@ -39,9 +39,7 @@ ODD_VOCAB = 50
 
 Tensor = Literal["one", "tp2", "tp4", "tp2 sp", "tp4 sp", "tp2 sp overlap", "tp4 sp overlap"]
 Context = Literal["one", "p2p", "allgather", "a2a"]
-Reduction = Literal[
-    "plain", "overlap", "zero", "zero overlap", "optim_grads", "optim_grads_params"
-]
+Reduction = Literal["plain", "overlap", "zero", "zero overlap", "optim_grads", "optim_grads_params"]
 Recompute = Literal["none", "selective", "full", "block"]
 
 FACTORS: dict[str, tuple[Any, ...]] = {

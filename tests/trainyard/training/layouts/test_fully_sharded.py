@@ -34,7 +34,7 @@ CUTS = [
     Cut(kind="mixtral", num_layers=2, dp=4, ep=4, reduction=ZERO2, recompute="full"),
     Cut(kind="mixtral", num_layers=2, dp=4, ep=2, instances=2, reduction="zero"),
     Cut(kind="mixtral", num_layers=2, dp=4, ep=2, instances=2, reduction=ZERO3),
-    Cut(kind="gpt moe", num_layers=2, tensor="tp2 sp", dp=2, ep=2, reduction=ZERO3, bf16=True),
+    Cut(kind="gpt moe", num_layers=2, tensor="tp2 sp", dp=2, ep=2, reduction=ZERO3),
     Cut(kind="bert", dp=2, reduction=ZERO3),
     Cut(kind="t5", dp=2, reduction=ZERO3, recompute="full"),
     Cut(kind="retro", dp=2, reduction=ZERO3),

@@ -216,7 +216,7 @@ def test_the_memory_plan_follows_the_formulas() -> None:
     whole = plan_memory(MODEL, VOCAB, ParallelLayout(), BF16)
     assert whole.gradients == 2 * whole.parameters
     assert whole.optimizer == 6 * whole.parameters
-    sharded = plan_memory(MODEL, VOCAB, ParallelLayout(dp=4, distributed_optimizer=True), BF16)
+    sharded = plan_memory(MODEL, VOCAB, ParallelLayout(dp=4, sharding="optim"), BF16)
     assert sharded.optimizer == whole.optimizer / 4
     assert (
         plan_memory(MODEL, VOCAB, ParallelLayout(cp=2), BF16).activations == whole.activations / 2
@@ -301,7 +301,7 @@ def test_host_memory_beside_a_gpu_has_its_own_remedies() -> None:
 
 def test_options_in_use_are_not_suggested() -> None:
     layout = ParallelLayout(
-        dp=2, tp=2, sequence_parallel=True, recompute="full", distributed_optimizer=True
+        dp=2, tp=2, sequence_parallel=True, recompute="full", sharding="optim_grads_params"
     )
     plan = plan_memory(MODEL, VOCAB, layout, BF16)
     assert helpful_flags(layout, plan, 2) == [
