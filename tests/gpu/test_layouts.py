@@ -41,6 +41,10 @@ LAYOUTS = {
     "dp2 overlapped": "--overlap-grad-reduce --ddp-bucket-size 100000",
     "zero2": "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
     " --ddp-bucket-size 100000",
+    "gradients sharded": "--data-parallel-sharding-strategy optim_grads",
+    "fsdp": "--use-torch-fsdp2",
+    "fsdp recomputed": "--use-torch-fsdp2 --recompute-granularity full",
+    "fsdp uncompiled": "--use-torch-fsdp2 --compile-layers off",
     "zero2 recomputed": "--use-distributed-optimizer --recompute-granularity full",
 }
 
@@ -75,6 +79,14 @@ def test_two_gpus_train_as_one(
     for ours, right in zip(ledger(tmp_path / "run"), alone, strict=True):
         assert ours["lm_loss"] == pytest.approx(right["lm_loss"], rel=5e-3), ours["step"]
         assert ours["grad_norm"] == pytest.approx(right["grad_norm"], rel=0.05), ours["step"]
+
+
+def test_sharded_weights_resume_whole_and_the_other_way_round(tokens: str, tmp_path: Path) -> None:
+    fsdp = ("--use-torch-fsdp2", "--exit-interval", "10")
+    train(tokens, tmp_path / "run", 2, *fsdp, expect=143)
+    assert "resuming from step 10" in train(tokens, tmp_path / "run", 1)
+    train(tokens, tmp_path / "other", 1, "--exit-interval", "10", expect=143)
+    assert "resuming from step 10" in train(tokens, tmp_path / "other", 2, "--use-torch-fsdp2")
 
 
 def test_a_run_goes_on_in_another_layout(tokens: str, tmp_path: Path) -> None:

@@ -82,7 +82,9 @@ def test_instances_must_divide_the_ranks_that_share_something() -> None:
     data = DataParallelConfig(use_distributed_optimizer=True, num_distributed_optimizer_instances=4)
     config = ParallelConfig(data_parallel=data)
     assert dims_of(config, 8).dp == 8
-    with pytest.raises(ConfigError, match=r"optimizer-instances \(4\) must divide .* = 6; .* 3 or 6"):
+    with pytest.raises(
+        ConfigError, match=r"optimizer-instances \(4\) must divide .* = 6; .* 3 or 6"
+    ):
         dims_of(config, 6)
     experts = replace(config, expert_model_parallel_size=4)
     with pytest.raises(ConfigError, match=r"instances \(4\) must divide .* of experts = 2"):

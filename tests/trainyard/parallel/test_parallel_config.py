@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from trainyard.config import digest_relevant
 from trainyard.errors import ConfigError
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.parallel.config import DEFAULT_ORDER, ParallelConfig
 from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.layout_checks import check_model
+from trainyard.training.options.sharding_checks import check_sharding
+from trainyard.training.options.watch import WatchConfig
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tensor_model_parallel_size": 0}, "--tensor-model-parallel-size must be at least 1, got 0"),
@@ -114,6 +118,35 @@ def test_stages_and_sharded_weights_exclude_each_other() -> None:
         ParallelConfig(
             pipeline_model_parallel_size=2, data_parallel=DataParallelConfig(use_torch_fsdp2=True)
         )
+
+
+@pytest.mark.parametrize(
+    ("model", "watch", "words"),
+    [
+        (
+            {"cpu_offloading_num_layers": 1},
+            {},
+            r"--cpu-offloading-num-layers \(1\) and --use-torch-fsdp2: gathered weights would",
+        ),
+        (
+            {},
+            {"check_weight_hash_across_dp_replicas_interval": 5},
+            "replicas-interval 5 and --use-torch-fsdp2: each rank keeps other rows",
+        ),
+    ],
+)
+def test_what_sharded_weights_exclude_is_refused(
+    model: dict[str, Any], watch: dict[str, Any], words: str
+) -> None:
+    sizes = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "seq_length": 16}
+    options = GPTConfig(**sizes, **model), WatchConfig(**watch)
+    for data, is_refused in (
+        (DataParallelConfig(use_torch_fsdp2=True), True),
+        (DataParallelConfig(use_distributed_optimizer=True), False),
+    ):
+        parallel = ParallelConfig(data_parallel=data)
+        with pytest.raises(ConfigError, match=words) if is_refused else nullcontext():
+            check_sharding(options[0], parallel, options[1])
 
 
 @pytest.mark.parametrize(("options", "words"), REFUSED)

@@ -119,7 +119,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp 2, zero, overlap, bf16": {**ZERO, **OVERLAP, "bf16": True},
     "dp 2, zero, fp16": {**ZERO, **FP16},
     "dp 2, zero, lion": {**ZERO, "optimizer": "lion"},
-    "dp 2, weights sharded, bf16": {"use_torch_fsdp2": True, "bf16": True},
+    "dp 2, weights sharded, fp16": {"use_torch_fsdp2": True, **FP16},
     "dp 4, gradients sharded, two instances": {
         **{"data_parallel_sharding_strategy": "optim_grads", "world_size": 4},
         **{"num_distributed_optimizer_instances": 2, "global_batch_size": 8},

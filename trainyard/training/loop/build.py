@@ -33,7 +33,7 @@ from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.pipeline.p2p import HiddenSpec, PipelineLinks, connect
 from trainyard.parallel.pipeline.partition import partition
 from trainyard.parallel.pipeline.runner import PipelineRunner
-from trainyard.parallel.sharding import shard_of
+from trainyard.parallel.sharding import held_part, shard_of
 from trainyard.training.loop.data_parallel import data_parallel_parts, is_fully_sharded
 from trainyard.training.loop.microbatch import Preparation
 from trainyard.training.loop.step import StepOptions, TrainModule
@@ -211,8 +211,8 @@ def _links(
 
 
 def parameter_count(train_module: TrainModule) -> int:
-    """Parameters on this rank."""
-    return sum(p.numel() for chunk in train_module.chunks for p in chunk.parameters())
+    """Parameters on this rank: of fully sharded ones, what it keeps."""
+    return sum(held_part(p)[0].numel() for c in train_module.chunks for p in c.parameters())
 
 
 def whole_parameter_count(train_module: TrainModule) -> int:

@@ -130,6 +130,17 @@ def hidden_communication(parallel: ParallelConfig) -> str | None:
     return None
 
 
+def _connections_of_shards(parallel: ParallelConfig, found: str | None) -> Connections | None:
+    """Weights are gathered while layers compute, which takes several queues."""
+    if found is None or found.strip() != "1":
+        return None
+    return Connections(
+        f"{VARIABLE}=1, from the environment: gathering weights waits for the computation that "
+        f"should hide it ({parallel.data_parallel.asked_by}); unset it",
+        is_warning=True,
+    )
+
+
 def arrange_connections(
     parallel: ParallelConfig, environ: MutableMapping[str, str], *, cuda_started: bool
 ) -> Connections | None:
@@ -138,10 +149,13 @@ def arrange_connections(
     The number of hardware queues of a process. Tensor parallelism, and context parallelism in a
     ring, start a collective and then the matrix product that hides it. One queue keeps this order.
     With several, the product may fill the device first, and the collective runs after it: the same
-    result, but slower. Megatron-LM demands 1; trainyard sets it, unless it is set already.
+    result, but slower. Megatron-LM demands 1; trainyard sets it, unless it is set already. Fully
+    sharded weights are gathered under computation that started before, and need several.
 
     cuda_started: CUDA has read its variables in this process, so setting one is too late."""
     option, found = hidden_communication(parallel), environ.get(VARIABLE)
+    if parallel.data_parallel.fully_shards:
+        return _connections_of_shards(parallel, found)
     if option is None:
         return None
     if found is None and cuda_started:

@@ -29,12 +29,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 MIXTRAL = {"kind": "mixtral", "num_layers": 2}
 CUTS = [
     Cut(kind="llama", dp=2, bf16=True),
-    Cut(kind="llama", dp=2, reduction="zero", bf16=True),
     Cut(kind="llama", dp=4, reduction="zero", instances=2, bf16=True),
     Cut(kind="llama", dp=2, reduction="optim_grads", bf16=True),
     Cut(kind="llama", dp=2, reduction="optim_grads_params", bf16=True),
     Cut(kind="llama", dp=4, reduction="optim_grads_params", instances=2, tied=False),
-    Cut(dp=2, reduction="optim_grads", tied=False),
+    Cut(kind="llama", dp=2, reduction="optim_grads", tied=False),
     Cut(**MIXTRAL, dp=4, ep=2, reduction="optim_grads_params", bf16=True),
     Cut(**MIXTRAL, dp=2, ep=2, reduction="optim_grads_params"),
 ]

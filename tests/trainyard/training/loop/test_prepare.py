@@ -12,6 +12,7 @@ import pytest
 from tests.trainyard.training.test_pretrain_api import TRAINING, options
 from trainyard.errors import ConfigError
 from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.training.loop.prepare import VARIABLE, arrange_connections, prepared
 
 TENSOR = {"tensor_model_parallel_size": 2}
@@ -70,6 +71,18 @@ def test_a_cuda_that_already_runs_logs_a_warning() -> None:
     assert environ == {}
     assert done.is_warning
     assert "set it to 1 when you start the program" in done.message
+
+
+@pytest.mark.parametrize("parallel", [{}, TENSOR, RING])
+def test_weights_that_are_gathered_need_several_queues(parallel: dict[str, Any]) -> None:
+    config = ParallelConfig(**parallel, data_parallel=DataParallelConfig(use_torch_fsdp2=True))
+    environ: dict[str, str] = {}
+    assert arrange_connections(config, environ, cuda_started=False) is None
+    assert environ == {}
+    done = arrange_connections(config, {VARIABLE: "1"}, cuda_started=False)
+    assert done is not None
+    assert done.is_warning
+    assert done.message.endswith("should hide it (--use-torch-fsdp2); unset it")
 
 
 def test_a_cpu_run_leaves_the_environment_alone(
