@@ -15,6 +15,7 @@ MODULES = {
     "BertConfig": "models.bert.config",
     "ColumnParallelLinear": "parallel.tensor.linear",
     "DataConfig": "datasets.config",
+    "DataParallelConfig": "parallel.data_config",
     "GPTConfig": "models.gpt.config",
     "IndexedWriter": "corpus.indexed",
     "LoggingConfig": "training.options.logging",

@@ -118,12 +118,14 @@ def test_the_documented_model_learns_the_same_under_any_layout(
         "tensor": (2, None),  # as printed: all ranks share the matrices
         "pipeline": (2, "pipeline_model_parallel_size=2"),
         "data": (2, ""),
+        "sharded data": (2, "data_parallel=api.DataParallelConfig(use_torch_fsdp2=True)"),
     }
     found = {}
     for name, (world_size, parallel) in cuts.items():
         (tmp_path / name).mkdir()
         # Shuffled, the order of samples would follow the number of data-parallel ranks.
         code = SHORT.replace('dataloader_type="cyclic"', 'dataloader_type="single"')
+        code = f"from trainyard import api\n{code}"
         if parallel is not None:
             code = re.sub(r"ParallelConfig\(tensor.*\),", f"ParallelConfig({parallel}),", code)
             assert f"ParallelConfig({parallel})" in code

@@ -74,12 +74,14 @@ class FullyShardedModel:
         staying = set(ignored)
         whole = dict(self._model.named_parameters())
         before = {name: p for name, p in whole.items() if p not in staying}
+        mesh = mesh_of(groups, self.sharding.device)
         for unit in units:
             self._widen(unit, staying)
             fully_shard(
                 unit,
-                mesh=mesh_of(groups, self.sharding.device),
-                reshard_after_forward=self.sharding.reshard_after_forward,
+                mesh=mesh,
+                # None: but for the outermost unit, which backward needs at once.
+                reshard_after_forward=None if self.sharding.reshard_after_forward else False,
                 mp_policy=self.sharding.policy,
                 ignored_params=staying,
             )
@@ -114,8 +116,8 @@ class FullyShardedModel:
             return
 
         @wraps(step)
-        def forward_step(*args: Any) -> Any:
-            output = step(*args)
+        def forward_step(*args: Any, **named: Any) -> Any:
+            output = step(*args, **named)
             # Torch has a hook on what comes out, which is lost where a view is changed in place.
             return output.clone() if isinstance(output, Tensor) else output
 

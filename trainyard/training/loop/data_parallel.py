@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from trainyard.models.block import TransformerBlock
 from trainyard.models.tied import EMBEDDING
 from trainyard.optim.build import grads_dtype, params_dtype
 from trainyard.optim.precision import PrecisionConfig
@@ -98,10 +97,11 @@ def _fully_sharded(
 
 
 def _layers(chunk: nn.Module) -> Iterator[nn.Module]:
-    """Layers, those inside of others first."""
-    blocks = [module for module in chunk.modules() if isinstance(module, TransformerBlock)]
-    for block in reversed(blocks):
-        yield from block.layers.values()
+    """What modules list as their `layers`, those inside of others first."""
+    lists = [getattr(module, "layers", None) for module in chunk.modules()]
+    for layers in reversed(lists):
+        if isinstance(layers, nn.ModuleDict | nn.ModuleList):
+            yield from layers.children()
 
 
 def _expert_modules(module: nn.Module) -> Iterator[nn.Module]:

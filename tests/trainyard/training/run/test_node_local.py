@@ -256,6 +256,7 @@ def test_a_signal_during_a_copy_saves_and_leaves_no_torn_step(
 CUTS: dict[str, dict[str, Any]] = {
     "dp 2, zero": {"use_distributed_optimizer": True},
     "tp 2": {"tensor_model_parallel_size": 2},
+    "dp 2, weights sharded, async": {"use_torch_fsdp2": True, "bf16": True, "async_save": True},
     "pp 2, async": {"pipeline_model_parallel_size": 2, "async_save": True},
 }
 

@@ -138,6 +138,7 @@ def test_repadding_works_between_fp32_and_16_bits(tmp_path: Path) -> None:
 LAYOUTS = [
     Cut(tensor="tp2", tied=False),
     pytest.param(Cut(dp=2, reduction="zero"), marks=pytest.mark.slow),
+    Cut(dp=2, reduction="optim_grads_params", tied=False),
     pytest.param(Cut(pp=2, bf16=True), marks=pytest.mark.slow),
     pytest.param(Cut(tensor="tp4 sp", dp=2, reduction="zero", bf16=True), marks=pytest.mark.slow),
     pytest.param(Cut(tensor="tp2", pp=2, tied=False, bf16=True), marks=pytest.mark.slow),
