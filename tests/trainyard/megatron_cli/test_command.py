@@ -79,6 +79,15 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
         ),
         ("--model-parallel-size 2", "--tensor-model-parallel-size 2"),
         (
+            "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads --fsdp-double-buffer"
+            " --ckpt-format fsdp_dtensor --init-model-with-meta-device",
+            "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads",
+        ),
+        (
+            "--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward",
+            "--use-torch-fsdp2 --no-torch-fsdp2-reshard-after-forward",
+        ),
+        (
             "--retro-add-retriever --retro-workdir p --retro-encoder-layers 2",
             "--model-type retro --retro-project-dir p --retro-encoder-layers 2",
         ),

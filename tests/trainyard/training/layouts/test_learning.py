@@ -18,6 +18,7 @@ CUTS = (
     Cut(pp=2),
     Cut(context="p2p"),
     Cut(tensor="tp2 sp", dp=2, reduction="zero overlap"),
+    Cut(dp=4, reduction="optim_grads_params", instances=2),
 )
 
 
