@@ -136,7 +136,7 @@ def _costs(config: PlanConfig) -> tuple[float, float]:
     weights = matmul_weights_per_token(model, config.rows) - output
     output = output * model.output_length // model.seq_length
     directions = 2 if family_of(model).of_sentences else 1
-    attention = directions * model.seq_length * model.query_size
+    attention = directions * model.seq_length * (model.query_size + model.context_size) // 2
     return weights / model.num_layers + attention, float(output)
 
 

@@ -5,13 +5,13 @@ without torch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from trainyard.config import check_above_zero, execution, flag
+from trainyard.config import also, check_above_zero, execution, flag
 from trainyard.errors import ConfigError
+from trainyard.models.attention_sizes import AttentionSizes
 from trainyard.models.config_checks import (
     check_attention,
     check_params,
@@ -19,6 +19,7 @@ from trainyard.models.config_checks import (
     check_recompute,
     check_sizes,
 )
+from trainyard.models.latent_config import check_latents
 from trainyard.models.layer_pattern import window_of_layer
 from trainyard.models.moe_config import DENSE, MoEConfig, check_expert_parallel, check_layers
 from trainyard.models.param_counts import attention_params, mixture_params, mlp_params
@@ -45,7 +46,7 @@ ACTIVATION_FLAGS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(AttentionSizes):
     """A stack of transformer layers: sizes, norms, positions, attention, MLP, memory."""
 
     RELATIVE_POSITIONS: ClassVar[bool] = False
@@ -108,17 +109,19 @@ class TransformerConfig:
     """Stretch factor of --use-rope-scaling."""
     rope_scaling_original_max_position_embeddings: int = LLAMA3_LENGTH
     """Training length before --use-rope-scaling; Megatron-LM knows no other value."""
-    yarn_rotary_scaling_factor: float = 1.0
-    """Stretch factor of YaRN (arXiv:2309.00071)."""
-    yarn_original_max_position_embeddings: int = 4096
+    yarn_rotary_scaling_factor: float = also("rotary_scaling_factor", default=1.0)
+    """Stretch factor of YaRN (arXiv:2309.00071), with --multi-latent-attention of rope too."""
+    yarn_original_max_position_embeddings: int = also(
+        "original_max_position_embeddings", default=4096
+    )
     """Training length before YaRN."""
-    yarn_beta_fast: float = 32.0
+    yarn_beta_fast: float = also("beta_fast", default=32.0)
     """Channels that turn more often than this over the original length are not stretched."""
-    yarn_beta_slow: float = 1.0
+    yarn_beta_slow: float = also("beta_slow", default=1.0)
     """Channels that turn less often than this over the original length are fully stretched."""
-    yarn_mscale: float = 1.0
+    yarn_mscale: float = also("mscale", default=1.0)
     """Growth of attention with the logarithm of the scaling factor."""
-    yarn_mscale_all_dim: float = 0.0
+    yarn_mscale_all_dim: float = also("mscale_all_dim", default=0.0)
     """Growth that is divided out again."""
     yarn_correction_range_round_to_int: bool = True
     """Round the bounds between kinds of channels to whole channels."""
@@ -198,6 +201,7 @@ class TransformerConfig:
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{flag(name)} must be in [0, 1), got {getattr(self, name)}")
+        check_latents(self)
         check_positions(self)
         check_attention(self)
         chosen = [flag(name) for name in ACTIVATION_FLAGS if getattr(self, name, False)]
@@ -297,31 +301,6 @@ class TransformerConfig:
         """Trained parameters of the cross-attention of a layer and its norm."""
         return 0
 
-    @property
-    def attention_scale(self) -> float:
-        """Factor of the scores of attention."""
-        return 1.0 / math.sqrt(self.head_dim)
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of one attention head."""
-        return self.kv_channels or self.hidden_size // self.num_attention_heads
-
-    @property
-    def query_groups(self) -> int:
-        """Key and value heads: as many as query heads unless grouped."""
-        return self.num_query_groups if self.group_query_attention else self.num_attention_heads
-
-    @property
-    def query_size(self) -> int:
-        """Width of all query heads together."""
-        return self.head_dim * self.num_attention_heads
-
-    @property
-    def kv_size(self) -> int:
-        """Width of all key heads together (values alike)."""
-        return self.head_dim * self.query_groups
-
     def padded_vocab_size(self, vocab_size: int, tensor_parallel_size: int = 1) -> int:
         """Rows of the embedding for a tokenizer of `vocab_size` tokens."""
         multiple = self.make_vocab_size_divisible_by * tensor_parallel_size
@@ -331,16 +310,6 @@ class TransformerConfig:
     def positions(self) -> int:
         """Longest sequence the model can see."""
         return self.max_position_embeddings or self.seq_length
-
-    @property
-    def rotary(self) -> bool:
-        """Whether queries and keys rotate."""
-        return self.position_embedding_type in ("rope", "yarn")
-
-    @property
-    def rotary_dim(self) -> int:
-        """Channels of a head that rotate."""
-        return int(self.head_dim * self.rotary_percent)
 
     def attention_window(self, layer: int) -> tuple[int, int] | None:
         """(left, right) reach of layer `layer`, counted from 0 over the whole model; -1: no bound;

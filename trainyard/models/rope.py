@@ -36,15 +36,15 @@ def build_rotary(config: TransformerConfig, positions: Tensor, dtype: torch.dtyp
     if config.rotary_seq_len_interpolation_factor is not None:
         turned = turned * (1.0 / config.rotary_seq_len_interpolation_factor)
     angles = turned.unsqueeze(-1) * frequencies  # (s, b, r/2)
-    if config.rotary_interleaved:
+    if config.rotates_neighbours:
         angles = angles.repeat_interleave(2, dim=-1)
     else:
         angles = torch.cat((angles, angles), dim=-1)
     cos, sin = angles.unsqueeze(2).cos(), angles.unsqueeze(2).sin()
-    if config.position_embedding_type == "yarn":
+    if config.stretched_by_yarn:
         gain = yarn_gain(config)
         cos, sin = cos * gain, sin * gain
-    return Rotary(cos.to(dtype), sin.to(dtype), config.rotary_interleaved)
+    return Rotary(cos.to(dtype), sin.to(dtype), config.rotates_neighbours)
 
 
 def rotary_frequencies(config: TransformerConfig, device: torch.device) -> Tensor:
@@ -55,7 +55,7 @@ def rotary_frequencies(config: TransformerConfig, device: torch.device) -> Tenso
     if config.use_rope_scaling:
         length = config.rope_scaling_original_max_position_embeddings
         return _llama3_scaled(frequencies, config.rope_scaling_factor, length)
-    if config.position_embedding_type == "yarn":
+    if config.stretched_by_yarn:
         return _yarn_scaled(frequencies, config)
     return frequencies
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
 from trainyard.models.parallel_layout import ParallelLayout, busiest_layers
+from trainyard.models.param_counts import attention_matrices
 
 
 def check_layout(layout: ParallelLayout, config: TransformerConfig) -> None:
@@ -64,13 +65,13 @@ def count_parameters(
     h, layers = config.hidden_size, config.all_layers
     across = config.num_cross_layers(range(layers))
     norm = (2 if config.normalization == "LayerNorm" else 1) * h
-    attention = h * (config.query_size + 2 * config.kv_size) + config.query_size * h
+    attention, whole_attention = attention_matrices(config)
     moe, matrices = config.experts, 3 if config.gated else 2
     mixtures = sum(moe.pattern(config.num_layers))
     expert, experts = h * config.expert_ffn_size * matrices, mixtures * (moe.num_experts or 0)
     shared = h * (moe.moe_shared_expert_intermediate_size or 0) * matrices
     final = 1 + (layers > config.num_layers)  # a second stack has one too
-    replicated = layers * 2 * norm + experts * h + (final + across) * norm
+    replicated = layers * (2 * norm + whole_attention) + experts * h + (final + across) * norm
     dense = (layers - mixtures) * h * config.ffn_size * matrices + mixtures * shared
     split = layers * attention + dense + across * attention
     inner = config.num_inner_layers(range(layers))  # on one stage, the first of them with cross

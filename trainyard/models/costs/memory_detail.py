@@ -15,7 +15,12 @@ from dataclasses import dataclass
 
 from trainyard.models.config import TransformerConfig
 from trainyard.models.parallel_layout import ParallelLayout, busiest_layers
-from trainyard.models.param_counts import mlp_params, router_params, shared_expert_params
+from trainyard.models.param_counts import (
+    mlp_params,
+    router_params,
+    shared_expert_params,
+    whole_attention_params,
+)
 
 MLP_TENSORS = {
     **{"gelu": 2, "gelu_tanh": 2, "quick_gelu": 3, "squared_relu": 2},
@@ -146,8 +151,7 @@ def _layer_parameters(config: TransformerConfig, tp: int) -> float:
     whole: float = 2 * config.norm_params()
     if config.linear_bias:
         whole += 2 * config.hidden_size
-    if config.qk_layernorm:
-        whole += 2 * config.norm_tensors * config.head_dim
+    whole += whole_attention_params(config)
     return whole + (config.layer_params() - whole) / tp
 
 
@@ -191,8 +195,13 @@ def _layer_bytes(
     h, tp, width = config.hidden_size, layout.tp, 4 if layout.fp32 else 2
     between = tp if layout.sequence_parallel else 1
     heads = config.query_size + config.kv_size
-    attention = width * (2 * config.query_size + 2 * config.kv_size)
-    if config.qk_layernorm:
+    attention: float = width * (heads + config.value_size + config.context_size)
+    latent = config.latent
+    if latent.enabled:
+        latents = (latent.q_lora_rank or 0) + latent.kv_lora_rank
+        copies = 2 if config.qk_layernorm else 1  # before and after their norms
+        attention += width * tp / between * copies * latents
+    elif config.qk_layernorm:
         attention += width * heads  # before their norms
     mlp = width * config.ffn_size * MLP_TENSORS[config.activation]
     residual = 4 if config.fp32_residual_connection else width

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainyard.models.config import TransformerConfig
+from trainyard.models.latent_config import LatentConfig
 from trainyard.models.moe_config import MoEConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig(TransformerConfig):
-    """A decoder-only transformer: GPT-2 and GPT-3, Llama, Mistral, Qwen and similar models, with
-    dense MLPs or mixtures of experts such as Mixtral's."""
+    """A decoder-only transformer: GPT-2 and GPT-3, Llama, Mistral, Qwen, DeepSeek and similar
+    models, with dense MLPs or mixtures of experts such as Mixtral's."""
+
+    mla: LatentConfig = field(default_factory=LatentConfig)
+    """Multi-latent attention."""
 
     moe: MoEConfig = field(default_factory=MoEConfig)
     """Experts in place of the MLP."""
@@ -20,3 +24,8 @@ class GPTConfig(TransformerConfig):
     def experts(self) -> MoEConfig:
         """Options of mixtures of experts."""
         return self.moe
+
+    @property
+    def latent(self) -> LatentConfig:
+        """Options of multi-latent attention."""
+        return self.mla

@@ -17,6 +17,7 @@ from trainyard.errors import ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.latent_config import LatentConfig
 from trainyard.models.moe_config import MoEConfig
 from trainyard.models.retro.config import RetroConfig
 from trainyard.models.t5.config import T5Config
@@ -135,6 +136,39 @@ KINDS |= {
             moe_shared_expert_gate=True,
         )
     },
+}
+LATENTS: dict[str, Any] = {
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable_bias_linear": True,
+    "qk_layernorm": True,
+    "yarn_rotary_scaling_factor": 4.0,
+    "yarn_original_max_position_embeddings": 8,
+    "yarn_mscale_all_dim": 1.0,
+    "mla": LatentConfig(
+        multi_latent_attention=True,
+        q_lora_rank=12,
+        kv_lora_rank=10,
+        qk_head_dim=8,
+        qk_pos_emb_head_dim=4,
+        v_head_dim=6,
+    ),
+}
+KINDS |= {
+    "latent": LATENTS,
+    "latent queries of tokens": LATENTS
+    | {
+        "qk_layernorm": False,
+        "mla": LatentConfig(
+            multi_latent_attention=True,
+            kv_lora_rank=10,
+            qk_head_dim=4,
+            qk_pos_emb_head_dim=2,
+            v_head_dim=8,
+        ),
+    },
+    "deepseek v3": LATENTS | {"moe": KINDS["deepseek moe"]["moe"]},
 }
 MODELS: dict[str, type[TransformerConfig]] = {
     "bert": BertConfig,
