@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from trainyard.models.latent_config import NO_LATENTS, LatentConfig
 
-if TYPE_CHECKING:
-    from trainyard.models.config import PositionEmbeddingType
+PositionEmbeddingType = Literal["learned_absolute", "rope", "yarn", "relative", "none"]
 
 
 class AttentionSizes:

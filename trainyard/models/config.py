@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from trainyard.config import also, check_above_zero, execution, flag
 from trainyard.errors import ConfigError
-from trainyard.models.attention_sizes import AttentionSizes
+from trainyard.models.attention_sizes import AttentionSizes, PositionEmbeddingType
 from trainyard.models.config_checks import (
     check_attention,
     check_params,
@@ -29,7 +29,6 @@ LLAMA3_LENGTH = 8192
 """Original length that Llama 3.1 scales from; fixed in the code of Meta and Megatron-LM."""
 
 Normalization = Literal["LayerNorm", "RMSNorm"]
-PositionEmbeddingType = Literal["learned_absolute", "rope", "yarn", "relative", "none"]
 SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
 Ungated = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu"]
 Activation = Ungated | Literal["swiglu", "quick_geglu", "geglu_tanh"]

@@ -1,5 +1,5 @@
-"""Multi-latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1), and the choice between it and
-`SelfAttention`.
+"""Multi-latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1), and the choice between it
+and `SelfAttention`.
 
 A short vector of each token, its latent, is all that the keys and values of its heads are made
 from, but for a few rotating channels of the keys that all heads share. A cache keeps the latent and
@@ -128,9 +128,7 @@ class LatentAttention(nn.Module):
         shared = spread(shared.contiguous(), self.parallel.tp).unsqueeze(2)
         return latent, apply_rotary(shared, *rotary)
 
-    def _cached(
-        self, latent: Tensor, shared: Tensor, kv_cache: KVCache
-    ) -> tuple[Tensor, Tensor]:
+    def _cached(self, latent: Tensor, shared: Tensor, kv_cache: KVCache) -> tuple[Tensor, Tensor]:
         """What `_latents` returns of all t tokens."""
         kept, shared = kv_cache.extend(
             self.layer, latent.transpose(0, 1).unsqueeze(1), shared.permute(1, 2, 0, 3)

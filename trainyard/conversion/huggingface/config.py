@@ -15,10 +15,11 @@ from trainyard.conversion.huggingface.architecture import (
     architecture,
 )
 from trainyard.conversion.huggingface.bert import bert_document
+from trainyard.conversion.huggingface.deepseek import DEEPSEEKS, deepseek_document
+from trainyard.conversion.huggingface.rope import rope_parameters
 from trainyard.conversion.huggingface.t5 import t5_document
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
-from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY, LLAMA3_LOW_FREQUENCY, yarn_gain
 from trainyard.models.t5.config import T5Config
 
 GPT2_ACTIVATIONS = {
@@ -44,11 +45,13 @@ def model_document(config: TransformerConfig, vocab_size: int, dtype: str) -> di
         return common | t5_document(config)
     if name == GPT2:
         return common | _gpt2_document(config)
+    if name in DEEPSEEKS:
+        return common | deepseek_document(config, name)
     return common | _llama_document(config) | _own_fields(config, name)
 
 
 def _llama_document(config: TransformerConfig) -> dict[str, Any]:
-    rope = _rope_parameters(config)
+    rope = rope_parameters(config)
     document = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.ffn_size,
@@ -116,34 +119,6 @@ def _mixture_fields(config: TransformerConfig, name: str) -> dict[str, Any]:
 def _tokens_seen(window: tuple[int, int] | None) -> int | None:
     """`sliding_window`, which counts the token itself; None: no window."""
     return None if window is None or window[0] < 0 else window[0] + 1
-
-
-def _rope_parameters(config: TransformerConfig) -> dict[str, Any]:
-    theta = {"rope_theta": config.rotary_base}
-    if config.use_rope_scaling:
-        return theta | {
-            "rope_type": "llama3",
-            "factor": config.rope_scaling_factor,
-            "low_freq_factor": LLAMA3_LOW_FREQUENCY,
-            "high_freq_factor": LLAMA3_HIGH_FREQUENCY,
-            "original_max_position_embeddings": (
-                config.rope_scaling_original_max_position_embeddings
-            ),
-        }
-    if config.position_embedding_type == "yarn":
-        return theta | {
-            "rope_type": "yarn",
-            "factor": config.yarn_rotary_scaling_factor,
-            "original_max_position_embeddings": config.yarn_original_max_position_embeddings,
-            "beta_fast": config.yarn_beta_fast,
-            "beta_slow": config.yarn_beta_slow,
-            "attention_factor": yarn_gain(config),
-            "truncate": config.yarn_correction_range_round_to_int,
-        }
-    factor = config.rotary_seq_len_interpolation_factor
-    if factor is not None:
-        return theta | {"rope_type": "linear", "factor": factor}
-    return theta | {"rope_type": "default"}
 
 
 def _gpt2_document(config: TransformerConfig) -> dict[str, Any]:

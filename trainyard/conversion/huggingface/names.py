@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator
 
 from trainyard.conversion.huggingface.architecture import GPT2, MIXTRAL, QWEN3_MOE
 from trainyard.conversion.huggingface.bert import bert_names
+from trainyard.conversion.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEKS
 from trainyard.conversion.huggingface.t5 import t5_names
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt import checkpoint_names
-from trainyard.models.gpt.checkpoint_names import OUTPUT, ExpertPart, Part
+from trainyard.models.gpt.checkpoint_names import OUTPUT, ExpertPart, Names, Part
 from trainyard.models.t5.config import T5Config
 
 Row = tuple[str, str, Part | ExpertPart]
@@ -22,6 +23,8 @@ Row = tuple[str, str, Part | ExpertPart]
 MIXTURES = {
     MIXTRAL: (checkpoint_names.MIXTRAL_ROUTER, checkpoint_names.MIXTRAL_EXPERT),
     QWEN3_MOE: (checkpoint_names.QWEN3_ROUTER, checkpoint_names.QWEN3_EXPERT),
+    DEEPSEEK_V2: (checkpoint_names.QWEN3_ROUTER, checkpoint_names.QWEN3_EXPERT),
+    DEEPSEEK_V3: (checkpoint_names.DEEPSEEK_V3_ROUTER, checkpoint_names.QWEN3_EXPERT),
 }
 
 
@@ -36,6 +39,8 @@ def tensor_names(config: TransformerConfig, name: str) -> Iterator[Row]:
     llama = (checkpoint_names.LLAMA, checkpoint_names.LLAMA_LAYER, "model.layers.")
     gpt2 = (checkpoint_names.GPT2, checkpoint_names.GPT2_LAYER, "transformer.h.")
     whole, of_layer, prefix = gpt2 if name == GPT2 else llama
+    if name in DEEPSEEKS:
+        of_layer = (*_latent_rows(config), *_without_heads(of_layer))
     lacking = {
         *([] if config.untie_embeddings_and_output_weights else [OUTPUT]),
         *([] if config.qkv_bias else ["self_attention.linear_qkv.bias"]),
@@ -54,10 +59,24 @@ def tensor_names(config: TransformerConfig, name: str) -> Iterator[Row]:
                 yield f"{prefix}{layer}.{theirs}", f"decoder.layers.{layer}.{ours}", part
 
 
+def _latent_rows(config: TransformerConfig) -> Names:
+    """Rows of what multi-latent attention makes of the token."""
+    queries = checkpoint_names.DEEPSEEK_QUERIES[config.latent.q_lora_rank is not None]
+    return (*queries, *checkpoint_names.DEEPSEEK_KEYS)
+
+
+def _without_heads(rows: Names) -> Iterator[tuple[str, str, Part]]:
+    """Rows without those that make queries, keys and values of the token."""
+    heads = tuple(f"self_attention.{part}" for part in ("linear_qkv", "q_layer", "k_layer"))
+    return (row for row in rows if not row[1].startswith(heads))
+
+
 def _mixture(config: TransformerConfig, name: str) -> Iterator[Row]:
     """Rows of the router and of every expert."""
     router, of_expert = MIXTURES[name]
     yield from router
+    if config.experts.moe_shared_expert_intermediate_size is not None:
+        yield from checkpoint_names.DEEPSEEK_SHARED
     for expert in range(config.experts.num_experts or 0):
         for theirs, ours, part in of_expert:
             yield theirs.format(expert), ours, ExpertPart(expert, part)

@@ -292,6 +292,11 @@ def refuse_for_megatron(config: TransformerConfig, pp: int) -> None:
             "a Retro is not written in Megatron-LM's formats; keep the checkpoint in our format "
             "(--saver trainyard)"
         )
+    if config.latent.enabled:
+        raise ConfigError(
+            "a model with --multi-latent-attention is not written in Megatron-LM's formats; use "
+            "--saver hf, or keep the checkpoint in our format (--saver trainyard)"
+        )
     if isinstance(config, T5Config):
         _refuse_t5(config, pp)
     if not isinstance(config, BertConfig):

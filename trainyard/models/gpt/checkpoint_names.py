@@ -163,6 +163,31 @@ QWEN3_EXPERT: Names = (
 )
 """Below `model.layers.N.` in place of the MLP; {} is the number of the expert."""
 
+DEEPSEEK_V3_ROUTER: Names = (
+    *QWEN3_ROUTER,
+    ("mlp.gate.e_score_correction_bias", "mlp.router.expert_bias", "whole"),
+)
+DEEPSEEK_SHARED: Names = (
+    ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.linear_fc1.weight", "gate"),
+    ("mlp.shared_experts.up_proj.weight", "mlp.shared_experts.linear_fc1.weight", "up"),
+    ("mlp.shared_experts.down_proj.weight", "mlp.shared_experts.linear_fc2.weight", "whole"),
+)
+DEEPSEEK_QUERIES: tuple[Names, Names] = (
+    (("self_attn.q_proj.weight", "self_attention.linear_q_proj.weight", "whole"),),
+    (
+        ("self_attn.q_a_proj.weight", "self_attention.linear_q_down_proj.weight", "whole"),
+        ("self_attn.q_a_layernorm.weight", "self_attention.q_layernorm.weight", "whole"),
+        ("self_attn.q_b_proj.weight", "self_attention.linear_q_up_proj.weight", "whole"),
+    ),
+)
+"""Without and with a latent of the queries."""
+DEEPSEEK_KEYS: Names = (
+    ("self_attn.kv_a_proj_with_mqa.weight", "self_attention.linear_kv_down_proj.weight", "whole"),
+    ("self_attn.kv_a_layernorm.weight", "self_attention.kv_layernorm.weight", "whole"),
+    ("self_attn.kv_b_proj.weight", "self_attention.linear_kv_up_proj.weight", "whole"),
+)
+"""In place of queries, keys and values; rows of heads are in the same order as ours."""
+
 GPT2: Names = (
     ("transformer.wte.weight", EMBEDDING, "whole"),
     ("transformer.wpe.weight", "embedding.position_embeddings.weight", "whole"),
