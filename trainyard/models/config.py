@@ -22,6 +22,7 @@ from trainyard.models.config_checks import (
 from trainyard.models.latent_config import check_latents
 from trainyard.models.layer_pattern import window_of_layer
 from trainyard.models.moe_config import DENSE, MoEConfig, check_expert_parallel, check_layers
+from trainyard.models.mtp_config import NO_MTP, MTPConfig, check_mtp
 from trainyard.models.param_counts import attention_params, mixture_params, mlp_params
 from trainyard.parallel.config import ParallelConfig
 
@@ -208,6 +209,7 @@ class TransformerConfig(AttentionSizes):
             raise ConfigError(f"{' and '.join(chosen)} exclude each other; give one")
         check_recompute(self)
         check_layers(self)
+        check_mtp(self)
         check_params(self, self.make_vocab_size_divisible_by)
 
     # --- parameters -----------------------------------------------------------------------
@@ -226,13 +228,14 @@ class TransformerConfig(AttentionSizes):
 
     def output_params(self, rows: int) -> int:
         """Trained parameters behind the layers, without a table of which a rank has `rows`."""
-        return self.norm_params()
+        joins = 2 * self.hidden_size**2 + 3 * self.norm_params()  # of a depth, beside its layer
+        return self.norm_params() + (self.mtp.mtp_num_layers or 0) * joins
 
     def all_layer_params(self) -> int:
         """Trained parameters of all layers."""
-        mixtures = sum(self.experts.pattern(self.num_layers))
+        mixtures = sum(map(self.has_experts, self.trained_layers))
         more = mixture_params(self) - mlp_params(self, self.ffn_size) if mixtures else 0
-        return self.num_layers * self.layer_params() + mixtures * more
+        return len(self.trained_layers) * self.layer_params() + mixtures * more
 
     def layer_params(self) -> int:
         """Trained parameters of one layer with a dense MLP."""
@@ -255,9 +258,22 @@ class TransformerConfig(AttentionSizes):
         """Options of mixtures of experts; most families have none."""
         return DENSE
 
+    @property
+    def mtp(self) -> MTPConfig:
+        """Options of multi-token prediction; most families have none."""
+        return NO_MTP
+
+    @property
+    def trained_layers(self) -> range:
+        """Numbers of all layers, those of multi-token prediction behind those of the model."""
+        return range(self.num_layers + (self.mtp.mtp_num_layers or 0))
+
     def has_experts(self, layer: int) -> bool:
-        """Whether layer `layer`, counted from 0 over the whole model, has experts."""
-        return self.experts.enabled and self.experts.pattern(self.num_layers)[layer]
+        """Whether layer `layer`, counted from 0 over the whole model, has experts; those of
+        multi-token prediction are as the last one."""
+        if not self.experts.enabled:
+            return False
+        return self.experts.pattern(self.num_layers)[min(layer, self.num_layers - 1)]
 
     @property
     def expert_ffn_size(self) -> int:
@@ -312,7 +328,8 @@ class TransformerConfig(AttentionSizes):
 
     def attention_window(self, layer: int) -> tuple[int, int] | None:
         """(left, right) reach of layer `layer`, counted from 0 over the whole model; -1: no bound;
-        None: the layer sees all keys."""
+        None: the layer sees all keys. Layers of multi-token prediction are as the last one."""
+        layer = min(layer, self.num_layers - 1)
         return window_of_layer(self.window_size, self.window_attn_skip_freq, self.num_layers, layer)
 
     @property

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from trainyard.attention.masks import CAUSAL, AttentionMask
 from trainyard.models.attention import CoreAttention, KVCache, SelfAttention, own_heads
@@ -20,8 +19,7 @@ from trainyard.models.config import TransformerConfig
 from trainyard.models.norm import build_norm
 from trainyard.models.rope import Rotary, apply_rotary
 from trainyard.parallel.model import ALONE, ModelParallel
-from trainyard.parallel.sharding import mark_partial_grad
-from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
+from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear, WholeLinear
 from trainyard.parallel.tensor.mappings import copy_to_tp, gather_from_sp
 
 
@@ -141,17 +139,3 @@ class LatentAttention(nn.Module):
         still, v = made.split([self.latent.qk_head_dim, self.latent.v_head_dim], dim=-1)
         shared = shared.expand(-1, -1, self.heads, -1)
         return torch.cat((still, shared), dim=-1), v
-
-
-class WholeLinear(nn.Module):
-    """y = x W^T, with a W that is whole on every tensor-parallel rank. weight: (out, in)."""
-
-    def __init__(self, in_features: int, out_features: int, parallel: ModelParallel) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        if parallel.sequence_parallel:
-            mark_partial_grad(self.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (s, b, in), its part of s under sequence parallelism. Returns (s, b, out)."""
-        return functional.linear(x, self.weight)

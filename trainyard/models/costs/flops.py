@@ -24,7 +24,8 @@ def flops_per_iteration(
     s = config.seq_length
     weights = matmul_weights_per_token(config, padded_vocab_size)
     # Scores and values, causal half.
-    attention = s * (config.query_size + config.context_size) / 2 * config.num_layers
+    of_layer = s * (config.query_size + config.context_size) / 2
+    attention = of_layer * len(config.trained_layers)
     return 6.0 * global_batch_size * s * (weights + attention)
 
 
@@ -38,9 +39,17 @@ def matmul_weights_per_token(config: TransformerConfig, padded_vocab_size: int) 
     as in Megatron-LM not the router's."""
     h, moe = config.hidden_size, config.experts
     attention = sum(attention_matrices(config))
-    mixtures = sum(moe.pattern(config.num_layers))
+    layers = len(config.trained_layers)
+    mixtures = sum(map(config.has_experts, config.trained_layers))
     visited = config.expert_ffn_size * moe.moe_router_topk
     visited += moe.moe_shared_expert_intermediate_size or 0
-    width = (config.num_layers - mixtures) * config.ffn_size + mixtures * visited
+    width = (layers - mixtures) * config.ffn_size + mixtures * visited
     mlps = h * width * (3 if config.gated else 2)
-    return config.num_layers * attention + mlps + h * padded_vocab_size
+    return layers * attention + mlps + output_weights_per_token(config, padded_vocab_size)
+
+
+def output_weights_per_token(config: TransformerConfig, padded_vocab_size: int) -> int:
+    """Those of the output layer and, for every depth of multi-token prediction, of the output layer
+    again and of the matrix that joins tokens to hidden states."""
+    h, depths = config.hidden_size, config.mtp.mtp_num_layers or 0
+    return h * padded_vocab_size * (1 + depths) + depths * 2 * h * h

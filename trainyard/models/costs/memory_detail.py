@@ -69,6 +69,9 @@ def _stage(
     count = -(-len(everything) // layout.pp)
     is_first, is_last = number == 0, number == layout.pp - 1
     layers = everything[-count:] if is_last else everything[number * count :][:count]
+    depths = config.mtp.mtp_num_layers or 0
+    if is_last and depths:
+        layers = range(layers.start, layers.stop + depths)
     weights = parameters_here(
         config, vocab, layout, layers, has_embedding=is_first, has_output=is_last
     )
@@ -90,7 +93,9 @@ def _stage(
         * samples
         * _stage_activations(config, layout, layers, number),
         logits=(
-            config.output_length * samples * _logits(config, vocab, layout) if is_last else 0.0
+            config.output_length * samples * (1 + depths) * _logits(config, vocab, layout)
+            if is_last
+            else 0.0
         ),
     )
 
@@ -127,7 +132,9 @@ def parameters_here(
     if has_output:
         tied = not config.untie_embeddings_and_output_weights
         rows = padded_vocab_size // tp
-        count += config.output_params(rows) + (0 if tied and has_embedding else table)
+        has_both = has_embedding and config.mtp.mtp_num_layers is not None
+        tables = 1 + (config.mtp.mtp_num_layers is not None and not tied and not has_both)
+        count += config.output_params(rows) + (0 if tied and has_embedding else tables * table)
     return count
 
 

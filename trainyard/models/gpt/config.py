@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from trainyard.models.config import TransformerConfig
 from trainyard.models.latent_config import LatentConfig
 from trainyard.models.moe_config import MoEConfig
+from trainyard.models.mtp_config import MTPConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,8 @@ class GPTConfig(TransformerConfig):
 
     moe: MoEConfig = field(default_factory=MoEConfig)
     """Experts in place of the MLP."""
+    prediction: MTPConfig = field(default_factory=MTPConfig)
+    """Multi-token prediction."""
 
     @property
     def experts(self) -> MoEConfig:
@@ -29,3 +32,8 @@ class GPTConfig(TransformerConfig):
     def latent(self) -> LatentConfig:
         """Options of multi-latent attention."""
         return self.mla
+
+    @property
+    def mtp(self) -> MTPConfig:
+        """Options of multi-token prediction."""
+        return self.prediction

@@ -19,6 +19,7 @@ from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.latent_config import LatentConfig
 from trainyard.models.moe_config import MoEConfig
+from trainyard.models.mtp_config import MTPConfig
 from trainyard.models.retro.config import RetroConfig
 from trainyard.models.t5.config import T5Config
 from trainyard.optim.config import OptimizerConfig
@@ -169,6 +170,12 @@ KINDS |= {
         ),
     },
     "deepseek v3": LATENTS | {"moe": KINDS["deepseek moe"]["moe"]},
+    "predicting": KINDS["llama"] | {"prediction": MTPConfig(mtp_num_layers=2)},
+    "predicting deepseek": LATENTS
+    | {
+        "moe": KINDS["deepseek moe"]["moe"],
+        "prediction": MTPConfig(mtp_num_layers=1, mtp_loss_scaling_factor=0.3),
+    },
 }
 MODELS: dict[str, type[TransformerConfig]] = {
     "bert": BertConfig,
