@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from trainyard.conversion.huggingface.architecture import (
@@ -15,12 +16,14 @@ from trainyard.conversion.huggingface.architecture import (
     architecture,
 )
 from trainyard.conversion.huggingface.bert import bert_document
-from trainyard.conversion.huggingface.deepseek import DEEPSEEKS, deepseek_document
+from trainyard.conversion.huggingface.deepseek import DEEPSEEK_V3, DEEPSEEKS, deepseek_document
 from trainyard.conversion.huggingface.rope import rope_parameters
 from trainyard.conversion.huggingface.t5 import t5_document
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.t5.config import T5Config
+
+log = logging.getLogger(__name__)
 
 GPT2_ACTIVATIONS = {
     **{"gelu_tanh": "gelu_new", "gelu": "gelu"},
@@ -31,6 +34,12 @@ GPT2_ACTIVATIONS = {
 def model_document(config: TransformerConfig, vocab_size: int, dtype: str) -> dict[str, Any]:
     """The config.json of `transformers`, without the tokenizer's special ids."""
     name = architecture(config)
+    if config.mtp.mtp_num_layers is not None and name != DEEPSEEK_V3:
+        log.warning(
+            "layers of multi-token prediction are left out: %s has none, and computes the same "
+            "logits without them",
+            name,
+        )
     common = {
         "architectures": [name],
         "dtype": dtype,

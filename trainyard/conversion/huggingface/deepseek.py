@@ -7,6 +7,8 @@ the configuration says."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from trainyard.checkpoint.bounds import check_layers
@@ -15,8 +17,10 @@ from trainyard.conversion.huggingface.misfits import rotary_misfits
 from trainyard.conversion.huggingface.rope import read_rope, rope_parameters
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import TransformerConfig
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.latent_config import LatentConfig
 from trainyard.models.moe_config import MoEConfig
+from trainyard.models.mtp_config import MTPConfig
 
 DEEPSEEK_V2 = "DeepseekV2ForCausalLM"
 DEEPSEEK_V3 = "DeepseekV3ForCausalLM"
@@ -133,7 +137,8 @@ def deepseek_document(config: TransformerConfig, name: str) -> dict[str, Any]:
         **_mixture_document(config, name),
     }
     if name == DEEPSEEK_V3:
-        document |= {"rope_interleave": True, "num_nextn_predict_layers": 0}
+        depths = config.mtp.mtp_num_layers or 0
+        document |= {"rope_interleave": True, "num_nextn_predict_layers": depths}
     if rope["rope_type"] != "default":  # read by transformers before 5
         document["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
     return document
@@ -175,7 +180,6 @@ def deepseek_values(fields: Fields, name: str, where: str) -> dict[str, Any]:
     for bias in ("attention_bias", "mlp_bias"):
         fields.must_be(bias, False)
     fields.must_be("rope_interleave", True)
-    fields.must_be("num_nextn_predict_layers", 0, default=1 if is_v3 else 0)
     fields.must_be("rms_norm_eps", EPSILON)
     return {
         "num_layers": fields.need("num_hidden_layers", int),
@@ -194,6 +198,7 @@ def deepseek_values(fields: Fields, name: str, where: str) -> dict[str, Any]:
         "untie_embeddings_and_output_weights": not fields.get("tie_word_embeddings", False),
         **read_rope(fields, positions, where, latents=True),
         **_attention_and_experts(fields, name, where),
+        **(_prediction(fields) if is_v3 else {}),
     }
 
 
@@ -218,6 +223,34 @@ def _attention_and_experts(fields: Fields, name: str, where: str) -> dict[str, A
         raise ArtifactError(f"{where} describes a model that cannot be built: {error}") from error
     for field in OF_EXPERTS:
         fields.raw(field)
+    return found
+
+
+def _prediction(fields: Fields) -> dict[str, Any]:
+    depths = fields.get("num_nextn_predict_layers", 1)
+    return {"prediction": MTPConfig(mtp_num_layers=depths)} if depths > 0 else {}
+
+
+def without_absent_layers(config: TransformerConfig, names: Collection[str]) -> TransformerConfig:
+    """The model without multi-token prediction where files have none of its layers, as those that
+    `transformers` saves. names: of the tensors in the files."""
+    first = f"layers.{config.num_layers}."
+    if not isinstance(config, GPTConfig) or config.mtp.mtp_num_layers is None:
+        return config
+    if any(name.removeprefix("model.").startswith(first) for name in names):
+        return config
+    return replace(config, prediction=MTPConfig())
+
+
+def repeated_tables(config: TransformerConfig) -> dict[str, str]:
+    """The copies of embedding and output layer that DeepSeek's files have in each layer of
+    multi-token prediction, and the originals."""
+    found = {}
+    for layer in config.trained_layers[config.num_layers :]:
+        found[f"model.layers.{layer}.embed_tokens.weight"] = "model.embed_tokens.weight"
+        tied = not config.untie_embeddings_and_output_weights
+        head = "model.embed_tokens.weight" if tied else "lm_head.weight"
+        found[f"model.layers.{layer}.shared_head.head.weight"] = head
     return found
 
 

@@ -48,15 +48,27 @@ def tensor_names(config: TransformerConfig, name: str) -> Iterator[Row]:
     }
     yield from (row for row in whole if row[1] not in lacking)
     for layer in range(config.num_layers):
-        rows: Iterable[Row] = of_layer
-        if config.has_experts(layer):
-            rows = [
-                *(row for row in of_layer if not row[1].startswith("mlp.")),
-                *_mixture(config, name),
-            ]
-        for theirs, ours, part in rows:
+        for theirs, ours, part in _layer_rows(config, name, of_layer, layer):
             if ours not in lacking:
                 yield f"{prefix}{layer}.{theirs}", f"decoder.layers.{layer}.{ours}", part
+    if name == DEEPSEEK_V3:
+        yield from _prediction_rows(config, of_layer)
+
+
+def _layer_rows(config: TransformerConfig, name: str, of_layer: Names, layer: int) -> Iterable[Row]:
+    if not config.has_experts(layer):
+        return of_layer
+    return [*(row for row in of_layer if not row[1].startswith("mlp.")), *_mixture(config, name)]
+
+
+def _prediction_rows(config: TransformerConfig, of_layer: Names) -> Iterator[Row]:
+    """Rows of multi-token prediction, whose layers they number on from the last one."""
+    for depth, layer in enumerate(config.trained_layers[config.num_layers :]):
+        theirs_at, ours_at = f"model.layers.{layer}.", f"mtp.layers.{depth}."
+        for theirs, ours, part in checkpoint_names.DEEPSEEK_PREDICTION:
+            yield theirs_at + theirs, ours_at + ours, part
+        for theirs, ours, of_ours in _layer_rows(config, DEEPSEEK_V3, of_layer, layer):
+            yield theirs_at + theirs, f"{ours_at}transformer_layer.{ours}", of_ours
 
 
 def _latent_rows(config: TransformerConfig) -> Names:

@@ -172,6 +172,13 @@ DEEPSEEK_SHARED: Names = (
     ("mlp.shared_experts.up_proj.weight", "mlp.shared_experts.linear_fc1.weight", "up"),
     ("mlp.shared_experts.down_proj.weight", "mlp.shared_experts.linear_fc2.weight", "whole"),
 )
+DEEPSEEK_PREDICTION: Names = (
+    ("enorm.weight", "enorm.weight", "whole"),
+    ("hnorm.weight", "hnorm.weight", "whole"),
+    ("eh_proj.weight", "eh_proj.weight", "whole"),
+    ("shared_head.norm.weight", "final_layernorm.weight", "whole"),
+)
+"""Of a layer of multi-token prediction, beside its transformer layer."""
 DEEPSEEK_QUERIES: tuple[Names, Names] = (
     (("self_attn.q_proj.weight", "self_attention.linear_q_proj.weight", "whole"),),
     (
