@@ -13,6 +13,7 @@ from trainyard.config import also, check_above_zero, execution, flag
 from trainyard.errors import ConfigError
 from trainyard.models.attention_sizes import AttentionSizes, PositionEmbeddingType
 from trainyard.models.config_checks import (
+    check_activation,
     check_attention,
     check_params,
     check_positions,
@@ -153,6 +154,11 @@ class TransformerConfig(AttentionSizes):
     """Gated MLP, silu(gate) x up, in place of GELU."""
     quick_geglu: bool = False
     """Gated MLP, gate x sigmoid(1.702 gate) x up."""
+    activation_func_clamp_value: float | None = None
+    """Bound of what --quick-geglu multiplies: gates above it, ups beyond it on either side
+    (gpt-oss); unset: none."""
+    glu_linear_offset: float = 0.0
+    """Added to what --quick-geglu multiplies gates with (gpt-oss: 1)."""
     squared_relu: bool = False
     """relu(x)^2 in place of GELU."""
     quick_gelu: bool = False
@@ -204,6 +210,7 @@ class TransformerConfig(AttentionSizes):
         check_latents(self)
         check_positions(self)
         check_attention(self)
+        check_activation(self)
         chosen = [flag(name) for name in ACTIVATION_FLAGS if getattr(self, name, False)]
         if len(chosen) > 1:
             raise ConfigError(f"{' and '.join(chosen)} exclude each other; give one")

@@ -7,6 +7,7 @@
     learned positions, LayerNorm, GELU, biases  GPT2LMHeadModel (tied)
     as Llama, with experts in every layer       MixtralForCausalLM
     as Qwen3, with experts in some layers       Qwen3MoeForCausalLM
+    experts with biases, learnt sinks           GptOssForCausalLM (quick-geglu, bounded and moved)
     multi-latent attention, sigmoid scores      DeepseekV3ForCausalLM (dense layers first, or all)
     multi-latent attention, softmax scores      DeepseekV2ForCausalLM
 
@@ -22,6 +23,7 @@ from trainyard.conversion.huggingface.deepseek import (
     deepseek_v2_misfits,
     deepseek_v3_misfits,
 )
+from trainyard.conversion.huggingface.gpt_oss import GPT_OSS, gpt_oss_misfits
 from trainyard.conversion.huggingface.misfits import (
     gpt2_misfits,
     llama_misfits,
@@ -53,7 +55,11 @@ MISFITS = {
     QWEN3: qwen3_misfits,
     GPT2: gpt2_misfits,
 }
-WITH_EXPERTS = {MIXTRAL: mixtral_misfits, QWEN3_MOE: qwen3_moe_misfits}
+WITH_EXPERTS = {
+    MIXTRAL: mixtral_misfits,
+    QWEN3_MOE: qwen3_moe_misfits,
+    GPT_OSS: gpt_oss_misfits,
+}
 """The same for models with experts."""
 WITH_LATENTS = {DEEPSEEK_V3: deepseek_v3_misfits, DEEPSEEK_V2: deepseek_v2_misfits}
 """The same for models with multi-latent attention."""

@@ -17,8 +17,10 @@ from trainyard.conversion.huggingface.architecture import (
 )
 from trainyard.conversion.huggingface.bert import bert_document
 from trainyard.conversion.huggingface.deepseek import DEEPSEEK_V3, DEEPSEEKS, deepseek_document
+from trainyard.conversion.huggingface.gpt_oss import GPT_OSS, gpt_oss_document
 from trainyard.conversion.huggingface.rope import rope_parameters
 from trainyard.conversion.huggingface.t5 import t5_document
+from trainyard.conversion.huggingface.windows import tokens_seen
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.t5.config import T5Config
@@ -56,6 +58,8 @@ def model_document(config: TransformerConfig, vocab_size: int, dtype: str) -> di
         return common | _gpt2_document(config)
     if name in DEEPSEEKS:
         return common | deepseek_document(config, name)
+    if name == GPT_OSS:
+        return common | gpt_oss_document(config)
     return common | _llama_document(config) | _own_fields(config, name)
 
 
@@ -87,10 +91,10 @@ def _own_fields(config: TransformerConfig, name: str) -> dict[str, Any]:
     no_biases = {"attention_bias": False, "use_sliding_window": False}
     fields: dict[str, dict[str, Any]] = {
         LLAMA: {"model_type": "llama", "attention_bias": False, "mlp_bias": False},
-        MISTRAL: {"model_type": "mistral", "sliding_window": _tokens_seen(window)},
+        MISTRAL: {"model_type": "mistral", "sliding_window": tokens_seen(window)},
         QWEN2: {"model_type": "qwen2", "use_sliding_window": False},
         QWEN3: {"model_type": "qwen3", **no_biases},
-        MIXTRAL: {"model_type": "mixtral", "sliding_window": _tokens_seen(window)},
+        MIXTRAL: {"model_type": "mixtral", "sliding_window": tokens_seen(window)},
         QWEN3_MOE: {
             "model_type": "qwen3_moe",
             "attention_bias": False,
@@ -123,11 +127,6 @@ def _mixture_fields(config: TransformerConfig, name: str) -> dict[str, Any]:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [layer for layer, has_experts in pattern if not has_experts],
     }
-
-
-def _tokens_seen(window: tuple[int, int] | None) -> int | None:
-    """`sliding_window`, which counts the token itself; None: no window."""
-    return None if window is None or window[0] < 0 else window[0] + 1
 
 
 def _gpt2_document(config: TransformerConfig) -> dict[str, Any]:

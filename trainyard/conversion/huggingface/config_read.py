@@ -31,10 +31,13 @@ from trainyard.conversion.huggingface.deepseek import (
     deepseek_values,
 )
 from trainyard.conversion.huggingface.deepseek import HARMLESS as OF_DEEPSEEKS
+from trainyard.conversion.huggingface.gpt_oss import GPT_OSS, gpt_oss_values
+from trainyard.conversion.huggingface.gpt_oss import HARMLESS as OF_GPT_OSS
 from trainyard.conversion.huggingface.mixture import read_mixture
 from trainyard.conversion.huggingface.rope import read_rope
 from trainyard.conversion.huggingface.t5 import HARMLESS as OF_T5
 from trainyard.conversion.huggingface.t5 import T5, t5_values
+from trainyard.conversion.huggingface.windows import tokens_before, window_of_layers
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
@@ -48,6 +51,7 @@ MODEL_TYPES = {
     **{"gpt2": (GPT2,), "mixtral": (MIXTRAL,), "qwen3_moe": (QWEN3_MOE,)},
     **OF_BERT,
     **{"t5": (T5,), "deepseek_v2": (DEEPSEEK_V2,), "deepseek_v3": (DEEPSEEK_V3,)},
+    "gpt_oss": (GPT_OSS,),
 }
 """The classes of each `model_type`; the first where `architectures` names none."""
 
@@ -105,6 +109,8 @@ def read_config(document: Any, where: str) -> tuple[str, TransformerConfig, int]
         make, values, harmless = T5Config, t5_values(fields, where), HARMLESS.union(OF_T5)
     elif name in DEEPSEEKS:
         values, harmless = deepseek_values(fields, name, where), HARMLESS.union(OF_DEEPSEEKS)
+    elif name == GPT_OSS:
+        values, harmless = gpt_oss_values(fields, where), HARMLESS.union(OF_GPT_OSS)
     else:
         values = _gpt2_values(fields) if name == GPT2 else _llama_values(fields, name, where)
     fields.must_be("is_encoder_decoder", name == T5)
@@ -194,39 +200,10 @@ def _window(fields: Fields, name: str, where: str) -> dict[str, Any]:
     if not fields.stated("sliding_window") and name != MIXTRAL:  # absent: the default; null: none
         width = DEFAULT_WINDOW
     if name in (MISTRAL, MIXTRAL):
-        return {} if width is None else {"window_size": f"{_checked(width, where) - 1},0"}
-    return _qwen_window(fields, width if fields.get("use_sliding_window", False) else None, where)
-
-
-def _checked(width: int, where: str) -> int:
-    if width < 1:
-        raise ArtifactError(f"{where}: sliding_window is {width}")
-    return width
-
-
-def _qwen_window(fields: Fields, width: int | None, where: str) -> dict[str, Any]:
-    """A window on the layers that `layer_types` names, or from layer `max_window_layers` on."""
-    layers, first = fields.need("num_hidden_layers", int), fields.get("max_window_layers", 28)
-    kinds = fields.raw("layer_types")
-    if kinds is not None and not isinstance(kinds, list):
-        raise ArtifactError(f"{where}: layer_types is {kinds!r:.60}, wanted a list")
-    if kinds is None:
-        sliding = [width is not None and layer >= first for layer in range(layers)]
-    else:
-        sliding = [kind == "sliding_attention" for kind in kinds]
-        known = all(kind in ("sliding_attention", "full_attention") for kind in kinds)
-        if len(kinds) != layers or not known:
-            raise ConfigError(
-                f"{where}: layer_types must be full_attention or sliding_attention for each of "
-                f"the {layers} layers, got {kinds!r:.60}"
-            )
-    if not any(sliding):
-        return {}
-    if width is None:
-        raise ArtifactError(f"{where}: layer_types has sliding_attention, but no sliding_window")
-    pattern = "[" + ",".join(str(int(item)) for item in sliding) + "]"
-    skipping = {} if all(sliding) else {"window_attn_skip_freq": pattern}
-    return {"window_size": f"{_checked(width, where) - 1},0", **skipping}
+        return {} if width is None else {"window_size": f"{tokens_before(width, where)},0"}
+    return window_of_layers(
+        fields, width if fields.get("use_sliding_window", False) else None, where
+    )
 
 
 # --- GPT-2 --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from trainyard.conversion.huggingface.architecture import GPT2, MIXTRAL, QWEN3_MOE
 from trainyard.conversion.huggingface.bert import bert_names
 from trainyard.conversion.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEKS
+from trainyard.conversion.huggingface.gpt_oss import GPT_OSS
 from trainyard.conversion.huggingface.t5 import t5_names
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
@@ -41,6 +42,8 @@ def tensor_names(config: TransformerConfig, name: str) -> Iterator[Row]:
     whole, of_layer, prefix = gpt2 if name == GPT2 else llama
     if name in DEEPSEEKS:
         of_layer = (*_latent_rows(config), *_without_heads(of_layer))
+    if name == GPT_OSS:
+        of_layer = (*of_layer, *checkpoint_names.GPT_OSS_LAYER)
     lacking = {
         *([] if config.untie_embeddings_and_output_weights else [OUTPUT]),
         *([] if config.qkv_bias else ["self_attention.linear_qkv.bias"]),
@@ -85,6 +88,9 @@ def _without_heads(rows: Names) -> Iterator[tuple[str, str, Part]]:
 
 def _mixture(config: TransformerConfig, name: str) -> Iterator[Row]:
     """Rows of the router and of every expert."""
+    if name == GPT_OSS:
+        yield from checkpoint_names.GPT_OSS_MLP
+        return
     router, of_expert = MIXTURES[name]
     yield from router
     if config.experts.moe_shared_expert_intermediate_size is not None:

@@ -185,11 +185,17 @@ class _LayerBytes:
         return 2 * (self.residual + self.normalised) + self.attention + self.softmax + self.mlp
 
 
+def _mlp_tensors(config: TransformerConfig) -> int:
+    """`MLP_TENSORS`, and the gate within its bound and the up that was moved."""
+    bounded, moved = config.activation_func_clamp_value is not None, config.glu_linear_offset != 0.0
+    return MLP_TENSORS[config.activation] + bounded + (bounded or moved)
+
+
 def _mixture_bytes(config: TransformerConfig, layout: ParallelLayout) -> float:
     """Kept by a mixture of experts for one token of a balanced load: its rows on the way to the
     experts, inside and on the way back, logits and scores in fp32, and the shared expert."""
     moe, width = config.experts, 4 if layout.fp32 else 2
-    tensors = MLP_TENSORS[config.activation]
+    tensors = _mlp_tensors(config)
     inside = 2 * config.hidden_size * (layout.expert_tp or layout.tp)
     rows = moe.moe_router_topk * (inside + tensors * config.expert_ffn_size + config.hidden_size)
     shared = tensors * (moe.moe_shared_expert_intermediate_size or 0)
@@ -210,7 +216,7 @@ def _layer_bytes(
         attention += width * tp / between * copies * latents
     elif config.qk_layernorm:
         attention += width * heads  # before their norms
-    mlp = width * config.ffn_size * MLP_TENSORS[config.activation]
+    mlp = width * config.ffn_size * _mlp_tensors(config)
     residual = 4 if config.fp32_residual_connection else width
     return _LayerBytes(
         residual=residual * h / between,

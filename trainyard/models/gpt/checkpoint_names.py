@@ -20,11 +20,15 @@ Part = Literal[
     "up",
     "cross k",
     "cross v",
+    "pairs",
+    "pairs transposed",
+    "experts transposed",
 ]
 """q, k, v: queries, keys or values of our QKV tensor, which is grouped by query group. cross k,
 cross v: keys or values of linear_kv, which has them head by head.
 qkv: all three, ungrouped. gate, up: halves of linear_fc1. transposed: (in, out), as in GPT-2's
-Conv1D."""
+Conv1D. pairs: of all experts, each row of the gate before that of the up; experts transposed:
+(experts, in, out)."""
 
 Names = tuple[tuple[str, str, Part], ...]
 
@@ -194,6 +198,20 @@ DEEPSEEK_KEYS: Names = (
     ("self_attn.kv_b_proj.weight", "self_attention.linear_kv_up_proj.weight", "whole"),
 )
 """In place of queries, keys and values; rows of heads are in the same order as ours."""
+
+GPT_OSS_LAYER: Names = (
+    ("self_attn.sinks", "self_attention.core_attention.softmax_offset", "whole"),
+    ("self_attn.o_proj.bias", "self_attention.linear_proj.bias", "whole"),
+)
+"""Beside LLAMA_LAYER's, below `model.layers.N.`."""
+GPT_OSS_MLP: Names = (
+    ("mlp.router.weight", "mlp.router.weight", "whole"),
+    ("mlp.router.bias", "mlp.router.bias", "whole"),
+    ("mlp.experts.gate_up_proj", "mlp.experts.linear_fc1.weight", "pairs transposed"),
+    ("mlp.experts.gate_up_proj_bias", "mlp.experts.linear_fc1.bias", "pairs"),
+    ("mlp.experts.down_proj", "mlp.experts.linear_fc2.weight", "experts transposed"),
+    ("mlp.experts.down_proj_bias", "mlp.experts.linear_fc2.bias", "whole"),
+)
 
 GPT2: Names = (
     ("transformer.wte.weight", EMBEDDING, "whole"),

@@ -55,6 +55,22 @@ DEEPSEEK: dict[str, Any] = {
     "eos_token_id": 0,
 }
 DEEPSEEK_V3: dict[str, Any] = {**DEEPSEEK, "n_group": 4, "topk_group": 2, "num_mtp_layers": 0}
+GPT_OSS: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+    "swiglu_limit": 0.4,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+}
 GPT2: dict[str, Any] = {
     "vocab_size": VOCAB,
     "n_embd": 32,
@@ -141,6 +157,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek v2": (
         "DeepseekV2Config",
         {**DEEPSEEK, "num_experts_per_tok": 3, "rope_parameters": DEEPSEEK_YARN},
+    ),
+    "gpt-oss": ("GptOssConfig", GPT_OSS),
+    "gpt-oss without windows": (
+        "GptOssConfig",
+        {
+            **GPT_OSS,
+            "num_key_value_heads": 4,
+            "swiglu_limit": 1.0,
+            "layer_types": ["full_attention"] * 3,
+        },
     ),
     "gpt2": ("GPT2Config", GPT2),
     "gpt2 quick gelu": ("GPT2Config", {**GPT2, "activation_function": "quick_gelu"}),
