@@ -117,6 +117,7 @@ def gpt_oss_values(fields: Fields, where: str) -> dict[str, Any]:
     fields.must_be("hidden_act", "silu", "swish")
     fields.must_be("attention_bias", True)
     fields.must_be("swiglu_alpha", ALPHA)
+    _check_packing(fields, where)
     groups, width = fields.get("num_key_value_heads", 8), fields.get("intermediate_size", 2880)
     grouped = {"group_query_attention": True, "num_query_groups": groups}
     try:
@@ -150,6 +151,19 @@ def gpt_oss_values(fields: Fields, where: str) -> dict[str, Any]:
         **_rope(fields, positions, where),
         **_windows(fields, layers, where),
     }
+
+
+def _check_packing(fields: Fields, where: str) -> None:
+    """Experts may be in MXFP4, which `mxfp4` reads."""
+    packing = fields.raw("quantization_config")
+    if packing is None:
+        return
+    method = packing.get("quant_method") if isinstance(packing, dict) else packing
+    if method != "mxfp4":
+        raise ConfigError(
+            f"{where}: weights are quantised by {method!r:.40}, and this version reads only mxfp4; "
+            "convert them to bfloat16 with transformers"
+        )
 
 
 def _topk(fields: Fields, where: str) -> int:

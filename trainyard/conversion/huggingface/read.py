@@ -29,6 +29,8 @@ from trainyard.conversion.huggingface.deepseek import (
     without_absent_layers,
 )
 from trainyard.conversion.huggingface.from_hf import recipes
+from trainyard.conversion.huggingface.gpt_oss import GPT_OSS
+from trainyard.conversion.huggingface.mxfp4 import UnpackedWeights
 from trainyard.conversion.huggingface.t5 import T5
 from trainyard.conversion.huggingface.to_hf import targets
 from trainyard.conversion.lazy_tensors import About, AssembledSource, TheirTensors
@@ -177,6 +179,8 @@ def open_huggingface(url: str) -> AssembledSource:
     name, config, rows = read_config(read_document(where), where)
     files = open_weights(url)
     try:
+        if name == GPT_OSS:
+            files = UnpackedWeights(files, url)
         config = without_absent_layers(config, files.specs)
         check_model(config, rows, len(files.specs), where)
         wanted = class_tensors(name, config, rows)

@@ -177,6 +177,23 @@ KINDS |= {
         "prediction": MTPConfig(mtp_num_layers=1, mtp_loss_scaling_factor=0.3),
     },
 }
+KINDS["gpt-oss"] = {
+    "position_embedding_type": "yarn",
+    "yarn_rotary_scaling_factor": 4.0,
+    "yarn_original_max_position_embeddings": 8,
+    "yarn_correction_range_round_to_int": False,
+    "normalization": "RMSNorm",
+    "group_query_attention": True,
+    "num_query_groups": 4,
+    "kv_channels": 8,
+    "quick_geglu": True,
+    "activation_func_clamp_value": 0.5,
+    "glu_linear_offset": 1.0,
+    "softmax_type": "learnable",
+    "window_size": "5,0",
+    "window_attn_skip_freq": "2",
+    "moe": MoEConfig(num_experts=4, moe_ffn_hidden_size=24, moe_aux_loss_coeff=0.02),
+}
 MODELS: dict[str, type[TransformerConfig]] = {
     "bert": BertConfig,
     "t5": T5Config,
