@@ -58,7 +58,6 @@ def check_latents(config: Any) -> None:
         return
     excluded = {
         "--group-query-attention": config.group_query_attention,
-        "--kv-channels": config.kv_channels is not None,
         "--add-qkv-bias": config.add_qkv_bias,
         "--rotary-interleaved": config.rotary_interleaved,
         "--use-rope-scaling": config.use_rope_scaling,

@@ -108,7 +108,10 @@ def test_flops_count_the_narrow_and_the_wide_matrices() -> None:
     [
         ({"position_embedding_type": "learned_absolute"}, "rope or yarn, not learned_absolute"),
         ({"group_query_attention": True, "num_query_groups": 2}, "has no --group-query-attention"),
-        ({"kv_channels": 8, "add_qkv_bias": True}, "no --kv-channels and no --add-qkv-bias"),
+        (
+            {"rotary_interleaved": True, "add_qkv_bias": True},
+            "no --add-qkv-bias and no --rotary-interleaved",
+        ),
     ],
 )
 def test_what_latents_do_not_go_with_is_refused(changes: dict[str, Any], said: str) -> None:
