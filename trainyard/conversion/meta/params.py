@@ -172,6 +172,8 @@ def refuse_for_meta(config: TransformerConfig, num_files: int) -> None:
     rules = {
         f"--model-type {config.model_type}": config.model_type != "gpt",
         "--num-experts": config.experts.enabled,
+        "--multi-latent-attention": config.latent.enabled,
+        "--mtp-num-layers": config.mtp.mtp_num_layers is not None,
         "--position-embedding-type yarn": config.position_embedding_type == "yarn",
         f"--rotary-seq-len-interpolation-factor {factor}": factor is not None,
         "--use-rope-scaling in a model that only Mistral's params.json describes": (
