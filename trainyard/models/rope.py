@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from trainyard.models.config import TransformerConfig
-
-LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY = 1.0, 4.0
-"""Wavelengths longer than the original length / low are stretched, shorter than / high are not."""
+from trainyard.models.rope_factors import (
+    LLAMA3_HIGH_FREQUENCY,
+    LLAMA3_LOW_FREQUENCY,
+    yarn_gain,
+)
 
 
 class Rotary(NamedTuple):
@@ -87,12 +89,6 @@ def _yarn_channel(config: TransformerConfig, turns: float) -> float:
     length = config.yarn_original_max_position_embeddings
     numerator = config.rotary_dim * math.log(length / (turns * 2 * math.pi))
     return numerator / (2 * math.log(config.rotary_base))
-
-
-def yarn_gain(config: TransformerConfig) -> float:
-    """Factor on queries and keys: attention grows with the logarithm of the stretch."""
-    growth = 0.1 * math.log(max(config.yarn_rotary_scaling_factor, 1.0))
-    return (config.yarn_mscale * growth + 1.0) / (config.yarn_mscale_all_dim * growth + 1.0)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:

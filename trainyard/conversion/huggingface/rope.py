@@ -8,7 +8,7 @@ from typing import Any
 from trainyard.conversion.fields import Fields
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import TransformerConfig
-from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY, LLAMA3_LOW_FREQUENCY, yarn_gain
+from trainyard.models.rope_factors import LLAMA3_HIGH_FREQUENCY, LLAMA3_LOW_FREQUENCY, yarn_gain
 
 DEFAULT_THETA = 10000.0
 

@@ -16,7 +16,7 @@ from trainyard.conversion.huggingface.architecture import LLAMA, MISFITS, MISTRA
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import LLAMA3_LENGTH, TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY
+from trainyard.models.rope_factors import LLAMA3_HIGH_FREQUENCY
 
 log = logging.getLogger(__name__)
 

@@ -54,6 +54,16 @@ ENGINE = {
 """Core with Transformer Engine's layer, which keeps a norm inside the matrix that follows it:
 prefixes of names, and ours."""
 
+ENGINE_LATENTS = {
+    "self_attention.linear_q_up_proj.layer_norm_": "self_attention.q_layernorm.",
+    "self_attention.linear_kv_up_proj.layer_norm_": "self_attention.kv_layernorm.",
+    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
+}
+"""The same with multi-latent attention, whose input norm is a module of its own there as well."""
+
+PREDICTION = "mtp.layers."
+"""Layers of multi-token prediction, on the last stage."""
+
 LEGACY = {
     "input_norm.": "input_layernorm.",
     "self_attention.query_key_value.": "self_attention.linear_qkv.",
@@ -79,7 +89,10 @@ LEGACY_READ = LEGACY | {
 
 _FROM_QKV = (
     "self_attention.linear_qkv.",
+    "self_attention.linear_q_",
+    "self_attention.linear_kv_",
     "self_attention.q_layernorm.",
+    "self_attention.kv_layernorm.",
     "self_attention.k_layernorm.",
     "pre_cross_attn_layernorm.",
     "cross_attention.",

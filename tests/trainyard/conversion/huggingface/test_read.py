@@ -40,7 +40,8 @@ from trainyard.models.init import init_parameters
 from trainyard.models.latent_config import LatentConfig
 from trainyard.models.moe_config import MoEConfig
 from trainyard.models.mtp_config import MTPConfig
-from trainyard.models.rope import rotary_frequencies, yarn_gain
+from trainyard.models.rope import rotary_frequencies
+from trainyard.models.rope_factors import yarn_gain
 
 transformers = pytest.importorskip("transformers")
 
