@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainyard.training.layouts.cases import KINDS, Cut
+from tests.trainyard.training.layouts.cases import Cut
 from tests.trainyard.training.layouts.compare import assert_equals_one_process
+from tests.trainyard.training.layouts.kinds import KINDS
 from tests.trainyard.training.layouts.runs import run_of
 from trainyard.models.moe_config import MoEConfig
 from trainyard.testing.pool import RankPool
