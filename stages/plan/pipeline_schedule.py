@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from stages.plan.config import PlanConfig
-from trainyard.models.costs.flops import matmul_weights_per_token
+from trainyard.models.costs.flops import matmul_weights_per_token, output_weights_per_token
 from trainyard.models.families import family_of
 from trainyard.parallel.pipeline.partition import StageLayers
 from trainyard.parallel.pipeline.schedule import Action, build_pipeline_schedule, choose_group_size
@@ -130,14 +130,15 @@ def _simulation(config: PlanConfig) -> Simulation:
 
 
 def _costs(config: PlanConfig) -> tuple[float, float]:
-    """Matrix products of a token in a layer, and in the output layer; the embedding has none."""
+    """Matrix products of a token in a layer, and behind the last one; the embedding has none."""
     model = config.model
-    output = model.hidden_size * config.rows
+    output = output_weights_per_token(model, config.rows)
     weights = matmul_weights_per_token(model, config.rows) - output
     output = output * model.output_length // model.seq_length
     directions = 2 if family_of(model).of_sentences else 1
-    attention = directions * model.seq_length * model.query_size
-    return weights / model.num_layers + attention, float(output)
+    attention = directions * model.seq_length * (model.query_size + model.context_size) // 2
+    of_layer = weights / len(model.trained_layers) + attention
+    return of_layer, output + (model.mtp.mtp_num_layers or 0) * of_layer
 
 
 def _stage_document(stage: StageLayers) -> dict[str, Any]:

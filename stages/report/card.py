@@ -18,6 +18,7 @@ import jinja2
 from stages.report import experts, lineage_picture
 from stages.report.config import MAX_SAMPLES
 from stages.report.facts import Card, Sample, Save, Step
+from stages.report.losses import further_loss_charts
 from stages.report.retrieval import Search
 from stages.report.retrieval_section import recall_charts, recall_rows, retrieval_lead
 from trainyard.charts import numbers
@@ -96,7 +97,7 @@ def render(card: Card) -> str:
         headline=headline(card),
         stats=list(stats(card)),
         loss=loss_chart(card),
-        small_charts=small_charts(card),
+        small_charts=[*small_charts(card), *further_loss_charts(card)],
         recall_charts=recall_charts(card.retrieval),
         recall_rows=recall_rows(card.retrieval),
         retrieval_lead=retrieval_lead(card.retrieval),

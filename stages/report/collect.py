@@ -203,7 +203,13 @@ def _step(line: dict[str, Any], timing: dict[str, Any]) -> Step:
         max_expert_load=_number(figures.get("max expert load")),
         min_expert_load=_number(figures.get("min expert load")),
         dropped_tokens=_number(figures.get("dropped tokens")),
+        more_losses=_more_losses(line.get("more_losses")),
     )
+
+
+def _more_losses(found: Any) -> dict[str, float]:
+    losses = found if isinstance(found, dict) else {}
+    return {name: float(loss) for name, loss in losses.items() if is_number(loss)}
 
 
 def expert_loads(line: dict[str, Any]) -> tuple[tuple[int, tuple[float, ...]], ...]:

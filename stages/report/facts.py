@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +53,8 @@ class Step:
     min_expert_load: float | None = None
     dropped_tokens: float | None = None
     """Share of the choices of experts that were beyond capacity."""
+    more_losses: Mapping[str, float] = field(default_factory=dict)
+    """Losses beside that of the tokens, by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,18 @@ def test_rows_missing_from_a_performance_document_are_left_out() -> None:
     assert page(performance=odd).sections["How fast it trained"].facts == {}
 
 
+# --- losses -------------------------------------------------------------------------------------
+
+
+def test_losses_beside_that_of_the_tokens_have_charts_of_their_own() -> None:
+    steps = [Step(step=n, loss=3.0, more_losses={"mtp_1 loss": 3.2 - n / 10}) for n in (1, 2)]
+    found = render(Card(title="run", lineage=LINEAGE, steps=tuple(steps)))
+    assert found.count("mtp_1 loss") >= 1
+    assert "mtp_1 loss" not in render(
+        Card(title="run", lineage=LINEAGE, steps=(Step(step=1, loss=3.0),))
+    )
+
+
 # --- experts ------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,9 @@
 """Keys and values of a fixed batch of sequences, each row as long as its own sequence.
 
 The tokens of a row have positions 0 .. length - 1. Entries behind them are padding of a ragged
-batch: no token attends to them, and the next tokens overwrite them. b batch, g key and value heads,
-d head channels, T capacity."""
+batch: no token attends to them, and the next tokens overwrite them. Multi-latent attention keeps
+what its keys and values are made from instead: the latent, and the part of the keys that all heads
+share. b batch, g key and value heads, d head channels, T capacity."""
 
 from __future__ import annotations
 
@@ -28,8 +29,14 @@ class StaticKVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        shape = (config.num_layers, 2, batch_size, config.query_groups, capacity, config.head_dim)
-        self._store = torch.zeros(shape, dtype=dtype, device=device)
+        self._keys, self._values = (
+            torch.zeros(
+                (config.num_layers, batch_size, heads, capacity, channels),
+                dtype=dtype,
+                device=device,
+            )
+            for heads, channels in config.cached_heads
+        )
         self._lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self._rows = torch.arange(batch_size, device=device).unsqueeze(1)
         self.lengths = [0] * batch_size
@@ -38,12 +45,12 @@ class StaticKVCache:
     @property
     def capacity(self) -> int:
         """Tokens that a row has room for."""
-        return int(self._store.shape[4])
+        return int(self._keys.shape[3])
 
     @property
     def size_bytes(self) -> int:
         """Memory of all keys and values."""
-        return self._store.numel() * self._store.element_size()
+        return sum(x.numel() * x.element_size() for x in (self._keys, self._values))
 
     def positions(self, num_new: int) -> Tensor:
         """(b, s) positions of the next `num_new` tokens of each row."""
@@ -58,7 +65,7 @@ class StaticKVCache:
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v, (b, g, s, d), to each row; return (b, g, t, d) of both."""
-        keys, values = self._store[layer]
+        keys, values = self._keys[layer], self._values[layer]
         num_new = k.shape[2]
         seen = max(self.lengths) + num_new
         assert seen <= self.capacity, f"{seen} tokens in a cache of {self.capacity}"

@@ -99,7 +99,8 @@ def check_room(model: GPTModel, num_prompts: int, length: int, max_new_tokens: i
     device."""
     config = model.config
     check_length(f"--num-input-tokens {length}", length, max_new_tokens, config.positions)
-    row = config.num_layers * 2 * config.kv_size * (length + max_new_tokens)
+    of_token = sum(heads * channels for heads, channels in config.cached_heads)
+    row = config.num_layers * of_token * (length + max_new_tokens)
     check_memory(
         f"--inference-max-requests {num_prompts}: the keys and values of this many prompts of "
         f"{length + max_new_tokens} tokens take",

@@ -27,10 +27,9 @@ ABSENT: tuple[tuple[str, str], ...] = (
     ("give --fp8-format e4m3", "fp8-e4m3"),
     ("give --fp8-format hybrid", "fp8-hybrid"),
     (
-        f"multi-latent attention {LATER}; --group-query-attention shrinks keys and values too",
-        "multi-latent-attention",
+        "each depth of --mtp-num-layers has a transformer layer of its own; leave it out",
+        "mtp-use-repeated-layer mtp-*",
     ),
-    (f"multi-token prediction {LATER}; leave it out", "mtp-num-layers"),
     (
         "state space layers come later; leave it out",
         """
@@ -68,7 +67,7 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "it changes the model in a way that this version does not have; leave it out",
         """
         apply-residual-connection-post-layernorm no-rope-freq qk-l2-norm use-mup
-        activation-func-clamp-value glu-linear-offset attention-output-gate
+        attention-output-gate
         no-weight-decay-cond-type
         """,
     ),
@@ -178,7 +177,6 @@ HARMLESS: dict[str, tuple[str, ...]] = {
     "moe-input-jitter-eps": ("0", "0.0"),
     "outer-dp-sharding-strategy": ("no_shard",),
     "tensor-parallel-num-weight-shards": ("1",),
-    "glu-linear-offset": ("0", "0.0"),
     "hybrid-attention-ratio": ("0", "0.0"),
     "hybrid-mlp-ratio": ("0", "0.0"),
     "main-grads-dtype": ("fp32",),
@@ -193,11 +191,10 @@ HARMLESS: dict[str, tuple[str, ...]] = {
 
 OF_THE_MODEL = """
 moe-apply-probs-on-input moe-latent-size fp8-e4m3 fp8-hybrid no-fp8-wgrad fp4-format fp4
-multi-latent-attention mtp-num-layers
 hybrid-layer-pattern hybrid-override-pattern hybrid-attention-ratio hybrid-mlp-ratio is-hybrid-model
 spec heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json model-provider
-apply-residual-connection-post-layernorm no-rope-freq qk-l2-norm use-mup activation-func-clamp-value
-glu-linear-offset attention-output-gate
+mtp-use-repeated-layer apply-residual-connection-post-layernorm no-rope-freq qk-l2-norm use-mup
+attention-output-gate
 """
 """Those that make another model: a command that trains nothing refuses them too."""
 

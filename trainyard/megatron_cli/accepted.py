@@ -143,13 +143,9 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "fp4-* fp8-quantizer-factory",
     ),
     (
-        "it only applies with --multi-latent-attention",
-        """
-        q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim rotary-scaling-factor
-        mscale mscale-all-dim cache-mla-latents
-        """,
+        "with --multi-latent-attention, generation always keeps latents",
+        "cache-mla-latents",
     ),
-    ("it only applies to multi-token prediction (--mtp-num-layers)", "mtp-*"),
     (
         "it only applies to state space layers (--hybrid-layer-pattern)",
         "mamba-* disable-mamba-mem-eff-path",

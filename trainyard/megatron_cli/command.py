@@ -173,6 +173,15 @@ class _Command:
         return []
 
     def _rope_type(self, option: Option) -> list[Option]:
+        """To latents rope means YaRN, which without a stretch is plain rope."""
+        if self._last("multi-latent-attention") is not None:
+            stretch = self._last("rotary-scaling-factor", "yarn-rotary-scaling-factor")
+            if option.value == "rope" and stretch is not None and float(stretch.value) != 1.0:
+                raise ConfigError(
+                    f"{option.given} rope does not stretch, and {stretch.given} is "
+                    f"{stretch.value}; leave one of them out"
+                )
+            return []
         if option.value != "rope":
             raise ConfigError(
                 f"{option.given} {option.value}: give --position-embedding-type {option.value}"

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from trainyard.attention.base import Numerics, Softmax
 from trainyard.attention.masks import CAUSAL, AttentionMask
@@ -65,8 +66,8 @@ class SelfAttention(nn.Module):
         self.q_layernorm: nn.Module | None = None
         self.k_layernorm: nn.Module | None = None
         if config.qk_layernorm:
-            self.q_layernorm = build_norm(config, parallel, size=config.head_dim)
-            self.k_layernorm = build_norm(config, parallel, size=config.head_dim)
+            self.q_layernorm = build_norm(config, parallel, size=config.head_dim, of_head=True)
+            self.k_layernorm = build_norm(config, parallel, size=config.head_dim, of_head=True)
         self.core_attention = CoreAttention(config, layer, parallel)
         self.linear_proj = RowParallelLinear(
             config.query_size, config.hidden_size, bias=config.linear_bias, parallel=parallel
@@ -90,7 +91,7 @@ class SelfAttention(nn.Module):
             q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
         q, k, v = (heads.permute(1, 2, 0, 3) for heads in (q, k, v))  # (b, n or g, s, d)
         if kv_cache is not None:
-            mask = self._mask_of_cache(mask, kv_cache, q.shape[2])
+            mask = self.core_attention.mask_of_cache(mask, kv_cache, q.shape[2])
             k, v = kv_cache.extend(self.layer, k, v)
         context = self.core_attention.attend(q, k, v, mask, bias)
         context = context.permute(2, 0, 1, 3).flatten(2)  # (s, b, n d)
@@ -103,12 +104,6 @@ class SelfAttention(nn.Module):
         qkv = qkv.view(s, b, self.groups, per_group + 2, self.head_dim)
         q, k, v = torch.split(qkv, [per_group, 1, 1], dim=3)
         return q.reshape(s, b, -1, self.head_dim), k.squeeze(3), v.squeeze(3)
-
-    def _mask_of_cache(self, mask: AttentionMask, kv_cache: KVCache, num_new: int) -> AttentionMask:
-        """Sequences in a cache differ in length; a window needs their positions."""
-        if self.core_attention.window is None or mask.dense is None:
-            return mask
-        return replace(mask, positions=kv_cache.positions(num_new))
 
 
 class CoreAttention(nn.Module):
@@ -160,17 +155,35 @@ class CoreAttention(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, bias: Tensor | None = None
     ) -> Tensor:
-        """q: (b, n, s, d); k, v: (b, g, t, d); bias: (1, n, s, t). Returns (b, n, s, d)."""
+        """q: (b, n, s, d); k: (b, g, t, d); v: (b, g, t, d_v); bias: (1, n, s, t). Returns
+        (b, n, s, d_v).
+
+        Most kernels want heads of one width: narrower ones are filled up with zeros, which change
+        neither scores nor sums."""
         backend = self.backends[q.device.type, q.dtype, mask.bounds is not None].get()
         dropout_p = self.dropout if self.training else 0.0
         softmax = Softmax(self.scale, dropout_p, self._sink(q), bias)
-        return backend.attend(q, k, v, mask.with_window(self.window), softmax)
+        width, value_width = max(q.shape[-1], v.shape[-1]), v.shape[-1]
+        q, k, v = _widened(q, width), _widened(k, width), _widened(v, width)
+        out = backend.attend(q, k, v, mask.with_window(self.window), softmax)
+        return out if value_width == width else out[..., :value_width]
+
+    def mask_of_cache(self, mask: AttentionMask, kv_cache: KVCache, num_new: int) -> AttentionMask:
+        """Sequences in a cache differ in length; a window needs their positions."""
+        if self.window is None or mask.dense is None:
+            return mask
+        return replace(mask, positions=kv_cache.positions(num_new))
 
     def _sink(self, q: Tensor) -> Tensor | None:
         """(n) score of an extra key of value 0; off by one, the score is 0 too."""
         if self.softmax_type == "off-by-one":
             return q.new_zeros(q.shape[1])
         return self.softmax_offset
+
+
+def _widened(x: Tensor, width: int) -> Tensor:
+    """x with zeros in the channels behind its own."""
+    return x if x.shape[-1] == width else functional.pad(x, (0, width - x.shape[-1]))
 
 
 def own_heads(config: TransformerConfig, parallel: ModelParallel) -> int:
@@ -204,7 +217,7 @@ def backends_of(
     # all layers are alike, and are compiled once.
     scaled = config.apply_query_key_layer_scaling and request == "local"
     needs = Needs(
-        head_dim=config.head_dim,
+        head_dim=max(config.head_dim, config.value_dim),
         window=not cross and config.attention_window(layer) is not None,
         bias=not cross and config.position_embedding_type == "relative",
         sink=config.softmax_type != "vanilla",

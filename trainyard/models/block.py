@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from trainyard.models.attention import SelfAttention
 from trainyard.models.config import TransformerConfig
 from trainyard.models.cross_attention import CrossAttention
+from trainyard.models.latent_attention import build_attention
 from trainyard.models.layer_inputs import DropoutPlaces, LayerInputs
 from trainyard.models.mlp import MLP
 from trainyard.models.moe.layer import build_mlp
@@ -41,7 +42,7 @@ class TransformerLayer(nn.Module):
         self.recompute_norms = config.recomputes("layernorm")
         self.recompute_mlp = config.recomputes("mlp")
         self.input_layernorm = build_norm(config, parallel)
-        self.self_attention = SelfAttention(config, layer, parallel)
+        self.self_attention = build_attention(config, layer, parallel)
         self.pre_mlp_layernorm = build_norm(config, parallel)
         self.mlp = build_mlp(config, layer, parallel)
 

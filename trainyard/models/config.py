@@ -5,22 +5,25 @@ without torch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from trainyard.config import check_above_zero, execution, flag
+from trainyard.config import also, check_above_zero, execution, flag
 from trainyard.errors import ConfigError
+from trainyard.models.attention_sizes import AttentionSizes, PositionEmbeddingType
 from trainyard.models.config_checks import (
+    check_activation,
     check_attention,
     check_params,
     check_positions,
     check_recompute,
     check_sizes,
 )
+from trainyard.models.latent_config import check_latents
 from trainyard.models.layer_pattern import window_of_layer
 from trainyard.models.moe_config import DENSE, MoEConfig, check_expert_parallel, check_layers
+from trainyard.models.mtp_config import NO_MTP, MTPConfig, check_mtp
 from trainyard.models.param_counts import attention_params, mixture_params, mlp_params
 from trainyard.parallel.config import ParallelConfig
 
@@ -28,7 +31,6 @@ LLAMA3_LENGTH = 8192
 """Original length that Llama 3.1 scales from; fixed in the code of Meta and Megatron-LM."""
 
 Normalization = Literal["LayerNorm", "RMSNorm"]
-PositionEmbeddingType = Literal["learned_absolute", "rope", "yarn", "relative", "none"]
 SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
 Ungated = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu"]
 Activation = Ungated | Literal["swiglu", "quick_geglu", "geglu_tanh"]
@@ -45,7 +47,7 @@ ACTIVATION_FLAGS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(AttentionSizes):
     """A stack of transformer layers: sizes, norms, positions, attention, MLP, memory."""
 
     RELATIVE_POSITIONS: ClassVar[bool] = False
@@ -108,17 +110,19 @@ class TransformerConfig:
     """Stretch factor of --use-rope-scaling."""
     rope_scaling_original_max_position_embeddings: int = LLAMA3_LENGTH
     """Training length before --use-rope-scaling; Megatron-LM knows no other value."""
-    yarn_rotary_scaling_factor: float = 1.0
-    """Stretch factor of YaRN (arXiv:2309.00071)."""
-    yarn_original_max_position_embeddings: int = 4096
+    yarn_rotary_scaling_factor: float = also("rotary_scaling_factor", default=1.0)
+    """Stretch factor of YaRN (arXiv:2309.00071), with --multi-latent-attention of rope too."""
+    yarn_original_max_position_embeddings: int = also(
+        "original_max_position_embeddings", default=4096
+    )
     """Training length before YaRN."""
-    yarn_beta_fast: float = 32.0
+    yarn_beta_fast: float = also("beta_fast", default=32.0)
     """Channels that turn more often than this over the original length are not stretched."""
-    yarn_beta_slow: float = 1.0
+    yarn_beta_slow: float = also("beta_slow", default=1.0)
     """Channels that turn less often than this over the original length are fully stretched."""
-    yarn_mscale: float = 1.0
+    yarn_mscale: float = also("mscale", default=1.0)
     """Growth of attention with the logarithm of the scaling factor."""
-    yarn_mscale_all_dim: float = 0.0
+    yarn_mscale_all_dim: float = also("mscale_all_dim", default=0.0)
     """Growth that is divided out again."""
     yarn_correction_range_round_to_int: bool = True
     """Round the bounds between kinds of channels to whole channels."""
@@ -150,6 +154,11 @@ class TransformerConfig:
     """Gated MLP, silu(gate) x up, in place of GELU."""
     quick_geglu: bool = False
     """Gated MLP, gate x sigmoid(1.702 gate) x up."""
+    activation_func_clamp_value: float | None = None
+    """Bound of what --quick-geglu multiplies: gates above it, ups beyond it on either side
+    (gpt-oss); unset: none."""
+    glu_linear_offset: float = 0.0
+    """Added to what --quick-geglu multiplies gates with (gpt-oss: 1)."""
     squared_relu: bool = False
     """relu(x)^2 in place of GELU."""
     quick_gelu: bool = False
@@ -198,13 +207,16 @@ class TransformerConfig:
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{flag(name)} must be in [0, 1), got {getattr(self, name)}")
+        check_latents(self)
         check_positions(self)
         check_attention(self)
+        check_activation(self)
         chosen = [flag(name) for name in ACTIVATION_FLAGS if getattr(self, name, False)]
         if len(chosen) > 1:
             raise ConfigError(f"{' and '.join(chosen)} exclude each other; give one")
         check_recompute(self)
         check_layers(self)
+        check_mtp(self)
         check_params(self, self.make_vocab_size_divisible_by)
 
     # --- parameters -----------------------------------------------------------------------
@@ -223,13 +235,14 @@ class TransformerConfig:
 
     def output_params(self, rows: int) -> int:
         """Trained parameters behind the layers, without a table of which a rank has `rows`."""
-        return self.norm_params()
+        joins = 2 * self.hidden_size**2 + 3 * self.norm_params()  # of a depth, beside its layer
+        return self.norm_params() + (self.mtp.mtp_num_layers or 0) * joins
 
     def all_layer_params(self) -> int:
         """Trained parameters of all layers."""
-        mixtures = sum(self.experts.pattern(self.num_layers))
+        mixtures = sum(map(self.has_experts, self.trained_layers))
         more = mixture_params(self) - mlp_params(self, self.ffn_size) if mixtures else 0
-        return self.num_layers * self.layer_params() + mixtures * more
+        return len(self.trained_layers) * self.layer_params() + mixtures * more
 
     def layer_params(self) -> int:
         """Trained parameters of one layer with a dense MLP."""
@@ -252,9 +265,22 @@ class TransformerConfig:
         """Options of mixtures of experts; most families have none."""
         return DENSE
 
+    @property
+    def mtp(self) -> MTPConfig:
+        """Options of multi-token prediction; most families have none."""
+        return NO_MTP
+
+    @property
+    def trained_layers(self) -> range:
+        """Numbers of all layers, those of multi-token prediction behind those of the model."""
+        return range(self.num_layers + (self.mtp.mtp_num_layers or 0))
+
     def has_experts(self, layer: int) -> bool:
-        """Whether layer `layer`, counted from 0 over the whole model, has experts."""
-        return self.experts.enabled and self.experts.pattern(self.num_layers)[layer]
+        """Whether layer `layer`, counted from 0 over the whole model, has experts; those of
+        multi-token prediction are as the last one."""
+        if not self.experts.enabled:
+            return False
+        return self.experts.pattern(self.num_layers)[min(layer, self.num_layers - 1)]
 
     @property
     def expert_ffn_size(self) -> int:
@@ -297,31 +323,6 @@ class TransformerConfig:
         """Trained parameters of the cross-attention of a layer and its norm."""
         return 0
 
-    @property
-    def attention_scale(self) -> float:
-        """Factor of the scores of attention."""
-        return 1.0 / math.sqrt(self.head_dim)
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of one attention head."""
-        return self.kv_channels or self.hidden_size // self.num_attention_heads
-
-    @property
-    def query_groups(self) -> int:
-        """Key and value heads: as many as query heads unless grouped."""
-        return self.num_query_groups if self.group_query_attention else self.num_attention_heads
-
-    @property
-    def query_size(self) -> int:
-        """Width of all query heads together."""
-        return self.head_dim * self.num_attention_heads
-
-    @property
-    def kv_size(self) -> int:
-        """Width of all key heads together (values alike)."""
-        return self.head_dim * self.query_groups
-
     def padded_vocab_size(self, vocab_size: int, tensor_parallel_size: int = 1) -> int:
         """Rows of the embedding for a tokenizer of `vocab_size` tokens."""
         multiple = self.make_vocab_size_divisible_by * tensor_parallel_size
@@ -332,19 +333,10 @@ class TransformerConfig:
         """Longest sequence the model can see."""
         return self.max_position_embeddings or self.seq_length
 
-    @property
-    def rotary(self) -> bool:
-        """Whether queries and keys rotate."""
-        return self.position_embedding_type in ("rope", "yarn")
-
-    @property
-    def rotary_dim(self) -> int:
-        """Channels of a head that rotate."""
-        return int(self.head_dim * self.rotary_percent)
-
     def attention_window(self, layer: int) -> tuple[int, int] | None:
         """(left, right) reach of layer `layer`, counted from 0 over the whole model; -1: no bound;
-        None: the layer sees all keys."""
+        None: the layer sees all keys. Layers of multi-token prediction are as the last one."""
+        layer = min(layer, self.num_layers - 1)
         return window_of_layer(self.window_size, self.window_attn_skip_freq, self.num_layers, layer)
 
     @property

@@ -100,6 +100,21 @@ def check_attention(config: Any) -> None:
         config.attention_window(layer)
 
 
+def check_activation(config: Any) -> None:
+    """What bounds and moves the parts of a gated MLP."""
+    check_above_zero(config, "activation_func_clamp_value")
+    given = {
+        "--activation-func-clamp-value": config.activation_func_clamp_value is not None,
+        "--glu-linear-offset": config.glu_linear_offset != 0.0,
+    }
+    options = [option for option, is_given in given.items() if is_given]
+    if options and not config.quick_geglu:
+        raise ConfigError(
+            f"{' and '.join(options)}: only --quick-geglu computes with it; give that too, or "
+            "leave it out"
+        )
+
+
 def check_recompute(config: Any) -> None:
     """What the backward pass computes again or fetches from the host."""
     if config.recompute_activations and config.recompute_granularity == "full":

@@ -14,7 +14,8 @@ num_layers hidden_size num_attention_heads ffn_hidden_size kv_channels group_que
 num_query_groups max_position_embeddings position_embedding_type rotary_base rotary_percent
 rotary_interleaved rotary_seq_len_interpolation_factor use_rope_scaling rope_scaling_factor
 normalization norm_epsilon add_qkv_bias qk_layernorm window_size window_attn_skip_freq swiglu
-quick_geglu squared_relu quick_gelu openai_gelu disable_bias_linear softmax_type
+quick_geglu activation_func_clamp_value glu_linear_offset squared_relu quick_gelu openai_gelu
+disable_bias_linear softmax_type
 untie_embeddings_and_output_weights
 """
 COMPARED = frozenset(name.replace("_", "-") for name in _COMPARED.split())

@@ -37,7 +37,10 @@ TABLES = (
     "position_embeddings.weight",
     "tokentype_embeddings.weight",
 )
-NORMS = ("layernorm.weight", "layer_norm.weight", "layernorm.norm.weight")
+NORMS = (
+    *("layernorm.weight", "layer_norm.weight", "layernorm.norm.weight"),
+    *("enorm.weight", "hnorm.weight"),
+)
 
 EXPERT_DIMS = 3
 """Dims of the stacked matrices of experts, (experts, out, in); no other parameter has as many."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,15 @@ def quick_geglu(x: Tensor) -> Tensor:
     return quick_gelu(gate) * up
 
 
+def bounded_quick_geglu(x: Tensor, limit: float | None, offset: float) -> Tensor:
+    """quick_gelu(gate) x (up + offset) of [gate; up], gate at most `limit` and up within +-`limit`
+    (gpt-oss, arXiv:2508.10925)."""
+    gate, up = x.chunk(2, dim=-1)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return quick_gelu(gate) * (up + offset)
+
+
 def geglu_tanh(x: Tensor) -> Tensor:
     """gelu_tanh(gate) x up of [gate; up] (arXiv:2002.05202)."""
     gate, up = x.chunk(2, dim=-1)
@@ -61,6 +71,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_geglu": quick_geglu,
     "geglu_tanh": geglu_tanh,
 }
+
+
+def activation_of(config: TransformerConfig) -> Callable[[Tensor], Tensor]:
+    """What stands between the matrices of an MLP."""
+    limit, offset = config.activation_func_clamp_value, config.glu_linear_offset
+    if limit is not None or offset:
+        return partial(bounded_quick_geglu, limit=limit, offset=offset)
+    return ACTIVATIONS[config.activation]
 
 
 class MLP(nn.Module):
@@ -80,7 +98,7 @@ class MLP(nn.Module):
         self.linear_fc1 = ColumnParallelLinear(
             h, parts * ffn, bias=bias, parallel=parallel, parts=parts
         )
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = activation_of(config)
         self.linear_fc2 = RowParallelLinear(ffn, h, bias=bias, parallel=parallel)
 
     def forward(self, x: Tensor) -> Tensor:

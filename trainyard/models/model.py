@@ -162,13 +162,14 @@ class TransformerModel(nn.Module):
         return cut_free_dropout(x, self.config.hidden_dropout, dropout.of_embedding(), 0)
 
     def dropout_places(
-        self, seed: Tensor | None, places: Tensor, p: float, num_layers: int
+        self, seed: Tensor | None, places: Tensor, p: float, num_layers: int, first: int = 0
     ) -> DropoutPlaces | None:
-        """Of layers with dropout of probability p over tokens at these (s) places; None without."""
+        """Of layers with dropout of probability p over tokens at these (s) places; None without.
+        first: as of `DropoutPlaces`."""
         if not self.training or not p:
             return None
         local = of_sequence_part(places, self.parallel)
-        return DropoutPlaces(self._seed(seed, places.device), local, num_layers)
+        return DropoutPlaces(self._seed(seed, places.device), local, num_layers, first)
 
     def _seed(self, seed: Tensor | None, device: torch.device) -> Tensor:
         """() of dropout: the given one, or alone a drawn one."""

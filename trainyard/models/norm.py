@@ -64,10 +64,14 @@ NORMS: dict[str, type[LayerNorm | RMSNorm]] = {"LayerNorm": LayerNorm, "RMSNorm"
 
 
 def build_norm(
-    config: TransformerConfig, parallel: ModelParallel = ALONE, *, size: int | None = None
+    config: TransformerConfig,
+    parallel: ModelParallel = ALONE,
+    *,
+    size: int | None = None,
+    of_head: bool = False,
 ) -> LayerNorm | RMSNorm:
-    """The normalisation that `--normalization` names, over the residual stream, or over the
-    channels of a head if `size` is given.
+    """The normalisation that `--normalization` names, over the residual stream, or over `size`
+    channels. of_head: over the channels of a head.
 
     Under sequence parallelism a rank sees its part of the sequence, and always its own heads only,
     so its gradient is then a partial sum."""
@@ -78,7 +82,7 @@ def build_norm(
         centred=config.apply_layernorm_1p,
         kernel=norm_kernel(config, width),
     )
-    if parallel.sequence_parallel or (size is not None and parallel.tp_size > 1):
+    if parallel.sequence_parallel or (of_head and parallel.tp_size > 1):
         for parameter in norm.parameters():
             mark_partial_grad(parameter)
     return norm

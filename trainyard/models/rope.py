@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from trainyard.models.config import TransformerConfig
-
-LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY = 1.0, 4.0
-"""Wavelengths longer than the original length / low are stretched, shorter than / high are not."""
+from trainyard.models.rope_factors import (
+    LLAMA3_HIGH_FREQUENCY,
+    LLAMA3_LOW_FREQUENCY,
+    yarn_gain,
+)
 
 
 class Rotary(NamedTuple):
@@ -36,15 +38,15 @@ def build_rotary(config: TransformerConfig, positions: Tensor, dtype: torch.dtyp
     if config.rotary_seq_len_interpolation_factor is not None:
         turned = turned * (1.0 / config.rotary_seq_len_interpolation_factor)
     angles = turned.unsqueeze(-1) * frequencies  # (s, b, r/2)
-    if config.rotary_interleaved:
+    if config.rotates_neighbours:
         angles = angles.repeat_interleave(2, dim=-1)
     else:
         angles = torch.cat((angles, angles), dim=-1)
     cos, sin = angles.unsqueeze(2).cos(), angles.unsqueeze(2).sin()
-    if config.position_embedding_type == "yarn":
+    if config.stretched_by_yarn:
         gain = yarn_gain(config)
         cos, sin = cos * gain, sin * gain
-    return Rotary(cos.to(dtype), sin.to(dtype), config.rotary_interleaved)
+    return Rotary(cos.to(dtype), sin.to(dtype), config.rotates_neighbours)
 
 
 def rotary_frequencies(config: TransformerConfig, device: torch.device) -> Tensor:
@@ -55,7 +57,7 @@ def rotary_frequencies(config: TransformerConfig, device: torch.device) -> Tenso
     if config.use_rope_scaling:
         length = config.rope_scaling_original_max_position_embeddings
         return _llama3_scaled(frequencies, config.rope_scaling_factor, length)
-    if config.position_embedding_type == "yarn":
+    if config.stretched_by_yarn:
         return _yarn_scaled(frequencies, config)
     return frequencies
 
@@ -87,12 +89,6 @@ def _yarn_channel(config: TransformerConfig, turns: float) -> float:
     length = config.yarn_original_max_position_embeddings
     numerator = config.rotary_dim * math.log(length / (turns * 2 * math.pi))
     return numerator / (2 * math.log(config.rotary_base))
-
-
-def yarn_gain(config: TransformerConfig) -> float:
-    """Factor on queries and keys: attention grows with the logarithm of the stretch."""
-    growth = 0.1 * math.log(max(config.yarn_rotary_scaling_factor, 1.0))
-    return (config.yarn_mscale * growth + 1.0) / (config.yarn_mscale_all_dim * growth + 1.0)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:

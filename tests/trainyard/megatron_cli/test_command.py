@@ -112,6 +112,10 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
             "--position-embedding-type rope --use-rotary-position-embeddings --rope-type rope",
             "--position-embedding-type rope",
         ),
+        (
+            "--position-embedding-type rope --multi-latent-attention --rope-type yarn --mscale 1.0",
+            "--position-embedding-type rope --multi-latent-attention --yarn-mscale 1.0",
+        ),
         ("--moe-input-jitter-eps 0 --main-grads-dtype fp32 --lr 1", "--lr 1"),
         ("--load r/ --ckpt-step 300", "--load r/iter_0000300"),
         ("--pretrained-checkpoint p --save s", "--load p --finetune --save s"),
@@ -169,6 +173,11 @@ def test_other_spellings_are_translated(given: str, expected: str) -> None:
             "means --position-embedding-type rope, but --position-embedding-type is none",
         ),
         ("--rope-type yarn", "give --position-embedding-type yarn"),
+        (
+            "--multi-latent-attention --rope-type rope --rotary-scaling-factor 40",
+            "--rope-type rope does not stretch, and --rotary-scaling-factor is 40",
+        ),
+        ("--mtp-num-layers 1 --mtp-use-repeated-layer", "has a transformer layer of its own"),
         ("--ckpt-step 300", "--ckpt-step is a step of --load"),
         ("--ckpt-step x --load r", "--ckpt-step must be a whole number above 0, got 'x'"),
         ("--load r --pretrained-checkpoint p --save s", "two checkpoints to begin with"),

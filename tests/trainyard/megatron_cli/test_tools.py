@@ -92,7 +92,7 @@ def test_options_of_a_training_are_ignored_or_compared(
 @pytest.mark.parametrize(
     ("stage", "line", "message"),
     [
-        ("plan", "--multi-latent-attention", "multi-latent attention comes later"),
+        ("plan", "--mtp-use-repeated-layer", "has a transformer layer of its own"),
         ("plan", "--outer-dp-sharding-strategy optim", "hold copies of each other's shards"),
         ("evaluate", "--task LAMBADA", "--task LAMBADA: the task LAMBADA comes later"),
         ("benchmark", "--engine-type dynamic", "continuous batching comes later"),

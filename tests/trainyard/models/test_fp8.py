@@ -14,6 +14,7 @@ from trainyard.models.fp8 import use_fp8
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
+from trainyard.models.latent_config import LatentConfig
 from trainyard.models.moe_config import MoEConfig
 from trainyard.models.pipeline_stage import PipelineStage
 from trainyard.models.t5.config import T5Config
@@ -129,6 +130,16 @@ def test_a_model_learns_in_8_bits_as_in_16() -> None:
             r"keeps 1 \+ 3 layers in bfloat16, which leaves none of 4 layers",
         ),
         ({"moe": MoEConfig(num_experts=4)}, {}, {}, 1, "products of experts come in 16 bits only"),
+        (
+            {
+                "position_embedding_type": "rope",
+                "mla": LatentConfig(multi_latent_attention=True, kv_lora_rank=40),
+            },
+            {},
+            {},
+            1,
+            "--kv-lora-rank is 40, and --fp8-format needs a multiple of 16",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from trainyard.conversion.huggingface.architecture import (
@@ -15,11 +16,16 @@ from trainyard.conversion.huggingface.architecture import (
     architecture,
 )
 from trainyard.conversion.huggingface.bert import bert_document
+from trainyard.conversion.huggingface.deepseek import DEEPSEEK_V3, DEEPSEEKS, deepseek_document
+from trainyard.conversion.huggingface.gpt_oss import GPT_OSS, gpt_oss_document
+from trainyard.conversion.huggingface.rope import rope_parameters
 from trainyard.conversion.huggingface.t5 import t5_document
+from trainyard.conversion.huggingface.windows import tokens_seen
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
-from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY, LLAMA3_LOW_FREQUENCY, yarn_gain
 from trainyard.models.t5.config import T5Config
+
+log = logging.getLogger(__name__)
 
 GPT2_ACTIVATIONS = {
     **{"gelu_tanh": "gelu_new", "gelu": "gelu"},
@@ -30,6 +36,12 @@ GPT2_ACTIVATIONS = {
 def model_document(config: TransformerConfig, vocab_size: int, dtype: str) -> dict[str, Any]:
     """The config.json of `transformers`, without the tokenizer's special ids."""
     name = architecture(config)
+    if config.mtp.mtp_num_layers is not None and name != DEEPSEEK_V3:
+        log.warning(
+            "layers of multi-token prediction are left out: %s has none, and computes the same "
+            "logits without them",
+            name,
+        )
     common = {
         "architectures": [name],
         "dtype": dtype,
@@ -44,11 +56,15 @@ def model_document(config: TransformerConfig, vocab_size: int, dtype: str) -> di
         return common | t5_document(config)
     if name == GPT2:
         return common | _gpt2_document(config)
+    if name in DEEPSEEKS:
+        return common | deepseek_document(config, name)
+    if name == GPT_OSS:
+        return common | gpt_oss_document(config)
     return common | _llama_document(config) | _own_fields(config, name)
 
 
 def _llama_document(config: TransformerConfig) -> dict[str, Any]:
-    rope = _rope_parameters(config)
+    rope = rope_parameters(config)
     document = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.ffn_size,
@@ -75,10 +91,10 @@ def _own_fields(config: TransformerConfig, name: str) -> dict[str, Any]:
     no_biases = {"attention_bias": False, "use_sliding_window": False}
     fields: dict[str, dict[str, Any]] = {
         LLAMA: {"model_type": "llama", "attention_bias": False, "mlp_bias": False},
-        MISTRAL: {"model_type": "mistral", "sliding_window": _tokens_seen(window)},
+        MISTRAL: {"model_type": "mistral", "sliding_window": tokens_seen(window)},
         QWEN2: {"model_type": "qwen2", "use_sliding_window": False},
         QWEN3: {"model_type": "qwen3", **no_biases},
-        MIXTRAL: {"model_type": "mixtral", "sliding_window": _tokens_seen(window)},
+        MIXTRAL: {"model_type": "mixtral", "sliding_window": tokens_seen(window)},
         QWEN3_MOE: {
             "model_type": "qwen3_moe",
             "attention_bias": False,
@@ -111,39 +127,6 @@ def _mixture_fields(config: TransformerConfig, name: str) -> dict[str, Any]:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [layer for layer, has_experts in pattern if not has_experts],
     }
-
-
-def _tokens_seen(window: tuple[int, int] | None) -> int | None:
-    """`sliding_window`, which counts the token itself; None: no window."""
-    return None if window is None or window[0] < 0 else window[0] + 1
-
-
-def _rope_parameters(config: TransformerConfig) -> dict[str, Any]:
-    theta = {"rope_theta": config.rotary_base}
-    if config.use_rope_scaling:
-        return theta | {
-            "rope_type": "llama3",
-            "factor": config.rope_scaling_factor,
-            "low_freq_factor": LLAMA3_LOW_FREQUENCY,
-            "high_freq_factor": LLAMA3_HIGH_FREQUENCY,
-            "original_max_position_embeddings": (
-                config.rope_scaling_original_max_position_embeddings
-            ),
-        }
-    if config.position_embedding_type == "yarn":
-        return theta | {
-            "rope_type": "yarn",
-            "factor": config.yarn_rotary_scaling_factor,
-            "original_max_position_embeddings": config.yarn_original_max_position_embeddings,
-            "beta_fast": config.yarn_beta_fast,
-            "beta_slow": config.yarn_beta_slow,
-            "attention_factor": yarn_gain(config),
-            "truncate": config.yarn_correction_range_round_to_int,
-        }
-    factor = config.rotary_seq_len_interpolation_factor
-    if factor is not None:
-        return theta | {"rope_type": "linear", "factor": factor}
-    return theta | {"rope_type": "default"}
 
 
 def _gpt2_document(config: TransformerConfig) -> dict[str, Any]:

@@ -6,7 +6,6 @@ An absent field has the default of its class in `transformers`. Fields that only
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -25,14 +24,24 @@ from trainyard.conversion.huggingface.bert import BERTS, bert_values
 from trainyard.conversion.huggingface.bert import HARMLESS as OF_BERTS
 from trainyard.conversion.huggingface.bert import MODEL_TYPES as OF_BERT
 from trainyard.conversion.huggingface.config import GPT2_ACTIVATIONS
+from trainyard.conversion.huggingface.deepseek import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    DEEPSEEKS,
+    deepseek_values,
+)
+from trainyard.conversion.huggingface.deepseek import HARMLESS as OF_DEEPSEEKS
+from trainyard.conversion.huggingface.gpt_oss import GPT_OSS, gpt_oss_values
+from trainyard.conversion.huggingface.gpt_oss import HARMLESS as OF_GPT_OSS
 from trainyard.conversion.huggingface.mixture import read_mixture
+from trainyard.conversion.huggingface.rope import read_rope
 from trainyard.conversion.huggingface.t5 import HARMLESS as OF_T5
 from trainyard.conversion.huggingface.t5 import T5, t5_values
+from trainyard.conversion.huggingface.windows import tokens_before, window_of_layers
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY, LLAMA3_LOW_FREQUENCY
 from trainyard.models.t5.config import T5Config
 
 log = logging.getLogger(__name__)
@@ -41,7 +50,8 @@ MODEL_TYPES = {
     **{"llama": (LLAMA,), "mistral": (MISTRAL,), "qwen2": (QWEN2,), "qwen3": (QWEN3,)},
     **{"gpt2": (GPT2,), "mixtral": (MIXTRAL,), "qwen3_moe": (QWEN3_MOE,)},
     **OF_BERT,
-    "t5": (T5,),
+    **{"t5": (T5,), "deepseek_v2": (DEEPSEEK_V2,), "deepseek_v3": (DEEPSEEK_V3,)},
+    "gpt_oss": (GPT_OSS,),
 }
 """The classes of each `model_type`; the first where `architectures` names none."""
 
@@ -97,6 +107,10 @@ def read_config(document: Any, where: str) -> tuple[str, TransformerConfig, int]
         make, values, harmless = BertConfig, bert_values(fields, name), HARMLESS.union(OF_BERTS)
     elif name == T5:
         make, values, harmless = T5Config, t5_values(fields, where), HARMLESS.union(OF_T5)
+    elif name in DEEPSEEKS:
+        values, harmless = deepseek_values(fields, name, where), HARMLESS.union(OF_DEEPSEEKS)
+    elif name == GPT_OSS:
+        values, harmless = gpt_oss_values(fields, where), HARMLESS.union(OF_GPT_OSS)
     else:
         values = _gpt2_values(fields) if name == GPT2 else _llama_values(fields, name, where)
     fields.must_be("is_encoder_decoder", name == T5)
@@ -186,39 +200,10 @@ def _window(fields: Fields, name: str, where: str) -> dict[str, Any]:
     if not fields.stated("sliding_window") and name != MIXTRAL:  # absent: the default; null: none
         width = DEFAULT_WINDOW
     if name in (MISTRAL, MIXTRAL):
-        return {} if width is None else {"window_size": f"{_checked(width, where) - 1},0"}
-    return _qwen_window(fields, width if fields.get("use_sliding_window", False) else None, where)
-
-
-def _checked(width: int, where: str) -> int:
-    if width < 1:
-        raise ArtifactError(f"{where}: sliding_window is {width}")
-    return width
-
-
-def _qwen_window(fields: Fields, width: int | None, where: str) -> dict[str, Any]:
-    """A window on the layers that `layer_types` names, or from layer `max_window_layers` on."""
-    layers, first = fields.need("num_hidden_layers", int), fields.get("max_window_layers", 28)
-    kinds = fields.raw("layer_types")
-    if kinds is not None and not isinstance(kinds, list):
-        raise ArtifactError(f"{where}: layer_types is {kinds!r:.60}, wanted a list")
-    if kinds is None:
-        sliding = [width is not None and layer >= first for layer in range(layers)]
-    else:
-        sliding = [kind == "sliding_attention" for kind in kinds]
-        known = all(kind in ("sliding_attention", "full_attention") for kind in kinds)
-        if len(kinds) != layers or not known:
-            raise ConfigError(
-                f"{where}: layer_types must be full_attention or sliding_attention for each of "
-                f"the {layers} layers, got {kinds!r:.60}"
-            )
-    if not any(sliding):
-        return {}
-    if width is None:
-        raise ArtifactError(f"{where}: layer_types has sliding_attention, but no sliding_window")
-    pattern = "[" + ",".join(str(int(item)) for item in sliding) + "]"
-    skipping = {} if all(sliding) else {"window_attn_skip_freq": pattern}
-    return {"window_size": f"{_checked(width, where) - 1},0", **skipping}
+        return {} if width is None else {"window_size": f"{tokens_before(width, where)},0"}
+    return window_of_layers(
+        fields, width if fields.get("use_sliding_window", False) else None, where
+    )
 
 
 # --- GPT-2 --------------------------------------------------------------------------------------
@@ -262,109 +247,3 @@ def _activation(fields: Fields) -> Mapping[str, bool]:
     }
     fields.must_be("activation_function", *options)
     return options[fields.get("activation_function", TANH_GELU[0])]
-
-
-# --- rotary embeddings ------------------------------------------------------------------------
-
-
-DEFAULT_THETA = 10000.0
-
-
-def read_rope(fields: Fields, positions: int, where: str) -> dict[str, Any]:
-    """The options of a GPTConfig for rotary embedding.
-
-    positions: of the model; the original length before scaling if the file has none."""
-    rope = Fields(_merged(fields, where), where, "rope_parameters.")
-    fields.must_be("partial_rotary_factor", 1.0)
-    rope.must_be("partial_rotary_factor", 1.0)
-    values: dict[str, Any] = {
-        "position_embedding_type": "rope",
-        "rotary_base": rope.get("rope_theta", DEFAULT_THETA),
-    }
-    kind = _kind(rope, where)
-    if kind == "linear":
-        values["rotary_seq_len_interpolation_factor"] = rope.need("factor", float)
-    elif kind == "llama3":
-        values |= _llama3(rope, positions)
-    elif kind == "yarn":
-        values |= _yarn(rope, positions, where)
-    elif kind != "default":
-        raise ConfigError(
-            f"{where}: rotary embedding of type {kind}; this version reads only default, linear, "
-            "llama3, yarn"
-        )
-    # Files without scaling may still have the fields that scaling needs.
-    rope.refuse_rest(["original_max_position_embeddings", "factor"] if kind == "default" else [])
-    return values
-
-
-def _merged(fields: Fields, where: str) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    theta = fields.maybe("rope_theta", float)
-    parts = [fields.raw("rope_parameters"), fields.raw("rope_scaling")]
-    for part in [{} if theta is None else {"rope_theta": theta}, *parts]:
-        if part is not None and not isinstance(part, dict):
-            raise ArtifactError(f"{where}: rope_parameters is {part!r:.60}, wanted a table")
-        for key, value in (part or {}).items():
-            if value is None:
-                continue
-            if merged.setdefault(key, value) != value:
-                raise ArtifactError(
-                    f"{where}: {key} of the rotary embedding is {merged[key]!r:.40} and "
-                    f"{value!r:.40}; make rope_theta, rope_parameters and rope_scaling agree"
-                )
-    return merged
-
-
-def _kind(rope: Fields, where: str) -> str:
-    kinds = {rope.maybe("rope_type", str), rope.maybe("type", str)} - {None}
-    if len(kinds) > 1:
-        raise ArtifactError(f"{where}: rope_type and type of the rotary embedding differ")
-    return kinds.pop() or "default" if kinds else "default"
-
-
-def _llama3(rope: Fields, positions: int) -> dict[str, Any]:
-    rope.must_be("low_freq_factor", LLAMA3_LOW_FREQUENCY)
-    rope.must_be("high_freq_factor", LLAMA3_HIGH_FREQUENCY)
-    return {
-        "use_rope_scaling": True,
-        "rope_scaling_factor": rope.need("factor", float),
-        "rope_scaling_original_max_position_embeddings": rope.get(
-            "original_max_position_embeddings", positions
-        ),
-    }
-
-
-def _yarn(rope: Fields, positions: int, where: str) -> dict[str, Any]:
-    original = rope.get("original_max_position_embeddings", positions)
-    if min(original, positions) < 1:
-        raise ArtifactError(
-            f"{where}: positions must be positive, got {positions}, before scaling {original}"
-        )
-    factor = rope.maybe("factor", float) or positions / original
-    return {
-        "position_embedding_type": "yarn",
-        "yarn_rotary_scaling_factor": factor,
-        "yarn_original_max_position_embeddings": original,
-        "yarn_beta_fast": rope.maybe("beta_fast", float) or 32.0,
-        "yarn_beta_slow": rope.maybe("beta_slow", float) or 1.0,
-        "yarn_correction_range_round_to_int": rope.get("truncate", True),
-        **_yarn_gain(rope, factor, where),
-    }
-
-
-def _yarn_gain(rope: Fields, factor: float, where: str) -> dict[str, float]:
-    """YaRN's factor on queries and keys: `attention_factor`, two scales, or from `factor` alone."""
-    gain = rope.maybe("attention_factor", float)
-    scale, divided = rope.maybe("mscale", float), rope.maybe("mscale_all_dim", float)
-    if gain is None:
-        return {"yarn_mscale": scale, "yarn_mscale_all_dim": divided} if scale and divided else {}
-    growth = 0.1 * math.log(max(factor, 1.0))
-    if gain == growth + 1.0:
-        return {}
-    if not growth:
-        raise ConfigError(
-            f"{where}: rope_parameters.attention_factor must be 1.0 with factor {factor}, got "
-            f"{gain}; this version computes it from the logarithm of factor"
-        )
-    return {"yarn_mscale": (gain - 1.0) / growth, "yarn_mscale_all_dim": 0.0}

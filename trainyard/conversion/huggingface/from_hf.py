@@ -54,6 +54,12 @@ def join_experts(parts: Sequence[Tensor], num_experts: int) -> Tensor:
     return torch.stack([torch.cat(list(parts[i : i + each])) for i in range(0, len(parts), each)])
 
 
+def gates_above_ups(pairs: Tensor) -> Tensor:
+    """(experts, 2 f, ...) with the gate of each expert above its up, of rows in pairs."""
+    by_kind: Tensor = pairs.unflatten(1, (-1, 2)).transpose(1, 2)
+    return by_kind.flatten(1, 2)
+
+
 def _make(part: Part | ExpertPart, config: TransformerConfig) -> Make:
     """How to make one of our tensors from theirs. part: the last of theirs."""
     if isinstance(part, ExpertPart):
@@ -64,6 +70,12 @@ def _make(part: Part | ExpertPart, config: TransformerConfig) -> Make:
         return lambda parts: join_kv(parts, config)
     if part == "up":
         return lambda parts: torch.cat(list(parts))
+    if part == "experts transposed":
+        return lambda parts: parts[0].transpose(1, 2).contiguous()
+    if part == "pairs":
+        return lambda parts: gates_above_ups(parts[0])
+    if part == "pairs transposed":
+        return lambda parts: gates_above_ups(parts[0].transpose(1, 2))
     if part == "qkv transposed":
         return lambda parts: join_qkv(parts[0].t().chunk(3), config)
     if part == "qkv":

@@ -23,7 +23,14 @@ from trainyard.conversion.documents import read_document
 from trainyard.conversion.huggingface.architecture import GPT2
 from trainyard.conversion.huggingface.bert import BERTS
 from trainyard.conversion.huggingface.config_read import read_config
+from trainyard.conversion.huggingface.deepseek import (
+    DEEPSEEKS,
+    repeated_tables,
+    without_absent_layers,
+)
 from trainyard.conversion.huggingface.from_hf import recipes
+from trainyard.conversion.huggingface.gpt_oss import GPT_OSS
+from trainyard.conversion.huggingface.mxfp4 import UnpackedWeights
 from trainyard.conversion.huggingface.t5 import T5
 from trainyard.conversion.huggingface.to_hf import targets
 from trainyard.conversion.lazy_tensors import About, AssembledSource, TheirTensors
@@ -172,10 +179,13 @@ def open_huggingface(url: str) -> AssembledSource:
     name, config, rows = read_config(read_document(where), where)
     files = open_weights(url)
     try:
+        if name == GPT_OSS:
+            files = UnpackedWeights(files, url)
+        config = without_absent_layers(config, files.specs)
         check_model(config, rows, len(files.specs), where)
         wanted = class_tensors(name, config, rows)
         about = About(url, config, rows, find_tokenizer(url), _generation(url))
-        weights = ClassWeights(files, wanted, _prefix(name), _copies(name))
+        weights = ClassWeights(files, wanted, _prefix(name), _copies(name, config))
         shapes = {key: spec.shape for key, spec in weights.specs.items()}
         refuse_differences(shapes, wanted, url, f"config.json, {name},")
         weights.refuse_other_copies(url)
@@ -203,12 +213,14 @@ def _prefix(name: str) -> str:
     return "transformer." if name == GPT2 else "model."
 
 
-def _copies(name: str) -> Mapping[str, str]:
+def _copies(name: str, config: TransformerConfig) -> Mapping[str, str]:
     """Tensors that files of the class may repeat, and the originals."""
     if name in BERTS:
         return bert_names.COPIES
     if name == T5:
         return t5_names.COPIES
+    if name in DEEPSEEKS:
+        return {HEAD: "model.embed_tokens.weight", **repeated_tables(config)}
     return {HEAD: "transformer.wte.weight" if name == GPT2 else "model.embed_tokens.weight"}
 
 
@@ -266,8 +278,9 @@ class ClassWeights:
         for copy, original in self._copies.items():
             ours, theirs = self.read(original), self._files.read(copy)
             if not torch.equal(theirs.view(torch.uint8), ours.view(torch.uint8)):
+                untie = ', or put "tie_word_embeddings": false into config.json'
+                advice = untie if copy == HEAD else ""
                 raise ArtifactError(
-                    f"{url}: config.json ties the output layer to the embedding, but {copy} "
-                    f"differs from {original}; delete {copy}, or put "
-                    '"tie_word_embeddings": false into config.json'
+                    f"{url}: by config.json {copy} repeats {original}, but {copy} differs from "
+                    f"{original}; delete {copy}{advice}"
                 )

@@ -58,6 +58,10 @@ def part_of(tensor: Tensor, part: Part | ExpertPart, config: TransformerConfig) 
         return split_qkv(tensor, config)["qkv".index(part)]
     if part.startswith("cross"):
         return split_kv(tensor, config)[part == "cross v"]
+    if part.startswith("pairs"):
+        tensor = tensor.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+    if part in ("pairs transposed", "experts transposed"):
+        return tensor.transpose(1, 2).contiguous()
     if part.startswith("qkv"):
         tensor = torch.cat(split_qkv(tensor, config))
     return tensor.t().contiguous() if part.endswith("transposed") else tensor

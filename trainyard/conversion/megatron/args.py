@@ -12,6 +12,7 @@ from trainyard.artifacts.strict_json import shown
 from trainyard.checkpoint.bounds import check_layers
 from trainyard.config import from_dict
 from trainyard.conversion.megatron.expert_args import MAX_PATTERN, expert_args, experts_of
+from trainyard.conversion.megatron.latent_args import latent_args, latents_of
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import LLAMA3_LENGTH, TransformerConfig
@@ -66,8 +67,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "moe_latent_size": (None, 0),
     "moe_use_legacy_grouped_gemm": (None, False),
     "moe_apply_probs_on_input": (None, False),
-    "multi_latent_attention": (None, False),
-    "mtp_num_layers": (None, 0),
+    "mtp_use_repeated_layer": (None, False),
     "spec": (None, []),
     "retro_add_retriever": (None, False),
     "hybrid_override_pattern": (None, ""),
@@ -83,8 +83,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "no_rope_freq": (None, 0),
     "qk_l2_norm": (None, False),
     "use_mup": (None, False),
-    "activation_func_clamp_value": (None,),
-    "glu_linear_offset": (None, 0, 0.0),
     "attention_output_gate": (None, False),
     "enable_hyper_connections": (None, False),
     "mrope_section": (None,),
@@ -124,6 +122,7 @@ def config_of(args: Mapping[str, Any], where: str) -> TransformerConfig:
         values["disable_bias_linear"] = True
     values["position_embedding_type"] = _positions(args, where)
     values |= experts_of(args, where)
+    values |= latents_of(args)
     values |= _window(args, where)
     if type(values.get("num_layers")) is int:
         check_layers(values["num_layers"], where)
@@ -281,6 +280,7 @@ def args_of(
         "ckpt_format": "torch",
         "use_distributed_optimizer": False,
         **expert_args(config),
+        **latent_args(config),
     }
 
 
@@ -347,6 +347,8 @@ def _frequency(text: str | None) -> int | str | None:
 
 LEGACY_LACKS: dict[str, Callable[[TransformerConfig], bool]] = {
     "--num-experts": lambda config: config.experts.enabled,
+    "--multi-latent-attention": lambda config: config.latent.enabled,
+    "--mtp-num-layers": lambda config: config.mtp.mtp_num_layers is not None,
     "--qk-layernorm": lambda config: config.qk_layernorm,
     "--softmax-type": lambda config: config.softmax_type != "vanilla",
     "--window-size": lambda config: config.window_size is not None,

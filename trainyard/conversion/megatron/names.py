@@ -23,10 +23,12 @@ from trainyard.models.bert.checkpoint_names import (
 from trainyard.models.config import ModelType, TransformerConfig
 from trainyard.models.gpt.checkpoint_names import (
     ENGINE,
+    ENGINE_LATENTS,
     FINAL_NORM,
     LEGACY,
     LEGACY_READ,
     OUTPUT,
+    PREDICTION,
     REGISTRATION_ORDER,
 )
 from trainyard.models.t5 import checkpoint_names as t5_names
@@ -44,6 +46,12 @@ REPEATED = "repeated"
 
 OURS_LAYER = re.compile(r"(?:de|en)coder\.layers\.(\d{1,9})\.(.+)", re.ASCII)
 """Of every family. The part before the number is `stack_of(name)`."""
+
+PREDICTION_LAYER = re.compile(
+    r"(mtp\.layers\.\d{1,9}\.)(?:transformer_layer|mtp_model_layer)\.(.+)", re.ASCII
+)
+"""The transformer layer of a depth of multi-token prediction; the second is the name of
+Megatron-LM's main branch."""
 
 STACKS: dict[ModelType, tuple[str, ...]] = {
     "gpt": ("decoder.",),
@@ -121,16 +129,30 @@ def our_name(path: str, *, tied: bool, family: ModelType = "gpt") -> str | None:
     path = single_name(path)
     if path == OUTPUT:
         return TIED_COPY if tied else OUTPUT
+    if path.startswith(PREDICTION) and family == "gpt":
+        return _of_prediction(path)
     match = OURS_LAYER.fullmatch(path)
     if match is None:
         return path if path.startswith(("embedding.", *OUTSIDE[family])) else None
     if not path.startswith(STACKS[family]):
         return None
     number, rest = match.groups()
-    for theirs, ours in ENGINE.items():
+    return f"{stack_of(path)}{number}.{_without_engine(rest)}"
+
+
+def _without_engine(rest: str) -> str:
+    """Our name within a layer of core."""
+    for theirs, ours in (ENGINE | ENGINE_LATENTS).items():
         if rest.startswith(theirs):
-            return f"{stack_of(path)}{number}.{ours}{rest.removeprefix(theirs)}"
-    return path
+            return ours + rest.removeprefix(theirs)
+    return rest
+
+
+def _of_prediction(path: str) -> str:
+    match = PREDICTION_LAYER.fullmatch(path)
+    if match is None:
+        return path
+    return f"{match[1]}transformer_layer.{_without_engine(match[2])}"
 
 
 def _of_legacy(path: str, family: ModelType) -> str | None:
@@ -179,6 +201,8 @@ def registration_order(names: list[str], style: str) -> list[str]:
     prefixes = REGISTRATION_ORDER[style]
 
     def place(name: str) -> tuple[int, ...]:
+        if name.startswith(PREDICTION):  # whose states of the optimizer are left out
+            return (2,)
         is_bias, is_decoder = int(name.endswith(".bias")), int(name.startswith("decoder"))
         match = OURS_LAYER.fullmatch(name)
         if match:
@@ -197,21 +221,30 @@ def registration_order(names: list[str], style: str) -> list[str]:
 
 
 def their_name(
-    name: str, style: str, family: ModelType = "gpt", *, in_mixture: bool = False
+    name: str,
+    style: str,
+    family: ModelType = "gpt",
+    *,
+    in_mixture: bool = False,
+    latents: bool = False,
 ) -> str:
     """The dotted path of a parameter of ours; layers in both are numbered on their stage.
-    in_mixture: of a layer with experts, whose norm Transformer Engine keeps apart."""
+    in_mixture: of a layer with experts, whose norm Transformer Engine keeps apart. latents: of a
+    model with multi-latent attention."""
     match = OURS_LAYER.fullmatch(name)
+    stack = "" if match is None else f"{stack_of(name)}{match[1]}."
+    if match is None and (match := PREDICTION_LAYER.fullmatch(name)):
+        stack = f"{match[1]}transformer_layer."
     if style == "legacy":
         return _to_legacy(name, match, family)
     if family == "t5" and name in t5_names.CORE_HEADS:
         return t5_names.CORE_HEADS[name]
     if style == "transformer_engine" and match:
-        for theirs, ours in ENGINE.items():
+        for theirs, ours in (ENGINE_LATENTS if latents else ENGINE).items():
             if in_mixture and ours == PRE_MLP_NORM:
                 continue
             if match[2].startswith(ours):
-                return f"{stack_of(name)}{match[1]}.{theirs}{match[2].removeprefix(ours)}"
+                return f"{stack}{theirs}{match[2].removeprefix(ours)}"
     return name
 
 

@@ -79,7 +79,7 @@ class MegatronSource(Closing):
         self._files: list[TorchFile] = []
         self._parts: dict[str, list[Part]] = {}
         self._copy: list[Part] = []
-        """The last stage's copy of the tied embedding."""
+        """Copies of the embedding on the last stage, those of a tensor rank together."""
         try:
             self._open(given)
         except BaseException:
@@ -137,13 +137,15 @@ class MegatronSource(Closing):
     def _collect(self, ranks: list[list[RankFile]], grid: list[list[list[Chunk]]]) -> None:
         """Find the parts of every parameter, in the order of tensor ranks."""
         parts: dict[str, list[Part]] = defaultdict(list)
-        for row, chunks_of_row in zip(ranks, grid, strict=True):
+        for stage, (row, chunks_of_row) in enumerate(zip(ranks, grid, strict=True)):
             for rank, chunks in zip(row, chunks_of_row, strict=True):
                 for parameter in (p for chunk in chunks for p in chunk.parameters):
-                    found = self._copy if parameter.is_copy else parts[f"model.{parameter.name}"]
+                    # Multi-token prediction has a copy under the name of the embedding.
+                    is_copy = parameter.is_copy or (stage and parameter.name == EMBEDDING)
+                    found = self._copy if is_copy else parts[f"model.{parameter.name}"]
                     found.append((rank.file, parameter.ref))
         wrong = [name for name, refs in parts.items() if len(refs) != self.folder.tp]
-        if wrong or len(self._copy) not in (0, self.folder.tp):
+        if wrong or len(self._copy) not in (0, self.folder.tp, 2 * self.folder.tp):
             raise ArtifactError(
                 f"{self.url}: {(wrong or [EMBEDDING])[0]} must be once on each of the "
                 f"{self.folder.tp} tensor ranks of one stage, but is not"
@@ -206,8 +208,10 @@ class MegatronSource(Closing):
         if self.family != "gpt":
             log.warning("the optimizer of %s is left out: only that of a GPT is read", self.url)
             return
-        if self.config.experts.enabled:
-            log.warning("the optimizer of %s is left out: the model has experts", self.url)
+        config = self.config
+        if config.experts.enabled or config.latent.enabled or config.mtp.mtp_num_layers is not None:
+            what = "experts" if config.experts.enabled else "latents or multi-token prediction"
+            log.warning("the optimizer of %s is left out: the model has %s", self.url, what)
             return
         try:
             parts = self._optimizer_parts(ranks, grid)
@@ -271,12 +275,14 @@ class MegatronSource(Closing):
         return join_parts(parts, cut)
 
     def _check_copy(self, parts: Sequence[Tensor]) -> None:
-        """Refuse a tied embedding that differs between the first and the last stage."""
+        """Refuse an embedding of which the last stage has another copy."""
+        of_rank = len(self._copy) // len(parts)
         copies = (file.view(ref) for file, ref in self._copy)
-        if not all(torch.equal(part, copy) for part, copy in zip(parts, copies, strict=False)):
+        originals = (part for part in parts for _ in range(of_rank))
+        if not all(map(torch.equal, originals, copies)):
             raise ArtifactError(
-                f"{self.url}: the embedding is tied, but differs between the first and the last "
-                "stage, so it is not known which is right; use another save"
+                f"{self.url}: the embedding differs between the first and the last stage, which "
+                "share it, so it is not known which is right; use another save"
             )
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ from trainyard.conversion.megatron.optimizer import (
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_save.write import LazyTensor, lazy_tensors, write_torch_file
 from trainyard.errors import ConfigError
-from trainyard.models.gpt.checkpoint_names import EMBEDDING, OUTPUT
+from trainyard.models.gpt.checkpoint_names import EMBEDDING, OUTPUT, PREDICTION
 from trainyard.parallel.pipeline.partition import Partition, arrange, nearest, stages_in_order
 
 log = logging.getLogger(__name__)
@@ -279,13 +279,22 @@ class _RankWriter:
         if is_last and has_tied_copy(model.config, target.pp):
             path = LEGACY_COPY if target.style == "legacy" else OUTPUT
             written.append(Written(path, EMBEDDING))
+        if is_last and not stage.has_embedding and model.config.mtp.mtp_num_layers is not None:
+            written.append(Written(EMBEDDING, EMBEDDING))  # a copy, for the tokens of each depth
         return written
 
     def _path(self, short: str, name: str) -> str:
         """The path of a parameter; short: its name as numbered on this rank."""
         target, config, layer = self._target, self._model.config, layer_of(name)
-        in_mixture = layer is not None and config.has_experts(layer)
-        path = their_name(short, target.style, config.model_type, in_mixture=in_mixture)
+        if name.startswith(PREDICTION):
+            layer = config.num_layers
+        path = their_name(
+            short,
+            target.style,
+            config.model_type,
+            in_mixture=layer is not None and config.has_experts(layer),
+            latents=config.latent.enabled,
+        )
         is_grouped = target.style == "transformer_engine" and config.experts.moe_grouped_gemm
         return grouped_name(path) if is_grouped else path
 

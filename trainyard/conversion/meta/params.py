@@ -16,7 +16,7 @@ from trainyard.conversion.huggingface.architecture import LLAMA, MISFITS, MISTRA
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import LLAMA3_LENGTH, TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY
+from trainyard.models.rope_factors import LLAMA3_HIGH_FREQUENCY
 
 log = logging.getLogger(__name__)
 
@@ -172,6 +172,8 @@ def refuse_for_meta(config: TransformerConfig, num_files: int) -> None:
     rules = {
         f"--model-type {config.model_type}": config.model_type != "gpt",
         "--num-experts": config.experts.enabled,
+        "--multi-latent-attention": config.latent.enabled,
+        "--mtp-num-layers": config.mtp.mtp_num_layers is not None,
         "--position-embedding-type yarn": config.position_embedding_type == "yarn",
         f"--rotary-seq-len-interpolation-factor {factor}": factor is not None,
         "--use-rope-scaling in a model that only Mistral's params.json describes": (

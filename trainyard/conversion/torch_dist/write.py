@@ -99,6 +99,11 @@ def write_torch_dist(
             f"--saver torch_dist writes only a GPT, not a {model.config.model_type}; use --saver "
             "core or legacy"
         )
+    if model.config.latent.enabled or model.config.mtp.mtp_num_layers is not None:
+        raise ConfigError(
+            "--saver torch_dist writes no model with latents or multi-token prediction; use "
+            "--saver core, or keep the checkpoint in our format (--saver trainyard)"
+        )
     if model.config.experts.enabled:
         raise ConfigError(
             "--saver torch_dist writes no model with experts; use --saver core, or keep the "

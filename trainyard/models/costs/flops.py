@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from trainyard.models.config import TransformerConfig
 from trainyard.models.family import FlopConvention
+from trainyard.models.param_counts import attention_matrices
 
 MODEL_FLOPS = FlopConvention(
     "6N+causal",
@@ -22,7 +23,9 @@ def flops_per_iteration(
     """Operations of one optimizer step over `global_batch_size` samples of seq_length tokens."""
     s = config.seq_length
     weights = matmul_weights_per_token(config, padded_vocab_size)
-    attention = s * config.query_size * config.num_layers  # scores and values, causal half
+    # Scores and values, causal half.
+    of_layer = s * (config.query_size + config.context_size) / 2
+    attention = of_layer * len(config.trained_layers)
     return 6.0 * global_batch_size * s * (weights + attention)
 
 
@@ -35,10 +38,18 @@ def matmul_weights_per_token(config: TransformerConfig, padded_vocab_size: int) 
     """Weights that one token is multiplied with; of routed experts, only those that it visits, and
     as in Megatron-LM not the router's."""
     h, moe = config.hidden_size, config.experts
-    attention = h * (config.query_size + 2 * config.kv_size) + config.query_size * h
-    mixtures = sum(moe.pattern(config.num_layers))
+    attention = sum(attention_matrices(config))
+    layers = len(config.trained_layers)
+    mixtures = sum(map(config.has_experts, config.trained_layers))
     visited = config.expert_ffn_size * moe.moe_router_topk
     visited += moe.moe_shared_expert_intermediate_size or 0
-    width = (config.num_layers - mixtures) * config.ffn_size + mixtures * visited
+    width = (layers - mixtures) * config.ffn_size + mixtures * visited
     mlps = h * width * (3 if config.gated else 2)
-    return config.num_layers * attention + mlps + h * padded_vocab_size
+    return layers * attention + mlps + output_weights_per_token(config, padded_vocab_size)
+
+
+def output_weights_per_token(config: TransformerConfig, padded_vocab_size: int) -> int:
+    """Those of the output layer and, for every depth of multi-token prediction, of the output layer
+    again and of the matrix that joins tokens to hidden states."""
+    h, depths = config.hidden_size, config.mtp.mtp_num_layers or 0
+    return h * padded_vocab_size * (1 + depths) + depths * 2 * h * h

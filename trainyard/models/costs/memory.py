@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
 from trainyard.models.parallel_layout import ParallelLayout, busiest_layers
+from trainyard.models.param_counts import attention_matrices
 
 
 def check_layout(layout: ParallelLayout, config: TransformerConfig) -> None:
@@ -61,19 +62,23 @@ def count_parameters(
     layout: ParallelLayout,
 ) -> ParameterCount:
     """Parameters by Megatron-LM's report: weights and norms, no biases and no learned positions."""
-    h, layers = config.hidden_size, config.all_layers
-    across = config.num_cross_layers(range(layers))
+    h, depths = config.hidden_size, config.mtp.mtp_num_layers or 0
+    layers = config.all_layers + depths
+    across = config.num_cross_layers(range(config.all_layers))
     norm = (2 if config.normalization == "LayerNorm" else 1) * h
-    attention = h * (config.query_size + 2 * config.kv_size) + config.query_size * h
+    attention, whole_attention = attention_matrices(config)
     moe, matrices = config.experts, 3 if config.gated else 2
-    mixtures = sum(moe.pattern(config.num_layers))
+    mixtures = sum(map(config.has_experts, config.trained_layers))
     expert, experts = h * config.expert_ffn_size * matrices, mixtures * (moe.num_experts or 0)
     shared = h * (moe.moe_shared_expert_intermediate_size or 0) * matrices
-    final = 1 + (layers > config.num_layers)  # a second stack has one too
-    replicated = layers * 2 * norm + experts * h + (final + across) * norm
+    final = 1 + (config.all_layers > config.num_layers)  # a second stack has one too
+    replicated = layers * (2 * norm + whole_attention) + experts * h + (final + across) * norm
+    replicated += depths * (2 * h * h + 3 * norm)
     dense = (layers - mixtures) * h * config.ffn_size * matrices + mixtures * shared
     split = layers * attention + dense + across * attention
-    inner = config.num_inner_layers(range(layers))  # on one stage, the first of them with cross
+    inner = config.num_inner_layers(
+        range(config.all_layers)
+    )  # on one stage, the first of them with cross
     inner_replicated = inner * 2 * norm + bool(inner) * norm
     inner_split = inner * (attention + h * config.ffn_size * matrices) + bool(inner) * attention
     embedding = padded_vocab_size * h
@@ -81,7 +86,7 @@ def count_parameters(
     block_shard = (split / layout.tp + experts * expert / expert_shards + replicated) / layout.pp
     other_shard = block_shard
     if layout.first_rank_layers is not None:
-        first = layout.layers_as_on_first(config) / layers
+        first = layout.layers_as_on_first(config) / config.all_layers
         other_shard *= (layout.pp - first) / (layout.pp - 1)  # on average
         block_shard *= first
     block_shard += inner_split / layout.tp + inner_replicated

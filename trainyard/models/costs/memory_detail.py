@@ -16,7 +16,12 @@ from typing import NamedTuple
 
 from trainyard.models.config import TransformerConfig
 from trainyard.models.parallel_layout import ParallelLayout, busiest_layers
-from trainyard.models.param_counts import mlp_params, router_params, shared_expert_params
+from trainyard.models.param_counts import (
+    mlp_params,
+    router_params,
+    shared_expert_params,
+    whole_attention_params,
+)
 from trainyard.parallel.data_config import FULLY_SHARDED
 
 MLP_TENSORS = {
@@ -66,6 +71,9 @@ def _stage(
     count = -(-len(everything) // layout.pp)
     is_first, is_last = number == 0, number == layout.pp - 1
     layers = everything[-count:] if is_last else everything[number * count :][:count]
+    depths = config.mtp.mtp_num_layers or 0
+    if is_last and depths:
+        layers = range(layers.start, layers.stop + depths)
     weights = parameters_here(
         config, vocab, layout, layers, has_embedding=is_first, has_output=is_last
     )
@@ -89,7 +97,9 @@ def _stage(
         * samples
         * _stage_activations(config, layout, layers, number),
         logits=(
-            config.output_length * samples * _logits(config, vocab, layout) if is_last else 0.0
+            config.output_length * samples * (1 + depths) * _logits(config, vocab, layout)
+            if is_last
+            else 0.0
         ),
     )
 
@@ -160,7 +170,9 @@ def parameters_here(
     if has_output:
         tied = not config.untie_embeddings_and_output_weights
         rows = padded_vocab_size // tp
-        count += config.output_params(rows) + (0 if tied and has_embedding else table)
+        has_both = has_embedding and config.mtp.mtp_num_layers is not None
+        tables = 1 + (config.mtp.mtp_num_layers is not None and not tied and not has_both)
+        count += config.output_params(rows) + (0 if tied and has_embedding else tables * table)
     return count
 
 
@@ -184,8 +196,7 @@ def _layer_parameters(config: TransformerConfig, tp: int) -> float:
     whole: float = 2 * config.norm_params()
     if config.linear_bias:
         whole += 2 * config.hidden_size
-    if config.qk_layernorm:
-        whole += 2 * config.norm_tensors * config.head_dim
+    whole += whole_attention_params(config)
     return whole + (config.layer_params() - whole) / tp
 
 
@@ -212,11 +223,17 @@ class _LayerBytes:
         return 2 * (self.residual + self.normalised) + self.attention + self.softmax + self.mlp
 
 
+def _mlp_tensors(config: TransformerConfig) -> int:
+    """`MLP_TENSORS`, and the gate within its bound and the up that was moved."""
+    bounded, moved = config.activation_func_clamp_value is not None, config.glu_linear_offset != 0.0
+    return MLP_TENSORS[config.activation] + bounded + (bounded or moved)
+
+
 def _mixture_bytes(config: TransformerConfig, layout: ParallelLayout) -> float:
     """Kept by a mixture of experts for one token of a balanced load: its rows on the way to the
     experts, inside and on the way back, logits and scores in fp32, and the shared expert."""
     moe, width = config.experts, 4 if layout.fp32 else 2
-    tensors = MLP_TENSORS[config.activation]
+    tensors = _mlp_tensors(config)
     inside = 2 * config.hidden_size * (layout.expert_tp or layout.tp)
     rows = moe.moe_router_topk * (inside + tensors * config.expert_ffn_size + config.hidden_size)
     shared = tensors * (moe.moe_shared_expert_intermediate_size or 0)
@@ -229,10 +246,15 @@ def _layer_bytes(
     h, tp, width = config.hidden_size, layout.tp, 4 if layout.fp32 else 2
     between = tp if layout.sequence_parallel else 1
     heads = config.query_size + config.kv_size
-    attention = width * (2 * config.query_size + 2 * config.kv_size)
-    if config.qk_layernorm:
+    attention: float = width * (heads + config.value_size + config.context_size)
+    latent = config.latent
+    if latent.enabled:
+        latents = (latent.q_lora_rank or 0) + latent.kv_lora_rank
+        copies = 2 if config.qk_layernorm else 1  # before and after their norms
+        attention += width * tp / between * copies * latents
+    elif config.qk_layernorm:
         attention += width * heads  # before their norms
-    mlp = width * config.ffn_size * MLP_TENSORS[config.activation]
+    mlp = width * config.ffn_size * _mlp_tensors(config)
     residual = 4 if config.fp32_residual_connection else width
     return _LayerBytes(
         residual=residual * h / between,

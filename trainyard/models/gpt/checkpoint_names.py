@@ -20,11 +20,15 @@ Part = Literal[
     "up",
     "cross k",
     "cross v",
+    "pairs",
+    "pairs transposed",
+    "experts transposed",
 ]
 """q, k, v: queries, keys or values of our QKV tensor, which is grouped by query group. cross k,
 cross v: keys or values of linear_kv, which has them head by head.
 qkv: all three, ungrouped. gate, up: halves of linear_fc1. transposed: (in, out), as in GPT-2's
-Conv1D."""
+Conv1D. pairs: of all experts, each row of the gate before that of the up; experts transposed:
+(experts, in, out)."""
 
 Names = tuple[tuple[str, str, Part], ...]
 
@@ -49,6 +53,16 @@ ENGINE = {
 }
 """Core with Transformer Engine's layer, which keeps a norm inside the matrix that follows it:
 prefixes of names, and ours."""
+
+ENGINE_LATENTS = {
+    "self_attention.linear_q_up_proj.layer_norm_": "self_attention.q_layernorm.",
+    "self_attention.linear_kv_up_proj.layer_norm_": "self_attention.kv_layernorm.",
+    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
+}
+"""The same with multi-latent attention, whose input norm is a module of its own there as well."""
+
+PREDICTION = "mtp.layers."
+"""Layers of multi-token prediction, on the last stage."""
 
 LEGACY = {
     "input_norm.": "input_layernorm.",
@@ -75,7 +89,10 @@ LEGACY_READ = LEGACY | {
 
 _FROM_QKV = (
     "self_attention.linear_qkv.",
+    "self_attention.linear_q_",
+    "self_attention.linear_kv_",
     "self_attention.q_layernorm.",
+    "self_attention.kv_layernorm.",
     "self_attention.k_layernorm.",
     "pre_cross_attn_layernorm.",
     "cross_attention.",
@@ -162,6 +179,52 @@ QWEN3_EXPERT: Names = (
     ("mlp.experts.{}.down_proj.weight", "mlp.experts.linear_fc2.weight", "whole"),
 )
 """Below `model.layers.N.` in place of the MLP; {} is the number of the expert."""
+
+DEEPSEEK_V3_ROUTER: Names = (
+    *QWEN3_ROUTER,
+    ("mlp.gate.e_score_correction_bias", "mlp.router.expert_bias", "whole"),
+)
+DEEPSEEK_SHARED: Names = (
+    ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.linear_fc1.weight", "gate"),
+    ("mlp.shared_experts.up_proj.weight", "mlp.shared_experts.linear_fc1.weight", "up"),
+    ("mlp.shared_experts.down_proj.weight", "mlp.shared_experts.linear_fc2.weight", "whole"),
+)
+DEEPSEEK_PREDICTION: Names = (
+    ("enorm.weight", "enorm.weight", "whole"),
+    ("hnorm.weight", "hnorm.weight", "whole"),
+    ("eh_proj.weight", "eh_proj.weight", "whole"),
+    ("shared_head.norm.weight", "final_layernorm.weight", "whole"),
+)
+"""Of a layer of multi-token prediction, beside its transformer layer."""
+DEEPSEEK_QUERIES: tuple[Names, Names] = (
+    (("self_attn.q_proj.weight", "self_attention.linear_q_proj.weight", "whole"),),
+    (
+        ("self_attn.q_a_proj.weight", "self_attention.linear_q_down_proj.weight", "whole"),
+        ("self_attn.q_a_layernorm.weight", "self_attention.q_layernorm.weight", "whole"),
+        ("self_attn.q_b_proj.weight", "self_attention.linear_q_up_proj.weight", "whole"),
+    ),
+)
+"""Without and with a latent of the queries."""
+DEEPSEEK_KEYS: Names = (
+    ("self_attn.kv_a_proj_with_mqa.weight", "self_attention.linear_kv_down_proj.weight", "whole"),
+    ("self_attn.kv_a_layernorm.weight", "self_attention.kv_layernorm.weight", "whole"),
+    ("self_attn.kv_b_proj.weight", "self_attention.linear_kv_up_proj.weight", "whole"),
+)
+"""In place of queries, keys and values; rows of heads are in the same order as ours."""
+
+GPT_OSS_LAYER: Names = (
+    ("self_attn.sinks", "self_attention.core_attention.softmax_offset", "whole"),
+    ("self_attn.o_proj.bias", "self_attention.linear_proj.bias", "whole"),
+)
+"""Beside LLAMA_LAYER's, below `model.layers.N.`."""
+GPT_OSS_MLP: Names = (
+    ("mlp.router.weight", "mlp.router.weight", "whole"),
+    ("mlp.router.bias", "mlp.router.bias", "whole"),
+    ("mlp.experts.gate_up_proj", "mlp.experts.linear_fc1.weight", "pairs transposed"),
+    ("mlp.experts.gate_up_proj_bias", "mlp.experts.linear_fc1.bias", "pairs"),
+    ("mlp.experts.down_proj", "mlp.experts.linear_fc2.weight", "experts transposed"),
+    ("mlp.experts.down_proj_bias", "mlp.experts.linear_fc2.bias", "whole"),
+)
 
 GPT2: Names = (
     ("transformer.wte.weight", EMBEDDING, "whole"),

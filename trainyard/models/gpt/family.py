@@ -10,6 +10,7 @@ GPT = ModelFamily(
     config=GPTConfig,
     module="trainyard.models.gpt.model:GPTModel",
     sample_format="trainyard.models.gpt.samples:sample_format",
+    more_losses=lambda config: config.mtp.loss_names,
     layer_sums=layer_sums,
     flops_per_iteration=flops_per_iteration,
     flop_convention=MODEL_FLOPS,

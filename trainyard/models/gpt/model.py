@@ -17,8 +17,11 @@ from trainyard.models.block import TransformerBlock
 from trainyard.models.embedding import Embedding
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.layer_inputs import DROPOUT_SEED
-from trainyard.models.model import TransformerModel
+from trainyard.models.losses import Losses
+from trainyard.models.model import Entry, TransformerModel
+from trainyard.models.mtp import MultiTokenPrediction, shifted
 from trainyard.models.pipeline_stage import WHOLE, PipelineStage
+from trainyard.models.tied import mark_copy, mark_shared
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.parallel.tensor.linear import ColumnParallelLinear
 from trainyard.parallel.tensor.mappings import gather_from_tp
@@ -49,6 +52,23 @@ class GPTModel(TransformerModel):
                 config.hidden_size, vocab_size, bias=False, parallel=parallel
             )
         self.mark_tied(self.output_layer)
+        self.mtp: MultiTokenPrediction | None = None
+        if config.mtp.mtp_num_layers is not None:
+            self._add_prediction(vocab_size)
+
+    def _add_prediction(self, vocab_size: int) -> None:
+        """Multi-token prediction on the last stage, which embeds tokens too: by the same table, by
+        that of the tied output layer, or by a copy of its own."""
+        stage, untied = self.pipeline_stage, self.config.untie_embeddings_and_output_weights
+        is_apart = untied and stage.has_embedding != stage.has_output
+        if stage.has_output:
+            self.mtp = MultiTokenPrediction(
+                self.config, vocab_size, self.parallel, has_embedding=is_apart
+            )
+            if self.mtp.word_embeddings is not None:
+                mark_copy(self.mtp.word_embeddings.weight)
+        elif self.embedding is not None and is_apart:
+            mark_shared(self.embedding.word_embeddings.weight)
 
     # --- the whole model ------------------------------------------------------------------
 
@@ -101,24 +121,64 @@ class GPTModel(TransformerModel):
 
     # --- a part of it ---------------------------------------------------------------------
 
-    def forward_step(self, hidden: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor:
+    def forward_step(self, hidden: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor | Losses:
         """Output of this stage for a micro-batch: (s, b, h) for the next stage, or per-token losses
-        (b, s) fp32 on the last.
+        (b, s) fp32 on the last, with multi-token prediction those of further tokens as well.
 
         hidden: output of the previous stage; None on the first. batch: tokens and labels, (b, s);
         position_ids (b, s) if they differ from the places in the sequence; cu_seqlens (b, w) if
         attention stops at documents; `dropout_seed` for training with dropout."""
         bounds = batch.get("cu_seqlens")
         mask = CAUSAL if bounds is None else AttentionMask(bounds=bounds)
-        out = self._run(
+        entry = self.enter(
+            self.decoder,
             hidden,
             batch["tokens"] if self.pipeline_stage.has_embedding else None,
-            batch.get("position_ids"),
             mask,
-            None,
-            batch.get(DROPOUT_SEED),
+            position_ids=batch.get("position_ids"),
+            seed=batch.get(DROPOUT_SEED),
         )
-        return self.losses(out, batch["labels"]) if self.pipeline_stage.has_output else out
+        out: Tensor = self.decoder(*entry)
+        if not self.pipeline_stage.has_output:
+            return out
+        losses = self.losses(out, batch["labels"])
+        return losses if self.mtp is None else self._further(self.mtp, out, losses, entry, batch)
+
+    def _further(
+        self,
+        mtp: MultiTokenPrediction,
+        hidden: Tensor,
+        losses: Tensor,
+        entry: Entry,
+        batch: Mapping[str, Tensor],
+    ) -> Losses:
+        """The losses of the next tokens, and those of multi-token prediction by depth."""
+        config, names = self.config, self.config.mtp.loss_names
+        places = self.dropout_places(
+            batch.get(DROPOUT_SEED),
+            self._places(hidden, is_hidden=True),
+            config.hidden_dropout,
+            2 * mtp.depths,
+            first=config.num_layers + 1,
+        )
+        later = list(shifted(batch, mtp.depths, self.parallel.cp))
+        tokens = [depth.tokens for depth in later]
+        found = mtp.hidden_states(hidden, tokens, self._table(mtp), entry.inputs, places)
+        means, num_tokens = {}, {}
+        for name, out, depth in zip(names, found, later, strict=True):
+            total = (self.losses(out, depth.labels) * depth.loss_mask).sum()
+            means[name] = total / depth.num_tokens.clamp(min=1.0)
+            num_tokens[name] = depth.num_tokens
+        factor = config.mtp.mtp_loss_scaling_factor / mtp.depths
+        return Losses(losses, means, dict.fromkeys(names, factor), num_tokens)
+
+    def _table(self, mtp: MultiTokenPrediction) -> Tensor:
+        """Rows of the embedding on the last stage."""
+        for table in (mtp.word_embeddings, self.embedding, self.output_layer):
+            if table is not None:
+                owner = table.word_embeddings if isinstance(table, Embedding) else table
+                return owner.weight
+        raise AssertionError("the last stage has a table of the vocabulary")
 
     # --- steps ----------------------------------------------------------------------------
 

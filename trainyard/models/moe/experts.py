@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.models.config import TransformerConfig
-from trainyard.models.mlp import ACTIVATIONS
+from trainyard.models.mlp import activation_of
 from trainyard.models.moe.grouped import grouped_linear
 from trainyard.parallel.model import ExpertParallel, ModelParallel
 from trainyard.parallel.sharding import Shard, even_cut, mark_expert, mark_shard
@@ -73,7 +73,7 @@ class Experts(nn.Module):
         bias = config.linear_bias
         self.fused, self.share = moe.moe_grouped_gemm, spread.tp_size
         self.linear_fc1 = ExpertLinear((count, parts * f, h), spread, bias=bias, cut=1, parts=parts)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = activation_of(config)
         self.linear_fc2 = ExpertLinear((count, h, f), spread, bias=bias, cut=2)
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def layer_sums(config: TransformerConfig) -> LayerSums | None:
     moe = config.experts
     if moe.num_experts is None:
         return None
-    layers = tuple(n for n, has in enumerate(moe.pattern(config.num_layers)) if has)
+    layers = tuple(filter(config.has_experts, config.trained_layers))
 
     def report(sums: Mapping[int, Sequence[float]], num_microbatches: int) -> LayerReport:
         loads = expert_loads(moe, sums)

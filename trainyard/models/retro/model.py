@@ -20,6 +20,7 @@ from trainyard.models.attention import KVCache
 from trainyard.models.block import Step, TransformerBlock, TransformerLayer
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.layer_inputs import DROPOUT_SEED, DropoutPlaces, LayerInputs
+from trainyard.models.losses import Losses
 from trainyard.models.pipeline_stage import WHOLE, PipelineStage
 from trainyard.models.retro.chunks import (
     Neighbors,
@@ -127,7 +128,7 @@ class RetroModel(GPTModel):
 
     # --- a part of it ---------------------------------------------------------------------
 
-    def forward_step(self, hidden: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor:
+    def forward_step(self, hidden: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor | Losses:
         """As that of a GPT, with neighbor_tokens (b, l, k, r) and neighbor_lengths (b, l, k) in the
         batch; between stages the neighbours follow, (s + l k r, b, h). A batch without them, as of
         instruction data, passes the decoder alone."""

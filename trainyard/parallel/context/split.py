@@ -72,6 +72,14 @@ def join_sequence(parts: Sequence[Tensor], dim: int) -> Tensor:
     )
 
 
+def gather_whole(part: Tensor, dim: int, group: ProcessGroup | None) -> Tensor:
+    """The whole sequence from this rank's part, `cut_sequence` undone, without a gradient."""
+    if group is None:
+        return part
+    parts = collectives.all_gather(part.detach().unsqueeze(0), group)
+    return join_sequence(parts.unbind(0), dim)
+
+
 def _parts(whole: Tensor, dim: int, size: int) -> list[Tensor]:
     """The parts of all ranks, in the order of ranks: `join_sequence` undone."""
     pieces = whole.chunk(2 * size, dim)

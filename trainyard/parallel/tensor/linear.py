@@ -1,4 +1,4 @@
-"""Linear maps whose matrix is cut over tensor-parallel ranks.
+"""Linear maps whose matrix is cut over tensor-parallel ranks, or whole on each.
 
 Parameters are left unfilled, marked with the part of the whole that they are (sharding.py);
 models/init.py or a checkpoint fills them. On one rank alone each is `functional.linear` and nothing
@@ -89,3 +89,17 @@ class RowParallelLinear(nn.Module):
         if self.fp8 is not None:
             return fp8_linear(x, self.weight, bias, self.fp8)
         return functional.linear(x, self.weight, bias)
+
+
+class WholeLinear(nn.Module):
+    """y = x W^T, with a W that is whole on every tensor-parallel rank. weight: (out, in)."""
+
+    def __init__(self, in_features: int, out_features: int, parallel: ModelParallel) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        if parallel.sequence_parallel:
+            mark_partial_grad(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (s, b, in), its part of s under sequence parallelism. Returns (s, b, out)."""
+        return functional.linear(x, self.weight)

@@ -68,6 +68,13 @@ def _region(x: Tensor, group: ProcessGroup | None, forward: Mapping, transpose: 
 # --- tensor parallelism -----------------------------------------------------------------------
 
 
+def copy_to_tp(x: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Identity forward, all-reduce backward: `f` in Megatron-LM.
+
+    For what every rank has alike and uses for its own channels: their gradients are added up."""
+    return _region(x, group, _same, _sum)
+
+
 def reduce_from_tp(x: Tensor, group: ProcessGroup | None) -> Tensor:
     """All-reduce forward, identity backward: `g` in Megatron-LM.
 
@@ -90,3 +97,9 @@ def reduce_scatter_to_sp(x: Tensor, group: ProcessGroup | None) -> Tensor:
 
     Returns (s / n, b, h)."""
     return _region(x, group, collectives.reduce_scatter, collectives.all_gather)
+
+
+def gather_from_sp(x: Tensor, group: ProcessGroup | None) -> Tensor:
+    """All-gather along the sequence forward, reduce-scatter backward. x: (s / n, b, h). Returns
+    (s, b, h), which every rank uses for its own channels."""
+    return _region(x, group, collectives.all_gather, collectives.reduce_scatter)

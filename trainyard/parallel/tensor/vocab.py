@@ -28,17 +28,21 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """ids: (s, b) int64, equal on all ranks. Returns (s, b, h), (s / n, b, h) under sequence
         parallelism. The sum over ranks has one summand that is not zero, so it is exact."""
-        parallel = self.parallel
-        if parallel.tp is None:
-            return functional.embedding(ids, self.weight)
-        num_rows = self.weight.shape[0]
-        local = ids - parallel.tp_rank * num_rows
-        elsewhere = (local < 0) | (local >= num_rows)
-        rows = functional.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        rows = rows.masked_fill(elsewhere.unsqueeze(-1), 0.0)
-        if parallel.sequence_parallel:
-            return reduce_scatter_to_sp(rows, parallel.tp)
-        return reduce_from_tp(rows, parallel.tp)
+        return vocab_parallel_embedding(ids, self.weight, self.parallel)
+
+
+def vocab_parallel_embedding(ids: Tensor, weight: Tensor, parallel: ModelParallel) -> Tensor:
+    """`VocabParallelEmbedding` with the given rows."""
+    if parallel.tp is None:
+        return functional.embedding(ids, weight)
+    num_rows = weight.shape[0]
+    local = ids - parallel.tp_rank * num_rows
+    elsewhere = (local < 0) | (local >= num_rows)
+    rows = functional.embedding(local.masked_fill(elsewhere, 0), weight)
+    rows = rows.masked_fill(elsewhere.unsqueeze(-1), 0.0)
+    if parallel.sequence_parallel:
+        return reduce_scatter_to_sp(rows, parallel.tp)
+    return reduce_from_tp(rows, parallel.tp)
 
 
 def vocab_parallel_cross_entropy(

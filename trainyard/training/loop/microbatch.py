@@ -110,6 +110,7 @@ class Totals:
             self.values[1] += num_tokens
         if self._counts_tokens and self._more:
             self.values[NUM_SUMS] += 1
+        if self._counts:
             for place, name in enumerate(self._more, NUM_SUMS + 1):
                 self.values[place] += means[name].detach()
 

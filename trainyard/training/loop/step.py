@@ -269,7 +269,8 @@ class TrainModule:
         if not self._options.per_token:
             loss = loss / (num_tokens.clamp(min=1.0) * self._loss_divisor)
         for name in self._options.more_losses:
-            loss = loss + losses.means[name] / self._loss_divisor
+            more = losses.weighed(name, per_token=self._options.per_token)
+            loss = loss + more / self._loss_divisor
         scale = self.optimizer.loss_scale
         return loss if scale == 1.0 else loss * scale
 

@@ -40,11 +40,7 @@ def check_fp8(
     of_a_rank = "" if tp == 1 else f" of a tensor-parallel rank (of {tp})"
     sizes = {
         "--hidden-size": (model.hidden_size, ""),
-        "the width of queries, keys and values": (
-            (model.query_size + 2 * model.kv_size) // tp,
-            of_a_rank,
-        ),
-        "the width of all query heads": (model.query_size // tp, of_a_rank),
+        **_of_attention(model, tp, of_a_rank),
         "the width inside the MLP": (model.ffn_size // tp, of_a_rank),
     }
     of_a_part = "" if cp == 1 else f" of a context-parallel rank (of {cp})"
@@ -55,3 +51,22 @@ def check_fp8(
             raise ConfigError(
                 f"{name}{where} is {size}, and --fp8-format needs a multiple of {ALIGNMENT}"
             )
+
+
+def _of_attention(model: TransformerConfig, tp: int, of_a_rank: str) -> dict[str, tuple[int, str]]:
+    """Widths of the products of attention. Those that make latents stay in 16 bits."""
+    latent = model.latent
+    if not latent.enabled:
+        qkv = model.query_size + 2 * model.kv_size
+        return {
+            "the width of queries, keys and values": (qkv // tp, of_a_rank),
+            "the width of all query heads": (model.query_size // tp, of_a_rank),
+        }
+    made = model.num_attention_heads * (latent.qk_head_dim + latent.v_head_dim)
+    return {
+        "--kv-lora-rank": (latent.kv_lora_rank, ""),
+        "--q-lora-rank": (latent.q_lora_rank or ALIGNMENT, ""),
+        "the width of all query heads": (model.query_size // tp, of_a_rank),
+        "the width of keys and values": (made // tp, of_a_rank),
+        "the width of all value heads": (model.context_size // tp, of_a_rank),
+    }

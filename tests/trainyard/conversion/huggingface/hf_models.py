@@ -33,6 +33,44 @@ QWEN3_MOE: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
 }
+DEEPSEEK: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+}
+DEEPSEEK_V3: dict[str, Any] = {**DEEPSEEK, "n_group": 4, "topk_group": 2, "num_mtp_layers": 0}
+GPT_OSS: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+    "swiglu_limit": 0.4,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+}
 GPT2: dict[str, Any] = {
     "vocab_size": VOCAB,
     "n_embd": 32,
@@ -48,6 +86,7 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+DEEPSEEK_YARN = {**YARN, "mscale": 0.9, "mscale_all_dim": 0.7, "beta_fast": 16.0}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -106,6 +145,29 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3MoeConfig",
         {**QWEN3_MOE, "num_hidden_layers": 3, "mlp_only_layers": [1]},
     ),
+    "deepseek v3": ("DeepseekV3Config", {**DEEPSEEK_V3, "rope_parameters": DEEPSEEK_YARN}),
+    "deepseek v3 plain": (
+        "DeepseekV3Config",
+        {**DEEPSEEK_V3, "n_group": 1, "topk_group": 1, "q_lora_rank": None, "v_head_dim": 16},
+    ),
+    "deepseek v3 one scale": (
+        "DeepseekV3Config",
+        {**DEEPSEEK_V3, "rope_parameters": {**YARN, "mscale_all_dim": 0.7}},
+    ),
+    "deepseek v2": (
+        "DeepseekV2Config",
+        {**DEEPSEEK, "num_experts_per_tok": 3, "rope_parameters": DEEPSEEK_YARN},
+    ),
+    "gpt-oss": ("GptOssConfig", GPT_OSS),
+    "gpt-oss without windows": (
+        "GptOssConfig",
+        {
+            **GPT_OSS,
+            "num_key_value_heads": 4,
+            "swiglu_limit": 1.0,
+            "layer_types": ["full_attention"] * 3,
+        },
+    ),
     "gpt2": ("GPT2Config", GPT2),
     "gpt2 quick gelu": ("GPT2Config", {**GPT2, "activation_function": "quick_gelu"}),
     "gpt2 exact gelu": ("GPT2Config", {**GPT2, "activation_function": "gelu", "n_inner": 80}),
@@ -125,6 +187,9 @@ def make(name: str, folder: Path, seed: int = 1, **saving: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape) * 0.05)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn(buffer.shape) * 0.1)
     model.eval().save_pretrained(folder, **saving)
     save_tokenizer(folder)
     return model

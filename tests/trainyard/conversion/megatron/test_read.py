@@ -289,7 +289,7 @@ def without_enum(root: Path) -> None:
         ),
         ({"num_experts": 8, "expert_tensor_parallel_size": 4}, "cut over 4 ranks"),
         ({"moe_latent_size": 8}, r"moe_latent_size \(8\)"),
-        ({"multi_latent_attention": True}, "multi_latent_attention"),
+        ({"mtp_use_repeated_layer": True}, "mtp_use_repeated_layer"),
         ({"apply_residual_connection_post_layernorm": True}, "post_layernorm"),
         ({"position_embedding_type": "relative"}, "--position-embedding-type relative"),
         ({"spec": ["a", "b"]}, "spec"),

@@ -15,7 +15,8 @@ from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
 from trainyard.models.mlp import ACTIVATIONS
-from trainyard.models.rope import rotary_frequencies, yarn_gain
+from trainyard.models.rope import rotary_frequencies
+from trainyard.models.rope_factors import yarn_gain
 
 transformers = pytest.importorskip("transformers")
 

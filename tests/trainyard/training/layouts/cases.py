@@ -13,13 +13,10 @@ from itertools import product
 from random import Random
 from typing import Any, Literal
 
+from tests.trainyard.training.layouts.kinds import KINDS, MODELS, SEQ_LENGTH, SMALL
 from trainyard.errors import ConfigError
-from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.models.moe_config import MoEConfig
-from trainyard.models.retro.config import RetroConfig
-from trainyard.models.t5.config import T5Config
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import DEFAULT_ORDER, ParallelConfig
@@ -31,7 +28,6 @@ MAX_RANKS = 8
 NUM_MICROBATCHES = 8
 """Of a step, over all data-parallel ranks."""
 MICRO_BATCH_SIZE = 2
-SEQ_LENGTH = 16
 VOCAB = 64
 """Tokens, which every tensor-parallel size divides without padding."""
 ODD_VOCAB = 50
@@ -64,86 +60,6 @@ CUTTING = ("tensor", "context", "pp", "chunks", "dp", "reduction", "recompute")
 """Those that must not change what is computed; the others say what is."""
 EXTRA_CUTTING = ("rank_order", "bucket_size", "pipeline", "ep", "etp", "instances")
 
-SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_attention_heads": 8,
-    "ffn_hidden_size": 48,
-    "seq_length": SEQ_LENGTH,
-    "make_vocab_size_divisible_by": 4,
-    "attention_dropout": 0.0,
-    "init_method_std": 0.1,
-}
-KINDS: dict[str, dict[str, Any]] = {
-    "gpt": {},
-    "bert": {},
-    "t5": {"decoder_num_layers": 2, "decoder_seq_length": 8},
-    "google t5": {
-        "decoder_num_layers": 2,
-        "decoder_seq_length": 8,
-        "position_embedding_type": "relative",
-        "relative_attention_num_buckets": 8,
-        "relative_attention_max_distance": 12,
-        "normalization": "RMSNorm",
-        "disable_bias_linear": True,
-        "geglu": True,
-    },
-    "retro": {"retro_chunk_length": 4, "retro_encoder_attention_dropout": 0.0},
-    "llama": {
-        "position_embedding_type": "rope",
-        "normalization": "RMSNorm",
-        "swiglu": True,
-        "disable_bias_linear": True,
-        "group_query_attention": True,
-        "num_query_groups": 4,
-    },
-}
-KINDS |= {
-    "mixtral": KINDS["llama"]
-    | {
-        "moe": MoEConfig(
-            num_experts=4,
-            moe_ffn_hidden_size=24,
-            moe_aux_loss_coeff=0.02,
-            moe_z_loss_coeff=1e-3,
-            moe_token_dispatcher_type="alltoall",
-        )
-    },
-    "deepseek moe": KINDS["llama"]
-    | {
-        "moe": MoEConfig(
-            num_experts=8,
-            moe_router_topk=4,
-            moe_layer_freq="2",
-            moe_router_score_function="sigmoid",
-            moe_router_enable_expert_bias=True,
-            moe_router_bias_update_rate=0.01,
-            moe_router_num_groups=4,
-            moe_router_group_topk=2,
-            moe_router_topk_scaling_factor=1.5,
-            moe_router_load_balancing_type="seq_aux_loss",
-            moe_aux_loss_coeff=0.02,
-            moe_shared_expert_intermediate_size=16,
-            moe_ffn_hidden_size=16,
-            moe_router_dtype="fp32",
-        )
-    },
-    "gpt moe": {
-        "moe": MoEConfig(
-            num_experts=4,
-            moe_router_pre_softmax=True,
-            moe_aux_loss_coeff=0.02,
-            moe_shared_expert_intermediate_size=16,
-            moe_shared_expert_gate=True,
-        )
-    },
-}
-MODELS: dict[str, type[TransformerConfig]] = {
-    "bert": BertConfig,
-    "t5": T5Config,
-    "google t5": T5Config,
-    "retro": RetroConfig,
-}
-"""Of the kinds that are not a GPT."""
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "selective": {

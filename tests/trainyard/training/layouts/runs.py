@@ -11,12 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.trainyard.pieces import Piece, assembled
-from tests.trainyard.training.layouts.cases import (
-    MICRO_BATCH_SIZE,
-    NUM_MICROBATCHES,
-    SEQ_LENGTH,
-    Cut,
-)
+from tests.trainyard.training.layouts.cases import MICRO_BATCH_SIZE, NUM_MICROBATCHES, Cut
+from tests.trainyard.training.layouts.kinds import SEQ_LENGTH
 from trainyard.checkpoint.layout import LocalTensors, slices_held
 from trainyard.datasets.loader import Batch
 from trainyard.models.families import family_of

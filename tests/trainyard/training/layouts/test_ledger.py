@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.trainyard.training.layouts.cases import SEQ_LENGTH, VOCAB, Cut
+from tests.trainyard.training.layouts.cases import VOCAB, Cut
+from tests.trainyard.training.layouts.kinds import SEQ_LENGTH
 from tests.trainyard.training.layouts.runs import SEED, train_module_of
 from tests.trainyard.training.small_gpt import Counting
 from trainyard.datasets.config import DataConfig

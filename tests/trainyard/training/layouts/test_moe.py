@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainyard.training.layouts.cases import KINDS, Cut
+from tests.trainyard.training.layouts.cases import Cut
 from tests.trainyard.training.layouts.compare import assert_equals_one_process
+from tests.trainyard.training.layouts.kinds import KINDS
 from tests.trainyard.training.layouts.runs import run_of
 from trainyard.models.moe_config import MoEConfig
 from trainyard.testing.pool import RankPool
@@ -36,6 +37,9 @@ CUTS = [
     Cut(kind="gpt moe", num_layers=2, dp=4, ep=2, reduction="overlap", recompute="full"),
     Cut(kind="gpt moe", num_layers=2, tensor="tp2 sp", dp=2, ep=2),
     Cut(kind="gpt moe", num_layers=2, tensor="tp2 sp", dp=2, ep=1, etp=4, reduction="zero"),
+    Cut(kind="gpt-oss", num_layers=2, tensor="tp2 sp", dp=2, ep=2, reduction="zero"),
+    Cut(kind="gpt-oss", num_layers=2, context="allgather", ep=2, recompute="selective"),
+    Cut(kind="gpt-oss", num_layers=4, pp=2, context="a2a", ep=2, recompute="full"),
 ]
 
 
