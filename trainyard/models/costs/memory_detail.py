@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainyard.models.config import TransformerConfig
+from trainyard.models.layer_costs import LayerCosts
 from trainyard.models.parallel_layout import ParallelLayout, busiest_layers
 from trainyard.models.param_counts import mlp_params, router_params, shared_expert_params
 
@@ -109,6 +110,21 @@ def parameters_here(
     those of routed experts."""
     h, tp = config.hidden_size, layout.tp
     table = padded_vocab_size * h / tp
+    if own := config.layer_costs(layers):
+        count = sum(layer.whole + layer.split / tp for layer in own)
+    else:
+        count = _transformer_parameters(config, layers, tp)
+    if has_embedding:
+        count += table + config.embedding_params()
+    if has_output:
+        tied = not config.untie_embeddings_and_output_weights
+        rows = padded_vocab_size // tp
+        count += config.output_params(rows) + (0 if tied and has_embedding else table)
+    return count
+
+
+def _transformer_parameters(config: TransformerConfig, layers: range, tp: int) -> float:
+    """Of these layers, with the modules inside of them."""
     inner = config.num_inner_layers(layers)
     count = (len(layers) + inner) * _layer_parameters(config, tp)
     if mixtures := _mixtures(config, layers):
@@ -117,12 +133,6 @@ def parameters_here(
     if across := config.num_cross_layers(layers) + bool(inner):
         whole = config.norm_params() + (config.hidden_size if config.linear_bias else 0)
         count += across * (whole + (config.cross_params() - whole) / tp)
-    if has_embedding:
-        count += table + config.embedding_params()
-    if has_output:
-        tied = not config.untie_embeddings_and_output_weights
-        rows = padded_vocab_size // tp
-        count += config.output_params(rows) + (0 if tied and has_embedding else table)
     return count
 
 
@@ -237,11 +247,14 @@ def _kept_by_layers(
     config: TransformerConfig, layout: ParallelLayout, layers: range
 ) -> tuple[float, float]:
     """(kept by the layers of a stage, needed transiently in the backward pass). Layers count as
-    equal: with experts in some, each has the mean of all."""
+    equal: where some are of another kind, each has the mean of all."""
     mixtures, count = _mixtures(config, layers), len(layers)
     dense = layer_activation_bytes(config, layout)
     whole, largest = dense, dense
-    if mixtures:
+    if own := config.layer_costs(layers):
+        each = [_own_bytes(config, layout, costs) for costs in own]
+        whole, largest = sum(each) / count, max(each)
+    elif mixtures:
         mixture = layer_activation_bytes(config, layout, mixture=True)
         whole = (mixtures * mixture + (count - mixtures) * dense) / count
         largest = max(mixture, dense)
@@ -258,6 +271,13 @@ def _kept_by_layers(
     offloaded = min(config.cpu_offloading_num_layers, count)
     kept = (count - offloaded) * equal / count
     return kept * whole, 2 * largest * equal / count if offloaded else 0.0
+
+
+def _own_bytes(config: TransformerConfig, layout: ParallelLayout, costs: LayerCosts) -> float:
+    """Kept for one token by a layer that is not attention followed by an MLP."""
+    between, width = layout.tp if layout.sequence_parallel else 1, 4 if layout.fp32 else 2
+    residual = 4 if config.fp32_residual_connection else width
+    return costs.kept_bytes(config.hidden_size, layout.tp, between, width, residual)
 
 
 def _most(config: TransformerConfig, layers: range, size: int) -> float:

@@ -46,6 +46,7 @@ def check_fp8(
         ),
         "the width of all query heads": (model.query_size // tp, of_a_rank),
         "the width inside the MLP": (model.ffn_size // tp, of_a_rank),
+        **{name: (width // tp, of_a_rank) for name, width in model.other_products.items()},
     }
     of_a_part = "" if cp == 1 else f" of a context-parallel rank (of {cp})"
     for name, length in model.part_lengths.items():

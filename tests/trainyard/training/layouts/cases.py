@@ -17,6 +17,7 @@ from trainyard.errors import ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.moe_config import MoEConfig
 from trainyard.models.retro.config import RetroConfig
 from trainyard.models.t5.config import T5Config
@@ -87,6 +88,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "geglu": True,
     },
     "retro": {"retro_chunk_length": 4, "retro_encoder_attention_dropout": 0.0},
+    "mamba": {
+        **{"mamba_state_dim": 4, "mamba_head_dim": 8, "mamba_num_groups": 4},
+        **{"mamba_chunk_size": 4, "position_embedding_type": "none", "normalization": "RMSNorm"},
+    },
     "llama": {
         "position_embedding_type": "rope",
         "normalization": "RMSNorm",
@@ -97,6 +102,10 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 KINDS |= {
+    "hybrid": KINDS["mamba"]
+    | {"hybrid_attention_ratio": 0.25, "hybrid_mlp_ratio": 0.25, "position_embedding_type": "rope"},
+    "hybrid moe": KINDS["mamba"]
+    | {"hybrid_layer_pattern": "ME*E", "moe": MoEConfig(num_experts=4, moe_aux_loss_coeff=0.02)},
     "mixtral": KINDS["llama"]
     | {
         "moe": MoEConfig(
@@ -138,9 +147,9 @@ KINDS |= {
 }
 MODELS: dict[str, type[TransformerConfig]] = {
     "bert": BertConfig,
-    "t5": T5Config,
-    "google t5": T5Config,
+    **dict.fromkeys(("t5", "google t5"), T5Config),
     "retro": RetroConfig,
+    **dict.fromkeys(("mamba", "hybrid", "hybrid moe"), MambaConfig),
 }
 """Of the kinds that are not a GPT."""
 RECOMPUTE: dict[str, dict[str, Any]] = {
