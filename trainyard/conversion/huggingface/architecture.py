@@ -7,6 +7,7 @@
     learned positions, LayerNorm, GELU, biases  GPT2LMHeadModel (tied)
     as Llama, with experts in every layer       MixtralForCausalLM
     as Qwen3, with experts in some layers       Qwen3MoeForCausalLM
+    Mamba-2 alone, or with attention and MLPs   Mamba2ForCausalLM, NemotronHForCausalLM (`mamba`)
 
 Rotary embedding may be scaled linearly, as in Llama 3.1, or by YaRN. Any other model raises a
 ConfigError that names the options that no class has."""
@@ -14,10 +15,12 @@ ConfigError that names the options that no class has."""
 from __future__ import annotations
 
 from trainyard.conversion.huggingface.bert import bert_architecture
+from trainyard.conversion.huggingface.mamba import mamba_architecture
 from trainyard.conversion.huggingface.t5 import t5_architecture
 from trainyard.errors import ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
+from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.t5.config import T5Config
 
 LLAMA = "LlamaForCausalLM"
@@ -170,6 +173,8 @@ def architecture(config: TransformerConfig) -> str:
         return bert_architecture(config)
     if isinstance(config, T5Config):
         return t5_architecture(config)
+    if isinstance(config, MambaConfig):
+        return mamba_architecture(config)
     if config.model_type == "retro":
         raise ConfigError(
             "--saver hf: transformers has no Retro; keep the checkpoint in our format (--saver "

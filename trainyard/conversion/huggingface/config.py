@@ -15,9 +15,11 @@ from trainyard.conversion.huggingface.architecture import (
     architecture,
 )
 from trainyard.conversion.huggingface.bert import bert_document
+from trainyard.conversion.huggingface.mamba import mamba_document
 from trainyard.conversion.huggingface.t5 import t5_document
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
+from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY, LLAMA3_LOW_FREQUENCY, yarn_gain
 from trainyard.models.t5.config import T5Config
 
@@ -42,6 +44,8 @@ def model_document(config: TransformerConfig, vocab_size: int, dtype: str) -> di
         return common | bert_document(config)
     if isinstance(config, T5Config):
         return common | t5_document(config)
+    if isinstance(config, MambaConfig):
+        return common | mamba_document(config, name)
     if name == GPT2:
         return common | _gpt2_document(config)
     return common | _llama_document(config) | _own_fields(config, name)

@@ -25,6 +25,9 @@ from trainyard.conversion.huggingface.bert import BERTS, bert_values
 from trainyard.conversion.huggingface.bert import HARMLESS as OF_BERTS
 from trainyard.conversion.huggingface.bert import MODEL_TYPES as OF_BERT
 from trainyard.conversion.huggingface.config import GPT2_ACTIVATIONS
+from trainyard.conversion.huggingface.mamba import HARMLESS as OF_MAMBAS
+from trainyard.conversion.huggingface.mamba import MAMBAS, mamba_values
+from trainyard.conversion.huggingface.mamba import MODEL_TYPES as OF_MAMBA
 from trainyard.conversion.huggingface.mixture import read_mixture
 from trainyard.conversion.huggingface.t5 import HARMLESS as OF_T5
 from trainyard.conversion.huggingface.t5 import T5, t5_values
@@ -32,6 +35,7 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.rope import LLAMA3_HIGH_FREQUENCY, LLAMA3_LOW_FREQUENCY
 from trainyard.models.t5.config import T5Config
 
@@ -41,6 +45,7 @@ MODEL_TYPES = {
     **{"llama": (LLAMA,), "mistral": (MISTRAL,), "qwen2": (QWEN2,), "qwen3": (QWEN3,)},
     **{"gpt2": (GPT2,), "mixtral": (MIXTRAL,), "qwen3_moe": (QWEN3_MOE,)},
     **OF_BERT,
+    **OF_MAMBA,
     "t5": (T5,),
 }
 """The classes of each `model_type`; the first where `architectures` names none."""
@@ -97,6 +102,9 @@ def read_config(document: Any, where: str) -> tuple[str, TransformerConfig, int]
         make, values, harmless = BertConfig, bert_values(fields, name), HARMLESS.union(OF_BERTS)
     elif name == T5:
         make, values, harmless = T5Config, t5_values(fields, where), HARMLESS.union(OF_T5)
+    elif name in MAMBAS:
+        values, harmless = mamba_values(fields, name, where), HARMLESS.union(OF_MAMBAS)
+        make = MambaConfig
     else:
         values = _gpt2_values(fields) if name == GPT2 else _llama_values(fields, name, where)
     fields.must_be("is_encoder_decoder", name == T5)
