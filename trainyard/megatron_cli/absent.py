@@ -32,13 +32,6 @@ ABSENT: tuple[tuple[str, str], ...] = (
     ),
     (f"multi-token prediction {LATER}; leave it out", "mtp-num-layers"),
     (
-        "state space layers come later; leave it out",
-        """
-        hybrid-layer-pattern hybrid-override-pattern hybrid-attention-ratio hybrid-mlp-ratio
-        is-hybrid-model
-        """,
-    ),
-    (
         f"fully sharded data parallelism {LATER}; --use-distributed-optimizer shards the "
         "optimizer's state, tensor and pipeline parallelism shard the weights",
         """
@@ -49,8 +42,7 @@ ABSENT: tuple[tuple[str, str], ...] = (
     (
         "pass a model of your own to the library (docs/library.md)",
         """
-        spec heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json
-        model-provider
+        heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json model-provider
         """,
     ),
     (
@@ -178,23 +170,19 @@ HARMLESS: dict[str, tuple[str, ...]] = {
     "num-distributed-optimizer-instances": ("1",),
     "tensor-parallel-num-weight-shards": ("1",),
     "glu-linear-offset": ("0", "0.0"),
-    "hybrid-attention-ratio": ("0", "0.0"),
-    "hybrid-mlp-ratio": ("0", "0.0"),
     "main-grads-dtype": ("fp32",),
     "main-params-dtype": ("fp32",),
     "exp-avg-dtype": ("fp32",),
     "exp-avg-sq-dtype": ("fp32",),
     "error-injection-rate": ("0",),
     "error-injection-type": ("transient_error",),
-    "spec": ("local",),
 }
 """Values with which an unsupported option changes nothing."""
 
 OF_THE_MODEL = """
 moe-apply-probs-on-input moe-latent-size fp8-e4m3 fp8-hybrid no-fp8-wgrad fp4-format fp4
 multi-latent-attention mtp-num-layers
-hybrid-layer-pattern hybrid-override-pattern hybrid-attention-ratio hybrid-mlp-ratio is-hybrid-model
-spec heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json model-provider
+heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json model-provider
 apply-residual-connection-post-layernorm no-rope-freq qk-l2-norm use-mup activation-func-clamp-value
 glu-linear-offset attention-output-gate
 """

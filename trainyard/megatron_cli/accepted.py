@@ -151,9 +151,10 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
     ),
     ("it only applies to multi-token prediction (--mtp-num-layers)", "mtp-*"),
     (
-        "it only applies to state space layers (--hybrid-layer-pattern)",
-        "mamba-* disable-mamba-mem-eff-path",
+        "convolution and scan of a Mamba layer are recomputed in the backward pass",
+        "disable-mamba-mem-eff-path",
     ),
+    ("it only applies to generation with Mamba layers", "mamba-inference-*"),
     (
         "it only applies to fully sharded data parallelism (--use-megatron-fsdp, "
         "--use-torch-fsdp2)",
