@@ -1,7 +1,8 @@
 """The models whose training is timed, and what a token of each costs.
 
 FLOPs: 3 x (2 x parameters of every matrix product + causal attention, half of s^2) a token, the
-output layer counted, recomputation not."""
+output layer counted, recomputation not. Of a Mamba-2 layer, 7 for each number of its state beside
+the products, as Megatron-LM counts; in chunks there are more."""
 
 from __future__ import annotations
 
@@ -27,6 +28,9 @@ class Shape:
     experts: int = 0
     """In place of each MLP, of the width `ffn`; 0: none."""
     topk: int = 2
+    state: int = 0
+    """Mamba-2 layers of so many numbers a channel, in heads of 64 channels and one group, in place
+    of attention and MLP; 0: none."""
 
     @property
     def head_dim(self) -> int:
@@ -51,6 +55,10 @@ class Shape:
         if self.llama:
             words += ["--position-embedding-type", "rope", "--rotary-base", "500000"]
             words += ["--normalization", "RMSNorm", "--swiglu", "--disable-bias-linear"]
+        if self.state:
+            words += ["--model-type", "mamba", "--mamba-state-dim", str(self.state)]
+            words += ["--mamba-num-groups", "1", "--position-embedding-type", "none"]
+            words += ["--normalization", "RMSNorm", "--is-hybrid-model"]
         if self.experts:
             words += ["--num-experts", str(self.experts), "--moe-router-topk", str(self.topk)]
             words += ["--moe-aux-loss-coeff", "0.01", "--moe-grouped-gemm"]
@@ -60,9 +68,18 @@ class Shape:
         return words
 
 
+MAMBA_HEAD = 64
+"""Channels of a head of a Mamba-2 layer, the default of --mamba-head-dim."""
+
+
 def flops_per_token(shape: Shape) -> float:
     """Operations of forward and backward."""
     h, kv = shape.hidden, shape.kv_heads * shape.head_dim
+    if shape.state:
+        inner = 2 * h
+        projected = 2 * inner + 2 * shape.state + inner // MAMBA_HEAD
+        mixer = 2 * h * (projected + inner) + 7 * inner * shape.state
+        return 3 * (shape.layers * mixer + 2 * h * shape.vocab)
     visited = shape.topk if shape.experts else 1
     matrices = h * (h + 2 * kv) + h * h + visited * (3 if shape.llama else 2) * h * shape.ffn
     attention = 2 * shape.seq * h  # two products, 2 s h each, half of it causal
@@ -81,6 +98,8 @@ SHAPES = {
             untied=True,
             experts=8,
         ),
+        Shape("gpt-125m", 12, 768, 12, 12, 3072, 50304, 2048, 16),
+        Shape("mamba-130m", 24, 768, 12, 12, 3072, 50304, 2048, 16, state=128),
         Shape("tiny", 2, 128, 4, 4, 512, 1024, 128, 2),
     )
 }

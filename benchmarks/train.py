@@ -136,7 +136,8 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- |")
     for name in args.shapes or known:
         shape = SHAPES[name]
-        peer = None if args.no_peer or shape.experts else measure_peer(shape, args.accumulate)
+        has_peer = not (args.no_peer or shape.experts or shape.state)
+        peer = measure_peer(shape, args.accumulate) if has_peer else None
         ours = measure_stage(shape, args.layout, args.gpus, args.accumulate, folder, extra)
         beside = "" if peer is None else cells(peer)
         rate = ours["tokens_per_second"]

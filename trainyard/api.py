@@ -19,6 +19,7 @@ MODULES = {
     "GPTConfig": "models.gpt.config",
     "IndexedWriter": "corpus.indexed",
     "LoggingConfig": "training.options.logging",
+    "MambaConfig": "models.mamba.config",
     "OptimizerConfig": "optim.config",
     "ParallelConfig": "parallel.config",
     "PrecisionConfig": "optim.precision",

@@ -9,6 +9,7 @@ from trainyard.artifacts.output import Output
 from trainyard.config import check_at_least, execution, location
 from trainyard.errors import ConfigError
 from trainyard.inference.config import SamplingConfig, check_length
+from trainyard.models.families import family_of
 from trainyard.models.gpt.config import GPTConfig
 
 
@@ -86,7 +87,12 @@ class BenchmarkConfig:
             )
 
     def check_model(self, model: GPTConfig) -> None:
-        """Refuse more tokens than a model of these options can see. A prompt has one at least."""
+        """Refuse a model that writes no text, and more tokens than one of these options can see. A
+        prompt has one at least."""
+        if not family_of(model).generates:
+            raise ConfigError(
+                f"--model-type {model.model_type} writes no text here; train it by the stages alone"
+            )
         length, new = self.num_input_tokens, self.num_tokens_to_generate
         what = "a prompt" if length is None else f"--num-input-tokens {length}"
         check_length(what, length or 1, new, model.positions)

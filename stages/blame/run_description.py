@@ -23,6 +23,7 @@ from trainyard.checkpoint.steps import (
 from trainyard.config import differing, digest_relevant, from_dict, to_dict
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ArtifactError, ConfigError
+from trainyard.models.families import FAMILIES
 from trainyard.training.loop.batch_size import BatchSizeSchedule
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.ledger import parse_ledger
@@ -132,7 +133,7 @@ def _of_checkpoint(config: BlameConfig, load: str) -> RunDescription:
     run = {**made_of["run"], "global_batch_size": state["global_batch_size"]}
     if config.step is not None:
         run |= _course(root, url, config.step)
-    if run.get("model_type", "gpt") != "gpt":
+    if not FAMILIES[run.get("model_type", "gpt")].of_documents:
         raise ConfigError(
             f"--load {load}: is a run of --model-type {run['model_type']}, whose samples are "
             "sentences; blame knows the documents of a GPT's samples alone"

@@ -21,6 +21,7 @@ from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.sampler import SamplerShape
 from trainyard.datasets.serving_order import Serving
 from trainyard.errors import ConfigError, DataError
+from trainyard.models.families import FAMILIES
 from trainyard.training.loop.ledger import digest_samples
 from trainyard.training.run.run_record import (
     CourseRecord,
@@ -89,7 +90,7 @@ def sample_order(config: CertifyConfig, folder: CertifiedRun, facts: RunRecord) 
         raise DataUnavailable(f"a program provided the data ({provided['dataset_provider']})")
     if folder.options.get("dataloader_type") == "external":
         raise DataUnavailable("--dataloader-type external: only its loader knows the order")
-    if folder.options.get("model_type", "gpt") != "gpt":
+    if not FAMILIES[folder.options.get("model_type", "gpt")].of_documents:
         raise DataUnavailable(
             f"--model-type {folder.options['model_type']}: the order of samples of sentences is "
             "not computed again"

@@ -8,9 +8,10 @@ from typing import Any
 
 from stages.evaluate.config import EvaluateConfig
 from stages.runtime.context import StageRun
-from trainyard.checkpoint.model import WRITERS, load_model
+from trainyard.checkpoint.model import SCORERS, WRITERS, load_model
 from trainyard.evaluation.config import OF_QUESTIONS
 from trainyard.evaluation.tasks import PREDICTIONS, TASKS, Subject
+from trainyard.models.families import family_of
 from trainyard.parallel.device import resolve_device
 
 log = logging.getLogger(__name__)
@@ -23,11 +24,12 @@ def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
     the task has some."""
     task = TASKS[config.evaluation.task]
     device = str(resolve_device(config.device))
-    loaded = load_model(config.load, device=device, model_type=WRITERS)
-    if loaded.config.model_type != "gpt":
+    answers = config.evaluation.task in OF_QUESTIONS
+    loaded = load_model(config.load, device=device, model_type=WRITERS if answers else SCORERS)
+    if family_of(loaded.config).neighbor_shape is not None:
         log.info("%s: without neighbours, so by its decoder alone", config.load)
     loaded.model.eval()
-    unit = "questions" if config.evaluation.task in OF_QUESTIONS else "tokens"
+    unit = "questions" if answers else "tokens"
     results = task.run(
         Subject(
             model=loaded.model,

@@ -37,7 +37,7 @@ ANSWERS: dict[str, str] = {
     "pretrain_t5_distributed_with_mp.sh": RUNS,
     "train_t5_220m_distributed.sh": RUNS,
     "train_retro_2b_distributed.sh": NO_PROJECT,
-    "train.sh": "pretrain_mamba.py: state space layers come later",
+    "train.sh": RUNS,
     "pretrain_ict.sh": "pretrain_ict.py: training of retrievers comes later",
     "pretrain_vision_classify.sh": NO_IMAGES,
     "pretrain_vision_dino.sh": NO_IMAGES,

@@ -63,13 +63,34 @@ def test_a_run_is_told_what_the_name_stands_for() -> None:
     assert 'tokenizer_type = "BertWordPieceLowerCase"' in done.out
 
 
+def test_the_hybrid_of_the_script_is_the_published_kind() -> None:
+    line = next(line for line in LINES if line["program"] == "pretrain_mamba.py")
+    done = door(line["program"], *line["argv"], "--dry-run")
+    assert done.status == 0, done.err
+    read = parse_document(done.out, ".toml", "dry run")
+    assert (read["model_type"], read["hybrid_attention_ratio"]) == ("mamba", 0.08)
+    newer = door("pretrain_hybrid.py", *_with_pattern(line["argv"]), "--dry-run")
+    assert newer.status == 0, newer.err
+    read = parse_document(newer.out, ".toml", "dry run")
+    assert (read["hybrid_layer_pattern"], read["num_layers"]) == ("MM*-", 4)
+
+
+def _with_pattern(words: list[str]) -> list[str]:
+    """The command with a pattern in place of a number of layers and ratios."""
+    kept = list(words)
+    for flag in ("--num-layers", "--hybrid-attention-ratio", "--hybrid-mlp-ratio"):
+        at = kept.index(flag)
+        del kept[at : at + 2]
+    return [*kept, "--hybrid-layer-pattern", "MM*-"]
+
+
 def test_help_is_the_table_and_is_quick() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "stages.megatron", "--help"]
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert time.monotonic() - began < 5  # half a second on an idle machine
     assert "pretrain_gpt.py" in done.stdout
-    assert "state space layers come later" in done.stdout
+    assert "models of images come later" in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert not {"torch", "numpy", "tyro", "stages.pretrain.config"} & imported
 

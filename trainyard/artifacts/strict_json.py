@@ -20,13 +20,18 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
 
 
-def parse_json(data: bytes, url: str) -> Any:
-    """The document in the bytes of a file. Raises ArtifactError naming it."""
+INFINITY = {"__float__": "Infinity"}
+"""A number without bound, as `transformers` writes it into JSON: no number to whoever wants one."""
+
+
+def parse_json(data: bytes, url: str, *, infinity: bool = False) -> Any:
+    """The document in the bytes of a file. Raises ArtifactError naming it. infinity: take the word
+    Infinity for INFINITY."""
     try:
         return json.loads(
             data,
             object_pairs_hook=_table,
-            parse_constant=_refuse_constant,
+            parse_constant=_infinity if infinity else _refuse_constant,
             parse_float=_finite,
         )
     except RecursionError:
@@ -56,6 +61,12 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number of JSON")
+
+
+def _infinity(name: str) -> dict[str, str]:
+    if name != "Infinity":
+        raise ValueError(f"{name} is not a number of JSON")
+    return INFINITY
 
 
 def _finite(text: str) -> float:

@@ -13,13 +13,15 @@ from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
 from trainyard.checkpoint.model_config import model_config
 from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
-from trainyard.models.families import family_of
+from trainyard.models.families import FAMILIES, family_of
 from trainyard.parallel.device import check_memory
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.registry import load_tokenizer
 
-WRITERS = ("gpt", "retro")
+SCORERS = tuple(name for name, family in FAMILIES.items() if family.predicts_next)
 """Families that predict the next token; a Retro without neighbours is the GPT of its decoder."""
+WRITERS = tuple(name for name, family in FAMILIES.items() if family.generates)
+"""Those that write texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,10 @@ def load_model(
     wanted = (model_type,) if isinstance(model_type, str) else model_type
     if wanted is not None and config.model_type not in wanted:
         checkpoint.close()
+        does = "writes text" if wanted == WRITERS else "predicts the next token"
         raise ConfigError(
             f"{option} {url} holds a {config.model_type}, and this needs a {wanted[0]}, which "
-            "predicts the next token; name another checkpoint"
+            f"{does}; name another checkpoint"
         )
     _check_tensors(checkpoint, config, padded_vocab_size)
     count = config.num_params(padded_vocab_size)

@@ -12,12 +12,13 @@ MAX_BYTES = 16 * 2**20
 """The indices of the largest published models have nine megabytes."""
 
 
-def read_document(url: str) -> Any:
-    """The JSON document in a file. Raises ArtifactError, which names the file."""
+def read_document(url: str, *, infinity: bool = False) -> Any:
+    """The JSON document in a file. Raises ArtifactError, which names the file. infinity: read the
+    word Infinity, which is not JSON, as strict_json.INFINITY."""
     size = store.info(url).size_bytes
     if size > MAX_BYTES:
         raise ArtifactError(f"{url}: has {size} bytes; a document may have {MAX_BYTES} at most")
-    document = parse_json(store.read_bytes(url), url)
+    document = parse_json(store.read_bytes(url), url, infinity=infinity)
     check_depth(document, url)
     _check_numbers(document, url)
     return document

@@ -31,13 +31,6 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "mtp-use-repeated-layer mtp-*",
     ),
     (
-        "state space layers come later; leave it out",
-        """
-        hybrid-layer-pattern hybrid-override-pattern hybrid-attention-ratio hybrid-mlp-ratio
-        is-hybrid-model
-        """,
-    ),
-    (
         "the instances of --num-distributed-optimizer-instances hold copies of each other's "
         "shards; leave it out, or give one instance, which shards over all replicas",
         "outer-dp-sharding-strategy enable-full-sharding-in-hsdp",
@@ -50,8 +43,7 @@ ABSENT: tuple[tuple[str, str], ...] = (
     (
         "pass a model of your own to the library (docs/library.md)",
         """
-        spec heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json
-        model-provider
+        heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json model-provider
         """,
     ),
     (
@@ -177,22 +169,18 @@ HARMLESS: dict[str, tuple[str, ...]] = {
     "moe-input-jitter-eps": ("0", "0.0"),
     "outer-dp-sharding-strategy": ("no_shard",),
     "tensor-parallel-num-weight-shards": ("1",),
-    "hybrid-attention-ratio": ("0", "0.0"),
-    "hybrid-mlp-ratio": ("0", "0.0"),
     "main-grads-dtype": ("fp32",),
     "main-params-dtype": ("fp32",),
     "exp-avg-dtype": ("fp32",),
     "exp-avg-sq-dtype": ("fp32",),
     "error-injection-rate": ("0",),
     "error-injection-type": ("transient_error",),
-    "spec": ("local",),
 }
 """Values with which an unsupported option changes nothing."""
 
 OF_THE_MODEL = """
 moe-apply-probs-on-input moe-latent-size fp8-e4m3 fp8-hybrid no-fp8-wgrad fp4-format fp4
-hybrid-layer-pattern hybrid-override-pattern hybrid-attention-ratio hybrid-mlp-ratio is-hybrid-model
-spec heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json model-provider
+heterogeneous-layers-config-path heterogeneous-layers-config-encoded-json model-provider
 mtp-use-repeated-layer apply-residual-connection-post-layernorm no-rope-freq qk-l2-norm use-mup
 attention-output-gate
 """

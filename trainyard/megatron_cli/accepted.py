@@ -147,9 +147,10 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "cache-mla-latents",
     ),
     (
-        "it only applies to state space layers (--hybrid-layer-pattern)",
-        "mamba-* disable-mamba-mem-eff-path",
+        "convolution and scan of a Mamba layer are recomputed in the backward pass",
+        "disable-mamba-mem-eff-path",
     ),
+    ("it only applies to generation with Mamba layers", "mamba-inference-*"),
     (
         "sharded weights are gathered layer by layer, in memory that torch allocates; how changes "
         "no result",

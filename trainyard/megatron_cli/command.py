@@ -26,6 +26,9 @@ NO_EFFECT = "ignored"
 EXPECT = "expect"
 """The option of a command with a checkpoint that takes the options that its model must have."""
 
+HYBRID_SPEC = "mamba_stack_spec"
+"""Last value of the --spec of Megatron-LM's hybrids, after its module."""
+
 TEXTS = ("prompts",)
 """Options whose values are texts, in which quotes mean themselves."""
 
@@ -142,6 +145,9 @@ class _Command:
             "exit-signal": self._exit_signal,
             "retro-add-retriever": self._retro_add_retriever,
             "data-folder": self._data_folder,
+            "spec": self._spec,
+            "hybrid-layer-pattern": self._hybrid_pattern,
+            "hybrid-override-pattern": self._hybrid_pattern,
         }
         for option in list(self.options):
             rule = rules.get(option.name)
@@ -249,6 +255,29 @@ class _Command:
                 "leave one of them out"
             )
         return [] if given is not None else [Option(option.given, "model-type", ["retro"])]
+
+    def _spec(self, option: Option) -> list[Option]:
+        """The layers of a hybrid are a family of their own; any other module is the user's."""
+        if option.values == ["local"]:
+            return []
+        if option.values[-1:] != [HYBRID_SPEC]:
+            raise ConfigError(
+                f"{option.given} {' '.join(option.values)}: pass a model of your own to the "
+                "library (docs/library.md)"
+            )
+        given = self._last("model-type")
+        if given is not None and self.vocabulary.value("model-type", given.value) != "mamba":
+            raise ConfigError(
+                f"{option.given} {HYBRID_SPEC} means --model-type mamba, but --model-type is "
+                f"{given.value}; leave one of them out"
+            )
+        return [] if given is not None else [Option(option.given, "model-type", ["mamba"])]
+
+    def _hybrid_pattern(self, option: Option) -> list[Option]:
+        """It says how many layers there are where --num-layers does not, as in newer releases."""
+        if self._last("num-layers", "config", "yaml-cfg", "use-checkpoint-args") is not None:
+            return [option]
+        return [option, Option(option.given, "num-layers", [str(len(unquoted(option.value)))])]
 
     def _data_folder(self, option: Option) -> list[Option]:
         """Instruction data by the names of its data sets, each a folder with two files."""

@@ -31,7 +31,6 @@ class Program:
 SERVER = f"a server {LATER}; stages.benchmark generates text from --prompts"
 VISION = "models of images come later"
 DETOXIFICATION = f"detoxification {LATER}"
-STATE_SPACES = "state space layers come later"
 OPEN_WEB_TEXT = "the tools for web pages come later; stages.tokenize reads text of any origin"
 
 WORDPIECE, GPT2 = "BertWordPieceLowerCase", "GPT2BPETokenizer"
@@ -63,6 +62,8 @@ PROGRAMS: tuple[Program, ...] = (
     _trains("pretrain_t5.py", "t5", WORDPIECE),
     _trains("pretrain_t5_core.py", "t5", WORDPIECE),
     _trains("pretrain_retro.py", "retro", ""),
+    _trains("pretrain_mamba.py", "mamba", GPT2),
+    _trains("pretrain_hybrid.py", "mamba", GPT2),
     Program(path=EXAMPLE, stage="pretrain"),
     Program(path="tools/preprocess_data.py", stage="tokenize"),
     Program(path="tools/preprocess_data_fast.py", stage="tokenize"),
@@ -92,7 +93,6 @@ PROGRAMS: tuple[Program, ...] = (
         "tools/generate_samples_gpt.py",
         "tools/generate_samples_gpt2.py",
     ),
-    *_without(STATE_SPACES, "pretrain_mamba.py", "pretrain_hybrid.py"),
     *_without(f"training of retrievers {LATER}", "pretrain_ict.py"),
     *_without(
         VISION,

@@ -53,6 +53,7 @@ VALUES: dict[tuple[str, str], str] = {
     ("model-type", "GPT"): "gpt",
     ("model-type", "BERT"): "bert",
     ("model-type", "T5"): "t5",
+    ("model-type", "hybrid"): "mamba",
     ("loader", "megatron"): "core",
     ("loader", "mcore"): "core",
     ("loader", "llama2"): "llama_mistral",
@@ -66,13 +67,14 @@ VALUES: dict[tuple[str, str], str] = {
 NOT_OPTIONS = (
     *("use-rotary-position-embeddings", "no-position-embedding", "rope-type", "logging-level"),
     *("ckpt-step", "pretrained-checkpoint", "world-size", "init-method", "local-rank"),
-    *("retro-add-retriever", "data-folder"),
+    *("retro-add-retriever", "data-folder", "spec"),
 )
 """Flags that are no options of ours, but say something about them."""
 
 RULES = (
     *NOT_OPTIONS,
     *("mock-data", "no-load-optim", "sequence-parallel", "exit-signal"),
+    *("hybrid-layer-pattern", "hybrid-override-pattern"),
 )
 """Flags that are more than another spelling; `command` has the rule for each."""
 

@@ -242,7 +242,7 @@ def choose_attention(
 
     documents: samples are packed documents. report: log each backend and why it was chosen."""
     layers: dict[KernelChoice, int] = {}
-    for layer in range(config.num_layers):
+    for layer in filter(config.has_attention, range(config.num_layers)):
         selected = backends_of(config, layer, parallel)[device.type, dtype, documents]
         selected.get()
         assert selected.choice is not None

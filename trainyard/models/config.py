@@ -9,18 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from trainyard.config import also, check_above_zero, execution, flag
+from trainyard.config import also, execution
 from trainyard.errors import ConfigError
 from trainyard.models.attention_sizes import AttentionSizes, PositionEmbeddingType
-from trainyard.models.config_checks import (
-    check_activation,
-    check_attention,
-    check_params,
-    check_positions,
-    check_recompute,
-    check_sizes,
-)
+from trainyard.models.config_checks import CHECKS, check_params
 from trainyard.models.latent_config import check_latents
+from trainyard.models.layer_costs import LayerCosts
 from trainyard.models.layer_pattern import window_of_layer
 from trainyard.models.moe_config import DENSE, MoEConfig, check_expert_parallel, check_layers
 from trainyard.models.mtp_config import NO_MTP, MTPConfig, check_mtp
@@ -36,14 +30,8 @@ Ungated = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu"]
 Activation = Ungated | Literal["swiglu", "quick_geglu", "geglu_tanh"]
 RecomputeGranularity = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "mlp", "layernorm"]
-ModelType = Literal["gpt", "bert", "t5", "retro"]
+ModelType = Literal["gpt", "bert", "t5", "retro", "mamba"]
 """The families, by their names in `models/families.py`."""
-
-ACTIVATION_FLAGS = (
-    *("swiglu", "quick_geglu", "squared_relu", "quick_gelu", "openai_gelu"),
-    *("relu", "geglu"),
-)
-"""Options that exclude each other; a family may have some of them only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +43,8 @@ class TransformerConfig(AttentionSizes):
 
     model_type: ModelType = "gpt"
     """Family of the model: GPT predicts the next token, BERT the hidden words of sentences, T5
-    spells them out, Retro predicts the next token with the help of text that it retrieves."""
+    spells them out, Retro predicts the next token with the help of text that it retrieves, Mamba
+    does so with a state of fixed size in place of attention, or with both."""
     num_layers: int
     """Transformer layers."""
     hidden_size: int
@@ -202,21 +191,8 @@ class TransformerConfig(AttentionSizes):
         own = type(self).model_type
         if self.model_type != own:
             raise ConfigError(f"--model-type {self.model_type}: these are the options of {own}")
-        check_sizes(self)
-        check_above_zero(self, "norm_epsilon", "init_method_std", "embedding_init_method_std")
-        for name in ("hidden_dropout", "attention_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(f"{flag(name)} must be in [0, 1), got {getattr(self, name)}")
-        check_latents(self)
-        check_positions(self)
-        check_attention(self)
-        check_activation(self)
-        chosen = [flag(name) for name in ACTIVATION_FLAGS if getattr(self, name, False)]
-        if len(chosen) > 1:
-            raise ConfigError(f"{' and '.join(chosen)} exclude each other; give one")
-        check_recompute(self)
-        check_layers(self)
-        check_mtp(self)
+        for check in (check_latents, *CHECKS, check_layers, check_mtp):
+            check(self)
         check_params(self, self.make_vocab_size_divisible_by)
 
     # --- parameters -----------------------------------------------------------------------
@@ -306,6 +282,24 @@ class TransformerConfig(AttentionSizes):
     def output_length(self) -> int:
         """Tokens of a sample with logits."""
         return self.seq_length
+
+    @property
+    def residual_branches(self) -> int:
+        """How many add to the residual stream; its root divides their initial weights (GPT-2)."""
+        return 2 * self.num_layers
+
+    def has_attention(self, layer: int) -> bool:
+        """Whether layer `layer`, counted from 0 over the whole model, has self-attention."""
+        return True
+
+    @property
+    def other_products(self) -> Mapping[str, int]:
+        """Widths of matrix products beside those of attention and MLPs, by what they are of."""
+        return {}
+
+    def layer_costs(self, layers: range) -> tuple[LayerCosts, ...]:
+        """What each of these costs, in place of other estimates, where they are of other kinds."""
+        return ()
 
     def num_cross_layers(self, layers: range) -> int:
         """How many of these layers attend to another sequence as well."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard.config import MAX_SIZE, check_above_zero, check_at_most
+from trainyard.config import MAX_SIZE, check_above_zero, check_at_most, flag
 from trainyard.errors import ConfigError
 
 MAX_LAYERS = 4096
@@ -13,6 +13,13 @@ MAX_LAYERS = 4096
 
 MAX_PARAMS = 10**15
 """Limit for a whole model; the bytes of its checkpoint still fit in 64 bits."""
+
+
+ACTIVATION_FLAGS = (
+    *("swiglu", "quick_geglu", "squared_relu", "quick_gelu", "openai_gelu"),
+    *("relu", "geglu"),
+)
+"""Options that exclude each other; a family may have some of them only."""
 
 
 def check_sizes(config: Any) -> None:
@@ -39,6 +46,14 @@ def check_sizes(config: Any) -> None:
         raise ConfigError(
             f"--num-attention-heads ({heads}) must be divisible by --num-query-groups ({groups})"
         )
+
+
+def check_numbers(config: Any) -> None:
+    """Of norms, dropout and initial weights."""
+    check_above_zero(config, "norm_epsilon", "init_method_std", "embedding_init_method_std")
+    for name in ("hidden_dropout", "attention_dropout"):
+        if not 0.0 <= getattr(config, name) < 1.0:
+            raise ConfigError(f"{flag(name)} must be in [0, 1), got {getattr(config, name)}")
 
 
 def check_positions(config: Any) -> None:
@@ -101,7 +116,10 @@ def check_attention(config: Any) -> None:
 
 
 def check_activation(config: Any) -> None:
-    """What bounds and moves the parts of a gated MLP."""
+    """One function between the matrices of the MLP, and what bounds and moves its parts."""
+    chosen = [flag(name) for name in ACTIVATION_FLAGS if getattr(config, name, False)]
+    if len(chosen) > 1:
+        raise ConfigError(f"{' and '.join(chosen)} exclude each other; give one")
     check_above_zero(config, "activation_func_clamp_value")
     given = {
         "--activation-func-clamp-value": config.activation_func_clamp_value is not None,
@@ -143,6 +161,13 @@ def check_recompute(config: Any) -> None:
             f"--cpu-offloading-num-layers moves what --recompute-granularity {config.recompute} "
             "does not keep; give one of them"
         )
+
+
+CHECKS = (
+    *(check_sizes, check_numbers, check_positions),
+    *(check_attention, check_activation, check_recompute),
+)
+"""Those of every model, in this order."""
 
 
 def check_params(config: Any, padded_vocab_size: int) -> None:

@@ -14,10 +14,17 @@ from trainyard.models.bert.family import BERT
 from trainyard.models.config import TransformerConfig
 from trainyard.models.family import ModelFamily
 from trainyard.models.gpt.family import GPT
+from trainyard.models.mamba.family import MAMBA
 from trainyard.models.retro.family import RETRO
 from trainyard.models.t5.family import T5
 
-FAMILIES: dict[str, ModelFamily] = {"gpt": GPT, "bert": BERT, "t5": T5, "retro": RETRO}
+FAMILIES: dict[str, ModelFamily] = {
+    "gpt": GPT,
+    "bert": BERT,
+    "t5": T5,
+    "retro": RETRO,
+    "mamba": MAMBA,
+}
 """By --model-type; a document without it is a GPT's."""
 
 MODEL_OPTIONS = one_of("model_type", {name: f.config for name, f in FAMILIES.items()})

@@ -73,6 +73,10 @@ class ModelFamily:
     of_sentences: bool = False
     """Samples are runs of sentences with hidden words and padding (--mask-prob), not pieces of
     documents; no rank has a part of one."""
+    predicts_next: bool = False
+    """It predicts the next token, so that texts have a perplexity."""
+    generates: bool = False
+    """It writes texts token by token, with what it keeps of the tokens before."""
     neighbor_shape: Callable[[Any], NeighborShape] | None = None
     """(config) -> what a sample retrieves, where samples are those of a GPT with neighbours of
     their chunks (--retro-db); no rank has a part of one."""
@@ -83,6 +87,9 @@ class ModelFamily:
     """(config) -> names of the losses of `models.losses.Losses.means`."""
     layer_sums: Callable[[Any], LayerSums | None] = no_sums
     """(config) -> what its layers add up over a step."""
+    kernels: str = ""
+    """MODULE:FUNCTION of (config, device, say=...) for kernels of its own: raises ConfigError for
+    one that is not available, and logs the choice if say is true. Empty: there are none."""
     flops_per_iteration: Callable[[Any, int, int], float]
     """Operations of a step of so many samples, forward and backward."""
     flop_convention: FlopConvention
@@ -91,9 +98,19 @@ class ModelFamily:
     activation_bytes: Callable[[Any, int, ParallelLayout], float]
     """Activations of the most loaded rank in 16 bits, recomputation considered."""
 
+    @property
+    def of_documents(self) -> bool:
+        """Whether samples are pieces of documents and nothing else."""
+        return not self.of_sentences and self.neighbor_shape is None
+
     def load_class(self) -> Any:
         """The nn.Module class."""
         return _load(self.module)
+
+    def report_kernels(self, config: Any, device: Any, *, say: bool) -> None:
+        """Check and log the kernels of its own."""
+        if self.kernels:
+            _load(self.kernels)(config, device, say=say)
 
     def build_format(self, config: Any, options: SampleOptions) -> Any:
         """How text becomes samples: one of the formats of `datasets.formats`."""

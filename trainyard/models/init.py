@@ -8,7 +8,8 @@ one block. Rows of the vocabulary are drawn in order, so that a token's row does
 padding that follows, which tensor parallelism changes.
 
 Weights are N(0, std), those that add to the residual stream N(0, std / sqrt(2 L)) (GPT-2), or
-uniform by Xavier's rule; biases are 0 and norms 1."""
+uniform by Xavier's rule; biases are 0 and norms 1. Parameters of a state space have rules of their
+own (`mamba.initial`)."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.models.config import TransformerConfig
+from trainyard.models.mamba.initial import drawn_by, is_one
 from trainyard.models.tied import copy_of
 from trainyard.parallel.sharding import Cut, Shard, ShardBox, held_part
 
@@ -31,6 +33,7 @@ OUTPUT_PROJECTIONS = (
     "mlp.linear_fc2.weight",
     "mlp.experts.linear_fc2.weight",
     "mlp.shared_experts.linear_fc2.weight",
+    "mixer.out_proj.weight",
 )
 TABLES = (
     "word_embeddings.weight",
@@ -43,7 +46,7 @@ NORMS = (
 )
 
 EXPERT_DIMS = 3
-"""Dims of the stacked matrices of experts, (experts, out, in); no other parameter has as many."""
+"""Dims of the stacked matrices of experts, (experts, out, in)."""
 BLOCK_NUMBERS = 1 << 22
 """Numbers drawn at once."""
 STRIDE = 16
@@ -76,7 +79,7 @@ def init_module(module: nn.Module, config: TransformerConfig, seed: int) -> None
         for own_name, parameter in module.named_parameters():
             name = copy_of(parameter) or own_name
             target, shard = held_part(parameter)
-            if parameter.ndim == 1 and _constant(name, config) is None:
+            if parameter.ndim == 1 and _constant(name, config) is None and drawn_by(name) is None:
                 target.fill_(1.0)
             else:
                 _fill(target, shard, name, config, seed)
@@ -111,7 +114,7 @@ def _fill(
     if not target.numel():  # fully sharded over more ranks than it has rows
         return
     shard = shard or _whole(tuple(target.shape))
-    if target.ndim == EXPERT_DIMS:
+    if target.ndim == EXPERT_DIMS and drawn_by(name) is None:
         _fill_experts(target, shard, name, config, seed)
         return
     for start, block in _blocks(name, shard.shape, config, seed):
@@ -132,6 +135,10 @@ def _fill_experts(
 
 
 def _constant(name: str, config: TransformerConfig) -> float | None:
+    if drawn_by(name) is not None:
+        return None
+    if is_one(name):
+        return 1.0
     if name.endswith(".bias"):
         return 0.0
     if name.endswith(NORMS):
@@ -168,8 +175,10 @@ def _draw(
     config: TransformerConfig,
     generator: torch.Generator,
 ) -> None:
-    bound = xavier_bound(name, shape, config)
-    if bound is None:
+    bound, rule = xavier_bound(name, shape, config), drawn_by(name)
+    if rule is not None:
+        rule(block, generator)
+    elif bound is None:
         nn.init.normal_(block, 0.0, weight_std(name, config), generator=generator)
     else:
         nn.init.uniform_(block, -bound, bound, generator=generator)
@@ -196,7 +205,7 @@ def _whole(shape: tuple[int, ...]) -> Shard:
 def weight_std(name: str, config: TransformerConfig) -> float:
     """Standard deviation of the weight called `name`."""
     if name.endswith(OUTPUT_PROJECTIONS):
-        return config.init_method_std / math.sqrt(2.0 * config.num_layers)
+        return config.init_method_std / math.sqrt(config.residual_branches)
     if name.endswith(TABLES) and config.embedding_init_method_std is not None:
         return config.embedding_init_method_std
     return config.init_method_std

@@ -30,7 +30,11 @@ def recomputed(fn: Callable[..., T], *args: Any, draws: bool) -> T:
     """fn(*args), keeping only the arguments for the backward pass.
 
     draws: fn draws from torch's generators, so their state is kept as well."""
-    result: T = checkpoint(
+    result: T
+    if torch.compiler.is_compiling():  # takes no contexts, and what counts tokens is not compiled
+        result = checkpoint(fn, *args, use_reentrant=False, preserve_rng_state=draws)
+        return result
+    result = checkpoint(
         fn, *args, use_reentrant=False, preserve_rng_state=draws, context_fn=_contexts
     )
     return result

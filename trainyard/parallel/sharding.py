@@ -6,7 +6,7 @@ module names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -80,21 +80,27 @@ class Shard:
             yield tuple(offset), tuple(index)
 
 
-def even_shard(shape: tuple[int, ...], dim: int, size: int, rank: int, parts: int = 1) -> Shard:
+Parts = int | Sequence[int]
+"""Blocks of a dim: how many of one length, or the length of each."""
+
+
+def even_shard(shape: tuple[int, ...], dim: int, size: int, rank: int, parts: Parts = 1) -> Shard:
     """Part `rank` of `size` of a parameter that is `parts` blocks along `dim`, each cut evenly."""
     return Shard(shape, (even_cut(shape, dim, size, rank, parts),))
 
 
-def even_cut(shape: tuple[int, ...], dim: int, size: int, rank: int, parts: int = 1) -> Cut:
+def even_cut(shape: tuple[int, ...], dim: int, size: int, rank: int, parts: Parts = 1) -> Cut:
     """The cut of `even_shard`."""
-    block, rest = divmod(shape[dim], parts)
-    length, rest_of_block = divmod(block, size)
-    assert not rest, (shape, dim, parts)
-    assert not rest_of_block, (shape, dim, parts, size)
-    return Cut(
-        dim,
-        tuple(ShardBox(i * length, i * block + rank * length, length) for i in range(parts)),
-    )
+    blocks = [shape[dim] // parts] * parts if isinstance(parts, int) else parts
+    assert sum(blocks) == shape[dim], (shape, dim, parts)
+    assert not any(block % size for block in blocks), (shape, dim, parts, size)
+    pieces: list[ShardBox] = []
+    local = whole = 0
+    for block in blocks:
+        length = block // size
+        pieces.append(ShardBox(local, whole + rank * length, length))
+        local, whole = local + length, whole + block
+    return Cut(dim, tuple(pieces))
 
 
 def mark_shard(parameter: nn.Parameter, shard: Shard) -> None:

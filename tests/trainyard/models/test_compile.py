@@ -14,6 +14,8 @@ from tests.trainyard.models.small_gpt import VOCAB
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
+from trainyard.models.mamba.config import MambaConfig
+from trainyard.models.mamba.model import MambaModel
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.testing.pool import RankPool
 
@@ -51,6 +53,27 @@ def check_layers(kind: str, parallel: ModelParallel = ALONE) -> None:
     for ours, theirs in zip(step(compiled), step(plain), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
     assert counter.frame_count == 1
+
+
+HYBRID: dict[str, Any] = {
+    **{"model_type": "mamba", "num_layers": 4, "hybrid_layer_pattern": "MM*-"},
+    **{"mamba_state_dim": 4, "mamba_head_dim": 8, "mamba_num_groups": 2, "mamba_chunk_size": 4},
+}
+
+
+@pytest.mark.slow
+def test_each_kind_of_layer_of_a_hybrid_compiles_whole_and_once() -> None:
+    torch._dynamo.reset()
+    config = MambaConfig(**SMALL | HYBRID)
+    plain, compiled = MambaModel(config, VOCAB), MambaModel(config, VOCAB)
+    counter = CompileCounterWithBackend("aot_eager")
+    for model in (plain, compiled):
+        init_parameters(model, 3)
+    for layer in compiled.decoder.layers.values():
+        layer.compile(fullgraph=True, backend=counter)
+    for ours, theirs in zip(step(compiled), step(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert counter.frame_count == 3
 
 
 RARER = ("window", "fp32 residual", "core")

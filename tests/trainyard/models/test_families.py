@@ -14,7 +14,10 @@ from trainyard.models.families import FAMILIES, family_of, read_model_config
 from trainyard.models.parallel_layout import ParallelLayout
 
 SIZES = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "seq_length": 8}
-MORE = {"retro": {"retro_chunk_length": 4, "retro_cross_attention_layers": (2,)}}
+MORE: dict[str, dict[str, Any]] = {
+    "retro": {"retro_chunk_length": 4, "retro_cross_attention_layers": (2,)},
+    "mamba": {"mamba_head_dim": 4, "mamba_state_dim": 4, "hybrid_layer_pattern": "M-"},
+}
 """Of families whose default sizes are larger."""
 ROWS = 128
 

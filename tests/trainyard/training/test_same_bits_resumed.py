@@ -30,6 +30,15 @@ WSD = {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 4}
 SAMPLES = {"train_iters": None, "train_samples": 28, "lr_warmup_iters": 0, "lr_warmup_samples": 6}
 # The first steps overflow; later the scale is doubled, and they overflow again.
 FP16 = {"fp16": True, "initial_loss_scale": 2.0**20, "loss_scale_window": 2, "hysteresis": 2}
+HYBRID: dict[str, Any] = {
+    "model_type": "mamba",
+    "num_layers": 3,
+    "hybrid_layer_pattern": "M*-",
+    "mamba_state_dim": 4,
+    "mamba_head_dim": 4,
+    "mamba_num_groups": 2,
+    "mamba_chunk_size": 8,
+}
 KINDS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd"},
     "lion": {"optimizer": "lion"},
@@ -63,6 +72,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "disable_bias_linear": True,
     },
     "recomputed": {"recompute_granularity": "full"},
+    "hybrid": HYBRID,
+    "hybrid, bf16": {**HYBRID, "bf16": True, "recompute_granularity": "selective"},
     "experts": {
         "num_experts": 4,
         "moe_layer_freq": "[0,1]",

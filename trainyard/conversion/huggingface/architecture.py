@@ -10,6 +10,7 @@
     experts with biases, learnt sinks           GptOssForCausalLM (quick-geglu, bounded and moved)
     multi-latent attention, sigmoid scores      DeepseekV3ForCausalLM (dense layers first, or all)
     multi-latent attention, softmax scores      DeepseekV2ForCausalLM
+    Mamba-2 alone, or with attention and MLPs   Mamba2ForCausalLM, NemotronHForCausalLM (`mamba`)
 
 Rotary embedding may be scaled linearly, as in Llama 3.1, or by YaRN. Any other model raises a
 ConfigError that names the options that no class has."""
@@ -24,6 +25,7 @@ from trainyard.conversion.huggingface.deepseek import (
     deepseek_v3_misfits,
 )
 from trainyard.conversion.huggingface.gpt_oss import GPT_OSS, gpt_oss_misfits
+from trainyard.conversion.huggingface.mamba import mamba_architecture
 from trainyard.conversion.huggingface.misfits import (
     gpt2_misfits,
     llama_misfits,
@@ -37,6 +39,7 @@ from trainyard.conversion.huggingface.t5 import t5_architecture
 from trainyard.errors import ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
+from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.t5.config import T5Config
 
 LLAMA = "LlamaForCausalLM"
@@ -71,6 +74,8 @@ def architecture(config: TransformerConfig) -> str:
         return bert_architecture(config)
     if isinstance(config, T5Config):
         return t5_architecture(config)
+    if isinstance(config, MambaConfig):
+        return mamba_architecture(config)
     if config.model_type == "retro":
         raise ConfigError(
             "--saver hf: transformers has no Retro; keep the checkpoint in our format (--saver "

@@ -18,11 +18,13 @@ from trainyard.conversion.huggingface.architecture import (
 from trainyard.conversion.huggingface.bert import bert_document
 from trainyard.conversion.huggingface.deepseek import DEEPSEEK_V3, DEEPSEEKS, deepseek_document
 from trainyard.conversion.huggingface.gpt_oss import GPT_OSS, gpt_oss_document
+from trainyard.conversion.huggingface.mamba import mamba_document
 from trainyard.conversion.huggingface.rope import rope_parameters
 from trainyard.conversion.huggingface.t5 import t5_document
 from trainyard.conversion.huggingface.windows import tokens_seen
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
+from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.t5.config import T5Config
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,8 @@ def model_document(config: TransformerConfig, vocab_size: int, dtype: str) -> di
         return common | bert_document(config)
     if isinstance(config, T5Config):
         return common | t5_document(config)
+    if isinstance(config, MambaConfig):
+        return common | mamba_document(config, name)
     if name == GPT2:
         return common | _gpt2_document(config)
     if name in DEEPSEEKS:

@@ -33,6 +33,9 @@ from trainyard.conversion.huggingface.deepseek import (
 from trainyard.conversion.huggingface.deepseek import HARMLESS as OF_DEEPSEEKS
 from trainyard.conversion.huggingface.gpt_oss import GPT_OSS, gpt_oss_values
 from trainyard.conversion.huggingface.gpt_oss import HARMLESS as OF_GPT_OSS
+from trainyard.conversion.huggingface.mamba import HARMLESS as OF_MAMBAS
+from trainyard.conversion.huggingface.mamba import MAMBAS, mamba_values
+from trainyard.conversion.huggingface.mamba import MODEL_TYPES as OF_MAMBA
 from trainyard.conversion.huggingface.mixture import read_mixture
 from trainyard.conversion.huggingface.rope import read_rope
 from trainyard.conversion.huggingface.t5 import HARMLESS as OF_T5
@@ -42,6 +45,7 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.t5.config import T5Config
 
 log = logging.getLogger(__name__)
@@ -52,6 +56,7 @@ MODEL_TYPES = {
     **OF_BERT,
     **{"t5": (T5,), "deepseek_v2": (DEEPSEEK_V2,), "deepseek_v3": (DEEPSEEK_V3,)},
     "gpt_oss": (GPT_OSS,),
+    **OF_MAMBA,
 }
 """The classes of each `model_type`; the first where `architectures` names none."""
 
@@ -111,6 +116,9 @@ def read_config(document: Any, where: str) -> tuple[str, TransformerConfig, int]
         values, harmless = deepseek_values(fields, name, where), HARMLESS.union(OF_DEEPSEEKS)
     elif name == GPT_OSS:
         values, harmless = gpt_oss_values(fields, where), HARMLESS.union(OF_GPT_OSS)
+    elif name in MAMBAS:
+        values, harmless = mamba_values(fields, name, where), HARMLESS.union(OF_MAMBAS)
+        make = MambaConfig
     else:
         values = _gpt2_values(fields) if name == GPT2 else _llama_values(fields, name, where)
     fields.must_be("is_encoder_decoder", name == T5)

@@ -1,7 +1,7 @@
 """Pairs our names of a model's tensors with those of Hugging Face's classes, for every layer.
 
-The tables for one layer are in `models/gpt/checkpoint_names.py` and beside BERT
-and T5."""
+The tables for one layer are in `models/gpt/checkpoint_names.py` and beside BERT, T5 and
+Mamba."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from trainyard.conversion.huggingface.architecture import GPT2, MIXTRAL, QWEN3_M
 from trainyard.conversion.huggingface.bert import bert_names
 from trainyard.conversion.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEKS
 from trainyard.conversion.huggingface.gpt_oss import GPT_OSS
+from trainyard.conversion.huggingface.mamba import mamba_names
 from trainyard.conversion.huggingface.t5 import t5_names
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt import checkpoint_names
 from trainyard.models.gpt.checkpoint_names import OUTPUT, ExpertPart, Names, Part
+from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.t5.config import T5Config
 
 Row = tuple[str, str, Part | ExpertPart]
@@ -36,6 +38,9 @@ def tensor_names(config: TransformerConfig, name: str) -> Iterator[Row]:
         return
     if isinstance(config, T5Config):
         yield from t5_names(config)
+        return
+    if isinstance(config, MambaConfig):
+        yield from mamba_names(config)
         return
     llama = (checkpoint_names.LLAMA, checkpoint_names.LLAMA_LAYER, "model.layers.")
     gpt2 = (checkpoint_names.GPT2, checkpoint_names.GPT2_LAYER, "transformer.h.")

@@ -30,6 +30,7 @@ from trainyard.conversion.huggingface.deepseek import (
 )
 from trainyard.conversion.huggingface.from_hf import recipes
 from trainyard.conversion.huggingface.gpt_oss import GPT_OSS
+from trainyard.conversion.huggingface.mamba import MAMBAS, NEMOTRON_H
 from trainyard.conversion.huggingface.mxfp4 import UnpackedWeights
 from trainyard.conversion.huggingface.t5 import T5
 from trainyard.conversion.huggingface.to_hf import targets
@@ -40,6 +41,7 @@ from trainyard.conversion.torch_save.file import TorchWeights
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.bert import checkpoint_names as bert_names
 from trainyard.models.config import TransformerConfig
+from trainyard.models.mamba import checkpoint_names as mamba_names
 from trainyard.models.t5 import checkpoint_names as t5_names
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -176,7 +178,7 @@ def open_huggingface(url: str) -> AssembledSource:
     Raises ConfigError for a model that ours does not compute, ArtifactError for a damaged folder or
     one whose files contradict each other."""
     where = join(url, CONFIG)
-    name, config, rows = read_config(read_document(where), where)
+    name, config, rows = read_config(read_document(where, infinity=True), where)
     files = open_weights(url)
     try:
         if name == GPT_OSS:
@@ -185,7 +187,8 @@ def open_huggingface(url: str) -> AssembledSource:
         check_model(config, rows, len(files.specs), where)
         wanted = class_tensors(name, config, rows)
         about = About(url, config, rows, find_tokenizer(url), _generation(url))
-        weights = ClassWeights(files, wanted, _prefix(name), _copies(name, config))
+        prefixes = (_prefix(name), _other_prefix(name))
+        weights = ClassWeights(files, wanted, prefixes[0], _copies(name, config), prefixes[1])
         shapes = {key: spec.shape for key, spec in weights.specs.items()}
         refuse_differences(shapes, wanted, url, f"config.json, {name},")
         weights.refuse_other_copies(url)
@@ -210,7 +213,14 @@ def _prefix(name: str) -> str:
         return "bert."
     if name == T5:
         return ""
+    if name in MAMBAS:
+        return mamba_names.PREFIX
     return "transformer." if name == GPT2 else "model."
+
+
+def _other_prefix(name: str) -> str:
+    """Of the names in files of other releases, instead of the prefix; empty: there are none."""
+    return mamba_names.NEWER_PREFIX if name == NEMOTRON_H else ""
 
 
 def _copies(name: str, config: TransformerConfig) -> Mapping[str, str]:
@@ -221,6 +231,8 @@ def _copies(name: str, config: TransformerConfig) -> Mapping[str, str]:
         return t5_names.COPIES
     if name in DEEPSEEKS:
         return {HEAD: "model.embed_tokens.weight", **repeated_tables(config)}
+    if name in MAMBAS:
+        return mamba_names.COPIES
     return {HEAD: "transformer.wte.weight" if name == GPT2 else "model.embed_tokens.weight"}
 
 
@@ -242,8 +254,10 @@ class ClassWeights:
         wanted: Mapping[str, object],
         prefix: str,
         copies: Mapping[str, str],
+        other_prefix: str = "",
     ) -> None:
-        """copies: names that a file may have besides, and the originals."""
+        """copies: names that a file may have besides, and the originals. other_prefix: may stand in
+        place of the prefix."""
         self._files = files
         self._stored: dict[str, str] = {}
         self._copies: dict[str, str] = {}
@@ -253,6 +267,8 @@ class ClassWeights:
             for old, new in OLD_NORM.items():
                 if name.endswith(old):
                     name = name.removesuffix(old) + new
+            if other_prefix and name.startswith(other_prefix):
+                name = name.removeprefix(other_prefix)
             name = prefix + name if prefix + name in wanted else name
             if name in copies and name not in wanted:
                 self._copies[stored] = copies[name]

@@ -13,10 +13,12 @@ from trainyard.checkpoint.bounds import check_layers
 from trainyard.config import from_dict
 from trainyard.conversion.megatron.expert_args import MAX_PATTERN, expert_args, experts_of
 from trainyard.conversion.megatron.latent_args import latent_args, latents_of
+from trainyard.conversion.megatron.mamba_args import OF_HYBRIDS, hybrid_args, hybrid_values
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import LLAMA3_LENGTH, TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.t5.config import T5Config
 from trainyard.parallel.pipeline.partition import Partition, stages_in_order
 
@@ -124,6 +126,8 @@ def config_of(args: Mapping[str, Any], where: str) -> TransformerConfig:
     values |= experts_of(args, where)
     values |= latents_of(args)
     values |= _window(args, where)
+    if args.get("model_type") == "mamba":
+        values |= hybrid_values(args, where)
     if type(values.get("num_layers")) is int:
         check_layers(values["num_layers"], where)
     try:
@@ -131,6 +135,8 @@ def config_of(args: Mapping[str, Any], where: str) -> TransformerConfig:
             return from_dict(BertConfig, values | {name: args[name] for name in OF_BERT}, "args")
         if args.get("model_type") == "t5":
             return from_dict(T5Config, values | _of_t5(args), "args")
+        if args.get("model_type") == "mamba":
+            return from_dict(MambaConfig, values, "args")
         return from_dict(GPTConfig, values, "args")
     except ConfigError as error:
         raise ArtifactError(f"{where}: describes no model: {error!s:.500}") from error
@@ -146,10 +152,11 @@ def _of_t5(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse(args: Mapping[str, Any], where: str) -> None:
+    is_hybrid = args.get("model_type") == "mamba"
     found = [
         f"{name} ({args[name]!r:.40})"
         for name, harmless in REFUSED.items()
-        if name in args and args[name] not in harmless
+        if name in args and args[name] not in harmless and not (is_hybrid and name in OF_HYBRIDS)
     ]
     if found:
         raise ConfigError(
@@ -255,6 +262,8 @@ def args_of(
     for name in WHOLE_NUMBERS:
         value = values[name]
         values[name] = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(config, MambaConfig):
+        values |= hybrid_args(config)
     values |= {name: source_args[name] for name in KEPT_ARGS if source_args.get(name) is not None}
     pp, vpp = len(split), len(split[0])
     sizes = {len(stage.layers) for stage in stages_in_order(split)}
@@ -294,6 +303,10 @@ def refuse_for_megatron(config: TransformerConfig, pp: int) -> None:
         )
     if isinstance(config, T5Config):
         _refuse_t5(config, pp)
+    if config.position_embedding_type == "yarn" and isinstance(config, MambaConfig):
+        raise ConfigError(
+            "Megatron-LM's hybrids have no --position-embedding-type yarn; use --saver trainyard"
+        )
     if not isinstance(config, BertConfig):
         return
     if config.post_layernorm:
@@ -354,6 +367,7 @@ LEGACY_LACKS: dict[str, Callable[[TransformerConfig], bool]] = {
     "--window-size": lambda config: config.window_size is not None,
     "--quick-geglu": lambda config: config.quick_geglu,
     "--use-rope-scaling": lambda config: config.use_rope_scaling,
+    "Mamba layers": lambda config: isinstance(config, MambaConfig),
     "--position-embedding-type yarn, relative or none": lambda config: (
         config.position_embedding_type in ("yarn", "relative", "none")
     ),

@@ -52,9 +52,13 @@ FACTS: dict[ModelType, Callable[[Shapes], dict[str, Any]]] = {
     "gpt": lambda shapes: {},
     "bert": _facts_of_bert,
     "t5": _facts_of_t5,
+    "mamba": lambda shapes: {"model_type": "mamba"},
 }
 """Arguments that follow from the tensors of a family."""
 
+
+WITH_ARGS = {"t5": "T5", "mamba": "hybrid"}
+"""Families that are younger than arguments in files."""
 
 # --- files without arguments ------------------------------------------------------------------
 
@@ -78,8 +82,10 @@ def args_of_bare_file(ranks: Ranks, given: Mapping[str, Any], family: ModelType)
     heads is not given, since the tensors do not determine it."""
     options = {name: value for name, value in given.items() if value is not None}
     first = ranks[0][0]
-    if family == "t5":
-        raise ArtifactError(f"{first.url}: has no args, which every T5 of Megatron-LM has")
+    if family in WITH_ARGS:
+        raise ArtifactError(
+            f"{first.url}: has no args, which every {WITH_ARGS[family]} of Megatron-LM has"
+        )
     if "num_attention_heads" not in options:
         raise ConfigError(
             f"{first.url}: has no args, like files of 2019, so its number of heads is not known; "

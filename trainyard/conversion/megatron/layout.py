@@ -4,6 +4,7 @@
     gated   along dim 0, each half separately: rank files have [gate_r; up_r]
     columns along dim 1: the matrices that end attention and MLP
     whole   the same on every rank: norms, positions, biases added after a sum
+    sizes   along dim 0, blocks of these rows, each separately: z, x, B, C, dt of a Mamba layer
 
 Pure functions. T tensor ranks, n heads, d channels of a head, h hidden."""
 
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor
 
 from trainyard.models.config import TransformerConfig
+from trainyard.models.mamba.config import MambaConfig
 
-Cut = Literal["rows", "gated", "columns", "whole"]
+Cut = Literal["rows", "gated", "columns", "whole"] | tuple[int, ...]
 
 ROWS = (
     "word_embeddings.weight",
@@ -35,11 +37,16 @@ ROWS = (
     "cross_attention.linear_kv.weight",
     "cross_attention.linear_kv.bias",
     "core_attention.softmax_offset",
+    "mixer.dt_bias",
+    "mixer.A_log",
+    "mixer.D",
+    "mixer.norm.weight",
 )
 COLUMNS = (
     "self_attention.linear_proj.weight",
     "cross_attention.linear_proj.weight",
     ".linear_fc2.weight",
+    "mixer.out_proj.weight",
 )
 FC1 = (".linear_fc1.weight", ".linear_fc1.bias")
 """Of an MLP, of one expert, and of the shared expert."""
@@ -47,6 +54,11 @@ FC1 = (".linear_fc1.weight", ".linear_fc1.bias")
 
 def cut_of(name: str, config: TransformerConfig) -> Cut:
     """How a parameter is sharded, by our name."""
+    if isinstance(config, MambaConfig) and ".mixer." in name:
+        if name.endswith("in_proj.weight"):
+            return config.projected_sizes
+        if ".conv1d." in name:
+            return config.convolved_sizes
     if name.endswith(ROWS):
         return "rows"
     if name.endswith(FC1):
@@ -101,6 +113,9 @@ def join_parts(parts: Sequence[Tensor], cut: Cut) -> Tensor:
     if cut == "gated":
         halves = [part.chunk(2, dim=0) for part in parts]
         return torch.cat([half[0] for half in halves] + [half[1] for half in halves], dim=0)
+    if isinstance(cut, tuple):
+        blocks = [part.split([size // len(parts) for size in cut]) for part in parts]
+        return torch.cat([block for same in zip(*blocks, strict=True) for block in same])
     return torch.cat(list(parts), dim=1 if cut == "columns" else 0)
 
 
@@ -109,18 +124,19 @@ def join_parts(parts: Sequence[Tensor], cut: Cut) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """A rank's part of a tensor: boxes of one shape, concatenated along dim 0 in its file."""
+    """A rank's part of a tensor: boxes, concatenated along dim 0 in its file."""
 
     offsets: tuple[tuple[int, ...], ...]
-    extent: tuple[int, ...]
+    extents: tuple[tuple[int, ...], ...]
     """Shape of each box."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the tensor in the rank's file."""
-        if not self.extent:
+        first = self.extents[0]
+        if not first:
             return ()
-        return (self.extent[0] * len(self.offsets), *self.extent[1:])
+        return (sum(extent[0] for extent in self.extents), *first[1:])
 
 
 def boxes_of_rank(shape: tuple[int, ...], cut: Cut, rank: int, tp: int) -> Boxes:
@@ -128,7 +144,9 @@ def boxes_of_rank(shape: tuple[int, ...], cut: Cut, rank: int, tp: int) -> Boxes
     not divisible."""
     origin = (0,) * len(shape)
     if cut == "whole" or tp == 1:
-        return Boxes((origin,), shape)
+        return Boxes((origin,), (shape,))
+    if isinstance(cut, tuple):
+        return _boxes_of_blocks(shape, cut, rank, tp)
     dim, halves = (1, 1) if cut == "columns" else (0, 2 if cut == "gated" else 1)
     if shape[dim] % (tp * halves):
         kind = "columns" if dim else "rows"
@@ -136,4 +154,15 @@ def boxes_of_rank(shape: tuple[int, ...], cut: Cut, rank: int, tp: int) -> Boxes
     size = shape[dim] // (tp * halves)
     begins = [half * shape[dim] // halves + rank * size for half in range(halves)]
     offsets = tuple((*origin[:dim], begin, *origin[dim + 1 :]) for begin in begins)
-    return Boxes(offsets, (*shape[:dim], size, *shape[dim + 1 :]))
+    return Boxes(offsets, ((*shape[:dim], size, *shape[dim + 1 :]),) * halves)
+
+
+def _boxes_of_blocks(shape: tuple[int, ...], blocks: tuple[int, ...], rank: int, tp: int) -> Boxes:
+    if any(block % tp for block in blocks):
+        raise ValueError(f"has blocks of {blocks} rows, each of which must be divisible by {tp}")
+    sizes = [block // tp for block in blocks]
+    begins = [sum(blocks[:i]) + rank * size for i, size in enumerate(sizes)]
+    rest = (0,) * (len(shape) - 1)
+    return Boxes(
+        tuple((begin, *rest) for begin in begins), tuple((size, *shape[1:]) for size in sizes)
+    )

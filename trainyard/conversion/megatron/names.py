@@ -1,7 +1,8 @@
 """Translates names of parameters between Megatron-LM's checkpoints and ours, both ways.
 
 The tables are in `checkpoint_names.py` of the families in `models/`. Our names are those of a core
-GPTModel, BertModel or T5Model with the local layer, but for T5's output layer. A `core` checkpoint
+GPTModel, BertModel or T5Model with the local layer, but for T5's output layer; of a hybrid they are
+MambaModel's, but for its norms. A `core` checkpoint
 may also have the names of Transformer Engine's layer, which keeps a norm inside the matrix that
 follows it. `legacy` is the older model class, whose names differ, some in several spellings. Layers
 are numbered from 0 on every pipeline stage. Names are dotted paths, the keys of nested dicts
@@ -31,6 +32,7 @@ from trainyard.models.gpt.checkpoint_names import (
     PREDICTION,
     REGISTRATION_ORDER,
 )
+from trainyard.models.mamba import checkpoint_names as mamba_names
 from trainyard.models.t5 import checkpoint_names as t5_names
 
 ModelClass = Literal["core", "legacy"]
@@ -57,14 +59,19 @@ STACKS: dict[ModelType, tuple[str, ...]] = {
     "gpt": ("decoder.",),
     "bert": ("encoder.",),
     "t5": ("encoder.", "decoder."),
+    "mamba": ("decoder.",),
 }
 """Modules with layers."""
 OUTSIDE: dict[ModelType, tuple[str, ...]] = {
     "gpt": (FINAL_NORM,),
     "bert": HEADS,
     "t5": t5_names.OUTSIDE,
+    "mamba": (FINAL_NORM,),
 }
 """Prefixes of names of core outside the layers that are ours as well, beside the embedding."""
+
+IN_MATRICES = ENGINE | mamba_names.ENGINE
+"""Norms inside of the matrices that follow them: prefixes of names, and ours."""
 
 TABLES = ("word", "position", "tokentype")
 """Of the embedding, in the order of the files."""
@@ -102,6 +109,8 @@ def family_in(paths: Iterable[str]) -> ModelType:
             return "bert"
         if any(name in path for name in t5_names.SIGNS):
             return "t5"
+        if mamba_names.SIGN in path or path.startswith(mamba_names.THEIR_FINAL_NORM):
+            return "mamba"
     return "gpt"
 
 
@@ -127,6 +136,8 @@ def our_name(path: str, *, tied: bool, family: ModelType = "gpt") -> str | None:
     if path.startswith(LEGACY_ROOT) or path == LEGACY_COPY:
         return _of_legacy(path, family)
     path = single_name(path)
+    if family == "mamba" and path.startswith(mamba_names.THEIR_FINAL_NORM):
+        return FINAL_NORM + path.removeprefix(mamba_names.THEIR_FINAL_NORM)
     if path == OUTPUT:
         return TIED_COPY if tied else OUTPUT
     if path.startswith(PREDICTION) and family == "gpt":
@@ -142,7 +153,7 @@ def our_name(path: str, *, tied: bool, family: ModelType = "gpt") -> str | None:
 
 def _without_engine(rest: str) -> str:
     """Our name within a layer of core."""
-    for theirs, ours in (ENGINE | ENGINE_LATENTS).items():
+    for theirs, ours in (IN_MATRICES | ENGINE_LATENTS).items():
         if rest.startswith(theirs):
             return ours + rest.removeprefix(theirs)
     return rest
@@ -239,8 +250,10 @@ def their_name(
         return _to_legacy(name, match, family)
     if family == "t5" and name in t5_names.CORE_HEADS:
         return t5_names.CORE_HEADS[name]
+    if family == "mamba" and name.startswith(FINAL_NORM):
+        return mamba_names.THEIR_FINAL_NORM + name.removeprefix(FINAL_NORM)
     if style == "transformer_engine" and match:
-        for theirs, ours in (ENGINE_LATENTS if latents else ENGINE).items():
+        for theirs, ours in (ENGINE_LATENTS if latents else IN_MATRICES).items():
             if in_mixture and ours == PRE_MLP_NORM:
                 continue
             if match[2].startswith(ours):

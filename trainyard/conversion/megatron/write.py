@@ -163,6 +163,11 @@ def _check(model: WholeModel, target: TargetLayout) -> None:
             f"parallel-size {target.tp}; "
             f"{nearest('--target-tensor-parallel-size', config.query_groups, target.tp)}"
         )
+    if target.style == "local" and config.model_type == "mamba":
+        raise ConfigError(
+            "Megatron-LM's hybrids have no layers with --transformer-impl local; leave "
+            "--saver-transformer-impl out"
+        )
     if target.model_class == "legacy":
         refuse_for_legacy(config)
         if len({len(stage.layers) for stage in stages_in_order(target.split)}) > 1:
@@ -317,6 +322,7 @@ def _is_here(name: str, is_first: bool, is_last: bool) -> bool:
 
 def _read_boxes(model: WholeModel, name: str, boxes: Boxes) -> Tensor:
     found: Sequence[Tensor] = [
-        model.read_slice(name, offset, boxes.extent) for offset in boxes.offsets
+        model.read_slice(name, offset, extent)
+        for offset, extent in zip(boxes.offsets, boxes.extents, strict=True)
     ]
     return found[0] if len(found) == 1 else torch.cat(list(found))

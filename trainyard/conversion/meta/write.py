@@ -189,7 +189,8 @@ class _RankWriter:
         if name != self._name or self._part is None:
             self._part = None  # before the next one is read
             read = self._model.read_slice
-            found = [read(name, offset, boxes.extent) for offset in boxes.offsets]
+            pairs = zip(boxes.offsets, boxes.extents, strict=True)
+            found = [read(name, offset, extent) for offset, extent in pairs]
             self._part = found[0] if len(found) == 1 else torch.cat(found)
             self._name = name
         return self._part

@@ -69,6 +69,9 @@ log = logging.getLogger(__name__)
 GATHERED = re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\..+\.param_state/shard_\d+_\d+")
 """An object with all states of one rank of the model, of the kind dp_zero_gather_scatter."""
 
+UNREAD = {"t5": "a T5", "mamba": "a hybrid with Mamba layers"}
+"""Families whose keys are not known here."""
+
 REMEDY = {
     "dp_reshardable": "save it again there with --dist-ckpt-optim-fully-reshardable",
     "fully_sharded_bucket_space": "save it again there with --dist-ckpt-optim-fully-reshardable",
@@ -101,10 +104,10 @@ class TorchDistSource(Closing):
             tree, where = common.tree, common.url
             options = {key: value for key, value in given.items() if value is not None}
             self.family = family_in(index.tensors)
-            if self.family == "t5":
+            if self.family in UNREAD:
                 raise ConfigError(
-                    f"{where}: is a T5 in torch_dist, which this version does not read; save it in "
-                    "Megatron-LM with --ckpt-format torch"
+                    f"{where}: is {UNREAD[self.family]} in torch_dist, which this version does "
+                    "not read; save it in Megatron-LM with --ckpt-format torch"
                 )
             heads = _heads(index) if self.family == "bert" else {}
             self.args = {**common.args, **options, **heads}

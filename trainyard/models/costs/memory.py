@@ -83,7 +83,13 @@ def count_parameters(
     inner_split = inner * (attention + h * config.ffn_size * matrices) + bool(inner) * attention
     embedding = padded_vocab_size * h
     expert_shards = layout.ep * (layout.expert_tp or layout.tp)
-    block_shard = (split / layout.tp + experts * expert / expert_shards + replicated) / layout.pp
+    routed, visited = experts * expert, mixtures * moe.moe_router_topk * expert
+    if own := config.layer_costs(range(layers)):
+        split = sum(layer.split for layer in own)
+        replicated = sum(layer.whole for layer in own) + norm
+        routed = sum(layer.routed for layer in own)
+        visited = sum(layer.visited for layer in own)
+    block_shard = (split / layout.tp + routed / expert_shards + replicated) / layout.pp
     other_shard = block_shard
     if layout.first_rank_layers is not None:
         first = layout.layers_as_on_first(config) / config.all_layers
@@ -93,10 +99,9 @@ def count_parameters(
     block = split + inner_split + replicated + inner_replicated
     tables = 2 if config.untie_embeddings_and_output_weights else 1
     tables_here = tables if layout.pp == 1 else 1
-    visited = mixtures * moe.moe_router_topk
     return ParameterCount(
-        transformer_block=block + experts * expert,
-        active_transformer_block=block + visited * expert,
+        transformer_block=block + routed,
+        active_transformer_block=block + visited,
         embedding=tables * embedding,
         most_loaded_shard=block_shard + tables_here * embedding / layout.tp,
         other_shards=other_shard if layout.pp > 1 else None,
@@ -133,6 +138,10 @@ def activation_memory(
         per_layer = tokens * h * (18 + 4 * config.ffn_size / h) / tp
     else:
         per_layer = tokens * h * (10 + 24 / tp)
+    if own := config.layer_costs(range(config.all_layers)):
+        between = tp if layout.sequence_parallel else 1
+        mean = sum(layer.kept_bytes(h, tp, between, 2, 2) for layer in own) / len(own)
+        per_layer = tokens * mean
     share = 1 / tp if precise else 1.0
     embedding = (8 * tokens + tokens * h) * layout.pp * share  # ids as int64, dropout mask
     total = per_layer * layout.equal_layers(config) + embedding

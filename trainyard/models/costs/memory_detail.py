@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainyard.models.config import TransformerConfig
+from trainyard.models.layer_costs import LayerCosts
 from trainyard.models.parallel_layout import ParallelLayout, busiest_layers
 from trainyard.models.param_counts import (
     mlp_params,
@@ -157,14 +158,10 @@ def parameters_here(
     those of routed experts."""
     h, tp = config.hidden_size, layout.tp
     table = padded_vocab_size * h / tp
-    inner = config.num_inner_layers(layers)
-    count = (len(layers) + inner) * _layer_parameters(config, tp)
-    if mixtures := _mixtures(config, layers):
-        dense, shared = mlp_params(config, config.ffn_size), shared_expert_params(config)
-        count += mixtures * (router_params(config) + (shared - dense) / tp)
-    if across := config.num_cross_layers(layers) + bool(inner):
-        whole = config.norm_params() + (config.hidden_size if config.linear_bias else 0)
-        count += across * (whole + (config.cross_params() - whole) / tp)
+    if own := config.layer_costs(layers):
+        count = sum(layer.whole + layer.split / tp for layer in own)
+    else:
+        count = _transformer_parameters(config, layers, tp)
     if has_embedding:
         count += table + config.embedding_params()
     if has_output:
@@ -173,6 +170,19 @@ def parameters_here(
         has_both = has_embedding and config.mtp.mtp_num_layers is not None
         tables = 1 + (config.mtp.mtp_num_layers is not None and not tied and not has_both)
         count += config.output_params(rows) + (0 if tied and has_embedding else tables * table)
+    return count
+
+
+def _transformer_parameters(config: TransformerConfig, layers: range, tp: int) -> float:
+    """Of these layers, with the modules inside of them."""
+    inner = config.num_inner_layers(layers)
+    count = (len(layers) + inner) * _layer_parameters(config, tp)
+    if mixtures := _mixtures(config, layers):
+        dense, shared = mlp_params(config, config.ffn_size), shared_expert_params(config)
+        count += mixtures * (router_params(config) + (shared - dense) / tp)
+    if across := config.num_cross_layers(layers) + bool(inner):
+        whole = config.norm_params() + (config.hidden_size if config.linear_bias else 0)
+        count += across * (whole + (config.cross_params() - whole) / tp)
     return count
 
 
@@ -297,11 +307,14 @@ def _kept_by_layers(
     config: TransformerConfig, layout: ParallelLayout, layers: range
 ) -> tuple[float, float]:
     """(kept by the layers of a stage, needed transiently in the backward pass). Layers count as
-    equal: with experts in some, each has the mean of all."""
+    equal: where some are of another kind, each has the mean of all."""
     mixtures, count = _mixtures(config, layers), len(layers)
     dense = layer_activation_bytes(config, layout)
     whole, largest = dense, dense
-    if mixtures:
+    if own := config.layer_costs(layers):
+        each = [_own_bytes(config, layout, costs) for costs in own]
+        whole, largest = sum(each) / count, max(each)
+    elif mixtures:
         mixture = layer_activation_bytes(config, layout, mixture=True)
         whole = (mixtures * mixture + (count - mixtures) * dense) / count
         largest = max(mixture, dense)
@@ -318,6 +331,13 @@ def _kept_by_layers(
     offloaded = min(config.cpu_offloading_num_layers, count)
     kept = (count - offloaded) * equal / count
     return kept * whole, 2 * largest * equal / count if offloaded else 0.0
+
+
+def _own_bytes(config: TransformerConfig, layout: ParallelLayout, costs: LayerCosts) -> float:
+    """Kept for one token by a layer that is not attention followed by an MLP."""
+    between, width = layout.tp if layout.sequence_parallel else 1, 4 if layout.fp32 else 2
+    residual = 4 if config.fp32_residual_connection else width
+    return costs.kept_bytes(config.hidden_size, layout.tp, between, width, residual)
 
 
 def _most(config: TransformerConfig, layers: range, size: int) -> float:

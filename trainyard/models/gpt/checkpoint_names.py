@@ -104,6 +104,12 @@ _FROM_QKV = (
     "mlp.shared_experts.",
 )
 
+_MIXER = (
+    *("mixer.dt_bias", "mixer.A_log", "mixer.D", "pre_mixer_layernorm.", "mixer.in_proj."),
+    *("mixer.conv1d.weight", "mixer.conv1d.bias", "mixer.norm.", "mixer.out_proj."),
+)
+"""Of a Mamba layer."""
+
 REGISTRATION_ORDER: dict[str, tuple[str, ...]] = {
     "legacy": (
         "input_layernorm.",
@@ -122,6 +128,7 @@ REGISTRATION_ORDER: dict[str, tuple[str, ...]] = {
         *_FROM_QKV,
     ),
     "transformer_engine": (
+        *_MIXER,
         "self_attention.core_attention.",
         "self_attention.linear_proj.",
         "input_layernorm.",

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from trainyard.fp8.recipe import Fp8Recipe
 from trainyard.parallel.model import ModelParallel
-from trainyard.parallel.sharding import even_shard, mark_partial_grad, mark_shard
+from trainyard.parallel.sharding import Parts, even_shard, mark_partial_grad, mark_shard
 from trainyard.parallel.tensor.fp8_linear import fp8_column_linear, fp8_linear
 from trainyard.parallel.tensor.mappings import reduce_from_tp, reduce_scatter_to_sp
 from trainyard.parallel.tensor.overlap import column_linear, row_linear
@@ -24,7 +24,8 @@ class ColumnParallelLinear(nn.Module):
     """y = x W^T + b, the rows of W cut: rank r computes channels r of y (arXiv:1909.08053).
 
     weight: (out / n, in); bias: (out / n) or None. parts = 2: the whole is two matrices one above
-    the other, each cut for itself (a gated MLP: rank r holds [gate_r; up_r])."""
+    the other, each cut for itself (a gated MLP: rank r holds [gate_r; up_r]); or the rows of each,
+    where they differ."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class ColumnParallelLinear(nn.Module):
         *,
         bias: bool,
         parallel: ModelParallel,
-        parts: int = 1,
+        parts: Parts = 1,
     ) -> None:
         super().__init__()
         self.parallel = parallel

@@ -285,6 +285,7 @@ def report_kernels(
         )
         compiled = should_compile(config.training.compile_layers, device)
         report_norm(config.model, device, dtype, compiled=compiled, say=say)
+        family_of(config.model).report_kernels(config.model, device, say=say)
     if config.precision.fp8 is not None:
         report_fp8(config.precision.fp8, device, say=say)
     report_optimizer(config.optimizer, device, say=say)

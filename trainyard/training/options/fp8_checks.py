@@ -42,6 +42,7 @@ def check_fp8(
         "--hidden-size": (model.hidden_size, ""),
         **_of_attention(model, tp, of_a_rank),
         "the width inside the MLP": (model.ffn_size // tp, of_a_rank),
+        **{name: (width // tp, of_a_rank) for name, width in model.other_products.items()},
     }
     of_a_part = "" if cp == 1 else f" of a context-parallel rank (of {cp})"
     for name, length in model.part_lengths.items():

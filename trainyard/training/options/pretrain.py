@@ -183,7 +183,7 @@ class PretrainConfig:
         if family_of(self.model).of_sentences:
             raise ConfigError(
                 f"--sft does not apply with --model-type {self.model.model_type}, which writes no "
-                "answers from left to right; give gpt or retro"
+                "answers from left to right; give gpt, retro or mamba"
             )
         for name in OF_DOCUMENTS:
             # No loss is ever behind the end of a conversation, so --eod-mask-loss asks for nothing.
@@ -202,7 +202,7 @@ class PretrainConfig:
                     "apply with --fim-data; give it, or leave them out"
                 )
             return
-        if self.model.model_type != "gpt":
+        if not family_of(self.model).of_documents:
             raise ConfigError(
                 f"--fim-data does not apply with --model-type {self.model.model_type}; it "
                 "rearranges the texts of a GPT"

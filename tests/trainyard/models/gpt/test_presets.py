@@ -34,6 +34,8 @@ PUBLISHED = {
     "bert-345m": (30522, 336_226_108),
     "t5-220m": (30622, 222_420_382),
     "retro-843m": (256000, 877_518_848),
+    "mamba-130m": (50288, 128_989_632),
+    "hybrid-800m": (256000, 907_127_680),
 }
 """Tokens, not padded, and parameters: as the weights were published, GPT's by the formula of
 arXiv:2104.04473, section 2; DeepSeek-V3's without the biases of the choice, which have no gradient,

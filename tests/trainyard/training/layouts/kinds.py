@@ -7,6 +7,7 @@ from typing import Any
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.latent_config import LatentConfig
+from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.moe_config import MoEConfig
 from trainyard.models.mtp_config import MTPConfig
 from trainyard.models.retro.config import RetroConfig
@@ -38,6 +39,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "geglu": True,
     },
     "retro": {"retro_chunk_length": 4, "retro_encoder_attention_dropout": 0.0},
+    "mamba": {
+        **{"mamba_state_dim": 4, "mamba_head_dim": 8, "mamba_num_groups": 4},
+        **{"mamba_chunk_size": 4, "position_embedding_type": "none", "normalization": "RMSNorm"},
+    },
     "llama": {
         "position_embedding_type": "rope",
         "normalization": "RMSNorm",
@@ -48,6 +53,10 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 KINDS |= {
+    "hybrid": KINDS["mamba"]
+    | {"hybrid_attention_ratio": 0.25, "hybrid_mlp_ratio": 0.25, "position_embedding_type": "rope"},
+    "hybrid moe": KINDS["mamba"]
+    | {"hybrid_layer_pattern": "ME*E", "moe": MoEConfig(num_experts=4, moe_aux_loss_coeff=0.02)},
     "mixtral": KINDS["llama"]
     | {
         "moe": MoEConfig(
@@ -145,8 +154,8 @@ KINDS["gpt-oss"] = {
 }
 MODELS: dict[str, type[TransformerConfig]] = {
     "bert": BertConfig,
-    "t5": T5Config,
-    "google t5": T5Config,
+    **dict.fromkeys(("t5", "google t5"), T5Config),
     "retro": RetroConfig,
+    **dict.fromkeys(("mamba", "hybrid", "hybrid moe"), MambaConfig),
 }
 """Of the kinds that are not a GPT."""

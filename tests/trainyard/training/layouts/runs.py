@@ -230,6 +230,7 @@ AS_SAMPLES: dict[str, Callable[[Batch, int], Batch]] = {
     "bert": with_hidden_words,
     "t5": with_hidden_spans,
     "retro": with_neighbors,
+    "mamba": lambda batch, step: batch,
 }
 """What each family of models makes of a text."""
 

@@ -1,0 +1,200 @@
+"""The mixer of a Mamba-2 layer (arXiv:2405.21060, section 7): projections, a short convolution, the
+state space, a gated norm.
+
+s sequence, b batch, h hidden, g groups, r heads of a group, p channels of a head, n numbers of the
+state of a channel; di = g r p. g and di are those of this tensor-parallel rank."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainyard.attention.masks import AttentionMask, document_numbers
+from trainyard.models.mamba.config import CONV_WIDTH, MambaConfig
+from trainyard.models.mamba.conv import causal_conv, last_inputs
+from trainyard.models.mamba.kernels import fused_conv, fused_scan, uses_mamba_ssm
+from trainyard.models.mamba.scan import chunked_scan, next_state
+from trainyard.models.recompute import recomputed
+from trainyard.parallel.model import ALONE, ModelParallel
+from trainyard.parallel.sharding import Parts, even_shard, mark_shard
+from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
+
+
+class MambaState(NamedTuple):
+    """What a mixer keeps of the tokens before, instead of their keys and values."""
+
+    conv: Tensor
+    """(b, w - 1, di + 2 g n) last inputs of the convolution."""
+    ssm: Tensor
+    """(b, g, r, p, n) fp32."""
+
+
+class MambaMixer(nn.Module):
+    """Rows of in_proj are the gate z, then x, B and C, which pass the convolution, then the time
+    step of each head. Tensor parallelism shards each of the five between groups, and the rest with
+    them."""
+
+    def __init__(self, config: MambaConfig, parallel: ModelParallel = ALONE) -> None:
+        super().__init__()
+        tp, h = parallel.tp_size, config.hidden_size
+        sizes = config.projected_sizes
+        di, gn = config.inner_size // tp, config.group_size // tp
+        self.sizes = (di, di + 2 * gn, config.mamba_heads // tp)
+        self.convolved_sizes = (di, gn, gn)
+        self.groups, self.head_dim = config.mamba_num_groups // tp, config.mamba_head_dim
+        self.dt_min, self.dt_max = config.mamba_dt_min, config.mamba_dt_max
+        self.chunk_size, self.is_fused = config.mamba_chunk_size, uses_mamba_ssm(config)
+        self.in_proj = ColumnParallelLinear(
+            h, sum(sizes), bias=False, parallel=parallel, parts=sizes
+        )
+        self.conv1d = ConvParameters(sizes[1:4], parallel)
+        self.dt_bias = _shared_out(config.mamba_heads, parallel)
+        self.A_log = _shared_out(config.mamba_heads, parallel)
+        self.D = _shared_out(config.mamba_heads, parallel)
+        self.norm = GatedNorm(config, parallel)
+        self.out_proj = RowParallelLinear(config.inner_size, h, bias=False, parallel=parallel)
+
+    def forward(self, x: Tensor, mask: AttentionMask) -> Tensor:
+        """x: (s, b, h), (s / tp, b, h) under sequence parallelism. mask: of which only the bounds
+        of documents matter: none sees the state of another. Returns a tensor like x."""
+        assert mask.dense is None, "a state space knows no mask but the bounds of documents"
+        gate, convolved, dt = self._projected(x)
+        documents = None
+        if mask.bounds is not None:
+            documents = document_numbers(mask.bounds, gate.shape[1])
+        inputs = (convolved, dt, gate, documents)
+        is_fused = self.is_fused and convolved.is_cuda
+        if not is_fused and torch.is_grad_enabled() and convolved.requires_grad:
+            # As the paper's kernels do: the decays between the tokens of chunks take many times the
+            # memory of what they follow from.
+            y: Tensor = recomputed(self._mixed, *inputs, draws=False)
+        else:
+            y = self._mixed(*inputs)
+        out: Tensor = self.out_proj(y.transpose(0, 1))
+        return out
+
+    # --- with a state -------------------------------------------------------------------------
+
+    def empty_state(self, batch_size: int) -> MambaState:
+        """The state before the first token."""
+        weight = self.conv1d.weight
+        heads = (self.groups, self.sizes[2] // self.groups, self.head_dim)
+        n = self.convolved_sizes[1] // self.groups
+        return MambaState(
+            weight.new_zeros(batch_size, CONV_WIDTH - 1, weight.shape[0]),
+            torch.zeros(batch_size, *heads, n, device=weight.device),
+        )
+
+    def extend(self, x: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
+        """x: (s, b, h) further tokens of each sequence, such as a prompt. Returns a tensor like x,
+        and the state behind them."""
+        gate, convolved, dt = self._projected(x)
+        heads, b, c = self._heads(
+            causal_conv(convolved, self.conv1d.weight, self.conv1d.bias, before=state.conv)
+        )
+        y, ssm = chunked_scan(
+            heads, self._steps(dt), self._decay(), b, c, self.chunk_size, state=state.ssm
+        )
+        conv = last_inputs(convolved, state.conv, CONV_WIDTH - 1)
+        return self._output(self._skipped(y, heads), gate), MambaState(conv, ssm)
+
+    def step(self, x: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
+        """x: (1, b, h) the next token of each sequence. As `extend`, by the recurrence."""
+        gate, convolved, dt = self._projected(x)
+        heads, b, c = self._heads(
+            causal_conv(convolved, self.conv1d.weight, self.conv1d.bias, before=state.conv)
+        )
+        y, ssm = next_state(
+            state.ssm, heads[:, 0], self._steps(dt)[:, 0], self._decay(), b[:, 0], c[:, 0]
+        )
+        conv = last_inputs(convolved, state.conv, CONV_WIDTH - 1)
+        return self._output(self._skipped(y.unsqueeze(1), heads), gate), MambaState(conv, ssm)
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(b, s, di) gate, (b, s, di + 2 g n) inputs of the convolution, (b, s, g r) time steps, of
+        the whole sequence."""
+        gate, convolved, dt = self.in_proj(x).transpose(0, 1).split(self.sizes, dim=-1)
+        return gate, convolved, dt
+
+    def _mixed(
+        self, convolved: Tensor, dt: Tensor, gate: Tensor, documents: Tensor | None
+    ) -> Tensor:
+        """(b, s, di), what enters the last projection."""
+        is_fused = self.is_fused and convolved.is_cuda
+        conv = fused_conv if is_fused else causal_conv
+        x, b, c = self._heads(conv(convolved, self.conv1d.weight, self.conv1d.bias, documents))
+        steps, decay = self._steps(dt), self._decay()
+        if is_fused:
+            y: Tensor = fused_scan(x, steps, decay, b, c, self.chunk_size, documents)
+        else:
+            y, _ = chunked_scan(x, steps, decay, b, c, self.chunk_size, documents)
+        mixed: Tensor = self.norm(self._skipped(y, x), gate)
+        return mixed
+
+    def _heads(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (b, s, g, r, p), B and C (b, s, g, n)."""
+        x, b, c = convolved.split(self.convolved_sizes, dim=-1)
+        x = x.unflatten(-1, (self.groups, -1, self.head_dim))
+        return x, b.unflatten(-1, (self.groups, -1)), c.unflatten(-1, (self.groups, -1))
+
+    def _steps(self, dt: Tensor) -> Tensor:
+        """(b, s, g, r) fp32 time steps."""
+        steps = functional.softplus(dt.float() + self.dt_bias.float())
+        if self.dt_min > 0 or self.dt_max is not None:
+            steps = steps.clamp(self.dt_min, self.dt_max)
+        by_group: Tensor = steps.unflatten(-1, (self.groups, -1))
+        return by_group
+
+    def _decay(self) -> Tensor:
+        """(g, r) fp32, below 0."""
+        rates = torch.exp(self.A_log.float())
+        return -rates.view(self.groups, -1)
+
+    def _skipped(self, y: Tensor, x: Tensor) -> Tensor:
+        """(b, s, di): the state's answer, and each channel's own input times D."""
+        skip = self.D.float().view(self.groups, -1, 1) * x.float()
+        return (y.float() + skip).to(x.dtype).flatten(2)
+
+    def _output(self, y: Tensor, gate: Tensor) -> Tensor:
+        out: Tensor = self.out_proj(self.norm(y, gate).transpose(0, 1))
+        return out
+
+
+class ConvParameters(nn.Module):
+    """weight: (channels, 1, w), bias: (channels), each of x, B and C."""
+
+    def __init__(self, sizes: tuple[int, ...], parallel: ModelParallel) -> None:
+        super().__init__()
+        self.weight = _shared_out(sum(sizes), parallel, 1, CONV_WIDTH, parts=sizes)
+        self.bias = _shared_out(sum(sizes), parallel, parts=sizes)
+
+
+class GatedNorm(nn.Module):
+    """RMSNorm of y silu(gate) over the channels of each group, in fp32. weight: (di)."""
+
+    def __init__(self, config: MambaConfig, parallel: ModelParallel) -> None:
+        super().__init__()
+        self.groups = config.mamba_num_groups // parallel.tp_size
+        self.eps = config.norm_epsilon
+        self.weight = _shared_out(config.inner_size, parallel)
+
+    def forward(self, y: Tensor, gate: Tensor) -> Tensor:
+        """y, gate: (..., di). Returns the same shape."""
+        gated = y.float() * functional.silu(gate.float())
+        gated = gated.unflatten(-1, (self.groups, -1))
+        normalised: Tensor = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + self.eps)
+        return (normalised.flatten(-2) * self.weight.float()).to(self.weight.dtype)
+
+
+def _shared_out(size: int, parallel: ModelParallel, *rest: int, parts: Parts = 1) -> nn.Parameter:
+    """A parameter of (size, *rest), of which each tensor-parallel rank has its rows."""
+    parameter = nn.Parameter(torch.empty(size // parallel.tp_size, *rest))
+    if parallel.tp is not None:
+        whole = (size, *rest)
+        mark_shard(parameter, even_shard(whole, 0, parallel.tp_size, parallel.tp_rank, parts))
+    return parameter
