@@ -1,8 +1,8 @@
 """Keys and values of a fixed batch of sequences, each row as long as its own sequence.
 
 The tokens of a row have positions 0 .. length - 1. Entries behind them are padding of a ragged
-batch: no token attends to them, and the next tokens overwrite them. b batch, g key and value heads,
-d head channels, T capacity."""
+batch: no token attends to them, and the next tokens overwrite them. b batch, g key and value heads
+of this rank, d head channels, T capacity."""
 
 from __future__ import annotations
 
@@ -25,10 +25,17 @@ class StaticKVCache:
         batch_size: int,
         capacity: int,
         *,
+        layers: range | None = None,
+        tp_size: int = 1,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        shape = (config.num_layers, 2, batch_size, config.query_groups, capacity, config.head_dim)
+        """layers: of this pipeline stage; unset: all of the model. tp_size: ranks that share the
+        heads."""
+        self._first = 0 if layers is None else layers.start
+        count = config.num_layers if layers is None else len(layers)
+        groups = config.query_groups // tp_size
+        shape = (count, 2, batch_size, groups, capacity, config.head_dim)
         self._store = torch.zeros(shape, dtype=dtype, device=device)
         self._lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self._rows = torch.arange(batch_size, device=device).unsqueeze(1)
@@ -58,7 +65,7 @@ class StaticKVCache:
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v, (b, g, s, d), to each row; return (b, g, t, d) of both."""
-        keys, values = self._store[layer]
+        keys, values = self._store[layer - self._first]
         num_new = k.shape[2]
         seen = max(self.lengths) + num_new
         assert seen <= self.capacity, f"{seen} tokens in a cache of {self.capacity}"
@@ -75,3 +82,10 @@ class StaticKVCache:
         """Count `counts[row]` of the tokens written last as cached; the rest were padding."""
         self.lengths = [old + new for old, new in zip(self.lengths, counts, strict=True)]
         self._lengths += torch.tensor(counts, device=self._lengths.device)
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Row i becomes a copy of row `rows[i]`, as beams of a search do."""
+        order = torch.tensor(rows, device=self._store.device)
+        self._store = self._store.index_select(2, order)
+        self._lengths, self._rows = self._lengths[order], self._rows[: len(rows)]
+        self.lengths = [self.lengths[row] for row in rows]

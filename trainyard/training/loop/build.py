@@ -4,8 +4,7 @@ compiled layers."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -30,6 +29,7 @@ from trainyard.optim.kernels import report_optimizer
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import DataParallelConfig, ParallelConfig
 from trainyard.parallel.data.data_parallel import DataParallel
+from trainyard.parallel.device import default_dtype
 from trainyard.parallel.groups import ProcessGroups, gather_objects
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.pipeline.p2p import HiddenSpec, PipelineLinks, connect
@@ -190,7 +190,7 @@ def build_chunks(
     """The modules of this rank, on its device and in the dtype of the run."""
     model_parallel = groups.model_parallel(parallel)
     parts = partition(parallel, sizes.num_layers)[groups.pp_rank]
-    with device, _default_dtype(params_dtype(precision)):
+    with device, default_dtype(params_dtype(precision)):
         chunks = [
             provider(
                 model_parallel, PipelineStage(part.layers, part.has_embedding, part.has_output)
@@ -201,16 +201,6 @@ def build_chunks(
         for chunk in chunks:
             use_fp8(chunk, precision.fp8, *precision.bf16_layers)
     return chunks
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _links(

@@ -1,0 +1,44 @@
+"""Weights of a model by their names in checkpoints, and the part on this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from trainyard.checkpoint.layout import LocalTensors, ShardedTensor
+from trainyard.models.tied import copy_of
+from trainyard.parallel.groups import gather_objects
+from trainyard.parallel.sharding import shard_of
+
+
+def model_tensors(
+    chunks: Sequence[nn.Module], *, buffers_apart: bool = False
+) -> dict[str, LocalTensors]:
+    """`model.NAME` of every weight on this rank; a tied copy has the name of its original.
+
+    buffers_apart: copy buffers, which a forward pass may change; the rest is live memory."""
+    held: dict[str, LocalTensors] = {}
+    for chunk in chunks:
+        for name, tensor in chunk.state_dict(keep_vars=True).items():
+            whole_name = f"model.{copy_of(tensor) or name}"
+            held.setdefault(whole_name, _parts(whole_name, tensor, buffers_apart))
+    return held
+
+
+def _parts(name: str, tensor: Tensor, buffers_apart: bool) -> LocalTensors:
+    shard = shard_of(tensor)
+    values = tensor.detach()
+    if buffers_apart and not isinstance(tensor, nn.Parameter):
+        values = values.clone()
+    if shard is None:
+        return values
+    return [
+        ShardedTensor(name, values[index], shard.shape, offset) for offset, index in shard.boxes()
+    ]
+
+
+def names_over(group: ProcessGroup | None, targets: Iterable[str]) -> set[str]:
+    """The names of the tensors on all ranks of a group."""
+    return {name for names in gather_objects(sorted(targets), group) for name in names}
