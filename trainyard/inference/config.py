@@ -206,4 +206,13 @@ def check_length(
         )
 
 
+def check_prompt_file(url: str) -> None:
+    """Refuse a file name that does not say what is in it."""
+    if not url.endswith((".jsonl", ".txt")):
+        raise ConfigError(
+            f"--prompt-file {url}: the name must end with .jsonl (a JSON object on each line) or "
+            ".txt (a prompt on each line)"
+        )
+
+
 GREEDY = SamplingConfig()

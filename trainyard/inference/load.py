@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
-from trainyard.checkpoint.model import checkpoint_tokenizer
+from trainyard.checkpoint.model import check_tensors, checkpoint_tokenizer
 from trainyard.checkpoint.model_config import model_config
 from trainyard.checkpoint.model_tensors import model_tensors, names_over
 from trainyard.conversion.detect import LABELS, OF_KIND, detect
@@ -76,6 +76,7 @@ def load_generator(
         checkpoint = open_checkpoint(url)
         config, rows = model_config(checkpoint)
         with checkpoint:
+            check_tensors(checkpoint, config, rows)
             return _load(
                 checkpoint,
                 config,

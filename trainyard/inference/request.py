@@ -5,7 +5,7 @@ Knows nothing of batches or models, so that every engine may use it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from trainyard.inference.config import GREEDY, SamplingConfig
@@ -40,6 +40,12 @@ class Request:
     """Whether to compute those of the prompt, from its second token on."""
     top_n: int = 0
     """How many likeliest tokens to keep for each of these places."""
+
+    def shortened(self, most: int) -> Request:
+        """The same with at most so many new tokens."""
+        return replace(
+            self, max_tokens=min(self.max_tokens, most), min_tokens=min(self.min_tokens, most)
+        )
 
 
 @dataclass(slots=True)

@@ -61,6 +61,19 @@ def prompt_tokens(tokenizer: Tokenizer, text: str, *, add_bos: bool = False) -> 
     return tokens
 
 
+def chat_tokens(tokenizer: Any, text: str) -> list[int]:
+    """A conversation of one user's turn, and what invites the model to answer it."""
+    lay_out = getattr(tokenizer, "tokenize_conversation", None)
+    if lay_out is None:
+        raise ConfigError(
+            f"--chat: the checkpoint's tokenizer ({tokenizer.config.tokenizer_type}) has no format "
+            "of conversations, so the model was not tuned on any; leave it out"
+        )
+    turns = [{"role": "user", "content": text}]
+    ids: list[int] = lay_out(turns, return_target=False, add_generation_prompt=True).tolist()
+    return ids
+
+
 class TextRequests:
     """Requests of one run of a program: the same options for every prompt."""
 
