@@ -6,12 +6,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.trainyard.inference.small_models import build, run, some_prompts
+from tests.trainyard.inference.small_models import VOCAB, build, run, some_prompts
 from trainyard.inference.config import SamplingConfig
+from trainyard.models.costs.inference_memory import inference_memory
+from trainyard.models.parallel_layout import ParallelLayout
 from trainyard.models.pipeline_stage import PipelineStage
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import ParallelDims
-from trainyard.parallel.groups import build_groups
+from trainyard.parallel.groups import build_groups, gather_objects
 from trainyard.parallel.pipeline.partition import partition
 from trainyard.testing.pool import RankPool
 from trainyard.testing.tolerances import FP32_SUM_ORDER
@@ -32,6 +34,11 @@ def check_cut_model(kind: str, tp: int, pp: int) -> None:
     (part,) = partition(config, whole.config.all_layers)[groups.pp_rank]
     stage = PipelineStage(part.layers, part.has_embedding, part.has_output)
     model = build(kind, groups.model_parallel(config), stage)
+    memory = inference_memory(
+        whole.config, VOCAB, ParallelLayout(tp=tp, pp=pp), bytes_each=4, tokens=8
+    )
+    own = sum(p.numel() * p.element_size() for p in model.parameters())
+    assert max(gather_objects(own, groups.world)) == memory.weights
     prompts = some_prompts(3, 11, 6)
     for options in ({}, SAMPLED):
         expected = run(whole, prompts, 8, **options).completions
