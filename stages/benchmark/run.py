@@ -14,6 +14,7 @@ from stages.benchmark.config import BenchmarkConfig
 from stages.benchmark.report import report_page
 from stages.runtime.context import StageRun
 from trainyard.errors import ConfigError
+from trainyard.inference.decoders import Decoder
 from trainyard.inference.load import Generator, load_generator
 from trainyard.inference.measure import device_clock, request_timing, throughput
 from trainyard.inference.prompts import read_prompts
@@ -87,6 +88,7 @@ class Benchmark:
         """speaks: whether this rank prints what --stream shows."""
         self.config, self.generator, self.device = config, generator, device
         self.speaks = speaks
+        self._decoders: dict[int, Decoder] = {}
         count = config.num_tokens_to_generate
         if config.num_input_tokens is not None:
             sizes = config.inference_max_requests, config.num_input_tokens
@@ -98,6 +100,18 @@ class Benchmark:
         for number, prompt in enumerate(self.prompts):
             self.requests.make(prompt, number, f"prompt {number}")
         config.check_length(max(map(len, self.prompts)))
+
+    def _decoder(self, batch_size: int) -> Decoder:
+        """Made once for each size of a batch: what is compiled and recorded stays."""
+        if batch_size not in self._decoders:
+            self._decoders[batch_size] = build_decoder(
+                self.generator,
+                batch_size,
+                max(map(len, self.prompts)),
+                self.config.num_tokens_to_generate,
+                compiled=self.config.cuda_graph_impl == "local",
+            )
+        return self._decoders[batch_size]
 
     def warm_up(self) -> None:
         """Generate a few tokens of the first batch, so that no timing includes one-time work."""
@@ -119,10 +133,10 @@ class Benchmark:
         """most: tokens of each prompt, fewer than asked for; None: as asked for."""
         batch = self.prompts[first : first + self.config.inference_max_requests]
         requests = [self.requests.make(p, first + i, "a prompt") for i, p in enumerate(batch)]
-        is_warmup, count = most is not None, self.config.num_tokens_to_generate
+        is_warmup = most is not None
         if most is not None:
             requests = [request.shortened(most) for request in requests]
-        decoder = build_decoder(self.generator, [len(p) for p in batch], count)
+        decoder = self._decoder(len(batch))
         on_token = None
         if self.config.stream and self.speaks and not is_warmup:
             on_token = streamed(self.generator.tokenizer, first)

@@ -132,8 +132,8 @@ class BatchWork:
             self.requests.make(self.tokens(self.prompts[n]), n, self.prompts[n].name)
             for n in numbers
         ]
-        lengths = [len(request.prompt) for request in requests]
-        decoder = build_decoder(self.generator, lengths, self.config.num_tokens_to_generate)
+        longest, count = max(len(r.prompt) for r in requests), self.config.num_tokens_to_generate
+        decoder = build_decoder(self.generator, len(requests), longest, count)
         return run_requests(decoder, requests).completions
 
     def _with_neighbors(self, number: int) -> Completion:
@@ -152,7 +152,7 @@ class BatchWork:
         count = self.config.num_tokens_to_generate
         (end,) = self.requests.stop_ids
         texts = beam_search(
-            build_decoder(generator, [len(tokens)], count, copies=width),
+            build_decoder(generator, width, len(tokens), count),
             tokens,
             count,
             width=width,

@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from trainyard.inference.kv_cache import StaticKVCache
+from trainyard.inference.graphs import FixedStep
+from trainyard.inference.kv_cache import FixedShapeCache, StaticKVCache
 from trainyard.inference.log_probs import Scores, no_scores, score_places
 from trainyard.inference.pipeline import StageChain
 from trainyard.models.gpt.model import GPTModel
@@ -40,7 +41,8 @@ class Decoder(Protocol):
     """Memory of all keys and values."""
 
     def start(self, prompts: Sequence[Sequence[int]], top_n: int | None = None) -> Start:
-        """Begin a batch. top_n: score the prompts too, with so many likeliest tokens."""
+        """Begin a batch, the first or a next one of the same size. top_n: score the prompts too,
+        with so many likeliest tokens."""
 
     def step(self, tokens: Tensor) -> Tensor:
         """(b, V) logits after the next token of each row, (b) int64."""
@@ -93,11 +95,14 @@ class CachedDecoder(Stepping):
         capacity: int,
         groups: ProcessGroups = ALONE,
         vocab_size: int | None = None,
+        *,
+        compiled: bool = False,
     ) -> None:
-        """capacity: tokens of the longest row with its output."""
+        """capacity: tokens of the longest row with its output. compiled: see `graphs`; for a model
+        on one rank."""
         super().__init__(model, groups, vocab_size)
         self._gpt = model
-        self.cache = StaticKVCache(
+        self.cache = (FixedShapeCache if compiled else StaticKVCache)(
             model.config,
             batch_size,
             capacity,
@@ -107,9 +112,13 @@ class CachedDecoder(Stepping):
             device=model.device,
         )
         self.cache_bytes = self.cache.size_bytes
+        self._fixed_step: FixedStep | None = None
+        if isinstance(self.cache, FixedShapeCache):
+            self._fixed_step = FixedStep(model, self.cache, self.vocab_size)
 
     def start(self, prompts: Sequence[Sequence[int]], top_n: int | None = None) -> Start:
         """See `Decoder`."""
+        self.cache.clear()
         tokens, counts = padded(prompts, self.model.device), [len(p) for p in prompts]
         hidden = self._hidden(tokens, counts)
         logits = self.logits(last_of(hidden, counts))
@@ -118,6 +127,8 @@ class CachedDecoder(Stepping):
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Decoder`."""
+        if self._fixed_step is not None:
+            return self._fixed_step(tokens)
         hidden = self._hidden(tokens.unsqueeze(1), [1] * len(tokens))
         return self.logits(hidden[-1])
 
@@ -176,6 +187,8 @@ class EncoderDecoder(Stepping):
 
     def start(self, prompts: Sequence[Sequence[int]], top_n: int | None = None) -> Start:
         """See `Decoder`. Texts of an encoder have no scores."""
+        self.cache.clear()
+        self._source_cache.clear()
         tokens = padded(prompts, self.model.device)
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=tokens.device)
         places = torch.arange(tokens.shape[1], device=tokens.device)
@@ -187,7 +200,7 @@ class EncoderDecoder(Stepping):
         self._source = self.through(tokens.shape[1], tokens.shape[0], encoder)
         first = torch.full((len(prompts),), self._first_token, device=tokens.device)
         logits = self.step(first)
-        self.cache_bytes += sum(
+        self.cache_bytes = self.cache.size_bytes + sum(
             kept.numel() * kept.element_size() for kv in self._source_cache.values() for kept in kv
         )
         return Start(logits)

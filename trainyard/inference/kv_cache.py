@@ -57,9 +57,10 @@ class StaticKVCache:
         return self._lengths.unsqueeze(1) + torch.arange(num_new, device=self._lengths.device)
 
     def mask(self, num_new: int) -> Tensor | None:
-        """(b, 1, s, t) True where a new token may attend; None for an empty cache: plain
-        causal."""
-        if not any(self.lengths):
+        """(b, 1, s, t) True where a new token may attend; None where the last tokens of all rows
+        are beside each other, and causality is the only rule."""
+        is_even = min(self.lengths) == max(self.lengths)
+        if is_even and (num_new == 1 or not self.lengths[0]):
             return None
         return causal_mask(self.positions(num_new), max(self.lengths) + num_new)
 
@@ -83,9 +84,52 @@ class StaticKVCache:
         self.lengths = [old + new for old, new in zip(self.lengths, counts, strict=True)]
         self._lengths += torch.tensor(counts, device=self._lengths.device)
 
+    def clear(self) -> None:
+        """Forget all tokens, for a next batch."""
+        self.lengths = [0] * len(self.lengths)
+        self._lengths.zero_()
+
     def reorder(self, rows: Sequence[int]) -> None:
         """Row i becomes a copy of row `rows[i]`, as beams of a search do."""
         order = torch.tensor(rows, device=self._store.device)
         self._store = self._store.index_select(2, order)
         self._lengths, self._rows = self._lengths[order], self._rows[: len(rows)]
         self.lengths = [self.lengths[row] for row in rows]
+
+
+class FixedShapeCache(StaticKVCache):
+    """For steps of one token whose shapes never change, as CUDA graphs and compilers want them: all
+    of the capacity is looked at, and what is behind a row's length is masked.
+
+    While `is_fixed`, lengths are those on the device, and the step itself moves them on."""
+
+    is_fixed = False
+
+    def mask(self, num_new: int) -> Tensor | None:
+        """(b, 1, s, capacity), of the lengths on the device."""
+        if not self.is_fixed:
+            return super().mask(num_new)
+        return causal_mask(self.positions(num_new), self.capacity)
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append k and v, (b, g, 1, d); return all of both, (b, g, capacity, d)."""
+        if not self.is_fixed:
+            return super().extend(layer, k, v)
+        keys, values = self._store[layer - self._first]
+        places = self._lengths.unsqueeze(1)
+        keys[self._rows, :, places] = k.transpose(1, 2)
+        values[self._rows, :, places] = v.transpose(1, 2)
+        return keys, values
+
+    @property
+    def device_lengths(self) -> Tensor:
+        """(b) int64, the cached tokens of each row as the device counts them."""
+        return self._lengths
+
+    def move_on(self) -> None:
+        """Count a token of every row as cached, on the device alone."""
+        self._lengths += 1
+
+    def count_step(self) -> None:
+        """The same for the lengths that the host knows."""
+        self.lengths = [length + 1 for length in self.lengths]

@@ -169,13 +169,27 @@ def check_prompt(config: TransformerConfig, name: str, length: int, max_tokens: 
 
 
 def build_decoder(
-    generator: Generator, lengths: Sequence[int], max_tokens: int, copies: int = 1
+    generator: Generator,
+    batch_size: int,
+    longest: int,
+    max_tokens: int,
+    *,
+    compiled: bool = False,
 ) -> Decoder:
-    """A decoder with room for prompts of these lengths, each `copies` times, and outputs."""
-    model, batch = generator.model, len(lengths) * copies
-    size = generator.tokenizer.vocab_size
+    """A decoder with room for so many prompts of at most `longest` tokens, and their outputs.
+
+    compiled: see `graphs`; ConfigError for a model whose step cannot be compiled."""
+    model, size = generator.model, generator.tokenizer.vocab_size
+    config = generator.config
+    if compiled and (config.model_type == "t5" or config.experts.enabled):
+        kind = "a t5" if config.model_type == "t5" else "a mixture of experts"
+        raise ConfigError(
+            f"--cuda-graph-impl local: the step of {kind} is not compiled; give --cuda-graph-impl "
+            "none"
+        )
     if isinstance(model, T5Model):
         assert generator.first_token is not None
         first = generator.first_token
-        return EncoderDecoder(model, batch, max_tokens, first, generator.groups, size)
-    return CachedDecoder(model, batch, max(lengths) + max_tokens, generator.groups, size)
+        return EncoderDecoder(model, batch_size, max_tokens, first, generator.groups, size)
+    capacity = longest + max_tokens
+    return CachedDecoder(model, batch_size, capacity, generator.groups, size, compiled=compiled)
