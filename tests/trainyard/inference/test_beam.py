@@ -18,7 +18,7 @@ from trainyard.inference.beam import BeamText, Finished, beam_search
 from trainyard.inference.decoders import CachedDecoder
 from trainyard.models.gpt.model import GPTModel
 
-WORDS, END, LENGTH = 5, 3, 3
+WORDS, END, LENGTH = 4, 3, 3
 
 
 def search(model: GPTModel, width: int, penalty: float = 1.0, words: int = 64) -> list[BeamText]:
@@ -27,7 +27,7 @@ def search(model: GPTModel, width: int, penalty: float = 1.0, words: int = 64) -
     return beam_search(decoder, prompt, LENGTH, width=width, length_penalty=penalty, end=END)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.5])
+@pytest.mark.parametrize("penalty", [0.0, 1.5])
 def test_a_search_wide_enough_finds_the_best_of_all_texts(penalty: float) -> None:
     model = build("llama")
     assert isinstance(model, GPTModel)

@@ -24,9 +24,9 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 @every_kind
 def test_a_static_batch_is_one_by_one_is_the_forward_of_training(kind: str) -> None:
     model, prompts = build(kind), some_prompts(3, 17, 9)
-    together = run(model, prompts, 10).outputs
-    assert together == [run(model, [prompt], 10).outputs[0] for prompt in prompts]
-    assert together == [greedy_by_training(model, prompt, 10) for prompt in prompts]
+    together = run(model, prompts, 7).outputs
+    assert together == [run(model, [prompt], 7).outputs[0] for prompt in prompts]
+    assert together == [greedy_by_training(model, prompt, 7) for prompt in prompts]
 
 
 @every_kind
@@ -56,7 +56,7 @@ def test_log_probabilities_are_the_losses_of_training(kind: str) -> None:
         assert all(len(place) == 3 for place in completion.prompt_top)
 
 
-@every_kind
+@pytest.mark.parametrize("kind", ["llama", "mistral", "mixtral", "t5"])
 def test_bf16_scores_a_text_as_its_training_does(kind: str) -> None:
     model, prompts = build(kind).to(torch.bfloat16), some_prompts(12, 5)
     for completion in run(model, prompts, 8, log_probs=True).completions:

@@ -152,7 +152,7 @@ def test_impossible_requests_are_refused(prompts: list[list[int]], new: int, nam
         generate(build(), prompts, new)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_compiled_step_generates_the_same() -> None:
     model, prompts = build(**LLAMA), prompts_of(3, 9, 5)
     requests = [Request(prompt=p, max_tokens=6, number=i) for i, p in enumerate(prompts)]
