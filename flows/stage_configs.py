@@ -12,6 +12,7 @@ from stages.evaluate.config import EvaluateConfig
 from stages.faiss_add.config import FaissAddConfig
 from stages.faiss_query.config import FaissQueryConfig
 from stages.faiss_train.config import FaissTrainConfig
+from stages.generate.config import GenerateConfig
 from stages.index.config import IndexConfig
 from stages.inspect.config import InspectConfig
 from stages.merge.config import MergeConfig
@@ -38,6 +39,7 @@ CONFIGS: dict[str, type[Any]] = {
     "faiss_add": FaissAddConfig,
     "faiss_query": FaissQueryConfig,
     "faiss_train": FaissTrainConfig,
+    "generate": GenerateConfig,
     "index": IndexConfig,
     "inspect": InspectConfig,
     "merge": MergeConfig,

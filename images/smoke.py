@@ -23,6 +23,7 @@ LOCKS = Path(__file__).resolve().parent / "locks"
 TORCH_STAGES = [
     "benchmark",
     "evaluate",
+    "generate",
     "inspect",
     "pretrain",
     "reshard",

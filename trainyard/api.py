@@ -47,7 +47,7 @@ MODULES = {
     "init_parameters": "models.init",
     "model_sizes": "training.loop.build",
     "load_model": "checkpoint.model",
-    "model_tensors": "training.run.tensors",
+    "model_tensors": "checkpoint.model_tensors",
     "open_checkpoint": "checkpoint.load",
     "open_output": "artifacts.store",
     "optimal_dtype": "corpus.indexed",

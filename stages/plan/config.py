@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import MAX_SIZE, check_above_zero, check_at_most, execution, location
+from trainyard.config import (
+    MAX_SIZE,
+    check_above_zero,
+    check_at_least,
+    check_at_most,
+    execution,
+    location,
+)
 from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
 from trainyard.models.config_checks import check_params
@@ -149,6 +156,11 @@ class PlanConfig:
     gpu_memory_gib: float | None = None
     """Memory of a device. A layout that needs more is refused, and the error names the nearest
     layouts that fit; unset: no limit."""
+    inference_max_seq_length: int | None = None
+    """Tokens of a request with its output, for the memory of generation; unset: the positions of
+    the model."""
+    inference_memory_gib: float | None = None
+    """Memory of a device that generates, to say how many requests fit; unset: that is not said."""
     json: bool = execution(False)
     """Print one JSON document instead of the report."""
     output_dir: str | None = location(None)
@@ -161,6 +173,12 @@ class PlanConfig:
         check_at_most(self, MAX_SIZE, *SIZES)
         if self.gpu_memory_gib is not None and self.gpu_memory_gib <= 0:
             raise ConfigError(f"--gpu-memory-gib must be positive, got {self.gpu_memory_gib}")
+        check_at_least(self, 1, "inference_max_seq_length")
+        check_at_most(self, MAX_SIZE, "inference_max_seq_length")
+        if self.inference_memory_gib is not None and self.inference_memory_gib <= 0:
+            raise ConfigError(
+                f"--inference-memory-gib must be positive, got {self.inference_memory_gib}"
+            )
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             raise ConfigError(
                 "--sequence-parallel needs --tensor-model-parallel-size above 1; give "

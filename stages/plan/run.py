@@ -15,6 +15,7 @@ from stages.plan.fit import (
     memory_bytes,
     parameter_bytes,
 )
+from stages.plan.inference import inference_document, inference_lines
 from stages.plan.pipeline_schedule import pipeline_document, pipeline_lines, pipeline_picture
 from stages.plan.vocabulary import with_vocabulary
 from stages.runtime.context import StageRun
@@ -87,6 +88,7 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         },
         "memory_detail_bytes": detail and {**asdict(detail), "total": detail.total},
         "activations_with_full_recompute_bytes": recomputed,
+        "inference": inference_document(config),
         "checkpoint_bytes": exact_parameters(config) * CHECKPOINT_BYTES,
     }
     if config.show_schedule:
@@ -122,6 +124,7 @@ def report(config: PlanConfig) -> str:
             layout_line(config),
             *more_lines(document),
             *detail_lines(config),
+            *inference_lines(config),
             *(["", *pipeline_lines(config)] if config.show_schedule else []),
         ]
     )

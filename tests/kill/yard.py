@@ -182,6 +182,11 @@ class Yard:
                 "--num-warmups",
                 "0",
             ],
+            "generate": [
+                *("--load", load, "--prompts", "the yard", "a train", "on the rails"),
+                *("--num-tokens-to-generate", "4", "--inference-max-requests", "1"),
+                *("--device", "cpu"),
+            ],
             "retro_db": [
                 *("--data-path", tokens, *tokenizer, "--retro-doc-block-size", "20"),
                 *("--retro-bert-tokenizer-type", "BertWordPieceLowerCase"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 RUNS = ""
 
 DETOXIFICATION = "detoxification comes later"
-NO_SERVER = "a server comes later; stages.benchmark generates text from --prompts"
+NO_SERVER = "a server comes later; stages.generate generates text from --prompts"
 NO_IMAGES = "models of images come later"
 OF_TASK = "comes later; WIKITEXT103 is there"
 OF_RETRIEVER = "needs the retriever of pretrain_ict.py, which comes later"
@@ -83,8 +83,8 @@ ANSWERS: dict[str, str] = {
     "bench-prompts": RUNS,
     "bench-stream": RUNS,
     "bench-profile": RUNS,
-    "bench-dyn": "--engine-type is not supported: continuous batching comes later",
-    "bench-logprobs": "--return-log-probs is not supported: log-probabilities of tokens come",
+    "bench-dyn": "--engine-type dynamic: continuous batching comes later",
+    "bench-logprobs": RUNS,
     "gpt_dynamic_inference_357m.sh": "continuous batching comes later",
     "run_static_inference_llama4_scout.sh": "--qk-l2-norm is not supported",
     "run_text_generation_server_345M.sh": NO_SERVER,

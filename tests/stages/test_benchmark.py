@@ -14,8 +14,10 @@ from stages.benchmark.run import run
 from tests.stages.directly import run_directly, run_program
 from tests.trainyard.checkpoint import samples
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
+from trainyard.charts.numbers import milliseconds
 from trainyard.config import from_dict, to_dict
 from trainyard.errors import ConfigError
+from trainyard.inference.measure import request_timing, throughput
 from trainyard.models.gpt.config import GPTConfig
 
 MODEL = GPTConfig(num_layers=2, hidden_size=32, num_attention_heads=2, seq_length=64)
@@ -100,6 +102,8 @@ def test_a_prompt_that_is_too_long_is_refused_before_any_output(
         ({"prompts": ["a"], "num_tokens_to_generate": 0}, "--num-tokens-to-generate"),
         ({"prompts": ["a"], "num_warmups": -1}, "--num-warmups"),
         ({"prompts": ["a"], "top_p": 0.9}, "--top-k 1 and --top-p 0.9"),
+        ({"prompts": ["a"], "beam_width": 2}, "--beam-width is for stages.generate"),
+        ({"prompts": ["a"], "engine_type": "dynamic"}, "engine_type"),
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, Any], named: str) -> None:
@@ -161,6 +165,67 @@ def test_numbers_of_16_bits_halve_the_cache(checkpoint: str, tmp_path: Path) -> 
         assert half["kv_cache_bytes"] * 2 == full["kv_cache_bytes"]
     with pytest.raises(ConfigError, match="give --bf16 or --fp16, not both"):
         from_dict(BenchmarkConfig, {"load": "c", **options, "bf16": True, "fp16": True})
+
+
+def test_log_probabilities_and_stop_words_are_those_of_generation(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    options = {"prompts": list(TEXTS), "num_tokens_to_generate": 6, "ignore_eod": True}
+    free = benchmark(checkpoint, tmp_path / "a", **options, return_log_probs=True)[0]
+    for request in free["requests"]:
+        assert len(request["log_probs"]) == 6
+        assert len(request["prompt_log_probs"]) == len(request["prompt_tokens"]) - 1
+    word = free["requests"][0]["generated_output"][1:3]
+    ended = benchmark(checkpoint, tmp_path / "b", **options, stop_words=[word])[0]
+    assert ended["requests"][0]["finish_reason"] == "stop"
+    assert word not in ended["requests"][0]["generated_output"]
+
+
+def test_a_stream_shows_the_text_of_the_first_prompt_as_it_comes(
+    checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"num_tokens_to_generate": 6, "ignore_eod": True, "stream": True}
+    (tmp_path / "p.txt").write_text("the yard\n")
+    file = str(tmp_path / "p.txt")
+    generations, _ = benchmark(checkpoint, tmp_path / "o", prompt_file=file, **options)
+    text = generations["requests"][0]["generated_output"].rstrip("\ufffd")
+    assert f"\nprompt 0: {text}" in capsys.readouterr().out
+
+
+def test_the_page_has_the_figures_and_the_requests(checkpoint: str, tmp_path: Path) -> None:
+    _, timings = benchmark(checkpoint, tmp_path, prompts=["<b>the yard"], ignore_eod=True)
+    page = (tmp_path / "report.html").read_text()
+    assert "&lt;b&gt;the yard" in page
+    assert milliseconds(timings["end_to_end_latency"]["mean"]) in page
+    assert page.count("<svg") == 2, "a chart and its curves"
+
+
+def test_latencies_have_the_definitions_of_the_field() -> None:
+    requests = [request_timing(0, 4, [0.5, 0.1, 0.3], 0), request_timing(1, 4, [0.5], 0)]
+    found = throughput(requests, [1.0])
+    assert found["time_to_first_token"]["mean"] == 0.5
+    assert found["end_to_end_latency"]["mean"] == pytest.approx((0.9 + 0.5) / 2)
+    assert found["time_per_output_token"]["mean"] == pytest.approx(0.2), "one token has none"
+    assert found["inter_token_latency"]["p99"] == 0.3
+    assert found["latency_per_output_token"] == pytest.approx(1.4 / 4)
+    assert found["tokens_per_second"] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_model_on_two_ranks_generates_the_same(checkpoint: str, tmp_path: Path) -> None:
+    options = {"prompts": list(TEXTS), "num_tokens_to_generate": 4}
+    expected, _ = benchmark(checkpoint, tmp_path / "one", **options)
+    line = ["--load", checkpoint, "--prompts", *TEXTS, "--num-tokens-to-generate", "4"]
+    line += ["--num-warmups", "0", "--device", "cpu", "--output-dir", str(tmp_path / "two")]
+    line += ["--nproc-per-node", "2"]
+    run_program("stages.benchmark", *line, "--tensor-model-parallel-size", "2", expect=0)
+    assert json.loads((tmp_path / "two" / "generations.json").read_text()) == expected
+
+
+def test_a_benchmark_runs_one_copy_of_a_model(checkpoint: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is 2, and the number of ranks 1: a benchmark runs one"):
+        benchmark(checkpoint, tmp_path, prompts=["a"], tensor_model_parallel_size=2)
 
 
 def test_a_profile_is_of_cuda(checkpoint: str, tmp_path: Path) -> None:

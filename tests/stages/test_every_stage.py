@@ -31,6 +31,7 @@ ENOUGH = {
         *("--retro-db", NOWHERE, "--retro-gpt-chunk-length", "16"),
     ),
     "faiss_train": ("--embeddings", NOWHERE),
+    "generate": ("--load", NOWHERE, "--prompts", "a"),
     "index": (*RUN, "--data-path", NOWHERE),
     "inspect": (NOWHERE,),
     "merge": ("--input", NOWHERE),

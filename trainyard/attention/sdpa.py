@@ -17,6 +17,7 @@ from trainyard.attention.base import Softmax
 from trainyard.attention.blockwise import AttentionBlock, block_attention, causal_blocks
 from trainyard.attention.lse_kernels import laid_out, order_in_memory
 from trainyard.attention.masks import AttentionMask, materialise, packed_lengths
+from trainyard.attention.one_query import one_query_attention
 from trainyard.attention.varlen import varlen_attention
 
 CUDNN, FLASH = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
@@ -50,11 +51,15 @@ class SdpaBackend:
             and (softmax.sink is not None or not mask.plain)
         ):
             return _flash(q, k, v, mask, softmax)
-        square = mask.plain and (s == t or not mask.causal)
+        # A last token sees all keys.
+        square = mask.plain and (s in (1, t) or not mask.causal)
         if softmax.sink is not None:
             return self._with_sink(q, k, v, mask, softmax)
         if square:
-            return self._sdpa(q, k, v, None, mask.causal, softmax)
+            return self._sdpa(q, k, v, None, mask.causal and s > 1, softmax)
+        if s == 1 and mask.dense is not None and not softmax.dropout_p and not self.strict:
+            allowed = materialise(mask, s, t, q.device)
+            return one_query_attention(q, k, v, allowed, softmax.scale)
         if mask.plain and self.kernel in ("cudnn", "flash"):
             blocks = causal_blocks(0, s, t - s)
             return block_attention(q, k, v, blocks, self.kernel, softmax)

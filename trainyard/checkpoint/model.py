@@ -57,7 +57,7 @@ def load_model(
             f"{option} {url} holds a {config.model_type}, and this needs a {wanted[0]}, which "
             f"{does}; name another checkpoint"
         )
-    _check_tensors(checkpoint, config, padded_vocab_size)
+    check_tensors(checkpoint, config, padded_vocab_size)
     count = config.num_params(padded_vocab_size)
     check_memory(
         f"{option} {url}: the weights of its {count:,} parameters take",
@@ -80,7 +80,7 @@ def load_model(
     )
 
 
-def _check_tensors(
+def check_tensors(
     checkpoint: Checkpoint, config: TransformerConfig, padded_vocab_size: int
 ) -> None:
     """Refuse tensors that do not match the configuration, before memory is allocated for them."""

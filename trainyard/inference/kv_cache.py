@@ -3,7 +3,7 @@
 The tokens of a row have positions 0 .. length - 1. Entries behind them are padding of a ragged
 batch: no token attends to them, and the next tokens overwrite them. Multi-latent attention keeps
 what its keys and values are made from instead: the latent, and the part of the keys that all heads
-share. b batch, g key and value heads, d head channels, T capacity."""
+share. b batch, g key and value heads of this rank, d head channels, T capacity."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ class StaticKVCache:
         batch_size: int,
         capacity: int,
         *,
+        layers: range | None = None,
+        tp_size: int = 1,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
+        """layers: of this pipeline stage; unset: all of the model. tp_size: ranks that share the
+        heads."""
+        self._first = 0 if layers is None else layers.start
+        count = config.num_layers if layers is None else len(layers)
         self._keys, self._values = (
-            torch.zeros(
-                (config.num_layers, batch_size, heads, capacity, channels),
-                dtype=dtype,
-                device=device,
-            )
-            for heads, channels in config.cached_heads
+            torch.zeros((count, batch_size, heads, capacity, channels), dtype=dtype, device=device)
+            for heads, channels in config.cached_heads(tp_size)
         )
         self._lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self._rows = torch.arange(batch_size, device=device).unsqueeze(1)
@@ -57,15 +59,16 @@ class StaticKVCache:
         return self._lengths.unsqueeze(1) + torch.arange(num_new, device=self._lengths.device)
 
     def mask(self, num_new: int) -> Tensor | None:
-        """(b, 1, s, t) True where a new token may attend; None for an empty cache: plain
-        causal."""
-        if not any(self.lengths):
+        """(b, 1, s, t) True where a new token may attend; None where the last tokens of all rows
+        are beside each other, and causality is the only rule."""
+        is_even = min(self.lengths) == max(self.lengths)
+        if is_even and (num_new == 1 or not self.lengths[0]):
             return None
         return causal_mask(self.positions(num_new), max(self.lengths) + num_new)
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v, (b, g, s, d), to each row; return (b, g, t, d) of both."""
-        keys, values = self._keys[layer], self._values[layer]
+        keys, values = self._keys[layer - self._first], self._values[layer - self._first]
         num_new = k.shape[2]
         seen = max(self.lengths) + num_new
         assert seen <= self.capacity, f"{seen} tokens in a cache of {self.capacity}"
@@ -82,3 +85,53 @@ class StaticKVCache:
         """Count `counts[row]` of the tokens written last as cached; the rest were padding."""
         self.lengths = [old + new for old, new in zip(self.lengths, counts, strict=True)]
         self._lengths += torch.tensor(counts, device=self._lengths.device)
+
+    def clear(self) -> None:
+        """Forget all tokens, for a next batch."""
+        self.lengths = [0] * len(self.lengths)
+        self._lengths.zero_()
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Row i becomes a copy of row `rows[i]`, as beams of a search do."""
+        order = torch.tensor(rows, device=self._keys.device)
+        self._keys, self._values = (x.index_select(1, order) for x in (self._keys, self._values))
+        self._lengths, self._rows = self._lengths[order], self._rows[: len(rows)]
+        self.lengths = [self.lengths[row] for row in rows]
+
+
+class FixedShapeCache(StaticKVCache):
+    """For steps of one token whose shapes never change, as CUDA graphs and compilers want them: all
+    of the capacity is looked at, and what is behind a row's length is masked.
+
+    While `is_fixed`, lengths are those on the device, and the step itself moves them on."""
+
+    is_fixed = False
+
+    def mask(self, num_new: int) -> Tensor | None:
+        """(b, 1, s, capacity), of the lengths on the device."""
+        if not self.is_fixed:
+            return super().mask(num_new)
+        return causal_mask(self.positions(num_new), self.capacity)
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append k and v, (b, g, 1, d); return all of both, (b, g, capacity, d)."""
+        if not self.is_fixed:
+            return super().extend(layer, k, v)
+        keys, values = self._keys[layer - self._first], self._values[layer - self._first]
+        places = self._lengths.unsqueeze(1)
+        keys[self._rows, :, places] = k.transpose(1, 2)
+        values[self._rows, :, places] = v.transpose(1, 2)
+        return keys, values
+
+    @property
+    def device_lengths(self) -> Tensor:
+        """(b) int64, the cached tokens of each row as the device counts them."""
+        return self._lengths
+
+    def move_on(self) -> None:
+        """Count a token of every row as cached, on the device alone."""
+        self._lengths += 1
+
+    def count_step(self) -> None:
+        """The same for the lengths that the host knows."""
+        self.lengths = [length + 1 for length in self.lengths]

@@ -1,4 +1,9 @@
-"""Time of generation: clocks that wait for the device, percentiles, throughput."""
+"""Time of generation: clocks that wait for the device, percentiles, throughput.
+
+Latencies have the definitions of vLLM's and AIPerf's benchmarks: time to first token; end-to-end
+latency, until a request's own last token; time per output token, (end-to-end - first) / (n - 1) of
+a request with n > 1 tokens; inter-token latency, the gaps of all requests pooled. Megatron-LM's
+"TPOT" is total latency over output tokens: `latency_per_output_token`."""
 
 from __future__ import annotations
 
@@ -24,12 +29,16 @@ def device_clock(device: torch.device) -> Callable[[], float]:
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Median and 99th percentile (nearest rank); None without any values."""
+    """Mean, median and 99th percentile (nearest rank); None without any values."""
     if not seconds:
         return None
     ordered = sorted(seconds)
     rank = math.ceil(0.99 * len(ordered)) - 1
-    return {"median": statistics.median(ordered), "p99": ordered[rank]}
+    return {
+        "mean": statistics.fmean(ordered),
+        "median": statistics.median(ordered),
+        "p99": ordered[rank],
+    }
 
 
 def request_timing(
@@ -57,6 +66,11 @@ def throughput(
     tokens."""
     num_tokens = sum(request["num_output_tokens"] for request in requests)
     later = [seconds for request in requests for seconds in request["tpot"][1:]]
+    per_token = [
+        sum(request["tpot"][1:]) / (request["num_output_tokens"] - 1)
+        for request in requests
+        if request["num_output_tokens"] > 1
+    ]
     return {
         "num_requests": len(requests),
         "num_output_tokens": num_tokens,
@@ -64,5 +78,7 @@ def throughput(
         "tokens_per_second": num_tokens / sum(batch_seconds),
         "time_to_first_token": spread([request["tpot"][0] for request in requests]),
         "inter_token_latency": spread(later),
+        "time_per_output_token": spread(per_token),
+        "end_to_end_latency": spread([request["latency"] for request in requests]),
         "latency_per_output_token": sum(r["latency"] for r in requests) / num_tokens,
     }

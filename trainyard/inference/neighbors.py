@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from trainyard.errors import ConfigError
 from trainyard.inference.config import GREEDY, SamplingConfig, check_length
-from trainyard.inference.sampling import choose_tokens, draw_uniforms, request_generators
+from trainyard.inference.decoders import Start
+from trainyard.inference.log_probs import score
+from trainyard.inference.request import Request
+from trainyard.inference.static import run_requests
 from trainyard.models.retro.chunks import Neighbors
 from trainyard.models.retro.model import RetroModel
 
@@ -50,7 +54,47 @@ def neighbors_of_texts(
     return Neighbors(tokens.to(model.device), lengths.to(model.device))
 
 
-@torch.inference_mode()
+class NeighborDecoder:
+    """A Retro with a text of one row and its neighbours. Implements `decoders.Decoder`."""
+
+    cache_bytes = 0
+
+    def __init__(
+        self,
+        model: RetroModel,
+        chunks: Sequence[Sequence[Sequence[int]]],
+        vocab_size: int | None = None,
+    ) -> None:
+        """chunks: the tokens of the neighbours of each of the first whole chunks of the prompt;
+        empty lists for a chunk without any."""
+        self._model, self._chunks, self._vocab_size = model, chunks, vocab_size
+
+    def start(self, prompts: Sequence[Sequence[int]], top_n: int | None = None) -> Start:
+        """See `Decoder`."""
+        (prompt,) = prompts
+        device = self._model.device
+        self._neighbors = neighbors_of_texts(self._model, self._chunks, len(prompt))
+        self._text = torch.tensor([list(prompt)], dtype=torch.int64, device=device)
+        logits = self._logits()
+        if top_n is None:
+            return Start(logits[-1])
+        return Start(logits[-1], score(logits[:-1], self._text[:, 1:].t(), top_n))
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See `Decoder`."""
+        self._text = torch.cat((self._text, tokens.unsqueeze(1)), dim=1)
+        return self._logits()[-1]
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """See `Decoder`."""
+        self._text = self._text[list(rows)]
+
+    def _logits(self) -> Tensor:
+        """(s, 1, V) after every token."""
+        logits: Tensor = self._model(self._text, neighbors=self._neighbors)
+        return logits[..., : self._vocab_size].transpose(0, 1)
+
+
 def generate_with_neighbors(
     model: RetroModel,
     prompt: Sequence[int],
@@ -68,16 +112,10 @@ def generate_with_neighbors(
     check_length(
         f"the prompt of {len(prompt)} tokens", len(prompt), max_new_tokens, model.config.positions
     )
-    neighbors = neighbors_of_texts(model, chunks, len(prompt))
-    generators = request_generators(0, 1, sampling.seed)
-    text = torch.tensor([list(prompt)], dtype=torch.int64, device=model.device)
-    made: list[int] = []
-    for _ in range(max_new_tokens):
-        logits = model(text, neighbors=neighbors)[:, -1, :vocab_size]
-        uniforms = None if sampling.greedy else draw_uniforms(generators, model.device)
-        chosen = choose_tokens(logits, sampling, uniforms)
-        made.append(int(chosen))
-        if made[-1] == eod:
-            break
-        text = torch.cat((text, chosen.unsqueeze(1)), dim=1)
-    return made
+    request = Request(
+        prompt=prompt,
+        max_tokens=max_new_tokens,
+        sampling=sampling,
+        stop_ids=frozenset() if eod is None else frozenset({eod}),
+    )
+    return run_requests(NeighborDecoder(model, chunks, vocab_size), [request]).outputs[0]

@@ -15,33 +15,43 @@ from torch import Tensor
 
 from trainyard.errors import ConfigError
 from trainyard.inference.config import GREEDY, SamplingConfig, check_length
-from trainyard.inference.kv_cache import StaticKVCache
-from trainyard.inference.sampling import choose_tokens, draw_uniforms, request_generators
+from trainyard.inference.decoders import CachedDecoder, Decoder, Start
+from trainyard.inference.log_probs import prompt_scores, score
+from trainyard.inference.request import Completion, Request
+from trainyard.inference.sampling import Sampler
 from trainyard.models.gpt.model import GPTModel
 from trainyard.parallel.device import check_memory
+from trainyard.parallel.groups import ALONE, ProcessGroups
 
-PADDING = 0
+OnToken = Callable[[int, int], None]
+"""Called with the row and the token as each is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
-    """The generated tokens of a batch of prompts, and their times."""
+    """The outputs of a batch of prompts, and their times."""
 
-    outputs: list[list[int]]
-    """New tokens of each prompt, with the end-of-document token if it was generated."""
-    stopped: list[bool]
-    """Whether a prompt ended with the end-of-document token and not by its length."""
+    completions: list[Completion]
     step_seconds: list[float]
     """Time of each step by the caller's clock; the first includes the pass over the prompts."""
     cache_bytes: int
     """Memory of the key and value cache."""
 
+    @property
+    def outputs(self) -> list[list[int]]:
+        """New tokens of each prompt, with the one that ended it."""
+        return [completion.tokens for completion in self.completions]
+
+    @property
+    def stopped(self) -> list[bool]:
+        """Whether a prompt ended with a token or text that ends it, and not by its length."""
+        return [completion.finish_reason == "stop" for completion in self.completions]
+
     def seconds_per_token(self, index: int) -> list[float]:
         """Time that each new token of prompt `index` took."""
-        return self.step_seconds[: len(self.outputs[index])]
+        return self.step_seconds[: len(self.completions[index].tokens)]
 
 
-@torch.inference_mode()
 def generate(
     model: GPTModel,
     prompts: Sequence[Sequence[int]],
@@ -52,33 +62,97 @@ def generate(
     vocab_size: int | None = None,
     first_request: int = 0,
     clock: Callable[[], float] = time.perf_counter,
+    groups: ProcessGroups = ALONE,
 ) -> GenerationResult:
     """Up to `max_new_tokens` after each prompt; a prompt ends early with `eod`.
 
     vocab_size: tokens that the tokenizer knows, so that padding of the vocabulary is never chosen.
     first_request: number of the first prompt in a longer list, which decides its random numbers.
-    clock: on an accelerator, one that waits for the device. The model should be in eval mode."""
+    clock: on an accelerator, one that waits for the device. groups: the ranks that hold the model,
+    all of which call this. The model should be in eval mode."""
     check_lengths(model, prompts, max_new_tokens)
-    device = model.device
-    lengths = [len(prompt) for prompt in prompts]
-    cache = _new_cache(model, len(prompts), max(lengths) + max_new_tokens)
-    generators = request_generators(first_request, len(prompts), sampling.seed)
-    tokens, counts = _padded(prompts, device), lengths
-    outputs: list[list[int]] = [[] for _ in prompts]
-    done, step_seconds = [False] * len(prompts), []
-    for _ in range(max_new_tokens):
+    requests = [
+        Request(
+            prompt=prompt,
+            max_tokens=max_new_tokens,
+            sampling=sampling,
+            number=first_request + index,
+            stop_ids=frozenset() if eod is None else frozenset({eod}),
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    capacity = max(len(prompt) for prompt in prompts) + max_new_tokens
+    decoder = CachedDecoder(model, len(prompts), capacity, groups, vocab_size)
+    return run_requests(decoder, requests, clock=clock)
+
+
+@torch.inference_mode()
+def run_requests(
+    decoder: Decoder,
+    requests: Sequence[Request],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    on_token: OnToken | None = None,
+) -> GenerationResult:
+    """Run a batch of requests, for which the decoder has room, to their ends.
+
+    on_token: called for every new token of a row."""
+    completions = [Completion(request) for request in requests]
+    sampler, step_seconds = Sampler(completions), []
+    chosen: list[int] = []
+    while not all(completion.is_done for completion in completions):
         started = clock()
-        logits = _next_logits(model, tokens, counts, cache, vocab_size)
-        uniforms = None if sampling.greedy else draw_uniforms(generators, device)
-        tokens = choose_tokens(logits, sampling, uniforms).unsqueeze(1)
-        _collect(tokens[:, 0].tolist(), outputs, done, eod)
+        if not chosen:
+            start = decoder.start([r.prompt for r in requests], _top_n_of_prompts(requests))
+            _keep_prompt_scores(start, completions)
+            logits = start.logits
+        else:
+            logits = decoder.step(torch.tensor(chosen, device=logits.device))
+        chosen = sampler.choose(logits)
+        _collect(logits, chosen, completions, on_token)
         step_seconds.append(clock() - started)
-        counts = [1] * len(prompts)
-        if all(done):
-            break
     return GenerationResult(
-        outputs=outputs, stopped=done, step_seconds=step_seconds, cache_bytes=cache.size_bytes
+        completions=completions, step_seconds=step_seconds, cache_bytes=decoder.cache_bytes
     )
+
+
+def _top_n_of_prompts(requests: Sequence[Request]) -> int | None:
+    """The most likeliest tokens that a prompt is scored with; None if none is."""
+    return max((r.top_n for r in requests if r.prompt_log_probs), default=None)
+
+
+def _keep_prompt_scores(start: Start, completions: Sequence[Completion]) -> None:
+    if start.scores is None:
+        return
+    for row, completion in enumerate(completions):
+        request = completion.request
+        if request.prompt_log_probs:
+            chosen, top = prompt_scores(start.scores, row, len(request.prompt))
+            completion.prompt_log_probs = chosen
+            completion.prompt_top = [place[: request.top_n] for place in top if request.top_n]
+
+
+def _collect(
+    logits: Tensor,
+    chosen: Sequence[int],
+    completions: Sequence[Completion],
+    on_token: OnToken | None,
+) -> None:
+    """Give every completion that goes on its token, with its score if it keeps scores."""
+    wanted = [c.request.top_n for c in completions if c.request.log_probs and not c.is_done]
+    scores = (
+        score(logits, torch.tensor(chosen, device=logits.device), max(wanted)) if wanted else None
+    )
+    for row, (token, completion) in enumerate(zip(chosen, completions, strict=True)):
+        if completion.is_done:
+            continue
+        if scores is not None and completion.request.log_probs:
+            completion.log_probs.append(float(scores.chosen[row]))
+            if completion.request.top_n:
+                completion.top.append(scores.top_of(row)[: completion.request.top_n])
+        completion.append(token)
+        if on_token is not None:
+            on_token(row, token)
 
 
 def check_lengths(model: GPTModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
@@ -99,7 +173,7 @@ def check_room(model: GPTModel, num_prompts: int, length: int, max_new_tokens: i
     device."""
     config = model.config
     check_length(f"--num-input-tokens {length}", length, max_new_tokens, config.positions)
-    of_token = sum(heads * channels for heads, channels in config.cached_heads)
+    of_token = sum(heads * channels for heads, channels in config.cached_heads())
     row = config.num_layers * of_token * (length + max_new_tokens)
     check_memory(
         f"--inference-max-requests {num_prompts}: the keys and values of this many prompts of "
@@ -108,38 +182,3 @@ def check_room(model: GPTModel, num_prompts: int, length: int, max_new_tokens: i
         model.device,
         "generate for fewer at a time",
     )
-
-
-def _new_cache(model: GPTModel, batch_size: int, capacity: int) -> StaticKVCache:
-    return StaticKVCache(model.config, batch_size, capacity, dtype=model.dtype, device=model.device)
-
-
-def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    longest = max(len(prompt) for prompt in prompts)
-    rows = [[*prompt, *[PADDING] * (longest - len(prompt))] for prompt in prompts]
-    return torch.tensor(rows, dtype=torch.int64, device=device)
-
-
-def _next_logits(
-    model: GPTModel,
-    tokens: Tensor,
-    counts: list[int],
-    cache: StaticKVCache,
-    vocab_size: int | None,
-) -> Tensor:
-    """Logits (b, V) after the last real token of each row, and the cache advanced by `counts`."""
-    hidden = model.hidden_states(tokens, kv_cache=cache)  # (s, b, h)
-    cache.advance(counts)
-    rows = torch.arange(len(counts), device=hidden.device)
-    last = hidden[torch.tensor(counts, device=hidden.device) - 1, rows]
-    return model.logits(last)[:, :vocab_size]
-
-
-def _collect(
-    chosen: list[int], outputs: list[list[int]], done: list[bool], eod: int | None
-) -> None:
-    for index, token in enumerate(chosen):
-        if done[index]:
-            continue
-        outputs[index].append(token)
-        done[index] = token == eod

@@ -161,7 +161,7 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "retro-no-verify-neighbor-count retro-verify-neighbor-count",
     ),
     (
-        "it only applies to inference; stages.benchmark generates text",
+        "it only applies to inference; stages.generate generates text",
         """
         inference-* max-tokens-to-oom flash-decode use-legacy-static-engine symmetric-ar-type
         nccl-all-reduce-for-prefill mlp-chunks-for-prefill disable-chunked-prefill

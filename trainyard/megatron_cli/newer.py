@@ -95,7 +95,7 @@ NEWER_ACCEPTED: tuple[tuple[str, str], ...] = (
         "refit-* no-refit-*",
     ),
     (
-        "it only applies to inference; stages.benchmark generates text",
+        "it only applies to inference; stages.generate generates text",
         """
         num-speculative-tokens use-same-sampling-seed-across-dp-ranks return-log-probs
         offset-sampling-seed-by-dp-rank skip-prompt-log-probs use-flashinfer-fused-rope

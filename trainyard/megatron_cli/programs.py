@@ -28,7 +28,7 @@ class Program:
     """Without a stage: what to do instead, or that it comes later."""
 
 
-SERVER = f"a server {LATER}; stages.benchmark generates text from --prompts"
+SERVER = f"a server {LATER}; stages.generate generates text from --prompts"
 VISION = "models of images come later"
 DETOXIFICATION = f"detoxification {LATER}"
 OPEN_WEB_TEXT = "the tools for web pages come later; stages.tokenize reads text of any origin"
@@ -74,7 +74,7 @@ PROGRAMS: tuple[Program, ...] = (
     Program(path="tools/report_theoretical_memory.py", stage="plan"),
     Program(path="tasks/main.py", stage="evaluate"),
     Program(path="tools/run_inference_performance_test.py", stage="benchmark"),
-    Program(path="examples/inference/gpt/gpt_static_inference.py", stage="benchmark"),
+    Program(path="examples/inference/gpt/gpt_static_inference.py", stage="generate"),
     Program(path="tools/retro/preprocess_data.py", stage="retro_preprocess"),
     *_without(
         f"continuous batching {LATER}; gpt_static_inference.py generates in fixed batches",
@@ -89,7 +89,7 @@ PROGRAMS: tuple[Program, ...] = (
         "tools/text_generation_cli.py",
     ),
     *_without(
-        f"a program for samples {LATER}; stages.benchmark generates text from --prompts",
+        f"a program for samples {LATER}; stages.generate generates text from --prompts",
         "tools/generate_samples_gpt.py",
         "tools/generate_samples_gpt2.py",
     ),

@@ -39,8 +39,6 @@ class Tool:
 
 POSITIONS = ("use-rotary-position-embeddings", "no-position-embedding", "rope-type")
 
-OF_GENERATION = "come later; leave it out"
-
 NO_FILE = (
     "this command reads no such file; give its options as flags, or in a document with --config",
     "yaml-cfg",
@@ -103,59 +101,82 @@ EVALUATE = Tool(
     checks_model=True,
 )
 
+OF_INFERENCE: Rows = (
+    ("a checkpoint that is missing is always refused", "exit-on-missing-checkpoint"),
+    (
+        "a batch that does not fit into memory is refused before it begins",
+        "max-tokens-to-oom inference-batch-times-seqlen-threshold",
+    ),
+    (
+        "it only applies to --engine-type dynamic",
+        """
+        inference-dynamic-batching-* disable-chunked-prefill decode-only-cuda-graphs
+        inference-coordinator-port num-tokens-to-prompt incoming-requests-* inference-logging-*
+        inference-wandb-logging inference-wandb-logging-step-interval inference-cuda-graph-*
+        inference-text-gen-server-logging inference-use-synchronous-zmq-collectives
+        inference-disable-ep-consensus
+        """,
+    ),
+    (
+        "the static engine has one implementation",
+        "flash-decode use-legacy-static-engine use-flashinfer-fused-rope symmetric-ar-type",
+    ),
+)
+
+NOT_STATIC: Rows = (
+    (
+        f"continuous batching {LATER}; --engine-type static runs batches of "
+        "--inference-max-requests prompts",
+        "inference-dynamic-batching enable-chunked-prefill num-speculative-tokens",
+    ),
+    ("name a folder for the results with --output-dir", "output-path"),
+    ("the checkpoint says which model it holds; leave it out", "model-provider"),
+    NO_FILE,
+)
+
+OF_BATCHES = {
+    "inference-max-batch-size": "inference-max-requests",
+    "max-batch-size": "inference-max-requests",
+}
+
 BENCHMARK = Tool(
     training="it only applies to training",
     minds=f"{OF_THE_MODEL} {NEWER_MODEL}",
     rules=("logging-level", "use-rotary-position-embeddings", "ckpt-step"),
+    accepted=OF_INFERENCE,
+    absent=NOT_STATIC,
+    harmless={"model-provider": ("gpt",), "num-speculative-tokens": ("0",)},
+    later={("engine-type", "dynamic"): f"continuous batching {LATER}; static is there"},
+    renamed=OF_BATCHES,
+    checks_model=True,
+)
+
+GENERATE = Tool(
+    training="it only applies to training",
+    minds=f"{OF_THE_MODEL} {NEWER_MODEL}",
+    rules=("logging-level", "use-rotary-position-embeddings", "ckpt-step"),
     accepted=(
-        ("a checkpoint that is missing is always refused", "exit-on-missing-checkpoint"),
-        (
-            "a batch that does not fit into memory is refused before it begins",
-            "max-tokens-to-oom inference-batch-times-seqlen-threshold",
-        ),
-        ("the text of a prompt is printed when its batch is done", "stream"),
-        (
-            "it only applies to --engine-type dynamic",
-            """
-            inference-dynamic-batching-* disable-chunked-prefill decode-only-cuda-graphs
-            inference-coordinator-port num-tokens-to-prompt incoming-requests-* inference-logging-*
-            inference-wandb-logging inference-wandb-logging-step-interval inference-cuda-graph-*
-            inference-text-gen-server-logging inference-use-synchronous-zmq-collectives
-            inference-disable-ep-consensus
-            """,
-        ),
-        (
-            "the static engine has one implementation",
-            "flash-decode use-legacy-static-engine use-flashinfer-fused-rope symmetric-ar-type",
-        ),
+        *OF_INFERENCE,
+        ("texts are written, and times by stages.benchmark", "benchmark-profile stream"),
     ),
     absent=(
         (
-            f"continuous batching {LATER}; --engine-type static runs batches of "
-            "--inference-max-requests prompts",
-            """
-            engine-type inference-dynamic-batching enable-chunked-prefill num-speculative-tokens
-            """,
+            f"continuous batching {LATER}; texts come in batches of --inference-max-requests",
+            "engine-type",
         ),
-        (
-            f"log-probabilities of tokens {OF_GENERATION}",
-            "return-log-probs top-n-logprobs skip-prompt-log-probs",
-        ),
-        (f"stop words {OF_GENERATION}", "stop-words termination-id"),
-        ("give the texts themselves with --prompts", "prompt-file"),
-        ("name a folder for the results with --output-dir", "output-path"),
-        ("models of other kinds generate text later", "model-provider"),
-        NO_FILE,
+        ("random prompts are for stages.benchmark; give --prompts", "num-input-tokens"),
+        *NOT_STATIC,
     ),
     harmless={
         "engine-type": ("static",),
         "model-provider": ("gpt",),
         "num-speculative-tokens": ("0",),
-        "top-n-logprobs": ("0",),
     },
     renamed={
-        "inference-max-batch-size": "inference-max-requests",
-        "max-batch-size": "inference-max-requests",
+        **OF_BATCHES,
+        "prompt": "prompts",
+        "out-seq-length": "num-tokens-to-generate",
+        "sample-input-file": "prompt-file",
     },
     checks_model=True,
 )
@@ -172,6 +193,7 @@ TOOLS = {
     "plan": PLAN,
     "evaluate": EVALUATE,
     "benchmark": BENCHMARK,
+    "generate": GENERATE,
     "retro_preprocess": RETRO_PREPROCESS,
 }
 """By stage; a stage that is not here trains."""

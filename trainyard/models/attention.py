@@ -37,7 +37,8 @@ class KVCache(Protocol):
         """(b, s) positions of `num_new` further tokens of each sequence."""
 
     def mask(self, num_new: int) -> Tensor | None:
-        """(b, 1, s, t) True where a new token may look; None for plain causal, s = t."""
+        """(b, 1, s, t) True where a new token may look; None for plain causal, where the new tokens
+        are the last of t in every row."""
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v, (b, g, s, d), and return all stored keys and values, (b, g, t, d)."""

@@ -68,13 +68,13 @@ class AttentionSizes:
         """Width of what all query heads give out together."""
         return self.value_dim * self.num_attention_heads
 
-    @property
-    def cached_heads(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(heads, channels) of the two tensors that a cache keeps of each token: keys and values,
-        or the latent and the shared part of the keys."""
+    def cached_heads(self, tp: int = 1) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(heads, channels) of the two tensors that a cache keeps of each token on one of tp ranks:
+        keys and values, or the latent and the shared part of the keys, whole on each rank."""
         if self.latent.enabled:
             return (1, self.latent.kv_lora_rank), (1, self.latent.qk_pos_emb_head_dim)
-        return (self.query_groups, self.head_dim), (self.query_groups, self.value_dim)
+        groups = self.query_groups // tp
+        return (groups, self.head_dim), (groups, self.value_dim)
 
     # --- rotation and scores --------------------------------------------------------------
 

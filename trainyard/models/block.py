@@ -99,7 +99,9 @@ class DecoderLayer(TransformerLayer):
         assert source is not None, "a decoder needs the output of its encoder"
 
         def attend(normalised: Tensor) -> Tensor:
-            out: Tensor = self.cross_attention(normalised, source, inputs.source_mask)
+            out: Tensor = self.cross_attention(
+                normalised, source, inputs.source_mask, inputs.source_cache
+            )
             return out
 
         if self._recomputes_norms():

@@ -5,6 +5,8 @@ are those of this tensor-parallel rank."""
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+
 from torch import Tensor, nn
 
 from trainyard.attention.masks import FULL, AttentionMask
@@ -34,6 +36,7 @@ class CrossAttention(nn.Module):
                 f"--context-parallel-size {parallel.cp_size}: cross-attention does not cut "
                 "sequences over ranks; leave the option out"
             )
+        self.layer = layer
         self.head_dim = config.head_dim
         self.heads, self.groups = own_heads(config, parallel), own_groups(config, parallel)
         hidden, bias = config.hidden_size, config.linear_bias
@@ -49,12 +52,23 @@ class CrossAttention(nn.Module):
             config.query_size, hidden, bias=bias, parallel=parallel
         )
 
-    def forward(self, x: Tensor, source: Tensor, mask: AttentionMask = FULL) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        source: Tensor,
+        mask: AttentionMask = FULL,
+        cache: MutableMapping[int, tuple[Tensor, Tensor]] | None = None,
+    ) -> Tensor:
         """x: (s, b, h), (s / tp, b, h) under sequence parallelism; source: (t, b, source size),
-        likewise. mask: not causal, of whole sequences; see `cross_mask`. Returns a tensor like
-        x."""
+        likewise. mask: not causal, of whole sequences; see `cross_mask`. cache: see
+        `LayerInputs.source_cache`. Returns a tensor like x."""
         assert not mask.causal, "queries and keys are different sequences"
-        k, v = self.keys_and_values(source)
+        if cache is not None and self.layer in cache:
+            k, v = cache[self.layer]
+        else:
+            k, v = self.keys_and_values(source)
+            if cache is not None:
+                cache[self.layer] = k, v
         return self.output(self.attend(self.queries(x), k, v, mask))
 
     # --- steps, between which heads may be arranged otherwise ---------------------------------

@@ -35,6 +35,9 @@ class LayerInputs:
     """(t, b, h) keys and values of cross-attention, this rank's part under sequence
     parallelism."""
     source_mask: AttentionMask = FULL
+    source_cache: dict[int, tuple[Tensor, Tensor]] | None = None
+    """Keys and values of `source` by the number of the layer, (t, b, g, d) each: filled by the
+    first pass of a generation, and read by those after it."""
 
     def tensors(self) -> list[Tensor]:
         """The shared tensors."""

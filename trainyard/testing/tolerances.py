@@ -25,6 +25,11 @@ FP32_SUM_ORDER: Final[Tolerance] = {"rtol": 1e-5, "atol": 1e-6}
 FP32_UPDATE: Final[Tolerance] = {"rtol": 1e-4, "atol": 1e-6}
 """A few optimizer steps in fp32 against the formula in fp64."""
 
+BF16_LOG_PROBS: Final = 5e-2
+"""`relative_error` of log-probabilities of a text by the same weights in bf16, passed at once or
+token by token with a cache. Mostly below 1e-2; a router that chooses another expert, where two are
+alike, adds to it."""
+
 # --- whole runs -------------------------------------------------------------------------------
 
 

@@ -9,8 +9,10 @@ import torch
 
 from trainyard.errors import ConfigError
 from trainyard.inference.config import SamplingConfig
+from trainyard.inference.decoders import CachedDecoder
 from trainyard.inference.kv_cache import StaticKVCache
-from trainyard.inference.static import generate
+from trainyard.inference.request import Request
+from trainyard.inference.static import generate, run_requests
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
@@ -148,3 +150,13 @@ def test_cache_reports_its_memory() -> None:
 def test_impossible_requests_are_refused(prompts: list[list[int]], new: int, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         generate(build(), prompts, new)
+
+
+@pytest.mark.full
+def test_a_compiled_step_generates_the_same() -> None:
+    model, prompts = build(**LLAMA), prompts_of(3, 9, 5)
+    requests = [Request(prompt=p, max_tokens=6, number=i) for i, p in enumerate(prompts)]
+    decoder = CachedDecoder(model.requires_grad_(False), 3, 15, compiled=True)
+    expected = generate(model, prompts, 6).outputs
+    assert run_requests(decoder, requests).outputs == expected
+    assert run_requests(decoder, requests).outputs == expected, "a next batch"

@@ -6,6 +6,7 @@ import pytest
 
 from stages.benchmark.config import BenchmarkConfig
 from stages.evaluate.config import EvaluateConfig
+from stages.generate.config import GenerateConfig
 from stages.merge.config import MergeConfig
 from stages.plan.config import PlanConfig
 from stages.pretrain.config import PretrainConfig
@@ -28,6 +29,7 @@ CONFIGS = {
     "plan": PlanConfig,
     "evaluate": EvaluateConfig,
     "benchmark": BenchmarkConfig,
+    "generate": GenerateConfig,
     "retro_preprocess": RetroPreprocessConfig,
 }
 KNOWN = {
@@ -78,7 +80,14 @@ def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
             "--load c --num-layers 24 --swiglu --ckpt-step 7",
             "--load c/iter_0000007 --expect num_layers=24 swiglu=true",
         ),
-        ("benchmark", "--load c --engine-type static --stream", "--load c"),
+        ("benchmark", "--load c --max-tokens-to-oom 9 --stream", "--load c --stream"),
+        ("generate", "--load c --engine-type static --stream", "--load c"),
+        (
+            "generate",
+            "--load c --prompts a --out-seq-length 9 --top_p 0.5 --return-log-probs --num-layers 2",
+            "--load c --prompts a --num-tokens-to-generate 9 --top-p 0.5 --return-log-probs "
+            "--expect num_layers=2",
+        ),
         ("retro_preprocess", "--load b --num-layers 24 --DDP-impl local", "--load b"),
         ("benchmark", "--max-batch-size 2 --top_p 0.5", "--inference-max-requests 2 --top-p 0.5"),
     ],
@@ -96,7 +105,9 @@ def test_options_of_a_training_are_ignored_or_compared(
         ("plan", "--outer-dp-sharding-strategy optim", "hold copies of each other's shards"),
         ("evaluate", "--task LAMBADA", "--task LAMBADA: the task LAMBADA comes later"),
         ("benchmark", "--engine-type dynamic", "continuous batching comes later"),
-        ("benchmark", "--return-log-probs", "log-probabilities of tokens come later"),
+        ("benchmark", "--output-path x", "name a folder for the results with --output-dir"),
+        ("generate", "--engine-type dynamic", "continuous batching comes later"),
+        ("generate", "--num-input-tokens 3", "random prompts are for stages.benchmark"),
         ("merge", "--inputt a", "--inputt is not an option: did you mean --input"),
     ],
 )

@@ -101,17 +101,21 @@ class GPTModel(TransformerModel):
         position_ids: Tensor | None = None,
         kv_cache: KVCache | None = None,
         attention_mask: AttentionMask | Tensor | None = None,
+        received: Tensor | None = None,
     ) -> Tensor:
-        """Inputs of the output layer, (s, b, h), after the final norm.
+        """Inputs of the output layer, (s, b, h), after the final norm; on a pipeline stage without
+        it, those of the next stage.
 
         position_ids: (b, s); unset: 0, 1, ... after the tokens in the cache. attention_mask: a
         mask, or (b, 1, s, s) True where a token may look; unset: causal. A cache has its own mask.
-        The caller advances it, since only the caller knows how many of the tokens count."""
+        The caller advances it, since only the caller knows how many of the tokens count. received:
+        (s, b, h) from the previous stage; None on the first."""
         num_new = tokens.shape[1]
         if kv_cache is not None:
             attention_mask = kv_cache.mask(num_new)
             position_ids = kv_cache.positions(num_new) if position_ids is None else position_ids
-        return self._run(None, tokens, position_ids, as_mask(attention_mask), kv_cache, None)
+        mask, own = as_mask(attention_mask), tokens if received is None else None
+        return self._run(received, own, position_ids, mask, kv_cache, None)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: (..., h). Returns (..., true_vocab_size), whole on every rank: a view without

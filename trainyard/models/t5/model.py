@@ -18,7 +18,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainyard.attention.masks import CAUSAL, FULL, AttentionMask, cross_mask, mask_of_padding
+from trainyard.attention.masks import (
+    CAUSAL,
+    FULL,
+    AttentionMask,
+    as_mask,
+    cross_mask,
+    mask_of_padding,
+)
+from trainyard.models.attention import KVCache
 from trainyard.models.block import DecoderLayer, TransformerBlock
 from trainyard.models.embedding import Embedding
 from trainyard.models.layer_inputs import DROPOUT_SEED, DropoutPlaces, LayerInputs
@@ -90,8 +98,7 @@ class T5Model(TransformerModel):
         tokens: (b, s_e) int64, decoder_tokens: (b, s_d). padding_mask: (b, s_e), 1 for tokens and 0
         for the padding behind them; unset: no padding."""
         streams = self._run(None, tokens, decoder_tokens, padding_mask, None)
-        padded = gather_from_tp(self._own_logits(streams.decoder), self.parallel.tp)
-        return padded[..., : self.true_vocab_size].transpose(0, 1)
+        return self.logits(streams.decoder).transpose(0, 1)
 
     # --- a part of it ---------------------------------------------------------------------
 
@@ -143,21 +150,90 @@ class T5Model(TransformerModel):
                     (tokens, decoder_tokens), places, dropout, strict=True
                 )
             )
-        rotary = [
-            self._rotary(block, positions.unsqueeze(0))
-            for block, positions in zip((self.encoder, self.decoder), places, strict=True)
-        ]
-        mask = FULL if padding_mask is None else mask_of_padding(padding_mask)
-        bias = _bias(self.encoder_relative_pos_emb, s_e)
-        x = self.encoder(x, LayerInputs(rotary[0], mask, bias=bias), dropout[0])
-        inputs = LayerInputs(
-            rotary[1],
-            CAUSAL,  # no token of the decoder sees the padding behind it
-            bias=_bias(self.decoder_relative_pos_emb, s_d),
-            source=x.to(self.dtype),
-            source_mask=_source_mask(padding_mask, s_d),
-        )
+        x = self._encoded(x, s_e, padding_mask, dropout[0])
+        inputs = self._decoder_inputs(x, places[1].unsqueeze(0), padding_mask)
         return Streams(x, self.decoder(y, inputs, dropout[1]))
+
+    def _encoded(
+        self,
+        x: Tensor,
+        length: int,
+        padding_mask: Tensor | None,
+        dropout: DropoutPlaces | None = None,
+    ) -> Tensor:
+        """x after the layers of the encoder. length: of the whole sequence."""
+        positions = torch.arange(length, device=x.device).unsqueeze(0)
+        mask = FULL if padding_mask is None else mask_of_padding(padding_mask)
+        bias = _bias(self.encoder_relative_pos_emb, length)
+        inputs = LayerInputs(self._rotary(self.encoder, positions), mask, bias=bias)
+        out: Tensor = self.encoder(x, inputs, dropout)
+        return out
+
+    def _decoder_inputs(
+        self, source: Tensor, positions: Tensor, padding_mask: Tensor | None
+    ) -> LayerInputs:
+        """Of a pass over a whole sequence. positions: (1, s_d)."""
+        length = positions.shape[1]
+        return LayerInputs(
+            self._rotary(self.decoder, positions),
+            CAUSAL,  # no token of the decoder sees the padding behind it
+            bias=_bias(self.decoder_relative_pos_emb, length),
+            source=source.to(self.dtype),
+            source_mask=_source_mask(padding_mask, length),
+        )
+
+    # --- generation -----------------------------------------------------------------------
+
+    def encode(
+        self, tokens: Tensor, padding_mask: Tensor, received: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states (s_e, b, h) after the layers of the encoder on this stage. tokens:
+        (b, s_e); received: those of the previous stage, None on the first."""
+        x, length = received, tokens.shape[1]
+        if x is None:
+            x = self._embedded(tokens, torch.arange(length, device=tokens.device).unsqueeze(0))
+        return self._encoded(x, length, padding_mask)
+
+    def decode(
+        self,
+        tokens: Tensor,
+        source: Tensor,
+        padding_mask: Tensor,
+        kv_cache: KVCache,
+        source_cache: dict[int, tuple[Tensor, Tensor]],
+        received: Tensor | None = None,
+    ) -> Tensor:
+        """Inputs of the output layer for the next tokens of the decoder, (s, b, h), or of the next
+        stage.
+
+        tokens: (b, s), the same number of tokens before them in each row. source: what the last
+        stage of the encoder gave. source_cache: empty on the first call. received: (s, b, h) from
+        the previous stage, None on the first."""
+        num_new, positions = tokens.shape[1], kv_cache.positions(tokens.shape[1])
+        y = self._embedded(tokens, positions) if received is None else received
+        table, bias = self.decoder_relative_pos_emb, None
+        if table is not None:
+            bias = table(int(positions[0, -1]) + 1, num_new)
+        inputs = LayerInputs(
+            self._rotary(self.decoder, positions),
+            as_mask(kv_cache.mask(num_new)),
+            kv_cache,
+            bias,
+            source=source.to(self.dtype),
+            source_mask=_source_mask(padding_mask, num_new),
+            source_cache=source_cache,
+        )
+        out: Tensor = self.decoder(y, inputs)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: (..., h). Returns (..., true_vocab_size), whole on every rank."""
+        padded = gather_from_tp(self._own_logits(hidden), self.parallel.tp)
+        return padded[..., : self.true_vocab_size]
+
+    def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        assert self.embedding is not None
+        return self.dropped_embedding(self.embedding(tokens, positions), None)
 
     def _split(self, hidden: Tensor, s_e: int, s_d: int) -> Streams:
         size = self.parallel.tp_size if self.parallel.sequence_parallel else 1

@@ -32,12 +32,14 @@ class RelativePositions(nn.Module):
         if parallel.tp_size > 1:
             mark_partial_grad(self.relative_attention_bias.weight)
 
-    def forward(self, length: int) -> Tensor:
-        """(1, n, length, length) numbers for every query and key of a sequence."""
+    def forward(self, length: int, num_new: int | None = None) -> Tensor:
+        """(1, n, num_new, length) numbers for the last `num_new` queries, unset all, and every key
+        of a sequence."""
         weight = self.relative_attention_bias.weight
         places = torch.arange(length, device=weight.device)
+        queries = places if num_new is None else places[length - num_new :]
         buckets = distance_buckets(
-            places - places.unsqueeze(1), self.num_buckets, self.max_distance, self.both_ways
+            places - queries.unsqueeze(1), self.num_buckets, self.max_distance, self.both_ways
         )
         return weight[:, self.columns][buckets].permute(2, 0, 1).unsqueeze(0)
 

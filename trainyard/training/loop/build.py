@@ -4,8 +4,7 @@ compiled layers."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -28,6 +27,7 @@ from trainyard.optim.groups import is_vector
 from trainyard.optim.kernels import report_optimizer
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.device import default_dtype
 from trainyard.parallel.groups import ProcessGroups, gather_objects
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.pipeline.p2p import HiddenSpec, PipelineLinks, connect
@@ -165,7 +165,7 @@ def build_chunks(
     parts = partition(parallel, sizes.num_layers)[groups.pp_rank]
     # Fully sharded, no rank has room for all: the memory on the host is never touched.
     place = torch.device("cpu") if is_fully_sharded(parallel.data_parallel, groups) else device
-    with place, _default_dtype(params_dtype(precision)):
+    with place, default_dtype(params_dtype(precision)):
         chunks = [
             provider(
                 model_parallel, PipelineStage(part.layers, part.has_embedding, part.has_output)
@@ -176,16 +176,6 @@ def build_chunks(
         for chunk in chunks:
             use_fp8(chunk, precision.fp8, *precision.bf16_layers)
     return chunks
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _links(

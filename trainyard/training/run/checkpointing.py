@@ -23,6 +23,7 @@ from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.background import BackgroundSave, SaveReport
 from trainyard.checkpoint.layout import LocalTensors
+from trainyard.checkpoint.model_tensors import model_tensors
 from trainyard.checkpoint.ranks import Ranks
 from trainyard.checkpoint.save import StepContents, prepare_step, share_of_rank, write_step
 from trainyard.checkpoint.steps import remove_step, step_folder
@@ -34,7 +35,7 @@ from trainyard.training.run.dp_history import DpSpan, spans_document, with_steps
 from trainyard.training.run.node_local_saving import Done, NonPersistentPlan, NonPersistentSaves
 from trainyard.training.run.run_steps import STAYS
 from trainyard.training.run.segments import Course, segments_document
-from trainyard.training.run.tensors import model_tensors, optimizer_tensors
+from trainyard.training.run.tensors import optimizer_tensors
 
 log = logging.getLogger(__name__)
 

@@ -9,14 +9,13 @@ from fnmatch import fnmatchcase
 
 from trainyard.checkpoint.layout import listed
 from trainyard.checkpoint.load import Restorable
+from trainyard.checkpoint.model_tensors import model_tensors, names_over
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import TrainModule
 from trainyard.training.run.repadding import Repadding
 from trainyard.training.run.tensors import (
     Restoring,
-    model_tensors,
-    names_over,
     optimizer_tensors,
     renamed,
 )

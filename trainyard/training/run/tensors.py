@@ -7,52 +7,17 @@ optimizer.exp_avg.NAME   optimizer.exp_avg_sq.NAME: Adam's moments"""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from trainyard.checkpoint.layout import LocalTensors, ShardedTensor
 from trainyard.checkpoint.load import Restorable, restore
-from trainyard.models.tied import copy_of
-from trainyard.parallel.groups import gather_objects
-from trainyard.parallel.sharding import held_part, rows_held
+from trainyard.checkpoint.model_tensors import names_over
 from trainyard.training.loop.step import TrainModule
 from trainyard.training.run.repadding import Repadding
-
-
-def model_tensors(
-    chunks: Sequence[nn.Module],
-    *,
-    buffers_apart: bool = False,
-    to_fill: bool = False,
-) -> dict[str, LocalTensors]:
-    """`model.NAME` of every weight on this rank; a tied copy has the name of its original.
-
-    buffers_apart: copy buffers, which a forward pass may change; the rest is live memory, but for
-    16-bit weights that are fully sharded: they are copies of what is kept in fp32. to_fill: this
-    too is live memory, in fp32."""
-    held: dict[str, LocalTensors] = {}
-    for chunk in chunks:
-        for name, tensor in chunk.state_dict(keep_vars=True).items():
-            whole_name = f"model.{copy_of(tensor) or name}"
-            held.setdefault(whole_name, _parts(whole_name, tensor, buffers_apart, to_fill))
-    return held
-
-
-def _parts(name: str, tensor: Tensor, buffers_apart: bool, to_fill: bool) -> LocalTensors:
-    local, shard = held_part(tensor)
-    values = local.detach()
-    if (rows := rows_held(tensor)) is not None and not to_fill:
-        values = values.to(rows.dtype)
-    if buffers_apart and not isinstance(tensor, nn.Parameter):
-        values = values.clone()
-    if shard is None:
-        return values
-    return [
-        ShardedTensor(name, values[index], shard.shape, offset) for offset, index in shard.boxes()
-    ]
 
 
 def optimizer_tensors(train_module: TrainModule) -> dict[str, LocalTensors]:
@@ -83,11 +48,6 @@ class Restoring:
         restore(self.checkpoint, stored, prefix, wanted, self.group)
         if self.repadding is not None:
             self.repadding.fill_rest(targets)
-
-
-def names_over(group: ProcessGroup | None, targets: dict[str, LocalTensors]) -> set[str]:
-    """The names of the tensors on all ranks of a group."""
-    return {name for names in gather_objects(sorted(targets), group) for name in names}
 
 
 def renamed(held: LocalTensors, name: str) -> LocalTensors:

@@ -14,6 +14,7 @@ from tests.trainyard.pieces import Piece, assembled
 from tests.trainyard.training.layouts.cases import MICRO_BATCH_SIZE, NUM_MICROBATCHES, Cut
 from tests.trainyard.training.layouts.kinds import SEQ_LENGTH
 from trainyard.checkpoint.layout import LocalTensors, slices_held
+from trainyard.checkpoint.model_tensors import model_tensors
 from trainyard.datasets.loader import Batch
 from trainyard.models.families import family_of
 from trainyard.models.init import init_parameters
@@ -25,7 +26,7 @@ from trainyard.testing.pool import RankPool
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.build import build_train_module, built_in_provider, model_sizes
 from trainyard.training.loop.step import StepOptions, TrainModule
-from trainyard.training.run.tensors import model_tensors, optimizer_tensors
+from trainyard.training.run.tensors import optimizer_tensors
 
 NUM_STEPS = 5
 LEARNING_RATE = 0.01

@@ -21,6 +21,7 @@ from tests.trainyard.training.layouts.runs import (
     train_module_of,
 )
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint
+from trainyard.checkpoint.model_tensors import model_tensors
 from trainyard.checkpoint.save import StepContents, save_step
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.gpt.config import GPTConfig
@@ -34,7 +35,7 @@ from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.run.repadding import Repadding
 from trainyard.training.run.restore import restore_training, restore_weights
 from trainyard.training.run.resume_checks import repadding_of
-from trainyard.training.run.tensors import model_tensors, optimizer_tensors
+from trainyard.training.run.tensors import optimizer_tensors
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trainyard.training.run.tensors import model_tensors
+from trainyard.checkpoint.model_tensors import model_tensors
 
 
 def held(model: nn.Module, *, buffers_apart: bool) -> dict[str, Tensor]:

@@ -1,0 +1,100 @@
+"""Options of `python -m stages.generate`, under the names of Megatron-LM's programs for text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trainyard.artifacts.output import Output
+from trainyard.config import MAX_SIZE, check_at_least, check_at_most, execution, location
+from trainyard.errors import ConfigError
+from trainyard.inference.config import (
+    LayoutConfig,
+    OutputConfig,
+    SamplingConfig,
+    check_length,
+    check_prompt_file,
+)
+from trainyard.models.gpt.config import GPTConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateConfig:
+    """Continue prompts by a model, or answer them with --chat.
+
+    A prompt's text depends on its place in the list, the seed and the model: not on the batch it is
+    in, the number of ranks, or on how often the run was killed."""
+
+    load: str = location()
+    """Checkpoint: the folder of a run (its latest step), of one step, of Hugging Face, Meta or
+    Megatron-LM."""
+    prompts: tuple[str, ...] = ()
+    """Texts to continue."""
+    prompt_file: str | None = location(None)
+    """File of prompts: .jsonl with a text in each line's --prompt-key, or .txt with a prompt on
+    each line."""
+    prompt_key: str = "text"
+    """Key of the prompt in a line of a .jsonl file."""
+    chat: bool = False
+    """Lay each prompt out as a user's turn, in the format of the checkpoint's tokenizer; the model
+    answers it."""
+    num_tokens_to_generate: int = 30
+    """Most tokens to generate for each prompt."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    generation: OutputConfig = field(default_factory=OutputConfig)
+    ignore_eod: bool = False
+    """Continue after the end of a document."""
+    inference_max_requests: int = 8
+    """Prompts in a batch: a killed run keeps the batches that it finished."""
+    bf16: bool = False
+    """Compute in bfloat16."""
+    fp16: bool = False
+    """Compute in float16. Neither of the two: in fp32."""
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
+    expect: tuple[str, ...] = execution(())
+    """Options that the model of the checkpoint must have, as NAME=VALUE; with others it is refused.
+    The options of a model on Megatron-LM's command line come here."""
+    device: Literal["auto", "cpu", "cuda"] = execution("auto")
+    """Device; auto: a GPU if available."""
+    output_dir: str | None = location(None)
+    """Folder or URL for generations.jsonl; unset: print the texts."""
+
+    def __post_init__(self) -> None:
+        """Refuse anything but one source of prompts, and counts out of range."""
+        if bool(self.prompts) == (self.prompt_file is not None):
+            given = "both were" if self.prompts else "neither was"
+            raise ConfigError(
+                "one of --prompts (texts) and --prompt-file (a file of them) is needed, and "
+                f"{given} given"
+            )
+        if self.prompt_file is not None:
+            check_prompt_file(self.prompt_file)
+        if self.bf16 and self.fp16:
+            raise ConfigError("give --bf16 or --fp16, not both")
+        check_at_least(self, 1, "num_tokens_to_generate", "inference_max_requests")
+        check_at_most(self, MAX_SIZE, "num_tokens_to_generate", "inference_max_requests")
+        if self.generation.min_tokens > self.num_tokens_to_generate:
+            raise ConfigError(
+                f"--min-tokens {self.generation.min_tokens} is more than --num-tokens-to-generate "
+                f"{self.num_tokens_to_generate}; lower it"
+            )
+        if self.generation.beam_width and self.ignore_eod:
+            raise ConfigError("--beam-width needs an end; leave --ignore-eod out")
+
+    @property
+    def nproc_per_node(self) -> int:
+        """Ranks to start on this machine."""
+        return self.layout.nproc_per_node
+
+    def check_model(self, model: GPTConfig) -> None:
+        """Refuse more tokens than a model of these options can see. A prompt has one at least."""
+        check_length("a prompt", 1, self.num_tokens_to_generate, model.positions)
+
+    def inputs(self) -> dict[str, tuple[str, ...]]:
+        """The checkpoint and the prompts."""
+        file = self.prompt_file
+        return {"load": (self.load,), "prompt_file": () if file is None else (file,)}
+
+    def output(self) -> Output | None:
+        """The folder of generations.jsonl."""
+        return None if self.output_dir is None else Output.directory(self.output_dir)

@@ -1,0 +1,129 @@
+"""Small models of every family that generates, for the laws of generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.trainyard.models.retro.small_retro import build as build_retro
+from trainyard.inference.decoders import CachedDecoder, Decoder, EncoderDecoder
+from trainyard.inference.request import Request
+from trainyard.inference.static import GenerationResult, run_requests
+from trainyard.models.families import family_of
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.init import init_parameters
+from trainyard.models.model import TransformerModel
+from trainyard.models.moe_config import MoEConfig
+from trainyard.models.pipeline_stage import WHOLE, PipelineStage
+from trainyard.models.t5.config import T5Config
+from trainyard.models.t5.model import T5Model
+from trainyard.parallel.groups import ALONE, ProcessGroups
+from trainyard.parallel.model import ALONE as ONE
+from trainyard.parallel.model import ModelParallel
+
+VOCAB, FIRST_TOKEN = 64, 1
+SIZES: dict[str, Any] = {
+    "num_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "seq_length": 48,
+    "init_method_std": 0.2,
+}
+LLAMA: dict[str, Any] = {
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable_bias_linear": True,
+    "group_query_attention": True,
+    "num_query_groups": 2,
+    "untie_embeddings_and_output_weights": True,
+}
+GPTS: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "llama": LLAMA,
+    "mistral": LLAMA | {"window_size": "5,0"},
+    "mixtral": LLAMA | {"moe": MoEConfig(num_experts=4, moe_router_topk=2)},
+    "qwen": LLAMA | {"qk_layernorm": True, "add_qkv_bias": True, "softmax_type": "learnable"},
+    "fp32 residual": {"fp32_residual_connection": True},
+}
+T5S: dict[str, dict[str, Any]] = {
+    "t5": {},
+    "google's t5": {
+        "position_embedding_type": "relative",
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 12,
+        "normalization": "RMSNorm",
+        "disable_bias_linear": True,
+        "softmax_scale": 1.0,
+        "geglu": True,
+        "lm_head_bias": False,
+    },
+}
+KINDS = (*GPTS, *T5S, "retro")
+
+
+def config_of(kind: str) -> GPTConfig | T5Config:
+    if kind in GPTS:
+        return GPTConfig(**(SIZES | GPTS[kind]))
+    return T5Config(**(SIZES | {"decoder_num_layers": 2, "decoder_seq_length": 24} | T5S[kind]))
+
+
+def build(
+    kind: str, parallel: ModelParallel = ONE, stage: PipelineStage = WHOLE
+) -> TransformerModel:
+    if kind == "retro":
+        model: TransformerModel = build_retro(seq_length=48)
+        return model.eval()
+    config = config_of(kind)
+    model = family_of(config).load_class()(config, VOCAB, parallel, stage)
+    init_parameters(model, 3)
+    return model.eval()
+
+
+def some_prompts(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(1, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+
+
+def decoder_of(
+    model: Any, prompts: Sequence[Sequence[int]], count: int, groups: ProcessGroups = ALONE
+) -> Decoder:
+    if isinstance(model, T5Model):
+        return EncoderDecoder(model, len(prompts), count, FIRST_TOKEN, groups)
+    return CachedDecoder(model, len(prompts), max(map(len, prompts)) + count, groups)
+
+
+def run(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    groups: ProcessGroups = ALONE,
+    **options: Any,
+) -> GenerationResult:
+    requests = [
+        replace(Request(prompt=prompt, max_tokens=count, number=i), **options)
+        for i, prompt in enumerate(prompts)
+    ]
+    return run_requests(decoder_of(model, prompts, count, groups), requests)
+
+
+@torch.no_grad()
+def full_logits(model: Any, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+    """(outputs + 1, V) before each token of an output and behind it, by the training's forward."""
+    if isinstance(model, T5Model):
+        logits = model(torch.tensor([list(prompt)]), torch.tensor([[FIRST_TOKEN, *output]]))
+        return logits[0]
+    logits = model(torch.tensor([[*prompt, *output]]))
+    return logits[0, len(prompt) - 1 :]
+
+
+def greedy_by_training(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """The whole text again for every token."""
+    output: list[int] = []
+    for _ in range(count):
+        output.append(int(full_logits(model, prompt, output)[-1].argmax()))
+    return output

@@ -1,0 +1,66 @@
+"""The prompts of a run, from the command line or a file, each with what it says about itself. No
+torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainyard import json_text
+from trainyard.artifacts.inputs import read_checked
+from trainyard.errors import DataError
+
+NEIGHBORS = "neighbors"
+"""Key of a line: for each chunk of the prompt a list of the texts of its neighbours, for a
+Retro."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text to continue."""
+
+    text: str
+    name: str
+    """For messages: its place."""
+    neighbors: tuple[tuple[str, ...], ...] | None = None
+    """For each chunk of the text, the texts of its neighbours; None: the line has none."""
+
+
+def read_prompts(texts: Sequence[str], url: str | None, key: str) -> list[Prompt]:
+    """The given texts, or all prompts of a file, in order. DataError names a line that holds none.
+
+    key: of the prompt in a line of a .jsonl file."""
+    if url is None:
+        return [Prompt(text, f"prompt {i}") for i, text in enumerate(texts)]
+    try:
+        lines = read_checked(url).decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{url}: not UTF-8: {error}") from None
+    numbered = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise DataError(f"{url}: holds no prompt; write one on each line")
+    if url.endswith(".txt"):
+        return [Prompt(line.rstrip("\r"), f"{url}, line {i},") for i, line in numbered]
+    return [_from_line(line, f"{url}, line {i},", key) for i, line in numbered]
+
+
+def _from_line(line: str, name: str, key: str) -> Prompt:
+    try:
+        document: Any = json_text.loads(line)
+    except ValueError as error:
+        raise DataError(f"{name} {error}") from None
+    text = document.get(key) if isinstance(document, dict) else None
+    if not isinstance(text, str):
+        raise DataError(
+            f"{name} is no object with a text in {key!r}; name the key of prompts with --prompt-key"
+        )
+    neighbors = document.get(NEIGHBORS)
+    if neighbors is None:
+        return Prompt(text, name)
+    if not isinstance(neighbors, list) or not all(
+        isinstance(chunk, list) and all(isinstance(one, str) for one in chunk)
+        for chunk in neighbors
+    ):
+        raise DataError(f"{name} {NEIGHBORS!r} must be a list of texts for each chunk")
+    return Prompt(text, name, tuple(tuple(chunk) for chunk in neighbors))
