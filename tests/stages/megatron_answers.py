@@ -71,9 +71,9 @@ ANSWERS: dict[str, str] = {
     "merge_mp_bert.sh": "use tools/checkpoint/convert.py, which joins the files of ranks",
     # evaluation
     "eval-wiki": RUNS,
-    "eval-lambada": OF_TASK,
-    "eval-two": "--valid-data takes one value, got w.txt w2.txt",
-    "evaluate_zeroshot_gpt.sh": OF_TASK,
+    "eval-lambada": RUNS,
+    "eval-two": RUNS,
+    "evaluate_zeroshot_gpt.sh": RUNS,
     "finetune_mnli_distributed.sh": OF_TASK,
     "finetune_race_distributed.sh": OF_TASK,
     "evaluate_retriever_nq.sh": OF_RETRIEVER,

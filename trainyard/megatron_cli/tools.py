@@ -46,7 +46,7 @@ NO_FILE = (
     "yaml-cfg",
 )
 
-TASKS = ("LAMBADA", "RACE", "MNLI", "QQP")
+TASKS = ("RACE", "MNLI", "QQP")
 RETRIEVER_TASKS = ("RETRIEVER-EVAL", "RET-FINETUNE-NQ", "ICT-ZEROSHOT-NQ")
 
 TOKEN_FILES = Tool(
@@ -87,7 +87,7 @@ EVALUATE = Tool(
         (
             "it belongs to other tasks",
             """
-            strict-lambada keep-last train-data qa-data-dev qa-data-test qa-file faiss-*
+            keep-last train-data qa-data-dev qa-data-test qa-file faiss-*
             train-with-neg train-hard-neg val-av-rank-hard-neg val-av-rank-other-neg
             """,
         ),

@@ -72,6 +72,7 @@ def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
         ("plan", "--num-layers 2 --train-iters 9 --profile", "--num-layers 2"),
         ("plan", "--sequence-parallel --num-layers 2", "--num-layers 2"),
         ("evaluate", "--batch-size 8 --fp16 --no-load-optim", "--micro-batch-size 8"),
+        ("evaluate", "--task SQUAD --valid-data a b", "--task squad --valid-data a b"),
         (
             "evaluate",
             "--load c --num-layers 24 --swiglu --ckpt-step 7",
@@ -93,7 +94,7 @@ def test_options_of_a_training_are_ignored_or_compared(
     [
         ("plan", "--multi-latent-attention", "multi-latent attention comes later"),
         ("plan", "--use-torch-fsdp2", "fully sharded data parallelism comes later"),
-        ("evaluate", "--task LAMBADA", "--task LAMBADA: the task LAMBADA comes later"),
+        ("evaluate", "--task RACE", "--task RACE: the task RACE comes later"),
         ("benchmark", "--engine-type dynamic", "continuous batching comes later"),
         ("benchmark", "--return-log-probs", "log-probabilities of tokens come later"),
         ("merge", "--inputt a", "--inputt is not an option: did you mean --input"),
