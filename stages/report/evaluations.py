@@ -48,7 +48,8 @@ def evaluated_sets(document: Mapping[str, Any] | None, text: str) -> list[Evalua
     if not document:
         return []
     listed = document.get("sets")
-    sets = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    found = listed if isinstance(listed, list) else []
+    sets: list[Mapping[str, Any]] = [one for one in found if isinstance(one, dict)]
     return [_shown(one, document.get("task"), text) for one in sets or [document]]
 
 

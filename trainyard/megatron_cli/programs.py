@@ -122,6 +122,11 @@ PROGRAMS: tuple[Program, ...] = (
         "tools/retro/text_generation/evaluate.py",
     ),
     *_without(
+        "use stages.ensemble, which averages the probabilities that evaluations saved: python -m "
+        "stages.ensemble FOLDER OTHER",
+        "tasks/ensemble_classifier.py",
+    ),
+    *_without(
         OPEN_WEB_TEXT,
         "tools/openwebtext/add_id.py",
         "tools/openwebtext/blacklist_urls.py",
