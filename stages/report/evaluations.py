@@ -37,7 +37,7 @@ class EvaluatedSet:
 
     heading: str
     figures: list[tuple[str, str]]
-    """Label and text; with a standard error, `0.412 ± 0.007`."""
+    """Label and text; with a standard error, `0.412 +- 0.007`."""
     others: list[tuple[str, Any]]
     passport: list[tuple[str, str]]
 
@@ -85,7 +85,7 @@ def _passport(passport: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if is_number(table.get("examples")):
             words.append(f"{whole(table['examples'])} examples")
         if words:
-            yield part, " · ".join(words)
+            yield part, " \N{MIDDLE DOT} ".join(words)
     found = _table(passport, "contamination")
     if found:
         of = f"{found.get('num_contaminated')} of {found.get('num_examples')} examples"

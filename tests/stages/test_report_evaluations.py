@@ -27,8 +27,8 @@ def test_each_data_set_has_its_figures_and_its_passport() -> None:
     one, two = evaluated_sets(document, "")
     assert one.heading == "Evaluation of one.jsonl, by the protocol of LAMBADA"
     assert one.figures == [("accuracy", "0.4000 \N{PLUS-MINUS SIGN} 0.00680"), ("examples", COUNT)]
-    assert ("protocol", f"LAMBADA/megatron · {'a' * 12}") in one.passport
-    assert ("data", f"{'b' * 12} · {COUNT} examples") in one.passport
+    assert ("protocol", f"LAMBADA/megatron \N{MIDDLE DOT} {'a' * 12}") in one.passport
+    assert ("data", f"{'b' * 12} \N{MIDDLE DOT} {COUNT} examples") in one.passport
     assert two.others == [("num_cut_contexts", 2)]
     assert two.passport == []
 
