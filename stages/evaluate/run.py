@@ -9,6 +9,7 @@ from typing import Any
 
 from stages.evaluate.config import EvaluateConfig
 from stages.runtime.context import StageRun
+from trainyard.artifacts.digest import SHORT
 from trainyard.artifacts.inputs import resolve
 from trainyard.evaluation.examples import Examples
 from trainyard.evaluation.metrics import Row, Summary
@@ -101,7 +102,7 @@ def _passport(
             "type": tokenizer.config.tokenizer_type,
             "vocab_size": tokenizer.vocab_size,
         },
-        "code": {"version": VERSION, "digest": stage.code},
+        "code": {"version": VERSION, "digest": stage.code[:SHORT]},
         "figures": summary.documents(rows),
     }
 

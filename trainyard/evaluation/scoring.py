@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import Work
 from torch.nn import functional
 
 from trainyard.attention.masks import CAUSAL
 from trainyard.models.gpt.model import GPTModel
-from trainyard.parallel.comm_errors import communicating
 from trainyard.parallel.groups import ALONE, ProcessGroups
+from trainyard.parallel.pipeline.forward_links import ForwardLinks
 
 
 class Request(NamedTuple):
@@ -50,8 +48,7 @@ class Scorer:
 
     def __init__(self, model: GPTModel, groups: ProcessGroups = ALONE, batch_size: int = 4) -> None:
         """model: the part of this rank, in evaluation mode, fp32. batch_size: rows at a time."""
-        self.model, self._groups, self._batch_size = model, groups, batch_size
-        self._sending: tuple[Work, Tensor] | None = None
+        self.model, self._links, self._batch_size = model, ForwardLinks(groups), batch_size
 
     @torch.inference_mode()
     def score(self, requests: Sequence[Request]) -> list[Score]:
@@ -65,8 +62,8 @@ class Scorer:
             chosen = order[first : first + self._batch_size]
             scores = self._score_batch([requests[index] for index in chosen])
             found.update(zip(chosen, scores, strict=False))
-        self._settle()
-        shared = self._from_last_stage([found[index] for index in sorted(found)])
+        self._links.settle()
+        shared = self._links.from_last_stage([found[index] for index in sorted(found)])
         assert len(shared) == len(requests), (len(shared), len(requests))
         return shared
 
@@ -76,17 +73,18 @@ class Scorer:
         lengths = [len(request.tokens) - 1 for request in batch]  # of the inputs
         assert all(0 < r.num_scored <= n for r, n in zip(batch, lengths, strict=True)), batch
         shape = (max(lengths), len(batch), model.config.hidden_size)
-        hidden = None if stage.has_embedding else self._receive(shape)
+        device = model.device
+        hidden = None if stage.has_embedding else self._links.receive(shape, model.dtype, device)
         tokens = self._padded(batch, max(lengths)) if stage.has_embedding else None
         out = model.run_layers(model.decoder, hidden, tokens, CAUSAL)  # (s, b, h)
         if not stage.has_output:
-            self._send(out)
+            self._links.send(out)
             return []
         counts = [request.num_scored for request in batch]
         scored = [out[n - k : n, i] for i, (n, k) in enumerate(zip(lengths, counts, strict=True))]
         logits = model.logits(torch.cat(scored)).float()  # of the scored places alone: (t, V)
         labels = [token for r in batch for token in r.tokens[-r.num_scored :]]
-        targets = torch.tensor(labels, dtype=torch.int64, device=logits.device)
+        targets = torch.tensor(labels, dtype=torch.int64, device=device)
         losses = functional.cross_entropy(logits, targets, reduction="none").double()
         # fp64: a window of a thousand targets in fp32 would lose digits.
         sums = [part.sum().item() for part in losses.split(counts)]
@@ -96,38 +94,3 @@ class Scorer:
     def _padded(self, batch: Sequence[Request], longest: int) -> Tensor:
         rows = [[*r.tokens[:-1], *[0] * (longest + 1 - len(r.tokens))] for r in batch]
         return torch.tensor(rows, dtype=torch.int64, device=self.model.device)
-
-    # --- between pipeline stages ----------------------------------------------------------------
-
-    def _receive(self, shape: tuple[int, ...]) -> Tensor:
-        pp, rank = self._groups.pp, self._groups.pp_rank
-        assert pp is not None
-        buffer = torch.empty(shape, dtype=self.model.dtype, device=self.model.device)
-        with communicating("pipeline: receiving hidden states"):
-            dist.recv(buffer, group=pp, group_src=rank - 1)
-        return buffer
-
-    def _send(self, hidden: Tensor) -> None:
-        """Begin to send, after the batch before has arrived."""
-        self._settle()
-        pp, rank = self._groups.pp, self._groups.pp_rank
-        hidden = hidden.contiguous()
-        with communicating("pipeline: sending hidden states"):
-            work = dist.isend(hidden, group=pp, group_dst=rank + 1)
-        assert work is not None
-        self._sending = work, hidden
-
-    def _settle(self) -> None:
-        if self._sending is not None:
-            with communicating("pipeline: sending hidden states"):
-                self._sending[0].wait()
-            self._sending = None
-
-    def _from_last_stage(self, scores: list[Score]) -> list[Score]:
-        pp = self._groups.pp
-        if pp is None:
-            return scores
-        box: list[list[Score]] = [scores]
-        with communicating("pipeline: sharing scores"):
-            dist.broadcast_object_list(box, group_src=self._groups.dims.pp - 1, group=pp)
-        return box[0]

@@ -94,7 +94,10 @@ EVALUATE = Tool(
     ),
     absent=(NO_FILE,),
     later={
-        **{("task", name): f"the task {name} {LATER}; WIKITEXT103 is there" for name in TASKS},
+        **{
+            ("task", name): f"the task {name} trains a BERT, which stages.classify does"
+            for name in TASKS
+        },
         **{
             ("task", name): f"the task {name} needs the retriever of pretrain_ict.py, which {LATER}"
             for name in RETRIEVER_TASKS

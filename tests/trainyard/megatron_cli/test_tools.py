@@ -94,7 +94,11 @@ def test_options_of_a_training_are_ignored_or_compared(
     [
         ("plan", "--multi-latent-attention", "multi-latent attention comes later"),
         ("plan", "--use-torch-fsdp2", "fully sharded data parallelism comes later"),
-        ("evaluate", "--task RACE", "--task RACE: the task RACE comes later"),
+        (
+            "evaluate",
+            "--task RACE",
+            "--task RACE: the task RACE trains a BERT, which stages.classify does",
+        ),
         ("benchmark", "--engine-type dynamic", "continuous batching comes later"),
         ("benchmark", "--return-log-probs", "log-probabilities of tokens come later"),
         ("merge", "--inputt a", "--inputt is not an option: did you mean --input"),
