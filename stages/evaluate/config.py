@@ -10,6 +10,7 @@ from trainyard.config import execution, location
 from trainyard.errors import ConfigError
 from trainyard.evaluation.config import (
     OF_QUESTIONS,
+    ContaminationConfig,
     EvaluationConfig,
     LayoutConfig,
     QuestionConfig,
@@ -31,6 +32,7 @@ class EvaluateConfig:
     RACE; .tsv files of MNLI and QQP. Paths or URLs."""
     evaluation: EvaluationConfig
     questions: QuestionConfig = field(default_factory=QuestionConfig)
+    contamination: ContaminationConfig = field(default_factory=ContaminationConfig)
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     tokenizer_type: TokenizerType | None = None
     """Tokenizer of a checkpoint that has none, by Megatron-LM's name; one that it has must be the
@@ -57,6 +59,10 @@ class EvaluateConfig:
             raise ConfigError("--valid-data names no file; give at least one")
         object.__setattr__(self, "evaluation", self.evaluation.for_files(self.valid_data))
         self._check_questions()
+        if self.contamination.contamination_documents and self.output_dir is None:
+            raise ConfigError(
+                "--contamination-documents writes contamination.jsonl to --output-dir; give it"
+            )
         self.given_tokenizer()
 
     def _check_questions(self) -> None:
@@ -123,12 +129,14 @@ class EvaluateConfig:
         self.evaluation.window(model.seq_length, model.positions)
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """The checkpoint, the data sets, the description of questions, the tokenizer."""
+        """The checkpoint, the data sets, and what describes or accompanies them."""
+        corpus = self.contamination.contamination_corpus
         described, tokenizer = self.questions.task_description, self.given_tokenizer()
         return {
             "load": (self.load,),
             "valid_data": self.valid_data,
             **({} if described is None else {"task_description": (described,)}),
+            **({"contamination_corpus": corpus} if corpus else {}),
             **({} if tokenizer is None else {"tokenizer": tokenizer.inputs()}),
         }
 

@@ -11,6 +11,7 @@ from stages.evaluate.config import EvaluateConfig
 from stages.runtime.context import StageRun
 from trainyard.artifacts.digest import SHORT
 from trainyard.artifacts.inputs import resolve
+from trainyard.evaluation.contamination_report import Contamination
 from trainyard.evaluation.examples import Examples
 from trainyard.evaluation.metrics import Row, Summary
 from trainyard.evaluation.model import EvaluatedModel, evaluation_ranks, load_for_evaluation
@@ -39,6 +40,7 @@ def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
         scorer = Scorer(loaded.model, groups, config.evaluation.micro_batch_size)
         units: Units = stage.work if stage.output is not None else NoUnits()
         sets, metrics = [], {}
+        contaminated = Contamination(config.contamination)
         names = set_names(config.valid_data)
         for place, (name, path) in enumerate(zip(names, config.valid_data, strict=True)):
             subject = Subject(
@@ -63,12 +65,17 @@ def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
             prefix = f"{name}/" if len(names) > 1 else ""
             metrics.update({f"{prefix}{key}": value for key, value in summary.numbers.items()})
             passport = _passport(config, stage, loaded, path, examples, summary, rows)
+            if config.contamination.contamination_corpus:
+                found = contaminated.of(name, examples, loaded.tokenizer, rows, summary)
+                passport["contamination"] = found
             document = {"name": name, "rows": rows_name(place), **summary.numbers}
             sets.append({**document, "passport": passport})
             if stage.output is not None:
                 lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                 stage.write_text(rows_name(place), "".join(lines))
     if groups.rank == 0 and stage.output is not None:
+        if config.contamination.contamination_documents:
+            stage.write_text("contamination.jsonl", contaminated.lines(), volatile=True)
         head = {"format_version": FORMAT_VERSION, "task": config.evaluation.task}
         stage.write_json(RESULTS, {**head, "step": loaded.step, "sets": sets})
     return metrics

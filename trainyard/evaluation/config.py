@@ -22,6 +22,7 @@ from trainyard.parallel.config import ParallelConfig
 TaskName = Literal["WIKITEXT103", "LAMBADA", "MULTIPLE-CHOICE", "nq", "triviaqa", "squad", "QA"]
 OF_QUESTIONS = ("nq", "triviaqa", "squad", "QA")
 LambadaProtocol = Literal["megatron", "megatron-strict", "lm-eval"]
+MAX_NGRAM = 1024
 DetokenizerName = Literal["auto", "wikitext", "ptb", "none"]
 
 
@@ -106,6 +107,30 @@ class EvaluationConfig:
 def _detokenizer_for(path: str) -> DetokenizerName:
     near = "/".join(path.split("/")[-2:])
     return "wikitext" if "wiki" in near else "ptb" if "ptb" in near else "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContaminationConfig:
+    """Whether overlaps with a corpus are looked for."""
+
+    contamination_corpus: tuple[str, ...] = location(())
+    """Prefixes of the token files of the training: count the examples that share n tokens in a row
+    with one of their documents. The tokens must be those of the checkpoint's tokenizer."""
+    contamination_ngram: int = 13
+    """Tokens in a row that count as an overlap."""
+    contamination_documents: bool = False
+    """Name the documents in contamination.jsonl, with their sources if the token files have a
+    sidecar (.docs)."""
+
+    def __post_init__(self) -> None:
+        """Refuse a length out of range, and documents of no corpus."""
+        check_at_least(self, 1, "contamination_ngram")
+        check_at_most(self, MAX_NGRAM, "contamination_ngram")
+        if self.contamination_documents and not self.contamination_corpus:
+            raise ConfigError(
+                "--contamination-documents names documents of --contamination-corpus, which is not "
+                "given"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
