@@ -25,6 +25,8 @@ from trainyard.evaluation.compare import (
 from trainyard.evaluation.passport import ScoredSet, read_results
 
 SIGNIFICANT = 0.05
+ROUNDING = 1e-6
+"""Relative: smaller differences come from batches and ranks, however regular they are."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -79,7 +81,9 @@ def _lines(a: ScoredSet, b: ScoredSet) -> Iterator[str]:
 def _verdict(one: Difference) -> str:
     is_better = (one.difference > 0) == (one.better == "higher")
     says = f"B is {'better' if is_better else 'worse'}"
-    if one.p_value >= SIGNIFICANT or not one.difference:
+    if abs(one.difference) <= ROUNDING * max(abs(one.a), abs(one.b)):
+        says = "equal, up to rounding"
+    elif one.p_value >= SIGNIFICANT:
         says = "no difference that these examples show"
     return (
         f"B - A {one.difference:+.4g} [{one.low:+.4g}, {one.high:+.4g}]  "

@@ -92,7 +92,9 @@ def test_a_difference_is_found_where_there_is_one(tmp_path: Path) -> None:
     assert lines[1].startswith("  checkpoint differs: a and b")
     assert "A 0.5  B 0.6  B - A +0.1 [+0.06, +0.145]" in lines[2]
     assert f"p {2 / 2**20:.3g} (McNemar, exact; 200 examples): B is better" in lines[2]
-    assert comparison(a, a)[-1].endswith("no difference that these examples show")
+    assert comparison(a, a)[-1].endswith("equal, up to rounding")
+    close = evaluation(tmp_path / "c", right(*[1, 0] * 99, 1, 1))
+    assert comparison(a, close)[-1].endswith("no difference that these examples show")
 
 
 def test_losses_are_compared_by_the_paired_bootstrap(tmp_path: Path) -> None:
