@@ -52,9 +52,9 @@ KERNELS = {
 """Used where they are found and required nowhere, as they are built for the machine they run on:
 no version of them could be pinned for all. What each speeds up: docs/training.md."""
 
-UNPINNED_EXTRAS = ("lm-eval",)
-"""Extras that `make install` and the images leave out: what they install brings dozens of packages
-of its own."""
+UNPINNED_EXTRAS = ("lm-eval", "te", "flash")
+"""Extras that `make install` and the images leave out: lm-eval brings dozens of packages of its
+own, and the kernels are built for a kind of GPU."""
 
 SHARED_EXTRAS = ("documents", "tokenizers", "faiss", "faiss-gpu")
 """Extras that those of stages are made of."""
