@@ -21,7 +21,7 @@ from trainyard import logging as our_logging
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.megatron_cli.implied import implied
 from trainyard.megatron_cli.options import split_options
-from trainyard.megatron_cli.programs import Program, find_program, table
+from trainyard.megatron_cli.programs import Program, find_program, for_task, table
 
 log = logging.getLogger("stages.megatron")
 
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
         if words[0] in ("-h", "--help"):
             print(HELP, table(), sep="\n")
             return 0
-        program = find_program(words[0])
+        program = for_task(find_program(words[0]), words[1:])
         arguments = stage_arguments(program, words[1:])
     except BrokenPipeError:
         return reader_is_gone()

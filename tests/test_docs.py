@@ -17,6 +17,7 @@ import pytest
 from flows.recipes.recipe import parse_recipe, stage_of
 from flows.stage_configs import CONFIGS
 from stages.plan.retro_config import RetroPlanConfig
+from stages.pretrain.classify_config import ClassifyConfig
 from stages.runtime.common_options import CommonOptions, MegatronOptions
 from trainyard.config import leaves, other_names
 from trainyard.megatron_cli.programs import find_program
@@ -122,6 +123,16 @@ def test_the_readme_names_every_stage() -> None:
 # --- commands ---------------------------------------------------------------------------------
 
 
+WITHOUT_STAGE = ("compare", "ensemble", "lm_eval")
+"""Commands with options of their own."""
+OTHER_COMMANDS = {"classify": ClassifyConfig}
+"""Second command lines of stages, with options that the stage has not."""
+
+
+def config_of(stage: str) -> type:
+    return OTHER_COMMANDS.get(stage) or CONFIGS[stage_of(stage)]
+
+
 def commands() -> list[tuple[str, str, str]]:
     """(page, stage, arguments) of every command that starts a stage."""
     found = []
@@ -130,7 +141,7 @@ def commands() -> list[tuple[str, str, str]]:
             for stage, rest in STAGE.findall(line):
                 if stage == "megatron" and (words := arguments(rest)) and words[0].endswith(".py"):
                     stage, rest = find_program(words[0]).stage, shlex.join(words[1:])
-                if stage not in ("NAME", "megatron"):
+                if stage not in ("NAME", "megatron", *WITHOUT_STAGE):
                     found.append((name, stage, rest))
     return found
 
@@ -150,13 +161,14 @@ def known_flags(config: type) -> set[str]:
 
 def is_known(stage: str, flag: str, given: set[str]) -> bool:
     """Whether a stage takes it; pretrain takes Megatron-LM's too, plan with --retro its own."""
-    config = RetroPlanConfig if stage == "plan" and "--retro" in given else CONFIGS[stage_of(stage)]
+    config = RetroPlanConfig if stage == "plan" and "--retro" in given else config_of(stage)
     if flag in known_flags(config):
         return True
     name = flag.removeprefix("--").replace("_", "-")
     more = tuple(field.name.replace("_", "-") for field in fields(MegatronOptions))
-    kind = vocabulary(CONFIGS[stage_of(stage)], more).meaning(name).kind
-    return stage_of(stage) == "pretrain" and kind in ("ours", "rule", "accepted")
+    kind = vocabulary(config_of(stage), more).meaning(name).kind
+    is_training = stage_of(stage) == "pretrain" or stage in OTHER_COMMANDS
+    return is_training and kind in ("ours", "rule", "accepted")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -79,7 +79,7 @@ def _evaluate(recipe: Recipe, checkpoint: str) -> StageJob | None:
     if not recipe.evaluation_data:
         return None
     place = {"load": checkpoint, "output_dir": recipe.at("evaluation")}
-    return recipe.job("evaluate", {**place, "valid_data": recipe.evaluation_data})
+    return recipe.job("evaluate", {**place, "valid_data": [recipe.evaluation_data]})
 
 
 def _data(recipe: Recipe, collect: StageJob | None) -> dict[str, Any]:

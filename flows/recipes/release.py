@@ -40,7 +40,7 @@ def release_jobs(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
     return ReleaseJobs(
         reshard=recipe.job("reshard", {"load_dir": load, "save_dir": resharded}),
         export=stage_job("reshard", export, f"{recipe.where} (export)", "export"),
-        evaluate=recipe.job("evaluate", {**measured, "valid_data": heldout_of(recipe)}),
+        evaluate=recipe.job("evaluate", {**measured, "valid_data": [heldout_of(recipe)]}),
         benchmark=recipe.job("benchmark", {**reads, "output_dir": join(root, "benchmark")}),
     )
 

@@ -8,33 +8,64 @@ from typing import Literal
 from trainyard.artifacts.output import Output
 from trainyard.config import execution, location
 from trainyard.errors import ConfigError
-from trainyard.evaluation.config import OF_QUESTIONS, EvaluationConfig, QuestionConfig
+from trainyard.evaluation.config import (
+    OF_QUESTIONS,
+    ContaminationConfig,
+    EvaluationConfig,
+    LayoutConfig,
+    QuestionConfig,
+)
 from trainyard.inference.config import check_length
-from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.config import TransformerConfig
+from trainyard.tokenizers.config import TokenizerConfig, TokenizerType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
-    """Evaluate a checkpoint on a text, by the definitions of Megatron-LM's task of this name."""
+    """Evaluate a checkpoint on data sets, by the definitions of Megatron-LM's task of this name."""
 
     load: str = location()
-    """Checkpoint: a run's folder (its latest step) or the folder of one step."""
-    valid_data: str = location()
-    """Text file to evaluate on, or questions as .json or .jsonl; a path or URL."""
+    """Checkpoint: a run's folder (its latest step), the folder of one step, or a folder of Hugging
+    Face, Meta or Megatron-LM. Any layout: each rank reads its part."""
+    valid_data: tuple[str, ...] = location()
+    """Data sets, scored apart: text files; questions or passages as .json or .jsonl; folders of
+    RACE; .tsv files of MNLI and QQP. Paths or URLs."""
     evaluation: EvaluationConfig
     questions: QuestionConfig = field(default_factory=QuestionConfig)
+    contamination: ContaminationConfig = field(default_factory=ContaminationConfig)
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
+    tokenizer_type: TokenizerType | None = None
+    """Tokenizer of a checkpoint that has none, by Megatron-LM's name; one that it has must be the
+    same."""
+    vocab_file: str | None = location(None)
+    """GPT2BPETokenizer: vocab.json."""
+    merge_file: str | None = location(None)
+    """GPT2BPETokenizer: merges.txt."""
+    tokenizer_model: str | None = location(None)
+    """A tokenizer.json or its folder, or a SentencePiece .model."""
     expect: tuple[str, ...] = execution(())
     """Options that the model of the checkpoint must have, as NAME=VALUE; with others it is refused.
     The options of a model on Megatron-LM's command line come here."""
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
     """Device; auto: a GPU if available."""
     output_dir: str | None = location(None)
-    """Folder or URL for results.json; unset: print only."""
+    """Folder or URL for results.json and the scores of all examples; unset: print only. With it, a
+    killed evaluation goes on where it was."""
 
     def __post_init__(self) -> None:
-        """Choose the detokenizer by the file name, so that the digest of options has the choice.
+        """Choose the detokenizer by the file names, so that the digest of options has the choice.
         Refuse options of questions for a task without any."""
-        object.__setattr__(self, "evaluation", self.evaluation.for_file(self.valid_data))
+        if not self.valid_data:
+            raise ConfigError("--valid-data names no file; give at least one")
+        object.__setattr__(self, "evaluation", self.evaluation.for_files(self.valid_data))
+        self._check_questions()
+        if self.contamination.contamination_documents and self.output_dir is None:
+            raise ConfigError(
+                "--contamination-documents writes contamination.jsonl to --output-dir; give it"
+            )
+        self.given_tokenizer()
+
+    def _check_questions(self) -> None:
         task, description = self.evaluation.task, self.questions.task_description
         if task not in OF_QUESTIONS and self.questions != QuestionConfig():
             raise ConfigError(
@@ -46,8 +77,50 @@ class EvaluateConfig:
                 "--task QA and --task-description go together: the document says how questions "
                 "are asked; give both, or neither"
             )
+        layout = self.layout
+        if task in OF_QUESTIONS and layout.parallel().model_ranks > 1:
+            raise ConfigError(
+                f"--task {task} generates text, which each rank does with a whole copy of the "
+                "model: leave --tensor-model-parallel-size and --pipeline-model-parallel-size out; "
+                "the ranks of --nproc-per-node share the questions"
+            )
 
-    def check_model(self, model: GPTConfig) -> None:
+    def given_tokenizer(self) -> TokenizerConfig | None:
+        """The tokenizer that the options name, if they name one."""
+        files = (self.vocab_file, self.merge_file, self.tokenizer_model)
+        if self.tokenizer_type is None:
+            if any(files):
+                raise ConfigError(
+                    "--vocab-file, --merge-file and --tokenizer-model are the files of a "
+                    "tokenizer; give --tokenizer-type too, or leave them out for the checkpoint's "
+                    "own"
+                )
+            return None
+        return TokenizerConfig(
+            tokenizer_type=self.tokenizer_type,
+            vocab_file=self.vocab_file,
+            merge_file=self.merge_file,
+            tokenizer_model=self.tokenizer_model,
+        )
+
+    @property
+    def nproc_per_node(self) -> int:
+        """Ranks that the command starts."""
+        return self.layout.nproc_per_node
+
+    @property
+    def distributed_timeout_minutes(self) -> float:
+        """Timeout of communication."""
+        return self.layout.distributed_timeout_minutes
+
+    def check_ranks(self, world_size: int | None) -> None:
+        """Refuse ranks that copies of the model do not divide."""
+        from trainyard.parallel.dims import dims_of  # not for --help
+
+        parallel = self.layout.parallel()
+        dims_of(parallel, world_size or parallel.model_ranks)
+
+    def check_model(self, model: TransformerConfig) -> None:
         """Refuse a window, or an answer, that a model of these options cannot have."""
         if self.evaluation.task in OF_QUESTIONS:
             new = self.questions.out_seq_length
@@ -56,12 +129,15 @@ class EvaluateConfig:
         self.evaluation.window(model.seq_length, model.positions)
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """The checkpoint, the text, and the description of its questions."""
-        described = self.questions.task_description
+        """The checkpoint, the data sets, and what describes or accompanies them."""
+        corpus = self.contamination.contamination_corpus
+        described, tokenizer = self.questions.task_description, self.given_tokenizer()
         return {
             "load": (self.load,),
-            "valid_data": (self.valid_data,),
+            "valid_data": self.valid_data,
             **({} if described is None else {"task_description": (described,)}),
+            **({"contamination_corpus": corpus} if corpus else {}),
+            **({} if tokenizer is None else {"tokenizer": tokenizer.inputs()}),
         }
 
     def output(self) -> Output | None:

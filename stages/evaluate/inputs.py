@@ -7,16 +7,23 @@ from typing import Any
 from stages.evaluate.config import EvaluateConfig
 from trainyard.checkpoint.model_config import model_config
 from trainyard.checkpoint.stored_step import StoredStep, check_step
+from trainyard.conversion.detect import detect
 from trainyard.models.expected import check_expected
+from trainyard.tokenizers.registry import check_files
 
 
 def check_inputs(config: EvaluateConfig) -> None:
     """Refuse a step whose documents, tokenizer or weights differ from its manifest, or whose model
-    is not the expected one."""
+    is not the expected one. Readers check the checkpoints of other programs."""
+    tokenizer = config.given_tokenizer()
+    if tokenizer is not None:
+        check_files(tokenizer)
 
     def check(step: StoredStep[Any]) -> None:
-        step.require_tokenizer()
+        if tokenizer is None:
+            step.require_tokenizer()
         if config.expect:
             check_expected(config.expect, model_config(step)[0], f"--load {config.load}")
 
-    check_step(config.load, "--load", also=check)
+    if detect(config.load) in ("trainyard", None):
+        check_step(config.load, "--load", also=check)

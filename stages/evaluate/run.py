@@ -1,57 +1,119 @@
-"""Evaluates a checkpoint; prints the line of Megatron-LM and writes results.json."""
+"""Evaluates a checkpoint; prints the lines of Megatron-LM and writes results with passports."""
 
 from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from typing import Any
 
 from stages.evaluate.config import EvaluateConfig
 from stages.runtime.context import StageRun
-from trainyard.checkpoint.model import SCORERS, WRITERS, load_model
-from trainyard.evaluation.config import OF_QUESTIONS
-from trainyard.evaluation.tasks import PREDICTIONS, TASKS, Subject
-from trainyard.models.families import family_of
-from trainyard.parallel.device import resolve_device
+from trainyard.artifacts.digest import SHORT
+from trainyard.artifacts.inputs import resolve
+from trainyard.evaluation.contamination_report import Contamination
+from trainyard.evaluation.examples import Examples
+from trainyard.evaluation.metrics import Row, Summary
+from trainyard.evaluation.model import EvaluatedModel, evaluation_ranks, load_for_evaluation
+from trainyard.evaluation.model import tokenizer_digest as digest_of
+from trainyard.evaluation.passport import FORMAT_VERSION, RESULTS, rows_name, set_names
+from trainyard.evaluation.scoring import Scorer
+from trainyard.evaluation.tasks import TASKS, NoUnits, Subject, Units, score_all
+from trainyard.progress import Progress
+from trainyard.version import VERSION
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
-
 
 def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
-    """Evaluate and print the line; with --output-dir, write results.json, and predictions.jsonl if
-    the task has some."""
-    task = TASKS[config.evaluation.task]
-    device = str(resolve_device(config.device))
-    answers = config.evaluation.task in OF_QUESTIONS
-    loaded = load_model(config.load, device=device, model_type=WRITERS if answers else SCORERS)
-    if family_of(loaded.config).neighbor_shape is not None:
-        log.info("%s: without neighbours, so by its decoder alone", config.load)
-    loaded.model.eval()
-    unit = "questions" if answers else "tokens"
-    results = task.run(
-        Subject(
-            model=loaded.model,
-            tokenizer=loaded.tokenizer,
-            path=config.valid_data,
-            config=config.evaluation,
-            questions=config.questions,
-            progress_of=lambda total: stage.progress(total, unit, "evaluate"),
+    """Score every data set, print its line; with --output-dir, write results.json and the rows of
+    each. Returns the numbers; of several data sets, each under NAME/."""
+    with evaluation_ranks(config.layout, config.device) as (groups, device):
+        loaded = load_for_evaluation(
+            config.load,
+            groups=groups,
+            device=device,
+            layout=config.layout,
+            tokenizer=config.given_tokenizer(),
+            expect=config.expect,
         )
-    )
-    predictions = results.pop(PREDICTIONS, None)
-    print(task.line(config.evaluation.task, results))
-    if stage.output is not None:
-        document = {
-            "format_version": FORMAT_VERSION,
-            "task": config.evaluation.task,
-            "step": loaded.step,
-            "overlapping_eval": config.evaluation.overlapping_eval,
-            **results,
-        }
-        stage.write_json("results.json", document)
-        if predictions is not None:
-            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in predictions)
-            stage.write_text("predictions.jsonl", "".join(lines))
-    return results
+        scorer = Scorer(loaded.model, groups, config.evaluation.micro_batch_size)
+        units: Units = stage.work if stage.output is not None else NoUnits()
+        sets, metrics = [], {}
+        contaminated = Contamination(config.contamination)
+        names = set_names(config.valid_data)
+        for place, (name, path) in enumerate(zip(names, config.valid_data, strict=True)):
+            subject = Subject(
+                scorer=scorer,
+                tokenizer=loaded.tokenizer,
+                path=path,
+                config=config.evaluation,
+                questions=config.questions,
+            )
+            examples = TASKS[config.evaluation.task](subject)
+            rows = score_all(
+                examples,
+                f"set{place}",
+                units,
+                groups,
+                partial(_progress, stage, name),
+            )
+            if groups.rank > 0:
+                continue
+            summary = examples.summarize(rows)
+            print(examples.line(config.evaluation.task, summary.numbers))
+            prefix = f"{name}/" if len(names) > 1 else ""
+            metrics.update({f"{prefix}{key}": value for key, value in summary.numbers.items()})
+            passport = _passport(config, stage, loaded, path, examples, summary, rows)
+            if config.contamination.contamination_corpus:
+                found = contaminated.of(name, examples, loaded.tokenizer, rows, summary)
+                passport["contamination"] = found
+            document = {"name": name, "rows": rows_name(place), **summary.numbers}
+            sets.append({**document, "passport": passport})
+            if stage.output is not None:
+                lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                stage.write_text(rows_name(place), "".join(lines))
+    if groups.rank == 0 and stage.output is not None:
+        if config.contamination.contamination_documents:
+            stage.write_text("contamination.jsonl", contaminated.lines(), volatile=True)
+        head = {"format_version": FORMAT_VERSION, "task": config.evaluation.task}
+        stage.write_json(RESULTS, {**head, "step": loaded.step, "sets": sets})
+    return metrics
+
+
+def _progress(stage: StageRun, name: str, total: int, unit: str, done: int) -> Progress:
+    return stage.progress(total, unit, name, start=done)
+
+
+def _passport(
+    config: EvaluateConfig,
+    stage: StageRun,
+    loaded: EvaluatedModel,
+    path: str,
+    examples: Examples,
+    summary: Summary,
+    rows: list[Row],
+) -> dict[str, Any]:
+    """What another score must share to be compared with this one (`evaluation.passport`)."""
+    protocol, tokenizer = examples.protocol, loaded.tokenizer
+    return {
+        "protocol": {
+            "name": protocol.name,
+            "digest": protocol.digest,
+            "definition": dict(protocol.definition),
+        },
+        "data": {"digest": resolve("valid_data", [path]).digest, "examples": len(examples)},
+        "checkpoint": {"digest": _digest_of_load(config, stage), "step": loaded.step},
+        "tokenizer": {
+            "digest": digest_of(tokenizer),
+            "type": tokenizer.config.tokenizer_type,
+            "vocab_size": tokenizer.vocab_size,
+        },
+        "code": {"version": VERSION, "digest": stage.code[:SHORT]},
+        "figures": summary.documents(rows),
+    }
+
+
+def _digest_of_load(config: EvaluateConfig, stage: StageRun) -> str:
+    found = stage.inputs.get("load")
+    return (found or resolve("load", [config.load])).digest

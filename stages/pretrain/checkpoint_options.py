@@ -33,6 +33,14 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**_tokenizer(url, options), **options}
 
 
+def of_checkpoint(load: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the model and the tokenizer of a checkpoint of ours, by field name, that are
+    not given."""
+    url, _ = locate_step(load, "--load")
+    found = _model(url, given)
+    return {**_tokenizer(url, given), **found}
+
+
 def _model(url: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the checkpoint's model. Its table of positions keeps its length if samples
     become shorter."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from stages.pretrain.classify_config import ClassifyConfig
 from stages.pretrain.config import PretrainConfig
 from trainyard.checkpoint.steps import published_steps
 from trainyard.checkpoint.stored_step import check_step
 from trainyard.conversion.detect import detect
+from trainyard.datasets.classification.samples import read_examples
 from trainyard.datasets.config import SPLIT_NAMES
 from trainyard.datasets.splits import check_instructions, check_splits
 from trainyard.models.families import family_of
@@ -34,6 +36,9 @@ def check_inputs(config: PretrainConfig) -> None:
         if detect(config.load) in ("trainyard", None):
             check_step(config.load, "--load")
         return
+    if isinstance(config, ClassifyConfig):
+        _check_data_sets(config)
+        return
     splits = SPLIT_NAMES if config.training.eval_iters else SPLIT_NAMES[:1]
     family = family_of(config.model)
     if config.sft.sft:
@@ -46,6 +51,18 @@ def check_inputs(config: PretrainConfig) -> None:
 
         shape = family.neighbor_shape(config.model)
         check_tables(config.retrieval, config.data, shape, splits)
+    _check_load(config)
+
+
+def _check_data_sets(config: ClassifyConfig) -> None:
+    """Read the data sets of a classifier; and check its checkpoint."""
+    data = config.classification
+    for url in (*data.train_data, *data.valid_data):
+        read_examples(url, data.task)
+    _check_load(config)
+
+
+def _check_load(config: PretrainConfig) -> None:
     load = config.foreign_load()
     # A run with steps of its own, perhaps on its nodes, resumes from those and not from --load.
     has_others = config.non_persistent.non_persistent_save_interval is not None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import signal
+from dataclasses import replace
 from typing import Any
 
+from stages.pretrain.classify_config import ClassifyConfig
 from stages.pretrain.config import PretrainConfig
 from stages.pretrain.convert import convert
 from stages.pretrain.folder import StageHost
@@ -32,7 +34,13 @@ def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
     try:
         with prepared(config) as (groups, device):
             host = StageHost(stage, config, progress)
-            overrides = Overrides(callbacks=(*heartbeats(groups.rank), progress))
+            callbacks = (*heartbeats(groups.rank), progress)
+            overrides, accuracy = Overrides(callbacks=callbacks), None
+            if isinstance(config, ClassifyConfig):
+                from stages.pretrain.classify import classifier_overrides  # others do without
+
+                parts, accuracy = classifier_overrides(config, stage, groups, device)
+                overrides = replace(parts, callbacks=(*callbacks, *parts.callbacks))
             result = Trainer(config, host, groups, device, overrides).run()
             if result.outcome == "finished":
                 if stage.is_main and config.save is not None:
@@ -40,7 +48,14 @@ def run(config: PretrainConfig, stage: StageRun) -> dict[str, Any]:
                     stage.facts.update(segments_document(segments))
                 elif stage.is_main:
                     log.info("finished, nothing is kept: %s", result.metrics)
-                return result.metrics
+                if accuracy is None:
+                    return result.metrics
+                assert isinstance(config, ClassifyConfig)
+                from stages.pretrain.classify import classifier_metrics, write_results
+
+                if stage.is_main and config.save is not None:
+                    write_results(config, stage, accuracy)
+                return {**result.metrics, **classifier_metrics(accuracy)}
             if stage.stop_requested:
                 stage.stop()
             if result.stopped_by.startswith("--"):

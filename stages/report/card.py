@@ -17,6 +17,7 @@ import jinja2
 
 from stages.report import experts, lineage_picture
 from stages.report.config import MAX_SAMPLES
+from stages.report.evaluations import evaluated_sets
 from stages.report.facts import Card, Sample, Save, Step
 from stages.report.losses import further_loss_charts
 from stages.report.retrieval import Search
@@ -36,19 +37,6 @@ END_TOKEN = re.compile(r"(<\|[a-z_]+\|>|</s>)\s*\Z")
 
 OF_SPLIT = "per token of the validation split"
 """What the perplexity of the training is of; that of the evaluation is of another text."""
-
-EVALUATION = {
-    "ppl": ("perplexity, per token", numbers.perplexity),
-    "adjusted_ppl": ("adjusted perplexity, per word", numbers.perplexity),
-    "avg_loss": ("loss, nats per token", numbers.fixed(4)),
-    "bits_per_byte": ("bits per byte", numbers.fixed(3)),
-    "token_ratio": ("tokens per word", numbers.fixed(3)),
-    "num_tokens": ("tokens scored", whole),
-    "exact_match": ("exact match, share of the answers", numbers.fixed(3)),
-    "f1": ("F1, words of the answers", numbers.fixed(3)),
-    "num_questions": ("questions answered", whole),
-}
-"""Results of an evaluation with a label; others are shown under their own names."""
 
 SAVE_KINDS = (
     ("durable", "in the run folder", "a"),
@@ -106,7 +94,7 @@ def render(card: Card) -> str:
         expert_rows=experts.load_rows(card),
         samples=[sample_text(sample) for sample in card.samples],
         samples_lead=samples_lead(card),
-        evaluation_labels=EVALUATION,
+        evaluated=evaluated_sets(card.evaluation, card.evaluated),
         max_requests=MAX_REQUESTS,
         save_rows=save_rows(card.saves),
         save_charts=save_charts(card.saves),

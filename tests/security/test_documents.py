@@ -23,7 +23,7 @@ from trainyard.artifacts.documents import read_text
 from trainyard.artifacts.urls import refuse_secrets, show_url
 from trainyard.config_text import parse_document
 from trainyard.errors import ConfigError, TrainyardError
-from trainyard.evaluation.wikitext import detokenize_wikitext
+from trainyard.evaluation.detokenizers import detokenize_wikitext
 from trainyard.megatron_cli.yaml_cfg import read_yaml_cfg
 from trainyard.megatron_cli.yaml_text import read_entries
 from trainyard.training.run.node_local import expanded

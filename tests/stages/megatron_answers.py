@@ -11,7 +11,6 @@ RUNS = ""
 DETOXIFICATION = "detoxification comes later"
 NO_SERVER = "a server comes later; stages.generate generates text from --prompts"
 NO_IMAGES = "models of images come later"
-OF_TASK = "comes later; WIKITEXT103 is there"
 OF_RETRIEVER = "needs the retriever of pretrain_ict.py, which comes later"
 
 UNEVEN = "--num-layers (24) must be divisible by --pipeline-model-parallel-size (16)"
@@ -71,11 +70,11 @@ ANSWERS: dict[str, str] = {
     "merge_mp_bert.sh": "use tools/checkpoint/convert.py, which joins the files of ranks",
     # evaluation
     "eval-wiki": RUNS,
-    "eval-lambada": OF_TASK,
-    "eval-two": "--valid-data takes one value, got w.txt w2.txt",
-    "evaluate_zeroshot_gpt.sh": OF_TASK,
-    "finetune_mnli_distributed.sh": OF_TASK,
-    "finetune_race_distributed.sh": OF_TASK,
+    "eval-lambada": RUNS,
+    "eval-two": RUNS,
+    "evaluate_zeroshot_gpt.sh": RUNS,
+    "finetune_mnli_distributed.sh": RUNS,
+    "finetune_race_distributed.sh": RUNS,
     "evaluate_retriever_nq.sh": OF_RETRIEVER,
     "finetune_retriever_distributed.sh": OF_RETRIEVER,
     # generation

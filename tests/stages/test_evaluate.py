@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from stages.evaluate.config import EvaluateConfig
 from stages.evaluate.run import run
-from tests.stages.directly import run_directly
+from tests.stages.directly import run_directly, run_process
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.artifacts import store
+from trainyard.artifacts.inputs import resolve
 from trainyard.errors import ConfigError, DataError
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
@@ -43,13 +44,19 @@ def evaluate(checkpoint: str, data: str, out: str, **options: Any) -> dict[str, 
         EvaluateConfig,
         run,
         load=checkpoint,
-        valid_data=data,
+        valid_data=[data],
         task="WIKITEXT103",
         output_dir=out,
         **options,
     )
+    return results_of(out)
+
+
+def results_of(out: str) -> dict[str, Any]:
+    """The results of the only data set, and what they share."""
     document: dict[str, Any] = store.read_json(store.join(out, "results.json"))
-    return document
+    (only,) = document.pop("sets")
+    return {**document, **only}
 
 
 def test_a_text_of_one_window_has_the_loss_of_the_model(
@@ -66,7 +73,7 @@ def test_a_text_of_one_window_has_the_loss_of_the_model(
     assert results["num_original_tokens"] == 4
     assert results["token_ratio"] == 21 / 3
     assert results["adjusted_ppl"] == pytest.approx(math.exp(min(20.0, loss * 7)), rel=1e-4)
-    assert results["detokenizer"] == "none"
+    assert results["passport"]["protocol"]["definition"]["detokenizer"] == "none"
     assert results["step"] == 50
     number = r"\d\.\d{4}E[+-]\d\d"
     line = (
@@ -91,7 +98,7 @@ def test_wikitext_is_detokenized_after_the_word_count(checkpoint: str, tmp_path:
     data = tmp_path / "wiki.test.tokens"
     data.write_text(TEXT * 20)
     results = evaluate(checkpoint, str(data), str(tmp_path / "a"))
-    assert results["detokenizer"] == "wikitext"
+    assert results["passport"]["protocol"]["definition"]["detokenizer"] == "wikitext"
     assert results["num_original_tokens"] == len((TEXT * 20).strip().split(" "))
     assert results["num_bytes"] < len(TEXT * 20)
     plain = evaluate(checkpoint, str(data), str(tmp_path / "b"), detokenizer="none")
@@ -105,10 +112,11 @@ def test_any_line_end_gives_the_same_results(checkpoint: str, tmp_path: Path, en
         data = tmp_path / name / "wiki.test.tokens"
         data.write_bytes((TEXT * 5).replace("\n", line_end).encode())
         evaluate(checkpoint, str(data), str(tmp_path / name / "out"))
-    here, there = ((tmp_path / n / "out/results.json").read_bytes() for n in ("here", "there"))
-    assert here == there
-    assert str(tmp_path) not in here.decode()
-    assert set(json.loads(here)) >= {"task", "avg_loss", "ppl", "adjusted_ppl", "bits_per_byte"}
+    here, there = ((tmp_path / n / "out/results.json").read_text() for n in ("here", "there"))
+    of_data = [json.loads(text)["sets"][0]["passport"]["data"]["digest"] for text in (here, there)]
+    assert here.replace(*of_data) == there
+    assert str(tmp_path) not in here
+    assert set(json.loads(here)["sets"][0]) >= {"avg_loss", "ppl", "adjusted_ppl", "bits_per_byte"}
 
 
 def test_an_invalid_text_is_refused(checkpoint: str, tmp_path: Path) -> None:
@@ -124,16 +132,68 @@ def test_an_invalid_text_is_refused(checkpoint: str, tmp_path: Path) -> None:
     assert not Path(out).exists()
 
 
+def test_several_data_sets_are_scored_apart_each_with_its_passport(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    lines = {"a": ["the yard", "a train"], "b": ["trains shunt"]}
+    for name, texts in lines.items():
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        )
+    paths = [str(tmp_path / f"{name}.jsonl") for name in lines]
+    out = str(tmp_path / "out")
+    metrics = run_directly(
+        EvaluateConfig, run, load=checkpoint, valid_data=paths, task="LAMBADA", output_dir=out
+    )
+    assert metrics["a.jsonl/num_examples"] == 2
+    document = store.read_json(store.join(out, "results.json"))
+    assert [one["name"] for one in document["sets"]] == ["a.jsonl", "b.jsonl"]
+    for one, path in zip(document["sets"], paths, strict=True):
+        passport = one["passport"]
+        assert passport["data"]["digest"] == resolve("x", [path]).digest
+        assert passport["checkpoint"]["step"] == 50
+        assert passport["tokenizer"]["vocab_size"] == 257
+        assert passport["protocol"]["name"] == "LAMBADA/megatron"
+        figure = passport["figures"]["accuracy"]
+        assert (figure["value"], figure["count"]) == (one["accuracy"], one["num_examples"])
+        rows = [json.loads(line) for line in Path(out, one["rows"]).read_text().splitlines()]
+        assert [row["example"] for row in rows] == list(range(one["num_examples"]))
+    first, second = document["sets"]
+    assert first["passport"]["protocol"] == second["passport"]["protocol"]
+    assert first["passport"]["figures"]["accuracy"]["stderr"] is not None
+    assert second["passport"]["figures"]["accuracy"]["stderr"] is None  # of one example
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_the_command_on_several_ranks_gives_the_scores_of_one(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "held.txt"
+    data.write_text("The yard shunts trains. " * 200)
+    alone = evaluate(checkpoint, str(data), str(tmp_path / "alone"))
+    printed = run_process(
+        "stages.megatron",
+        *("tasks/main.py", "--task", "WIKITEXT103", "--load", checkpoint, "--fp16"),
+        *("--valid-data", str(data), "--overlapping-eval", "8", "--micro-batch-size", "3"),
+        *("--nproc-per-node", "4", "--tensor-model-parallel-size", "2", "--num-layers", "2"),
+        *("--device", "cpu", "--output-dir", str(tmp_path / "ranks")),
+    )
+    assert " validation results on WIKITEXT103 | avg loss: " in printed
+    found = results_of(str(tmp_path / "ranks"))
+    assert found["avg_loss"] == pytest.approx(alone["avg_loss"], rel=1e-6)
+    assert found["passport"]["data"] == alone["passport"]["data"]
+
+
 # --- questions --------------------------------------------------------------------------------
 
 
 def answer(checkpoint: str, data: Path, out: Path, **options: Any) -> dict[str, Any]:
     options = {"task": "nq", "device": "cpu", "out_seq_length": 4, "short_format": True} | options
     run_directly(
-        EvaluateConfig, run, load=checkpoint, valid_data=str(data), output_dir=str(out), **options
+        EvaluateConfig, run, load=checkpoint, valid_data=[str(data)], output_dir=str(out), **options
     )
-    document: dict[str, Any] = store.read_json(str(out / "results.json"))
-    return document
+    return results_of(str(out))
 
 
 def test_questions_are_answered_by_generation_and_scored(
@@ -175,6 +235,9 @@ def test_questions_are_answered_by_generation_and_scored(
     [
         ({"task": "WIKITEXT103"}, "--task WIKITEXT103 asks no questions"),
         ({"task": "QA"}, "--task QA and --task-description go together"),
+        ({"tensor_model_parallel_size": 2}, "--task nq generates text, which each rank does"),
+        ({"strict_lambada": True}, "--strict-lambada only applies with --task LAMBADA"),
+        ({"vocab_file": "v"}, "are the files of a tokenizer; give --tokenizer-type too"),
         ({"out_seq_length": 32}, "--out-seq-length 32 leaves no room"),
         ({"gen_start_idx": 7}, "--gen-start-idx 7 and --num-gen -1 choose none of the 1"),
         ({"task": "QA", "task_description": "BAD"}, "unknown key 'nam'; known are name"),
@@ -188,3 +251,16 @@ def test_questions_that_cannot_be_asked_are_refused(
     named = {k: str(tmp_path / "bad.json") if v == "BAD" else v for k, v in options.items()}
     with pytest.raises(ConfigError, match=message):
         answer(checkpoint, tmp_path / "q.json", tmp_path / "out", **named)
+
+
+def test_squads_layout_is_asked_with_its_paragraph(checkpoint: str, tmp_path: Path) -> None:
+    paragraph = {"context": "c" * 9, "qas": [{"question": "q?", "answers": [{"text": "a"}]}] * 2}
+    data = tmp_path / "dev.json"
+    data.write_text(json.dumps({"data": [{"title": "t", "paragraphs": [paragraph]}]}))
+    found = answer(checkpoint, data, tmp_path / "a", task="squad")
+    assert found["num_questions"] == 2
+    rows = [json.loads(line) for line in (tmp_path / "a" / "predictions.jsonl").open()]
+    assert [row["answers"] for row in rows] == [["a"], ["a"]]
+    data.write_text(json.dumps({"data": [{"paragraphs": [{"qas": []}]}]}))
+    with pytest.raises(DataError, match="article 0, from 0: a paragraph has no string 'context'"):
+        answer(checkpoint, data, tmp_path / "b", task="squad")

@@ -82,11 +82,11 @@ def test_tools_read_a_sharded_checkpoint(runs: Path, tmp_path: Path) -> None:
     held.write_text(" ".join(str(n % 50) for n in range(200)))
 
     def perplexity(checkpoint: Path, out: str) -> float:
-        options = {"load": str(checkpoint), "valid_data": str(held), "task": "WIKITEXT103"}
+        options = {"load": str(checkpoint), "valid_data": [str(held)], "task": "WIKITEXT103"}
         options |= {"output_dir": str(tmp_path / out), "device": "cpu"}
         run_directly(EvaluateConfig, run_evaluate, **options, overlapping_eval=8)
         document: dict[str, Any] = store.read_json(str(tmp_path / out / "results.json"))
-        return float(document["ppl"])
+        return float(document["sets"][0]["ppl"])
 
     whole = perplexity(runs / "cut", "a")
     assert perplexity(folder, "b") == whole

@@ -130,10 +130,11 @@ def logits(model: Any, tokens: list[int]) -> Tensor:
 
 def check_measured(folder: Path, model: Any, step: int) -> None:
     """Another implementation of the model has the same loss and continues with the same tokens."""
-    results = json.loads((folder / "evaluation" / "results.json").read_text())
+    document = json.loads((folder / "evaluation" / "results.json").read_text())
+    (results,) = document["sets"]
     loss = functional.cross_entropy(logits(model, TEXT[:-1]), torch.tensor(TEXT[1:]))
     assert results["avg_loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert (results["step"], results["num_tokens"]) == (step, len(TEXT))
+    assert (document["step"], results["num_tokens"]) == (step, len(TEXT))
     assert manifest(folder / "evaluation").metrics["ppl"] == results["ppl"] > 1
 
     generations, timings = (

@@ -5,13 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from trainyard.config import MAX_SIZE, check_at_least, check_at_most, location
+from trainyard.config import (
+    MAX_PROCESSES,
+    MAX_RANKS,
+    MAX_SIZE,
+    check_at_least,
+    check_at_most,
+    execution,
+    location,
+)
 from trainyard.datasets.fine_tuning.questions import Contexts
 from trainyard.errors import ConfigError
 from trainyard.inference.config import SamplingConfig
+from trainyard.parallel.config import ParallelConfig
 
-TaskName = Literal["WIKITEXT103", "nq", "triviaqa", "squad", "QA"]
+TaskName = Literal["WIKITEXT103", "LAMBADA", "MULTIPLE-CHOICE", "nq", "triviaqa", "squad", "QA"]
 OF_QUESTIONS = ("nq", "triviaqa", "squad", "QA")
+LambadaProtocol = Literal["megatron", "megatron-strict", "lm-eval"]
+MAX_NGRAM = 1024
+DetokenizerName = Literal["auto", "wikitext", "ptb", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,30 +31,62 @@ class EvaluationConfig:
     """The protocol, and how it divides the text into windows."""
 
     task: TaskName
-    """Protocol; WIKITEXT103 is perplexity of any text file; nq, triviaqa and squad answer questions
-    by generation, QA those that --task-description describes."""
-    detokenizer: Literal["auto", "wikitext", "none"] = "auto"
-    """How the file becomes plain text; auto: wikitext if its name or folder contains "wiki"."""
+    """Protocol. WIKITEXT103: perplexity of any text file. LAMBADA: the last word of a passage.
+    MULTIPLE-CHOICE: the likeliest of several texts. nq, triviaqa and squad answer questions by
+    generation, QA those that --task-description describes."""
+    detokenizer: DetokenizerName = "auto"
+    """WIKITEXT103: how the file becomes plain text; auto: wikitext or ptb if its name or folder
+    contains "wiki" or "ptb"."""
     overlapping_eval: int = 32
-    """Tokens from one window to the next: fewer give every token more context and cost more."""
+    """WIKITEXT103: tokens from one window to the next: fewer give every token more context and cost
+    more."""
+    lambada_protocol: LambadaProtocol | None = None
+    """LAMBADA: what is predicted, and how the passage is tokenized; unset: megatron, or
+    megatron-strict with --strict-lambada. docs/evaluation.md defines them."""
+    strict_lambada: bool = False
+    """LAMBADA: the whole last word, not its last token."""
     seq_length: int | None = None
-    """Tokens of a window; unset: the sequence length of the training."""
-    micro_batch_size: int = 4
-    """Windows evaluated, or questions answered, at a time."""
+    """Tokens of a window, or of a context with what is scored; unset: the sequence length of the
+    training."""
+    micro_batch_size: int = execution(4)
+    """Windows, passages or choices scored at a time by each copy of the model, or questions
+    answered."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for counts out of range."""
+        """Raise ConfigError for counts out of range, and for two protocols of LAMBADA."""
         check_at_least(self, 1, "overlapping_eval", "seq_length", "micro_batch_size")
         check_at_most(self, MAX_SIZE, "seq_length", "micro_batch_size")
+        if self.strict_lambada and self.lambada_protocol not in (None, "megatron-strict"):
+            raise ConfigError(
+                "--strict-lambada means --lambada-protocol megatron-strict, and --lambada-protocol "
+                f"is {self.lambada_protocol}; leave one of them out"
+            )
+        asked = self.strict_lambada or self.lambada_protocol is not None
+        if asked and self.task != "LAMBADA":
+            name = "--strict-lambada" if self.strict_lambada else "--lambada-protocol"
+            raise ConfigError(f"{name} only applies with --task LAMBADA; leave it out")
 
-    def for_file(self, path: str) -> EvaluationConfig:
-        """The same options with `auto` resolved, by "wiki" in the name of the file or its folder.
+    @property
+    def lambada(self) -> LambadaProtocol:
+        """The protocol of LAMBADA."""
+        return self.lambada_protocol or ("megatron-strict" if self.strict_lambada else "megatron")
 
-        Upstream looks at the whole path, where a user called wikitor would count."""
-        if self.detokenizer != "auto":
+    def for_files(self, paths: tuple[str, ...]) -> EvaluationConfig:
+        """The same options with `auto` resolved, by "wiki" or "ptb" in the name of each file or its
+        folder. Upstream looks at the whole path, where a user called wikitor would count.
+
+        Raises ConfigError for files that it would treat differently."""
+        if self.detokenizer != "auto" or self.task != "WIKITEXT103" or not paths:
             return self
-        near = "/".join(path.split("/")[-2:])
-        return replace(self, detokenizer="wikitext" if "wiki" in near else "none")
+        chosen = {path: _detokenizer_for(path) for path in paths}
+        first = chosen[paths[0]]
+        other = next((path for path, name in chosen.items() if name != first), None)
+        if other is not None:
+            raise ConfigError(
+                f"--detokenizer auto: by their names, {paths[0]} is detokenized by {first!r} and "
+                f"{other} by {chosen[other]!r}; evaluate them apart, or name one with --detokenizer"
+            )
+        return replace(self, detokenizer=first)
 
     def window(self, trained_length: int, num_positions: int) -> int:
         """Tokens of a window: --seq-length, or that of the training. Refuses more than the model's
@@ -52,12 +96,75 @@ class EvaluationConfig:
             raise ConfigError(
                 f"--seq-length {length} is longer than the {num_positions} positions of the model"
             )
-        if self.overlapping_eval > length:
+        if self.task == "WIKITEXT103" and self.overlapping_eval > length:
             raise ConfigError(
                 f"--overlapping-eval {self.overlapping_eval} is longer than a window of {length} "
                 "tokens, so targets would be left out; make it at most that"
             )
         return length
+
+
+def _detokenizer_for(path: str) -> DetokenizerName:
+    near = "/".join(path.split("/")[-2:])
+    return "wikitext" if "wiki" in near else "ptb" if "ptb" in near else "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContaminationConfig:
+    """Whether overlaps with a corpus are looked for."""
+
+    contamination_corpus: tuple[str, ...] = location(())
+    """Prefixes of the token files of the training: count the examples that share n tokens in a row
+    with one of their documents. The tokens must be those of the checkpoint's tokenizer."""
+    contamination_ngram: int = 13
+    """Tokens in a row that count as an overlap."""
+    contamination_documents: bool = False
+    """Name the documents in contamination.jsonl, with their sources if the token files have a
+    sidecar (.docs)."""
+
+    def __post_init__(self) -> None:
+        """Refuse a length out of range, and documents of no corpus."""
+        check_at_least(self, 1, "contamination_ngram")
+        check_at_most(self, MAX_NGRAM, "contamination_ngram")
+        if self.contamination_documents and not self.contamination_corpus:
+            raise ConfigError(
+                "--contamination-documents names documents of --contamination-corpus, which is not "
+                "given"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutConfig:
+    """How many ranks hold a copy of the model; the copies share the examples. A score does not
+    depend on it, up to rounding."""
+
+    nproc_per_node: int = execution(1)
+    """Ranks to start on this machine; omit it under torchrun."""
+    tensor_model_parallel_size: int = execution(1)
+    """Ranks that share each layer's matrices; any number, whatever the training had."""
+    pipeline_model_parallel_size: int = execution(1)
+    """Ranks that share the layers, one group of layers after another."""
+    distributed_backend: Literal["nccl", "gloo"] | None = execution(None)
+    """Communication between ranks; unset: nccl on CUDA devices, gloo on CPUs."""
+    distributed_timeout_minutes: float = execution(10.0)
+    """How long a rank waits for the others before it considers one of them dead."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for degrees out of range."""
+        degrees = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+        check_at_least(self, 1, "nproc_per_node", *degrees)
+        check_at_most(self, MAX_RANKS, *degrees)
+        check_at_most(self, MAX_PROCESSES, "nproc_per_node")
+
+    def parallel(self) -> ParallelConfig:
+        """The same as options of a training."""
+        return ParallelConfig(
+            nproc_per_node=self.nproc_per_node,
+            tensor_model_parallel_size=self.tensor_model_parallel_size,
+            pipeline_model_parallel_size=self.pipeline_model_parallel_size,
+            distributed_backend=self.distributed_backend,
+            distributed_timeout_minutes=self.distributed_timeout_minutes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

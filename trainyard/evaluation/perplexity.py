@@ -7,19 +7,18 @@ and behind the first window it has at least window - stride tokens of context.""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
 from trainyard.errors import DataError
-from trainyard.models.gpt.model import GPTModel
-
-LARGEST_EXPONENT = 20.0
-"""Losses above it are reported as exp(20), as upstream does."""
+from trainyard.evaluation.config import EvaluationConfig
+from trainyard.evaluation.detokenizers import DETOKENIZERS
+from trainyard.evaluation.examples import ProtocolId
+from trainyard.evaluation.metrics import Metric, Row, Summary
+from trainyard.evaluation.scoring import Request, Scorer
+from trainyard.evaluation.text import read_text
+from trainyard.tokenizers.base import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,60 +43,100 @@ def windows(num_tokens: int, length: int, stride: int) -> list[Window]:
     return result
 
 
-@torch.inference_mode()
-def total_loss(
-    model: GPTModel,
-    tokens: Sequence[int],
-    *,
-    length: int,
-    stride: int,
-    batch_size: int,
-    on_targets: Callable[[int], None] = lambda count: None,
-) -> float:
-    """Sum of the losses of all targets in nats; `on_targets` gets the number of newly scored ones.
+@dataclass(frozen=True, slots=True)
+class TextWindows:
+    """A text file in windows; implements `examples.Examples`."""
 
-    The sum is kept in fp64: a million targets in fp32 would lose digits."""
-    data = torch.tensor(tokens, dtype=torch.int64, device=model.device)
+    scorer: Scorer
+    tokens: Sequence[int]
+    windows: Sequence[Window]
+    protocol: ProtocolId
+    text: str
+    """After detokenizing."""
+    num_words: int
+    """Of the file as it is."""
+    unit: str = "windows"
+
+    def __len__(self) -> int:
+        """Windows."""
+        return len(self.windows)
+
+    def score(self, numbers: range) -> list[Row]:
+        """`loss` of a window in nats, over its `targets`."""
+        chosen = [self.windows[number] for number in numbers]
+        requests = [
+            Request(self.tokens[w.start : w.start + w.num_targets + 1], w.num_scored)
+            for w in chosen
+        ]
+        scores = self.scorer.score(requests)
+        return [
+            {"example": number, "loss": score.loss, "targets": window.num_scored}
+            for number, window, score in zip(numbers, chosen, scores, strict=True)
+        ]
+
+    def summarize(self, rows: Sequence[Row]) -> Summary:
+        """Perplexities, and the numbers that they follow from."""
+        loss_sum = math.fsum(row["loss"] for row in rows)
+        num_bytes = len(self.text.encode())
+        return summarize(loss_sum, len(self.tokens), self.num_words, num_bytes)
+
+    def texts(self) -> list[str]:
+        """Its lines with text."""
+        return [line for line in self.text.split("\n") if line.strip()]
+
+    def line(self, task: str, numbers: Mapping[str, Any]) -> str:
+        """The line that users of Megatron-LM's tasks grep for."""
+        return (
+            f" validation results on {task} | avg loss: {numbers['avg_loss']:.4E} | "
+            f"ppl: {numbers['ppl']:.4E} | adjusted ppl: {numbers['adjusted_ppl']:.4E} | "
+            f"token ratio: {numbers['token_ratio']} |"
+        )
+
+
+def open_text(
+    url: str, config: EvaluationConfig, scorer: Scorer, tokenizer: Tokenizer
+) -> TextWindows:
+    """The windows of a text file. Raises DataError for a file that is no text or too short."""
+    text = read_text(url)
+    model = scorer.model.config
+    length = config.window(model.seq_length, model.positions)
+    plain = DETOKENIZERS[config.detokenizer](text)
+    tokens = tokenizer.encode(plain)
+    stride = config.overlapping_eval
+    protocol = ProtocolId(
+        f"{config.task}/{length}/{stride}",
+        {
+            "version": 1,
+            "detokenizer": config.detokenizer,
+            "window": length,
+            "stride": stride,
+            "words": "pieces between single spaces of the stripped file, before detokenizing",
+        },
+    )
+    num_words = check_text(text, len(tokens), url)
     cut = windows(len(tokens), length, stride)
-    total = 0.0
-    for first in range(0, len(cut), batch_size):
-        batch = cut[first : first + batch_size]
-        total += _batch_loss(model, data, batch)
-        on_targets(sum(window.num_scored for window in batch))
-    return total
+    return TextWindows(scorer, tokens, cut, protocol, plain, num_words)
 
 
-def _batch_loss(model: GPTModel, data: Tensor, batch: Sequence[Window]) -> float:
-    widest = max(window.num_targets for window in batch)
-    tokens = torch.zeros(len(batch), widest, dtype=torch.int64, device=data.device)
-    for row, window in enumerate(batch):
-        tokens[row, : window.num_targets] = data[window.start : window.start + window.num_targets]
-    hidden = model.hidden_states(tokens)  # (s, b, h)
-    scored, targets = [], []
-    for row, window in enumerate(batch):
-        end = window.start + window.num_targets
-        scored.append(hidden[window.num_targets - window.num_scored : window.num_targets, row])
-        targets.append(data[end - window.num_scored + 1 : end + 1])
-    logits = model.logits(torch.cat(scored)).float()  # scored targets only: (targets, V)
-    losses = functional.cross_entropy(logits, torch.cat(targets), reduction="none")
-    return losses.double().sum().item()
-
-
-def summary(loss_sum: float, num_tokens: int, num_words: int, num_bytes: int) -> dict[str, Any]:
+def summarize(loss_sum: float, num_tokens: int, num_words: int, num_bytes: int) -> Summary:
     """The reported numbers: per token, per word of the file (adjusted), per byte of the text."""
     num_targets = num_tokens - 1
-    loss = loss_sum / num_targets
     token_ratio = num_targets / (num_words - 1)
-    return {
-        "avg_loss": loss,
-        "ppl": math.exp(min(LARGEST_EXPONENT, loss)),
-        "adjusted_ppl": math.exp(min(LARGEST_EXPONENT, loss * token_ratio)),
+    bits = num_targets / math.log(2.0) / num_bytes
+    metrics = {
+        "avg_loss": Metric("loss", "targets", "lower", of_tokens=True),
+        "ppl": Metric("loss", "targets", "lower", exponential=True, of_tokens=True),
+        "adjusted_ppl": Metric("loss", "targets", "lower", token_ratio, exponential=True),
+        "bits_per_byte": Metric("loss", "targets", "lower", bits),
+    }
+    numbers = {name: metric.value(loss_sum, num_targets) for name, metric in metrics.items()}
+    counts = {
         "token_ratio": token_ratio,
-        "bits_per_byte": loss_sum / math.log(2.0) / num_bytes,
         "num_tokens": num_tokens,
         "num_original_tokens": num_words,
         "num_bytes": num_bytes,
     }
+    return Summary({**numbers, **counts}, metrics)
 
 
 def check_text(text: str, num_tokens: int, name: str) -> int:

@@ -10,12 +10,13 @@ A task is one of InstructRetro's, or described by a JSON document:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from trainyard import json_text
 from trainyard.artifacts.inputs import read_checked
+from trainyard.config import digest_relevant
 from trainyard.datasets.fine_tuning.conversations import ConversationFile
 from trainyard.datasets.fine_tuning.questions import (
     GPT_WORDING,
@@ -25,13 +26,15 @@ from trainyard.datasets.fine_tuning.questions import (
     Wording,
     read_question,
 )
+from trainyard.datasets.fine_tuning.squad import squad_records
 from trainyard.datasets.plain_text import PlainText
 from trainyard.errors import ConfigError, DataError
-from trainyard.evaluation.answers import TokenScores, exact_match, token_scores
-from trainyard.evaluation.config import QuestionConfig
-from trainyard.inference.static import generate
-from trainyard.models.gpt.model import GPTModel
-from trainyard.progress import Progress
+from trainyard.evaluation.answers import exact_match, token_scores
+from trainyard.evaluation.config import EvaluationConfig, QuestionConfig
+from trainyard.evaluation.examples import ProtocolId
+from trainyard.evaluation.generation import generated
+from trainyard.evaluation.metrics import Metric, Row, Summary
+from trainyard.evaluation.scoring import Scorer
 from trainyard.tokenizers.base import Tokenizer
 
 PROMPTS = {"nq": "nq", "triviaqa": "tqa", "squad": "squad1.1"}
@@ -39,6 +42,9 @@ PROMPTS = {"nq": "nq", "triviaqa": "tqa", "squad": "squad1.1"}
 KEYS = ("name", "answer", "system", "ask", "keys")
 RENAMED = ("question", "answers", "ctxs", "sub-paragraphs")
 END_OF_TEXT = "<|endoftext|>"
+
+METRICS = {name: Metric(name) for name in ("exact_match", "precision", "recall", "f1")}
+"""F1, precision and recall leave out questions with an empty answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,41 +89,104 @@ def _described(document: Any) -> QuestionTask:
 def read_questions(url: str, task: QuestionTask, config: QuestionConfig) -> list[Question]:
     """The questions from --gen-start-idx on, --num-gen of them. DataError names a record that is
     none."""
-    file = ConversationFile(url)
-    end = len(file) if config.num_gen < 0 else config.gen_start_idx + config.num_gen
-    chosen = range(len(file))[config.gen_start_idx : end]
+    records = squad_records(url)
+    file = ConversationFile(url) if records is None else None
+    count = len(file) if file is not None else len(records or ())
+    end = count if config.num_gen < 0 else config.gen_start_idx + config.num_gen
+    chosen = range(count)[config.gen_start_idx : end]
     if not chosen:
         raise ConfigError(
             f"--gen-start-idx {config.gen_start_idx} and --num-gen {config.num_gen} choose none of "
-            f"the {len(file)} questions of {url}"
+            f"the {count} questions of {url}"
         )
-    return [_question(file, number, task, config) for number in chosen]
+    if file is not None:
+        return [_question(file.record(n), file.where(n), task, config) for n in chosen]
+    assert records is not None
+    return [_question(records[n], f"{url}: question {n}, from 0", task, config) for n in chosen]
 
 
 def _question(
-    file: ConversationFile, number: int, task: QuestionTask, config: QuestionConfig
+    record: dict[str, Any], where: str, task: QuestionTask, config: QuestionConfig
 ) -> Question:
-    record = file.record(number)
     renamed = {name: record[key] for name, key in task.keys.items() if key in record}
     try:
         return read_question(record | renamed, config.contexts, config.longform_answer)
     except ValueError as fault:
-        raise DataError(f"{file.where(number)}: {fault}") from None
+        raise DataError(f"{where}: {fault}") from None
 
 
-def answer_all(
-    model: GPTModel,
-    tokenizer: Tokenizer,
-    questions: Sequence[Question],
-    task: QuestionTask,
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """The questions of a data set; implements `examples.Examples`."""
+
+    scorer: Scorer
+    tokenizer: Tokenizer
+    questions: Sequence[Question]
+    config: QuestionConfig
+    format: PromptFormat
+    batch_size: int
+    room: int
+    """Tokens of a prompt, at most."""
+    protocol: ProtocolId
+    unit: str = "questions"
+
+    def __len__(self) -> int:
+        """Questions."""
+        return len(self.questions)
+
+    def score(self, numbers: range) -> list[Row]:
+        """The answers, and how they compare."""
+        plain = PlainText(self.tokenizer)
+        rows: list[Row] = []
+        for first in range(numbers.start, numbers.stop, self.batch_size):
+            batch = self.questions[first : min(first + self.batch_size, numbers.stop)]
+            room = self.room - len(plain.before)
+            prompts = [
+                [*plain.before, *self.format.prompt(question, plain, room)[-room:]]
+                for question in batch
+            ]
+            outputs = generated(
+                self.scorer.model,
+                self.tokenizer,
+                prompts,
+                self.config.out_seq_length,
+                self.config.sampling,
+                first,
+            )
+            for number, question, output in zip(
+                range(first, first + len(batch)), batch, outputs, strict=True
+            ):
+                rows.append(row_of(number, question, _one_line(self.tokenizer.decode(output))))
+        return rows
+
+    def summarize(self, rows: Sequence[Row]) -> Summary:
+        """Means over the questions."""
+        return summarize(rows)
+
+    def texts(self) -> list[str]:
+        """The questions, each with its first answer."""
+        return [f"{one.text} {one.answers[0] if one.answers else ''}" for one in self.questions]
+
+    def line(self, task: str, numbers: Mapping[str, Any]) -> str:
+        """The lines of Megatron-LM's evaluate.py."""
+        return (
+            f"Method: {task}; Precision: {numbers['precision']:.4f}; "
+            f"recall: {numbers['recall']:.4f}; f1: {numbers['f1']:.4f}\n"
+            f"Exact Match: {numbers['exact_match']:.4f};"
+        )
+
+
+def open_questions(
+    url: str,
+    evaluation: EvaluationConfig,
     config: QuestionConfig,
-    batch_size: int,
-    length: int,
-    progress: Progress,
-) -> list[str]:
-    """The answer to each question on one line, without what comes behind its end.
-
-    length: tokens of a prompt and its answer, at most."""
+    scorer: Scorer,
+    tokenizer: Tokenizer,
+) -> Questions:
+    """The questions of a file. ConfigError if answers leave no room for a prompt."""
+    task = question_task(evaluation.task, config.task_description)
+    model = scorer.model.config
+    length = min(evaluation.seq_length or model.seq_length, model.positions)
     room = length - config.out_seq_length
     if room < 1:
         raise ConfigError(
@@ -131,63 +200,45 @@ def answer_all(
         short_format=config.short_format,
         template_id=config.template_id,
     )
-    plain = PlainText(tokenizer)
-    room -= len(plain.before)
-    answers: list[str] = []
-    for first, batch in _batches(questions, batch_size):
-        prompts = [
-            [*plain.before, *prompt_format.prompt(question, plain, room)[-room:]]
-            for question in batch
-        ]
-        result = generate(
-            model,
-            prompts,
-            config.out_seq_length,
-            sampling=config.sampling,
-            eod=tokenizer.eod,
-            vocab_size=tokenizer.vocab_size,
-            first_request=first,
-        )
-        answers += [_one_line(tokenizer, output) for output in result.outputs]
-        progress.update(len(batch))
-    return answers
-
-
-def _batches(questions: Sequence[Question], size: int) -> Iterator[tuple[int, Sequence[Question]]]:
-    for first in range(0, len(questions), size):
-        yield first, questions[first : first + size]
-
-
-def _one_line(tokenizer: Tokenizer, output: list[int]) -> str:
-    kept = output[:-1] if output and output[-1] == tokenizer.eod else output
-    return tokenizer.decode(kept).partition(END_OF_TEXT)[0].strip().replace("\n", " ")
-
-
-def summary(questions: Sequence[Question], predictions: Sequence[str]) -> dict[str, Any]:
-    """Means over the questions, and each with its scores. F1 leaves out empty answers."""
-    rows: list[dict[str, Any]] = []
-    scored: list[TokenScores] = []
-    for question, prediction in zip(questions, predictions, strict=True):
-        scores = token_scores(prediction, question.answers[0]) if question.answers else None
-        row = {
-            "question": question.text,
-            "pred": prediction,
-            "answers": list(question.answers),
-            "exact_match": exact_match(prediction, question.answers),
-            "f1": None if scores is None else scores.f1,
-        }
-        rows.append(row)
-        scored += [scores] if scores is not None else []
-
-    def mean(values: Sequence[float]) -> float:
-        return sum(values) / max(len(values), 1)
-
-    return {
-        "num_questions": len(rows),
-        "num_scored": len(scored),
-        "exact_match": mean([float(row["exact_match"]) for row in rows]),
-        "precision": mean([one.precision for one in scored]),
-        "recall": mean([one.recall for one in scored]),
-        "f1": mean([one.f1 for one in scored]),
-        "predictions": rows,
+    definition = {
+        "version": 1,
+        "length": length,
+        "system": task.wording.system,
+        "asks": dict(task.wording.asks),
+        "keys": task.keys,
+        **digest_relevant(config),
     }
+    protocol = ProtocolId(f"{evaluation.task}/{task.name}", definition)
+    questions = read_questions(url, task, config)
+    return Questions(
+        *(scorer, tokenizer, questions, config, prompt_format, evaluation.micro_batch_size),
+        *(room, protocol),
+    )
+
+
+def _one_line(text: str) -> str:
+    return text.partition(END_OF_TEXT)[0].strip().replace("\n", " ")
+
+
+def row_of(number: int, question: Question, prediction: str) -> Row:
+    """A question with its answer and scores. F1 is that of the first right answer; None if that is
+    empty."""
+    scores = token_scores(prediction, question.answers[0]) if question.answers else None
+    return {
+        "example": number,
+        "question": question.text,
+        "pred": prediction,
+        "answers": list(question.answers),
+        "exact_match": int(exact_match(prediction, question.answers)),
+        **(dict.fromkeys(("precision", "recall", "f1")) if scores is None else scores._asdict()),
+    }
+
+
+def summarize(rows: Sequence[Row]) -> Summary:
+    """Means over the questions; 0 where none takes part."""
+    figures = {name: metric.document(rows)["value"] or 0.0 for name, metric in METRICS.items()}
+    counts = {
+        "num_questions": len(rows),
+        "num_scored": sum(row["f1"] is not None for row in rows),
+    }
+    return Summary({**counts, **figures}, METRICS)

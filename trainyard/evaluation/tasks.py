@@ -1,115 +1,122 @@
-"""The table of tasks: what each reads, measures, and prints."""
+"""The table of tasks: what each makes of a data set. Blocks of examples are scored by the copies of
+the model in turn, and kept, so that a killed evaluation goes on."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from trainyard.evaluation.choices import open_choices
 from trainyard.evaluation.config import EvaluationConfig, QuestionConfig
-from trainyard.evaluation.perplexity import check_text, total_loss
-from trainyard.evaluation.perplexity import summary as perplexity_summary
-from trainyard.evaluation.questions import answer_all, question_task, read_questions, summary
-from trainyard.evaluation.text import read_text
-from trainyard.evaluation.wikitext import DETOKENIZERS
-from trainyard.models.gpt.model import GPTModel
+from trainyard.evaluation.examples import Examples
+from trainyard.evaluation.lambada import open_passages
+from trainyard.evaluation.metrics import Row
+from trainyard.evaluation.perplexity import open_text
+from trainyard.evaluation.questions import open_questions
+from trainyard.evaluation.scoring import Scorer
+from trainyard.parallel.groups import ProcessGroups, broadcast_object, gather_objects
 from trainyard.progress import Progress
 from trainyard.tokenizers.base import Tokenizer
 
-ProgressOf = Callable[[int], Progress]
-"""Opens the progress of so many targets or examples."""
+log = logging.getLogger(__name__)
 
-PREDICTIONS = "predictions"
-"""Key of results with a row for each example, which are written to a file of their own."""
+BLOCK = 64
+"""Examples that are scored and kept together, whatever the ranks and the batch size."""
+
+ProgressOf = Callable[[int, str, int], AbstractContextManager[Progress]]
+"""Opens the progress over so many examples, of a unit, of which some are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """What is evaluated, on what."""
 
-    model: GPTModel
+    scorer: Scorer
     tokenizer: Tokenizer
     path: str
     """URL of the data."""
     config: EvaluationConfig
     questions: QuestionConfig
-    progress_of: ProgressOf
 
 
-@dataclass(frozen=True)
-class Task:
-    """A protocol: from a model and the data of a file to numbers, and the lines that report
-    them."""
-
-    run: Callable[[Subject], dict[str, Any]]
-    line: Callable[[str, dict[str, Any]], str]
+def _text(subject: Subject) -> Examples:
+    return open_text(subject.path, subject.config, subject.scorer, subject.tokenizer)
 
 
-def wikitext103(subject: Subject) -> dict[str, Any]:
-    """Perplexity of a whole file in overlapping windows; see perplexity.py."""
-    model, tokenizer, path, config = (
-        *(subject.model, subject.tokenizer, subject.path),
-        subject.config,
-    )
-    text = read_text(path)
-    length = config.window(model.config.seq_length, model.config.positions)
-    detokenizer = config.for_file(path).detokenizer
-    plain = DETOKENIZERS[detokenizer](text)
-    tokens = tokenizer.encode(plain)
-    num_words = check_text(text, len(tokens), path)
-    with subject.progress_of(len(tokens) - 1) as progress:
-        loss_sum = total_loss(
-            model,
-            tokens,
-            length=length,
-            stride=config.overlapping_eval,
-            batch_size=config.micro_batch_size,
-            on_targets=progress.update,
-        )
-    numbers = perplexity_summary(loss_sum, len(tokens), num_words, len(plain.encode()))
-    return {**numbers, "detokenizer": detokenizer, "seq_length": length}
+def _passages(subject: Subject) -> Examples:
+    return open_passages(subject.path, subject.config, subject.scorer, subject.tokenizer)
 
 
-def perplexity_line(task: str, results: dict[str, Any]) -> str:
-    """The line that users of Megatron-LM's tasks grep for."""
-    return (
-        f" validation results on {task} | avg loss: {results['avg_loss']:.4E} | "
-        f"ppl: {results['ppl']:.4E} | adjusted ppl: {results['adjusted_ppl']:.4E} | "
-        f"token ratio: {results['token_ratio']} |"
+def _choices(subject: Subject) -> Examples:
+    return open_choices(subject.path, subject.config, subject.scorer, subject.tokenizer)
+
+
+def _questions(subject: Subject) -> Examples:
+    return open_questions(
+        subject.path, subject.config, subject.questions, subject.scorer, subject.tokenizer
     )
 
 
-def question_answering(subject: Subject) -> dict[str, Any]:
-    """Exact match and F1 of generated answers; see questions.py."""
-    config, questions_config = subject.config, subject.questions
-    task = question_task(config.task, questions_config.task_description)
-    questions = read_questions(subject.path, task, questions_config)
-    model = subject.model.config
-    with subject.progress_of(len(questions)) as progress:
-        predictions = answer_all(
-            subject.model,
-            subject.tokenizer,
-            questions,
-            task,
-            questions_config,
-            config.micro_batch_size,
-            min(config.seq_length or model.seq_length, model.positions),
-            progress,
-        )
-    return summary(questions, predictions)
-
-
-def answers_line(task: str, results: dict[str, Any]) -> str:
-    """The lines of Megatron-LM's evaluate.py."""
-    return (
-        f"Method: {task}; Precision: {results['precision']:.4f}; "
-        f"recall: {results['recall']:.4f}; f1: {results['f1']:.4f}\n"
-        f"Exact Match: {results['exact_match']:.4f};"
-    )
-
-
-QUESTIONS = Task(run=question_answering, line=answers_line)
-TASKS: dict[str, Task] = {
-    "WIKITEXT103": Task(run=wikitext103, line=perplexity_line),
-    **dict.fromkeys(("nq", "triviaqa", "squad", "QA"), QUESTIONS),
+TASKS: dict[str, Callable[[Subject], Examples]] = {
+    "WIKITEXT103": _text,
+    "LAMBADA": _passages,
+    "MULTIPLE-CHOICE": _choices,
+    **dict.fromkeys(("nq", "triviaqa", "squad", "QA"), _questions),
 }
+
+
+class Units(Protocol):
+    """Keeps the rows of finished blocks, by name."""
+
+    def publish(self, key: str, document: dict[str, Any]) -> None:
+        """Keep a document."""
+
+    def published(self, key: str) -> dict[str, Any] | None:
+        """The document of an earlier, killed run; None without one."""
+
+
+class NoUnits:
+    """Keeps nothing: for an evaluation that writes nothing."""
+
+    def publish(self, key: str, document: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def published(self, key: str) -> dict[str, Any] | None:
+        """Nothing."""
+
+
+def score_all(
+    examples: Examples, name: str, units: Units, groups: ProcessGroups, progress_of: ProgressOf
+) -> list[Row]:
+    """The rows of all examples, in order, on all ranks. name: of the data set among others."""
+    blocks = [range(i, min(i + BLOCK, len(examples))) for i in range(0, len(examples), BLOCK)]
+    rows: dict[int, list[Row]] = {}
+    if groups.rank == 0:
+        for number in range(len(blocks)):
+            if (kept := units.published(_key(name, number))) is not None:
+                rows[number] = kept["rows"]
+        if rows:
+            log.info("%s: going on; blocks_done=%d blocks=%d", name, len(rows), len(blocks))
+    done = broadcast_object(set(rows), groups.world)
+    todo = [number for number in range(len(blocks)) if number not in done]
+    own = todo[groups.dp_rank :: groups.dims.dp]
+    num_done = sum(len(blocks[number]) for number in done)
+    total = num_done + sum(len(blocks[number]) for number in own)
+    is_first_of_copy = groups.tp_rank == 0 and groups.pp_rank == 0
+    with progress_of(total, examples.unit, num_done) as progress:
+        for number in own:
+            found = examples.score(blocks[number])
+            if is_first_of_copy:
+                rows[number] = found
+                units.publish(_key(name, number), {"rows": found})
+            progress.update(len(blocks[number]))
+    for other in gather_objects(rows, groups.world):
+        rows |= other
+    return [row for number in range(len(blocks)) for row in rows[number]]
+
+
+def _key(name: str, number: int) -> str:
+    return f"{name}-{number:07d}"

@@ -4,12 +4,13 @@ A program is found by its path as people have it. Standard library only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from trainyard.config import nearest
 from trainyard.errors import ConfigError
 from trainyard.megatron_cli.absent import LATER
+from trainyard.megatron_cli.options import split_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class Program:
     """Flags and values that it stands for, each unless the command line has the flag."""
     tokenizer_type: str = ""
     """Its default --tokenizer-type."""
+    by_task: Mapping[str, str] = field(default_factory=dict)
+    """Other stages that do its work, by the value of --task."""
     answer: str = ""
     """Without a stage: what to do instead, or that it comes later."""
 
@@ -72,7 +75,11 @@ PROGRAMS: tuple[Program, ...] = (
     Program(path="tools/checkpoint/util.py", stage="reshard", implies=ANY_MEGATRON),
     Program(path="tools/checkpoint_util.py", stage="reshard", implies=ANY_MEGATRON),
     Program(path="tools/report_theoretical_memory.py", stage="plan"),
-    Program(path="tasks/main.py", stage="evaluate"),
+    Program(
+        path="tasks/main.py",
+        stage="evaluate",
+        by_task=dict.fromkeys(("RACE", "MNLI", "QQP"), "classify"),
+    ),
     Program(path="tools/run_inference_performance_test.py", stage="benchmark"),
     Program(path="examples/inference/gpt/gpt_static_inference.py", stage="generate"),
     Program(path="tools/retro/preprocess_data.py", stage="retro_preprocess"),
@@ -120,6 +127,11 @@ PROGRAMS: tuple[Program, ...] = (
         "tools/retro/sft/sft_retro.py",
         "tools/retro/text_generation/retro_text_generation.py",
         "tools/retro/text_generation/evaluate.py",
+    ),
+    *_without(
+        "use stages.ensemble, which averages the probabilities that evaluations saved: python -m "
+        "stages.ensemble FOLDER OTHER",
+        "tasks/ensemble_classifier.py",
     ),
     *_without(
         OPEN_WEB_TEXT,
@@ -181,6 +193,13 @@ def find_program(given: str) -> Program:
     return next(program for length, program in matches if length == longest)
 
 
+def for_task(program: Program, arguments: Sequence[str]) -> Program:
+    """The program with the stage of the task that its command line names."""
+    named = [one.value for one in split_options(arguments)[1] if one.name == "task" and one.values]
+    stage = program.by_task.get(named[-1], program.stage) if named else program.stage
+    return replace(program, stage=stage)
+
+
 def _common_end(program: Program, parts: Sequence[str]) -> int:
     """How many parts of the paths agree, from the end."""
     own = program.path.removesuffix(".py").split("/")
@@ -205,6 +224,9 @@ def table() -> str:
         kind = program.tokenizer_type and f"--tokenizer-type {program.tokenizer_type}"
         words = filter(None, (f"stages.{program.stage}", *program.implies, kind))
         lines.append(f"{program.path:{width}}  {' '.join(words)}")
+        for stage in dict.fromkeys(program.by_task.values()):
+            tasks = ", ".join(name for name, other in program.by_task.items() if other == stage)
+            lines.append(f"{'':{width}}  stages.{stage} for --task {tasks}")
     lines += ["", "No stage does the work of these:"]
     for answer, paths in answers.items():
         lines += ["", *paths, f"    {answer}"]

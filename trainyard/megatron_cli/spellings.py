@@ -60,6 +60,9 @@ VALUES: dict[tuple[str, str], str] = {
     ("loader", "llama2_hf"): "llama_mistral",
     ("loader", "llama2_meta"): "llama_mistral",
     ("saver", "mcore"): "core",
+    ("task", "NQ"): "nq",
+    ("task", "TRIVIAQA"): "triviaqa",
+    ("task", "SQUAD"): "squad",
 }
 """Other spellings of values."""
 

@@ -57,6 +57,10 @@ class Overrides:
     """Forward and backward, for TFLOP/s and MFU; unset: 6 per parameter."""
     callbacks: Sequence[Callback] = ()
     """Called after the built-in callbacks, on every rank."""
+    pads_vocabulary: bool = False
+    """The model of `model_provider` has the embedding of the built-in one, padded as there."""
+    rows_per_sample: int = 1
+    """Rows of hidden states that a sample has in the model."""
 
     def flop_convention(self, config: TransformerConfig) -> FlopConvention:
         """How TFLOP/s and MFU count operations. config: of the built-in model."""

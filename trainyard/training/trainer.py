@@ -207,7 +207,7 @@ class Trainer:
     def _padded_vocab_size(self) -> int:
         """Rows of the embedding; a user's model pads in its own way."""
         found = self.tokenizer.vocab_size
-        if not self._is_built_in:
+        if not self._is_built_in and not self.overrides.pads_vocabulary:
             return found
         return self.config.model.padded_vocab_size(found, self.groups.dims.tp)
 
@@ -238,7 +238,11 @@ class Trainer:
         )
         return build_train_module(
             self._model_provider(),
-            model_sizes(config.model, training.micro_batch_size, with_neighbors=not config.sft.sft),
+            model_sizes(
+                config.model,
+                training.micro_batch_size * self.overrides.rows_per_sample,
+                with_neighbors=not config.sft.sft,
+            ),
             config.parallel,
             config.optimizer,
             config.precision,

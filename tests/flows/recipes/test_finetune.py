@@ -75,7 +75,7 @@ def test_questions_are_answered_if_the_recipe_has_some(yard: Path) -> None:
     asked = 'evaluation_data = "nq/test.json"\n' + TINY + '[evaluate]\ntask = "nq"\n'
     every = jobs(yard, asked)
     assert every.evaluate is not None
-    assert every.evaluate.document["valid_data"] == "nq/test.json"
+    assert every.evaluate.document["valid_data"] == ["nq/test.json"]
     assert every.report.document["evaluation"] == every.evaluate.document["output_dir"]
 
 

@@ -127,7 +127,7 @@ def test_a_corpus_of_ones_own_is_tokenized_file_by_file(tmp_path: Path) -> None:
     assert every.collect is None
     assert [job.name for job in every.tokenize] == ["tokenize-a", "tokenize-b"]
     assert every.tokenize[0].document["input"] == [f"{tmp_path}/a.jsonl"]
-    assert every.evaluate.document["valid_data"] == "held.txt"
+    assert every.evaluate.document["valid_data"] == ["held.txt"]
     assert every.report.document["corpus"] is None
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from trainyard.datasets.fine_tuning.questions import Question
 from trainyard.evaluation.answers import TokenScores, exact_match, token_scores
-from trainyard.evaluation.questions import summary
+from trainyard.evaluation.questions import row_of, summarize
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,8 @@ def test_empty_answers_take_no_part_in_f1() -> None:
         Question("c?", (), ("no_passages_used",)),
         Question("d?", (), ()),
     ]
-    found = summary(asked, ["Lutetia", "x", "y", "z"])
+    given = ["Lutetia", "x", "y", "z"]
+    found = summarize([row_of(0, *pair) for pair in zip(asked, given, strict=True)]).numbers
     assert (found["num_questions"], found["num_scored"]) == (4, 1)
     assert found["exact_match"] == 0.25  # of every answer,
     assert found["f1"] == 0.0  # and of the first one alone

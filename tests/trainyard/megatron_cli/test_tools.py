@@ -75,6 +75,7 @@ def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
         ("plan", "--sequence-parallel --num-layers 2", "--num-layers 2"),
         ("plan", "--use-custom-fsdp --outer-dp-sharding-strategy no_shard", "--use-megatron-fsdp"),
         ("evaluate", "--batch-size 8 --fp16 --no-load-optim", "--micro-batch-size 8"),
+        ("evaluate", "--task SQUAD --valid-data a b", "--task squad --valid-data a b"),
         (
             "evaluate",
             "--load c --num-layers 24 --swiglu --ckpt-step 7",
@@ -103,7 +104,11 @@ def test_options_of_a_training_are_ignored_or_compared(
     [
         ("plan", "--mtp-use-repeated-layer", "has a transformer layer of its own"),
         ("plan", "--outer-dp-sharding-strategy optim", "hold copies of each other's shards"),
-        ("evaluate", "--task LAMBADA", "--task LAMBADA: the task LAMBADA comes later"),
+        (
+            "evaluate",
+            "--task RACE",
+            "--task RACE: the task RACE trains a BERT, which stages.classify does",
+        ),
         ("benchmark", "--engine-type dynamic", "continuous batching comes later"),
         ("benchmark", "--output-path x", "name a folder for the results with --output-dir"),
         ("generate", "--engine-type dynamic", "continuous batching comes later"),

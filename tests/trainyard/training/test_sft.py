@@ -265,7 +265,7 @@ def test_a_retro_is_tuned_without_neighbours_and_its_decoder_is_a_gpt(
     text.write_text("Hello, what is the weather? " * 20)
     losses = [
         evaluate_directly(
-            {"task": "WIKITEXT103", "load": str(url), "valid_data": str(text), "device": "cpu"}
+            {"task": "WIKITEXT103", "load": str(url), "valid_data": [str(text)], "device": "cpu"}
         )["avg_loss"]
         for url in (tuned, alone)
     ]

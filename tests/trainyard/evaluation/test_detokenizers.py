@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from trainyard.errors import ConfigError
 from trainyard.evaluation.config import EvaluationConfig
-from trainyard.evaluation.wikitext import DETOKENIZERS, detokenize_wikitext
+from trainyard.evaluation.detokenizers import DETOKENIZERS, detokenize_wikitext
 
 
 @pytest.mark.parametrize(
@@ -36,13 +37,17 @@ def test_each_rule_gives_plain_text(tokenised: str, plain: str) -> None:
 def test_the_detokeniser_is_chosen_by_file_name_or_option() -> None:
     config = EvaluationConfig(task="WIKITEXT103")
     for path in ("/data/wikitext-103/valid.txt", "wiki.test.tokens", "s3://b/x/wiki.txt"):
-        assert config.for_file(path).detokenizer == "wikitext"
+        assert config.for_files((path,)).detokenizer == "wikitext"
     for path in ("s3://bucket/heldout.txt", "/home/wikitor/corpus/heldout.txt"):
-        assert config.for_file(path).detokenizer == "none"
+        assert config.for_files((path,)).detokenizer == "none"
+    assert config.for_files(("ptb/valid.txt",)).detokenizer == "ptb"
+    with pytest.raises(ConfigError, match=r"--detokenizer auto: by their names, wiki\.txt is"):
+        config.for_files(("wiki.txt", "held.txt"))
     by_hand = EvaluationConfig(task="WIKITEXT103", detokenizer="none")
-    assert by_hand.for_file("wiki.txt") == by_hand
+    assert by_hand.for_files(("wiki.txt",)) == by_hand
     assert DETOKENIZERS["none"]("a , b") == "a , b"
     assert DETOKENIZERS["wikitext"]("a , b") == "a, b"
+    assert DETOKENIZERS["ptb"]("it 's N more \n they do n't") == "it's1 more\nthey don't"
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])

@@ -60,9 +60,31 @@ def _tighten(text: str, before: str, after: str) -> str:
     return "".join(parts) + text[at:]
 
 
+PTB = (
+    (" '", "'"),
+    (" \n", "\n"),
+    ("\n ", "\n"),
+    (" n't", "n't"),
+    (" N ", "1 "),
+    ("$ 1", "$1"),
+    ("# 1", "#1"),
+)
+
+
+def detokenize_ptb(text: str) -> str:
+    """Plain text of a Penn Treebank file, by Megatron-LM's rules."""
+    for tokenised, plain in PTB:
+        text = text.replace(tokenised, plain)
+    return text
+
+
 def unchanged(text: str) -> str:
     """Text that was never tokenised."""
     return text
 
 
-DETOKENIZERS: dict[str, Detokenizer] = {"wikitext": detokenize_wikitext, "none": unchanged}
+DETOKENIZERS: dict[str, Detokenizer] = {
+    "wikitext": detokenize_wikitext,
+    "ptb": detokenize_ptb,
+    "none": unchanged,
+}

@@ -1,0 +1,1 @@
+"""Data sets of texts with a class each, in their published layouts: RACE, MNLI, QQP."""
