@@ -11,13 +11,13 @@ from typing import Any
 from stages.runtime.context import StageRun
 from stages.tokenize.assemble import Assembly, Totals
 from stages.tokenize.config import TokenizeConfig
-from stages.tokenize.plan import InputFile, Unit, plan_units, share_of
 from stages.tokenize.shares import check_files, join_shares, write_share
 from stages.tokenize.unit import TokenizeJob, cached_splitter, cached_tokenizer, tokenize_unit
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import check_all_listed
 from trainyard.corpus.documents import check_inputs
 from trainyard.corpus.indexed import optimal_dtype
+from trainyard.corpus.units import InputFile, Unit, plan_units, share_of
 from trainyard.corpus.workers import Crew, run_jobs
 from trainyard.errors import ConfigError
 from trainyard.machine import available_cores
