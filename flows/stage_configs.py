@@ -7,6 +7,7 @@ from typing import Any
 from stages.benchmark.config import BenchmarkConfig
 from stages.blame.config import BlameConfig
 from stages.certify.config import CertifyConfig
+from stages.clean.config import CleanConfig
 from stages.collect.config import CollectConfig
 from stages.evaluate.config import EvaluateConfig
 from stages.faiss_add.config import FaissAddConfig
@@ -33,6 +34,7 @@ CONFIGS: dict[str, type[Any]] = {
     "benchmark": BenchmarkConfig,
     "blame": BlameConfig,
     "certify": CertifyConfig,
+    "clean": CleanConfig,
     "collect": CollectConfig,
     "evaluate": EvaluateConfig,
     "faiss_add": FaissAddConfig,
