@@ -19,16 +19,16 @@ from stages.runtime.document_units import (
     UnitJob,
     join_units,
     plan_jobs,
+    read_tally,
+    reader_of,
     run_units,
 )
-from trainyard.artifacts import store
 from trainyard.artifacts.output import Output
 from trainyard.collection.clean import Cleaner
-from trainyard.collection.documents import UnitReader, dropped_line
+from trainyard.collection.documents import dropped_line
 from trainyard.collection.rules.build import Rule, build_rule
 from trainyard.collection.rules.table import named
 from trainyard.collection.tally import Tally
-from trainyard.errors import ArtifactError
 from trainyard.tokenizers.config import TokenizerConfig
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def run(config: CleanConfig, stage: StageRun) -> dict[str, Any]:
     if config.world_size is not None and config.rank is None:
         shares = [Output.directory(config.share_folder(rank)) for rank in range(config.world_size)]
         join_units(stage, shares, "clean")
-        tallies = [_read_tally(share.file_url(REPORT)) for share in shares]
+        tallies = [read_tally(share.file_url(REPORT)) for share in shares]
     else:
         jobs = plan_jobs(stage, config)
         found = run_units(stage, jobs, clean_unit, config.workers, "clean")
@@ -61,13 +61,6 @@ def run(config: CleanConfig, stage: StageRun) -> dict[str, Any]:
         whole.chars / 1e6 / max(time.monotonic() - began, 1e-9),
     )
     return whole.metrics()
-
-
-def _read_tally(url: str) -> Tally:
-    try:
-        return Tally.parse(store.read_json(url))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{url}: not the report of a share ({error}); make it again") from error
 
 
 def build_rules(config: CleanConfig) -> list[Rule]:
@@ -92,13 +85,7 @@ def clean_unit(job: UnitJob) -> UnitDone:
     """Clean one unit, in a worker."""
     config: CleanConfig = job.config
     documents = config.documents
-    reader = UnitReader(
-        job.unit,
-        job.names,
-        documents.json_key,
-        documents.on_bad_line,
-        documents.max_document_bytes,
-    )
+    reader = reader_of(job)
     cleaner = Cleaner(
         build_rules(config),
         documents.json_key,

@@ -20,11 +20,13 @@ from trainyard.artifacts.inputs import check_all_listed
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.store import FileRecord, OutputFile
-from trainyard.collection.documents import as_line, short_names
+from trainyard.collection.documents import UnitReader, as_line, short_names
 from trainyard.collection.options import DocumentsConfig
+from trainyard.collection.tally import Tally
 from trainyard.corpus.documents import check_inputs
 from trainyard.corpus.units import Unit, look_at, plan_units, share_of
 from trainyard.corpus.workers import Crew, run_jobs
+from trainyard.errors import ArtifactError
 from trainyard.machine import available_cores
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,10 @@ class UnitJob:
         """The name of one of its files."""
         return f"{kind}-{self.number:05d}.jsonl"
 
+    def final_names(self) -> tuple[str, ...]:
+        """The files of the output that are made of it."""
+        return tuple(map(self.name, KINDS))
+
 
 @dataclass(frozen=True, slots=True)
 class UnitDone:
@@ -78,6 +84,18 @@ class UnitDone:
 
     files: tuple[FileRecord, ...]
     facts: dict[str, Any]
+
+
+def reader_of(job: UnitJob) -> UnitReader:
+    """What reads the unit of a job."""
+    documents: DocumentsConfig = job.config.documents
+    return UnitReader(
+        job.unit,
+        job.names,
+        documents.json_key,
+        documents.on_bad_line,
+        documents.max_document_bytes,
+    )
 
 
 def plan_jobs(stage: StageRun, config: UnitOptions) -> list[UnitJob]:
@@ -111,15 +129,19 @@ def run_units(
     work: Callable[[UnitJob], UnitDone],
     num_workers: int | None,
     what: str,
+    final_names: Callable[[UnitJob], Sequence[str]] = UnitJob.final_names,
 ) -> list[dict[str, Any]]:
     """The facts of every job, in order; those that a killed run finished are not done again.
 
-    what: names this pass in the work folder and in progress."""
+    what: names this pass in the work folder and in progress. final_names: files of the output that
+    a job may write; none for a pass that writes to the work folder."""
     finished = {job.number: done for job in jobs if (done := _finished(stage, job, what))}
     todo = [job for job in jobs if job.number not in finished]
     if finished:
         log.info("resuming: units_done=%d units=%d", len(finished), len(jobs))
-    stage.begin_files(job.name(kind) for job in jobs for kind in KINDS)
+    final = {name for job in jobs for name in final_names(job)}
+    if final:
+        stage.begin_files(final)
     cores = available_cores()
     crew = Crew.of(min(num_workers or cores, cores), side_by_side=False)
     total, left = (sum(job.unit.size_bytes for job in some) for some in (jobs, todo))
@@ -130,7 +152,8 @@ def run_units(
             progress.update(job.unit.size_bytes)
     for done in finished.values():
         for record in done.files:
-            stage.record(record)
+            if record.path in final:
+                stage.record(record)
     return [finished[job.number].facts for job in jobs]
 
 
@@ -170,6 +193,14 @@ def join_units(stage: StageRun, shares: Sequence[Output], program: str) -> list[
         for share, record in files:
             copy_file(stage, share.file_url(record.path), record.path, record, progress.update)
     return manifests
+
+
+def read_tally(url: str) -> Tally:
+    """The report of a share."""
+    try:
+        return Tally.parse(store.read_json(url))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{url}: not the report of a share ({error}); make it again") from error
 
 
 class UnitFiles:

@@ -25,6 +25,7 @@ ENOUGH = {
     "certify": (NOWHERE,),
     "clean": ("--input", NOWHERE, "--preset", "fineweb"),
     "collect": (),
+    "dedup": ("--input", NOWHERE),
     "evaluate": ("--task", "WIKITEXT103", "--load", NOWHERE, "--valid-data", NOWHERE),
     "faiss_add": ("--index", NOWHERE, "--embeddings", NOWHERE),
     "faiss_query": (
