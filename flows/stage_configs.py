@@ -9,6 +9,7 @@ from stages.blame.config import BlameConfig
 from stages.certify.config import CertifyConfig
 from stages.clean.config import CleanConfig
 from stages.collect.config import CollectConfig
+from stages.decontaminate.config import DecontaminateConfig
 from stages.dedup.config import DedupConfig
 from stages.evaluate.config import EvaluateConfig
 from stages.faiss_add.config import FaissAddConfig
@@ -37,6 +38,7 @@ CONFIGS: dict[str, type[Any]] = {
     "certify": CertifyConfig,
     "clean": CleanConfig,
     "collect": CollectConfig,
+    "decontaminate": DecontaminateConfig,
     "dedup": DedupConfig,
     "evaluate": EvaluateConfig,
     "faiss_add": FaissAddConfig,

@@ -23,7 +23,6 @@ from stages.runtime.document_units import (
     reader_of,
     run_units,
 )
-from trainyard.artifacts.output import Output
 from trainyard.collection.clean import Cleaner
 from trainyard.collection.documents import dropped_line
 from trainyard.collection.rules.build import Rule, build_rule
@@ -42,7 +41,7 @@ def run(config: CleanConfig, stage: StageRun) -> dict[str, Any]:
     build_rules(config)  # raises its errors before any work
     token_counter(config.tokenizer())
     if config.world_size is not None and config.rank is None:
-        shares = [Output.directory(config.share_folder(rank)) for rank in range(config.world_size)]
+        shares = config.all_shares()
         join_units(stage, shares, "clean")
         tallies = [read_tally(share.file_url(REPORT)) for share in shares]
     else:

@@ -19,17 +19,16 @@ from stages.runtime.document_units import (
     UnitDone,
     UnitFiles,
     UnitJob,
+    files_of_shares,
     plan_jobs,
     reader_of,
     run_units,
 )
-from stages.runtime.joined_shares import share_manifests
 from trainyard.artifacts import store
-from trainyard.artifacts.output import Output
 from trainyard.collection.documents import Item, dropped, dropped_line
 from trainyard.collection.duplicates.clusters import EXACT, NEAR
 from trainyard.collection.tally import Tally
-from trainyard.errors import ArtifactError, DataError
+from trainyard.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,11 @@ def run(config: DedupConfig, stage: StageRun) -> dict[str, Any]:
             lambda job: (name_of(job),),
         )
         return {"units": len(jobs)}
-    urls = _of_shares(config, stage, jobs) if config.world_size else _make(config, stage, jobs)
+    if config.world_size is None:
+        urls = _make(config, stage, jobs)
+    else:
+        names = [name_of(job) for job in jobs]
+        urls = files_of_shares(stage, config.all_shares(), "dedup", names)
     folder = stage.scratch / DECISIONS
     folder.mkdir()
     clusters = decide(config, stage, urls, folder)
@@ -74,24 +77,6 @@ def _make(config: DedupConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list
     own = [replace(job, folder=folder) for job in jobs]
     run_units(stage, own, fingerprint_unit, config.workers, "fingerprint", lambda _: ())
     return [store.join(folder, name_of(job)) for job in jobs]
-
-
-def _of_shares(config: DedupConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list[str]:
-    """The fingerprints that the shares hold."""
-    assert config.world_size is not None
-    shares = [Output.directory(config.share_folder(rank)) for rank in range(config.world_size)]
-    manifests = share_manifests(stage, shares, "dedup")
-    urls = {
-        record.path: share.file_url(record.path)
-        for share, manifest in zip(shares, manifests, strict=True)
-        for record in manifest.files
-    }
-    missing = [name_of(job) for job in jobs if name_of(job) not in urls]
-    if missing:
-        raise ArtifactError(
-            f"{config.shares_url}: no share has {missing[0]}; remove the shares and make them again"
-        )
-    return [urls[name_of(job)] for job in jobs]
 
 
 def write_unit(job: UnitJob) -> UnitDone:

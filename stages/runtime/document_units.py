@@ -20,6 +20,7 @@ from trainyard.artifacts.inputs import check_all_listed
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.store import FileRecord, OutputFile
+from trainyard.artifacts.urls import parent
 from trainyard.collection.documents import UnitReader, as_line, short_names
 from trainyard.collection.options import DocumentsConfig
 from trainyard.collection.tally import Tally
@@ -193,6 +194,24 @@ def join_units(stage: StageRun, shares: Sequence[Output], program: str) -> list[
         for share, record in files:
             copy_file(stage, share.file_url(record.path), record.path, record, progress.update)
     return manifests
+
+
+def files_of_shares(
+    stage: StageRun, shares: Sequence[Output], program: str, names: Sequence[str]
+) -> list[str]:
+    """URLs of the files of units that shares hold, in the order of `names`."""
+    manifests = share_manifests(stage, shares, program)
+    urls = {
+        record.path: share.file_url(record.path)
+        for share, manifest in zip(shares, manifests, strict=True)
+        for record in manifest.files
+    }
+    missing = [name for name in names if name not in urls]
+    if missing:
+        raise ArtifactError(
+            f"{parent(shares[0].url)}: no share has {missing[0]}; remove them and make them again"
+        )
+    return [urls[name] for name in names]
 
 
 def read_tally(url: str) -> Tally:

@@ -13,15 +13,8 @@ from trainyard.testing.kill import Zygote, check_kill_anywhere
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(900)]
 
 LIGHT = ("collect", "train_tokenizer", "tokenize", "merge", "index", "plan", "report", "retro_db")
-LIGHT += (
-    "clean",
-    "dedup",
-    "faiss_train",
-    "faiss_add",
-    "faiss_query",
-    "retro_export",
-    "retro_import",
-)
+LIGHT += ("faiss_train", "faiss_add", "faiss_query", "retro_export", "retro_import")
+LIGHT += ("clean", "decontaminate", "dedup")
 HEAVY = ("pretrain", "reshard", "evaluate", "benchmark", "retro_embed")
 POINTS = {**dict.fromkeys(LIGHT, 20), **dict.fromkeys(HEAVY, 8)}
 
