@@ -128,6 +128,16 @@ def test_compressed_input_and_bad_lines(tmp_path: Path) -> None:
     assert [origin(row)[0] for row in bad] == ["in.jsonl.gz"] * 2
 
 
+def test_a_line_that_a_small_file_unpacks_to_is_a_bad_line(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "' + b"x" * (20 << 20) + b'"}\n'))
+    assert path.stat().st_size < 30_000
+    options = {"rules": RULES, "on_bad_line": "skip", "max_document_bytes": 1 << 16}
+    assert clean(path, tmp_path / "out", **options)["bad_lines"] == 1
+    (row,) = rows(tmp_path / "out", "dropped")
+    assert "more than 65536 bytes" in row["dropped"]["why"]
+
+
 def test_a_document_keeps_keys_that_no_stage_can_write_as_utf8(tmp_path: Path) -> None:
     row = {"text": prose(1), "note": "\ud800", "big": 2**65}
     (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
