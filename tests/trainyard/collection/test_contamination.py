@@ -23,7 +23,7 @@ def test_ngrams_of_a_text_by_its_number_of_words() -> None:
 
 def test_hits_are_those_of_a_search_of_every_window() -> None:
     rng = random.Random(0)
-    for _ in range(200):
+    for _ in range(60):
         items = [" ".join(rng.choices(WORDS, k=rng.randrange(2, 6))) for _ in range(4)]
         ngrams = task_ngrams(items, least=2, most=3)
         words = rng.choices(WORDS, k=40)
