@@ -150,6 +150,15 @@ def test_a_set_without_ngrams_is_refused(tmp_path: Path, sets: dict[str, Any]) -
         decontaminate(source, tmp_path / "out", **sets)
 
 
+@pytest.mark.s3
+@pytest.mark.slow
+def test_on_s3_the_same_bytes(tmp_path: Path, s3_url: str, sets: dict[str, Any]) -> None:
+    source = write(tmp_path / "in.jsonl", corpus_rows())
+    decontaminate(source, tmp_path / "local", **sets)
+    decontaminate(source, f"{s3_url}/out", **sets)
+    assert contents(f"{s3_url}/out") == contents(tmp_path / "local")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -164,6 +164,15 @@ def test_recall_at_the_threshold(tmp_path: Path) -> None:
     assert dropped["near"] >= 0.98 * 150
 
 
+@pytest.mark.s3
+@pytest.mark.slow
+def test_on_s3_the_same_bytes(tmp_path: Path, s3_url: str) -> None:
+    source = write(tmp_path / "in.jsonl", corpus_rows())
+    dedup(source, tmp_path / "local")
+    dedup(source, f"{s3_url}/out")
+    assert contents(f"{s3_url}/out") == contents(tmp_path / "local")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
