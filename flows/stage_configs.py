@@ -7,7 +7,10 @@ from typing import Any
 from stages.benchmark.config import BenchmarkConfig
 from stages.blame.config import BlameConfig
 from stages.certify.config import CertifyConfig
+from stages.clean.config import CleanConfig
 from stages.collect.config import CollectConfig
+from stages.decontaminate.config import DecontaminateConfig
+from stages.dedup.config import DedupConfig
 from stages.evaluate.config import EvaluateConfig
 from stages.faiss_add.config import FaissAddConfig
 from stages.faiss_query.config import FaissQueryConfig
@@ -34,7 +37,10 @@ CONFIGS: dict[str, type[Any]] = {
     "benchmark": BenchmarkConfig,
     "blame": BlameConfig,
     "certify": CertifyConfig,
+    "clean": CleanConfig,
     "collect": CollectConfig,
+    "decontaminate": DecontaminateConfig,
+    "dedup": DedupConfig,
     "evaluate": EvaluateConfig,
     "faiss_add": FaissAddConfig,
     "faiss_query": FaissQueryConfig,

@@ -27,7 +27,8 @@ LOCKS = ROOT / "images" / "locks"
 CONSTRAINTS = ROOT / "constraints.txt"
 
 PLAIN = (
-    *("blame", "certify", "collect", "faiss-add", "faiss-query", "faiss-train", "index"),
+    *("blame", "certify", "clean", "collect", "decontaminate", "dedup"),
+    *("faiss-add", "faiss-query", "faiss-train", "index"),
     *("merge", "plan", "report", "retro-db", "retro-explore", "retro-export", "retro-import"),
     *("tokenize", "train-tokenizer", "verify"),
 )

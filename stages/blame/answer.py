@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.charts.text_table import text_table
+from trainyard.corpus.formats.records import ORIGIN
 from trainyard.corpus.provenance.origins import Origin
 from trainyard.datasets.serving_order import Place
 from trainyard.datasets.trace import DocumentPiece
@@ -28,6 +29,8 @@ class Row:
     """None for a sample that the run never serves."""
     piece: DocumentPiece
     origin: Origin | None
+    collected: dict[str, Any] | None = None
+    """What the document itself says of where it was collected."""
 
     def document(self) -> dict[str, Any]:
         """The row of the JSON document."""
@@ -40,6 +43,7 @@ class Row:
             "document": piece.document,
             "tokens": [piece.begin, piece.end],
             **(origin._asdict() if origin is not None else dict.fromkeys(Origin._fields)),
+            "collected": self.collected,
         }
 
     def cells(self) -> list[str]:
@@ -52,6 +56,16 @@ class Row:
             f"{piece.begin}-{piece.end}",
             *_origin_cells(origin),
         ]
+
+    def collected_cell(self) -> str:
+        """The last cell, if any row has it: the page, and the bytes in the file of the crawl."""
+        if self.collected is None:
+            return ""
+        first, url = self.collected.get(ORIGIN, {}), self.collected.get("url", "")
+        if "file" not in first:
+            return str(url)
+        end = first.get("offset", 0) + first.get("length", 0)
+        return f"{url} {first['file']}:{first.get('offset', 0)}-{end}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +108,11 @@ def table(answer: Answer) -> str:
     """Text for a terminal."""
     if not answer.total:
         return "no training sample of the run contains any of it"
-    lines = [*text_table([HEADINGS, *(row.cells() for row in answer.rows)], LEFT), ""]
+    cells = [list(HEADINGS), *(row.cells() for row in answer.rows)]
+    if any(row.collected is not None for row in answer.rows):
+        last = ["collected from", *(row.collected_cell() for row in answer.rows)]
+        cells = [[*line, cell] for line, cell in zip(cells, last, strict=True)]
+    lines = [*text_table(cells, [*LEFT, len(HEADINGS)]), ""]
     more = answer.total - len(answer.rows)
     if more:
         lines.append(f"and {more} more; --max-rows 0 shows all")

@@ -121,7 +121,8 @@ class _Question:
         return Answer(shown, total, checked, tuple(sorted(prefixes & self.sidecars.unchecked)))
 
     def _row(self, place: Place | None, piece: DocumentPiece) -> Row:
-        return Row(place, piece, self.sidecars.origin(piece.prefix, piece.document))
+        origin = self.sidecars.origin(piece.prefix, piece.document)
+        return Row(place, piece, origin, self.sidecars.collected(piece.prefix, origin))
 
     def _check(self, steps: Iterable[int]) -> int:
         """Compare the samples of the steps with the ledger; returns how many steps it has."""

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard import json_text
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import Manifests, raw_digest
+from trainyard.corpus.formats.records import ORIGIN
 from trainyard.corpus.provenance.origins import Origin, Provenance
-from trainyard.errors import ArtifactError, ConfigError
+from trainyard.errors import ArtifactError, ConfigError, TrainyardError
 
 log = logging.getLogger(__name__)
 
 SHOWN = 5
 """Number of sources that an error message names."""
+
+
+def may_read_line(source: str, prefix: str) -> bool:
+    """Whether the lines of a file are where a sidecar says, in the store of the token files or on
+    this machine."""
+    is_near = store.is_local(source) or source.split("/")[:3] == prefix.split("/")[:3]
+    return is_near and source.endswith((".jsonl", ".json"))
 
 
 class Sidecars:
@@ -57,6 +67,24 @@ class Sidecars:
         """The origin of a document; None without a sidecar."""
         sidecar = self._by_prefix.get(prefix)
         return None if sidecar is None else sidecar[document]
+
+    def collected(self, prefix: str, origin: Origin | None) -> dict[str, Any] | None:
+        """What the line of a document says of where it was collected: its `origin` and `url`.
+
+        None for a line that says nothing, and where it is not read: the file is compressed, was
+        removed, is another one now, or is in another store than the token files, which this machine
+        may have no access to."""
+        if origin is None or not may_read_line(origin.source, prefix):
+            return None
+        try:
+            end = origin.offset + origin.length
+            fields = json_text.loads(store.read_range(origin.source, origin.offset, end))
+        except (ValueError, TrainyardError) as error:
+            log.info("%s: its lines are not read: %s", origin.source, error)
+            return None
+        if not isinstance(fields, dict) or not isinstance(fields.get(ORIGIN), dict):
+            return None
+        return {key: fields[key] for key in (ORIGIN, "url") if key in fields}
 
     def documents(
         self, source: str, line: int | None, name: str | None

@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from stages.runtime.context import StageRun
 from stages.tokenize.assemble import Assembly, Totals
 from stages.tokenize.config import TokenizeConfig
-from stages.tokenize.plan import InputFile, Unit, plan_units, share_of
 from stages.tokenize.shares import check_files, join_shares, write_share
 from stages.tokenize.unit import TokenizeJob, cached_splitter, cached_tokenizer, tokenize_unit
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import check_all_listed
 from trainyard.corpus.documents import check_inputs
 from trainyard.corpus.indexed import optimal_dtype
+from trainyard.corpus.units import InputFile, Unit, look_at, plan_units, share_of
 from trainyard.corpus.workers import Crew, run_jobs
 from trainyard.errors import ConfigError
 from trainyard.machine import available_cores
@@ -25,7 +24,6 @@ from trainyard.tokenizers.base import Tokenizer
 
 log = logging.getLogger(__name__)
 
-LOOKING_AT_ONCE = 16
 LINE_SECONDS = 1.0
 
 WAITING = 2
@@ -40,7 +38,7 @@ def run(config: TokenizeConfig, stage: StageRun) -> dict[str, Any]:
     tokenizer = cached_tokenizer(config.tokenizer)  # raises its errors before any work
     if config.append_eod:
         _ = tokenizer.eod  # an error before any work for a model without one
-    sizes = _look_at(files)
+    sizes = look_at(files)
     if config.world_size is not None:
         check_files(files)
     if config.world_size is not None and config.rank is None:
@@ -66,16 +64,6 @@ def _refuse_to_remove(config: TokenizeConfig, stage: StageRun) -> None:
             "run would remove it, as it makes other files; give another --output-prefix, name all "
             "keys in one run (--json-keys), or remove it with --force"
         )
-
-
-def _look_at(files: Sequence[str]) -> list[InputFile]:
-    with ThreadPoolExecutor(LOOKING_AT_ONCE) as threads:  # each may be a question to a far store
-        found = list(threads.map(store.info, files))
-    sizes = [InputFile(url, info.size_bytes) for url, info in zip(files, found, strict=True)]
-    for file in sizes:
-        if not file.size_bytes:
-            log.warning("%s is empty", file.url)
-    return sizes
 
 
 def _metrics(

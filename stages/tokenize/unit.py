@@ -20,7 +20,6 @@ import numpy as np
 from stages.tokenize.config import TokenizeConfig
 from stages.tokenize.encode import Encoded, encode_block, find_difference, sampled
 from stages.tokenize.pack import Summary
-from stages.tokenize.plan import Unit
 from trainyard.artifacts import store
 from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import canonical
@@ -30,6 +29,7 @@ from trainyard.corpus.formats.records import BadLine, Document, DocumentColumns
 from trainyard.corpus.indexed import IndexedWriter, optimal_dtype
 from trainyard.corpus.provenance.origins import ProvenanceWriter
 from trainyard.corpus.sentences import SentenceSplitter
+from trainyard.corpus.units import Unit
 from trainyard.corpus.workers import check_stop
 from trainyard.errors import DataError, TrainyardError
 from trainyard.tokenizers.base import Tokenizer

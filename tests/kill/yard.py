@@ -156,6 +156,12 @@ class Yard:
         made = ("plan", "tokenizer", "tokens", "checkpoint", "export", "evaluation", "benchmark")
         data = ["--data-path", "0.4", tokens, "0.6", tokens]
         return {
+            "clean": ["--input", corpus, "--rules", "nfc", "min_words:limit=30", "--workers", "1"],
+            "decontaminate": [
+                *("--input", corpus, "--tasks", "wikitext", "--task-data", self.at("held.txt")),
+                *("--key-threshold", "0", "--workers", "1"),
+            ],
+            "dedup": ["--input", corpus, "--jaccard-threshold", "0.5", "--workers", "1"],
             "collect": ["--max-size-mb", "0.2", "--num-shards", "2"],
             "train_tokenizer": ["--input", corpus, "--vocab-size", "300"],
             "tokenize": ["--input", corpus, "--append-eod", *tokenizer],

@@ -15,12 +15,15 @@ from stages.blame.answer import Answer, table
 from stages.blame.config import BlameConfig
 from stages.blame.run import run
 from stages.blame.run_description import describe
+from stages.clean.config import CleanConfig
+from stages.clean.run import run as clean
 from stages.index.config import IndexConfig
 from stages.index.run import run as build_indices
 from stages.runtime.context import StageRun
 from tests.stages.directly import run_directly
 from tests.stages.pretrain_runs import OPTIONS as PRETRAIN
 from tests.stages.pretrain_runs import Pretrain, settled_pair
+from tests.stages.tokenize_runs import tokenize
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, publish
@@ -360,3 +363,30 @@ def test_growing_batches_are_located(
 def test_invalid_spans_are_refused(recorded: Callable[..., str]) -> None:
     with pytest.raises(ArtifactError, match="invalid spans"):
         blame_of(load=recorded((1, 5, 2), (4, 8, 1)), step=1)
+
+
+# --- documents of a cleaned corpus ------------------------------------------------------------
+
+
+def test_a_document_of_a_cleaned_corpus_leads_to_the_page_it_was_collected_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = {"text": "the yard opens before dawn " * 30, "url": "https://example.org/yard"}
+    (tmp_path / "crawl.jsonl").write_text("".join(json.dumps(text) + "\n" for _ in range(12)))
+    cleaned, prefix = str(tmp_path / "clean"), str(tmp_path / "tokens")
+    given = {"input": [str(tmp_path / "crawl.jsonl")], "output_dir": cleaned, "workers": 1}
+    run_directly(CleanConfig, clean, **given, rules=["nfc"])
+    tokenize(f"{cleaned}/documents-*.jsonl", prefix, tokenizer_type="ByteLevelTokenizer")
+    data = {**RUN, "split": "1,0,0", "data_path": [f"{prefix}_text_document"], "seed": 1}
+    rows = ask(capsys, **data, sample=3)["rows"]
+    size = len(json.dumps(text))
+    for row in rows:
+        number = row["line"] - 1
+        place = {"file": "crawl.jsonl", "offset": number * (size + 1), "length": size}
+        assert row["collected"] == {"origin": place, "url": text["url"]}
+    capsys.readouterr()
+    blame_of(**data, sample=3)
+    shown = capsys.readouterr().out
+    assert "https://example.org/yard crawl.jsonl:" in shown
+    shutil.rmtree(cleaned)
+    assert all(row["collected"] is None for row in ask(capsys, **data, sample=3)["rows"])

@@ -23,7 +23,10 @@ ENOUGH = {
     "benchmark": ("--load", NOWHERE, "--prompts", "a"),
     "blame": (*RUN, "--micro-batch-size", "2", "--data-path", NOWHERE, "--step", "1"),
     "certify": (NOWHERE,),
+    "clean": ("--input", NOWHERE, "--preset", "fineweb"),
     "collect": (),
+    "decontaminate": ("--input", NOWHERE, "--tasks", "squad", "--task-data", NOWHERE),
+    "dedup": ("--input", NOWHERE),
     "evaluate": ("--task", "WIKITEXT103", "--load", NOWHERE, "--valid-data", NOWHERE),
     "faiss_add": ("--index", NOWHERE, "--embeddings", NOWHERE),
     "faiss_query": (

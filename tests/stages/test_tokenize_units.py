@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from stages.tokenize import pack as pack_module
-from stages.tokenize import plan
 from stages.tokenize import run as tokenize_run
 from stages.tokenize import unit as unit_module
 from stages.tokenize.encode import encode_block, sampled
 from stages.tokenize.pack import Pack, Summary
-from stages.tokenize.plan import InputFile, plan_units, share_of, unit_bytes_for
 from tests.stages.tokenize_runs import documents, files, numbered, tokenize, write
 from trainyard.artifacts import store
+from trainyard.corpus import units
 from trainyard.corpus.formats.records import DocumentColumns
 from trainyard.corpus.indexed import IndexedWriter
+from trainyard.corpus.units import InputFile, plan_units, share_of, unit_bytes_for
 from trainyard.errors import ArtifactError
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.null import NullTokenizer
@@ -49,16 +49,16 @@ def test_some_documents_of_a_block_are_a_block() -> None:
 def test_units_cover_every_file_in_order() -> None:
     sizes = [30 << 20, 0, 5, 1 << 20, 9 << 20, 3 << 20, 6 << 20, 7]
     files = [InputFile(f"f{i}.jsonl", size) for i, size in enumerate(sizes)]
-    units = plan_units(files)
-    ranges = [source for unit in units for source in unit.sources]
-    assert len({unit.name for unit in units}) == len(units)
+    planned = plan_units(files)
+    ranges = [source for unit in planned for source in unit.sources]
+    assert len({unit.name for unit in planned}) == len(planned)
     for file in files:
         own = [r for r in ranges if r.url == file.url]
         assert sum(r.size_bytes for r in own) == file.size_bytes
         assert all(a.end == b.start for a, b in itertools.pairwise(own))
     assert [r.url for r in ranges] == sorted(r.url for r in ranges)
-    assert all(unit.size_bytes <= plan.UNIT_BYTES for unit in units)
-    assert [len(unit.sources) for unit in units] == [1, 1, 1, 1, 2, 1, 1, 1, 2]
+    assert all(unit.size_bytes <= units.UNIT_BYTES for unit in planned)
+    assert [len(unit.sources) for unit in planned] == [1, 1, 1, 1, 2, 1, 1, 1, 2]
 
 
 def test_units_grow_with_the_input_instead_of_becoming_many() -> None:
@@ -70,11 +70,11 @@ def test_units_grow_with_the_input_instead_of_becoming_many() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 7, 100])
 def test_shares_are_neighbours_and_alike(world_size: int) -> None:
-    units = plan_units([InputFile("a.jsonl", 200 << 20), InputFile("b.json.gz", 50 << 20)])
-    shares = [share_of(units, rank, world_size) for rank in range(world_size)]
-    assert [unit for share in shares for unit in share] == units
+    planned = plan_units([InputFile("a.jsonl", 200 << 20), InputFile("b.json.gz", 50 << 20)])
+    shares = [share_of(planned, rank, world_size) for rank in range(world_size)]
+    assert [unit for share in shares for unit in share] == planned
     loads = [sum(unit.size_bytes for unit in share) for share in shares]
-    largest = max(unit.size_bytes for unit in units)
+    largest = max(unit.size_bytes for unit in planned)
     assert max(loads) <= (250 << 20) / world_size + largest
     assert share_of([], 0, 3) == []
 
@@ -172,7 +172,7 @@ def test_large_texts_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(unit_module, "LARGE_LETTERS", 1)
     monkeypatch.setattr(unit_module, "encode_block", counted)
-    monkeypatch.setattr(plan, "UNIT_BYTES", 200)
+    monkeypatch.setattr(units, "UNIT_BYTES", 200)
     monkeypatch.setattr(NullTokenizer, "releases_gil", True)
     tokenize(path, tmp_path / "turns", workers=2)
     assert files(tmp_path / "turns") == files(tmp_path / "plain")
@@ -182,7 +182,7 @@ def test_large_texts_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_document_longer_than_many_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = {"text": " ".join(["7"] * 5000)}
     path = write(tmp_path / "a.jsonl", {"text": "1"}, long, {"text": "2"})
-    monkeypatch.setattr(plan, "UNIT_BYTES", 300)
+    monkeypatch.setattr(units, "UNIT_BYTES", 300)
     tokenize(path, tmp_path / "out", workers=2)
     assert documents(tmp_path / "out") == [[[1]], [[7] * 5000], [[2]]]
 
@@ -206,7 +206,7 @@ def test_threads_that_wait_for_a_store_take_turns_at_the_tokenizer(
         return encoded
 
     monkeypatch.setattr(unit_module, "encode_block", counted)
-    monkeypatch.setattr(plan, "UNIT_BYTES", 2000)
+    monkeypatch.setattr(units, "UNIT_BYTES", 2000)
     tokenize(path, store.join(s3_url, "a"), workers=1)
     assert len(threads) == tokenize_run.WAITING
     assert files(store.join(s3_url, "a")) == files(tmp_path / "plain")

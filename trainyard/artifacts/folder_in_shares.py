@@ -37,6 +37,10 @@ class FolderInShares:
         """The folder of one share."""
         return join(self.shares_url, f"{rank:05d}-of-{self.world_size:05d}")
 
+    def all_shares(self) -> list[Output]:
+        """The shares that are joined."""
+        return [Output.directory(self.share_folder(rank)) for rank in range(self.world_size or 0)]
+
     def whole(self) -> Output | None:
         """For a share: the whole output."""
         return Output.directory(self.output_dir) if self.rank is not None else None

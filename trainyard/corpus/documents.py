@@ -27,7 +27,14 @@ from trainyard.corpus.formats.parse import (
     excerpt,
     find_ids,
 )
-from trainyard.corpus.formats.records import BadLine, ByteRange, Document, DocumentColumns, Rows
+from trainyard.corpus.formats.records import (
+    BadLine,
+    ByteRange,
+    Document,
+    DocumentColumns,
+    Record,
+    Rows,
+)
 from trainyard.errors import DataError
 
 __all__ = [
@@ -36,6 +43,7 @@ __all__ = [
     "Document",
     "DocumentColumns",
     "DocumentReader",
+    "Record",
     "check_inputs",
     "locate",
     "split_name",
@@ -103,6 +111,32 @@ class DocumentReader:
                 if len(block[0]):
                     yield block.pop()
 
+    def records(self) -> Iterator[Record]:
+        """The JSON objects whole, with all their keys; of Parquet and plain text, the texts and the
+        id. A list of strings under a key is a bad line."""
+        self.lines, self.bad = 0, []
+        for rows in self._rows():
+            self.lines += rows.num_lines
+            try:
+                found = columns(rows.records, self.keys, None)
+            except FaultError:
+                self._drop_faulty(rows)
+                found = columns(rows.records, self.keys, None)
+            if any(counts is not None for _, counts in found):
+                self._drop_lists(rows)
+            if rows.bad:
+                self.refuse(sorted(rows.bad))
+            places = (rows.offsets.tolist(), rows.lengths.tolist(), rows.lines.tolist())
+            yield from map(Record, *places, rows.records)
+
+    def _drop_lists(self, rows: Rows) -> None:
+        is_list = [any(isinstance(record[k], list) for k in self.keys) for record in rows.records]
+        reason = f"a list of sentences under one of the keys {list(self.keys)}, not a string"
+        for i in np.flatnonzero(is_list).tolist():
+            place = int(rows.lines[i]), int(rows.offsets[i])
+            rows.bad.append(BadLine(*place, reason, rows.excerpt(i)))
+        self._keep(rows, np.flatnonzero(np.logical_not(is_list)).tolist())
+
     def _rows(self) -> Iterator[Rows]:
         kind, compression = split_name(self.source.url)
         if kind == "jsonl":
@@ -138,6 +172,10 @@ class DocumentReader:
             except FaultError as fault:
                 place = int(rows.lines[i]), int(rows.offsets[i])
                 rows.bad.append(BadLine(*place, str(fault), rows.excerpt(i)))
+        self._keep(rows, kept)
+
+    @staticmethod
+    def _keep(rows: Rows, kept: Sequence[int]) -> None:
         rows.records[:] = [rows.records[i] for i in kept]
         chosen = np.array(kept, np.int64)
         rows.offsets, rows.lengths = rows.offsets[chosen], rows.lengths[chosen]

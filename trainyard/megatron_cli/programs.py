@@ -34,7 +34,6 @@ class Program:
 SERVER = f"a server {LATER}; stages.generate generates text from --prompts"
 VISION = "models of images come later"
 DETOXIFICATION = f"detoxification {LATER}"
-OPEN_WEB_TEXT = "the tools for web pages come later; stages.tokenize reads text of any origin"
 
 WORDPIECE, GPT2 = "BertWordPieceLowerCase", "GPT2BPETokenizer"
 
@@ -134,16 +133,26 @@ PROGRAMS: tuple[Program, ...] = (
         "tasks/ensemble_classifier.py",
     ),
     *_without(
-        OPEN_WEB_TEXT,
-        "tools/openwebtext/add_id.py",
-        "tools/openwebtext/blacklist_urls.py",
+        "use stages.clean --preset openwebtext, which has both programs' rules (docs/collect.md)",
         "tools/openwebtext/cleanup_dataset.py",
         "tools/openwebtext/cleanup_fix_dataset.py",
-        "tools/openwebtext/filter_ngrams.py",
+    ),
+    *_without(
+        "use stages.dedup, which finds duplicates and removes them in one run (docs/collect.md)",
         "tools/openwebtext/find_duplicates.py",
         "tools/openwebtext/group_duplicate_url.py",
-        "tools/openwebtext/merge_jsons.py",
         "tools/openwebtext/remove_group_duplicates.py",
+    ),
+    *_without(
+        "use stages.decontaminate, which has its options (docs/collect.md)",
+        "tools/openwebtext/filter_ngrams.py",
+    ),
+    *_without(
+        "nothing here downloads pages; stages.clean reads any number of files of documents, and "
+        "gives each its origin (docs/collect.md)",
+        "tools/openwebtext/add_id.py",
+        "tools/openwebtext/blacklist_urls.py",
+        "tools/openwebtext/merge_jsons.py",
     ),
     *_without(
         "use tools/checkpoint/convert.py, which joins the files of ranks: python -m "

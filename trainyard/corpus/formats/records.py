@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+ORIGIN = "origin"
+"""Key under which a document says where it was collected, once a stage has rewritten its file."""
+
 Counts = npt.NDArray[np.int64]
 
 
@@ -44,6 +47,16 @@ class Document(NamedTuple):
     """The value of the id key, as text."""
     values: tuple[tuple[str, ...], ...]
     """For each requested key, its sentences; a plain string is one sentence."""
+
+
+class Record(NamedTuple):
+    """A JSON object with all its keys, where a stage passes on more of a document than its text."""
+
+    offset: int
+    length: int
+    line: int
+    """As in `Document`."""
+    fields: dict[str, Any]
 
 
 class BadLine(NamedTuple):

@@ -1,22 +1,31 @@
-"""Which units of work the input falls into: a pure function of the files and their sizes.
+"""Which units of work the input falls into: a function of the files and their sizes alone.
 
 Workers, partitions and ranks have no say in it, so what one run finished another can use."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from trainyard.artifacts import store
 from trainyard.corpus.documents import split_ranges
 from trainyard.corpus.formats.records import ByteRange
+
+log = logging.getLogger(__name__)
 
 UNIT_BYTES = 8 << 20
 """Input that a unit reads: what a kill can cost a worker, a fraction of a second."""
 
 MAX_UNITS = 4096
 """Units of a large input grow instead of becoming more: each costs some calls of the store."""
+
+
+LOOKING_AT_ONCE = 16
+"""Files whose sizes are asked for at the same time: each may be a question to a far store."""
 
 
 class InputFile(NamedTuple):
@@ -39,6 +48,17 @@ class Unit:
     def size_bytes(self) -> int:
         """Input it reads."""
         return sum(source.size_bytes for source in self.sources)
+
+
+def look_at(files: Sequence[str]) -> list[InputFile]:
+    """The files with their sizes; warns of empty ones."""
+    with ThreadPoolExecutor(LOOKING_AT_ONCE) as threads:
+        found = list(threads.map(store.info, files))
+    sizes = [InputFile(url, info.size_bytes) for url, info in zip(files, found, strict=True)]
+    for file in sizes:
+        if not file.size_bytes:
+            log.warning("%s is empty", file.url)
+    return sizes
 
 
 def unit_bytes_for(total_bytes: int) -> int:

@@ -1,0 +1,55 @@
+"""The first pass: which documents have n-grams of evaluation sets, and how often each occurs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from stages.runtime.document_units import UnitDone, UnitJob, reader_of
+from trainyard.artifacts import store
+from trainyard.collection.contamination.ngrams import Matcher
+
+NGRAMS = "ngrams.json"
+
+
+def write_ngrams(folder: Path, owners: Mapping[str, Sequence[str]]) -> None:
+    """Put n-grams, with the tasks of each, where workers find them."""
+    (folder / NGRAMS).write_text(json.dumps(owners))
+
+
+@cache
+def owners_of(folder: str) -> dict[str, list[str]]:
+    """The tasks of each n-gram that was put into a folder; read once a process."""
+    owners: dict[str, list[str]] = json.loads(Path(folder, NGRAMS).read_text())
+    return owners
+
+
+@cache
+def matcher_of(folder: str) -> Matcher:
+    """Finds these n-grams."""
+    return Matcher(owners_of(folder).keys())
+
+
+def name_of(job: UnitJob) -> str:
+    """The file of a unit's counts."""
+    return f"counts-{job.number:05d}.json"
+
+
+def count_unit(job: UnitJob) -> UnitDone:
+    """Write the number of documents, the documents with hits, and the count of each n-gram."""
+    matcher = matcher_of(job.scratch)
+    counts: Counter[str] = Counter()
+    hits: list[int] = []
+    number = -1
+    for number, item in enumerate(reader_of(job).items()):
+        found = matcher.all(str(item.fields[job.config.documents.json_key]))
+        if found:
+            hits.append(number)
+            counts.update(hit.ngram for hit in found)
+    document = {"documents": number + 1, "hits": hits, "counts": dict(sorted(counts.items()))}
+    name = name_of(job)
+    data = json.dumps(document).encode()
+    return UnitDone((store.write_bytes(store.join(job.folder, name), data, name),), {})

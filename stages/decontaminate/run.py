@@ -1,0 +1,244 @@
+"""Count n-grams, leave out the common ones, and write what is left of the documents."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stages.decontaminate.config import DecontaminateConfig
+from stages.decontaminate.count import count_unit, matcher_of, name_of, owners_of, write_ngrams
+from stages.runtime.context import StageRun
+from stages.runtime.document_units import (
+    DOCUMENTS,
+    DROPPED,
+    UnitDone,
+    UnitFiles,
+    UnitJob,
+    files_of_shares,
+    plan_jobs,
+    reader_of,
+    run_units,
+)
+from trainyard.artifacts import store
+from trainyard.collection.contamination.ngrams import task_ngrams, tasks_by_ngram
+from trainyard.collection.contamination.split import clean_pieces
+from trainyard.collection.contamination.tasks import read_task
+from trainyard.collection.documents import Item, dropped, dropped_line
+from trainyard.collection.tally import Tally
+from trainyard.errors import ArtifactError, DataError
+
+log = logging.getLogger(__name__)
+
+REPORT = "report.json"
+USED = "used"
+SPLIT_ID = "split_id"
+CONTAMINATED, SPLIT, NOTHING_LEFT, PIECES = "contaminated", "split", "nothing_left", "splits_count"
+SHOWN = 100
+"""Common n-grams in the report."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of a unit."""
+
+    documents: int
+    hits: list[int]
+    counts: dict[str, int]
+    first: int = field(default=0)
+    """Documents of earlier units."""
+
+
+def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
+    """Write the documents without n-grams of the tasks; with --rank, counts of a share."""
+    began = time.monotonic()
+    tasks = {
+        name: task_ngrams(
+            read_task(name, stage.inputs[f"task.{name}"].files),
+            config.min_ngram_size,
+            config.max_ngram_size,
+        )
+        for name in config.tasks
+    }
+    _refuse_empty(config, tasks)
+    owners = tasks_by_ngram(tasks)
+    jobs = plan_jobs(stage, config)
+    write_ngrams(stage.scratch, owners)
+    if config.rank is not None:
+        run_units(stage, jobs, count_unit, config.workers, "count", lambda job: (name_of(job),))
+        return {"units": len(jobs)}
+    if config.world_size is None:
+        urls = _count(config, stage, jobs)
+    else:
+        names = [name_of(job) for job in jobs]
+        urls = files_of_shares(stage, config.all_shares(), "decontaminate", names)
+    counts = [_read_counts(url) for url in urls]
+    total: Counter[str] = Counter()
+    for before, one in zip([None, *counts], counts, strict=False):
+        one.first = before.first + before.documents if before else 0
+        total.update(one.counts)
+    limit = config.key_threshold
+    common = sorted(ngram for ngram, count in total.items() if limit and count >= limit)
+    used = {ngram: owners[ngram] for ngram in owners.keys() - set(common)}
+    _write_used(stage.scratch / USED, used, counts)
+    found = run_units(stage, jobs, write_unit, config.workers, "write")
+    metrics = _report(config, stage, tasks, owners, total, common, found)
+    log.info(
+        "decontaminated documents=%d kept=%d seconds=%.2f",
+        *(metrics["documents"], metrics["kept_documents"], time.monotonic() - began),
+    )
+    return metrics
+
+
+def _refuse_empty(config: DecontaminateConfig, tasks: dict[str, set[str]]) -> None:
+    for name, ngrams in tasks.items():
+        if not ngrams:
+            place = config.task_data[config.tasks.index(name)]
+            raise DataError(
+                f"--tasks {name}: no text of {place} has {config.min_ngram_size} words, so there "
+                "is nothing to look for; lower --min-ngram-size or leave the task out"
+            )
+
+
+def _count(config: DecontaminateConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list[str]:
+    folder = stage.work.url("counts")
+    own = [replace(job, folder=folder) for job in jobs]
+    run_units(stage, own, count_unit, config.workers, "count", lambda _: ())
+    return [store.join(folder, name_of(job)) for job in jobs]
+
+
+def _read_counts(url: str) -> Counts:
+    try:
+        return Counts(**store.read_json(url))
+    except TypeError as error:
+        raise ArtifactError(f"{url}: not the counts of a unit ({error}); remove it") from error
+
+
+def _write_used(folder: Path, ngrams: dict[str, list[str]], counts: Sequence[Counts]) -> None:
+    folder.mkdir()
+    write_ngrams(folder, ngrams)
+    for number, one in enumerate(counts):
+        document = {**asdict(one), "counts": {}}
+        (folder / f"{number:05d}.json").write_text(json.dumps(document))
+
+
+def _report(
+    config: DecontaminateConfig,
+    stage: StageRun,
+    tasks: dict[str, set[str]],
+    owners: dict[str, list[str]],
+    total: Counter[str],
+    common: list[str],
+    found: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    whole = Tally.of(())
+    documents: Counter[str] = Counter()
+    for one in found:
+        documents.update(one.pop("tasks"))
+        whole.add(Tally.parse(one), config.documents.num_samples)
+    occurrences: Counter[str] = Counter()
+    for ngram, count in total.items():
+        occurrences.update(dict.fromkeys(owners[ngram], count))
+    by_task = {
+        name: {
+            "ngrams": len(ngrams),
+            "occurrences": occurrences[name],
+            "documents": documents[name],
+        }
+        for name, ngrams in tasks.items()
+    }
+    shown = sorted(common, key=lambda ngram: (-total[ngram], ngram))[:SHOWN]
+    document = {
+        **whole.document(),
+        "tasks": by_task,
+        "common_ngrams": {ngram: total[ngram] for ngram in shown},
+    }
+    stage.write_json(REPORT, document)
+    return {**whole.metrics(), "tasks": by_task, "common_ngrams": len(common)}
+
+
+def write_unit(job: UnitJob) -> UnitDone:
+    """Write what is left of the documents of a unit, in a worker."""
+    path = Path(job.scratch, USED, f"{job.number:05d}.json")
+    writer = _Writer(job.config, Counts(**json.loads(path.read_text())), str(path.parent))
+    reader = reader_of(job)
+    with UnitFiles(job) as files:
+        number = -1
+        for number, item in enumerate(reader.items()):
+            for kind, fields in writer.decide(number, item):
+                files.write(kind, fields)
+        if number + 1 != writer.counts.documents:
+            raise DataError(
+                f"{job.unit.sources[0].url}: had {writer.counts.documents} documents when they "
+                f"were counted, and {number + 1} now: a file was changed; run again"
+            )
+        files.write_all(DROPPED, (dropped_line(*bad) for bad in reader.bad))
+    writer.tally.bad_lines = len(reader.bad)
+    return UnitDone(files.records, {**writer.tally.document(), "tasks": dict(writer.documents)})
+
+
+class _Writer:
+    """Decides about documents and counts."""
+
+    def __init__(self, config: DecontaminateConfig, counts: Counts, folder: str) -> None:
+        self._config, self.counts = config, counts
+        self._hits = frozenset(counts.hits)
+        self._matcher = matcher_of(folder)
+        self._owners = owners_of(folder)
+        self.tally = Tally.of([CONTAMINATED, SPLIT, NOTHING_LEFT, PIECES])
+        self.documents: Counter[str] = Counter()
+
+    def decide(self, number: int, item: Item) -> list[tuple[str, dict[str, Any]]]:
+        """What to write of a document: (kind of file, document)."""
+        config, key = self._config, self._config.documents.json_key
+        given = str(item.fields[key])
+        self.tally.documents += 1
+        self.tally.chars += len(given)
+        pieces: list[str] = [given]
+        found: list[str] = []
+        if number in self._hits:
+            sides = (config.remove_char_each_side, config.filter_text_char_len)
+            pieces, found = clean_pieces(given, self._matcher, *sides)
+        if not found:
+            return self._kept(number, item, pieces)
+        tasks = sorted({task for ngram in found for task in self._owners[ngram]})
+        self.documents.update(tasks)
+        rule = SPLIT
+        if config.mode == "drop":
+            rule, pieces = CONTAMINATED, []
+        elif not pieces:
+            rule = NOTHING_LEFT
+        elif len(pieces) > config.splits_count:
+            rule, pieces = PIECES, []
+        reason = self.tally.reasons[rule]
+        left = sum(map(len, pieces))
+        reason.dropped += not pieces
+        reason.dropped_chars += 0 if pieces else len(given)
+        reason.changed += bool(pieces)
+        reason.removed_chars += len(given) - left if pieces else 0
+        why = f"{' '.join(tasks)}: {found[0]}"
+        reason.sample(config.documents.num_samples, item.place, why, given)
+        away = dropped(item.fields, rule, why, tasks=tasks, ngrams=len(found), pieces=len(pieces))
+        return [(DROPPED, away), *self._kept(number, item, pieces)]
+
+    def _kept(
+        self, number: int, item: Item, pieces: Sequence[str]
+    ) -> list[tuple[str, dict[str, Any]]]:
+        config = self._config
+        self.tally.kept += bool(pieces)
+        self.tally.kept_chars += sum(map(len, pieces))
+        if config.mode == "drop":
+            return [(DOCUMENTS, item.fields) for _ in pieces]
+        earlier = item.fields.get(SPLIT_ID)
+        prefix = f"{earlier}-" if earlier is not None else ""
+        name = f"{prefix}{'-'.join(config.tasks)}-{self.counts.first + number + 1:010d}"
+        key = config.documents.json_key
+        return [
+            (DOCUMENTS, {**item.fields, key: piece, SPLIT_ID: f"{name}-{i:04d}"})
+            for i, piece in enumerate(pieces)
+        ]

@@ -1,0 +1,154 @@
+"""Fingerprint all units, decide, and write what stays and what goes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stages.dedup.config import DedupConfig
+from stages.dedup.decide import Decisions, decide
+from stages.dedup.fingerprint import fingerprint_unit, name_of, pieces
+from stages.runtime.context import StageRun
+from stages.runtime.document_units import (
+    DOCUMENTS,
+    DROPPED,
+    UnitDone,
+    UnitFiles,
+    UnitJob,
+    files_of_shares,
+    plan_jobs,
+    reader_of,
+    run_units,
+)
+from trainyard.artifacts import store
+from trainyard.collection.documents import Item, dropped, dropped_line
+from trainyard.collection.duplicates.clusters import EXACT, NEAR
+from trainyard.collection.tally import Tally
+from trainyard.errors import DataError
+
+log = logging.getLogger(__name__)
+
+REPORT = "report.json"
+LINES = "lines"
+DECISIONS = "decisions"
+
+
+def run(config: DedupConfig, stage: StageRun) -> dict[str, Any]:
+    """Write the documents that stay and those that others stand for; with --rank, fingerprints."""
+    began = time.monotonic()
+    jobs = plan_jobs(stage, config)
+    if config.rank is not None:
+        run_units(
+            stage,
+            jobs,
+            fingerprint_unit,
+            config.workers,
+            "fingerprint",
+            lambda job: (name_of(job),),
+        )
+        return {"units": len(jobs)}
+    if config.world_size is None:
+        urls = _make(config, stage, jobs)
+    else:
+        names = [name_of(job) for job in jobs]
+        urls = files_of_shares(stage, config.all_shares(), "dedup", names)
+    folder = stage.scratch / DECISIONS
+    folder.mkdir()
+    clusters = decide(config, stage, urls, folder)
+    found = run_units(stage, jobs, write_unit, config.workers, "write")
+    whole = Tally.of(())
+    for one in found:
+        whole.add(Tally.parse(one), config.documents.num_samples)
+    stage.write_json(REPORT, {**whole.document(), "clusters": clusters})
+    log.info(
+        "deduplicated documents=%d kept=%d clusters=%d seconds=%.2f",
+        *(whole.documents, whole.kept, clusters, time.monotonic() - began),
+    )
+    return {**whole.metrics(), "clusters": clusters}
+
+
+def _make(config: DedupConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list[str]:
+    """Fingerprints in the work folder."""
+    folder = stage.work.url("fingerprints")
+    own = [replace(job, folder=folder) for job in jobs]
+    run_units(stage, own, fingerprint_unit, config.workers, "fingerprint", lambda _: ())
+    return [store.join(folder, name_of(job)) for job in jobs]
+
+
+def write_unit(job: UnitJob) -> UnitDone:
+    """Write the documents of a unit as was decided, in a worker."""
+    config: DedupConfig = job.config
+    decided = Decisions.read(Path(job.scratch, DECISIONS, f"{job.number:05d}.json"))
+    writer = _Writer(config, decided)
+    reader = reader_of(job)
+    with UnitFiles(job) as files:
+        number = -1
+        for number, item in enumerate(reader.items()):
+            fields, is_kept = writer.decide(number, item)
+            files.write(DOCUMENTS if is_kept else DROPPED, fields)
+        if number + 1 != decided.count:
+            raise DataError(
+                f"{job.unit.sources[0].url}: had {decided.count} documents when they were "
+                f"fingerprinted, and {number + 1} now: a file was changed; run again"
+            )
+        files.write_all(DROPPED, (dropped_line(*bad) for bad in reader.bad))
+    writer.tally.bad_lines = len(reader.bad)
+    return UnitDone(files.records, writer.tally.document())
+
+
+class _Writer:
+    """Applies decisions and counts."""
+
+    def __init__(self, config: DedupConfig, decided: Decisions) -> None:
+        self._key, self._kind = config.documents.json_key, config.lines
+        self._num_samples = config.documents.num_samples
+        self._decided = decided
+        self.tally = Tally.of([EXACT, NEAR, LINES])
+
+    def decide(self, number: int, item: Item) -> tuple[dict[str, Any], bool]:
+        """The document to write, and whether it stays."""
+        tally, given = self.tally, str(item.fields[self._key])
+        tally.documents += 1
+        tally.chars += len(given)
+        if number in self._decided.drops:
+            drop = self._decided.drops[number]
+            why = f"as {drop['kept']['file']}:{drop['kept']['offset']}"
+            return self._dropped(item, drop["rule"], why, given, drop), False
+        text = self._cut(item, given, set(self._decided.cuts.get(number, ())))
+        if given.strip() and not text.strip():
+            return self._dropped(item, LINES, "every line is in other documents", given, {}), False
+        tally.kept += 1
+        tally.kept_chars += len(text)
+        item.fields[self._key] = text
+        return item.fields, True
+
+    def _dropped(
+        self, item: Item, rule: str, why: str, text: str, more: dict[str, Any]
+    ) -> dict[str, Any]:
+        reason = self.tally.reasons[rule]
+        reason.dropped += 1
+        reason.dropped_chars += len(text)
+        reason.sample(self._num_samples, item.place, why, text)
+        rest = {name: value for name, value in more.items() if name != "rule"}
+        return dropped(item.fields, rule, why, **rest)
+
+    def _cut(self, item: Item, text: str, lines: set[int]) -> str:
+        if not lines:
+            return text
+        parts = pieces(text, self._kind)
+        removed = [parts[2 * i] for i in sorted(lines)]
+        kept = [
+            "".join(parts[2 * i : 2 * i + 2])
+            for i in range((len(parts) + 1) // 2)
+            if i not in lines
+        ]
+        reason = self.tally.reasons[LINES]
+        reason.changed += 1
+        reason.removed_lines += len(removed)
+        reason.removed_chars += len(text) - len("".join(kept))
+        reason.sample(self._num_samples, item.place, "a line cut", removed[0])
+        return "".join(kept)

@@ -1,0 +1,276 @@
+"""From units of documents to files of the output: by workers, resumed after a kill, in shares.
+
+Unit n of the input becomes documents-n.jsonl and dropped-n.jsonl, the same for any number of
+workers and shares. A worker writes both in their places; what it returns makes the unit
+finished."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+from stages.runtime.context import StageRun
+from stages.runtime.finished_files import copy_file
+from stages.runtime.joined_shares import share_manifests
+from trainyard.artifacts import store
+from trainyard.artifacts.inputs import check_all_listed
+from trainyard.artifacts.manifest import Manifest
+from trainyard.artifacts.output import Output
+from trainyard.artifacts.store import FileRecord, OutputFile
+from trainyard.artifacts.urls import parent
+from trainyard.collection.documents import UnitReader, as_line, short_names
+from trainyard.collection.options import DocumentsConfig
+from trainyard.collection.tally import Tally
+from trainyard.corpus.documents import check_inputs
+from trainyard.corpus.units import Unit, look_at, plan_units, share_of
+from trainyard.corpus.workers import Crew, run_jobs
+from trainyard.errors import ArtifactError
+from trainyard.machine import available_cores
+
+log = logging.getLogger(__name__)
+
+DOCUMENTS, DROPPED = "documents", "dropped"
+KINDS = (DOCUMENTS, DROPPED)
+
+BUFFER_BYTES = 1 << 20
+
+
+class UnitOptions(Protocol):
+    """What these functions read of the options of a stage."""
+
+    @property
+    def documents(self) -> DocumentsConfig:
+        """Its input."""
+
+    @property
+    def rank(self) -> int | None:
+        """The share to make; None for the whole."""
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of shares."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitJob:
+    """The input of a worker."""
+
+    number: int
+    """Of the unit in the whole input."""
+    unit: Unit
+    names: Mapping[str, str]
+    """Short names of its files."""
+    folder: str
+    """Where its files go."""
+    config: Any
+    """Options of the stage."""
+    scratch: str
+    """A folder on this machine that the run removes at its end."""
+
+    def name(self, kind: str) -> str:
+        """The name of one of its files."""
+        return f"{kind}-{self.number:05d}.jsonl"
+
+    def final_names(self) -> tuple[str, ...]:
+        """The files of the output that are made of it."""
+        return tuple(map(self.name, KINDS))
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDone:
+    """What a worker returns: the files that it wrote, and facts of its stage, JSON-able."""
+
+    files: tuple[FileRecord, ...]
+    facts: dict[str, Any]
+
+
+def reader_of(job: UnitJob) -> UnitReader:
+    """What reads the unit of a job."""
+    documents: DocumentsConfig = job.config.documents
+    return UnitReader(
+        job.unit,
+        job.names,
+        documents.json_key,
+        documents.on_bad_line,
+        documents.max_document_bytes,
+    )
+
+
+def plan_jobs(stage: StageRun, config: UnitOptions) -> list[UnitJob]:
+    """The jobs of all units, or of this rank's share. Raises the errors of the input."""
+    documents = config.documents
+    files = check_inputs(documents.input, stage.inputs["input"].files, (documents.json_key,))
+    units = plan_units(look_at(files))
+    names = short_names(files)
+    assert stage.output is not None
+    numbers = {unit.name: number for number, unit in enumerate(units)}
+    mine: Sequence[Unit] = units
+    if config.rank is not None and config.world_size is not None:
+        mine = share_of(units, config.rank, config.world_size)
+    check_all_listed({source.url for unit in mine for source in unit.sources})
+    return [
+        UnitJob(
+            numbers[unit.name],
+            unit,
+            {source.url: names[source.url] for source in unit.sources},
+            stage.output.url,
+            config,
+            str(stage.scratch),
+        )
+        for unit in mine
+    ]
+
+
+def run_units(
+    stage: StageRun,
+    jobs: Sequence[UnitJob],
+    work: Callable[[UnitJob], UnitDone],
+    num_workers: int | None,
+    what: str,
+    final_names: Callable[[UnitJob], Sequence[str]] = UnitJob.final_names,
+) -> list[dict[str, Any]]:
+    """The facts of every job, in order; those that a killed run finished are not done again.
+
+    what: names this pass in the work folder and in progress. final_names: files of the output that
+    a job may write; none for a pass that writes to the work folder."""
+    finished = {job.number: done for job in jobs if (done := _finished(stage, job, what))}
+    todo = [job for job in jobs if job.number not in finished]
+    if finished:
+        log.info("resuming: units_done=%d units=%d", len(finished), len(jobs))
+    final = {name for job in jobs for name in final_names(job)}
+    if final:
+        stage.begin_files(final)
+    cores = available_cores()
+    crew = Crew.of(min(num_workers or cores, cores), side_by_side=False)
+    total, left = (sum(job.unit.size_bytes for job in some) for some in (jobs, todo))
+    with stage.progress(total, "bytes", what, start=total - left) as progress:
+        for job, done in run_jobs(work, todo, crew, {"TOKENIZERS_PARALLELISM": "false"}):
+            stage.work.publish(_key(job, what), asdict(done))
+            finished[job.number] = done
+            progress.update(job.unit.size_bytes)
+    for done in finished.values():
+        for record in done.files:
+            if record.path in final:
+                stage.record(record)
+    return [finished[job.number].facts for job in jobs]
+
+
+def _key(job: UnitJob, what: str) -> str:
+    return f"{what}-{job.number:05d}"
+
+
+def _finished(stage: StageRun, job: UnitJob, what: str) -> UnitDone | None:
+    """What a killed run finished, if its files are still there."""
+    found = stage.work.published(_key(job, what))
+    if found is None:
+        return None
+    done = UnitDone(tuple(FileRecord(**one) for one in found["files"]), found["facts"])
+    for record in done.files:
+        url = store.join(job.folder, record.path)
+        size_bytes = store.info(url).size_bytes if store.exists(url) else 0
+        if size_bytes != record.size_bytes:
+            log.warning(
+                "%s has %d bytes, and %d when a killed run finished it; making it again",
+                *(url, size_bytes, record.size_bytes),
+            )
+            return None
+    return done
+
+
+def join_units(stage: StageRun, shares: Sequence[Output], program: str) -> list[Manifest]:
+    """Copy the files of all units from the shares to the output; returns the shares' manifests."""
+    manifests = share_manifests(stage, shares, program)
+    files = [
+        (share, record)
+        for share, manifest in zip(shares, manifests, strict=True)
+        for record in manifest.files
+        if record.path.startswith(KINDS)
+    ]
+    size = sum(record.size_bytes for _, record in files)
+    with stage.progress(size, "bytes", "join") as progress:
+        for share, record in files:
+            copy_file(stage, share.file_url(record.path), record.path, record, progress.update)
+    return manifests
+
+
+def files_of_shares(
+    stage: StageRun, shares: Sequence[Output], program: str, names: Sequence[str]
+) -> list[str]:
+    """URLs of the files of units that shares hold, in the order of `names`."""
+    manifests = share_manifests(stage, shares, program)
+    urls = {
+        record.path: share.file_url(record.path)
+        for share, manifest in zip(shares, manifests, strict=True)
+        for record in manifest.files
+    }
+    missing = [name for name in names if name not in urls]
+    if missing:
+        raise ArtifactError(
+            f"{parent(shares[0].url)}: no share has {missing[0]}; remove them and make them again"
+        )
+    return [urls[name] for name in names]
+
+
+def read_tally(url: str) -> Tally:
+    """The report of a share."""
+    try:
+        return Tally.parse(store.read_json(url))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{url}: not the report of a share ({error}); make it again") from error
+
+
+class UnitFiles:
+    """The files of a unit while it is written; use as a context manager. A file that gets no
+    document does not appear, and none does if the work fails."""
+
+    def __init__(self, job: UnitJob) -> None:
+        self._job = job
+        self._open: dict[str, OutputFile] = {}
+        self._lines: dict[str, list[bytes]] = {kind: [] for kind in KINDS}
+        self._sizes = dict.fromkeys(KINDS, 0)
+
+    def write(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Add a document to one of the files."""
+        line = as_line(fields)
+        self._lines[kind].append(line)
+        self._sizes[kind] += len(line)
+        if self._sizes[kind] >= BUFFER_BYTES:
+            self._flush(kind)
+
+    def write_all(self, kind: str, documents: Iterable[Mapping[str, Any]]) -> None:
+        """Add several."""
+        for fields in documents:
+            self.write(kind, fields)
+
+    def _flush(self, kind: str) -> None:
+        if not self._lines[kind]:
+            return
+        if kind not in self._open:
+            name = self._job.name(kind)
+            self._open[kind] = store.open_output(store.join(self._job.folder, name), name)
+        self._open[kind].write(b"".join(self._lines[kind]))
+        self._lines[kind].clear()
+        self._sizes[kind] = 0
+
+    def __enter__(self) -> UnitFiles:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            for one in KINDS:
+                self._flush(one)
+        for file in self._open.values():
+            file.__exit__(kind, error, trace)
+
+    @property
+    def records(self) -> tuple[FileRecord, ...]:
+        """The closed files, for the manifest."""
+        return tuple(self._open[kind].record for kind in KINDS if kind in self._open)

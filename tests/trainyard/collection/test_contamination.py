@@ -1,0 +1,134 @@
+"""N-grams are found wherever words are the same; a text is split as upstream splits it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from trainyard.collection.contamination.ngrams import Matcher, lowered, task_ngrams, tasks_by_ngram
+from trainyard.collection.contamination.split import clean_pieces, split_at
+from trainyard.collection.contamination.tasks import read_task
+from trainyard.errors import DataError
+
+WORDS = [f"w{i}" for i in range(12)]
+
+
+def test_ngrams_of_a_text_by_its_number_of_words() -> None:
+    texts = ["One two three.", "a b c d", "a b c d e f"]
+    assert task_ngrams(texts, least=4, most=5) == {"a b c d", "a b c d e", "b c d e f"}
+
+
+def test_hits_are_those_of_a_search_of_every_window() -> None:
+    rng = random.Random(0)
+    for _ in range(60):
+        items = [" ".join(rng.choices(WORDS, k=rng.randrange(2, 6))) for _ in range(4)]
+        ngrams = task_ngrams(items, least=2, most=3)
+        words = rng.choices(WORDS, k=40)
+        text = ", ".join(words)
+        found = Matcher(ngrams).all(text)
+        expected = [
+            (at, " ".join(words[at : at + n]))
+            for at in range(len(words))
+            for n in (3, 2)
+            if at + n <= len(words) and " ".join(words[at : at + n]) in ngrams
+        ]
+        assert [(hit.word, hit.ngram) for hit in found] == expected
+        assert all(text[hit.start :].startswith(hit.ngram.split()[0]) for hit in found)
+
+
+def test_places_are_those_of_the_text_though_a_letter_gets_longer_in_lower_case() -> None:
+    text = "\u0130stanbul WAS Once a name of it"
+    assert len(text.lower()) > len(text) == len(lowered(text))
+    (hit,) = Matcher({"was once a name"}).all(text)
+    assert text[hit.start :].startswith("WAS")
+
+
+def upstream_split(text: str, start: int, seq: str, each_side: int) -> tuple[str, str]:
+    """What Megatron-LM's filter_ngrams.py is described to do, one character at a time."""
+    at, first, second = start - each_side, "", ""
+    while at > 0 and text[at] not in ".!?":
+        at -= 1
+    if at > 0:
+        first = "".join(text[i] for i in range(at + 1))
+    at = start + len(seq) + each_side
+    while at < len(text) and text[at] not in ".!?":
+        at += 1
+    if at + 1 < len(text):
+        second = "".join(text[i] for i in range(at + 1, len(text)))
+    return first, second
+
+
+def test_a_text_is_cut_at_sentences_on_both_sides() -> None:
+    rng = random.Random(1)
+    matcher = Matcher({"x y z"})
+    for _ in range(200):
+        words = [w + rng.choice(["", "", "", ".", "!"]) for w in rng.choices(WORDS, k=60)]
+        words[rng.randrange(60)] = "X y  z"
+        text = " ".join(words)
+        hit = matcher.first(text)
+        assert hit is not None
+        side = rng.randrange(60)
+        assert split_at(text, hit, side) == upstream_split(text, hit.start, hit.ngram, side)
+
+
+def test_pieces_by_hand() -> None:
+    matcher = Matcher({"hit one two"})
+    text = "Left stays here. Close left hit one two close right. Right stays here. And hit one two."
+    pieces, found = clean_pieces(text, matcher, each_side=5, shortest=10)
+    assert pieces == ["Left stays here.", " Right stays here."]
+    assert found == ["hit one two"] * 2
+    assert clean_pieces(text, matcher, each_side=5, shortest=17)[0] == [" Right stays here."]
+    assert clean_pieces("Nothing.", matcher, 5, 10) == (["Nothing."], [])
+
+
+def test_the_tasks_of_an_ngram() -> None:
+    assert tasks_by_ngram({"a": {"x", "y"}, "b": {"y"}}) == {"x": ["a"], "y": ["a", "b"]}
+
+
+FILES = {
+    "squad": ({"data": [{"paragraphs": [{"qas": [{"question": "Who?"}]}]}]}, ["Who?"]),
+    "race": ({"article": "long", "questions": ["What?", "Why?"]}, ["What?", "Why?"]),
+    "nq": ({"question": "when was it", "answer": ["then"]}, ["when was it"]),
+    "natural_questions": ({"question": {"text": "when"}}, ["when"]),
+    "lambada": ({"text": "A story."}, ["A story."]),
+    "piqa": ({"goal": "Make tea."}, ["Make tea."]),
+    "mine.of": ({"prompt": "Go on:"}, ["Go on:"]),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_evaluation_sets_in_their_own_format(name: str, tmp_path: Path) -> None:
+    document, expected = FILES[name]
+    path = tmp_path / "set.json"
+    path.write_text(json.dumps(document))
+    assert list(read_task(name, [str(path)])) == expected
+
+
+def test_tables_and_plain_text(tmp_path: Path) -> None:
+    (tmp_path / "dev.tsv").write_text('id\tquestion1\tquestion2\n1\tA "b?\tC?\n')
+    (tmp_path / "wiki.tokens").write_text(" = Title = \n text\n")
+    assert list(read_task("glue", [str(tmp_path / "dev.tsv")])) == ['A "b?', "C?"]
+    assert list(read_task("x", [str(tmp_path / "dev.tsv")])) == ['A "b?', "C?"]
+    assert list(read_task("y", [str(tmp_path / "wiki.tokens")])) == [" = Title = ", " text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("squad", "{}", "not a file of SQuAD"),
+        ("squad", "[" * 100_000, "not a JSON document"),
+        ("nq", '{"q": "x"}', "line 1: none of the keys question"),
+        ("nq", '{"question": 1}', "neither a text nor a list of texts"),
+        ("nq", "[]", "not a JSON object"),
+        ("glue", "a\tb\n", "names none of the columns sentence"),
+        ("wikitext", "\udcff", "not UTF-8"),
+    ],
+)
+def test_another_format_is_refused(name: str, text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "set"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(DataError, match=words):
+        list(read_task(name, [str(path)]))

@@ -1,0 +1,1 @@
+"""From collected text to a clean corpus: rules, duplicates, contamination. Knows no stage."""

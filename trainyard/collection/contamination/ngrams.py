@@ -1,0 +1,121 @@
+"""N-grams of evaluation sets, and where they occur in a text.
+
+A word is a run of letters, digits and underscores in lower case, as upstream has it. A text of at
+least `most` words has all its `most`-grams; a shorter one of at least `least` words is one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+WORD = re.compile(r"\w+")
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+TABLE_BITS = 22
+
+Array = npt.NDArray[Any]
+
+
+class Hit(NamedTuple):
+    """An n-gram in a text."""
+
+    word: int
+    """Number of its first word."""
+    start: int
+    """Where that begins in the text."""
+    ngram: str
+
+
+def lowered(text: str) -> str:
+    """Lower case of the same length: a letter that would become two stays."""
+    lower = text.lower()
+    if len(lower) == len(text):
+        return lower
+    return "".join(low if len(low := letter.lower()) == 1 else letter for letter in text)
+
+
+def task_ngrams(texts: Iterable[str], least: int, most: int) -> set[str]:
+    """The n-grams of an evaluation set, their words joined by blanks."""
+    found: set[str] = set()
+    for text in texts:
+        words = WORD.findall(lowered(text))
+        if least <= len(words) < most:
+            found.add(" ".join(words))
+        for i in range(len(words) - most + 1):
+            found.add(" ".join(words[i : i + most]))
+    return found
+
+
+class Matcher:
+    """Finds n-grams of a set. A table of bits by hash leaves few places where words are joined."""
+
+    def __init__(self, ngrams: Set[str]) -> None:
+        self._ngrams = ngrams
+        self._ids: dict[str, int] = {}
+        by_size: dict[int, list[list[int]]] = {}
+        for ngram in sorted(ngrams):
+            words = ngram.split(" ")
+            ids = [self._ids.setdefault(word, len(self._ids) + 1) for word in words]
+            by_size.setdefault(len(words), []).append(ids)
+        self._tables = {}
+        # The longest first, then from the shortest up, as upstream looks at a place.
+        sizes = sorted(by_size)
+        for size in sizes[-1:] + sizes[:-1]:
+            table = np.zeros(1 << TABLE_BITS, np.bool_)
+            table[_slots(np.array(by_size[size], np.uint64).T)] = True
+            self._tables[size] = table
+
+    def first(self, text: str) -> Hit | None:
+        """The first n-gram of a text; of several at a place, the longest of all sizes, then the
+        shortest."""
+        return next(self._hits(text), None)
+
+    def all(self, text: str) -> list[Hit]:
+        """Every n-gram of a text, by place; those that overlap too."""
+        return list(self._hits(text))
+
+    def _hits(self, text: str) -> Iterator[Hit]:
+        lower = lowered(text)
+        words = WORD.findall(lower)
+        starts: list[int] = []
+        for place, size in self._candidates(words):
+            ngram = " ".join(words[place : place + size])
+            if ngram in self._ngrams:
+                starts = starts or [match.start() for match in WORD.finditer(lower)]
+                yield Hit(place, starts[place], ngram)
+
+    def _candidates(self, words: Sequence[str]) -> list[tuple[int, int]]:
+        """(place, size), by place."""
+        known = self._ids.get
+        ids = np.fromiter((known(word, 0) for word in words), np.uint64, len(words))
+        if not ids.any():
+            return []
+        found = []
+        for order, (size, table) in enumerate(self._tables.items()):
+            count = len(ids) - size + 1
+            if count < 1:
+                continue
+            slots = _slots([ids[i : i + count] for i in range(size)])
+            found += [(place, order, size) for place in np.flatnonzero(table[slots]).tolist()]
+        return [(place, size) for place, _, size in sorted(found)]
+
+
+def _slots(columns: Any) -> Array:
+    """Place in the table of each n-gram. columns: the ids of its words, one array a word."""
+    found = np.zeros(len(columns[0]), np.uint64)
+    for ids in columns:
+        found = found * MULTIPLIER + ids
+    found ^= found >> np.uint64(32)
+    return (found * MULTIPLIER) >> np.uint64(64 - TABLE_BITS)
+
+
+def tasks_by_ngram(tasks: Mapping[str, Set[str]]) -> dict[str, list[str]]:
+    """For every n-gram, the tasks that have it."""
+    found: dict[str, list[str]] = {}
+    for task, ngrams in tasks.items():
+        for ngram in ngrams:
+            found.setdefault(ngram, []).append(task)
+    return found

@@ -1,0 +1,112 @@
+"""The documents of a unit of work, each with its origin; and the lines that they are written as.
+
+A document keeps every key that it came with. Where it has no key `origin` yet, it gets one: the
+name of its file among the inputs, and the bytes it has there, so that what a later stage tokenizes
+still says where it is from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import orjson
+
+from trainyard.artifacts.urls import canonical_each
+from trainyard.corpus.documents import BadLine, DocumentReader
+from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES
+from trainyard.corpus.formats.records import ORIGIN
+from trainyard.corpus.units import Unit
+
+DROPPED = "dropped"
+
+ADVICE = "--on-bad-line skip puts such lines among the dropped documents"
+
+
+def short_names(urls: Sequence[str]) -> dict[str, str]:
+    """Each URL without the folders that all have in common: they say where the files lie today,
+    which is no property of a document."""
+    spelled = list(canonical_each(urls))
+    folders = [url.rsplit("/", 1)[0].split("/") if "/" in url else [] for url in spelled]
+    shared = 0
+    for parts in zip(*folders, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared += 1
+    return {
+        url: "/".join(spelt.split("/")[shared:]) for url, spelt in zip(urls, spelled, strict=True)
+    }
+
+
+class Place(NamedTuple):
+    """Where a document lies in the input of this stage."""
+
+    file: str
+    offset: int
+    length: int
+
+    def document(self) -> dict[str, Any]:
+        """The value of the key `origin`."""
+        return {"file": self.file, "offset": self.offset, "length": self.length}
+
+
+class Item(NamedTuple):
+    """A document of the input."""
+
+    place: Place
+    fields: dict[str, Any]
+    """The JSON object, with its origin."""
+
+
+@dataclass(slots=True)
+class UnitReader:
+    """Reads a unit. Iterate over `items`; `bad` fills with the bad lines that were skipped."""
+
+    unit: Unit
+    names: Mapping[str, str]
+    """Short names of the files."""
+    key: str = "text"
+    on_bad_line: Literal["stop", "skip"] = "stop"
+    max_bytes: int = MAX_DOCUMENT_BYTES
+    bad: list[tuple[Place, BadLine]] = field(default_factory=list)
+
+    def items(self) -> Iterator[Item]:
+        """The documents, in order; an empty text is one."""
+        for source in self.unit.sources:
+            reader = DocumentReader(
+                source,
+                (self.key,),
+                on_bad_line=self.on_bad_line,
+                advice=ADVICE,
+                max_bytes=self.max_bytes,
+            )
+            name = self.names[source.url]
+            for record in reader.records():
+                place = Place(name, record.offset, record.length)
+                record.fields.setdefault(ORIGIN, place.document())
+                yield Item(place, record.fields)
+            self.bad += [(Place(name, bad.offset, 0), bad) for bad in reader.bad]
+
+
+def as_line(fields: Mapping[str, Any]) -> bytes:
+    """A document as a line of JSONL, UTF-8; what orjson refuses, such as half a character of
+    UTF-16 in a key that no stage reads, is escaped."""
+    try:
+        return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:
+        return json.dumps(fields).encode() + b"\n"
+
+
+def dropped(fields: Mapping[str, Any], rule: str, why: str, **more: Any) -> dict[str, Any]:
+    """A document among the dropped ones, with the reason."""
+    return {**fields, DROPPED: {"rule": rule, "why": why, **more}}
+
+
+def dropped_line(place: Place, bad: BadLine) -> dict[str, Any]:
+    """A bad line among the dropped documents."""
+    return dropped(
+        {"excerpt": bad.excerpt, ORIGIN: {"file": place.file, "offset": place.offset}},
+        "bad_line",
+        bad.reason,
+    )

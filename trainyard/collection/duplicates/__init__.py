@@ -1,0 +1,1 @@
+"""Which documents, and which lines of documents, repeat others. Knows no stage."""

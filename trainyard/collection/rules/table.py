@@ -1,0 +1,82 @@
+"""The rules by name, their spelling on a command line, and the presets.
+
+A rule is written NAME or NAME:KEY=VALUE,KEY=VALUE; keys are the parameters of its function, whose
+defaults are the published limits. Standard library only; `build` has the functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainyard.config import nearest
+from trainyard.errors import ConfigError
+
+RULES = {
+    **dict.fromkeys(("fix_text", "nfc", "nfkc", "general_cleaning", "blank_lines"), "form"),
+    **dict.fromkeys(("min_chars", "max_chars", "min_words", "min_tokens"), "form"),
+    "javascript_notice": "form",
+    **dict.fromkeys(("language", "short_foreign"), "language"),
+    **dict.fromkeys(("gopher_quality", "gopher_repetition"), "gopher"),
+    **dict.fromkeys(("c4", "citations", "fineweb"), "web"),
+    **dict.fromkeys(("mask_emails", "mask_ips", "mask_phones"), "pii"),
+}
+"""The module of each rule's function."""
+
+COUNTS_TOKENS = "min_tokens"
+
+PRESETS: dict[str, tuple[str, ...]] = {
+    "openwebtext": (
+        *("fix_text", "language:min=0,chars=100000", "min_tokens"),
+        *("min_chars", "javascript_notice", "short_foreign", "fix_text"),
+    ),
+    "wikipedia": ("fix_text", "citations", "blank_lines", "min_words:limit=25"),
+    "c4": ("language:min=0.99", "c4"),
+    "fineweb": (
+        *("language", "gopher_repetition", "gopher_quality"),
+        *("c4:end_marks=false,min_sentences=5,min_words=3", "fineweb"),
+    ),
+    "none": (),
+}
+"""openwebtext: Megatron-LM's cleanup_dataset.py, then cleanup_fix_dataset.py with the tasks of its
+guide, in their order. c4, fineweb: their papers. wikipedia: for text that stages.collect extracted.
+none: the rules of --rules alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSpec:
+    """A rule as written: checked, not built."""
+
+    written: str
+    name: str
+    arguments: tuple[tuple[str, str], ...]
+
+
+def parse_rule(written: str) -> RuleSpec:
+    """Read NAME:KEY=VALUE,...; ConfigError for an unknown name or another form."""
+    name, _, rest = written.partition(":")
+    if name not in RULES:
+        close = nearest(name, RULES)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(
+            f"--rules {written}: no rule {name!r}; {hint}the rules are {' '.join(RULES)}"
+        )
+    arguments = []
+    for part in rest.split(",") if rest else ():
+        key, sign, value = part.partition("=")
+        if not (key and sign and value):
+            raise ConfigError(
+                f"--rules {written}: {part!r} is not KEY=VALUE; write {name}:KEY=VALUE,KEY=VALUE"
+            )
+        arguments.append((key, value))
+    return RuleSpec(written, name, tuple(arguments))
+
+
+def named(rules: Sequence[RuleSpec]) -> list[str]:
+    """The names of rules in reports: as written, and numbered where one is written again."""
+    seen: dict[str, int] = {}
+    names = []
+    for rule in rules:
+        seen[rule.written] = seen.get(rule.written, 0) + 1
+        again = seen[rule.written]
+        names.append(rule.written if again == 1 else f"{rule.written} #{again}")
+    return names

@@ -1,0 +1,91 @@
+"""Counts of what became of documents, by reason, and a sample for each reason.
+
+Tallies of units add up to that of the input, in any order: the sample of a reason is the documents
+with the smallest hash of their place."""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trainyard.collection.documents import Place
+
+EXCERPT = 200
+"""Characters of a text in a sample."""
+
+
+@dataclass(slots=True)
+class Reason:
+    """What one rule did."""
+
+    dropped: int = 0
+    """Documents."""
+    dropped_chars: int = 0
+    changed: int = 0
+    """Documents that stayed with another text."""
+    removed_lines: int = 0
+    removed_chars: int = 0
+    """Of changed documents; negative where they became longer."""
+    samples: list[list[Any]] = field(default_factory=list)
+    """[hash, file, offset, why, beginning of the text]."""
+
+    def sample(self, most: int, place: Place, why: str, text: str) -> None:
+        """Consider a document for the sample of `most`."""
+        if not most:
+            return
+        number = zlib.crc32(f"{place.file}:{place.offset}".encode())
+        if len(self.samples) < most or number <= self.samples[-1][0]:
+            row = [number, place.file, place.offset, why, text[:EXCERPT]]
+            self.samples = heapq.nsmallest(most, [*self.samples, row])
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of a unit, a share or an input."""
+
+    documents: int = 0
+    chars: int = 0
+    kept: int = 0
+    kept_chars: int = 0
+    bad_lines: int = 0
+    reasons: dict[str, Reason] = field(default_factory=dict)
+    """By rule, in the order in which they apply."""
+
+    @staticmethod
+    def of(names: Iterable[str]) -> Tally:
+        """An empty one, with all its reasons."""
+        return Tally(reasons={name: Reason() for name in names})
+
+    def add(self, other: Tally, most: int) -> None:
+        """Count the documents of another tally too. most: samples of a reason."""
+        for name in ("documents", "chars", "kept", "kept_chars", "bad_lines"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for rule, theirs in other.reasons.items():
+            ours = self.reasons.setdefault(rule, Reason())
+            for name in ("dropped", "dropped_chars", "changed", "removed_lines", "removed_chars"):
+                setattr(ours, name, getattr(ours, name) + getattr(theirs, name))
+            ours.samples = heapq.nsmallest(most, [*ours.samples, *theirs.samples])
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def parse(document: dict[str, Any]) -> Tally:
+        """From `document`; TypeError or AttributeError for another one."""
+        reasons = {name: Reason(**one) for name, one in document["reasons"].items()}
+        return Tally(**{**document, "reasons": reasons})
+
+    def metrics(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {
+            "documents": self.documents,
+            "kept_documents": self.kept,
+            "chars": self.chars,
+            "kept_chars": self.kept_chars,
+            "bad_lines": self.bad_lines,
+            "dropped": {name: one.dropped for name, one in self.reasons.items()},
+        }

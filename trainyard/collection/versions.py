@@ -1,0 +1,20 @@
+"""Versions of the libraries that decide what a clean corpus holds."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from trainyard.errors import ConfigError
+
+
+def versions_of(*packages: str) -> dict[str, str]:
+    """The installed versions, without importing them; ConfigError for a missing package."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError as error:
+            raise ConfigError(
+                f"the package {name} is not installed; run `pip install 'trainyard[clean]'`"
+            ) from error
+    return found
