@@ -21,6 +21,7 @@ from trainyard.models.config_checks import check_params
 from trainyard.models.costs.memory import check_layout
 from trainyard.models.families import MODEL_OPTIONS
 from trainyard.models.parallel_layout import ParallelLayout
+from trainyard.optim.precision import MomentFormat, PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.data_config import DataParallelConfig, ShardingStrategy
 from trainyard.parallel.dims import dims_of, expert_dims_of
@@ -101,6 +102,18 @@ class PlanConfig:
     """Compute in FP8; weights stay in 16 bits without --fp8-param-gather."""
     fp8_param_gather: bool = False
     """Count bytes of weights in FP8."""
+    grad_reduce_in_bf16: bool = False
+    """Count bytes of gradients in bfloat16."""
+    grad_reduce_in_fp16: bool = False
+    """Count bytes of gradients in float16."""
+    use_precision_aware_optimizer: bool = False
+    """Allow the formats of the next three options other than fp32."""
+    main_grads_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Count bytes of gradients in this format, as --grad-reduce-in-bf16 does."""
+    exp_avg_dtype: MomentFormat = "fp32"
+    """Count bytes of Adam's first moment in this format, fp32 or bf16."""
+    exp_avg_sq_dtype: MomentFormat = "fp32"
+    """Count bytes of Adam's second moment in this format, fp32 or bf16."""
     micro_batch_size: int = 1
     """Samples of a micro-batch."""
     global_batch_size: int | None = None
@@ -153,6 +166,10 @@ class PlanConfig:
     """The same as --use-torch-fsdp2, and --data-parallel-sharding-strategy may ask for less."""
     num_distributed_optimizer_instances: int = 1
     """Groups of replicas, each of which shards all that they shard."""
+    optimizer_cpu_offload: bool = False
+    """Keep the optimizer's state in host memory."""
+    optimizer_offload_fraction: float = 1.0
+    """Share of it that --optimizer-cpu-offload keeps there."""
     gpu_memory_gib: float | None = None
     """Memory of a device. A layout that needs more is refused, and the error names the nearest
     layouts that fit; unset: no limit."""
@@ -219,6 +236,12 @@ class PlanConfig:
         given = [f"--{name}" for name in ("bf16", "fp16", "fp32") if getattr(self, name)]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} exclude each other; give one")
+        self.precision()
+        if not 0.0 <= self.optimizer_offload_fraction <= 1.0:
+            raise ConfigError(
+                f"--optimizer-offload-fraction must be in [0, 1], got "
+                f"{self.optimizer_offload_fraction}"
+            )
         if self.fp8_param_gather and self.fp8_format is None:
             raise ConfigError("--fp8-param-gather needs --fp8-format, which is not given")
         if self.vocab_size is None and self.padded_vocab_size is None:
@@ -287,6 +310,19 @@ class PlanConfig:
         if self.fp8_param_gather:
             return "fp8"
         return "fp16" if self.fp16 else "fp32" if self.fp32 else "bf16"
+
+    def precision(self) -> PrecisionConfig:
+        """The formats of gradients and moments, as a run configures them."""
+        return PrecisionConfig(
+            bf16=self.number_format in ("bf16", "fp8"),
+            fp16=self.fp16,
+            grad_reduce_in_bf16=self.grad_reduce_in_bf16,
+            grad_reduce_in_fp16=self.grad_reduce_in_fp16,
+            use_precision_aware_optimizer=self.use_precision_aware_optimizer,
+            main_grads_dtype=self.main_grads_dtype,
+            exp_avg_dtype=self.exp_avg_dtype,
+            exp_avg_sq_dtype=self.exp_avg_sq_dtype,
+        )
 
     def tokenizer(self) -> TokenizerConfig | None:
         """The tokenizer whose files are counted, or None; ConfigError if it lacks an option."""
@@ -362,6 +398,9 @@ class PlanConfig:
             sharding=self.data_parallel().sharding,
             instances=self.num_distributed_optimizer_instances,
             fp32=self.fp32,
+            gradient_bytes=4 if self.precision().grads_format == "fp32" else 2,
+            moment_bytes=self.precision().moment_bytes,
+            offloaded=self.optimizer_offload_fraction if self.optimizer_cpu_offload else 0.0,
         )
 
     def inputs(self) -> dict[str, tuple[str, ...]]:

@@ -16,7 +16,7 @@ from stages.plan.config import PlanConfig
 from trainyard.errors import ConfigError
 from trainyard.models.costs.memory import ActivationMemory, activation_memory, count_parameters
 from trainyard.models.costs.memory_detail import DetailedMemory, detailed_memory
-from trainyard.models.parallel_layout import BYTES_OF, ParameterBytes
+from trainyard.models.parallel_layout import BYTES_OF, MOMENT_BYTES, ParameterBytes
 
 GIBIBYTE = 2**30
 USABLE = 0.9
@@ -69,14 +69,15 @@ def memory_bytes(config: PlanConfig) -> dict[str, float]:
 
 
 def parameter_bytes(config: PlanConfig) -> ParameterBytes:
-    """Bytes of a parameter on a device. Context-parallel ranks hold the same weights, so these are
-    sharded over them too."""
+    """Bytes of a parameter on a device, with gradients and moments in the formats that are asked
+    for. Context-parallel ranks hold the same weights, so these are sharded over them too."""
     layout, each = config.layout(), BYTES_OF[config.number_format]
     shards = layout.shards(layout.dp * layout.cp)
+    state = (each.state - MOMENT_BYTES + layout.moment_bytes) * (1 - layout.offloaded)
     return ParameterBytes(
         each.weight / shards.parameters,
-        each.gradient / shards.gradients,
-        each.state / shards.optimizer,
+        min(each.gradient, layout.gradient_bytes) / shards.gradients,
+        state / shards.optimizer,
     )
 
 

@@ -26,6 +26,7 @@ from trainyard.models.costs.memory import (
     full_recompute_bytes,
 )
 from trainyard.models.families import family_of
+from trainyard.models.parallel_layout import MAIN_BYTES
 
 FORMAT_VERSION = 1
 MEGABYTE = 2**20
@@ -38,8 +39,6 @@ SHARDED = {
     "optim_grads_params": ["optimizer, gradients and weights sharded"],
 }
 """What replicas shard, in words."""
-CHECKPOINT_BYTES = 12
-"""fp32 weight and two Adam moments of each parameter."""
 
 
 def run(config: PlanConfig, stage: StageRun) -> dict[str, Any]:
@@ -89,7 +88,7 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         "memory_detail_bytes": detail and {**asdict(detail), "total": detail.total},
         "activations_with_full_recompute_bytes": recomputed,
         "inference": inference_document(config),
-        "checkpoint_bytes": exact_parameters(config) * CHECKPOINT_BYTES,
+        "checkpoint_bytes": exact_parameters(config) * (MAIN_BYTES + layout.moment_bytes),
     }
     if config.show_schedule:
         document["pipeline"] = pipeline_document(config)

@@ -16,6 +16,7 @@ from trainyard.errors import ArtifactError, ConfigError
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.registry import build_tokenizer
 
+AWARE = {"use_precision_aware_optimizer": True, "main_grads_dtype": "bf16", "exp_avg_dtype": "bf16"}
 ROWS = [
     ({}, 18, 6, 12),
     ({"bf16": True}, 18, 6, 12),
@@ -23,9 +24,12 @@ ROWS = [
     ({"fp32": True}, 16, 8, 8),
     ({"fp8_format": "hybrid"}, 18, 6, 12),
     ({"fp8_format": "e4m3", "fp8_param_gather": True}, 17, 5, 12),
+    (AWARE, 14, 4, 10),
+    ({**AWARE, "exp_avg_sq_dtype": "bf16"}, 12, 4, 8),
+    ({"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}, 12, 6, 6),
 ]
 """Bytes of a parameter; with the distributed optimizer these plus those over the replicas: the
-table of Megatron-LM's documentation, and weights in FP8."""
+table of Megatron-LM's documentation, weights in FP8, and moments in bf16."""
 
 
 @pytest.mark.parametrize(("options", "alone", "whole", "shared"), ROWS)
@@ -46,6 +50,20 @@ def test_bytes_of_a_parameter_follow_its_format(
 def test_only_what_trainyard_has_is_counted_tensor_by_tensor() -> None:
     assert plan(configure(fp32=True))["memory_detail_bytes"] is not None
     assert plan(configure(fp8_format="hybrid"))["memory_detail_bytes"] is None
+
+
+def test_formats_of_gradients_and_moments_count_tensor_by_tensor() -> None:
+    whole = plan(configure(bf16=True))["memory_detail_bytes"]
+    aware = plan(configure(**AWARE, bf16=True))["memory_detail_bytes"]
+    assert aware["parameters"] == whole["parameters"]
+    assert aware["gradients"] == whole["gradients"] / 2
+    assert aware["optimizer"] == pytest.approx(whole["optimizer"] * 10 / 12)
+    offloaded = plan(configure(bf16=True, optimizer_cpu_offload=True))["memory_detail_bytes"]
+    assert (offloaded["optimizer"], offloaded["gradients"]) == (0, whole["gradients"])
+    fp16 = plan(configure(fp16=True, grad_reduce_in_fp16=True))["memory_detail_bytes"]
+    assert fp16["gradients"] == whole["gradients"] / 2
+    with pytest.raises(ConfigError, match="--exp-avg-dtype bf16 needs --use-precision-aware"):
+        configure(exp_avg_dtype="bf16")
 
 
 MEGATRONS = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048"

@@ -17,7 +17,7 @@ from trainyard.checkpoint.index import TensorEntry, TensorPiece
 from trainyard.checkpoint.safetensors.blocks import Digests
 from trainyard.checkpoint.safetensors.header import TensorSpec
 
-KINDS = ("model", "optimizer", "rng")
+KINDS = ("model", "optimizer", "fp8", "rng")
 """First part of a tensor's global name, and of the name of its file."""
 
 SHARD_SIZE_BYTES = 4 * 2**30

@@ -96,7 +96,7 @@ def save_step(
 ) -> list[FileRecord]:
     """Write and publish one step of a run; all of `ranks` call it.
 
-    tensors: by global name, which starts with "model.", "optimizer." or "rng."; a plain tensor is
+    tensors: by global name, which starts with one of `KINDS`; a plain tensor is
         equal on every rank that passes it and is written once; a ShardedTensor is a slice, and a
         rank may pass several of one tensor.
     Returns, on rank 0, the records of all files relative to `root_url`, including the step's own

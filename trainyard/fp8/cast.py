@@ -38,8 +38,16 @@ def cast_pair(x: Tensor, dtype: torch.dtype) -> Fp8Pair:
 
     Rounds to nearest even. Infinities and NaN give NaN scales or numbers, so that they reach the
     loss."""
-    largest = x.abs().amax().float()
-    scale = torch.finfo(dtype).max / largest.clamp(min=SMALLEST)
+    return cast_scaled(x, torch.finfo(dtype).max / amax_of(x).clamp(min=SMALLEST), dtype)
+
+
+def amax_of(x: Tensor) -> Tensor:
+    """The largest magnitude; () fp32."""
+    return x.abs().amax().float()
+
+
+def cast_scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Pair:
+    """(m, k) in 8 bits, multiplied by a scale, () fp32; what is too large becomes the largest."""
     rows, columns = _cast_op(x, scale, dtype)
     return Fp8Pair(rows, columns, scale.reciprocal())
 

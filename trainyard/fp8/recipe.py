@@ -8,8 +8,10 @@ from typing import Literal
 
 Format = Literal["e4m3", "hybrid"]
 """e4m3 (4 bits of exponent, 3 of mantissa) everywhere, or e4m3 forward and e5m2 for gradients."""
-Recipe = Literal["tensorwise"]
-"""What shares a scale: tensorwise, all numbers of a tensor, by their present maximum."""
+Recipe = Literal["tensorwise", "delayed"]
+"""What a scale comes from, one for all numbers of a tensor: their present maximum (tensorwise), or
+the maxima of past steps (delayed)."""
+AmaxAlgorithm = Literal["most_recent", "max"]
 
 ALIGNMENT = 16
 """8-bit products take sizes that are multiples of this."""
@@ -21,3 +23,9 @@ class Fp8Recipe:
 
     format: Format
     scaling: Recipe = "tensorwise"
+    margin: int = 0
+    """Delayed: the scale leaves room for this many doublings."""
+    history_length: int = 1
+    """Delayed: steps whose maxima are kept."""
+    amax_compute_algo: AmaxAlgorithm = "most_recent"
+    """Delayed: which of them counts."""

@@ -40,14 +40,14 @@ def _update(
     inside = places < stop
     grad = tl.load(grads_ptr + places, mask=inside).to(tl.float32) / grad_scale
     main = tl.load(main_ptr + places, mask=inside)
-    first = tl.load(first_ptr + places, mask=inside)
-    second = tl.load(second_ptr + places, mask=inside)
+    first = tl.load(first_ptr + places, mask=inside).to(tl.float32)
+    second = tl.load(second_ptr + places, mask=inside).to(tl.float32)
     first = beta1 * first + (1 - beta1) * grad
     second = beta2 * second + (1 - beta2) * grad * grad
     main = main * decay - step_size * first / (tl.sqrt(second) / correction + eps)
     tl.store(main_ptr + places, main, mask=inside)
-    tl.store(first_ptr + places, first, mask=inside)
-    tl.store(second_ptr + places, second, mask=inside)
+    tl.store(first_ptr + places, first.to(first_ptr.dtype.element_ty), mask=inside)
+    tl.store(second_ptr + places, second.to(second_ptr.dtype.element_ty), mask=inside)
     if publish:
         tl.store(params_ptr + places, main.to(params_ptr.dtype.element_ty), mask=inside)
 
@@ -69,7 +69,8 @@ def adamw(
 ) -> None:
     """One step in place, in `tiles` only: (n, 2) int64, each of at most `TILE` numbers.
 
-    grads: divided by `grad_scale`. main, moments: fp32. params: written from main; None: not.
+    grads: divided by `grad_scale`. main: fp32. moments: fp32 or bf16, rounded when stored.
+    params: written from main; None: not.
     decay: factor of main. step_size: of the first moment. correction: root of 1 - beta2^step.
     aligned: all ends of tiles are multiples of `ALIGNMENT`."""
     _update[(len(tiles),)](

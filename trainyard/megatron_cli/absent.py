@@ -89,16 +89,7 @@ ABSENT: tuple[tuple[str, str], ...] = (
         "--cpu-offloading-num-layers keeps activations of the first layers on the host",
         "fine-grained-activation-offloading",
     ),
-    (
-        "no optimizer runs on the CPU; --use-distributed-optimizer shards its state over the "
-        "data-parallel ranks",
-        "optimizer-cpu-offload cpu-optimizer",
-    ),
-    (
-        "the optimizer's state is fp32; --use-distributed-optimizer shards it over the "
-        "data-parallel ranks",
-        "main-grads-dtype main-params-dtype exp-avg-dtype exp-avg-sq-dtype",
-    ),
+    ("give --optimizer-cpu-offload", "cpu-optimizer"),
     (
         "all ranks start with the same weights, so the layout changes no result; leave it out",
         "data-parallel-random-init dump-param-to-param-group-map",
@@ -169,10 +160,6 @@ HARMLESS: dict[str, tuple[str, ...]] = {
     "moe-input-jitter-eps": ("0", "0.0"),
     "outer-dp-sharding-strategy": ("no_shard",),
     "tensor-parallel-num-weight-shards": ("1",),
-    "main-grads-dtype": ("fp32",),
-    "main-params-dtype": ("fp32",),
-    "exp-avg-dtype": ("fp32",),
-    "exp-avg-sq-dtype": ("fp32",),
     "error-injection-rate": ("0",),
     "error-injection-type": ("transient_error",),
 }
@@ -190,14 +177,13 @@ OF_MEMORY = """
 outer-dp-sharding-strategy enable-full-sharding-in-hsdp tensor-parallel-num-weight-shards
 checkpoint-activations
 checkpoint-num-layers checkpoint-in-cpu distribute-checkpointed-activations
-fine-grained-activation-offloading optimizer-cpu-offload cpu-optimizer main-grads-dtype
-main-params-dtype exp-avg-dtype exp-avg-sq-dtype standalone-embedding-stage
+fine-grained-activation-offloading cpu-optimizer standalone-embedding-stage
 pipeline-model-parallel-split-rank
 """
 """Those that change the memory of a run: a plan refuses them."""
 
 LATER_VALUES: dict[tuple[str, str], str] = {
-    ("optimizer", name): f"the optimizer {name} {LATER}; give adam or sgd"
-    for name in ("muon", "dist_muon", "adaptive_muon", "soap")
+    ("optimizer", name): f"the optimizer {name} {LATER}; give muon, adam, lion or sgd"
+    for name in ("adaptive_muon", "soap")
 }
 """Values of options that we have, by flag and value, which are refused."""

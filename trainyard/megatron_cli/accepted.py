@@ -131,8 +131,8 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "moe-* overlap-moe-expert-parallel-comm",
     ),
     (
-        "it smooths scales over steps; here each tensor is scaled by its present maximum",
-        "fp8-margin fp8-interval fp8-amax-history-len fp8-amax-compute-algo tp-only-amax-red",
+        "scales change once a step, by maxima over all ranks of a pipeline stage",
+        "fp8-interval tp-only-amax-red",
     ),
     (
         "weights stay in bfloat16 and are cast where they are multiplied",
@@ -172,7 +172,6 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "it only applies to reinforcement learning (--perform-rl-step)",
         "rl-* no-rl-* grpo-* langrl-* no-langrl-*",
     ),
-    ("it only applies to the optimizer Muon (--optimizer)", "muon-*"),
     (
         "Megatron-LM's sft_retro.py does not use it either; instruction data names its task by the "
         "name of its file, and the encoder of a Retro rests",
@@ -190,10 +189,11 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "memory-snapshot-path",
     ),
     (
-        "it only applies with --optimizer-cpu-offload",
+        "with --optimizer-cpu-offload, torch's kernel updates on the CPU, memory is pinned, and "
+        "copies overlap",
         """
-        optimizer-offload-fraction use-torch-optimizer-for-cpu-offload no-pin-cpu-grads
-        no-pin-cpu-params overlap-cpu-optimizer-d2h-h2d
+        use-torch-optimizer-for-cpu-offload no-pin-cpu-grads no-pin-cpu-params
+        overlap-cpu-optimizer-d2h-h2d
         """,
     ),
     (

@@ -142,6 +142,7 @@ class _Command:
             "mock-data": self._mock_data,
             "no-load-optim": self._no_load_optim,
             "sequence-parallel": self._sequence_parallel,
+            "optimizer": self._optimizer,
             "exit-signal": self._exit_signal,
             "retro-add-retriever": self._retro_add_retriever,
             "data-folder": self._data_folder,
@@ -245,6 +246,14 @@ class _Command:
             return [option]
         self.remarks.append(f"{option.given}: turned off, as --tensor-model-parallel-size is 1")
         return []
+
+    def _optimizer(self, option: Option) -> list[Option]:
+        """`dist_muon` is Muon with its state shared out over the data-parallel ranks."""
+        if option.values != ["dist_muon"]:
+            return [option]
+        sharded = Option(option.given, "use-distributed-optimizer", [])
+        more = [] if self._last("use-distributed-optimizer") else [sharded]
+        return [Option(option.given, "optimizer", ["muon"]), *more]
 
     def _retro_add_retriever(self, option: Option) -> list[Option]:
         """A GPT with a retriever is a family of its own."""

@@ -46,7 +46,7 @@ NEWER_ACCEPTED: tuple[tuple[str, str], ...] = (
         "soap-* adaptive-muon-* use-layer-wise-distributed-optimizer",
     ),
     (
-        "it only applies with --use-precision-aware-optimizer",
+        "the fp32 parameters are kept whole beside 16-bit weights, not as what those lack",
         "store-param-remainders no-store-param-remainders",
     ),
     ("weight decay is always decoupled from the gradient", "decoupled-weight-decay"),
@@ -150,7 +150,7 @@ NEWER_ABSENT: tuple[tuple[str, str], ...] = (
         "cp-partition-mode dynamic-context-parallel",
     ),
     (
-        "the state of the optimizer stays on the device; --use-distributed-optimizer shards it",
+        "give --optimizer-cpu-offload, which also updates on the CPU",
         "offload-optimizer-states",
     ),
     (

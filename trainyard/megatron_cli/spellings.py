@@ -37,6 +37,7 @@ RENAMED: dict[str, str] = {
     "fp8": "fp8-format",
     "use-custom-fsdp": "use-megatron-fsdp",
     "torch-fsdp2-no-reshard-after-forward": "no-torch-fsdp2-reshard-after-forward",
+    "muon-no-split-qkv": "no-muon-split-qkv",
     "bert-no-binary-head": "no-bert-binary-head",
     "retro-workdir": "retro-project-dir",
     "s3-cache-path": "object-storage-cache-path",
@@ -76,7 +77,7 @@ NOT_OPTIONS = (
 
 RULES = (
     *NOT_OPTIONS,
-    *("mock-data", "no-load-optim", "sequence-parallel", "exit-signal"),
+    *("mock-data", "no-load-optim", "sequence-parallel", "exit-signal", "optimizer"),
     *("hybrid-layer-pattern", "hybrid-override-pattern"),
 )
 """Flags that are more than another spelling; `command` has the rule for each."""

@@ -24,7 +24,7 @@ from trainyard.models.norm import build_norm
 from trainyard.models.recompute import recomputed
 from trainyard.models.rope import Rotary, apply_rotary
 from trainyard.parallel.model import ALONE, ModelParallel
-from trainyard.parallel.sharding import even_shard, mark_shard
+from trainyard.parallel.sharding import even_shard, mark_interleaved, mark_shard
 from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,8 @@ class SelfAttention(nn.Module):
         self.linear_qkv = ColumnParallelLinear(
             config.hidden_size, qkv_size, bias=config.qkv_bias, parallel=parallel
         )
+        of_queries = self.queries_per_group * self.head_dim
+        mark_interleaved(self.linear_qkv.weight, (of_queries, self.head_dim, self.head_dim))
         self.q_layernorm: nn.Module | None = None
         self.k_layernorm: nn.Module | None = None
         if config.qk_layernorm:

@@ -14,6 +14,7 @@ from trainyard.errors import ConfigError
 from trainyard.models.attention import CoreAttention, own_groups, own_heads
 from trainyard.models.config import TransformerConfig
 from trainyard.parallel.model import ALONE, ModelParallel
+from trainyard.parallel.sharding import mark_interleaved
 from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
 
@@ -47,6 +48,7 @@ class CrossAttention(nn.Module):
         self.linear_kv = ColumnParallelLinear(
             source, 2 * config.kv_size, bias=bias, parallel=parallel
         )
+        mark_interleaved(self.linear_kv.weight, (self.head_dim, self.head_dim))
         self.core_attention = CoreAttention(config, layer, parallel, cross=True)
         self.linear_proj = RowParallelLinear(
             config.query_size, hidden, bias=bias, parallel=parallel

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trainyard.errors import ConfigError
+from trainyard.fp8.delayed import DelayedScaling
 from trainyard.fp8.recipe import Fp8Recipe
 from trainyard.models.block import TransformerBlock
 from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
@@ -45,3 +46,15 @@ def use_fp8(model: nn.Module, recipe: Fp8Recipe, first: int = 0, last: int = 0) 
                 for module in layer.modules():
                     if isinstance(module, ColumnParallelLinear | RowParallelLinear):
                         module.fp8 = recipe
+                        if recipe.scaling == "delayed":
+                            module.delayed = DelayedScaling(recipe, module.weight.device)
+
+
+def delayed_scalings(model: nn.Module) -> dict[str, DelayedScaling]:
+    """The scales of linear maps that come from past steps, by the names of the modules."""
+    return {
+        name: module.delayed
+        for name, module in model.named_modules()
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear)
+        and module.delayed is not None
+    }

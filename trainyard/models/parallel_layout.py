@@ -10,8 +10,11 @@ from trainyard.parallel.data_config import ShardingStrategy
 
 PARAMETER_BYTES = 2
 GRADIENT_BYTES = 4
-OPTIMIZER_BYTES = 12
-"""fp32 master weight and two Adam moments."""
+MAIN_BYTES = 4
+"""fp32 master weight."""
+MOMENT_BYTES = 8
+"""Two Adam moments in fp32."""
+OPTIMIZER_BYTES = MAIN_BYTES + MOMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,12 @@ class ParallelLayout:
     """Groups of replicas, each of which shards all that they shard."""
     fp32: bool = False
     """Weights and activations in fp32 without a master copy; not in Megatron-LM's report."""
+    gradient_bytes: int = GRADIENT_BYTES
+    """Of a parameter's gradient, where it is not that of the format of weights."""
+    moment_bytes: int = MOMENT_BYTES
+    """Of a parameter's moments; not in Megatron-LM's report."""
+    offloaded: float = 0.0
+    """Share of the optimizer's state in host memory; not in Megatron-LM's report."""
 
     @property
     def is_interleaved(self) -> bool:
@@ -81,7 +90,9 @@ class ParallelLayout:
     @property
     def optimizer_bytes_per_parameter(self) -> float:
         """Master weight and moments, sharded over replicas unless nothing is."""
-        return OPTIMIZER_BYTES / self.shards(self.dp).optimizer
+        main = 0 if self.fp32 else MAIN_BYTES
+        here = (main + self.moment_bytes) * (1 - self.offloaded)
+        return here / self.shards(self.dp).optimizer
 
     def shards(self, replicas: float) -> ShardCounts:
         """Of parameters that so many ranks hold alike."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.groups import Condition, is_vector, multipliers_of
+from trainyard.optim.muon import Muon
+from trainyard.optim.narrow_moments import NarrowMoments
 from trainyard.optim.optimizer import ModelOptimizer, OptimizerGroups
 from trainyard.optim.owned_params import Traits
 from trainyard.optim.precision import NumberFormat, PrecisionConfig
 from trainyard.optim.rules import build_rule
 from trainyard.optim.scaler import build_scaler
+from trainyard.optim.update import Moment, UpdateRule
 from trainyard.parallel.data.buffers import Member
 from trainyard.parallel.data.chunk import Chunk
 from trainyard.parallel.model import group_rank
@@ -68,18 +72,32 @@ def build_optimizer(
 
     def traits_of(member: Member) -> Traits:
         name, parameter = member
+        multipliers = multipliers_of(
+            name,
+            parameter,
+            config,
+            no_weight_decay=no_weight_decay,
+            scale_lr=scale_lr,
+            lr_mult=lr_mult,
+        )
         return Traits(
             repeated.get(name, name),
-            multipliers_of(
-                name,
-                parameter,
-                config,
-                no_weight_decay=no_weight_decay,
-                scale_lr=scale_lr,
-                lr_mult=lr_mult,
-            ),
+            multipliers,
             is_counted=is_counted(name, parameter),
+            moments=(Moment(Muon.moment),) if multipliers.is_orthogonalized else moments,
         )
 
-    rule, scaler = build_rule(config, device.type), build_scaler(precision)
-    return ModelOptimizer(chunks, config, rule, scaler, groups, traits_of, device=device, tied=tied)
+    scaler = build_scaler(precision)
+    rule: UpdateRule = build_rule(config, device.type)
+    host_rule: UpdateRule = build_rule(replace(config, optimizer_backend="torch"), "cpu")
+    formats = precision.moment_formats
+    if formats:
+        rule, host_rule = NarrowMoments(rule), NarrowMoments(host_rule)
+    moments = tuple(
+        Moment(name, DTYPES[formats[name]] if name in formats else None) for name in rule.moments
+    )
+    return ModelOptimizer(
+        *(chunks, config, rule, host_rule, scaler, groups, traits_of),
+        device=device,
+        tied=tied,
+    )

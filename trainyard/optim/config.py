@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainyard.config import check_at_least, course, execution, flag
+from trainyard.config import also, check_above_zero, check_at_least, course, execution, flag
 from trainyard.errors import ConfigError
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
 WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
-OptimizerKind = Literal["adam", "lion", "sgd"]
+OptimizerKind = Literal["adam", "muon", "lion", "sgd"]
 OptimizerBackend = Literal["auto", "triton", "torch", "apex", "transformer_engine"]
 IncreaseStyle = Literal["constant", "linear", "cosine"]
+MOMENTA = (
+    *("adam_beta1", "adam_beta2", "lion_beta1", "lion_beta2"),
+    *("muon_momentum", "sgd_momentum"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +24,8 @@ class OptimizerConfig:
     """The optimizer, its learning rate and weight decay over the run, and gradient clipping."""
 
     optimizer: OptimizerKind = "adam"
-    """Rule of the update: adam and lion, both with decoupled weight decay, or sgd with momentum."""
+    """Rule of the update: adam, lion and muon, all with decoupled weight decay, or sgd with
+    momentum. muon is for the matrices of the layers; --muon-scalar-optimizer updates the rest."""
     lr: float = course()
     """Highest learning rate."""
     min_lr: float = course(0.0)
@@ -75,10 +80,39 @@ class OptimizerConfig:
     """Kernel of the update: torch's, or for adam on CUDA one that also writes the 16-bit weights
     (triton), apex's or Transformer Engine's (where installed); auto: triton for adam on CUDA, else
     torch."""
+    optimizer_cpu_offload: bool = execution(False)
+    """Keep main parameters and moments in pinned host memory, and update them on the CPU while
+    gradients and parameters are copied. On CPU ranks it changes nothing."""
+    optimizer_offload_fraction: float = execution(1.0)
+    """Share of them that --optimizer-cpu-offload keeps there."""
     lion_beta1: float = course(0.95)
     """Share of the momentum in Lion's update; its paper has 0.95 and 0.98 for language models."""
     lion_beta2: float = course(0.98)
     """Decay of Lion's momentum."""
+    muon_momentum: float = course(0.9)
+    """Decay of Muon's momentum."""
+    muon_use_nesterov: bool = also("muon_nesterov", default=False, role="course")
+    """Orthogonalise a mean of gradient and momentum, not the momentum alone."""
+    muon_num_ns_steps: int = course(5)
+    """Newton-Schulz iterations, which bring all singular values near 1."""
+    muon_coefficient_type: Literal["quintic", "simple"] = course("quintic")
+    """Polynomials of these: quintic, one tuned for each of five; simple, that of Muon's author."""
+    muon_scale_mode: Literal["spectral", "unit_rms_norm", "shape_scaling"] = course("spectral")
+    """Factor of an (out, in) update: sqrt(max(out, in)) (spectral), sqrt(out / in) (unit_rms_norm)
+    or sqrt(max(1, out / in)) (shape_scaling)."""
+    muon_extra_scale_factor: float = course(1.0)
+    """One more factor; with spectral, 0.2 gives steps the size of AdamW's (arXiv:2502.16982)."""
+    muon_split_qkv: bool = course(True)
+    """Orthogonalise queries, keys and values each for itself, not as one matrix."""
+    muon_tp_mode: Literal["duplicated", "distributed", "blockwise"] = course("duplicated")
+    """Matrices over tensor-parallel ranks: gathered, and orthogonalised on every rank (duplicated);
+    where they are, with sums over the ranks (distributed); or each part as if it were a matrix
+    (blockwise), which depends on --tensor-model-parallel-size."""
+    muon_fp32_matmul_prec: Literal["low", "medium", "high"] = course("medium")
+    """Precision of its products on CUDA, as torch.set_float32_matmul_precision knows them; low is
+    medium."""
+    muon_scalar_optimizer: Literal["adam", "lion"] = "adam"
+    """Rule of all that muon does not update."""
     sgd_momentum: float = course(0.9)
     """Share of the last step that SGD keeps."""
 
@@ -97,10 +131,28 @@ class OptimizerConfig:
                 f"--optimizer-backend {self.optimizer_backend} has a kernel for --optimizer adam, "
                 f"not for {self.optimizer}; leave it out"
             )
-        for name in ("adam_beta1", "adam_beta2", "lion_beta1", "lion_beta2", "sgd_momentum"):
+        for name in MOMENTA:
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{flag(name)} must be in [0, 1), got {getattr(self, name)}")
         check_at_least(self, 0, "clip_grad", "adam_eps")
+        if not 0.0 <= self.optimizer_offload_fraction <= 1.0:
+            raise ConfigError(
+                f"--optimizer-offload-fraction must be in [0, 1], got "
+                f"{self.optimizer_offload_fraction}"
+            )
+        if self.optimizer_cpu_offload and self.optimizer == "muon":
+            raise ConfigError(
+                "--optimizer-cpu-offload and --optimizer muon exclude each other: orthogonalising "
+                "needs a GPU; leave the first out, and give --use-distributed-optimizer, which "
+                "spreads the state over the data-parallel ranks"
+            )
+        check_at_least(self, 1, "muon_num_ns_steps")
+        check_above_zero(self, "muon_extra_scale_factor")
+
+    @property
+    def offloaded(self) -> float:
+        """The share of the state that is in host memory."""
+        return self.optimizer_offload_fraction if self.optimizer_cpu_offload else 0.0
 
     def _check_rates(self) -> None:
         if not 0.0 <= self.min_lr <= self.lr:

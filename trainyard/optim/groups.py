@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.schedule import Rates
+from trainyard.parallel.sharding import is_expert
 
 DECOUPLED = ("word_embeddings.weight", "output_layer.weight")
 """Ends of the names of the parameters that --decoupled-lr is for."""
@@ -19,12 +20,14 @@ Condition = Callable[[str, Tensor], bool]
 
 @dataclass(frozen=True, slots=True)
 class Multipliers:
-    """How the rates of a parameter follow from those of the step."""
+    """How a parameter is updated, and how its rates follow from those of the step."""
 
     weight_decay: float = 1.0
     learning_rate: float = 1.0
     is_decoupled: bool = False
     """Its learning rate is --decoupled-lr's."""
+    is_orthogonalized: bool = False
+    """Muon updates it, not the rule of all other parameters."""
 
     def rates_of(self, rates: Rates) -> tuple[float, float]:
         """(learning rate, weight decay) of a parameter at this step."""
@@ -41,6 +44,13 @@ def is_vector(name: str, parameter: Tensor) -> bool:
 def is_embedding_or_output(name: str) -> bool:
     """Whether --decoupled-lr is for this parameter."""
     return name.endswith(DECOUPLED)
+
+
+def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether Muon is for this parameter: a matrix of a layer, or the stacked ones of experts. The
+    rest (embeddings, heads, output layer, norms, biases) has no spectrum to level."""
+    num_dims = 3 if is_expert(parameter) else 2
+    return "layers." in name and parameter.ndim == num_dims and not is_vector(name, parameter)
 
 
 def multipliers_of(
@@ -60,6 +70,7 @@ def multipliers_of(
         weight_decay=0.0 if no_weight_decay(name, parameter) else 1.0,
         learning_rate=lr_mult if is_scaled else 1.0,
         is_decoupled=config.decoupled_lr is not None and is_embedding_or_output(name),
+        is_orthogonalized=config.optimizer == "muon" and is_hidden_matrix(name, parameter),
     )
 
 

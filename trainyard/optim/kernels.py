@@ -28,7 +28,12 @@ DECOUPLED_DECAY = 1
 MODULES = {"apex": "amp_C", "transformer_engine": "transformer_engine", "triton": "triton"}
 """What has to be there of each package."""
 NAMES = {"apex": "apex", "transformer_engine": "Transformer Engine", "triton": "Triton"}
-KERNELS = {"adam": "fused_adamw", "lion": "foreach", "sgd": "foreach"}
+KERNELS = {
+    "adam": "fused_adamw",
+    "muon": "newton_schulz",
+    "lion": "foreach",
+    "sgd": "foreach",
+}
 """torch's."""
 FLAT = "flat_adamw"
 
@@ -87,6 +92,8 @@ def report_optimizer(
             "optimizer=%s backend=%s kernel=%s: %s",
             *(config.optimizer, choice.backend, choice.kernel, choice.reason),
         )
+        if config.offloaded:
+            log.info("optimizer state in host memory: %.0f %%", 100 * config.offloaded)
     return choice
 
 

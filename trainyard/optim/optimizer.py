@@ -18,10 +18,18 @@ from torch.distributed import ProcessGroup
 
 from trainyard.optim.clip import clip_factor, count_zeros, sum_of_squares
 from trainyard.optim.config import OptimizerConfig
-from trainyard.optim.owned_params import TraitsOf, UpdateUnit, WholeParameters, build_units
+from trainyard.optim.host_piece import HostPiece
+from trainyard.optim.muon import Muon
+from trainyard.optim.owned_params import (
+    Group,
+    TraitsOf,
+    UpdateUnit,
+    WholeParameters,
+)
 from trainyard.optim.scaler import LossScaler
 from trainyard.optim.schedule import Rates
 from trainyard.optim.state import StateBox
+from trainyard.optim.units import build_units
 from trainyard.optim.update import FlatRule, FlatTensors, UpdateRule, UpdateTerms
 from trainyard.parallel.data.chunk import Chunk
 from trainyard.parallel.data.data_parallel import all_reduce_sum
@@ -98,6 +106,7 @@ class ModelOptimizer:
         chunks: Sequence[Chunk],
         config: OptimizerConfig,
         rule: UpdateRule,
+        host_rule: UpdateRule,
         scaler: LossScaler,
         groups: OptimizerGroups,
         traits_of: TraitsOf,
@@ -105,9 +114,9 @@ class ModelOptimizer:
         device: torch.device,
         tied: nn.Parameter | None = None,
     ) -> None:
-        """traits_of: what build.py makes of the options. device: of the chunks, since a stage may
-        have no parameters to infer it from. tied: this stage's end of an embedding that another
-        stage has as well."""
+        """host_rule: for state in host memory. traits_of: what build.py makes of the options.
+        device: of the chunks, since a stage may have no parameters to infer it from. tied: this
+        stage's end of an embedding that another stage has as well."""
         self.chunks = list(chunks)
         self.scaler = scaler
         self.num_updates = 0
@@ -115,10 +124,13 @@ class ModelOptimizer:
         self.before_update: Callable[[], object] = _nothing
         """Called when parameters and states are about to change."""
         self._config = config
-        self._rule = rule
+        self._rule, self._host_rule = rule, host_rule
+        self._muon = Muon(config, groups)
         self._groups = groups
         self._tied = tied
-        self._units = build_units(self.chunks, len(rule.moments), traits_of)
+        self._units = build_units(self.chunks, traits_of, config.offloaded)
+        self._host_units = [unit for unit in self._units if isinstance(unit, HostPiece)]
+        self._device_units = [unit for unit in self._units if not isinstance(unit, HostPiece)]
         alone = groups.model is None and not any(c.is_sharded for c in self.chunks)
         self._is_alone = alone and all(isinstance(u, WholeParameters) for u in self._units)
         self._device = device
@@ -186,29 +198,52 @@ class ModelOptimizer:
         if not self._has_main:
             self.adopt_model_parameters()
         self.num_updates += 1
-        for unit in self._units:
+        for host in self._host_units:
+            host.fetch_grads()
+        for unit in self._device_units:
             if self._rule.flat is not None and unit.flat is not None:
                 self._update_flat(self._rule.flat, unit, unit.flat, rates, scale / factor)
             else:
                 self._update_unit(unit, rates, factor, scale)
                 unit.publish()
+        for host in self._host_units:
+            host.update(self._host_rule, rates, self.num_updates, factor, scale)
         for chunk in self.chunks:
             if chunk.gather is not None:
                 chunk.gather.begin()
 
     def _update_unit(self, unit: UpdateUnit, rates: Rates, factor: float, scale: float) -> None:
         grads = unit.grads()
-        if not grads:
+        if not grads and not unit.has_matrices:
             return
         grad_scale = scale / factor
         if not unit.keeps_main:  # with a main copy the kernel scales, which rounds once less
-            if factor / scale != 1.0:
+            if grads and factor / scale != 1.0:
                 torch._foreach_mul_(grads, factor / scale)
             grad_scale = 1.0
         for group in unit.groups:
-            rate, decay = group.multipliers.rates_of(rates)
-            terms = UpdateTerms(rate, decay, self.num_updates, grad_scale)
-            self._rule.update(group.mains, grads[group.members], group.moments, terms)
+            terms = self._terms(group, rates, grad_scale)
+            own = grads[group.members]
+            if group.multipliers.is_orthogonalized:
+                self._muon.accumulate(own, group.moments[0], terms)
+            else:
+                self._rule.update(group.mains, own, group.moments, terms)
+        if unit.has_matrices:
+            self._update_matrices(unit, grads, rates)
+
+    def _update_matrices(self, unit: UpdateUnit, grads: list[Tensor], rates: Rates) -> None:
+        """grads: of what Muon updates, what it is to orthogonalise."""
+        whole = unit.whole_grads(grads)
+        for group in unit.groups:
+            if group.multipliers.is_orthogonalized:
+                terms = self._terms(group, rates)
+                pairs = zip(unit.pieces[group.members], whole[group.members], strict=True)
+                for piece, matrix in pairs:
+                    self._muon.apply(piece.main, piece.start, piece.parameter, matrix, terms)
+
+    def _terms(self, group: Group, rates: Rates, grad_scale: float = 1.0) -> UpdateTerms:
+        rate, decay = group.multipliers.rates_of(rates)
+        return UpdateTerms(rate, decay, self.num_updates, grad_scale)
 
     def _update_flat(
         self,
@@ -219,8 +254,7 @@ class ModelOptimizer:
         grad_scale: float,
     ) -> None:
         for group in unit.groups:
-            rate, decay = group.multipliers.rates_of(rates)
-            rule.update(flat, group.spans, UpdateTerms(rate, decay, self.num_updates, grad_scale))
+            rule.update(flat, group.spans, self._terms(group, rates, grad_scale))
 
     # --- norms --------------------------------------------------------------------------------
 
@@ -245,7 +279,12 @@ class ModelOptimizer:
 
         def squares(units: Sequence[UpdateUnit]) -> Tensor:
             mains = [p.main for unit in units for p in unit.pieces if p.is_counted]
-            return sum_of_squares(mains, self._device)
+            here = [main for main in mains if main.device.type == self._device.type]
+            total = sum_of_squares(here, self._device)
+            there = [main for main in mains if main.device.type != self._device.type]
+            if there:  # offloaded
+                total = total + sum_of_squares(there, there[0].device).to(self._device)
+            return total
 
         return _root(self._over_model(squares).item())
 
@@ -268,9 +307,10 @@ class ModelOptimizer:
     # --- what survives a kill -----------------------------------------------------------------
 
     def state_boxes(self) -> list[StateBox]:
-        """`exp_avg.NAME`, `exp_avg_sq.NAME` and, beside 16-bit weights, `param.NAME` (fp32): what
-        this rank has of them, as views of the live memory."""
-        return [box for unit in self._units for box in unit.boxes(self._rule.moments)]
+        """Moments (`exp_avg.NAME`, `exp_avg_sq.NAME`, Muon's `momentum_buffer.NAME`) and, beside
+        16-bit weights, `param.NAME` (fp32): what this rank has of them, as views of the live
+        memory."""
+        return [box for unit in self._units for box in unit.boxes()]
 
     def state_dict(self) -> dict[str, Any]:
         """State other than tensors; JSON-able."""
@@ -285,7 +325,7 @@ class ModelOptimizer:
         self.scaler.load_state_dict(document.get("loss_scaler", {}))
         self._has_main = True
         for unit in self._units:
-            unit.publish()
+            unit.restored()
         for chunk in self.chunks:
             if chunk.gather is not None:
                 chunk.gather.begin()

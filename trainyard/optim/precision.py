@@ -6,16 +6,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainyard.config import check_above_zero, check_at_least, course, execution
+from trainyard.config import (
+    check_above_zero,
+    check_at_least,
+    check_at_most,
+    course,
+    execution,
+    flag,
+)
 from trainyard.errors import ConfigError
-from trainyard.fp8.recipe import Fp8Recipe
+from trainyard.fp8.recipe import AmaxAlgorithm, Fp8Recipe
 
 NumberFormat = Literal["fp32", "bf16", "fp16"]
+MomentFormat = Literal["fp32", "fp16", "bf16", "fp8"]
+"""Formats of Adam's moments in Megatron-LM; here fp32 and bf16."""
+MAX_HISTORY = 2**16
+"""Steps of --fp8-amax-history-len; 1024 are usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionConfig:
-    """fp32, or 16-bit weights and computation beside fp32 main parameters and gradients."""
+    """fp32, or 16-bit weights and computation beside fp32 main parameters."""
 
     bf16: bool = False
     """Compute in bfloat16; the optimizer keeps parameters in fp32."""
@@ -25,6 +36,9 @@ class PrecisionConfig:
     """Add gradients up in fp32; the default, unless --grad-reduce-in-bf16 is given."""
     grad_reduce_in_bf16: bool = False
     """Add gradients up in bfloat16, over micro-batches and ranks: half the memory and traffic."""
+    grad_reduce_in_fp16: bool = False
+    """Add scaled gradients up in float16, over micro-batches and ranks, as Megatron-LM does with
+    --fp16 alone: half the memory and traffic, and a sum that overflows skips its step."""
     loss_scale: float | None = course(None)
     """Constant scale of the loss with --fp16; unset: one that adapts."""
     initial_loss_scale: float = course(2.0**32)
@@ -36,14 +50,29 @@ class PrecisionConfig:
     hysteresis: int = course(2)
     """Overflows since the last doubling from which on each halves the scale."""
     use_precision_aware_optimizer: bool = False
-    """Refused: keep the optimizer's state in fewer bits, which is not implemented."""
+    """Allow --main-grads-dtype, --exp-avg-dtype and --exp-avg-sq-dtype other than fp32."""
+    main_grads_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Format in which gradients are added up and reach the optimizer; bf16 is the same as
+    --grad-reduce-in-bf16."""
+    main_params_dtype: Literal["fp32", "fp16"] = "fp32"
+    """Format of the optimizer's parameters beside 16-bit weights; fp16 is not implemented."""
+    exp_avg_dtype: MomentFormat = "fp32"
+    """Format of Adam's first moment between steps, fp32 or bf16; an update computes in fp32."""
+    exp_avg_sq_dtype: MomentFormat = "fp32"
+    """Format of Adam's second moment between steps, fp32 or bf16."""
 
     fp8_format: Literal["e4m3", "hybrid"] | None = None
     """With --bf16, compute the matrix products of the layers in 8-bit floating point: e4m3, or e5m2
     for gradients (hybrid). Weights, attention and output layer stay in bfloat16."""
     fp8_recipe: Literal["tensorwise", "delayed", "blockwise", "mxfp8"] = "tensorwise"
-    """How 8-bit tensors are scaled: by their present maximum (tensorwise); the others are not
-    implemented."""
+    """How 8-bit tensors are scaled: by their present maximum (tensorwise), or by the maxima of past
+    steps (delayed, Megatron-LM's default); blockwise and mxfp8 are not implemented."""
+    fp8_margin: int = 0
+    """With --fp8-recipe delayed, leave room for this many doublings of the maximum."""
+    fp8_amax_history_len: int = 1
+    """With --fp8-recipe delayed, steps whose maxima are kept."""
+    fp8_amax_compute_algo: AmaxAlgorithm = "most_recent"
+    """With --fp8-recipe delayed, which of the kept maxima scales: the last, or the largest."""
     first_last_layers_bf16: bool = False
     """Keep the products of some first and last layers in bfloat16 with --fp8-format."""
     num_layers_at_start_in_bf16: int = 1
@@ -55,21 +84,41 @@ class PrecisionConfig:
         """Raise ConfigError for options that contradict each other."""
         if self.bf16 and self.fp16:
             raise ConfigError("give --bf16 or --fp16, not both")
-        if self.use_precision_aware_optimizer:
-            raise ConfigError(
-                "--use-precision-aware-optimizer (and the dtypes of gradients, main parameters and "
-                "moments that it allows) comes later; leave it out: the state is fp32, and "
-                "--use-distributed-optimizer spreads it over the data-parallel ranks"
-            )
-        if self.grad_reduce_in_bf16 and not self.bf16:
-            raise ConfigError("--grad-reduce-in-bf16 needs --bf16")
-        if self.grad_reduce_in_bf16 and self.accumulate_allreduce_grads_in_fp32:
-            raise ConfigError(
-                "--accumulate-allreduce-grads-in-fp32 and --grad-reduce-in-bf16 contradict each "
-                "other; give one"
-            )
+        self._check_states()
+        self._check_gradients()
         self._check_scale()
         self._check_fp8()
+
+    def _check_states(self) -> None:
+        names = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+        for name in names:
+            value = getattr(self, name)
+            if value != "fp32" and not self.use_precision_aware_optimizer:
+                raise ConfigError(
+                    f"{flag(name)} {value} needs --use-precision-aware-optimizer, which is not "
+                    "given"
+                )
+            if value not in ("fp32", "bf16"):
+                raise ConfigError(
+                    f"{flag(name)} {value} is not implemented: its range needs a scale for every "
+                    "tensor; give "
+                    + ("fp32" if name == "main_params_dtype" else "bf16, which needs none, or fp32")
+                )
+
+    def _check_gradients(self) -> None:
+        sixteen = {
+            "--grad-reduce-in-bf16": ("--bf16", self.grad_reduce_in_bf16, self.bf16),
+            "--main-grads-dtype bf16": ("--bf16", self.main_grads_dtype == "bf16", self.bf16),
+            "--grad-reduce-in-fp16": ("--fp16", self.grad_reduce_in_fp16, self.fp16),
+        }
+        for option, (needed, is_given, is_met) in sixteen.items():
+            if is_given and not is_met:
+                raise ConfigError(f"{option} needs {needed}")
+            if is_given and self.accumulate_allreduce_grads_in_fp32:
+                raise ConfigError(
+                    f"--accumulate-allreduce-grads-in-fp32 and {option} contradict each other; "
+                    "give one"
+                )
 
     def _check_scale(self) -> None:
         if self.loss_scale is not None and not self.fp16:
@@ -90,17 +139,31 @@ class PrecisionConfig:
                 f"--fp8-format {self.fp8_format} needs --bf16, the format of weights and of all "
                 "that is not a matrix product"
             )
-        if self.fp8_format is not None and self.fp8_recipe != "tensorwise":
+        if self.fp8_format is not None and self.fp8_recipe not in ("tensorwise", "delayed"):
             raise ConfigError(
                 f"--fp8-recipe {self.fp8_recipe} is not implemented; give tensorwise, which scales "
-                "by the maximum of the tensor itself, or leave it out"
+                "by the maximum of the tensor itself, or delayed"
             )
+        check_at_least(self, 0, "fp8_margin")
+        check_at_least(self, 1, "fp8_amax_history_len")
+        check_at_most(self, MAX_HISTORY, "fp8_amax_history_len")
         check_at_least(self, 0, "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 
     @property
     def fp8(self) -> Fp8Recipe | None:
         """Of the products of the layers; None: they have the format of the weights."""
-        return None if self.fp8_format is None else Fp8Recipe(self.fp8_format)
+        if self.fp8_format is None:
+            return None
+        if self.fp8_recipe != "delayed":
+            return Fp8Recipe(self.fp8_format)
+        history = (self.fp8_margin, self.fp8_amax_history_len, self.fp8_amax_compute_algo)
+        return Fp8Recipe(self.fp8_format, "delayed", *history)
+
+    @property
+    def has_idle_history(self) -> bool:
+        """Whether options of delayed scaling are given without it."""
+        given = (self.fp8_margin, self.fp8_amax_history_len, self.fp8_amax_compute_algo)
+        return self.fp8_recipe != "delayed" and given != (0, 1, "most_recent")
 
     @property
     def bf16_layers(self) -> tuple[int, int]:
@@ -117,4 +180,17 @@ class PrecisionConfig:
     @property
     def grads_format(self) -> NumberFormat:
         """Format in which gradients are added up."""
-        return "bf16" if self.grad_reduce_in_bf16 else "fp32"
+        if self.grad_reduce_in_bf16 or self.main_grads_dtype == "bf16":
+            return "bf16"
+        return "fp16" if self.grad_reduce_in_fp16 else "fp32"
+
+    @property
+    def moment_formats(self) -> dict[str, NumberFormat]:
+        """Of Adam's moments that are not kept in the format of the main parameters, by name."""
+        found = {"exp_avg": self.exp_avg_dtype, "exp_avg_sq": self.exp_avg_sq_dtype}
+        return {name: "bf16" for name, kept in found.items() if kept == "bf16"}
+
+    @property
+    def moment_bytes(self) -> int:
+        """Of a parameter's two moments of Adam."""
+        return 8 - 2 * len(self.moment_formats)

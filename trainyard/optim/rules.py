@@ -141,5 +141,7 @@ RULES: dict[str, Callable[[OptimizerConfig, str], UpdateRule]] = {
 
 
 def build_rule(config: OptimizerConfig, device_type: str) -> UpdateRule:
-    """The rule of --optimizer, by the kernel of --optimizer-backend for this kind of device."""
-    return RULES[config.optimizer](config, device_type)
+    """The rule of --optimizer, by the kernel of --optimizer-backend for this kind of device; with
+    muon, the one of all that it does not update."""
+    kind = config.muon_scalar_optimizer if config.optimizer == "muon" else config.optimizer
+    return RULES[kind](config, device_type)

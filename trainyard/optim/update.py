@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -19,6 +20,14 @@ class UpdateTerms(NamedTuple):
     """What the gradients are to be divided by; their memory may be used for that."""
 
 
+class Moment(NamedTuple):
+    """A state tensor of a parameter, initially zero."""
+
+    name: str
+    dtype: torch.dtype | None = None
+    """Between steps; None: that of the main parameter."""
+
+
 Spans = tuple[tuple[int, int], ...]
 """Runs of places in flat memory, each from its first number to before its last."""
 
@@ -31,7 +40,7 @@ class FlatTensors(NamedTuple):
     main: Tensor
     """fp32."""
     moments: tuple[Tensor, ...]
-    """fp32."""
+    """fp32 or bf16."""
     params: Tensor | None
     """16 bits, to be written from `main`; None: the model has `main` itself."""
 

@@ -170,6 +170,21 @@ def copy_marks(source: Tensor, target: Tensor) -> None:
             setattr(target, name, value)
 
 
+_INTERLEAVED = "_trainyard_interleaved"
+
+
+def mark_interleaved(parameter: nn.Parameter, rows: tuple[int, ...]) -> None:
+    """Mark a matrix that is several ones, whose rows alternate: so many of the first, so many of
+    the second, and so on, from the beginning again (queries, keys and values group by group)."""
+    setattr(parameter, _INTERLEAVED, rows)
+
+
+def interleaved_rows(parameter: Tensor) -> tuple[int, ...] | None:
+    """The rows of each matrix in a block of an interleaved one; None for a single matrix."""
+    found: tuple[int, ...] | None = getattr(parameter, _INTERLEAVED, None)
+    return found
+
+
 _PARTIAL = "_trainyard_partial_grad"
 
 

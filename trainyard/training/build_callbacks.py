@@ -185,7 +185,8 @@ class RunCallbacks:
         config, dims = self._config, self._groups.dims
         micro, count = config.training.micro_batch_size, self._length.batch_size_schedule.final
         layout = parallel_layout_of(
-            config.model, config.parallel, dims, micro, count.num_microbatches
+            *(config.model, config.parallel, dims, micro, count.num_microbatches),
+            offloaded=config.optimizer.offloaded,
         )
         if not self._is_built_in:
             return None, layout

@@ -127,7 +127,12 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
             "--position-embedding-type rope --multi-latent-attention --rope-type yarn --mscale 1.0",
             "--position-embedding-type rope --multi-latent-attention --yarn-mscale 1.0",
         ),
-        ("--moe-input-jitter-eps 0 --main-grads-dtype fp32 --lr 1", "--lr 1"),
+        ("--moe-input-jitter-eps 0 --lr 1", "--lr 1"),
+        ("--optimizer dist_muon", "--optimizer muon --use-distributed-optimizer"),
+        (
+            "--use-distributed-optimizer --optimizer dist_muon --muon-no-split-qkv",
+            "--use-distributed-optimizer --optimizer muon --no-muon-split-qkv",
+        ),
         ("--load r/ --ckpt-step 300", "--load r/iter_0000300"),
         ("--pretrained-checkpoint p --save s", "--load p --finetune --save s"),
         ("--load s --pretrained-checkpoint p --save s", "--load p --finetune --save s"),

@@ -126,7 +126,7 @@ def test_what_would_change_the_result_is_refused(stage: str, line: str, message:
     [
         ("--img-h 100", "--img-h is not supported: it is an option of pretrain_vision_classify.py"),
         ("--retriever-seq-length 9", "it is an option of pretrain_ict.py"),
-        ("--optimizer muon", "--optimizer muon: the optimizer muon comes later"),
+        ("--optimizer soap", "--optimizer soap: the optimizer soap comes later"),
     ],
 )
 def test_a_training_refuses_options_of_other_programs(line: str, message: str) -> None:

@@ -116,7 +116,9 @@ def build(case: Case) -> tuple[Cut, ModelOptimizer, int]:
         groups = build_groups(ParallelDims(dp=case.dp, tp=case.tp), dist.get_rank())
     model = Cut(case.tp, groups.tp_rank).to(params_dtype(case.precision))
     parallel = DataParallel(
-        model.named(), groups.dp_cp, case.data, grad_dtype=grads_dtype(case.precision)
+        *(model.named(), groups.dp_cp, case.data),
+        grad_dtype=grads_dtype(case.precision),
+        always_flat=case.optimizer.offloaded > 0,
     )
     if parallel.gather is not None:
         parallel.gather.install(model)

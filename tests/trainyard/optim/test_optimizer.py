@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,8 @@ from trainyard.testing.tolerances import FP32_UPDATE
 
 BF16 = PrecisionConfig(bf16=True)
 FP16 = PrecisionConfig(fp16=True, initial_loss_scale=2.0**12, hysteresis=1, loss_scale_window=2)
+FP16_GRADS = replace(FP16, grad_reduce_in_fp16=True)
+NAMES = {"fp32": "float32", "bf16": "bfloat16"}
 ZERO = DataParallelConfig(use_distributed_optimizer=True, ddp_bucket_size=300)
 OVERLAPPED = replace(ZERO, overlap_grad_reduce=True, overlap_param_gather=True)
 
@@ -101,9 +104,12 @@ def test_two_ranks_take_the_same_bits_whatever_the_buckets(ranks: RankPool) -> N
             check_equal(run(ranks, Case(2, 1, data, BF16)), first)
 
 
-def reference(case: Case, *, bf16: bool) -> dict[str, Tensor]:
+def reference(
+    case: Case, *, bf16: bool, moments: Mapping[str, str] | None = None
+) -> dict[str, Tensor]:
     """The run in fp64 of one process, written out; with `bf16`, the roundings that the method has:
-    parameters and each micro-batch's gradient."""
+    parameters and each micro-batch's gradient. moments: formats of m and v between steps."""
+    kept = moments or {}
     main = {name: values(name, 0).double() for name in WHOLES}
 
     def rounded(tensor: Tensor) -> Tensor:
@@ -131,6 +137,9 @@ def reference(case: Case, *, bf16: bool) -> dict[str, Tensor]:
             root = (v[name] / (1 - 0.999**step)).sqrt() + 1e-8
             main[name] *= 1 - rate * decay
             main[name] -= rate * (m[name] / (1 - 0.9**step)) / root
+            for which, held in (("m", m), ("v", v)):
+                if kept.get(which) == "bf16":
+                    held[name] = held[name].bfloat16().double()
     return main
 
 
@@ -152,6 +161,80 @@ def test_bf16_keeps_its_parameters_in_fp32() -> None:
         assert torch.equal(main.bfloat16(), found[name])
         # A rounding of a gradient to 8 bits may fall the other way.
         torch.testing.assert_close(main.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+def narrow(precision: PrecisionConfig, first: str = "bf16", second: str = "bf16") -> Any:
+    return replace(
+        precision,
+        use_precision_aware_optimizer=True,
+        exp_avg_dtype=first,  # type: ignore[arg-type]
+        exp_avg_sq_dtype=second,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("precision", [PrecisionConfig(), BF16], ids=["fp32", "bf16"])
+def test_moments_in_fp32_are_todays_bits(precision: PrecisionConfig) -> None:
+    asked = run_case(Case(precision=narrow(precision, "fp32", "fp32")))
+    check_equal([asked], [run_case(Case(precision=precision))])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("bf16", "fp32"), ("fp32", "bf16"), ("bf16", "bf16")]
+)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_moments_in_bf16_are_the_formula_rounded_after_each_step(
+    first: str, second: str, bf16: bool
+) -> None:
+    case = Case(precision=narrow(PrecisionConfig(bf16=bf16), first, second))
+    found = wholes_of([run_case(case)])
+    expected = reference(case, bf16=bf16, moments={"m": first, "v": second})
+    for name, value in expected.items():
+        main = found.get(f"param.{name}", found[name])
+        # A moment next to the middle of two bfloat16 numbers may be rounded the other way.
+        torch.testing.assert_close(main.double(), value, rtol=2e-3, atol=2e-3)
+        assert found[f"exp_avg.{name}"].dtype == getattr(torch, NAMES[first])
+        assert found[f"exp_avg_sq.{name}"].dtype == getattr(torch, NAMES[second])
+    kept = wholes_of([run_case(replace(case, precision=PrecisionConfig(bf16=bf16)))])
+    assert any(not torch.equal(kept[name], found[name]) for name in WHOLES)
+
+
+def test_moments_are_widened_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(precision=narrow(BF16))
+    whole = run_case(case)
+    monkeypatch.setattr("trainyard.optim.narrow_moments.PART", 300)
+    check_equal([run_case(case)], [whole])
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("precision", [narrow(BF16), FP16_GRADS], ids=["moments", "grads"])
+def test_fewer_bits_are_the_same_bits_with_the_distributed_optimizer(
+    ranks: RankPool, precision: PrecisionConfig
+) -> None:
+    plain = run(ranks, Case(2, 2, DataParallelConfig(ddp_bucket_size=300), precision))
+    check_equal(run(ranks, Case(2, 2, ZERO, precision)), plain)
+    pairs = ranks.run(run_in_halves, 2, Case(2, 1, OVERLAPPED, precision))
+    check_equal([whole for whole, _ in pairs], [half for _, half in pairs])
+
+
+def test_gradients_may_be_added_up_in_fp16() -> None:
+    """Scaled, so that an overflow of their sum skips the step and lowers the scale."""
+    case = Case(precision=FP16_GRADS)
+    found, expected = wholes_of([run_case(case)]), wholes_of([run_case(Case(precision=FP16))])
+    for name in WHOLES:
+        key = f"param.{name}"
+        torch.testing.assert_close(found[key], expected[key], rtol=0.02, atol=0.02)
+    assert any(not torch.equal(found[f"param.{n}"], expected[f"param.{n}"]) for n in WHOLES)
+    high = replace(FP16_GRADS, initial_loss_scale=2.0**20)
+    outcomes = run_case(Case(precision=high)).outcomes
+    assert outcomes[0].skipped
+    assert outcomes[0].loss_scale == 2.0**19
+
+
+def test_main_gradients_in_bf16_are_gradients_added_up_in_bf16() -> None:
+    aware = replace(BF16, use_precision_aware_optimizer=True, main_grads_dtype="bf16")
+    reduced = replace(BF16, grad_reduce_in_bf16=True)
+    check_equal([run_case(Case(precision=aware))], [run_case(Case(precision=reduced))])
 
 
 def test_gradients_may_be_added_up_in_bf16() -> None:

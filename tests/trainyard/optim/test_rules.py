@@ -115,6 +115,8 @@ def test_torch_updates_unless_another_is_asked_for() -> None:
             assert chosen(request, device_type, *there) == ("torch", "fused_adamw")
             for kind in ("lion", "sgd"):
                 assert chosen(request, device_type, *there, kind=kind) == ("torch", "foreach")
+            muon = chosen(request, device_type, *there, kind="muon")
+            assert muon == ("torch", "newton_schulz")
     for request in ("apex", "transformer_engine"):
         assert chosen(request, "cuda", *there) == (request, "multi_tensor_adam")
 

@@ -59,6 +59,9 @@ def test_the_scaler_of_the_options() -> None:
     assert (constant.scale, constant.expects_overflow) == (128.0, True)
 
 
+AWARE = {"use_precision_aware_optimizer": True}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -77,7 +80,11 @@ def test_the_scaler_of_the_options() -> None:
             },
             "contradict",
         ),
-        ({"bf16": True, "use_precision_aware_optimizer": True}, "comes later"),
+        ({"grad_reduce_in_fp16": True}, "--grad-reduce-in-fp16 needs --fp16"),
+        ({"main_grads_dtype": "bf16", **AWARE}, "--main-grads-dtype bf16 needs --bf16"),
+        ({"bf16": True, "exp_avg_dtype": "bf16"}, "needs --use-precision-aware-optimizer"),
+        ({"exp_avg_sq_dtype": "fp8", **AWARE}, "fp8 is not implemented.*give bf16, which"),
+        ({"main_params_dtype": "fp16", **AWARE}, "fp16 is not implemented.*give fp32"),
     ],
 )
 def test_formats_that_mean_nothing_are_refused(options: dict[str, object], words: str) -> None:

@@ -160,20 +160,38 @@ def test_a_run_resumes_with_another_padding_of_the_vocabulary(
         assert certificate(tmp_path / f"run-{untied}").is_complete
 
 
+NARROW = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16"}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("formats", [{"bf16": True}, {"bf16": True, **NARROW}])
 def test_a_16_bit_run_resumes_under_other_layouts(
-    tokens: str, ranks: RankPool, tmp_path: Path
+    formats: dict[str, Any], tokens: str, ranks: RankPool, tmp_path: Path
 ) -> None:
     bounds = dict.fromkeys(COMPUTED, BF16_LAYOUT.loss) | {"grad_norm": BF16_LAYOUT.grad_norm}
-    assert go(tokens, tmp_path / "whole", bf16=True) == "finished"
+    assert go(tokens, tmp_path / "whole", **formats) == "finished"
     sharded = Way(dp=2, sharding="optim_grads_params")
     for number, ways in enumerate(
         [(Way(dp=2, zero=True), Way(tp=2, pp=2), Way()), (Way(tp=2), sharded, Way(dp=2, zero=True))]
     ):
         folder = tmp_path / f"run {number}"
-        travel(tokens, folder, ways, ranks, bf16=True)
+        travel(tokens, folder, ways, ranks, **formats)
         assert_same_run(folder, tmp_path / "whole", bounds)
         assert certificate(folder).is_complete
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("formats", [{}, {"bf16": True}])
+def test_a_run_moves_its_state_to_the_host_and_back(
+    formats: dict[str, Any], tokens: str, tmp_path: Path
+) -> None:
+    """Where the state is decides no bit, on a CPU, and is no part of a run."""
+    assert go(tokens, tmp_path / "whole", **formats) == "finished"
+    run = tmp_path / "run"
+    offloaded = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.7}
+    for more, outcome in (({}, "paused"), (offloaded, "paused"), ({}, "finished")):
+        assert go(tokens, run, **formats, **more, exit_interval=2) == outcome
+    assert (run / "ledger.jsonl").read_bytes() == (tmp_path / "whole/ledger.jsonl").read_bytes()
 
 
 def test_a_run_resumes_with_another_micro_batch_size(tokens: str, tmp_path: Path) -> None:

@@ -39,14 +39,28 @@ HYBRID: dict[str, Any] = {
     "mamba_num_groups": 2,
     "mamba_chunk_size": 8,
 }
+NARROW = {
+    "bf16": True,
+    "use_precision_aware_optimizer": True,
+    "main_grads_dtype": "bf16",
+    "exp_avg_dtype": "bf16",
+    "exp_avg_sq_dtype": "bf16",
+}
 KINDS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd"},
     "lion": {"optimizer": "lion"},
+    "muon": {"optimizer": "muon", "bf16": True},
     "fp16": FP16,
     "cosine": {"lr_decay_style": "cosine", "lr_decay_iters": 6},
     "wsd exponential": WSD,
     "bf16": {"bf16": True},
+    "moments in bf16": NARROW,
+    "gradients in fp16": {**FP16, "grad_reduce_in_fp16": True},
     "fp8": {"bf16": True, "fp8_format": "hybrid"},
+    "fp8 delayed": {
+        **{"bf16": True, "fp8_format": "hybrid", "fp8_recipe": "delayed"},
+        **{"fp8_amax_history_len": 4, "fp8_amax_compute_algo": "max", "fp8_margin": 1},
+    },
     "fp16, constant scale": {"fp16": True, "loss_scale": 128.0},
     "fp16, sgd": {**FP16, "optimizer": "sgd"},
     "linear": {"lr_decay_style": "linear"},
@@ -129,6 +143,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp 2": {},
     "dp 2, zero, overlap, bf16": {**ZERO, **OVERLAP, "bf16": True},
     "dp 2, zero, fp16": {**ZERO, **FP16},
+    "dp 2, zero, moments in bf16": {**ZERO, **NARROW},
+    "tp 2, dp 2, zero, overlap, muon": {
+        **{**ZERO, **OVERLAP, "optimizer": "muon", "bf16": True},
+        **{"tensor_model_parallel_size": 2, "world_size": 4},
+    },
     "dp 2, zero, lion": {**ZERO, "optimizer": "lion"},
     "dp 2, weights sharded, fp16": {"use_torch_fsdp2": True, **FP16},
     "dp 4, gradients sharded, two instances": {

@@ -16,7 +16,12 @@ from typing import NamedTuple
 
 from trainyard.models.config import TransformerConfig
 from trainyard.models.layer_costs import LayerCosts
-from trainyard.models.parallel_layout import ParallelLayout, busiest_layers
+from trainyard.models.parallel_layout import (
+    GRADIENT_BYTES,
+    MAIN_BYTES,
+    ParallelLayout,
+    busiest_layers,
+)
 from trainyard.models.param_counts import (
     mlp_params,
     router_params,
@@ -118,14 +123,18 @@ def _kept_of_model(
 ) -> ModelBytes:
     """Bytes of so many parameters, which `replicas` ranks hold alike. gathered: those of them that
     a rank has whole at one time where weights are sharded: all outside of layers, and a layer's."""
-    width, state = 4 if layout.fp32 else 2, 8 if layout.fp32 else 12
+    width, main = (4, 0) if layout.fp32 else (2, MAIN_BYTES)
+    state = (main + layout.moment_bytes) * (1 - layout.offloaded)
     if replicas == layout.instances:  # nobody to share with
-        return ModelBytes(count * width, count * 4, count * state)
+        return ModelBytes(count * width, count * layout.gradient_bytes, count * state)
     shards = layout.shards(replicas)
     if layout.sharding in FULLY_SHARDED:
-        state = 12  # the rows are fp32 beside whole weights, in fp32 too
+        state = MAIN_BYTES + layout.moment_bytes  # fp32 rows beside whole weights, in fp32 too
+    grads = layout.gradient_bytes if layout.sharding not in FULLY_SHARDED else GRADIENT_BYTES
     whole = gathered if layout.sharding == "optim_grads_params" else count
-    return ModelBytes(whole * width, count * 4 / shards.gradients, count * state / shards.optimizer)
+    return ModelBytes(
+        whole * width, count * grads / shards.gradients, count * state / shards.optimizer
+    )
 
 
 def _layers_here(

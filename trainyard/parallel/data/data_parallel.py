@@ -66,6 +66,7 @@ class DataParallel:
         grad_dtype: torch.dtype | None = None,
         alone: Collection[str] = (),
         of_experts: bool = False,
+        always_flat: bool = False,
     ) -> None:
         """named: parameters in the order of the model; those that are frozen are left out.
         shards: how the group shards; unset: as one instance. grad_dtype: in which gradients are
@@ -73,7 +74,8 @@ class DataParallel:
 
         alone: names of parameters that have a bucket each, so that they are cut alike on a stage
         that holds other parameters besides (the tied word embedding). of_experts: the parameters
-        are those of routed experts, and `group` is theirs."""
+        are those of routed experts, and `group` is theirs. always_flat: one rank alone in full
+        precision has buckets, too."""
         config = config or DataParallelConfig()
         self.members = [Member(name, p) for name, p in named if p.requires_grad]
         self.group, self.of_experts = group, of_experts
@@ -81,7 +83,9 @@ class DataParallel:
         self.shard_group = self._shards.shard if config.sharding == "optim" else None
         self.is_sharded = self.shard_group is not None
         self._overlap = config.overlap_grad_reduce and group is not None
-        self.buckets = self._build(config, grad_dtype, alone)
+        is_alone = group is None and not always_flat
+        whole = is_alone and all(m.parameter.dtype in FULL_PRECISION for m in self.members)
+        self.buckets = [] if whole else self._build(config, grad_dtype, alone)
         copies = self._shards.copies
         self._sums = [_BucketSum(b, group, self.shard_group, copies) for b in self.buckets]
         self.gather: ParameterGather | None = None
@@ -99,8 +103,6 @@ class DataParallel:
     def _build(
         self, config: DataParallelConfig, grad_dtype: torch.dtype | None, alone: Collection[str]
     ) -> list[Bucket]:
-        if self.group is None and all(m.parameter.dtype in FULL_PRECISION for m in self.members):
-            return []
         num_ranks = group_size(self.group)
         num_shards = self._shards.num_shards if self.is_sharded else 1
         high_bus = config.ddp_pad_buckets_for_high_nccl_busbw

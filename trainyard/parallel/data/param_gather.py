@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 
 from trainyard.parallel.data.buffers import Bucket
 
-_all_gather: Callable[..., Any] = (
+all_gather_single: Callable[..., Any] = (
     getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 )
 
@@ -109,7 +109,7 @@ class ParameterGather:
         if self._num_started == len(self._buckets):
             return
         bucket = self._buckets[self._num_started]
-        self._works[self._num_started] = _all_gather(
+        self._works[self._num_started] = all_gather_single(
             bucket.params, bucket.own_params, group=self._group, async_op=True
         )
         self._num_started += 1

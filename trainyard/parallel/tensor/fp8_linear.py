@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainyard.fp8.cast import FORWARD, WIDE, Fp8Pair, cast_pair
+from trainyard.fp8.cast import FORWARD, WIDE, Fp8Pair, amax_of, cast_pair, cast_scaled
+from trainyard.fp8.delayed import DelayedScaling
 from trainyard.fp8.product import scaled_product
 from trainyard.fp8.recipe import Fp8Recipe
 from trainyard.parallel.model import ModelParallel
@@ -25,31 +26,61 @@ from trainyard.parallel.tensor.collectives import (
 )
 
 
-def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, recipe: Fp8Recipe) -> Tensor:
-    """x W^T + b on this rank alone. x: (..., in), weight: (out, in). Returns (..., out)."""
+def fp8_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    recipe: Fp8Recipe,
+    delayed: DelayedScaling | None = None,
+) -> Tensor:
+    """x W^T + b on this rank alone. x: (..., in), weight: (out, in). Returns (..., out). delayed:
+    scales of past steps; None: by the tensors themselves."""
     y: Tensor = _Fp8Linear.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, recipe.format == "hybrid"
+        x, weight, bias, recipe.format == "hybrid", *_scaling(delayed)
     )
     return y
 
 
 def fp8_column_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, recipe: Fp8Recipe, parallel: ModelParallel
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    recipe: Fp8Recipe,
+    parallel: ModelParallel,
+    delayed: DelayedScaling | None = None,
 ) -> Tensor:
     """x W^T + b for W cut by rows; the gradient of x is added up over the ranks.
 
     x: (s, b, in), (s / n, b, in) under sequence parallelism. Returns (s, b, out / n)."""
     if parallel.tp is None:
-        return fp8_linear(x, weight, bias, recipe)
+        return fp8_linear(x, weight, bias, recipe, delayed)
     y: Tensor = _Fp8ColumnLinear.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, recipe.format == "hybrid", parallel.tp, parallel.sequence_parallel
+        *(x, weight, bias, recipe.format == "hybrid", *_scaling(delayed)),
+        *(parallel.tp, parallel.sequence_parallel),
     )
     return y
 
 
-def _forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, hybrid: bool) -> Tensor:
+def _scaling(delayed: DelayedScaling | None) -> tuple[Tensor | None, Tensor | None]:
+    """Scales of input, weight and gradient, and the probe that takes their maxima."""
+    return (None, None) if delayed is None else (delayed.scales, delayed.probe)
+
+
+def _cast(
+    x: Tensor, dtype: torch.dtype, scales: Tensor | None, which: int
+) -> tuple[Fp8Pair, Tensor | None]:
+    """In 8 bits, and with delayed scaling the maximum."""
+    if scales is None:
+        return cast_pair(x, dtype), None
+    return cast_scaled(x, scales[which].clone(), dtype), amax_of(x)
+
+
+def _forward(
+    ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, hybrid: bool, scales: Tensor | None
+) -> Tensor:
     """The product; keeps what the backward pass needs."""
-    left, right = cast_pair(x.flatten(0, -2), FORWARD), cast_pair(weight, FORWARD)
+    left, largest_x = _cast(x.flatten(0, -2), FORWARD, scales, 0)
+    right, largest_weight = _cast(weight, FORWARD, scales, 1)
     y = scaled_product(
         left.rows,
         right.rows,
@@ -59,7 +90,10 @@ def _forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, hybrid: b
         bias=bias,
         fast=True,
     )
-    ctx.save_for_backward(left.columns, left.inverse_scale, right.columns, right.inverse_scale)
+    ctx.save_for_backward(
+        *(left.columns, left.inverse_scale, right.columns, right.inverse_scale),
+        *(scales, largest_x, largest_weight),
+    )
     ctx.grad_dtype = WIDE if hybrid else FORWARD
     return y.view(*x.shape[:-1], weight.shape[0])
 
@@ -76,22 +110,33 @@ def _weight_gradient(grad: Fp8Pair, x: Tensor, scale: Tensor, dtype: torch.dtype
 
 class _Fp8Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, hybrid: bool) -> Tensor:
-        return _forward(ctx, x, weight, bias, hybrid)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        hybrid: bool,
+        scales: Tensor | None,
+        probe: Tensor | None,
+    ) -> Tensor:
+        return _forward(ctx, x, weight, bias, hybrid, scales)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, x_scale, weight, weight_scale = ctx.saved_tensors
+        x, x_scale, weight, weight_scale, scales, largest_x, largest_weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         flat = grad.flatten(0, -2)
-        pair = cast_pair(flat, ctx.grad_dtype)
+        pair, largest_grad = _cast(flat, ctx.grad_dtype, scales, 2)
         grad_x = grad_weight = None
         if needs_x:
             grad_x = _input_gradient(pair, weight, weight_scale, grad.dtype)
             grad_x = grad_x.view(*grad.shape[:-1], weight.shape[0])
         if needs_weight:
             grad_weight = _weight_gradient(pair, x, x_scale, grad.dtype)
-        return grad_x, grad_weight, flat.sum(0) if needs_bias else None, None
+        return (
+            *(grad_x, grad_weight, flat.sum(0) if needs_bias else None),
+            *(None, None, _maxima(largest_x, largest_weight, largest_grad)),
+        )
 
 
 class _Fp8ColumnLinear(torch.autograd.Function):
@@ -104,18 +149,20 @@ class _Fp8ColumnLinear(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         hybrid: bool,
+        scales: Tensor | None,
+        probe: Tensor | None,
         group: ProcessGroup,
         sequence_parallel: bool,
     ) -> Tensor:
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
         whole = all_gather(x, group) if sequence_parallel else x
-        return _forward(ctx, whole, weight, bias, hybrid)
+        return _forward(ctx, whole, weight, bias, hybrid, scales)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, x_scale, weight, weight_scale = ctx.saved_tensors
+        x, x_scale, weight, weight_scale, scales, largest_x, largest_weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        pair = cast_pair(grad.flatten(0, -2), ctx.grad_dtype)
+        pair, largest_grad = _cast(grad.flatten(0, -2), ctx.grad_dtype, scales, 2)
         arguments = (
             *(pair.rows, pair.columns, pair.inverse_scale, x, x_scale, weight, weight_scale),
             *(grad.shape[0], ctx.group.group_name, ctx.sequence_parallel, needs_x, needs_weight),
@@ -127,8 +174,16 @@ class _Fp8ColumnLinear(torch.autograd.Function):
             grad_x if needs_x else None,
             grad_weight if needs_weight else None,
             grad.flatten(0, -2).sum(0) if needs_bias else None,
-            *(None, None, None),
+            *(None, None, _maxima(largest_x, largest_weight, largest_grad)),
+            *(None, None),
         )
+
+
+def _maxima(x: Tensor | None, weight: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    """What the probe gets; None without delayed scaling."""
+    if x is None or weight is None or grad is None:
+        return None
+    return torch.stack([x, weight, grad])
 
 
 def _column_backward(

@@ -2,7 +2,8 @@
 
 Parameters are left unfilled, marked with the part of the whole that they are (sharding.py);
 models/init.py or a checkpoint fills them. On one rank alone each is `functional.linear` and nothing
-else. `fp8` of a layer, set by models/fp8.py, computes its products in 8 bits.
+else. `fp8` of a layer, set by models/fp8.py, computes its products in 8 bits; with `delayed`, by
+the scales of past steps.
 
 s sequence, b batch, n tensor-parallel ranks; "in" and "out" are sizes of the whole matrix."""
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainyard.fp8.delayed import DelayedScaling
 from trainyard.fp8.recipe import Fp8Recipe
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.sharding import Parts, even_shard, mark_partial_grad, mark_shard
@@ -39,6 +41,7 @@ class ColumnParallelLinear(nn.Module):
         super().__init__()
         self.parallel = parallel
         self.fp8: Fp8Recipe | None = None
+        self.delayed: DelayedScaling | None = None
         size, rank = parallel.tp_size, parallel.tp_rank
         self.weight = nn.Parameter(torch.empty(out_features // size, in_features))
         self.bias = nn.Parameter(torch.empty(out_features // size)) if bias else None
@@ -50,7 +53,9 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (s, b, in), (s / n, b, in) under sequence parallelism. Returns (s, b, out / n)."""
         if self.fp8 is not None:
-            return fp8_column_linear(x, self.weight, self.bias, self.fp8, self.parallel)
+            return fp8_column_linear(
+                x, self.weight, self.bias, self.fp8, self.parallel, self.delayed
+            )
         return column_linear(x, self.weight, self.bias, self.parallel)
 
 
@@ -65,6 +70,7 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self.parallel = parallel
         self.fp8: Fp8Recipe | None = None
+        self.delayed: DelayedScaling | None = None
         size, rank = parallel.tp_size, parallel.tp_rank
         self.weight = nn.Parameter(torch.empty(out_features, in_features // size))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
@@ -88,7 +94,7 @@ class RowParallelLinear(nn.Module):
 
     def _product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.fp8 is not None:
-            return fp8_linear(x, self.weight, bias, self.fp8)
+            return fp8_linear(x, self.weight, bias, self.fp8, self.delayed)
         return functional.linear(x, self.weight, bias)
 
 

@@ -3,6 +3,7 @@ compiled layers."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from trainyard.optim.build import build_optimizer, params_dtype
 from trainyard.optim.config import OptimizerConfig
 from trainyard.optim.groups import is_vector
 from trainyard.optim.kernels import report_optimizer
+from trainyard.optim.narrow_moments import report_moments
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.device import default_dtype
@@ -38,6 +40,8 @@ from trainyard.training.loop.data_parallel import data_parallel_parts, is_fully_
 from trainyard.training.loop.microbatch import Preparation
 from trainyard.training.loop.step import StepOptions, TrainModule
 from trainyard.training.options.pretrain import PretrainConfig
+
+log = logging.getLogger(__name__)
 
 ModelProvider = Callable[[ModelParallel, PipelineStage], nn.Module]
 """Builds the part of a model on one stage: a module with `forward_step`, whose sharded parameters
@@ -112,7 +116,10 @@ def build_train_module(
         if (original := copy_of(parameter)) is not None
     }
     gradients = [
-        data_parallel_parts(chunk, parallel.data_parallel, precision, groups, copies, device)
+        data_parallel_parts(
+            *(chunk, parallel.data_parallel, precision, groups, copies, device),
+            always_flat=optimizer_config.offloaded > 0.0,
+        )
         for chunk in chunks
     ]
     optimizer = build_optimizer(
@@ -217,6 +224,8 @@ def whole_parameter_count(train_module: TrainModule) -> int:
     return sum({name: count for stage in stages for name, count in stage.items()}.values())
 
 
+HISTORY_IDLE = "no effect: they only apply with --fp8-recipe delayed, and it is tensorwise"
+
 GRAPHS = 64
 """Limit of compiled variants of a layer: training and evaluation, with a mask and without, for each
 kind of layer."""
@@ -278,4 +287,7 @@ def report_kernels(
         family_of(config.model).report_kernels(config.model, device, say=say)
     if config.precision.fp8 is not None:
         report_fp8(config.precision.fp8, device, say=say)
+        if say and config.precision.has_idle_history:
+            log.info("--fp8-margin and --fp8-amax-...: %s", HISTORY_IDLE)
     report_optimizer(config.optimizer, device, say=say)
+    report_moments(config.precision, config.optimizer.adam_beta2, say=say)

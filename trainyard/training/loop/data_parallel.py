@@ -32,9 +32,12 @@ def data_parallel_parts(
     groups: ProcessGroups,
     copies: Collection[str],
     device: torch.device,
+    *,
+    always_flat: bool = False,
 ) -> list[Chunk]:
     """The parameters of a chunk over the ranks that hold the same weights. Those of routed experts
-    are apart where other ranks hold them. copies: names of those that repeat another's."""
+    are apart where other ranks hold them. copies: names of those that repeat
+    another's. always_flat: as in DataParallel."""
     if is_fully_sharded(config, groups):
         return _fully_sharded(chunk, config, precision, groups, device)
     named = list(chunk.named_parameters())
@@ -49,6 +52,7 @@ def data_parallel_parts(
             grad_dtype=grads_dtype(precision),
             alone={EMBEDDING, *copies},
             of_experts=of_experts,
+            always_flat=always_flat,
         )
 
     dense = part(groups.dp_cp, groups.dp_cp_shards, of_experts=False)

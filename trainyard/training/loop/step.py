@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from trainyard.datasets.loader import Batch
 from trainyard.errors import DataError
+from trainyard.fp8.delayed import advance_all
+from trainyard.models.fp8 import delayed_scalings
 from trainyard.models.layer_sums import LayerReport, LayerSums
 from trainyard.models.losses import Losses
 from trainyard.models.step_module import flat_sums, step_modules
@@ -120,6 +122,7 @@ class TrainModule:
         self._preparation = preparation
         self._options = options
         self._step_modules = step_modules(chunks)
+        self._scalings = [s for chunk in chunks for s in delayed_scalings(chunk).values()]
         self._totals = Totals(groups, self.device, options.more_losses)
         self._loss_divisor = 1.0
         self._consumed = ConsumedSamples(0, 0)
@@ -167,6 +170,7 @@ class TrainModule:
             raise diverged(number, sums.loss, outcome.grad_norm)
 
         report = self._finish_layers(sums, size)
+        advance_all(self._scalings, self.groups.stage)
 
         return StepResult(
             lm_loss=sums.loss,

@@ -23,6 +23,7 @@ from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.training.options.fp8_checks import check_fp8
 from trainyard.training.options.logging import LoggingConfig
 from trainyard.training.options.node_local import NonPersistentConfig
+from trainyard.training.options.optimizer_checks import check_optimizer
 from trainyard.training.options.profile import ProfileConfig
 from trainyard.training.options.sharding_checks import check_sharding
 from trainyard.training.options.training import TrainingConfig
@@ -114,6 +115,7 @@ class PretrainConfig:
         model = self.model
         self._check_samples()
         model.check_parallel(self.parallel)
+        check_optimizer(self.optimizer, self.precision, self.parallel.data_parallel.sharding)
         check_fp8(model, self.precision, self.parallel, self.training.micro_batch_size)
         check_sharding(model, self.parallel, self.watch)
         check_model(

@@ -35,7 +35,7 @@ from trainyard.training.run.dp_history import DpSpan, spans_document, with_steps
 from trainyard.training.run.node_local_saving import Done, NonPersistentPlan, NonPersistentSaves
 from trainyard.training.run.run_steps import STAYS
 from trainyard.training.run.segments import Course, segments_document
-from trainyard.training.run.tensors import optimizer_tensors
+from trainyard.training.run.tensors import optimizer_tensors, scaling_tensors
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +240,10 @@ class Checkpointing(Callback):
     def _tensors(self) -> dict[str, LocalTensors]:
         is_async = self._background is not None
         tensors = model_tensors(self._train_module.chunks, buffers_apart=is_async)
-        return tensors | (optimizer_tensors(self._train_module) if self._save_optimizer else {})
+        if not self._save_optimizer:
+            return tensors
+        module = self._train_module
+        return tensors | optimizer_tensors(module) | scaling_tensors(module)
 
     def _history(self, step: int) -> dict[str, Any]:
         """The layouts and courses of all steps, for the manifest of a step."""

@@ -15,9 +15,11 @@ from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import TrainModule
 from trainyard.training.run.repadding import Repadding
 from trainyard.training.run.tensors import (
+    SCALINGS,
     Restoring,
     optimizer_tensors,
     renamed,
+    scaling_tensors,
 )
 
 log = logging.getLogger(__name__)
@@ -117,13 +119,26 @@ def restore_training(
             "resume from it; take its weights with --load and --finetune into another --save"
         )
     restore_weights(checkpoint, train_module, repadding)
-    _restore_optimizer(Restoring(checkpoint, train_module.groups.world, repadding), train_module)
+    restoring = Restoring(checkpoint, train_module.groups.world, repadding)
+    _restore_optimizer(restoring, train_module)
+    _restore_scalings(restoring, train_module)
     state = TrainState()
     state.load_state_dict(checkpoint.state)
     train_module.optimizer.load_state_dict(
         {"num_updates": state.num_updates, "loss_scaler": state.loss_scaler}
     )
     return state
+
+
+def _restore_scalings(restoring: Restoring, train_module: TrainModule) -> None:
+    """The maxima of past steps, unless the run or the checkpoint has no delayed scaling."""
+    tensors = scaling_tensors(train_module)
+    names = names_over(restoring.group, tensors)
+    stored = restoring.checkpoint.names(SCALINGS)
+    if names and stored:
+        restoring.fill(tensors, SCALINGS, names)
+    elif names and train_module.groups.rank == 0:
+        log.warning("the checkpoint has no maxima of --fp8-recipe delayed: they start over")
 
 
 def _restore_optimizer(restoring: Restoring, train_module: TrainModule) -> None:

@@ -51,7 +51,7 @@ STAYS = "stays"
 """Key of state.json: false for a step that only serves to continue from."""
 
 OURS = re.compile(
-    r"(manifest|index|state|config)\.json|ledger\.jsonl|[a-z]+-\d+-of-\d+\.safetensors"
+    r"(manifest|index|state|config)\.json|ledger\.jsonl|[a-z0-9]+-\d+-of-\d+\.safetensors"
     r"|tokenizer/.+|(.*/)?\..+"  # the last: torn files of killed runs
 )
 """Names of the files of a step."""

@@ -2,7 +2,8 @@
 
 model.NAME               a weight, in the type of the run
 optimizer.param.NAME     its fp32 main parameter, in 16-bit runs
-optimizer.exp_avg.NAME   optimizer.exp_avg_sq.NAME: Adam's moments"""
+optimizer.exp_avg.NAME   optimizer.exp_avg_sq.NAME: Adam's moments
+fp8.NAME                 scales and past maxima of a linear map (--fp8-recipe delayed)"""
 
 from __future__ import annotations
 
@@ -16,8 +17,11 @@ from torch.distributed import ProcessGroup
 from trainyard.checkpoint.layout import LocalTensors, ShardedTensor
 from trainyard.checkpoint.load import Restorable, restore
 from trainyard.checkpoint.model_tensors import names_over
+from trainyard.models.fp8 import delayed_scalings
 from trainyard.training.loop.step import TrainModule
 from trainyard.training.run.repadding import Repadding
+
+SCALINGS = "fp8."
 
 
 def optimizer_tensors(train_module: TrainModule) -> dict[str, LocalTensors]:
@@ -27,6 +31,16 @@ def optimizer_tensors(train_module: TrainModule) -> dict[str, LocalTensors]:
         name = f"optimizer.{box.name}"
         held[name].append(ShardedTensor(name, box.tensor, box.global_shape, box.offset))
     return dict(held)
+
+
+def scaling_tensors(train_module: TrainModule) -> dict[str, LocalTensors]:
+    """`fp8.NAME` of each linear map with delayed scaling; live memory, the same on all ranks of a
+    stage."""
+    return {
+        f"{SCALINGS}{name}": scaling.state
+        for chunk in train_module.chunks
+        for name, scaling in delayed_scalings(chunk).items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -65,8 +65,10 @@ def parallel_layout_of(
     dims: ParallelDims,
     micro_batch_size: int,
     num_microbatches: int,
+    offloaded: float = 0.0,
 ) -> ParallelLayout:
-    """The layout of a run, for the formulas."""
+    """The layout of a run, for the formulas. offloaded: share of the optimizer's state in host
+    memory."""
     held = partition(parallel, config.all_layers)
     layers = [sum(len(stage.layers) for stage in rank) for rank in held]
     chunks = len(held[0])
@@ -85,6 +87,7 @@ def parallel_layout_of(
         recompute=config.recompute,
         sharding=parallel.data_parallel.sharding,
         instances=parallel.num_instances,
+        offloaded=offloaded,
     )
 
 
@@ -99,15 +102,15 @@ def plan_memory(
     is_fp32 = precision.params_format == "fp32"
     family = family_of(config)
     shard = family.shard_params(config, padded_vocab_size, layout)
-    optimizer = layout.optimizer_bytes_per_parameter * (8 / 12 if is_fp32 else 1)
+    layout = replace(layout, fp32=is_fp32, moment_bytes=precision.moment_bytes)
     activations = family.activation_bytes(config, padded_vocab_size, layout) / layout.cp
     shards = layout.shards(layout.dp)
     is_whole = shards.gradients == 1  # sharded ones are fp32
-    grads = 2 if precision.grads_format == "bf16" and is_whole else GRADIENT_BYTES
+    grads = 2 if precision.grads_format != "fp32" and is_whole else GRADIENT_BYTES
     return MemoryPlan(
         parameters=shard * (4 if is_fp32 else PARAMETER_BYTES) / shards.parameters,
         gradients=shard * grads / shards.gradients,
-        optimizer=shard * optimizer,
+        optimizer=shard * layout.optimizer_bytes_per_parameter,
         activations=activations * (2 if is_fp32 else 1),
     )
 

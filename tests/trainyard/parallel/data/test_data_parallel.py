@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainyard.parallel.data.data_parallel import DataParallel
-from trainyard.parallel.data.param_gather import _all_gather
+from trainyard.parallel.data.param_gather import all_gather_single
 from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.testing.pool import RankPool
 
@@ -44,7 +44,7 @@ def summed(config: DataParallelConfig, dtype: torch.dtype = torch.float32) -> li
             backward(model, part)
         parallel.finish()
         for bucket in parallel.buckets if parallel.is_sharded else []:
-            _all_gather(bucket.grads, bucket.own_grads, group=group)
+            all_gather_single(bucket.grads, bucket.own_grads, group=group)
     return [parallel.grad_of(p).clone() for p in model.parameters()]
 
 

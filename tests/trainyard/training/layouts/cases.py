@@ -17,7 +17,7 @@ from tests.trainyard.training.layouts.kinds import KINDS, MODELS, SEQ_LENGTH, SM
 from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.optim.config import OptimizerConfig
+from trainyard.optim.config import OptimizerConfig, OptimizerKind
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import DEFAULT_ORDER, ParallelConfig
 from trainyard.parallel.data_config import DataParallelConfig
@@ -114,6 +114,9 @@ class Cut:
     etp: int | None = None
     instances: int = 1
     """Groups of data-parallel ranks that each shard everything."""
+    rule: OptimizerKind = "adam"
+    tp_mode: Literal["duplicated", "distributed"] = "duplicated"
+    """Of Muon."""
     order: tuple[int, ...] = tuple(range(NUM_MICROBATCHES))
     """Which micro-batch stands at each place of a step."""
 
@@ -181,7 +184,15 @@ class Cut:
 
     @property
     def optimizer(self) -> OptimizerConfig:
-        return OptimizerConfig(lr=0.01, clip_grad=self.clip_grad, adam_eps=self.adam_eps)
+        return OptimizerConfig(
+            optimizer=self.rule,
+            lr=0.01,
+            clip_grad=self.clip_grad,
+            adam_eps=self.adam_eps,
+            muon_extra_scale_factor=0.2,
+            muon_use_nesterov=True,
+            muon_tp_mode=self.tp_mode,
+        )
 
     @property
     def precision(self) -> PrecisionConfig:
@@ -215,6 +226,8 @@ class Cut:
             "tied" if self.tied else "",
             "padded" if self.padded else "",
             "bf16" if self.bf16 else "",
+            self.rule if self.rule != "adam" else "",
+            self.tp_mode if self.tp_mode != "duplicated" else "",
         ]
         return ", ".join(filter(None, parts))
 

@@ -221,6 +221,9 @@ def test_the_memory_plan_follows_the_formulas() -> None:
     assert (
         plan_memory(MODEL, VOCAB, ParallelLayout(cp=2), BF16).activations == whole.activations / 2
     )
+    aware = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16"}
+    narrow = plan_memory(MODEL, VOCAB, ParallelLayout(), PrecisionConfig(bf16=True, **aware))
+    assert narrow.optimizer == 5 * whole.parameters
     single = plan_memory(MODEL, VOCAB, ParallelLayout(), PrecisionConfig())
     assert single.parameters + single.gradients + single.optimizer == 16 / 18 * (
         whole.parameters + whole.gradients + whole.optimizer

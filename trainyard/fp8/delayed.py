@@ -1,0 +1,76 @@
+"""Delayed scaling: 8-bit scales from the maxima of past steps (arXiv:2209.05433, section 3.3).
+
+The maxima of a step are known after its backward pass. They reach this module as the gradient of a
+probe, a tensor of no other use: so nothing is written inside of compiled layers, and a layer that
+is recomputed or only evaluated needs no rule of its own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from trainyard.fp8.cast import FORWARD, WIDE
+from trainyard.fp8.recipe import Fp8Recipe
+
+TENSORS = 3
+"""Of a linear map: input, weight, gradient of the output."""
+
+
+class DelayedScaling:
+    """Scales of the tensors of one linear map, and the maxima that they come from."""
+
+    def __init__(self, recipe: Fp8Recipe, device: torch.device) -> None:
+        self._recipe = recipe
+        self.state = torch.zeros(TENSORS, 1 + recipe.history_length, device=device)
+        """(3, 1 + history): the scale of each tensor, then its maxima, the newest step first."""
+        self.state[:, 0] = 1.0
+        self.probe = torch.zeros(TENSORS, device=device, requires_grad=True)
+        self.largest = torch.zeros(TENSORS, device=device)
+        """Maxima over the micro-batches of this step, on this rank."""
+        gradients = WIDE if recipe.format == "hybrid" else FORWARD
+        self._limits = torch.tensor(
+            [torch.finfo(dtype).max for dtype in (FORWARD, FORWARD, gradients)], device=device
+        )
+        ours = weakref.ref(self)  # Python's collector does not see what hooks hold
+
+        def take(probe: Tensor) -> None:
+            if (alive := ours()) is not None and probe.grad is not None:
+                torch.maximum(alive.largest, probe.grad, out=alive.largest)
+            probe.grad = None
+
+        self.probe.register_post_accumulate_grad_hook(take)
+
+    @property
+    def scales(self) -> Tensor:
+        """(3,), of this step."""
+        return self.state[:, 0]
+
+    @torch.no_grad()
+    def advance(self, largest: Tensor) -> None:
+        """Take the maxima of a step, (3,), into the history, and scale the next one by it. A scale
+        stays if all maxima are 0 or one is not finite."""
+        history = torch.cat([largest[:, None], self.state[:, 1:-1]], dim=1)
+        known = history.amax(1) if self._recipe.amax_compute_algo == "max" else largest
+        found = self._limits / known / 2.0**self._recipe.margin
+        is_usable = (known > 0) & known.isfinite() & found.isfinite()
+        scales = torch.where(is_usable, found, self.scales)
+        self.state.copy_(torch.cat([scales[:, None], history], dim=1))
+        self.largest.zero_()
+
+
+@torch.no_grad()
+def advance_all(scalings: Sequence[DelayedScaling], group: ProcessGroup | None) -> None:
+    """End a step for all linear maps of a pipeline stage: maxima are over its ranks, so that each
+    tensor has one scale, however it is cut. group: these ranks; all call it together."""
+    if not scalings:
+        return
+    largest = torch.stack([scaling.largest for scaling in scalings])
+    if group is not None:
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    for scaling, found in zip(scalings, largest, strict=True):
+        scaling.advance(found)
