@@ -35,8 +35,12 @@ class StaticKVCache:
         heads."""
         self._first = 0 if layers is None else layers.start
         count = config.num_layers if layers is None else len(layers)
+        # A tensor for each layer: of a part of a larger one, a compiled step makes a copy.
         self._keys, self._values = (
-            torch.zeros((count, batch_size, heads, capacity, channels), dtype=dtype, device=device)
+            [
+                torch.zeros((batch_size, heads, capacity, channels), dtype=dtype, device=device)
+                for _ in range(count)
+            ]
             for heads, channels in config.cached_heads(tp_size)
         )
         self._lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
@@ -47,12 +51,12 @@ class StaticKVCache:
     @property
     def capacity(self) -> int:
         """Tokens that a row has room for."""
-        return int(self._keys.shape[3])
+        return int(self._keys[0].shape[2])
 
     @property
     def size_bytes(self) -> int:
         """Memory of all keys and values."""
-        return sum(x.numel() * x.element_size() for x in (self._keys, self._values))
+        return sum(x.numel() * x.element_size() for x in (*self._keys, *self._values))
 
     def positions(self, num_new: int) -> Tensor:
         """(b, s) positions of the next `num_new` tokens of each row."""
@@ -93,8 +97,10 @@ class StaticKVCache:
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Row i becomes a copy of row `rows[i]`, as beams of a search do."""
-        order = torch.tensor(rows, device=self._keys.device)
-        self._keys, self._values = (x.index_select(1, order) for x in (self._keys, self._values))
+        order = torch.tensor(rows, device=self._lengths.device)
+        self._keys, self._values = (
+            [x.index_select(0, order) for x in held] for held in (self._keys, self._values)
+        )
         self._lengths, self._rows = self._lengths[order], self._rows[: len(rows)]
         self.lengths = [self.lengths[row] for row in rows]
 
