@@ -35,27 +35,28 @@ GPT2_TOKENS = 50257
 """Counted if nothing says how many tokens there are."""
 
 SIZES = (
-    *("vocab_size", "padded_vocab_size"),
-    "micro_batch_size",
-    "global_batch_size",
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "context_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-    "data_parallel_size",
-    "world_size",
+    *("vocab_size", "padded_vocab_size", "micro_batch_size", "global_batch_size"),
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+    *("expert_model_parallel_size", "expert_tensor_parallel_size"),
+    *("data_parallel_size", "world_size"),
 )
 
 SHARDING = (
-    "use_distributed_optimizer",
-    "data_parallel_sharding_strategy",
-    "use_torch_fsdp2",
-    "torch_fsdp2_reshard_after_forward",
-    "use_megatron_fsdp",
+    *("use_distributed_optimizer", "data_parallel_sharding_strategy", "use_megatron_fsdp"),
+    *("use_torch_fsdp2", "torch_fsdp2_reshard_after_forward"),
     "num_distributed_optimizer_instances",
 )
 """Options of `DataParallelConfig` that decide about memory."""
+
+CUTTING = (
+    *("tensor_model_parallel_size", "sequence_parallel", "context_parallel_size"),
+    *("pipeline_model_parallel_size", "pipeline_model_parallel_layout"),
+    *("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"),
+    *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
+    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+    *("expert_model_parallel_size", "expert_tensor_parallel_size"),
+)
+"""Options of `ParallelConfig` that cut the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,22 +358,8 @@ class PlanConfig:
 
     def parallel(self) -> ParallelConfig:
         """The layout as a run configures it."""
-        return ParallelConfig(
-            tensor_model_parallel_size=self.tensor_model_parallel_size,
-            sequence_parallel=self.sequence_parallel,
-            pipeline_model_parallel_size=self.pipeline_model_parallel_size,
-            context_parallel_size=self.context_parallel_size,
-            num_layers_per_virtual_pipeline_stage=self.num_layers_per_virtual_pipeline_stage,
-            num_virtual_stages_per_pipeline_rank=self.num_virtual_stages_per_pipeline_rank,
-            decoder_first_pipeline_num_layers=self.decoder_first_pipeline_num_layers,
-            decoder_last_pipeline_num_layers=self.decoder_last_pipeline_num_layers,
-            expert_model_parallel_size=self.expert_model_parallel_size,
-            expert_tensor_parallel_size=self.expert_tensor_parallel_size,
-            pipeline_model_parallel_layout=self.pipeline_model_parallel_layout,
-            account_for_embedding_in_pipeline_split=self.account_for_embedding_in_pipeline_split,
-            account_for_loss_in_pipeline_split=self.account_for_loss_in_pipeline_split,
-            data_parallel=self.data_parallel(),
-        )
+        given = {name: getattr(self, name) for name in CUTTING}
+        return ParallelConfig(**given, data_parallel=self.data_parallel())
 
     def data_parallel(self) -> DataParallelConfig:
         """What the replicas shard."""

@@ -193,6 +193,11 @@ def test_names_that_lead_out_of_the_yard_are_not_removed(tmp_path: Path) -> None
 # --- all others -------------------------------------------------------------------------------
 
 OWN = {
+    "stages/decontaminate/count.py",  # between the steps of a run
+    "stages/decontaminate/run.py",
+    "stages/dedup/decide.py",
+    "trainyard/collection/duplicates/clusters.py",
+    "trainyard/collection/duplicates/fingerprints.py",
     "stages/runtime/ranks.py",  # between a stage and its ranks
     "trainyard/conversion/torch_save/pickle_reader.py",  # its task, in the arguments of a process
     "trainyard/tokenizers/fast/gigatoken.py",  # what the library has written

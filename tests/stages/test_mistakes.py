@@ -83,7 +83,7 @@ LINES = {
     "evaluate --task WIKITEXT": "--task is 'WIKITEXT'; choose one of 'WIKITEXT103'",
     "evaluate --task WIKITEXT103": "--load, --valid-data are required and not given",
     "benchmark --load {0}/notes": "one of --prompts .* and --num-input-tokens .* is needed",
-    "benchmark --load {0}/notes --prompts a --tensor-parallel 2": "--help lists all options",
+    "benchmark --load {0}/notes --prompts a --tensor-parallel 2": "--tensor-model-parallel-size",
     "reshard --load-dir {0}/tracker --save-dir {0}/o": "copy the folder iter_XXXXXXX .or release",
     "reshard --load-dir {0}/empty --save-dir {0}/o": "1 .*folder is empty; a checkpoint is the fol",
     "reshard --load-dir {0}/notes --save-dir {0}/o --loader core": "--loader core reads Mega",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from trainyard.errors import ConfigError
-from trainyard.megatron_cli.options import Option, split_options
+from trainyard.megatron_cli.options import Option, is_number, split_options, unquoted
 from trainyard.megatron_cli.spellings import Vocabulary
 
 LEVELS = {"10": "debug", "20": "info", "30": "warning", "40": "error"}
@@ -298,7 +298,7 @@ class _Command:
 
         def files(kind: str) -> list[str]:
             return [
-                value if _is_number(value) else f"{folder}/{value}/{value}_QA_{kind}.json"
+                value if is_number(value) else f"{folder}/{value}/{value}_QA_{kind}.json"
                 for value in named.values
             ]
 
@@ -376,13 +376,6 @@ class _Command:
         return []
 
 
-def unquoted(value: str) -> str:
-    """A value without one pair of quotes around it, which scripts leave there by quoting twice:
-    "'99,1,0'"."""
-    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    return value[1:-1] if is_quoted else value
-
-
 def exit_signal_problem(value: str) -> str | None:
     """Why a signal, given by name or number, does not stop a run; None if it does."""
     name = value.upper().rpartition(".")[2].removeprefix("SIG")
@@ -394,14 +387,6 @@ def exit_signal_problem(value: str) -> str | None:
         "would end it with nothing saved; have the scheduler send one of these (Slurm: "
         "--signal=USR1@300) and leave the option out"
     )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _spelt(option: Option) -> str:

@@ -64,3 +64,19 @@ def flag_hint(name: str, known: Sequence[str]) -> str:
     if not near:
         return "--help lists all options"
     return f"did you mean {' or '.join('--' + n for n in near)}?"
+
+
+def unquoted(value: str) -> str:
+    """A value without one pair of quotes around it, which scripts leave there by quoting twice:
+    "'99,1,0'"."""
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if is_quoted else value
+
+
+def is_number(text: str) -> bool:
+    """Whether Python reads it as a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

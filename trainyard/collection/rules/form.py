@@ -14,6 +14,8 @@ NEVER_FIXED = re.compile(r"[^\x09\x0a\x20-\x25\x27-\x7e]")
 
 LONGEST_SEGMENT = ftfy.TextFixerConfig().max_decode_length
 
+BLANKS_AT_END = re.compile(r"(?<![ \t\r\f\v])[ \t\r\f\v]++$", flags=re.MULTILINE)
+"""From the first blank of a run on, once: a text of blanks alone takes linear time."""
 BLANKS = re.compile(r"  +|\b\n+ |\b\n+")
 
 
@@ -60,7 +62,7 @@ def general_cleaning(page: Page) -> Verdict:
 
 def blank_lines(page: Page, most: int = 1) -> Verdict:
     """No blanks at the ends of lines, at most `most` blank lines between others, none around."""
-    text = re.sub(r"[ \t\r\f\v]+$", "", page.text, flags=re.MULTILINE)
+    text = BLANKS_AT_END.sub("", page.text)
     text = re.sub(rf"\n{{{most + 2},}}", "\n" * (most + 1), text)
     return edited(page, text.strip("\n"))
 

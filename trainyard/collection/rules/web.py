@@ -16,7 +16,7 @@ POLICIES = (
     *("terms of use", "privacy policy", "cookie policy", "uses cookies"),
     *("use of cookies", "use cookies"),
 )
-SENTENCE_END = re.compile(r"[.!?]+[\"'\u201d\u2019)\]]*(?=\s|$)")
+SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++[\"'\u201d\u2019)\]]*(?=\s|$)")
 
 TERMINAL = (
     *".!?\"'\u2026\u201d\u2019;:)]}",

@@ -33,7 +33,7 @@ class Late:
         _all_gather(*arguments, **options).wait()
 
 
-_all_gather = param_gather._all_gather
+_all_gather = param_gather.all_gather_single
 _begin = param_gather.ParameterGather.begin
 
 
@@ -49,7 +49,7 @@ def begin_without_the_others(self: param_gather.ParameterGather) -> None:
 def train_with_late_parameters(cut: Cut, as_compiled: bool) -> Share:
     """as_compiled: the modules wait that do where layers are compiled; here they are not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(param_gather, "_all_gather", Late)
+        patch.setattr(param_gather, "all_gather_single", Late)
         patch.setattr(param_gather.ParameterGather, "begin", begin_without_the_others)
         patch.setattr(torch, "compile", lambda forward, **_: forward)
         patch.setattr(
