@@ -54,11 +54,12 @@ class Input:
     digest: str
 
 
-def resolve(name: str, urls: Sequence[str]) -> Input:
+def resolve(name: str, urls: Sequence[str], manifests: Manifests | None = None) -> Input:
     """The files behind the URLs of one input, in order, and their digest.
 
+    manifests: what was read for other inputs of the same decision.
     Raises ArtifactError for a URL without files, and for an artifact that is being written."""
-    manifests = Manifests()
+    manifests = Manifests() if manifests is None else manifests
     parts = [_resolve_one(url, manifests) for url in urls]
     files = tuple(file for files, _ in parts for file in files)
     digests = [digest for _, digest in parts]
@@ -139,7 +140,7 @@ def _files_in(url: str) -> list[str]:
 
 
 class Manifests:
-    """Manifests and folder listings of one input, each read once."""
+    """Manifests and folder listings of one decision, each read once."""
 
     def __init__(self) -> None:
         self._read: dict[str, Manifest | None] = {}
