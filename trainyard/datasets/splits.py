@@ -19,10 +19,14 @@ from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.samples import count_tokens
 from trainyard.datasets.token_rows import TokenSource
 from trainyard.datasets.vocabulary import refuse_floats
-from trainyard.errors import ArtifactError, ConfigError
+from trainyard.errors import ArtifactError, ConfigError, DataError
 
 OUTLINES_AT_ONCE = 16
 """Outlines read at once: each takes several requests to a store."""
+
+
+MOST_SEQUENCES = 2**31
+"""Sequences of a pair that ids of 32 bits can number."""
 
 
 class TooLittleDataError(ConfigError):
@@ -30,8 +34,16 @@ class TooLittleDataError(ConfigError):
 
 
 def split_documents(num_documents: int, bounds: tuple[float, float]) -> NDArray[np.int32]:
-    """The ids of the documents between two fractions."""
+    """The ids of the documents between two fractions.
+
+    Raises DataError for ids over 32 bits, the type in Megatron-LM's indices and ours."""
     first, last = _range(num_documents, bounds)
+    if last > MOST_SEQUENCES:
+        raise DataError(
+            f"the split needs sequences {first} to {last - 1}, but sample indices number at most "
+            f"{MOST_SEQUENCES} sequences of a pair, in 32 bits; divide the corpus into several "
+            "pairs, and name all of them in --data-path"
+        )
     return np.arange(first, last, dtype=np.int32)
 
 
@@ -81,7 +93,10 @@ def documents_of_split(
     file: TokenSource, data: DataConfig, sample_format: SampleFormat, split: str
 ) -> NDArray[np.int32]:
     """The ids of a split's documents. Raises TooLittleDataError if they are less than a sample."""
-    documents = split_documents(len(file), data.fractions(split))
+    try:
+        documents = split_documents(len(file), data.fractions(split))
+    except DataError as error:
+        raise DataError(f"{file.prefix}: {error}") from error
     where = f"{file.prefix}: the {split} split"
     if not len(documents):
         raise TooLittleDataError(

@@ -3,7 +3,8 @@
 Ranks wait for each other, so all hang when one does. The cause is the rank that does not wait. A
 thread of each rank watches for progress (batches, steps). After too long without any, every rank
 writes the stacks of its threads to a file and reports its position. The rank that raised the alarm
-collects the positions, and the message that all ranks log names the rank that is behind. Ranks exchange these messages without waiting, while training itself hangs."""
+collects the positions, and the message that all ranks log names the rank that is behind. Ranks
+exchange these messages without waiting, while training itself hangs."""
 
 from __future__ import annotations
 
