@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from trainyard.artifacts import store
+from trainyard.artifacts.by_version import cache_folder
 from trainyard.artifacts.digest import SHORT, digest_bytes
-from trainyard.artifacts.inputs import cache_folder
 from trainyard.corpus.blocks import BlockFolder
 from trainyard.corpus.layout import Tokens
 from trainyard.errors import ConfigError

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
+from trainyard.artifacts.by_version import remembered
 from trainyard.artifacts.inputs import Manifests, check_exists
 from trainyard.artifacts.urls import is_local
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset
@@ -33,7 +32,7 @@ class TooLittleDataError(ConfigError):
     """A split of a source has less than one sample."""
 
 
-def split_documents(num_documents: int, bounds: tuple[float, float]) -> NDArray[np.int32]:
+def split_documents(num_documents: int, bounds: tuple[float, float]) -> range:
     """The ids of the documents between two fractions.
 
     Raises DataError for ids over 32 bits, the type in Megatron-LM's indices and ours."""
@@ -44,7 +43,7 @@ def split_documents(num_documents: int, bounds: tuple[float, float]) -> NDArray[
             f"{MOST_SEQUENCES} sequences of a pair, in 32 bits; divide the corpus into several "
             "pairs, and name all of them in --data-path"
         )
-    return np.arange(first, last, dtype=np.int32)
+    return range(first, last)
 
 
 def _range(num_documents: int, bounds: tuple[float, float]) -> tuple[int, int]:
@@ -91,7 +90,7 @@ def _least_tokens(data: DataConfig, sample_format: SampleFormat, split: str) -> 
 
 def documents_of_split(
     file: TokenSource, data: DataConfig, sample_format: SampleFormat, split: str
-) -> NDArray[np.int32]:
+) -> range:
     """The ids of a split's documents. Raises TooLittleDataError if they are less than a sample."""
     try:
         documents = split_documents(len(file), data.fractions(split))
@@ -103,7 +102,7 @@ def documents_of_split(
             f"{where} (--split {data.split!r}) has none of the {len(file)} documents; "
             "give it a larger part, or add documents"
         )
-    num_tokens = count_tokens(file.sequence_lengths, documents)
+    num_tokens = tokens_of(file, documents)
     if num_tokens < _least_tokens(data, sample_format, split):
         raise TooLittleDataError(
             f"{where} has {num_tokens} tokens in {len(documents)} documents, less than one "
@@ -111,6 +110,15 @@ def documents_of_split(
             f"that, enlarge the split (--split {data.split!r}), or add documents"
         )
     return documents
+
+
+def tokens_of(file: TokenSource, documents: range) -> int:
+    """Tokens of the documents of a file; remembered for a version of the file."""
+    if not isinstance(file, IndexedDataset):
+        return count_tokens(file.sequence_lengths, documents)
+    what = f"tokens {documents.start} {documents.stop}"
+    count = partial(count_tokens, file.sequence_lengths, documents)
+    return int(str(remembered(f"{file.prefix}.idx", what, count)))
 
 
 def sentence_documents_of_split(file: IndexedDataset, data: DataConfig, split: str) -> range:

@@ -28,10 +28,9 @@ def test_splits_do_not_share_documents() -> None:
 
 def test_more_sequences_than_ids_of_32_bits_are_refused_in_words() -> None:
     last = split_documents(2**31, (1 - 2**-31, 1.0))
-    assert last.tolist() == [2**31 - 1]
+    assert [*last] == [2**31 - 1]
     with pytest.raises(DataError, match=r"at most 2147483648 sequences of a pair.*several pairs"):
         split_documents(2**31 + 1, (1 - 2**-31, 1.0))
-
 
 
 def test_blend_keeps_shares_and_ids_name_the_source(tmp_path: Path) -> None:
