@@ -151,10 +151,15 @@ def locate_samples(
     for start in range(0, len(document_index), CHUNK):
         lengths = sequence_lengths[document_index[start : start + CHUNK]]
         ends = np.cumsum(lengths, dtype=np.int64)
-        found = min((base + int(ends[-1]) - extra) // seq_length, whole)
+        # Samples that end in each document or before it; sooner than a search for each sample.
+        ended = (ends + (base - extra)) // seq_length
+        np.clip(ended, done, whole, out=ended)
+        found = int(ended[-1])
         if found > done:
             last_tokens = np.arange(done + 1, found + 1) * seq_length + (extra - 1 - base)
-            position = np.searchsorted(ends, last_tokens, side="right")
+            ended[1:] -= ended[:-1].copy()
+            ended[0] -= done
+            position = np.repeat(np.arange(len(ends)), ended)
             index[done + 1 : found + 1, 0] = position + start
             begins = ends[position] - lengths[position]
             index[done + 1 : found + 1, 1] = last_tokens - begins + (1 - extra)
