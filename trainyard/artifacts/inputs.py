@@ -66,8 +66,10 @@ def _resolve_one(url: str, manifests: Manifests) -> tuple[list[str], str]:
             found = manifests.read(manifest_url)
             if found is not None:
                 return _files_of(found, base), found.output_digest
-    if has_glob(url) or store.exists(url):
+    if has_glob(url):
         return _files_alone(store.expand(url), manifests)
+    if store.exists(url):
+        return _files_alone([url], manifests)
     pair = [url + ending for ending in PAIR if store.exists(url + ending)]
     if pair:
         # Not in the digest: the sidecar names locations, and tokens do not depend on them.
