@@ -169,9 +169,7 @@ def is_forced(manifest: Manifest, forced_by: str) -> bool:
     return bool(forced_by) and manifest.run.get("forced_by") != forced_by
 
 
-def _resolved(
-    name: str, urls: tuple[str, ...], config: StageConfig, manifests: Manifests
-) -> Input:
+def _resolved(name: str, urls: tuple[str, ...], config: StageConfig, manifests: Manifests) -> Input:
     """An input; an error names the option of the missing file."""
     try:
         return resolve(name, urls, manifests)
