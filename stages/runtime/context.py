@@ -172,7 +172,7 @@ class StageRun:
         self.begin_files([name])
 
     def begin_files(self, names: Iterable[str]) -> None:
-        """As `begin_final`, once for several files; called on rank 0 before any rank writes them."""
+        """As `begin_final`, once for several files, on rank 0 before any rank writes them."""
         self.begin_replacing()
         self.work.record_final(names)
 
