@@ -14,6 +14,7 @@ import torch.distributed as dist
 from trainyard.artifacts import store
 from trainyard.checkpoint.layout import LocalTensors, ShardedTensor
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
+from trainyard.checkpoint.shared_load import LoadGroups
 from trainyard.testing.distributed import run_distributed
 
 
@@ -42,7 +43,8 @@ def _load(url: str, tp: int) -> tuple[int, float]:
     began = time.perf_counter()
     with open_checkpoint(url) as checkpoint:
         targets = {name: _part(checkpoint, name, tp) for name in checkpoint.names()}
-        restore(checkpoint, targets, "", share=dist.group.WORLD)
+        assert dist.group.WORLD is not None
+        restore(checkpoint, targets, "", share=LoadGroups(dist.group.WORLD))
     return sum(fetched), time.perf_counter() - began
 
 

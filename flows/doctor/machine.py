@@ -14,7 +14,7 @@ from pathlib import Path
 from flows.doctor.check import Check, CheckResult, State, fail, ok, skipped, warn
 from flows.doctor.context import YardContext
 from flows.yard.profile import CONTAINED
-from trainyard.artifacts.inputs import cache_folder
+from trainyard.artifacts.by_version import cache_folder
 from trainyard.artifacts.urls import local_path
 from trainyard.errors import ConfigError, InfrastructureError
 from trainyard.machine import Machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ OF_OTHERS = (".runs", ".prefect", ".digests")
 """Folders of a yard without artifacts."""
 
 DOTTED = f".{MANIFEST}"
+
+AFTER_SLASH = chr(ord("/") + 1)
 
 THREADS = 16
 
@@ -74,7 +77,7 @@ class Contents:
 
     def is_at_work(self, name: str) -> bool:
         """Whether a living run may be writing this file."""
-        return name.startswith(self._live) if self._live else False
+        return any(name[:length] in self._live for length in self._live_lengths)
 
     def has_work_in(self, folder: str) -> bool:
         """Whether a living run may be writing in this folder."""
@@ -87,11 +90,29 @@ class Contents:
 
     def below(self, folder: str) -> list[ListedFile]:
         """The files in a folder and its subfolders."""
-        return [entry for entry in self.entries if entry.name.startswith(folder + "/")]
+        begin, end = (bisect_left(self._names, folder + after) for after in ("/", AFTER_SLASH))
+        return self._sorted[begin:end]
 
     @cached_property
-    def _live(self) -> tuple[str, ...]:
-        return tuple(claim.base for claim in self.claims if claim.is_live)
+    def artifact_of(self) -> dict[str, Artifact]:
+        """Artifacts by the names of their manifests."""
+        return {artifact.manifest_name: artifact for artifact in self.artifacts}
+
+    @cached_property
+    def _sorted(self) -> list[ListedFile]:
+        return sorted(self.entries, key=lambda entry: entry.name)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return [entry.name for entry in self._sorted]
+
+    @cached_property
+    def _live(self) -> frozenset[str]:
+        return frozenset(claim.base for claim in self.claims if claim.is_live)
+
+    @cached_property
+    def _live_lengths(self) -> list[int]:
+        return sorted(set(map(len, self._live)))
 
 
 def look(root: str, policy: Policy) -> Contents:
@@ -152,7 +173,8 @@ def holding(contents: Contents, base: str) -> Iterator[None]:
     claim = acquire(contents.url(f"{base}.{CLAIM}"), 0)
     try:
         name = f"{base}{MANIFEST}" if base.endswith("/") else f"{base}{DOTTED}"
-        was_whole = any(a.manifest_name == name and a.manifest for a in contents.artifacts)
+        found = contents.artifact_of.get(name)
+        was_whole = found is not None and found.manifest is not None
         if not was_whole and read_manifest(contents.url(name)) is not None:
             raise ClaimHeldError(
                 f"{contents.url(name)}: published in the meantime; the next sweep checks it"

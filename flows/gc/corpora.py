@@ -19,6 +19,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.manifest import read_slot, retire
 from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.store import FileInfo
 from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ArtifactError, ClaimHeldError
 
@@ -36,6 +37,8 @@ class Corpus:
     name: str
     """Folder, relative to the yard's root."""
     current: CorpusVersion
+    pointer: FileInfo
+    """Of the file that names the current version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ def corpora(contents: Contents) -> list[Corpus]:
         folder, _, name = entry.name.rpartition("/")
         if name == CURRENT and contents.below(f"{folder}/versions"):
             try:
+                pointer = store.info(contents.url(entry.name))
                 read = read_pointer(contents.url(entry.name))
                 for document in _documents(contents, folder):
                     read_pointer(contents.url(document))
@@ -61,7 +65,7 @@ def corpora(contents: Contents) -> list[Corpus]:
                 log.warning("%s; its corpus is left alone", error)
                 continue
             if read is not None:
-                found.append(Corpus(folder, read[0]))
+                found.append(Corpus(folder, read[0], pointer))
     return found
 
 
@@ -139,7 +143,7 @@ def _number(version: str) -> int:
 
 def _unit(contents: Contents, place: str) -> Collectable:
     names = tuple(entry.name for entry in contents.below(place))
-    inside = [a for a in contents.artifacts if a.manifest_name.startswith(place + "/")]
+    inside = [contents.artifact_of[name] for name in names if name in contents.artifact_of]
     return Collectable(place, names, tuple(inside))
 
 
@@ -175,8 +179,9 @@ def _remove_locked(contents: Contents, corpus: Corpus, remove: Callable[[], None
     Raises ClaimHeldError if a flow works on the corpus."""
     claim = acquire(join(contents.root, corpus.name, LOCK_FILE), 0)
     try:
-        found = read_pointer(join(contents.root, corpus.name, CURRENT))
-        if found is None or found[0].version != corpus.current.version:
+        # Not read again: it names each source, and there may be as many removals.
+        pointer = join(contents.root, corpus.name, CURRENT)
+        if not store.exists(pointer) or store.info(pointer) != corpus.pointer:
             raise ClaimHeldError(f"{corpus.name}: it has a new version; the next sweep checks it")
         remove()
     finally:

@@ -6,7 +6,8 @@ have another path to the same place; then the digest matches, or the path below 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from flows.gc.contents import Artifact, Contents
 from flows.runner.run_lock import JOBS, LOCK_FILE
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_listed_json
-from trainyard.artifacts.urls import basename, canonical, join
+from trainyard.artifacts.urls import basename, canonical_each, join
 from trainyard.errors import ArtifactError
 
 STEP_CONFIG = "config.json"
@@ -53,31 +54,58 @@ class Use:
 def in_use(units: Sequence[Collectable], uses: Iterable[Use], root: str) -> dict[str, str]:
     """The units to which the uses refer, directly or through other units (place: user)."""
     kept: dict[str, str] = {}
+    found_by = _Finder(units, root)
     pending = list(uses)
     while pending:
         use = pending.pop()
-        for unit in units:
-            if unit.place not in kept and _reaches(use, unit, root):
+        for unit in found_by.use(use):
+            if unit.place not in kept:
                 kept[unit.place] = use.by
                 pending.extend(uses_of(unit.artifacts))
                 pending.append(Use(unit.place, unit.extra_urls))
     return kept
 
 
-def _reaches(use: Use, unit: Collectable, root: str) -> bool:
-    if use.digests & unit.digests:
-        return True
-    at_home = canonical(join(root, unit.place))
-    return any(_is_in(url, at_home, unit.place) for url in use.urls)
+class _Finder:
+    """Finds the units to which a use refers, without a look at each unit: a corpus may have a
+    hundred thousand parts, and each of its versions names them all."""
+
+    def __init__(self, units: Sequence[Collectable], root: str) -> None:
+        self._units = units
+        self._by_digest: dict[str, list[int]] = defaultdict(list)
+        self._by_place: dict[str, list[int]] = defaultdict(list)
+        self._by_home: dict[str, list[int]] = defaultdict(list)
+        homes = canonical_each(join(root, unit.place) for unit in units)
+        for number, (unit, at_home) in enumerate(zip(units, homes, strict=True)):
+            for digest in unit.digests:
+                self._by_digest[digest].append(number)
+            self._by_place[unit.place].append(number)
+            self._by_home[at_home].append(number)
+        self._place_lengths = sorted(set(map(len, self._by_place)))
+        self._home_lengths = sorted(set(map(len, self._by_home)))
+
+    def use(self, use: Use) -> list[Collectable]:
+        """The units to which a use refers, in their order."""
+        found = {number for digest in use.digests for number in self._by_digest.get(digest, ())}
+        for url, whole in zip(use.urls, canonical_each(use.urls), strict=True):
+            for head in _heads(whole, self._home_lengths):
+                found.update(self._by_home.get(head, ()))
+            # The place may be part of another path: another machine has another one to the root.
+            tail = url.rstrip("/")
+            while True:
+                for head in _heads(tail, self._place_lengths):
+                    found.update(self._by_place.get(head, ()))
+                _, slash, tail = tail.partition("/")
+                if not slash:
+                    break
+        return [self._units[number] for number in sorted(found)]
 
 
-def _is_in(url: str, at_home: str, place: str) -> bool:
-    """Whether a URL is in a unit, by its whole path or by the part below the root."""
-    begins = canonical(url)
-    if begins == at_home or begins.startswith((at_home + "/", at_home + ".", at_home + "_")):
-        return True
-    slashed = "/" + url.rstrip("/")
-    return any(f"/{place}{end}" in slashed + "/" for end in "/._")
+def _heads(url: str, lengths: Sequence[int]) -> Iterator[str]:
+    """The beginnings of a URL, of the given lengths, that may name the unit that it is in."""
+    for length in lengths:
+        if length == len(url) or (length < len(url) and url[length] in "/._"):
+            yield url[:length]
 
 
 def uses_of(artifacts: Iterable[Artifact]) -> list[Use]:

@@ -23,7 +23,7 @@ from flows.recipes.stage_job import StageJob, build_config
 from trainyard import json_text
 from trainyard.artifacts import conditional, store
 from trainyard.artifacts.digest import digest_document
-from trainyard.artifacts.inputs import resolve
+from trainyard.artifacts.inputs import Manifests, resolve
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.config import digest_relevant, from_table
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
@@ -183,9 +183,9 @@ def check_refresh(recipe: Recipe) -> Any:
 def _find(recipe: Recipe, options: str) -> tuple[CorpusObject, ...]:
     """Every source in the order of the patterns, with the digest of its contents."""
     files = [file for pattern in recipe.corpus for file in store.expand(pattern)]
-    found = []
+    found, manifests = [], Manifests()
     for url in dict.fromkeys(files):
-        digest = resolve("source", [url]).digest
+        digest = resolve("source", [url], manifests).digest
         part = recipe.at("parts", options[:SHORT], digest[:LONG])
         found.append(CorpusObject(url, digest, part))
     return tuple(found)

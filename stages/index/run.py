@@ -12,7 +12,13 @@ from stages.index.config import IndexConfig
 from stages.runtime.context import StageRun
 from trainyard.artifacts.store import FileRecord
 from trainyard.datasets.build import build_datasets
-from trainyard.datasets.index_cache import Arrays, IndexCache, write_entry
+from trainyard.datasets.index_cache import (
+    Arrays,
+    IndexCache,
+    array_name,
+    document_name,
+    write_entry,
+)
 from trainyard.datasets.sample_format import SampleFormat
 from trainyard.training.loop.length import sample_counts
 
@@ -67,10 +73,12 @@ class OutputEntries(IndexCache):
 
     def keep(self, key: str, facts: Mapping[str, Any], arrays: Arrays) -> Arrays:
         """Write an entry; a fault ends the stage."""
+        names = [*(array_name(key, name) for name in arrays), document_name(key)]
         with self._writing:
+            self._stage.begin_files(names)
             write_entry(self._stage.open, key, facts, arrays)
             self.keys.add(key)
-            mine = [r for path, r in self._stage.records.items() if path.startswith(f"{key}.")]
-            self._stage.work.publish(key, {"files": [asdict(record) for record in mine]})
+            files = [asdict(self._stage.records[name]) for name in names]
+            self._stage.work.publish(key, {"files": files})
         log.info("built index %s function=%s", key[:8], facts["function"])
         return arrays

@@ -17,7 +17,7 @@ from typing import Any
 from stages.runtime.scratch import Scratch
 from trainyard.artifacts import retry, store
 from trainyard.artifacts.claim import Claim
-from trainyard.artifacts.digest import digest_document
+from trainyard.artifacts.digest import digest_bytes, digest_document
 from trainyard.artifacts.inputs import Input
 from trainyard.artifacts.manifest import ManifestSlot, retire
 from trainyard.artifacts.output import FINAL_NAMES, Output
@@ -42,6 +42,8 @@ class WorkFolder:
     def __init__(self, output: Output, key: str) -> None:
         self._root = output.work_url
         self._mine = key[:12]
+        self._recorded: set[str] = set()
+        """Final names that this process recorded."""
 
     def url(self, name: str) -> str:
         """URL of the work file of that name."""
@@ -80,9 +82,15 @@ class WorkFolder:
                 store.delete(join(self._root, name))
 
     def record_final(self, names: Iterable[str]) -> None:
-        """Record the final names that this run writes, so that a later run can remove them."""
-        document = json.dumps(sorted(names)).encode()
-        store.write_bytes(join(self._root, f"{FINAL_NAMES}{self._mine}.json"), document)
+        """Record final names before this run writes them, so that a later run can remove them.
+
+        Each record holds only new names: a run may write thousands of files."""
+        new = sorted(set(names) - self._recorded)
+        if new:
+            document = json.dumps(new).encode()
+            record = f"{FINAL_NAMES}{self._mine}-{digest_bytes(document)[:12]}.json"
+            store.write_bytes(join(self._root, record), document)
+            self._recorded.update(new)
 
     def final_names(self) -> set[str]:
         """The final names that this run and earlier, killed ones started to write."""
@@ -122,7 +130,6 @@ class StageRun:
     step_file: Path | None = None
     """File in which rank 0 of several reports its steps to the parent; None without a parent."""
     retired: bool = False
-    _begun: set[str] = field(default_factory=set)
     _signal: int | None = None
     _deferred: bool = False
     _num_interrupts: int = 0
@@ -162,16 +169,12 @@ class StageRun:
 
     def begin_final(self, name: str) -> None:
         """Called just before a final file appears: retire the old manifest and record the name."""
-        self.begin_replacing()
-        self._begun.add(name)
-        self.work.record_final(self._begun)
+        self.begin_files([name])
 
     def begin_files(self, names: Iterable[str]) -> None:
-        """Called on rank 0 before any rank writes these final files: as `begin_final`, once for
-        all of them."""
+        """As `begin_final`, once for several files, on rank 0 before any rank writes them."""
         self.begin_replacing()
-        self._begun.update(names)
-        self.work.record_final(self._begun)
+        self.work.record_final(names)
 
     def write_bytes(self, name: str, data: bytes, volatile: bool = False) -> None:
         """Write a whole final file."""

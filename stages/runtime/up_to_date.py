@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from trainyard.artifacts import store
 from trainyard.artifacts.code_digest import changed_files, code_digest, code_files
 from trainyard.artifacts.digest import digest_document
-from trainyard.artifacts.inputs import Input, resolve
+from trainyard.artifacts.inputs import Input, Manifests, resolve
 from trainyard.artifacts.manifest import (
     InputRecord,
     Manifest,
@@ -127,7 +127,8 @@ def decide(
     forced_by: id of the flow run that forces the stage; empty: none does.
     Raises ArtifactError for an input that does not exist."""
     versions = config.versions() if isinstance(config, MadeByVersions) else {}
-    inputs = {name: _resolved(name, urls, config) for name, urls in config.inputs().items() if urls}
+    manifests, given = Manifests(), config.inputs().items()
+    inputs = {name: _resolved(name, urls, config, manifests) for name, urls in given if urls}
     options = digest_relevant(config)
     goes_on = config if isinstance(config, GoesOn) else None
     files = code_files(*modules)
@@ -168,10 +169,10 @@ def is_forced(manifest: Manifest, forced_by: str) -> bool:
     return bool(forced_by) and manifest.run.get("forced_by") != forced_by
 
 
-def _resolved(name: str, urls: tuple[str, ...], config: StageConfig) -> Input:
+def _resolved(name: str, urls: tuple[str, ...], config: StageConfig, manifests: Manifests) -> Input:
     """An input; an error names the option of the missing file."""
     try:
-        return resolve(name, urls)
+        return resolve(name, urls, manifests)
     except ArtifactError as error:
         url = next((url for url in urls if str(error).startswith(f"{url}: ")), None)
         if url is None:

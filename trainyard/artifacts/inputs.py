@@ -5,23 +5,19 @@ once; its digest is cached by URL, size and version."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 from trainyard.artifacts import store
+from trainyard.artifacts.by_version import remembered
 from trainyard.artifacts.digest import digest_bytes, digest_document, digest_files, hasher
 from trainyard.artifacts.error_text import why_absent
 from trainyard.artifacts.manifest import Manifest, check_digest, read_manifest, read_slot
 from trainyard.artifacts.output import FINAL_NAMES, MANIFEST, Output, is_housekeeping
-from trainyard.artifacts.replace_file import replace_file
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import (
     basename,
@@ -39,9 +35,6 @@ log = logging.getLogger(__name__)
 PAIR = (".bin", ".idx")
 SIDECAR = ".docs"
 
-SETTLED_SECONDS = 2.0
-"""A file younger than this may change again without a new modification time."""
-
 
 @dataclass(frozen=True, slots=True)
 class Input:
@@ -54,11 +47,12 @@ class Input:
     digest: str
 
 
-def resolve(name: str, urls: Sequence[str]) -> Input:
+def resolve(name: str, urls: Sequence[str], manifests: Manifests | None = None) -> Input:
     """The files behind the URLs of one input, in order, and their digest.
 
+    manifests: what was read for other inputs of the same decision.
     Raises ArtifactError for a URL without files, and for an artifact that is being written."""
-    manifests = Manifests()
+    manifests = Manifests() if manifests is None else manifests
     parts = [_resolve_one(url, manifests) for url in urls]
     files = tuple(file for files, _ in parts for file in files)
     digests = [digest for _, digest in parts]
@@ -72,8 +66,10 @@ def _resolve_one(url: str, manifests: Manifests) -> tuple[list[str], str]:
             found = manifests.read(manifest_url)
             if found is not None:
                 return _files_of(found, base), found.output_digest
-    if has_glob(url) or store.exists(url):
+    if has_glob(url):
         return _files_alone(store.expand(url), manifests)
+    if store.exists(url):
+        return _files_alone([url], manifests)
     pair = [url + ending for ending in PAIR if store.exists(url + ending)]
     if pair:
         # Not in the digest: the sidecar names locations, and tokens do not depend on them.
@@ -139,7 +135,7 @@ def _files_in(url: str) -> list[str]:
 
 
 class Manifests:
-    """Manifests and folder listings of one input, each read once."""
+    """Manifests and folder listings of one decision, each read once."""
 
     def __init__(self) -> None:
         self._read: dict[str, Manifest | None] = {}
@@ -280,63 +276,9 @@ def _may_be_replacing(manifest_url: str, name: str) -> bool:
 # --- raw files --------------------------------------------------------------------------------
 
 
-def cache_folder() -> Path:
-    """Folder of what a machine keeps between runs: TRAINYARD_CACHE, else the user's cache."""
-    chosen = os.environ.get("TRAINYARD_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard"
-
-
-def digests_folder() -> Path:
-    """Folder of the digests of raw inputs: TRAINYARD_DIGESTS, which machines and containers may
-    share, else in the cache folder."""
-    chosen = os.environ.get("TRAINYARD_DIGESTS")
-    return Path(chosen) if chosen else cache_folder() / "digests"
-
-
 def raw_digest(url: str) -> str:
     """The digest of a file that no manifest lists: from the cache, or from its contents."""
-    path = local_path(url)
-    absolute = str(path.resolve()) if path is not None else url
-    found = store.info(url)
-    entry = digests_folder() / f"{digest_bytes(absolute.encode())[:32]}.json"
-    state = [absolute, found.size_bytes, found.version]
-    try:
-        cached = json.loads(entry.read_text())
-        if found.version and cached["state"] == state:
-            return str(cached["digest"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    digest = read_digest(url)
-    if found.version and _is_settled(url):
-        try:
-            _save_digest(entry, {"state": state, "digest": digest})
-        except OSError as error:
-            _warn_once(str(entry.parent), f"{type(error).__name__}: {error.strerror}")
-    return digest
-
-
-def _save_digest(entry: Path, document: dict[str, object]) -> None:
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(entry, json.dumps(document).encode())
-
-
-@lru_cache(maxsize=8)
-def _warn_once(folder: str, fault: str) -> None:
-    log.warning(
-        "%s: digests cannot be saved, so the next run reads the files again (%s); "
-        "set TRAINYARD_DIGESTS to another folder",
-        folder,
-        fault,
-    )
-
-
-def _is_settled(url: str) -> bool:
-    path = local_path(url)
-    return not is_local(url) or (
-        path is not None and time.time() - path.stat().st_mtime > SETTLED_SECONDS
-    )
+    return str(remembered(url, "digest", lambda: read_digest(url)))
 
 
 def read_digest(url: str) -> str:

@@ -13,14 +13,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.distributed import ProcessGroup
 
 from trainyard.artifacts.manifest import Manifest
+from trainyard.checkpoint.copies import Wanted
 from trainyard.checkpoint.layout import LocalTensors, refuse_differences, slices_held
 from trainyard.checkpoint.safetensors.file import DTYPES, TensorFile, box_of, fetch_all
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.checkpoint.safetensors.ranges import Want
-from trainyard.checkpoint.shared_load import Wanted, fill_together
+from trainyard.checkpoint.shared_load import LoadGroups, fill_together
 from trainyard.checkpoint.stored_step import StoredStep, Verify, open_step_as
 from trainyard.parallel.groups import gather_or_raise
 
@@ -108,7 +108,7 @@ def restore(
     targets: Mapping[str, LocalTensors],
     prefix: str,
     elsewhere: Collection[str] = (),
-    share: ProcessGroup | None = None,
+    share: LoadGroups | None = None,
 ) -> None:
     """Fill tensors in place, by global name, from all tensors of the checkpoint under `prefix`.
 
@@ -119,7 +119,8 @@ def restore(
     shards = {name: slices_held(name, held) for name, held in targets.items()}
     specs = {name: checkpoint.spec(name) for name in checkpoint.names(prefix)}
     gather_or_raise(
-        lambda: refuse_differences(checkpoint.url, specs, shards, prefix, elsewhere), share
+        lambda: refuse_differences(checkpoint.url, specs, shards, prefix, elsewhere),
+        None if share is None else share.world,
     )
     wanted = [(name, s.offset, s.tensor) for name, held in sorted(shards.items()) for s in held]
     started = time.monotonic()

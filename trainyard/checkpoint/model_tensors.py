@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from trainyard.checkpoint.layout import LocalTensors, ShardedTensor
 from trainyard.models.tied import copy_of
-from trainyard.parallel.groups import gather_objects
+from trainyard.parallel.groups import ProcessGroups, broadcast_object, gather_objects
 from trainyard.parallel.sharding import held_part, rows_held
 
 
@@ -46,6 +45,10 @@ def _parts(name: str, tensor: Tensor, buffers_apart: bool, to_fill: bool) -> Loc
     ]
 
 
-def names_over(group: ProcessGroup | None, targets: Iterable[str]) -> set[str]:
-    """The names of the tensors on all ranks of a group."""
-    return {name for names in gather_objects(sorted(targets), group) for name in names}
+def names_over(groups: ProcessGroups, targets: Iterable[str]) -> set[str]:
+    """The names of the tensors on all ranks. Replicas tell each other only the names by which they
+    differ."""
+    here = {name for names in gather_objects(sorted(targets), groups.model) for name in names}
+    first = broadcast_object(here, groups.dp_cp)
+    others = gather_objects(sorted(here - first), groups.dp_cp)
+    return first.union(*others)

@@ -128,11 +128,25 @@ def plan_files(
     kind: str, held: Sequence[Iterable[Slice]], limit_bytes: int = SHARD_SIZE_BYTES
 ) -> list[PlannedFile]:
     """The files `KIND-0000k-of-0000N.safetensors` for the slices of each writer, in their order."""
-    groups = [
-        (writer, slices)
-        for writer, items in enumerate(assign(held))
-        for slices in pack(items, limit_bytes)
-    ]
+    return _named(
+        kind,
+        [
+            (writer, slices)
+            for writer, items in enumerate(assign(held))
+            for slices in pack(items, limit_bytes)
+        ],
+    )
+
+
+def plan_shards(kind: str, slices: Iterable[Slice], num_shards: int) -> list[PlannedFile]:
+    """`num_shards` balanced files, or one per slice if there are fewer slices.
+
+    As `plan_files` for `num_shards` writers that hold all slices, without a look at every writer
+    for each slice."""
+    return _named(kind, list(enumerate(_spread(list(slices), num_shards))))
+
+
+def _named(kind: str, groups: Sequence[tuple[int, Sequence[Slice]]]) -> list[PlannedFile]:
     names = [f"{kind}-{k:05d}-of-{len(groups):05d}.safetensors" for k in range(1, len(groups) + 1)]
     return [PlannedFile(name, w, tuple(s)) for name, (w, s) in zip(names, groups, strict=True)]
 

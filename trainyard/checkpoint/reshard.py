@@ -6,8 +6,7 @@ torch, whose import takes longer than to move a gigabyte."""
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from trainyard.checkpoint.plan import (
     Slice,
     entries_of,
     kind_of,
-    plan_files,
+    plan_shards,
     split_large,
 )
 from trainyard.checkpoint.safetensors.blocks import BlockDigests, Digests
@@ -69,12 +68,6 @@ def whole_slices(entries: Mapping[str, TensorEntry | TensorSpec], kind: str) -> 
             whole = Slice(name, entry.dtype, entry.shape, (0,) * len(entry.shape), entry.shape)
             slices += split_large(whole)
     return slices
-
-
-def plan_shards(kind: str, slices: Iterable[Slice], num_shards: int) -> list[PlannedFile]:
-    """`num_shards` balanced files, or one per slice if there are fewer slices."""
-    # Any shard may take any slice, as if each were a rank that holds all of them.
-    return plan_files(kind, [list(slices)] * num_shards, sys.maxsize)
 
 
 def files_written(step: Step, num_shards: int) -> list[str]:

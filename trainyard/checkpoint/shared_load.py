@@ -1,9 +1,12 @@
 """Loads a checkpoint on many ranks: one rank reads each byte and sends it to those that need it.
 
 Ranks need the same weights (data parallelism), or interleaved columns of them (tensor parallelism),
-which an object store returns only with all bytes in between. So the reads of all ranks are planned
-together: each read goes to the least loaded rank that needs some of it, which sends boxes of it to
-the others. Reading runs ahead of the exchange."""
+which an object store returns only with all bytes in between. So the reads of the ranks of one
+replica (one copy of the model) are planned together: each read goes to the least loaded rank that
+needs some of it, which sends boxes of it to the others. Reading runs ahead of the exchange.
+
+What all replicas need is divided among them: each reads a part, and sends it to the others. So a
+rank plans for the ranks of its replica, whose number does not grow with that of replicas."""
 
 from __future__ import annotations
 
@@ -17,22 +20,24 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from trainyard.checkpoint.copies import (
+    EXCHANGED_BYTES,
+    Wanted,
+    common_boxes,
+    communicating,
+    device_of,
+    divide,
+    send_boxes,
+)
 from trainyard.checkpoint.index import Located
 from trainyard.checkpoint.safetensors.blocks import BLOCK_BYTES
 from trainyard.checkpoint.safetensors.file import DTYPES, TensorFile, box_of, values_in
 from trainyard.checkpoint.safetensors.ranges import BoxPart, Read, Want
 from trainyard.checkpoint.safetensors.shard import in_threads, num_threads
 from trainyard.checkpoint.stored_step import ShardFiles
-from trainyard.errors import CommunicationError, lack_of_memory
-from trainyard.parallel.groups import gather_or_raise
-
-Wanted: TypeAlias = tuple[str, Sequence[int], torch.Tensor]
-"""A tensor's name, the offset of a box of it, and the memory that the box fills."""
+from trainyard.parallel.groups import ProcessGroups, gather_or_raise
 
 Locate: TypeAlias = Callable[[str, Sequence[int], Sequence[int]], list[Located]]
-
-EXCHANGED_BYTES = 64 << 20
-"""Maximum that a rank sends or receives in a round; more if many ranks would make reads small."""
 
 READS_PER_RANK = 8
 """Minimum, unless reads become too small: balances the bytes over ranks."""
@@ -77,31 +82,110 @@ class ReadJob:
         return ReadJob(file, read, dict(parts), readers)
 
 
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Two axes of the ranks: each pair of a group `within` and a group `copies` shares one rank."""
+
+    within: ProcessGroup | None
+    """Ranks that hold one copy of the tensors; None: this rank alone."""
+    copies: ProcessGroup
+    """Ranks that hold the same part of the tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadGroups:
+    """Ranks that load together."""
+
+    world: ProcessGroup
+    """All of them."""
+    replicas: tuple[Replicas, ...] = ()
+    """Ways to divide them into replicas, first that of most tensors. Empty: there is one replica.
+    """
+
+    @staticmethod
+    def of(groups: ProcessGroups) -> LoadGroups | None:
+        """The ranks of a run; None for one rank alone."""
+        if groups.world is None:
+            return None
+        axes = [(groups.model, groups.dp_cp)]
+        if groups.has_expert_grid:
+            axes.append((groups.expert_model, groups.expert_dp))
+        replicas = (Replicas(within, copies) for within, copies in axes if copies is not None)
+        return LoadGroups(groups.world, tuple(replicas))
+
+
 def fill_together(
-    files: ShardFiles[TensorFile], locate: Locate, wanted: Sequence[Wanted], group: ProcessGroup
+    files: ShardFiles[TensorFile], locate: Locate, wanted: Sequence[Wanted], groups: LoadGroups
 ) -> int:
-    """Fill memory on all ranks of a group, which call this together; returns the bytes read here.
+    """Fill memory on all ranks, which call this together; returns the bytes read here.
 
     An error of one rank is raised on all."""
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    own = [(name, tuple(offset), tuple(memory.shape)) for name, offset, memory in wanted]
-    requests = gather_or_raise(lambda: own, group)
-    located = [
-        (part, Goal(of, box, part.at))
-        for of, boxes in enumerate(requests)
-        for box, (name, offset, shape) in enumerate(boxes)
-        for part in locate(name, offset, shape)
-    ]
-    names = sorted({part.piece.file for part, _ in located})
-    opened = gather_or_raise(lambda: files.open_unchecked(names), group, give=False)[rank]
-    # One rank checks each file, whether or not it has read some of it before.
-    gather_or_raise(lambda: files.check(files.unchecked(names[rank::world])), group)
-    files.mark_checked(names)
-    queues = _assign(_plan(opened, located, world, files.readers), world)
-    exchange = _Exchange([memory for _, _, memory in wanted], rank, group)
-    gather_or_raise(lambda: exchange.run(queues), group)
-    gather_or_raise(lambda: _check_unchanged(opened), group)
-    return sum(job.size_bytes for job in queues[rank])
+    load = _Load(files, locate)
+    if files.readers or not groups.replicas:  # files that only some ranks see: perhaps elsewhere
+        return load.plan_and_fill(wanted, groups.world)
+    size, left = 0, list(wanted)
+    for replicas in groups.replicas:
+        common = common_boxes(left, replicas.copies)
+        shared = [box for box, is_common in zip(left, common, strict=True) if is_common]
+        left = [box for box, is_common in zip(left, common, strict=True) if not is_common]
+        parts = divide(shared, dist.get_world_size(replicas.copies))
+        own = parts[dist.get_rank(replicas.copies)]
+        size += _on_all(load, own, replicas.within, groups.world)
+        with communicating():
+            for source, part in enumerate(parts):
+                send_boxes([memory for _, _, memory in part], source, replicas.copies)
+    return size + _on_all(load, left, groups.replicas[0].within, groups.world)
+
+
+def _on_all(
+    load: _Load, wanted: Sequence[Wanted], within: ProcessGroup | None, world: ProcessGroup
+) -> int:
+    """Fill memory in each replica; an error in one is raised in all, so that none waits for it."""
+    sizes = gather_or_raise(lambda: load.plan_and_fill(wanted, within), world, give=False)
+    return sizes[dist.get_rank(world)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """The files of a step."""
+
+    files: ShardFiles[TensorFile]
+    locate: Locate
+
+    def plan_and_fill(self, wanted: Sequence[Wanted], group: ProcessGroup | None) -> int:
+        """Fill memory on all ranks of a group by one plan; returns the bytes read here."""
+        files = self.files
+        rank, world = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
+        own = [(name, tuple(offset), tuple(memory.shape)) for name, offset, memory in wanted]
+        requests = gather_or_raise(lambda: own, group)
+        located = locate_all(requests, self.locate)
+        names = sorted({part.piece.file for part, _ in located})
+        opened = gather_or_raise(lambda: files.open_unchecked(names), group, give=False)[rank]
+        # One rank checks each file, whether or not it has read some of it before.
+        gather_or_raise(lambda: files.check(files.unchecked(names[rank::world])), group)
+        files.mark_checked(names)
+        queues = _assign(_plan(opened, located, world, files.readers), world)
+        exchange = _Exchange([memory for _, _, memory in wanted], rank, group)
+        gather_or_raise(lambda: exchange.run(queues), group)
+        gather_or_raise(lambda: _check_unchanged(opened), group)
+        return sum(job.size_bytes for job in queues[rank])
+
+
+Request: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""A tensor's name, the offset of a box of it, and its shape."""
+
+
+def locate_all(requests: Sequence[Sequence[Request]], locate: Locate) -> list[tuple[Located, Goal]]:
+    """The pieces of the boxes that each rank asks for. Boxes that several ask for are looked up
+    once."""
+    found: dict[Request, list[Located]] = {}
+    located = []
+    for rank, boxes in enumerate(requests):
+        for number, box in enumerate(boxes):
+            if box not in found:
+                found[box] = locate(*box)
+            located += [(part, Goal(rank, number, part.at)) for part in found[box]]
+    return located
 
 
 def _check_unchanged(opened: Mapping[str, TensorFile]) -> None:
@@ -151,10 +235,11 @@ def _assign(jobs: Sequence[ReadJob], world: int) -> list[list[ReadJob]]:
 class _Exchange:
     """One rank's part: in each round all ranks read, then send the boxes of other ranks."""
 
-    def __init__(self, memories: Sequence[torch.Tensor], rank: int, group: ProcessGroup) -> None:
+    def __init__(
+        self, memories: Sequence[torch.Tensor], rank: int, group: ProcessGroup | None
+    ) -> None:
         self._memories, self._rank, self._group = memories, rank, group
-        is_nccl = dist.get_backend(group) == "nccl"
-        self._device = torch.device("cuda" if is_nccl else "cpu")
+        self._device = device_of(group) if group is not None else torch.device("cpu")
 
     def run(self, queues: Sequence[Sequence[ReadJob]]) -> None:
         """All rounds. Raises an error of this rank after the last one: other ranks wait for it."""
@@ -194,7 +279,7 @@ class _Exchange:
             assert own is not None
             box.copy_(values_in(data, own.read, part))
         received = torch.empty(sum(map(_length, incoming)), dtype=torch.uint8, device=self._device)
-        try:
+        with communicating():
             dist.all_to_all_single(
                 received,
                 sent.to(self._device),
@@ -202,10 +287,6 @@ class _Exchange:
                 [_length(parts) for parts in outgoing],
                 group=self._group,
             )
-        except RuntimeError as error:
-            if lack_of_memory(error) is not None:
-                raise
-            raise CommunicationError(f"a rank was lost during a load: {error}") from error
         for part, box in _boxes(received, incoming):
             self._fill(part, box)
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from trainyard.checkpoint.index import encode_index
-from trainyard.checkpoint.plan import PlannedFile, Slice, entries_of
-from trainyard.checkpoint.reshard import RESHARDED, OpenFile, plan_shards, whole_slices
+from trainyard.checkpoint.plan import PlannedFile, Slice, entries_of, plan_shards
+from trainyard.checkpoint.reshard import RESHARDED, OpenFile, whole_slices
 from trainyard.checkpoint.safetensors.blocks import Digests
 from trainyard.checkpoint.safetensors.file import DTYPES, Sink, write_tensors
 from trainyard.checkpoint.steps import CONFIG, INDEX, STATE, TOKENIZER, encode_document

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainyard.artifacts import store
+from trainyard.artifacts.by_version import remembered
 from trainyard.artifacts.inputs import Manifests
 from trainyard.artifacts.store import FileInfo
 from trainyard.corpus.disk_array import Spill
@@ -192,10 +193,15 @@ def read_index(
     record = (manifests or Manifests()).record(name)
     raw = map_listed(name, record, options or CacheOptions())
     index = parse_index(raw, name)
-    verify_index(index, name)
+    remembered(name, "index checked", lambda: _verified(index, name))
     info = store.info(prefix_url + ".bin")
     check_bin_size(index, info.size_bytes, prefix_url)
     return index, info
+
+
+def _verified(index: Index, name: str) -> bool:
+    verify_index(index, name)
+    return True
 
 
 def _sums(

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from trainyard.artifacts import store
+from trainyard.artifacts.by_version import cache_folder
 from trainyard.artifacts.digest import SHORT, digest_bytes
-from trainyard.artifacts.inputs import cache_folder
 from trainyard.corpus.blocks import BlockFolder
 from trainyard.corpus.layout import Tokens
 from trainyard.errors import ConfigError
@@ -238,7 +238,8 @@ def fetch_whole(url: str, options: CacheOptions, open_file: Callable[[Path], Tok
     if info.size_bytes > options.max_bytes:
         raise ConfigError(
             f"{url} is {info.size_bytes} bytes, more than the {options.max_bytes} of the cache in "
-            f"{options.folder}; enlarge it, or read the file in ranges"
+            f"{options.folder}, to which it must be copied; raise --object-storage-cache-size-mb "
+            f"({options.max_bytes >> 20}) above {info.size_bytes >> 20}"
         )
     path = options.blocks.path(_key(url, info, 0), "whole")
     for _ in range(3):

@@ -5,11 +5,16 @@ samples so far; the first one wins a tie. Pure functions of weights and sizes, b
 rule.
 
 The rule looks sequential, yet forgets: two runs of it that start from different counts soon agree.
-So the samples are cut into lanes that all walk at once from guessed counts; where a lane ends is
-where the next one must begin, and lanes that guessed wrong walk again. When no guess was wrong, the
-result is the rule's."""
+So the samples are cut into lanes that all walk at once, each from guessed counts some steps before
+its start; where a lane ends is where the next one must begin, and lanes that began wrong walk
+again. When none did, the result is the rule's.
+
+Few datasets can be chosen in a few steps, since a lag grows by no more than a share a step. So a
+lane looks only at these, and at all datasets once in a block of steps."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +22,22 @@ from numpy.typing import NDArray
 from trainyard.errors import ConfigError
 
 MAX_DATASETS = np.iinfo(np.int16).max
+
+MOST_LANES = 4096
+MOST_CELLS = 1 << 18
+"""Lanes times datasets: bounds the memory."""
 MIN_LANE_STEPS = 256
-MAX_ROUNDS = 4
+WARM_UP = 8
+"""Share of a lane, as a divisor, that it walks before its start at most."""
+
+FEW_DATASETS = 48
+"""So many are looked at in each step: choosing among them would cost more."""
+BLOCK_STEPS = 64
+"""Steps between two looks at all datasets, if they are few; else twice the square root of their
+number: the look costs as much as the steps in between."""
 
 Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 def blend(weights: list[float], num_samples: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
@@ -28,19 +45,17 @@ def blend(weights: list[float], num_samples: int) -> tuple[NDArray[np.int16], ND
 
     weights: relative shares; the n samples keep within one of each share throughout."""
     shares = normalise(weights)
-    chosen = _assign(shares, num_samples, np.full(len(shares), np.inf))
-    return chosen, rank_within(chosen, len(shares))
+    return _assign(shares, num_samples, np.full(len(shares), np.inf))
 
 
 def blend_exhaustive(sizes: list[int]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
     """The same, serving every sample of every dataset once, each dataset in proportion to its
     size."""
     limits = np.asarray(sizes, np.float64)
-    chosen = _assign(normalise(limits.tolist()), sum(sizes), limits)
-    return chosen, rank_within(chosen, len(sizes))
+    return _assign(normalise(limits.tolist()), sum(sizes), limits)
 
 
-def normalise(weights: list[float]) -> NDArray[np.float64]:
+def normalise(weights: list[float]) -> Floats:
     """Weights as shares of 1."""
     values = np.asarray(weights, np.float64)
     if len(values) > MAX_DATASETS:
@@ -51,46 +66,40 @@ def normalise(weights: list[float]) -> NDArray[np.float64]:
         raise ConfigError(
             f"--data-path weights must be numbers of at least 0, not all 0, got {weights}"
         )
-    shares: NDArray[np.float64] = values / values.sum()
+    shares: Floats = values / values.sum()
     return shares
-
-
-def rank_within(chosen: NDArray[np.int16], num_datasets: int) -> NDArray[np.int64]:
-    """(n,) how many earlier samples came from the same dataset."""
-    counts = np.bincount(chosen, minlength=num_datasets)
-    starts = np.cumsum(counts) - counts
-    ranks = np.empty(len(chosen), np.int64)
-    ranks[np.argsort(chosen, kind="stable")] = np.arange(len(chosen)) - np.repeat(starts, counts)
-    return ranks
 
 
 # --- the rule, many lanes at once -------------------------------------------------------------
 
 
 def _assign(
-    shares: NDArray[np.float64], num_samples: int, limits: NDArray[np.float64]
-) -> NDArray[np.int16]:
-    """(n,) the dataset of each sample; one that reached its limit is not chosen again."""
-    steps = _lane_steps(shares, num_samples)
+    shares: Floats, num_samples: int, limits: Floats
+) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    """(n,) the dataset of each sample, and how many earlier samples came from it; a dataset that
+    reached its limit is not chosen again."""
+    steps = _lane_steps(len(shares), num_samples)
     starts = np.arange(0, num_samples, steps)
-    counts = _guess_counts(shares, starts)
-    for _ in range(MAX_ROUNDS):
-        chosen, ends = _walk(shares, limits, starts, counts, steps)
-        wrong = (counts[1:] != ends[:-1]).any(axis=1)
-        if not wrong.any():
-            return chosen.ravel()[:num_samples]
-        counts[1:] = ends[:-1]
-    return _walk(shares, limits, starts[:1], counts[:1], num_samples)[0].ravel()
+    chosen = np.empty((len(starts), steps), np.int16)
+    ranks = np.empty((len(starts), steps), np.int64)
+    walk = _Walk(shares, limits)
+    begins = walk.begins(starts, steps)
+    lanes = np.arange(len(starts))
+    ends = np.empty_like(begins)
+    while len(lanes):
+        ends[lanes] = walk.all(starts[lanes], begins[lanes], steps, chosen, ranks, lanes)
+        lanes = 1 + np.flatnonzero((begins[1:] != ends[:-1]).any(axis=1))
+        begins[lanes] = ends[lanes - 1]
+    return chosen.ravel()[:num_samples], ranks.ravel()[:num_samples]
 
 
-def _lane_steps(shares: NDArray[np.float64], num_samples: int) -> int:
-    """Steps of a lane: enough for the rarest dataset to occur a few times, as forgetting needs."""
-    to_forget = min(4.0 / float(shares[shares > 0].min()), num_samples / 64)
-    steps = max(MIN_LANE_STEPS, int(num_samples**0.5), int(to_forget))
-    return max(1, min(steps, num_samples))
+def _lane_steps(num_datasets: int, num_samples: int) -> int:
+    """Steps of a lane; more lanes take more memory, and walk more before their starts."""
+    lanes = max(1, min(MOST_LANES, MOST_CELLS // num_datasets, num_samples // MIN_LANE_STEPS))
+    return max(1, -(-num_samples // lanes))
 
 
-def _guess_counts(shares: NDArray[np.float64], starts: NDArray[np.int64]) -> Counts:
+def _guess_counts(shares: Floats, starts: NDArray[np.int64]) -> Counts:
     """(lanes, datasets) counts near those at each start, summing to it."""
     wanted = shares * starts[:, None]
     counts = np.floor(wanted).astype(np.int64)
@@ -101,26 +110,120 @@ def _guess_counts(shares: NDArray[np.float64], starts: NDArray[np.int64]) -> Cou
     return counts
 
 
-def _walk(
-    shares: NDArray[np.float64],
-    limits: NDArray[np.float64],
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """Lanes that walk by the rule, side by side."""
+
+    shares: Floats
+    limits: Floats
+    """Most samples of each dataset; infinite: any number."""
+
+    def begins(self, starts: NDArray[np.int64], steps: int) -> Counts:
+        """(lanes, datasets) counts at each start, right where the rule forgets soon enough."""
+        to_forget = 4.0 / float(self.shares[self.shares > 0].min())
+        warm_up = int(min(to_forget, steps / WARM_UP)) if len(starts) > 1 else 0
+        befores = np.maximum(starts - warm_up, 0)
+        counts = _guess_counts(self.shares, befores)
+        counts[1:] = self.all(befores[1:], counts[1:], warm_up)
+        return counts
+
+    def all(
+        self,
+        starts: NDArray[np.int64],
+        counts: Counts,
+        steps: int,
+        chosen: NDArray[np.int16] | None = None,
+        ranks: NDArray[np.int64] | None = None,
+        rows: NDArray[np.int64] | None = None,
+    ) -> Counts:
+        """Walk from the counts at each start; returns those at the ends. chosen, ranks: filled in
+        these rows, (lanes, steps)."""
+        have = counts.astype(np.float64)
+        num_datasets = len(self.shares)
+        block = BLOCK_STEPS if num_datasets <= FEW_DATASETS else int(2 * num_datasets**0.5)
+        for at in range(0, steps, block):
+            length = min(block, steps - at)
+            near = self._near(starts + at, have, length)
+            found = self._block(starts + at, have, near, length)
+            if chosen is not None and ranks is not None:
+                chosen[rows, at : at + length] = found[0]
+                ranks[rows, at : at + length] = found[1]
+        return have.astype(np.int64)
+
+    def _near(
+        self, starts: NDArray[np.int64], have: Floats, steps: int
+    ) -> NDArray[np.int64] | None:
+        """(lanes, k) the datasets that the next steps may choose, and perhaps some more, in order;
+        None: all.
+
+        Of the `steps` + 1 that lag most now, one is not chosen in any of these steps. So none is
+        chosen that will lag less at their end than that one does now."""
+        num_datasets = len(self.shares)
+        if num_datasets <= max(FEW_DATASETS, steps + 1):
+            return None
+        lag = self.shares * starts[:, None]
+        lag -= have
+        lag[have >= self.limits] = -np.inf
+        least = np.partition(lag, num_datasets - steps - 1, axis=1)[:, num_datasets - steps - 1]
+        lag += self.shares * (steps + 1)
+        rounding = 1e-9 + 1e-14 * float(starts[-1] + steps)
+        count = int((lag >= least[:, None] - rounding).sum(axis=1).max())
+        near = np.argpartition(lag, num_datasets - count, axis=1)[:, num_datasets - count :]
+        near.sort(axis=1)
+        return near
+
+    def _block(
+        self, starts: NDArray[np.int64], have: Floats, near: NDArray[np.int64] | None, steps: int
+    ) -> tuple[NDArray[np.int16], Floats]:
+        """(lanes, steps) which dataset is chosen in each step, and its count before; changes
+        `have`. near: the only ones to look at; None: all."""
+        if near is None:
+            shares, limits = self.shares[:, None], self.limits[:, None]
+            counts = np.ascontiguousarray(have.T)
+        else:
+            shares, limits = (
+                np.ascontiguousarray(each[near].T) for each in (self.shares, self.limits)
+            )
+            counts = np.ascontiguousarray(np.take_along_axis(have, near, axis=1).T)
+        is_bounded = bool((counts + steps > limits).any())
+        chosen, ranks = _walk_block(shares, counts, limits if is_bounded else None, starts, steps)
+        if near is None:
+            have[:] = counts.T
+            return chosen.T, ranks.T
+        np.put_along_axis(have, near, counts.T, axis=1)
+        return np.take_along_axis(near, chosen.T, axis=1).astype(np.int16), ranks.T
+
+
+def _walk_block(
+    shares: Floats,
+    counts: Floats,
+    limits: Floats | None,
     starts: NDArray[np.int64],
-    counts: Counts,
     steps: int,
-) -> tuple[NDArray[np.int16], Counts]:
-    """(lanes, steps) choices of every lane from its start, and the counts at its end."""
-    lanes = np.arange(len(starts))
-    chosen = np.empty((steps, len(starts)), np.int16)
-    have = counts.astype(np.float64)
-    lag = np.empty_like(have)
-    bounded = bool(np.isfinite(limits).any())
+) -> tuple[NDArray[np.int16], Floats]:
+    """(steps, lanes) which row of `counts` (rows, lanes) the rule takes in each step, and its count
+    before; changes `counts`."""
+    width, lanes = counts.shape
+    # The first of equals has the highest mark.
+    marks = np.arange(width, 0, -1).astype(np.min_scalar_type(width))[:, None]
+    lag, is_most = np.empty_like(counts), np.empty(counts.shape, np.bool_)
+    marked = np.empty(counts.shape, marks.dtype)
+    flat, places = counts.reshape(-1), np.empty(lanes, np.intp)
+    so_far, of_lane = starts.astype(np.float64), np.arange(lanes)
+    chosen, ranks = np.empty((steps, lanes), np.int16), np.empty((steps, lanes))
     for step in range(steps):
-        so_far = np.maximum(starts + step, 1).astype(np.float64)
-        np.multiply(so_far[:, None], shares, out=lag)
-        np.subtract(lag, have, out=lag)
-        if bounded:
-            lag[have >= limits] = -np.inf
-        best = lag.argmax(axis=1)
-        chosen[step] = best
-        have[lanes, best] += 1.0
-    return chosen.T, have.astype(np.int64)
+        np.multiply(shares, np.maximum(so_far, 1.0), out=lag)
+        np.subtract(lag, counts, out=lag)
+        if limits is not None:
+            lag[counts >= limits] = -np.inf
+        np.equal(lag, lag.max(axis=0), out=is_most)
+        np.multiply(is_most.view(np.uint8), marks, out=marked)
+        np.subtract(width, marked.max(axis=0), out=chosen[step], casting="unsafe")
+        np.multiply(chosen[step], lanes, out=places, casting="unsafe", dtype=np.intp)
+        places += of_lane
+        count = flat.take(places)
+        ranks[step] = count
+        count += 1.0
+        flat[places] = count
+        so_far += 1.0
+    return chosen, ranks

@@ -56,7 +56,9 @@ class Blended(Generic[S]):
         sources = self.dataset_index[indices].astype(np.int64)
         samples = self.dataset_sample_index[indices]
         ids = np.stack([sources, np.zeros_like(samples)], axis=1)
-        for source in np.unique(sources).tolist():
-            of_source = sources == source
-            ids[of_source, 1] = self.datasets[source].ids(samples[of_source])[:, 1]
+        # Sorted once: a look at all samples for each of a thousand sources would be slow.
+        order = np.argsort(sources, kind="stable")
+        present, first = np.unique(sources[order], return_index=True)
+        for source, rows in zip(present.tolist(), np.split(order, first[1:]), strict=True):
+            ids[rows, 1] = self.datasets[source].ids(samples[rows])[:, 1]
         return ids

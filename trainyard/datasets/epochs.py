@@ -6,8 +6,8 @@ from __future__ import annotations
 from trainyard.datasets.config import DataConfig, has_weights
 from trainyard.datasets.mock import MockTokens
 from trainyard.datasets.sample_format import SampleFormat
-from trainyard.datasets.samples import count_samples, count_tokens
-from trainyard.datasets.splits import documents_of_split, open_tokens, sources_of
+from trainyard.datasets.samples import count_samples
+from trainyard.datasets.splits import documents_of_split, open_tokens, sources_of, tokens_of
 from trainyard.datasets.token_rows import TokenSource
 from trainyard.errors import ConfigError
 
@@ -34,5 +34,5 @@ def samples_of_epoch(data: DataConfig, seq_length: int) -> int:
 
 def _samples(file: TokenSource, data: DataConfig, form: SampleFormat) -> int:
     documents = documents_of_split(file, data, form, "train")
-    num_tokens = count_tokens(file.sequence_lengths, documents)
+    num_tokens = tokens_of(file, documents)
     return count_samples(num_tokens, form.seq_length, int(form.extra_token), True)

@@ -7,14 +7,16 @@ is computed for the whole batch at once (`sample_format`)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.artifacts.by_version import remembered
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.blended import Blended
-from trainyard.datasets.index_cache import IN_MEMORY, Indexer
+from trainyard.datasets.index_cache import IN_MEMORY, Indexer, Remember, compute_again
 from trainyard.datasets.sample_format import (
     NO_PAD,
     Dataset,
@@ -25,7 +27,7 @@ from trainyard.datasets.sample_format import (
     first,
     positions_in_documents,
 )
-from trainyard.datasets.samples import SampleIndices
+from trainyard.datasets.samples import Documents, SampleIndices
 from trainyard.datasets.token_rows import (
     Read,
     TokenSource,
@@ -57,7 +59,7 @@ class GPTDataset:
     def __init__(
         self,
         indexed: TokenSource,
-        documents: NDArray[np.int32],
+        documents: Documents,
         num_samples: int | None,
         sample_format: SampleFormat,
         drop_last_partial: bool = True,
@@ -74,6 +76,7 @@ class GPTDataset:
             num_samples,
             extra_token=sample_format.extra_token,
             drop_last_partial=drop_last_partial,
+            remember=_memory_of(indexed),
         )
 
     def __len__(self) -> int:
@@ -164,6 +167,13 @@ class GPTDataset:
             f"{self.indexed.prefix}.bin: sequence {document} has only {found} of {asked} tokens; "
             "the file was changed or truncated, make the pair again"
         )
+
+
+def _memory_of(indexed: TokenSource) -> Remember:
+    """Remembers what was computed from a version of the index of a file."""
+    if not isinstance(indexed, IndexedDataset):
+        return compute_again
+    return partial(remembered, f"{indexed.prefix}.idx")
 
 
 class BlendedDataset(Blended[GPTDataset]):

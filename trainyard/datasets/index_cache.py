@@ -17,14 +17,13 @@ each other, because all of them write the same bytes."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,14 +31,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.artifacts import store
-from trainyard.artifacts.digest import digest_document
-from trainyard.artifacts.inputs import cache_folder, raw_digest
+from trainyard.artifacts.by_version import cache_folder, one_at_a_time
+from trainyard.artifacts.digest import digest_document, hasher
+from trainyard.artifacts.inputs import raw_digest
 from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import check_relative, join, local_path
 from trainyard.corpus.blocks import TOUCH_SECONDS, BlockFolder
 from trainyard.datasets import blend as blends
-from trainyard.datasets.arrays import digest_array, map_array, write_array
-from trainyard.datasets.samples import SampleIndices, build_sample_indices
+from trainyard.datasets.arrays import CHUNK, digest_array, map_array, write_array
+from trainyard.datasets.samples import Documents, SampleIndices, build_sample_indices
 from trainyard.errors import ArtifactError, ConfigError, TrainyardError
 
 log = logging.getLogger(__name__)
@@ -57,20 +57,30 @@ Arrays = dict[str, NDArray[Any]]
 Blend = tuple[NDArray[np.int16], NDArray[np.int64]]
 
 
+Remember = Callable[[str, Callable[[], object]], object]
+"""(what, compute) -> the result of `compute`, from memory if what it depends on is the same."""
+
+
+def compute_again(what: str, compute: Callable[[], object]) -> object:
+    """Remembers nothing."""
+    return compute()
+
+
 class Indexer(Protocol):
     """Where datasets get their indices from."""
 
     def samples(
         self,
         sequence_lengths: NDArray[np.int32],
-        documents: NDArray[np.int32],
+        documents: Documents,
         seq_length: int,
         seed: int,
         num_samples: int | None = None,
         extra_token: bool = True,
         drop_last_partial: bool = True,
+        remember: Remember = compute_again,
     ) -> SampleIndices:
-        """As `samples.build_sample_indices`."""
+        """As `samples.build_sample_indices`. remember: for what depends on the token file alone."""
 
     def blend(self, weights: list[float], num_samples: int) -> Blend:
         """As `blend.blend`."""
@@ -89,7 +99,10 @@ class Indexer(Protocol):
 class InMemory:
     """Builds every index in memory."""
 
-    samples = staticmethod(build_sample_indices)
+    def samples(self, *arguments: Any, remember: object = None, **more: Any) -> SampleIndices:
+        """As `samples.build_sample_indices`."""
+        return build_sample_indices(*arguments, **more)
+
     blend = staticmethod(blends.blend)
     blend_exhaustive = staticmethod(blends.blend_exhaustive)
 
@@ -119,12 +132,13 @@ class IndexCache:
     def samples(
         self,
         sequence_lengths: NDArray[np.int32],
-        documents: NDArray[np.int32],
+        documents: Documents,
         seq_length: int,
         seed: int,
         num_samples: int | None = None,
         extra_token: bool = True,
         drop_last_partial: bool = True,
+        remember: Remember = compute_again,
     ) -> SampleIndices:
         """As `samples.build_sample_indices`."""
         numbers: dict[str, Any] = {
@@ -136,8 +150,12 @@ class IndexCache:
         }
         facts = {
             "function": "sample_indices",
-            "sequence_lengths": digest_array(sequence_lengths, "<i4"),
-            "documents": digest_array(documents, "<i4"),
+            "sequence_lengths": remember(
+                "sequence lengths", lambda: digest_array(sequence_lengths, "<i4")
+            ),
+            "documents": digest_array(documents, "<i4")
+            if not isinstance(documents, range)
+            else remember(str(documents), lambda: digest_range(documents)),
             **numbers,
         }
 
@@ -215,6 +233,15 @@ class IndexCache:
             return arrays
         # Mapped, the ranks of a machine share one copy.
         return {name: map_array(folder / array_name(key, name)) for name in arrays}
+
+
+def digest_range(numbers: range) -> str:
+    """`digest_array` of the array of these numbers."""
+    running = hasher()
+    for start in range(numbers.start, numbers.stop, CHUNK):
+        piece = np.arange(start, min(start + CHUNK, numbers.stop), dtype="<i4")
+        running.update(piece.view(np.uint8))
+    return f"{len(numbers)}:{running.hexdigest()}"
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
@@ -316,30 +343,3 @@ class Copies(BlockFolder):
         for _, size, path in super()._files():
             with suppress(FileNotFoundError):
                 yield Path(path).parent.stat().st_mtime, size, path
-
-
-# --- one builder a machine --------------------------------------------------------------------
-
-
-@contextmanager
-def one_at_a_time(key: str) -> Iterator[None]:
-    """A lock for one process of this machine at a time; the kernel frees it when its holder dies.
-
-    Without a lock every process builds the entry: the bytes are the same."""
-    path = cache_folder() / "indices" / f"{key}.lock"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("w")
-    except OSError:
-        yield
-        return
-    with lock:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_UN)  # a process forked since then holds it open
-            with suppress(OSError):
-                path.unlink()  # a process that waits on it continues, and finds the entry

@@ -10,7 +10,7 @@ last label). Besides its results it keeps only a few chunks of documents in memo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ would be spread over the whole run."""
 
 CHUNK = 1 << 17
 """Documents processed at once: their bounds then stay in the processor's cache."""
+
+Documents: TypeAlias = NDArray[np.int32] | range
+"""Ids into the sequence lengths; a range takes no memory until indices are built."""
 
 MAX_INT32 = int(np.iinfo(np.int32).max)
 
@@ -41,7 +44,7 @@ class SampleIndices:
 
 def build_sample_indices(
     sequence_lengths: NDArray[np.int32],
-    documents: NDArray[np.int32],
+    documents: Documents,
     seq_length: int,
     seed: int,
     num_samples: int | None = None,
@@ -52,6 +55,8 @@ def build_sample_indices(
 
     num_samples: the least number of samples, from as many epochs as needed; None: one epoch."""
     extra = int(extra_token)
+    if isinstance(documents, range):
+        documents = np.arange(documents.start, documents.stop, dtype=np.int32)
     tokens_per_epoch = count_tokens(sequence_lengths, documents)
     num_epochs = count_epochs(tokens_per_epoch, seq_length, num_samples, extra)
     apart = last_epoch_apart(tokens_per_epoch, num_epochs, seq_length, num_samples, extra)
@@ -69,11 +74,13 @@ def build_sample_indices(
     return SampleIndices(document_index, sample_index, shuffle_index)
 
 
-def count_tokens(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32]) -> int:
+def count_tokens(sequence_lengths: NDArray[np.int32], documents: Documents) -> int:
     """Tokens of the given documents, one epoch."""
     total = 0
     for start in range(0, len(documents), CHUNK):
-        lengths = sequence_lengths[documents[start : start + CHUNK]]
+        chosen = documents[start : start + CHUNK]
+        place = slice(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+        lengths = sequence_lengths[place]
         total += int(lengths.sum(dtype=np.int64))
     return total
 
@@ -144,10 +151,15 @@ def locate_samples(
     for start in range(0, len(document_index), CHUNK):
         lengths = sequence_lengths[document_index[start : start + CHUNK]]
         ends = np.cumsum(lengths, dtype=np.int64)
-        found = min((base + int(ends[-1]) - extra) // seq_length, whole)
+        # Samples that end in each document or before it; sooner than a search for each sample.
+        ended = (ends + (base - extra)) // seq_length
+        np.clip(ended, done, whole, out=ended)
+        found = int(ended[-1])
         if found > done:
             last_tokens = np.arange(done + 1, found + 1) * seq_length + (extra - 1 - base)
-            position = np.searchsorted(ends, last_tokens, side="right")
+            ended[1:] -= ended[:-1].copy()
+            ended[0] -= done
+            position = np.repeat(np.arange(len(ends)), ended)
             index[done + 1 : found + 1, 0] = position + start
             begins = ends[position] - lengths[position]
             index[done + 1 : found + 1, 1] = last_tokens - begins + (1 - extra)

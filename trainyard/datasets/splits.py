@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
+from trainyard.artifacts.by_version import remembered
 from trainyard.artifacts.inputs import Manifests, check_exists
 from trainyard.artifacts.urls import is_local
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset
@@ -19,20 +18,32 @@ from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.samples import count_tokens
 from trainyard.datasets.token_rows import TokenSource
 from trainyard.datasets.vocabulary import refuse_floats
-from trainyard.errors import ArtifactError, ConfigError
+from trainyard.errors import ArtifactError, ConfigError, DataError
 
 OUTLINES_AT_ONCE = 16
 """Outlines read at once: each takes several requests to a store."""
+
+
+MOST_SEQUENCES = 2**31
+"""Sequences of a pair that ids of 32 bits can number."""
 
 
 class TooLittleDataError(ConfigError):
     """A split of a source has less than one sample."""
 
 
-def split_documents(num_documents: int, bounds: tuple[float, float]) -> NDArray[np.int32]:
-    """The ids of the documents between two fractions."""
+def split_documents(num_documents: int, bounds: tuple[float, float]) -> range:
+    """The ids of the documents between two fractions.
+
+    Raises DataError for ids over 32 bits, the type in Megatron-LM's indices and ours."""
     first, last = _range(num_documents, bounds)
-    return np.arange(first, last, dtype=np.int32)
+    if last > MOST_SEQUENCES:
+        raise DataError(
+            f"the split needs sequences {first} to {last - 1}, but sample indices number at most "
+            f"{MOST_SEQUENCES} sequences of a pair, in 32 bits; divide the corpus into several "
+            "pairs, and name all of them in --data-path"
+        )
+    return range(first, last)
 
 
 def _range(num_documents: int, bounds: tuple[float, float]) -> tuple[int, int]:
@@ -79,16 +90,19 @@ def _least_tokens(data: DataConfig, sample_format: SampleFormat, split: str) -> 
 
 def documents_of_split(
     file: TokenSource, data: DataConfig, sample_format: SampleFormat, split: str
-) -> NDArray[np.int32]:
+) -> range:
     """The ids of a split's documents. Raises TooLittleDataError if they are less than a sample."""
-    documents = split_documents(len(file), data.fractions(split))
+    try:
+        documents = split_documents(len(file), data.fractions(split))
+    except DataError as error:
+        raise DataError(f"{file.prefix}: {error}") from error
     where = f"{file.prefix}: the {split} split"
     if not len(documents):
         raise TooLittleDataError(
             f"{where} (--split {data.split!r}) has none of the {len(file)} documents; "
             "give it a larger part, or add documents"
         )
-    num_tokens = count_tokens(file.sequence_lengths, documents)
+    num_tokens = tokens_of(file, documents)
     if num_tokens < _least_tokens(data, sample_format, split):
         raise TooLittleDataError(
             f"{where} has {num_tokens} tokens in {len(documents)} documents, less than one "
@@ -96,6 +110,15 @@ def documents_of_split(
             f"that, enlarge the split (--split {data.split!r}), or add documents"
         )
     return documents
+
+
+def tokens_of(file: TokenSource, documents: range) -> int:
+    """Tokens of the documents of a file; remembered for a version of the file."""
+    if not isinstance(file, IndexedDataset):
+        return count_tokens(file.sequence_lengths, documents)
+    what = f"tokens {documents.start} {documents.stop}"
+    count = partial(count_tokens, file.sequence_lengths, documents)
+    return int(str(remembered(f"{file.prefix}.idx", what, count)))
 
 
 def sentence_documents_of_split(file: IndexedDataset, data: DataConfig, split: str) -> range:

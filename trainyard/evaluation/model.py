@@ -17,6 +17,8 @@ from trainyard.checkpoint.layout import LocalTensors, ShardedTensor
 from trainyard.checkpoint.load import Restorable, open_checkpoint, restore
 from trainyard.checkpoint.model import SCORERS
 from trainyard.checkpoint.model_config import model_config
+from trainyard.checkpoint.model_tensors import names_over
+from trainyard.checkpoint.shared_load import LoadGroups
 from trainyard.conversion.detect import detect, loader_for
 from trainyard.conversion.loadable import LoadableSource
 from trainyard.conversion.loaders import open_source
@@ -38,7 +40,6 @@ from trainyard.parallel.dims import dims_of
 from trainyard.parallel.groups import (
     ProcessGroups,
     build_groups,
-    gather_objects,
     process_groups,
     rank_of_environment,
 )
@@ -284,5 +285,4 @@ def _fill(model: GPTModel, checkpoint: Restorable, groups: ProcessGroups) -> Non
             if shard is None
             else [ShardedTensor(whole, values[i], shard.shape, o) for o, i in shard.boxes()],
         )
-    names = {name for part in gather_objects(sorted(targets), groups.world) for name in part}
-    restore(checkpoint, targets, "model.", names, groups.world)
+    restore(checkpoint, targets, "model.", names_over(groups, targets), LoadGroups.of(groups))

@@ -15,6 +15,7 @@ from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
 from trainyard.checkpoint.model import check_tensors, checkpoint_tokenizer
 from trainyard.checkpoint.model_config import model_config
 from trainyard.checkpoint.model_tensors import model_tensors, names_over
+from trainyard.checkpoint.shared_load import LoadGroups
 from trainyard.conversion.detect import LABELS, OF_KIND, detect
 from trainyard.conversion.loadable import LoadableSource
 from trainyard.conversion.loaders import open_source
@@ -153,7 +154,8 @@ def _load(
             true_vocab_size=tokens,
         )
     targets = model_tensors([model])
-    restore(checkpoint, targets, "model.", names_over(groups.world, targets), groups.world)
+    names = names_over(groups, targets)
+    restore(checkpoint, targets, "model.", names, LoadGroups.of(groups))
     model.eval().requires_grad_(False)
     first, end = _ends(config, checkpoint, tokenizer)
     return Generator(model, tokenizer, groups, url, checkpoint.step, first, end)

@@ -4,6 +4,7 @@ A group of one rank is None, so that the code path is that of one process."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -287,7 +288,7 @@ def gather_or_raise(
         raise own
     for rank, (_, failed) in enumerate(outcomes):
         if failed is not None:
-            raise _error_of_rank(rank, doing, *failed)
+            raise _error_of_rank(dist.get_global_rank(group, rank), doing, *failed)
     values: list[Any] = [found for found, _ in outcomes]
     if not give:
         values[dist.get_rank(group)] = value
@@ -297,7 +298,9 @@ def gather_or_raise(
 def _error_of_rank(rank: int, doing: str, kind: str, message: str) -> Exception:
     """The error of another rank, in the class that gives the same exit status."""
     cls = getattr(errors, kind, None)
-    text = f"rank {rank} failed to {doing}: {message}"
+    # A rank may pass on the error of another one.
+    is_named = re.match(rf"rank \d+ failed to {doing}: ", message)
+    text = message if is_named else f"rank {rank} failed to {doing}: {message}"
     if isinstance(cls, type) and issubclass(cls, TrainyardError):
         return cls(text)
     return RuntimeError(f"{text} ({kind})")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from trainyard.artifacts.digest import digest_document
-from trainyard.artifacts.inputs import Input, resolve
+from trainyard.artifacts.inputs import Input, Manifests, resolve
 from trainyard.datasets.user_datasets import ProvidedData
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.parallel.groups import ProcessGroups, broadcast_object
@@ -102,7 +102,8 @@ def _check_call(config: object, overrides: Overrides) -> None:
 def _identity(config: PretrainConfig, overrides: Overrides) -> tuple[dict[str, Input], str]:
     """(inputs, lineage). The lineage is the digest that marks the steps of a run; without overrides
     it equals that of the stage. ConfigError if the folder holds another run."""
-    inputs = {name: resolve(name, urls) for name, urls in config.inputs().items() if urls}
+    manifests, given = Manifests(), config.inputs().items()
+    inputs = {name: resolve(name, urls, manifests) for name, urls in given if urls}
     digests = {name: found.digest for name, found in inputs.items()}
     facts: list[object] = [STAGE, lineage_options(config), digests]
     lineage = digest_document([*facts, *([overrides.identity] if overrides.identity else [])])

@@ -24,6 +24,7 @@ from trainyard.checkpoint.layout import LocalTensors, ShardedTensor, slices_held
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
 from trainyard.checkpoint.safetensors import file as tensorfile
 from trainyard.checkpoint.safetensors.file import TensorFile, box_of
+from trainyard.checkpoint.shared_load import LoadGroups
 from trainyard.errors import ArtifactError
 from trainyard.testing.pool import RankPool
 
@@ -104,8 +105,9 @@ def test_an_object_store_is_asked_for_each_byte_once(
 # --- ranks together -----------------------------------------------------------------------------
 
 
-def everyone() -> Any:
-    return dist.group.WORLD
+def everyone() -> LoadGroups:
+    assert dist.group.WORLD is not None
+    return LoadGroups(dist.group.WORLD)
 
 
 def layouts(rank: int, world: int) -> dict[str, LocalTensors]:

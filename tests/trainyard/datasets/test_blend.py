@@ -6,9 +6,10 @@ import json
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.vectors import GOLDEN
-from trainyard.datasets.blend import blend, blend_exhaustive, rank_within
+from trainyard.datasets.blend import blend, blend_exhaustive, normalise
 from trainyard.errors import ConfigError
 
 
@@ -70,9 +71,36 @@ def test_exhaustive_equals_one_sample_at_a_time(sizes: list[int]) -> None:
     assert np.bincount(index, minlength=len(sizes)).tolist() == sizes
 
 
-def test_each_datasets_samples_are_served_in_order() -> None:
-    chosen = np.array([2, 0, 2, 2, 1, 0], np.int16)
-    assert rank_within(chosen, 3).tolist() == [0, 0, 1, 2, 0, 1]
+def greedy_arrays(shares: NDArray[np.float64], num_samples: int) -> list[int]:
+    """`greedy` without limits, in numpy."""
+    counts, chosen = np.zeros(len(shares)), []
+    for i in range(num_samples):
+        best = int((shares * float(max(i, 1)) - counts).argmax())
+        counts[best] += 1
+        chosen.append(best)
+    return chosen
+
+
+@pytest.mark.parametrize("kind", ["equal", "uniform", "heavy tail"])
+def test_looking_at_few_of_many_datasets_changes_nothing(kind: str) -> None:
+    random = np.random.default_rng(5)
+    drawn = {
+        "equal": np.ones(300),
+        "uniform": random.random(300),
+        "heavy tail": random.pareto(1, 300),
+    }
+    index, sample = blend(drawn[kind].tolist(), 20_000)
+    assert index.tolist() == greedy_arrays(normalise(drawn[kind].tolist()), 20_000)
+    for number in range(300):
+        served = sample[index == number]
+        assert served.tolist() == list(range(len(served)))
+
+
+def test_many_exhausted_datasets_equal_one_sample_at_a_time() -> None:
+    sizes = np.random.default_rng(6).integers(0, 40, 70).tolist()
+    index, _ = blend_exhaustive(sizes)
+    limits = [float(size) for size in sizes]
+    assert index.tolist() == greedy(limits, limits, sum(sizes))
 
 
 def test_invalid_weights_are_refused() -> None:

@@ -26,6 +26,13 @@ def test_splits_do_not_share_documents() -> None:
     assert np.concatenate(bounds).tolist() == list(range(1003))
 
 
+def test_more_sequences_than_ids_of_32_bits_are_refused_in_words() -> None:
+    last = split_documents(2**31, (1 - 2**-31, 1.0))
+    assert [*last] == [2**31 - 1]
+    with pytest.raises(DataError, match=r"at most 2147483648 sequences of a pair.*several pairs"):
+        split_documents(2**31 + 1, (1 - 2**-31, 1.0))
+
+
 def test_blend_keeps_shares_and_ids_name_the_source(tmp_path: Path) -> None:
     paths = ("3", write_pair(tmp_path / "a", [400]), "1", write_pair(tmp_path / "b", [400], 500))
     data = DataConfig(data_path=paths, split="1,0,0")

@@ -16,11 +16,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from trainyard.artifacts import inputs, store
+from trainyard.corpus import indexed as indexed_module
+from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
 from trainyard.datasets import index_cache as cache_module
+from trainyard.datasets import splits as splits_module
 from trainyard.datasets.arrays import digest_array, map_array
 from trainyard.datasets.blend import blend, blend_exhaustive
+from trainyard.datasets.config import DataConfig
+from trainyard.datasets.gpt import GPTDataset
 from trainyard.datasets.index_cache import IN_MEMORY, IndexCache, Indexer
+from trainyard.datasets.sample_format import SampleFormat
 from trainyard.datasets.samples import SampleIndices, build_sample_indices
+from trainyard.datasets.splits import documents_of_split
 from trainyard.errors import ConfigError
 
 LENGTHS = np.array([40, 3, 0, 90, 1, 27, 33, 12], np.int32)
@@ -312,3 +319,47 @@ def test_a_digest_is_of_values_not_of_how_they_lie() -> None:
     assert digest_array(array, "<i4") == digest_array(array.astype(">i8"), "<i4")
     assert digest_array(array, "<i4") == digest_array(np.arange(0, 20)[::2] // 2, "<i4")
     assert digest_array(array, "<i4") != digest_array(array[:-1], "<i4")
+
+
+@given(st.integers(0, 3), st.integers(0, 40))
+def test_a_range_of_documents_has_the_key_of_its_array(first: int, count: int) -> None:
+    numbers = range(first, first + count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache_module, "CHUNK", 7)
+        found = cache_module.digest_range(numbers)
+    assert found == digest_array(np.array(numbers, np.int32), "<i4")
+
+
+def test_a_second_start_does_not_read_a_large_index_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = str(tmp_path / "large")
+    with open(f"{prefix}.bin", "wb") as out, open(f"{prefix}.idx", "wb") as idx:
+        writer = IndexedWriter(out, np.uint16)
+        tokens, lengths = np.zeros(300_000, np.int64), np.ones(300_000, np.int64)
+        writer.add_flat(tokens, lengths, lengths)
+        writer.write_index(idx)
+    os.utime(f"{prefix}.idx", (1e9, 1e9))
+
+    def start() -> SampleIndices:
+        file = IndexedDataset(prefix)
+        data = DataConfig(data_path=(prefix,), split="1,0,0")
+        form = SampleFormat(seq_length=512, seed=1, vocab_size=10, eod=0)
+        cache = IndexCache(str(tmp_path / "cache"))
+        documents = documents_of_split(file, data, form, "train")
+        return GPTDataset(file, documents, 100, form, indexer=cache).indices
+
+    first = start()
+
+    def no_reading(*_: object) -> None:
+        pytest.fail("every entry is read again")
+
+    for module, name in (
+        (indexed_module, "verify_index"),
+        (splits_module, "count_tokens"),
+        (cache_module, "digest_array"),
+        (cache_module, "digest_range"),
+    ):
+        monkeypatch.setattr(module, name, no_reading)
+    second = start()
+    assert np.array_equal(first.shuffle_index, second.shuffle_index)

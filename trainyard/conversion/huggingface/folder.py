@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from trainyard import json_text
-from trainyard.checkpoint.plan import PlannedFile, Slice
-from trainyard.checkpoint.reshard import OpenFile, plan_shards
+from trainyard.checkpoint.plan import PlannedFile, Slice, plan_shards
+from trainyard.checkpoint.reshard import OpenFile
 from trainyard.checkpoint.safetensors.file import DTYPES, write_tensors
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.huggingface.config import model_document

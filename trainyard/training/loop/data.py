@@ -21,7 +21,7 @@ from trainyard.retrieval.shape import NeighborShape
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.length import RunLength, num_samples
-from trainyard.training.loop.sample_check import NextSamples
+from trainyard.training.loop.sample_check import ExpectedSamples
 from trainyard.training.options.pretrain import PretrainConfig
 
 
@@ -87,20 +87,18 @@ class RunData:
         batches = build_loader(dataset, self.config, self._shape(dataset), consumed, self.dp_rank)
         return Measurement(name, batches, eval_iters * size.num_microbatches)
 
-    def step_samples(self, consumed: int) -> NextSamples | None:
-        """The expected sample ids of each step after `consumed` samples of all ranks, independent
-        of the loader; None for data that loads itself."""
+    def expected_samples(self, consumed: int) -> ExpectedSamples | None:
+        """The samples of each step after `consumed` samples of all ranks, independent of the
+        loader; None for data that loads itself."""
         train = self.train
         if isinstance(train, ExternalData):
             return None
         groups = sample_groups(self.config, self._shape(train), consumed)
 
         def next_step(num_microbatches: int) -> NDArray[np.int64]:
-            step = np.stack([next(groups) for _ in range(num_microbatches)])
-            ids = train.ids(step.ravel())
-            return ids.reshape(*step.shape, -1)
+            return np.stack([next(groups) for _ in range(num_microbatches)])
 
-        return next_step
+        return ExpectedSamples(next_step, train.ids)
 
     def _shape(self, dataset: Dataset | ExternalData) -> SamplerShape:
         return SamplerShape(len(dataset), self.batch_size.micro_batch_size, self.batch_size.dp)

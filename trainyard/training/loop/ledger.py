@@ -25,6 +25,8 @@
   `validation_losses`. A line of step 0 has nothing else. `test_loss` and `test_losses` likewise, in
   the last line.
 
+Rank 0 writes the ledger. The records of other ranks have neither `samples` nor `rng`.
+
 Floats are written so that they read back to the same bits."""
 
 from __future__ import annotations

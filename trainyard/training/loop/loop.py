@@ -20,7 +20,7 @@ from trainyard.training.loop.data import Measurement, RunData
 from trainyard.training.loop.events import Callback, NextStep, StepEvent
 from trainyard.training.loop.ledger import EvaluationLosses, Ledger, StepRecord
 from trainyard.training.loop.length import RunLength
-from trainyard.training.loop.sample_check import ConsumedSamples, NextSamples, SampleCheck
+from trainyard.training.loop.sample_check import ConsumedSamples, ExpectedSamples, SampleCheck
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.step import StepResult, TrainModule
 from trainyard.training.loop.throughput import DataWait, StepTiming, Workload
@@ -112,7 +112,7 @@ class TrainLoop:
             return interruption
         consumed = self.state.consumed_train_samples
         batches = self._data.train_batches(consumed)
-        watched, samples = self._wait.watch(batches), self._data.step_samples(consumed)
+        watched, samples = self._wait.watch(batches), self._data.expected_samples(consumed)
         try:
             for step in range(self.state.step + 1, self._length.steps + 1):
                 if (interruption := self._step(step, watched, samples)) is not None:
@@ -141,7 +141,7 @@ class TrainLoop:
         return interruption
 
     def _step(
-        self, step: int, batches: Iterator[Batch], samples: NextSamples | None
+        self, step: int, batches: Iterator[Batch], samples: ExpectedSamples | None
     ) -> Interruption | None:
         """Train one step, validate if it is due, enter the step in the ledger, call callbacks."""
         state, config, optimizer = self.state, self._config, self._train_module.optimizer

@@ -5,12 +5,14 @@ The order of the data and the run's seed determine the samples of every step and
 dropout. Each batch carries the ids of its samples (`loader.SAMPLE_IDS`), and each generator reports
 the seed that it was given. Every rank compares its own part of a step before any parameter is
 updated. A rank that finds a difference ends before the sums that all ranks wait for, so that no
-rank updates anything. The digests of a step that updated parameters are therefore right on all
-ranks, with no communication."""
+rank updates anything. The digests of a step that updated parameters are therefore right, with no
+communication. Only rank 0 computes them, since it writes the ledger: with 10,000 samples a step
+they take as long as a small step itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +22,18 @@ from trainyard.errors import DataError, TrainyardError
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.training.loop.batch_size import BatchSize
 from trainyard.training.loop.ledger import digest_samples
-from trainyard.training.loop.seeds import digest_of_seeds, generator_seed, step_seeds
+from trainyard.training.loop.seeds import generator_seed, microbatch_seed, step_digest
 
-NextSamples = Callable[[int], NDArray[np.int64]]
-"""From the number of micro-batches of the next step to the ids of its samples on all ranks:
-(micro-batches, dp, micro batch size, 2)."""
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSamples:
+    """The order of the data."""
+
+    next_step: Callable[[int], NDArray[np.int64]]
+    """From the number of micro-batches of the next step to the places of its samples in the order,
+    on all ranks: (micro-batches, dp, micro batch size)."""
+    ids: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    """(n, 2) the ids of the samples at n places."""
 
 
 class StepMismatchError(TrainyardError):
@@ -56,8 +65,8 @@ class ConsumedSamples:
 
 
 class SampleCheck:
-    """The expected samples and seeds of one step on all ranks. They are computed at the first
-    comparison, while the device works."""
+    """The expected samples and seeds of one step. They are computed at the first comparison, while
+    the device works: those of this rank, and for the ledger on rank 0 those of all."""
 
     def __init__(
         self,
@@ -65,17 +74,19 @@ class SampleCheck:
         size: BatchSize,
         seed: int,
         groups: ProcessGroups,
-        next_samples: NextSamples | None,
+        expected: ExpectedSamples | None,
     ) -> None:
-        """next_samples: called once; None for data that loads itself, whose order is unknown."""
-        self.samples = ""
-        """Digest of the samples of all ranks, after the comparison."""
+        """expected: of it, one step is taken; None for data that loads itself, whose order is
+        unknown."""
+        self.samples: str | None = ""
+        """Digest of the samples of all ranks, after the comparison; None on ranks other than 0."""
         self.rng: str | None = None
-        """Digest of the seeds of all ranks, after the comparison."""
+        """Digest of the seeds of all ranks, after the comparison; None on ranks other than 0."""
         self._step, self._size, self._seed = step, size, seed
         self._groups = groups
-        self._next_samples = next_samples
-        self._ids: NDArray[np.int64] | None = None
+        self._expected = expected
+        self._own_ids: NDArray[np.int64] | None = None
+        self._digest: str | None = None
 
     def check(self, consumed: ConsumedSamples) -> None:
         """Compare one pass over the step. A step that runs again is compared again. Raises
@@ -83,9 +94,10 @@ class SampleCheck:
         self.check_samples(consumed)
         dp, here = self._groups.dims.dp, self._groups.coordinates
         count = self._size.num_microbatches
-        seeds = step_seeds(self._seed, self._step, count * dp)
+        places = {index: index * dp + here.dp for index in range(count)}
+        seeds = {i: microbatch_seed(self._seed, self._step, at) for i, at in places.items()}
         for (chunk, index), found in consumed.seeds.items():
-            expected = generator_seed(seeds[index * dp + here.dp], here.tp, here.cp, chunk)
+            expected = generator_seed(seeds[index], here.tp, here.cp, chunk)
             if any(seed != expected for seed in found):
                 raise self._mismatch(
                     f"micro-batch {index}: the generators of its dropout were seeded with {found} "
@@ -94,22 +106,34 @@ class SampleCheck:
         computed = {index for _, index in consumed.seeds}
         if computed != set(range(count)):
             raise self._mismatch(f"{len(computed)} of its {count} micro-batches were computed")
-        self.rng = digest_of_seeds(seeds)
+        if self._groups.rank == 0 and self.rng is None:
+            self.rng = step_digest(self._seed, self._step, count * dp)
 
     def check_samples(self, consumed: ConsumedSamples) -> None:
         """Compare the samples alone."""
-        if self._next_samples is None:
+        if self._expected is None:
             return
-        if self._ids is None:
-            self._ids = self._next_samples(self._size.num_microbatches)
-        own = self._ids[:, self._groups.dp_rank]
+        if self._own_ids is None:
+            self._expect(self._expected)
+        own = self._own_ids
+        assert own is not None
         ids = [one for one in consumed.ids if one is not None and one.shape == own.shape[1:]]
         # One comparison of all ids: numpy calls on a few numbers each would be slow.
         is_same = len(ids) == len(consumed.ids) == len(own) and np.array_equal(np.stack(ids), own)
         if not is_same:
             raise self._mismatch(_difference(consumed.ids, own))
-        if not self.samples:
-            self.samples = digest_samples(self._ids.reshape(-1, self._ids.shape[-1]))
+        self.samples = self._digest
+
+    def _expect(self, expected: ExpectedSamples) -> None:
+        """Take the next step of the order."""
+        places = expected.next_step(self._size.num_microbatches)
+        if self._groups.rank == 0:
+            ids = expected.ids(places.ravel())
+            self._digest = digest_samples(ids)
+            self._own_ids = ids.reshape(*places.shape, -1)[:, self._groups.dp_rank]
+        else:
+            own = places[:, self._groups.dp_rank]
+            self._own_ids = expected.ids(own.ravel()).reshape(*own.shape, -1)
 
     def _mismatch(self, difference: str) -> StepMismatchError:
         return StepMismatchError(

@@ -8,7 +8,6 @@ stages.certify."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 
 
 def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
@@ -22,17 +21,7 @@ def generator_seed(seed: int, tp_rank: int, cp_rank: int, chunk: int) -> int:
     return (seed + 1_000_003 * tp_rank + 7_919 * cp_rank + 104_729 * chunk) % 2**63
 
 
-def step_seeds(seed: int, step: int, num_microbatches: int) -> list[int]:
-    """The seeds of the micro-batches of a step, over all ranks."""
-    return [microbatch_seed(seed, step, place) for place in range(num_microbatches)]
-
-
 def step_digest(seed: int, step: int, num_microbatches: int) -> str:
-    """Digest of the seeds of a step's micro-batches, over all ranks."""
-    return digest_of_seeds(step_seeds(seed, step, num_microbatches))
-
-
-def digest_of_seeds(seeds: Iterable[int]) -> str:
-    """Digest of the seeds of a step, in the order of its micro-batches."""
-    text = ",".join(map(str, seeds))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    """Digest of the seeds of a step's micro-batches, over all ranks, in their order."""
+    seeds = (microbatch_seed(seed, step, place) for place in range(num_microbatches))
+    return hashlib.blake2b(",".join(map(str, seeds)).encode(), digest_size=8).hexdigest()

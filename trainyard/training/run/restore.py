@@ -59,12 +59,12 @@ def restore_weights(
 ) -> None:
     """Load only the weights of a checkpoint. repadding: if its vocabulary is padded otherwise.
     allowed: weights that may be missing, which keep their values, or unused."""
-    restoring = Restoring(checkpoint, train_module.groups.world, repadding)
+    restoring = Restoring(checkpoint, train_module.groups, repadding)
     tensors = model_tensors(train_module.chunks, to_fill=True)
     if allowed is None:
         restoring.fill(tensors, MODEL)
         return
-    wanted = names_over(train_module.groups.world, tensors)
+    wanted = names_over(train_module.groups, tensors)
     stored_names = set(checkpoint.names(MODEL))
     missing = allowed.matching(wanted - stored_names, allowed.missing)
     unexpected = allowed.matching(stored_names - wanted, allowed.unexpected)
@@ -119,7 +119,7 @@ def restore_training(
             "resume from it; take its weights with --load and --finetune into another --save"
         )
     restore_weights(checkpoint, train_module, repadding)
-    restoring = Restoring(checkpoint, train_module.groups.world, repadding)
+    restoring = Restoring(checkpoint, train_module.groups, repadding)
     _restore_optimizer(restoring, train_module)
     _restore_scalings(restoring, train_module)
     state = TrainState()
@@ -133,7 +133,7 @@ def restore_training(
 def _restore_scalings(restoring: Restoring, train_module: TrainModule) -> None:
     """The maxima of past steps, unless the run or the checkpoint has no delayed scaling."""
     tensors = scaling_tensors(train_module)
-    names = names_over(restoring.group, tensors)
+    names = names_over(restoring.groups, tensors)
     stored = restoring.checkpoint.names(SCALINGS)
     if names and stored:
         restoring.fill(tensors, SCALINGS, names)
@@ -145,7 +145,7 @@ def _restore_optimizer(restoring: Restoring, train_module: TrainModule) -> None:
     """Between fp32 and 16-bit runs, the weights of the one are the main parameters of the other:
     nothing is rounded."""
     checkpoint, tensors = restoring.checkpoint, optimizer_tensors(train_module)
-    names = names_over(restoring.group, tensors)
+    names = names_over(restoring.groups, tensors)
     stored = set(checkpoint.names(MAIN))
     keeps_main = any(name.startswith(MAIN) for name in names)
     if keeps_main == bool(stored):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trainyard.artifacts.inputs import resolve
+from trainyard.artifacts.inputs import Manifests, resolve
 from trainyard.artifacts.manifest import Manifest
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ArtifactError, ConfigError, DataError
@@ -181,13 +181,14 @@ def check_token_files(data: DataConfig, made_of: Mapping[str, str], option: str,
     """Refuse token files other than those of the run in `option`.
 
     made_of: digest of each input of the run. skip: the flag that skips this check."""
+    manifests = Manifests()
     for name, urls in data.inputs().items():
         if name not in made_of:
             raise ConfigError(
                 f"--data-path: the run of {option} has no input {name}; give its prefixes and "
                 f"weights, in its order: {', '.join(n for n in made_of if INPUT.fullmatch(n))}"
             )
-        if resolve(name, urls).digest != made_of[name]:
+        if resolve(name, urls, manifests).digest != made_of[name]:
             raise DataError(
                 f"{', '.join(urls)}: not the token files of the run of {option} "
                 f"(input {name} has another digest); give {skip} to continue anyway"

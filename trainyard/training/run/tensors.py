@@ -12,12 +12,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from trainyard.checkpoint.layout import LocalTensors, ShardedTensor
 from trainyard.checkpoint.load import Restorable, restore
 from trainyard.checkpoint.model_tensors import names_over
+from trainyard.checkpoint.shared_load import LoadGroups
 from trainyard.models.fp8 import delayed_scalings
+from trainyard.parallel.groups import ProcessGroups
 from trainyard.training.loop.step import TrainModule
 from trainyard.training.run.repadding import Repadding
 
@@ -45,10 +46,10 @@ def scaling_tensors(train_module: TrainModule) -> dict[str, LocalTensors]:
 
 @dataclass(frozen=True, slots=True)
 class Restoring:
-    """Loads tensors from a checkpoint, together with the other ranks of a group."""
+    """Loads tensors from a checkpoint, together with the other ranks of a run."""
 
     checkpoint: Restorable
-    group: ProcessGroup | None
+    groups: ProcessGroups
     repadding: Repadding | None = None
     """If the checkpoint pads the vocabulary to another number of rows."""
 
@@ -57,9 +58,9 @@ class Restoring:
     ) -> None:
         """Load all tensors under `prefix`. A tensor that no rank holds is an error, and so is one
         that the checkpoint lacks. names: of the tensors on all ranks, if known."""
-        wanted = names_over(self.group, targets) if names is None else names
+        wanted = names_over(self.groups, targets) if names is None else names
         stored = targets if self.repadding is None else self.repadding.stored(targets)
-        restore(self.checkpoint, stored, prefix, wanted, self.group)
+        restore(self.checkpoint, stored, prefix, wanted, LoadGroups.of(self.groups))
         if self.repadding is not None:
             self.repadding.fill_rest(targets)
 

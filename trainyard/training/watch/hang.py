@@ -2,8 +2,9 @@
 
 Ranks wait for each other, so all hang when one does. The cause is the rank that does not wait. A
 thread of each rank watches for progress (batches, steps). After too long without any, every rank
-writes the stacks of its threads to a file and reports its position; the message names the rank that
-is behind. Ranks exchange these messages without waiting, while training itself hangs."""
+writes the stacks of its threads to a file and reports its position. The rank that raised the alarm
+collects the positions, and the message that all ranks log names the rank that is behind. Ranks
+exchange these messages without waiting, while training itself hangs."""
 
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from trainyard import json_text
 from trainyard.errors import HangError, InfrastructureError
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
+
+Found = TypeVar("Found")
 
 PREFIX = "watch"
 TIMEOUT = timedelta(seconds=10)
@@ -40,6 +43,12 @@ class RankMailbox(Protocol):
 
     def read(self, name: str) -> str | None:
         """The message of that name, or None."""
+
+    def append(self, name: str, text: str) -> None:
+        """Add to the end of a message, which may not exist yet."""
+
+    def claim(self, name: str, text: str) -> str:
+        """Leave a message unless there is one; returns the one that is there."""
 
 
 class LocalMailbox:
@@ -59,6 +68,16 @@ class LocalMailbox:
         with self._lock:
             return self._messages.get(name)
 
+    def append(self, name: str, text: str) -> None:
+        """Add to the end of a message, which may not exist yet."""
+        with self._lock:
+            self._messages[name] = self._messages.get(name, "") + text
+
+    def claim(self, name: str, text: str) -> str:
+        """Leave a message unless there is one; returns the one that is there."""
+        with self._lock:
+            return self._messages.setdefault(name, text)
+
 
 class StoreMailbox:
     """In the rendezvous store, over a separate connection: training's own is locked while it
@@ -74,6 +93,15 @@ class StoreMailbox:
     def read(self, name: str) -> str | None:
         """The message of that name, or None."""
         return self._store.get(name).decode() if self._store.check([name]) else None
+
+    def append(self, name: str, text: str) -> None:
+        """Add to the end of a message, which may not exist yet."""
+        self._store.append(name, text)
+
+    def claim(self, name: str, text: str) -> str:
+        """Leave a message unless there is one; returns the one that is there."""
+        found: str = self._store.compare_set(name, "", text).decode()
+        return found
 
 
 def open_mailbox(world_size: int) -> RankMailbox:
@@ -105,8 +133,13 @@ BETWEEN_STEPS_SECONDS = 3600.0
 FIRST_STEPS = 3
 """No default timeout before so many steps, because of compilation."""
 POLL_SECONDS = 1.0
+POLLS_PER_SECOND = 1000
+"""Most looks for an alarm that the ranks together take at the store; more ranks look less often."""
 GRACE_SECONDS = 5.0
 """Time for the ranks to report their positions."""
+
+HANG, POSITIONS, REPORT = "hang", "positions", "report"
+"""Messages: the rank that raised the alarm, a line with the position of each rank, the report."""
 
 WAITING = (
     "distributed_c10d.py",
@@ -205,7 +238,7 @@ class HangWatch(Callback):
         self._folder = folder
         self._timeout = None if timeout_minutes is None else 60.0 * timeout_minutes
         self._end = end
-        self._poll = poll_seconds
+        self._poll = max(poll_seconds, world_size / POLLS_PER_SECOND)
         self._grace = grace_seconds
         self._step = 0
         self._last = time.monotonic()
@@ -271,7 +304,7 @@ class HangWatch(Callback):
             silent = time.monotonic() - self._last
             alarmed = self._alarmed.is_set()
             if alarmed or (limit is not None and silent > limit):
-                self._alarm(silent, is_first=not alarmed)
+                self._alarm(silent)
                 return
 
     def _listen(self) -> None:
@@ -279,28 +312,30 @@ class HangWatch(Callback):
         with the store hangs."""
         while not self._over.wait(self._poll):
             try:
-                if self._mailbox.read("hang") is not None:
+                if self._mailbox.read(HANG) is not None:
                     self._alarmed.set()
                     return
             except Exception as error:  # the store is gone, so the run is ending
                 log.debug("hang watch: %r", error)
 
-    def _alarm(self, silent: float, is_first: bool) -> None:
+    def _alarm(self, silent: float) -> None:
         """Report the position of this rank, and end the process."""
         own = self._own_position()
-        found: list[list[RankPosition]] = []
+        found: list[str] = []
 
         def exchange() -> None:
             try:
-                found.append(self._exchange(own, is_first))
+                found.append(self._exchange(own, silent))
+                if self._rank == 0:  # the store ends with this process: let others read the report
+                    time.sleep(2 * self._pause)
             except Exception as error:  # the store is gone
                 log.debug("hang watch: %r", error)
 
         thread = threading.Thread(target=exchange, name="hang exchange", daemon=True)
         thread.start()
-        thread.join(2 * self._grace + 2 * self._poll)
+        thread.join(3 * self._grace + 3 * self._poll)
         if found:
-            text = summary(found[0], self._world_size, silent)
+            text = found[0]
         else:
             text = (
                 f"{summary([own], 1, silent)}; rank 0, which keeps the messages of ranks, does not "
@@ -309,19 +344,46 @@ class HangWatch(Callback):
         if not self._over.is_set():
             self._end(HangError(text))
 
-    def _exchange(self, own: RankPosition, is_first: bool) -> list[RankPosition]:
-        """The positions of all ranks that answer within the grace period."""
-        self._mailbox.put(f"position-{self._rank}", json.dumps(asdict(own)))
-        if is_first:
-            self._mailbox.put("hang", str(self._rank))
-        deadline = time.monotonic() + self._grace + (0.0 if is_first else 2 * self._poll)
-        while time.monotonic() < deadline and len(self._positions()) < self._world_size:
-            time.sleep(min(0.1, self._poll))
-        return self._positions()
+    def _exchange(self, own: RankPosition, silent: float) -> str:
+        """Report the position of this rank; returns the report about all ranks."""
+        self._mailbox.append(POSITIONS, json.dumps(asdict(own)) + "\n")
+        collector = self._mailbox.claim(HANG, str(self._rank))
+        if collector == str(self._rank):
+            text = summary(self._collect(), self._world_size, silent)
+            self._mailbox.put(REPORT, text)
+            return text
+        report = self._wait_for(lambda: self._mailbox.read(REPORT), 2 * self._grace)
+        if report is not None:
+            return report
+        return (
+            f"{summary([own], 1, silent)}; rank {collector}, which collects the positions of "
+            "ranks, does not answer"
+        )
 
-    def _positions(self) -> list[RankPosition]:
-        messages = (self._mailbox.read(f"position-{rank}") for rank in range(self._world_size))
-        return [RankPosition(**json_text.loads(text)) for text in messages if text is not None]
+    def _collect(self) -> list[RankPosition]:
+        """The positions of all ranks that answer within the grace period: others look for an alarm
+        once in `poll`."""
+
+        def complete() -> bool | None:
+            text = self._mailbox.read(POSITIONS) or ""
+            return True if text.count("\n") >= self._world_size else None
+
+        self._wait_for(complete, self._grace)
+        lines = (self._mailbox.read(POSITIONS) or "").splitlines()
+        positions = [RankPosition(**json_text.loads(line)) for line in lines]
+        return sorted(positions, key=lambda position: position.rank)
+
+    def _wait_for(self, look: Callable[[], Found | None], seconds: float) -> Found | None:
+        """What `look` returns, as soon as it is not None; None after `seconds` and two polls."""
+        deadline = time.monotonic() + seconds + 2 * self._poll
+        while (found := look()) is None and time.monotonic() < deadline:
+            time.sleep(self._pause)
+        return found
+
+    @property
+    def _pause(self) -> float:
+        """Seconds between two looks at the store during an alarm."""
+        return min(0.1 + self._poll / 10, self._poll)
 
     def _own_position(self) -> RankPosition:
         stacks = self._folder / f"stacks-rank{self._rank:04d}.txt"

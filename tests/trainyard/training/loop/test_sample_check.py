@@ -301,7 +301,7 @@ def test_the_ledger_has_the_served_samples_under_any_layout(run: Run) -> None:
         for dp_rank in range(run.dp)
     ]
     streams = [data.train_batches(consumed) for data in ranks]
-    orders = [data.step_samples(consumed) for data in ranks]
+    orders = [data.expected_samples(consumed) for data in ranks]
     dims = ParallelDims(dp=run.dp)
     for step in range(run.leg_begins + 1, run.leg_begins + 4 + 5 * (run.kind == "cyclic")):
         size = batch_size_schedule.at(consumed)
@@ -317,7 +317,8 @@ def test_the_ledger_has_the_served_samples_under_any_layout(run: Run) -> None:
             indices.append([batch["tokens"][:, 0].numpy() for batch in batches])
             carried.append(taken.ids)
             served = serving.samples(consumed, size.global_batch_size)
-            assert evidence.samples == digest_samples(Numbers().ids(served))
+            whole = digest_samples(Numbers().ids(served))
+            assert evidence.samples == (whole if dp_rank == 0 else None)
         in_order = np.stack(indices, axis=1)  # micro-batches, ranks, rows
         assert in_order.ravel().tolist() == served.tolist()
         assert np.array_equal(
@@ -337,7 +338,7 @@ def test_a_rank_that_reads_the_samples_of_another_is_detected(kind: str, fault: 
             batches = served.train_batches(0)
             taken = ConsumedSamples(1, 12)
             evidence = SampleCheck(
-                1, run.batch_size_schedule.final, 7, groups, data.step_samples(0)
+                1, run.batch_size_schedule.final, 7, groups, data.expected_samples(0)
             )
             stream = batches if served is data else FAULTS[fault](batches)
             _ = [*itertools.islice(taken.watch(stream), 12)]
@@ -347,6 +348,26 @@ def test_a_rank_that_reads_the_samples_of_another_is_detected(kind: str, fault: 
             with pytest.raises(StepMismatchError, match=f"step 1, rank {dp_rank}: row 0 of micro"):
                 evidence.check_samples(taken)
             assert evidence.samples == ""
+
+
+def test_only_rank_0_looks_at_the_samples_of_other_ranks() -> None:
+    asked: list[int] = []
+
+    class Counted(Numbers):
+        def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+            asked.append(len(indices))
+            return super().ids(indices)
+
+    run = Run(2, 1, "single", sharding=False, rampup=False, leg_begins=0)
+    for dp_rank in range(2):
+        data = RunData(run.data, Counted(), (), run.batch_size_schedule.final, dp_rank)
+        expected = data.expected_samples(0)
+        taken = ConsumedSamples(1, 12)
+        _ = [*itertools.islice(taken.watch(data.train_batches(0)), 12)]
+        asked.clear()
+        groups = ProcessGroups(ParallelDims(dp=2), dp_rank)
+        SampleCheck(1, run.batch_size_schedule.final, 7, groups, expected).check_samples(taken)
+        assert sum(asked) == (24 if dp_rank == 0 else 12)
 
 
 def test_the_digest_of_seeds_equals_that_of_the_proof() -> None:

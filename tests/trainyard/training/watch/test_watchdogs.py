@@ -25,7 +25,12 @@ from trainyard.parallel.dims import ParallelDims
 from trainyard.testing.pool import RankPool
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.watch import WatchConfig
-from trainyard.training.watch.hang import HangWatch, LocalMailbox, RankPosition, summary
+from trainyard.training.watch.hang import (
+    HangWatch,
+    LocalMailbox,
+    RankPosition,
+    summary,
+)
 from trainyard.training.watch.memory import (
     MemoryPlan,
     helpful_flags,
@@ -97,6 +102,12 @@ class Unreachable:
         raise RuntimeError("Broken pipe")
 
     def read(self, name: str) -> str | None:
+        raise RuntimeError("Broken pipe")
+
+    def append(self, name: str, text: str) -> None:
+        raise RuntimeError("Broken pipe")
+
+    def claim(self, name: str, text: str) -> str:
         raise RuntimeError("Broken pipe")
 
 

@@ -1,0 +1,147 @@
+"""How parts of trainyard grow: processor seconds and peak memory at three sizes, and the exponent.
+
+    python -m benchmarks.growth                     every row, about ten minutes of a core
+    python -m benchmarks.growth gc blend --scratch /tmp/growth
+    python -m benchmarks.growth blend samples --megatron-helpers FOLDER
+
+An exponent of 1 is linear: time ~ size ** exponent, from the two largest sizes. Each size runs in
+a process of its own. What it needs is made ready before the time is taken, yet counts as memory.
+
+FOLDER holds Megatron-Core's compiled helpers (`helpers_cpp*.so` of the wheel `megatron-core`, in
+`megatron/core/datasets`): rows that have a peer then show its seconds, and check equal bytes."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import growth_cases as cases
+from benchmarks.measure import run_once
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A part that grows."""
+
+    what: str
+    prepare: cases.Prepare
+    sizes: tuple[int, int, int]
+    peer: cases.Prepare | None = None
+    """The same work by Megatron-Core's helpers."""
+
+
+ROWS = {
+    "outputs": Row("index of n datasets of a folder", cases.index_outputs, (100, 300, 1000)),
+    "inputs": Row("second run of the same", cases.index_again, (100, 300, 1000)),
+    "refresh": Row("corpus-refresh plans n sources", cases.refresh, (300, 1000, 3000)),
+    "gc": Row("gc of a corpus in n parts", cases.collect, (300, 1000, 3000)),
+    "shards": Row("plan of n files of 12,000 tensors", cases.shards, (64, 256, 1024)),
+    "load": Row("load plan of n ranks, 8 a replica", cases.load_plan, (100, 1000, 10_000)),
+    "hang": Row("hang report of n ranks", cases.hang, (100, 1000, 10_000)),
+    "blend": Row(
+        "blend of 1,000 datasets, n samples",
+        cases.blend_many,
+        (100_000, 1_000_000, 10_000_000),
+        cases.blend_many_peer,
+    ),
+    "blend-few": Row(
+        "blend of 10 datasets, n samples",
+        cases.blend_few,
+        (1_000_000, 10_000_000, 100_000_000),
+        cases.blend_few_peer,
+    ),
+    "samples": Row(
+        "sample bounds of n documents, in a known order",
+        cases.samples,
+        (1_000_000, 10_000_000, 30_000_000),
+        cases.samples_peer,
+    ),
+    "start": Row(
+        "second start of a rank on n documents", cases.start, (1_000_000, 10_000_000, 100_000_000)
+    ),
+    "step": Row("a rank's check of a step of n samples, dp 64", cases.step, (1024, 4096, 16_384)),
+}
+
+
+def main() -> None:
+    """Print a table of the chosen rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rows", nargs="*", choices=[[], *ROWS], help="default: every row")
+    parser.add_argument("--scratch", type=Path, help="folder for files; default: a temporary one")
+    parser.add_argument("--megatron-helpers", type=Path, help="folder with helpers_cpp*.so")
+    parser.add_argument("--one", nargs=2, metavar=("SIZE", "WHO"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        scratch = given.scratch or Path(made)
+        scratch.mkdir(parents=True, exist_ok=True)
+        if given.one:
+            _measure_here(given.rows[0], int(given.one[0]), given.one[1], scratch, given)
+            return
+        print("| what | sizes | CPU s | exponent | peak MB | Megatron-Core |")
+        print("| --- | --- | --- | --- | --- | --- |")
+        for name in given.rows or ROWS:
+            print(_line(name, scratch, given.megatron_helpers), flush=True)
+
+
+def _line(name: str, scratch: Path, helpers: Path | None) -> str:
+    row = ROWS[name]
+    ours = [_measured(name, size, "ours", scratch, helpers) for size in row.sizes]
+    seconds, peaks = [one["seconds"] for one in ours], [one["peak_mb"] for one in ours]
+    peer = ""
+    if row.peer is not None and helpers is not None:
+        theirs = [_measured(name, size, "peer", scratch, helpers) for size in row.sizes]
+        for one, other in zip(ours, theirs, strict=True):
+            if one["digest"] != other["digest"]:
+                raise RuntimeError(f"{name}: other bytes than Megatron-Core's")
+        peer = ", ".join(f"{one['seconds']:.2f}" for one in theirs) + " s, "
+        peer += f"{theirs[-1]['peak_mb']:.0f} MB, equal bytes"
+    sizes = ", ".join(f"{size:,}" for size in row.sizes)
+    exponent = math.log(max(seconds[2], 1e-6) / max(seconds[1], 1e-6))
+    exponent /= math.log(row.sizes[2] / row.sizes[1])
+    found = ", ".join(f"{one:.3g}" for one in seconds)
+    most = ", ".join(f"{one:.0f}" for one in peaks)
+    return f"| {row.what} (`{name}`) | {sizes} | {found} | {exponent:.2f} | {most} | {peer} |"
+
+
+def _measured(
+    name: str, size: int, who: str, scratch: Path, helpers: Path | None
+) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.growth", name, "--one", str(size), who]
+    command += ["--scratch", str(scratch)]
+    command += ["--megatron-helpers", str(helpers)] if helpers else []
+    environment = {"OMP_NUM_THREADS": "1", "TRAINYARD_CACHE": str(scratch / "cache")}
+    run = run_once(command, environment)
+    found: dict[str, Any] = json.loads(run.output.splitlines()[-1])
+    return {**found, "peak_mb": run.peak_bytes / 1e6}
+
+
+def _measure_here(name: str, size: int, who: str, scratch: Path, given: argparse.Namespace) -> None:
+    row = ROWS[name]
+    if who == "peer":
+        sys.path.insert(0, str(given.megatron_helpers))
+    prepare = row.prepare if who == "ours" else row.peer
+    assert prepare is not None
+    seconds, result = _timed(prepare(size, scratch))
+    digest = hashlib.blake2b()
+    for array in result or ():
+        digest.update(array.data.cast("B"))
+    print(json.dumps({"seconds": seconds, "digest": digest.hexdigest()}))
+
+
+def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Processor seconds, those of child processes included, and the result."""
+    began = cases.cpu_seconds()
+    result = work()
+    return cases.cpu_seconds() - began, result
+
+
+if __name__ == "__main__":
+    main()

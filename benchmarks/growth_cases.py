@@ -1,0 +1,330 @@
+"""The work of each row of `benchmarks.growth`: prepares a size, and returns what is measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
+
+Prepare: TypeAlias = Callable[[int, Path], Callable[[], Any]]
+"""(size, scratch folder) -> the work to measure, which may return arrays."""
+
+SEED = 1
+SEQ_LENGTH = 2048
+
+
+def cpu_seconds() -> float:
+    """Of this process and its children."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def _write_pair(prefix: Path, lengths: Sequence[int]) -> None:
+    with Path(f"{prefix}.bin").open("wb") as out, Path(f"{prefix}.idx").open("wb") as idx:
+        writer = IndexedWriter(out, np.uint16)
+        for length in lengths:
+            writer.add_document([np.zeros(length, np.uint16)])
+        writer.write_index(idx)
+
+
+# --- stages and flows ---------------------------------------------------------------------------
+
+
+def _index_command(count: int, scratch: Path) -> list[str]:
+    folder = scratch / f"datasets-{count}"
+    if not folder.exists():
+        folder.mkdir()
+        for number in range(count):
+            _write_pair(folder / f"d{number:05d}", [64 + number, *[64] * 19])
+        for path in folder.iterdir():
+            os.utime(path, (1e9, 1e9))
+    paths = scratch / f"datasets-{count}.txt"
+    paths.write_text(" ".join(f"1 {folder}/d{number:05d}" for number in range(count)))
+    words = ["--data-args-path", str(paths), "--seq-length", "32", "--eval-iters", "0"]
+    words += ["--train-samples", str(2 * count), "--global-batch-size", "10", "--split", "1,0,0"]
+    output = ["--output-dir", str(scratch / f"index-{count}")]
+    return [sys.executable, "-m", "stages.index", *words, *output]
+
+
+def index_outputs(count: int, scratch: Path) -> Callable[[], None]:
+    """A stage with four files for each dataset."""
+    command = _index_command(count, scratch)
+    shutil.rmtree(scratch / f"index-{count}", ignore_errors=True)
+    return lambda: _run(command)
+
+
+def index_again(count: int, scratch: Path) -> Callable[[], None]:
+    """Its second run, which finds nothing to do."""
+    command = _index_command(count, scratch)
+    _run(command)
+    return lambda: _run(command)
+
+
+def _run(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def refresh(count: int, scratch: Path) -> Callable[[], None]:
+    """A refresh of sources whose digests are known, all of them new."""
+    from flows.recipes.recipe import read_recipe
+    from flows.recipes.refresh import plan_refresh
+
+    sources = scratch / f"sources-{count}"
+    sources.mkdir(exist_ok=True)
+    for number in range(count):
+        path = sources / f"{number:06d}.jsonl"
+        path.write_text(json.dumps({"text": str(number)}) + "\n")
+        os.utime(path, (1e9, 1e9))
+    recipe = scratch / f"web-{count}.toml"
+    recipe.write_text(
+        f'corpus = ["{sources}/*.jsonl"]\n[tokenize]\ntokenizer_type = "NullTokenizer"\n'
+        "vocab_size = 1000\n"
+    )
+    written = read_recipe(str(recipe), str(scratch / f"yard-{count}"))
+    plan_refresh(written)
+
+    def plan() -> None:
+        assert len(plan_refresh(written).tokenize) == count
+
+    return plan
+
+
+def collect(count: int, scratch: Path) -> Callable[[], None]:
+    """A sweep of a corpus with a current and two old versions, half of the parts unused; it removes
+    what it finds."""
+    from flows.gc.sweep import sweep
+    from tests.flows.gc.yards import AT_ONCE, Corpus
+
+    root = scratch / f"gc-{count}"
+    shutil.rmtree(root, ignore_errors=True)
+    synced, os.fsync = os.fsync, lambda _: None
+    corpus, names = Corpus(str(root)), [f"t{number:06d}" for number in range(count)]
+    for version in (names[: count // 2], names, names[count // 2 :]):
+        corpus.publish(*version)
+    os.fsync = synced
+
+    def remove() -> None:
+        assert len(sweep(str(root), [], AT_ONCE, remove=True).removed) > count // 2
+
+    return remove
+
+
+# --- checkpoints and ranks ----------------------------------------------------------------------
+
+
+def shards(count: int, scratch: Path) -> Callable[[], None]:
+    """The files of a reshard."""
+    from trainyard.checkpoint.plan import Slice, plan_shards
+
+    shapes = [(64 + number % 97, 64) for number in range(12_000)]
+    slices = [Slice(f"model.{n}", "BF16", shape, (0, 0), shape) for n, shape in enumerate(shapes)]
+
+    def plan() -> None:
+        assert len(plan_shards("model", slices, count)) == count
+
+    return plan
+
+
+def load_plan(ranks: int, scratch: Path) -> Callable[[], None]:
+    """What one rank plans of a load of 400 matrices, cut by columns over tp 8, the rest replicas:
+    its own boxes divided, and the boxes of its replica located."""
+    import torch
+
+    from trainyard.checkpoint.copies import divide
+    from trainyard.checkpoint.index import TensorEntry, TensorPiece, locate
+    from trainyard.checkpoint.shared_load import locate_all
+
+    shape, tp = (4096, 4096), 8
+    entry = TensorEntry("BF16", shape, (TensorPiece("f.safetensors", "k", (0, 0), shape),))
+    memory = torch.empty((4096, 512), dtype=torch.bfloat16, device="meta")
+    replica = [
+        [(f"model.{number}", (0, 512 * rank), memory) for number in range(400)]
+        for rank in range(tp)
+    ]
+
+    def plan() -> None:
+        parts = [divide(boxes, max(1, ranks // tp))[0] for boxes in replica]
+        requests = [[(n, o, tuple(m.shape)) for n, o, m in boxes] for boxes in parts]
+        locate_all(requests, lambda _, offset, size: locate(entry, offset, size))
+
+    return plan
+
+
+def hang(ranks: int, scratch: Path) -> Callable[[], None]:
+    """The collector's part, on a store, without the processes of the other ranks."""
+    from torch.distributed import TCPStore
+
+    from trainyard.training.loop.state import TrainState
+    from trainyard.training.watch.hang import POSITIONS, HangWatch, RankPosition, StoreMailbox
+
+    mailbox = StoreMailbox(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    for rank in range(1, ranks):
+        waits = rank != ranks // 2
+        position = RankPosition(rank, 9, "all_reduce" if waits else "read", waits)
+        mailbox.append(POSITIONS, json.dumps(asdict(position)) + "\n")
+
+    def report() -> None:
+        ended: list[Exception] = []
+        over = threading.Event()
+
+        def end(error: Exception) -> None:
+            ended.append(error)
+            over.set()
+
+        watch = HangWatch(0, ranks, mailbox, scratch, 0.1 / 60, end=end, poll_seconds=0.05)
+        watch.begin(TrainState(step=9))
+        over.wait(120)
+        assert f"rank {ranks // 2} is behind" in str(ended[0]), ended
+
+    return report
+
+
+# --- data ---------------------------------------------------------------------------------------
+
+
+def _weights(count: int) -> list[float]:
+    drawn = np.random.default_rng(SEED).random(count)
+    weights: list[float] = (drawn / drawn.sum()).tolist()
+    return weights
+
+
+def _blend(datasets: int, size: int) -> Callable[[], Any]:
+    from trainyard.datasets.blend import blend
+
+    weights = _weights(datasets)
+    return lambda: blend(weights, size)
+
+
+def _blend_peer(datasets: int, size: int) -> Callable[[], Any]:
+    import helpers_cpp
+
+    # Ours normalises its weights once more.
+    weights = np.array(_weights(datasets))
+    weights /= weights.sum()
+
+    def build() -> Any:
+        chosen, ranks = np.empty(size, np.int16), np.empty(size, np.int64)
+        helpers_cpp.build_blending_indices(chosen, ranks, weights, datasets, size, False)
+        return chosen, ranks
+
+    return build
+
+
+def blend_many(size: int, scratch: Path) -> Callable[[], Any]:
+    """Many datasets."""
+    return _blend(1000, size)
+
+
+def blend_many_peer(size: int, scratch: Path) -> Callable[[], Any]:
+    """The peer's."""
+    return _blend_peer(1000, size)
+
+
+def blend_few(size: int, scratch: Path) -> Callable[[], Any]:
+    """Few datasets."""
+    return _blend(10, size)
+
+
+def blend_few_peer(size: int, scratch: Path) -> Callable[[], Any]:
+    """The peer's."""
+    return _blend_peer(10, size)
+
+
+def _order(count: int) -> tuple[Any, Any]:
+    random = np.random.default_rng(SEED)
+    lengths = random.integers(1, 2000, count, dtype=np.int32)
+    return lengths, random.permutation(count).astype(np.int32)
+
+
+def samples(count: int, scratch: Path) -> Callable[[], Any]:
+    """Where samples begin."""
+    from trainyard.datasets.samples import locate_samples
+
+    lengths, order = _order(count)
+    total = int(lengths.sum(dtype=np.int64))
+    return lambda: (locate_samples(lengths, order, SEQ_LENGTH, 1, True, total),)
+
+
+def samples_peer(count: int, scratch: Path) -> Callable[[], Any]:
+    """The peer's."""
+    import helpers_cpp
+
+    lengths, order = _order(count)
+    total = int(lengths.sum(dtype=np.int64))
+    return lambda: (
+        helpers_cpp.build_sample_idx_int32(lengths, order, SEQ_LENGTH, 1, total, True, 1),
+    )
+
+
+def start(count: int, scratch: Path) -> Callable[[], None]:
+    """A pair opened and its indices found in the cache, as every rank does after the first one of
+    its host. Only the .idx is real: the .bin is a file with a hole."""
+    from trainyard.datasets.config import DataConfig
+    from trainyard.datasets.gpt import GPTDataset
+    from trainyard.datasets.index_cache import IndexCache
+    from trainyard.datasets.sample_format import SampleFormat
+    from trainyard.datasets.splits import documents_of_split
+
+    prefix = str(scratch / f"documents-{count}")
+    if not Path(f"{prefix}.idx").exists():
+        _write_index(prefix, count)
+
+    def open_and_find() -> None:
+        file = IndexedDataset(prefix)
+        form = SampleFormat(SEQ_LENGTH, seed=SEED, vocab_size=10, eod=0)
+        documents = documents_of_split(file, DataConfig(data_path=(prefix,)), form, "train")
+        GPTDataset(file, documents, 1000, form, indexer=IndexCache(str(scratch / "indices")))
+
+    open_and_find()
+    return open_and_find
+
+
+def _write_index(prefix: str, count: int) -> None:
+    from trainyard.corpus.layout import write_array, write_header, write_offsets
+
+    lengths = np.full(count, 100, np.int32)
+    with Path(f"{prefix}.idx").open("wb") as idx:
+        write_header(idx, np.dtype(np.uint16), count, count + 1)
+        write_array(idx, lengths, "<i4")
+        write_offsets(idx, lengths, 2)
+        write_array(idx, np.arange(count + 1, dtype=np.int64), "<i8")
+    with Path(f"{prefix}.bin").open("wb") as out:
+        out.truncate(200 * count)
+    for ending in (".idx", ".bin"):
+        os.utime(prefix + ending, (1e9, 1e9))
+
+
+def step(size: int, scratch: Path) -> Callable[[], None]:
+    """Samples and seeds that a rank other than 0 expects of a step, from a blend of 1,000 datasets;
+    a hundred steps."""
+    from trainyard.datasets.blend import blend
+    from trainyard.datasets.blended import Blended
+    from trainyard.training.loop.seeds import microbatch_seed
+
+    class Source:
+        def ids(self, indices: Any) -> Any:
+            return np.stack([np.zeros_like(indices), indices], axis=1)
+
+    blended: Any = Blended([Source()] * 1000, *blend(_weights(1000), 100 * size))  # type: ignore[list-item]
+    dp = 64
+
+    def check() -> None:
+        for number in range(100):
+            places = np.arange(number * size, (number + 1) * size).reshape(-1, dp, 1)[:, 1]
+            blended.ids(places.ravel())
+            for micro in range(size // dp):
+                microbatch_seed(SEED, number, micro * dp + 1)
+
+    return check

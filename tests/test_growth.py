@@ -1,0 +1,172 @@
+"""Work grows in proportion to its size: writes, listings and calls are counted at two sizes.
+
+Counts are the same on any machine, unlike times; a square that comes back fails here. For times and
+memory: `benchmarks.growth`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from flows.gc.sweep import sweep
+from flows.recipes.recipe import read_recipe
+from flows.recipes.refresh import plan_refresh
+from stages.runtime.context import WorkFolder
+from stages.runtime.up_to_date import decide
+from tests.flows.gc.yards import AT_ONCE, Corpus
+from tests.trainyard.corpus.token_files import write_tokens
+from trainyard.artifacts import store
+from trainyard.artifacts.output import Output
+from trainyard.checkpoint.plan import Slice, plan_files, plan_shards
+
+TIMES = 4
+"""How much larger the second size is."""
+
+LINEAR = 1.2 * TIMES
+"""Most growth: a square would be 16 times."""
+
+
+@pytest.fixture(autouse=True)
+def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@contextmanager
+def operations() -> Iterator[Counter[str]]:
+    """Counts the operations of stores, by kind."""
+    counts: Counter[str] = Counter()
+
+    def count(operation: str, url: str) -> None:
+        counts[operation] += 1
+
+    store.observers.append(count)
+    try:
+        yield counts
+    finally:
+        store.observers.remove(count)
+
+
+def calls(work: Callable[[], object]) -> int:
+    """Calls of functions during some work, those of the interpreter included."""
+    count = 0
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def grow(measure: Callable[[int], int], size: int) -> float:
+    """How many times larger a count is for a size `TIMES` as large."""
+    return measure(TIMES * size) / max(measure(size), 1)
+
+
+def test_the_names_of_outputs_are_written_once_each(tmp_path: Path) -> None:
+    def bytes_written(count: int) -> int:
+        output = Output.directory(str(tmp_path / f"out-{count}"))
+        work = WorkFolder(output, "key-of-a-run")
+        for number in range(count):
+            work.record_final([f"file-{number:04d}.npy"])
+        assert len(work.final_names()) == count
+        return sum(store.list_files(output.work_url).values())
+
+    assert grow(bytes_written, 20) <= LINEAR
+
+
+class ManyInputs:
+    """A stage with an input for each pair of a folder."""
+
+    def __init__(self, prefixes: list[str]) -> None:
+        self._prefixes = prefixes
+
+    def inputs(self) -> dict[str, tuple[str, ...]]:
+        return {f"data_path_{n}": (prefix,) for n, prefix in enumerate(self._prefixes)}
+
+    def output(self) -> Output | None:
+        return None
+
+
+def test_a_decision_lists_a_folder_of_inputs_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.runtime.up_to_date.digest_relevant", lambda config: {})
+
+    def counted(count: int) -> Counter[str]:
+        folder = tmp_path / f"pairs-{count}"
+        folder.mkdir()
+        pairs = [write_tokens(folder / f"p{n:03d}", [[[1, 2]]]) for n in range(count)]
+        with operations() as found:
+            decide("index", ManyInputs(pairs), ("stages.index.run",), False)
+        return found
+
+    few, many = counted(10), counted(10 * TIMES)
+    assert few["list"] == many["list"] == 1
+    assert many.total() <= LINEAR * few.total()
+
+
+def test_a_refresh_lists_its_sources_and_looks_at_each(tmp_path: Path) -> None:
+    def planned(count: int) -> tuple[int, Counter[str]]:
+        sources = tmp_path / f"sources-{count}"
+        sources.mkdir()
+        for number in range(count):
+            path = sources / f"{number:03d}.jsonl"
+            path.write_text(f'{{"text": "{number}"}}\n')
+            os.utime(path, (1e9, 1e9))
+        recipe = tmp_path / f"web-{count}.toml"
+        recipe.write_text(
+            f'corpus = ["{sources}/*.jsonl"]\n'
+            '[tokenize]\ntokenizer_type = "NullTokenizer"\nvocab_size = 100\n'
+        )
+        written = read_recipe(str(recipe), str(tmp_path / f"yard-{count}"))
+        plan_refresh(written)  # reads the sources
+        with operations() as found:
+            return calls(lambda: plan_refresh(written)), found
+
+    few, many = planned(10), planned(10 * TIMES)
+    assert few[1]["list"] == many[1]["list"] <= 3
+    assert many[1].total() <= LINEAR * few[1].total()
+    assert many[0] <= LINEAR * few[0]
+
+
+def test_a_sweep_of_a_corpus_grows_with_its_parts(tmp_path: Path) -> None:
+    def counted(count: int) -> int:
+        root = tmp_path / f"yard-{count}"
+        corpus, names = Corpus(str(root)), [f"t{number:04d}" for number in range(count)]
+        for version in (names[: count // 2], names, names[count // 2 :]):
+            corpus.publish(*version)
+        return calls(lambda: sweep(str(root), [], AT_ONCE, remove=True))
+
+    assert grow(counted, 12) <= LINEAR
+
+
+def slices(count: int) -> list[Slice]:
+    shapes = [(8 + number % 7, 4) for number in range(count)]
+    return [Slice(f"model.{n:03d}", "F32", shape, (0, 0), shape) for n, shape in enumerate(shapes)]
+
+
+def test_a_plan_of_more_files_looks_at_no_more_of_them() -> None:
+    def counted(num_files: int) -> int:
+        return calls(lambda: plan_shards("model", slices(400), num_files))
+
+    assert grow(counted, 20) <= 1.5
+
+
+@pytest.mark.parametrize("num_shards", [1, 3, 10, 12, 50])
+def test_a_plan_of_files_is_that_of_writers_that_hold_all_slices(num_shards: int) -> None:
+    every = slices(12)
+    held = [list(every)] * num_shards
+    assert plan_shards("model", every, num_shards) == plan_files("model", held, sys.maxsize)
