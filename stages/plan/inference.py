@@ -6,6 +6,9 @@ from typing import Any
 
 from stages.plan.config import PlanConfig
 from stages.plan.fit import GIBIBYTE
+from trainyard.config import flag
+from trainyard.errors import ConfigError
+from trainyard.inference.config import GENERATES
 from trainyard.models.costs.inference_memory import InferenceMemory, inference_memory
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
@@ -13,9 +16,16 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 
 
 def memory_of(config: PlanConfig) -> InferenceMemory | None:
-    """Of the most loaded device; None for a family that does not generate."""
+    """Of the most loaded device; None for a family that does not generate. Raises ConfigError where
+    it was asked for all the same."""
     model = config.model
-    if model.model_type == "bert":
+    if model.model_type not in GENERATES:
+        options = ("inference_max_seq_length", "inference_memory_gib")
+        if given := [flag(name) for name in options if getattr(config, name) is not None]:
+            raise ConfigError(
+                f"{' and '.join(given)}: a --model-type {model.model_type} generates no text here; "
+                "leave it out"
+            )
         return None
     longest = model.output_length if model.model_type == "t5" else model.positions
     return inference_memory(

@@ -265,6 +265,14 @@ def test_sizes_that_do_not_match_are_refused(changes: dict[str, Any], named: str
         configure(**changes)
 
 
+def test_a_family_that_does_not_generate_has_no_memory_of_generation() -> None:
+    mamba: dict[str, Any] = {"model_type": "mamba", "mamba_num_groups": 1}
+    assert plan(configure(**mamba))["inference"] is None
+    assert plan(configure())["inference"] is not None
+    with pytest.raises(ConfigError, match="--inference-memory-gib: a --model-type mamba generates"):
+        plan(configure(**mamba, inference_memory_gib=80.0))
+
+
 # --- presets, context parallelism -------------------------------------------------------------
 
 PRESETS = sorted((Path(__file__).parents[2] / "recipes" / "models").glob("*.toml"))

@@ -9,6 +9,9 @@ from trainyard.config import MAX_PROCESSES, check_at_least, check_at_most, execu
 from trainyard.errors import ConfigError
 from trainyard.parallel.config import ParallelConfig
 
+GENERATES = ("gpt", "retro", "t5")
+"""Families that make text; a Retro without neighbours is the GPT of its decoder."""
+
 MAX_TOP_N = 1000
 """Log-probabilities beside the chosen one, at most."""
 

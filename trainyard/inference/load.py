@@ -21,7 +21,7 @@ from trainyard.conversion.loadable import LoadableSource
 from trainyard.conversion.loaders import open_source
 from trainyard.conversion.tokenizer_files import tokenizer_of
 from trainyard.errors import ConfigError
-from trainyard.inference.config import LayoutConfig
+from trainyard.inference.config import GENERATES, LayoutConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.families import family_of
 from trainyard.models.pipeline_stage import PipelineStage
@@ -32,9 +32,6 @@ from trainyard.parallel.pipeline.partition import partition
 from trainyard.tokenizers.base import Tokenizer
 
 log = logging.getLogger(__name__)
-
-GENERATES = ("gpt", "retro", "t5")
-"""Families that make text; a Retro without neighbours is the GPT of its decoder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
 from trainyard.models.latent_config import LatentConfig
 from trainyard.models.moe_config import MoEConfig
@@ -37,3 +38,16 @@ class GPTConfig(TransformerConfig):
     def mtp(self) -> MTPConfig:
         """Options of multi-token prediction."""
         return self.prediction
+
+
+def check_own_layers(config: GPTConfig) -> None:
+    """Raise ConfigError for options of a GPT's layers, in a family with other layers."""
+    given = {
+        "--multi-latent-attention": config.latent.enabled,
+        "--mtp-num-layers": config.mtp.mtp_num_layers is not None,
+    }
+    if options := [option for option, is_given in given.items() if is_given]:
+        raise ConfigError(
+            f"{' and '.join(options)}: --model-type {config.model_type} has no such layers; leave "
+            "it out, or train a --model-type gpt"
+        )

@@ -16,7 +16,7 @@ from trainyard.config import (
 )
 from trainyard.errors import ConfigError
 from trainyard.models.config import ModelType
-from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig, check_own_layers
 from trainyard.models.layer_costs import LayerCosts
 from trainyard.models.mamba import costs
 from trainyard.models.mamba import pattern as letters
@@ -72,6 +72,7 @@ class MambaConfig(GPTConfig):
         check_above_zero(self, *sizes, "mamba_chunk_size", "mamba_dt_max")
         check_at_most(self, MAX_SIZE, *sizes, "mamba_chunk_size")
         check_at_least(self, 0, "mamba_dt_min")
+        check_own_layers(self)
         self._check_pattern()
         self._place_experts()
         self._check_heads()

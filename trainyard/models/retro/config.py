@@ -11,7 +11,7 @@ from trainyard.config import MAX_SIZE, also, check_at_least, check_at_most
 from trainyard.errors import ConfigError
 from trainyard.models.config import ModelType, TransformerConfig
 from trainyard.models.config_checks import MAX_LAYERS
-from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.gpt.config import GPTConfig, check_own_layers
 from trainyard.parallel.config import CP, TP, ParallelConfig
 from trainyard.retrieval.shape import NeighborShape
 
@@ -51,6 +51,7 @@ class RetroConfig(GPTConfig):
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that contradict each other or cannot be built."""
+        check_own_layers(self)
         self._check_layers()
         sizes = (
             *("retro_chunk_length", "retro_num_neighbors", "retro_num_retrieved_chunks"),

@@ -10,11 +10,13 @@ import torch
 from trainyard.attention.masks import AttentionMask
 from trainyard.errors import ConfigError
 from trainyard.models.init import init_parameters
+from trainyard.models.latent_config import LatentConfig
 from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.mamba.mixer import MambaMixer
 from trainyard.models.mamba.model import MambaModel
 from trainyard.models.mamba.pattern import spread
 from trainyard.models.moe_config import MoEConfig
+from trainyard.models.mtp_config import MTPConfig
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.training.options.fp8_checks import check_fp8
@@ -159,6 +161,11 @@ def test_experts_stand_where_the_letters_say() -> None:
         ({"mamba_head_dim": 7}, "must be divisible by --mamba-head-dim"),
         ({"mamba_dt_min": 2.0, "mamba_dt_max": 1.0}, "--mamba-dt-max"),
         ({"hybrid_layer_pattern": "MM*-E"}, "needs --num-experts"),
+        ({"mla": LatentConfig(multi_latent_attention=True)}, "--multi-latent-attention: --model-t"),
+        (
+            {"prediction": MTPConfig(mtp_num_layers=1)},
+            "--mtp-num-layers: --model-type mamba has",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:

@@ -21,6 +21,8 @@ from tests.trainyard.models.retro.small_retro import (
 from trainyard.errors import ConfigError
 from trainyard.models.costs.flops import flops_per_iteration as flops_of_gpt
 from trainyard.models.gpt.model import GPTModel
+from trainyard.models.latent_config import LatentConfig
+from trainyard.models.mtp_config import MTPConfig
 from trainyard.models.retro.chunks import Neighbors
 from trainyard.models.retro.config import RetroConfig
 from trainyard.models.retro.flops import flops_per_iteration
@@ -182,6 +184,8 @@ def test_cross_attention_is_where_megatron_lm_puts_it(num_layers: int, expected:
         ({"retro_num_neighbors": 0}, "--retro-num-neighbors must be at least 1, got 0"),
         ({"retro_encoder_hidden_dropout": 1.0}, r"--retro-encoder-hidden-dropout must be in"),
         ({"cpu_offloading_num_layers": 1}, "--cpu-offloading-num-layers 1 is not for"),
+        ({"mla": LatentConfig(multi_latent_attention=True)}, "--multi-latent-attention: --model-t"),
+        ({"prediction": MTPConfig(mtp_num_layers=1)}, "--mtp-num-layers: --model-type retro has"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
