@@ -37,6 +37,10 @@ CUTS = [
     Cut(kind="bert", dp=4, reduction=ZERO3),  # more ranks than the order of sentences has rows
     Cut(kind="t5", dp=2, reduction=ZERO3, recompute="full"),
     Cut(kind="retro", dp=2, reduction=ZERO3),
+    Cut(kind="predicting", num_layers=2, dp=2, reduction=ZERO3, tied=False, recompute="full"),
+    Cut(kind="predicting deepseek", num_layers=2, dp=2, ep=2, reduction=ZERO3),
+    Cut(kind="hybrid moe", dp=2, ep=2, reduction=ZERO3),
+    Cut(kind="gpt-oss", num_layers=2, dp=2, reduction=ZERO3),
 ]
 
 
