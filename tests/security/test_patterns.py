@@ -36,6 +36,7 @@ MADE_AT_RUN_TIME: dict[str, list[str]] = {
     "flows/backends/container/client.py": [pattern for pattern, _ in CORRECT],
     "trainyard/collection/rules/form.py": [r"\n{3,}"],
     "trainyard/corpus/sentences.py": [rf"{NON_WORD}|\S+"],
+    "trainyard/parallel/groups.py": [r"rank \d+ failed to load: "],
     "trainyard/tokenizers/fast/seams.py": [
         seam.pattern for seam in (letter_seam(["<a>"]), word_seam(["<a>"])) if seam
     ],
