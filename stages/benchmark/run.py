@@ -15,13 +15,12 @@ from stages.benchmark.report import report_page
 from stages.runtime.context import StageRun
 from trainyard.errors import ConfigError
 from trainyard.inference.decoders import Decoder
-from trainyard.inference.load import Generator, load_generator
+from trainyard.inference.load import ModelOnRanks, load_on_ranks
 from trainyard.inference.measure import device_clock, request_timing, throughput
 from trainyard.inference.prompts import read_prompts
 from trainyard.inference.request import Completion
 from trainyard.inference.static import GenerationResult, OnToken, check_room, run_requests
 from trainyard.inference.texts import TextRequests, build_decoder, chat_tokens, prompt_tokens
-from trainyard.models.expected import check_expected
 from trainyard.models.init import named_generator
 from trainyard.parallel.device import device_name, peak_memory_bytes, resolve_device
 from trainyard.parallel.groups import process_groups
@@ -46,10 +45,14 @@ def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
         )
     with process_groups(parallel, device) as groups:
         dtype = torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else torch.float32
-        generator = load_generator(
-            config.load, device, dtype=dtype, layout=config.layout, groups=groups
+        generator = load_on_ranks(
+            config.load,
+            device,
+            dtype=dtype,
+            layout=config.layout,
+            groups=groups,
+            expect=config.expect,
         )
-        check_expected(config.expect, generator.config, f"--load {config.load}")
         work = Benchmark(config, generator, device, speaks=groups.rank == 0)
         work.warm_up()
         total = config.inference_repeat_n * len(work.prompts)
@@ -83,7 +86,12 @@ class Benchmark:
     """The prompts of a run and the model that continues them."""
 
     def __init__(
-        self, config: BenchmarkConfig, generator: Generator, device: torch.device, *, speaks: bool
+        self,
+        config: BenchmarkConfig,
+        generator: ModelOnRanks,
+        device: torch.device,
+        *,
+        speaks: bool,
     ) -> None:
         """speaks: whether this rank prints what --stream shows."""
         self.config, self.generator, self.device = config, generator, device

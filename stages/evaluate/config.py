@@ -12,10 +12,9 @@ from trainyard.evaluation.config import (
     OF_QUESTIONS,
     ContaminationConfig,
     EvaluationConfig,
-    LayoutConfig,
     QuestionConfig,
 )
-from trainyard.inference.config import check_length
+from trainyard.inference.config import LayoutConfig, check_length
 from trainyard.models.config import TransformerConfig
 from trainyard.tokenizers.config import TokenizerConfig, TokenizerType
 
@@ -76,13 +75,6 @@ class EvaluateConfig:
             raise ConfigError(
                 "--task QA and --task-description go together: the document says how questions "
                 "are asked; give both, or neither"
-            )
-        layout = self.layout
-        if task in OF_QUESTIONS and layout.parallel().model_ranks > 1:
-            raise ConfigError(
-                f"--task {task} generates text, which each rank does with a whole copy of the "
-                "model: leave --tensor-model-parallel-size and --pipeline-model-parallel-size out; "
-                "the ranks of --nproc-per-node share the questions"
             )
 
     def given_tokenizer(self) -> TokenizerConfig | None:

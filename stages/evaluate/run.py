@@ -14,11 +14,19 @@ from trainyard.artifacts.inputs import resolve
 from trainyard.evaluation.contamination_report import Contamination
 from trainyard.evaluation.examples import Examples
 from trainyard.evaluation.metrics import Row, Summary
-from trainyard.evaluation.model import EvaluatedModel, evaluation_ranks, load_for_evaluation
-from trainyard.evaluation.model import tokenizer_digest as digest_of
 from trainyard.evaluation.passport import FORMAT_VERSION, RESULTS, rows_name, set_names
+from trainyard.evaluation.passport import tokenizer_digest as digest_of
+from trainyard.evaluation.ranks import evaluation_ranks
 from trainyard.evaluation.scoring import Scorer
-from trainyard.evaluation.tasks import TASKS, NoUnits, Subject, Units, score_all
+from trainyard.evaluation.tasks import (
+    TASKS,
+    NoUnits,
+    Subject,
+    Units,
+    families_for,
+    score_all,
+)
+from trainyard.inference.load import ModelOnRanks, load_on_ranks
 from trainyard.progress import Progress
 from trainyard.version import VERSION
 
@@ -29,11 +37,12 @@ def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
     """Score every data set, print its line; with --output-dir, write results.json and the rows of
     each. Returns the numbers; of several data sets, each under NAME/."""
     with evaluation_ranks(config.layout, config.device) as (groups, device):
-        loaded = load_for_evaluation(
+        loaded = load_on_ranks(
             config.load,
-            groups=groups,
-            device=device,
+            device,
             layout=config.layout,
+            groups=groups,
+            families=families_for(config.evaluation.task),
             tokenizer=config.given_tokenizer(),
             expect=config.expect,
         )
@@ -88,7 +97,7 @@ def _progress(stage: StageRun, name: str, total: int, unit: str, done: int) -> P
 def _passport(
     config: EvaluateConfig,
     stage: StageRun,
-    loaded: EvaluatedModel,
+    loaded: ModelOnRanks,
     path: str,
     examples: Examples,
     summary: Summary,

@@ -14,13 +14,12 @@ from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.errors import ConfigError
 from trainyard.inference.beam import beam_search
-from trainyard.inference.load import Generator, load_generator
+from trainyard.inference.load import ModelOnRanks, load_on_ranks
 from trainyard.inference.neighbors import NeighborDecoder
 from trainyard.inference.prompts import Prompt, read_prompts
 from trainyard.inference.request import Completion
 from trainyard.inference.static import run_requests
 from trainyard.inference.texts import TextRequests, build_decoder, chat_tokens, prompt_tokens
-from trainyard.models.expected import check_expected
 from trainyard.models.retro.model import RetroModel
 from trainyard.parallel.device import resolve_device
 from trainyard.parallel.groups import (
@@ -62,21 +61,24 @@ def run(config: GenerateConfig, stage: StageRun) -> dict[str, Any]:
     return metrics
 
 
-def load(config: GenerateConfig, device: torch.device, groups: ProcessGroups) -> Generator:
+def load(config: GenerateConfig, device: torch.device, groups: ProcessGroups) -> ModelOnRanks:
     """The model on this rank."""
     dtype = torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else torch.float32
-    generator = load_generator(
-        config.load, device, dtype=dtype, layout=config.layout, groups=groups
+    return load_on_ranks(
+        config.load,
+        device,
+        dtype=dtype,
+        layout=config.layout,
+        groups=groups,
+        expect=config.expect,
     )
-    check_expected(config.expect, generator.config, f"--load {config.load}")
-    return generator
 
 
 class BatchWork:
     """The prompts of a run in batches, and what each batch becomes."""
 
     def __init__(
-        self, config: GenerateConfig, generator: Generator, prompts: Sequence[Prompt]
+        self, config: GenerateConfig, generator: ModelOnRanks, prompts: Sequence[Prompt]
     ) -> None:
         self.config, self.generator, self.prompts = config, generator, prompts
         self.requests = TextRequests(

@@ -8,8 +8,8 @@ from stages.plan.config import PlanConfig
 from stages.plan.fit import GIBIBYTE
 from trainyard.config import flag
 from trainyard.errors import ConfigError
-from trainyard.inference.config import GENERATES
 from trainyard.models.costs.inference_memory import InferenceMemory, inference_memory
+from trainyard.models.families import family_of
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 """Of a weight in generation, which has no FP8."""
@@ -19,7 +19,7 @@ def memory_of(config: PlanConfig) -> InferenceMemory | None:
     """Of the most loaded device; None for a family that does not generate. Raises ConfigError where
     it was asked for all the same."""
     model = config.model
-    if model.model_type not in GENERATES:
+    if not family_of(model).generates:
         options = ("inference_max_seq_length", "inference_memory_gib")
         if given := [flag(name) for name in options if getattr(config, name) is not None]:
             raise ConfigError(

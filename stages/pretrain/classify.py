@@ -11,8 +11,7 @@ from trainyard.artifacts.digest import SHORT
 from trainyard.artifacts.inputs import resolve
 from trainyard.checkpoint.steps import locate_step
 from trainyard.evaluation.examples import ProtocolId
-from trainyard.evaluation.model import tokenizer_digest
-from trainyard.evaluation.passport import FORMAT_VERSION, RESULTS, rows_name
+from trainyard.evaluation.passport import FORMAT_VERSION, RESULTS, rows_name, tokenizer_digest
 from trainyard.evaluation.tasks import NoUnits
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.tokenizers.registry import build_tokenizer

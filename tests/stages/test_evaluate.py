@@ -235,7 +235,6 @@ def test_questions_are_answered_by_generation_and_scored(
     [
         ({"task": "WIKITEXT103"}, "--task WIKITEXT103 asks no questions"),
         ({"task": "QA"}, "--task QA and --task-description go together"),
-        ({"tensor_model_parallel_size": 2}, "--task nq generates text, which each rank does"),
         ({"strict_lambada": True}, "--strict-lambada only applies with --task LAMBADA"),
         ({"vocab_file": "v"}, "are the files of a tokenizer; give --tokenizer-type too"),
         ({"out_seq_length": 32}, "--out-seq-length 32 leaves no room"),

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from trainyard.config import (
-    MAX_PROCESSES,
-    MAX_RANKS,
     MAX_SIZE,
     check_at_least,
     check_at_most,
@@ -17,7 +15,6 @@ from trainyard.config import (
 from trainyard.datasets.fine_tuning.questions import Contexts
 from trainyard.errors import ConfigError
 from trainyard.inference.config import SamplingConfig
-from trainyard.parallel.config import ParallelConfig
 
 TaskName = Literal["WIKITEXT103", "LAMBADA", "MULTIPLE-CHOICE", "nq", "triviaqa", "squad", "QA"]
 OF_QUESTIONS = ("nq", "triviaqa", "squad", "QA")
@@ -131,40 +128,6 @@ class ContaminationConfig:
                 "--contamination-documents names documents of --contamination-corpus, which is not "
                 "given"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutConfig:
-    """How many ranks hold a copy of the model; the copies share the examples. A score does not
-    depend on it, up to rounding."""
-
-    nproc_per_node: int = execution(1)
-    """Ranks to start on this machine; omit it under torchrun."""
-    tensor_model_parallel_size: int = execution(1)
-    """Ranks that share each layer's matrices; any number, whatever the training had."""
-    pipeline_model_parallel_size: int = execution(1)
-    """Ranks that share the layers, one group of layers after another."""
-    distributed_backend: Literal["nccl", "gloo"] | None = execution(None)
-    """Communication between ranks; unset: nccl on CUDA devices, gloo on CPUs."""
-    distributed_timeout_minutes: float = execution(10.0)
-    """How long a rank waits for the others before it considers one of them dead."""
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for degrees out of range."""
-        degrees = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
-        check_at_least(self, 1, "nproc_per_node", *degrees)
-        check_at_most(self, MAX_RANKS, *degrees)
-        check_at_most(self, MAX_PROCESSES, "nproc_per_node")
-
-    def parallel(self) -> ParallelConfig:
-        """The same as options of a training."""
-        return ParallelConfig(
-            nproc_per_node=self.nproc_per_node,
-            tensor_model_parallel_size=self.tensor_model_parallel_size,
-            pipeline_model_parallel_size=self.pipeline_model_parallel_size,
-            distributed_backend=self.distributed_backend,
-            distributed_timeout_minutes=self.distributed_timeout_minutes,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

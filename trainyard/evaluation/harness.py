@@ -13,13 +13,14 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from trainyard.checkpoint.model import SCORERS, WRITERS
 from trainyard.errors import ConfigError
-from trainyard.evaluation.config import LayoutConfig
 from trainyard.evaluation.continuations import Continuations
 from trainyard.evaluation.generation import generated
-from trainyard.evaluation.model import evaluation_ranks, load_for_evaluation
+from trainyard.evaluation.ranks import evaluation_ranks
 from trainyard.evaluation.scoring import Request, Score, Scorer, is_greedy
-from trainyard.inference.config import SamplingConfig
+from trainyard.inference.config import LayoutConfig, SamplingConfig
+from trainyard.inference.load import check_family, load_on_ranks
 from trainyard.parallel.groups import gather_objects
 
 NEW_TOKENS = 256
@@ -48,15 +49,15 @@ class TrainyardLM(LM):
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise ConfigError(f"--batch_size {batch_size} must be a number, at least 1")
-        self._layout = LayoutConfig(
+        layout = LayoutConfig(
             tensor_model_parallel_size=tensor_model_parallel_size,
             pipeline_model_parallel_size=pipeline_model_parallel_size,
         )
         stack = ExitStack()
         atexit.register(stack.close)
-        self._groups, where = stack.enter_context(evaluation_ranks(self._layout, device or "auto"))
-        loaded = load_for_evaluation(load, groups=self._groups, device=where, layout=self._layout)
-        self._model, self._tokenizer = loaded.model, loaded.tokenizer
+        self._groups, where = stack.enter_context(evaluation_ranks(layout, device or "auto"))
+        loaded = load_on_ranks(load, where, layout=layout, groups=self._groups, families=SCORERS)
+        self._load, self._model, self._tokenizer = load, loaded.model, loaded.tokenizer
         self._batch_size = int(batch_size)
         self._scorer = Scorer(loaded.model, self._groups, self._batch_size)
         self._continuations = Continuations.of(loaded.tokenizer)
@@ -123,11 +124,7 @@ class TrainyardLM(LM):
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """For each (context, options): the text behind it, up to the first of `until`."""
-        if self._layout.parallel().model_ranks > 1:
-            raise ConfigError(
-                "a task of the harness generates text, which each rank does with a whole copy of "
-                "the model; leave the parallel sizes out of --model_args"
-            )
+        check_family(self._load, self._model.config, WRITERS)
         dp, dp_rank = self._groups.dims.dp, self._groups.dp_rank
         own = {
             number: self._generated(number, *requests[number].args)
@@ -152,7 +149,13 @@ class TrainyardLM(LM):
             )
         prompt = self._continuations.whole(context)[-room:] or self._continuations.beginning
         (output,) = generated(
-            self._model, self._tokenizer, [prompt], count, _sampling(options), number
+            self._model,
+            self._tokenizer,
+            [prompt],
+            count,
+            _sampling(options),
+            number,
+            self._groups,
         )
         text = self._tokenizer.decode(output)
         ends = [place for stop in stops if stop and (place := text.find(stop)) >= 0]

@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard import json_text
+from trainyard.artifacts.digest import digest_bytes, digest_document
 from trainyard.artifacts.inputs import read_checked
 from trainyard.artifacts.urls import basename, check_relative, join
 from trainyard.errors import ArtifactError
 from trainyard.evaluation.metrics import Metric, Row
+from trainyard.tokenizers.base import Tokenizer
 
 FORMAT_VERSION = 2
 RESULTS = "results.json"
@@ -109,3 +111,9 @@ def _read_set(folder: str, url: str, document: Any) -> ScoredSet:
         raise ArtifactError(f"{url}: a data set without a name and a file of rows")
     metrics = {key: Metric.read(figure, url) for key, figure in figures.items()}
     return ScoredSet(folder, name, passport, metrics, join(folder, check_relative(rows)))
+
+
+def tokenizer_digest(tokenizer: Tokenizer) -> str:
+    """Digest of all files that rebuild a tokenizer."""
+    files = {name: digest_bytes(data) for name, data in sorted(tokenizer.files().items())}
+    return digest_document(files)

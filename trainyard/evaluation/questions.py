@@ -152,6 +152,7 @@ class Questions:
                 self.config.out_seq_length,
                 self.config.sampling,
                 first,
+                self.scorer.groups,
             )
             for number, question, output in zip(
                 range(first, first + len(batch)), batch, outputs, strict=True

@@ -48,7 +48,8 @@ class Scorer:
 
     def __init__(self, model: GPTModel, groups: ProcessGroups = ALONE, batch_size: int = 4) -> None:
         """model: the part of this rank, in evaluation mode, fp32. batch_size: rows at a time."""
-        self.model, self._links, self._batch_size = model, ForwardLinks(groups), batch_size
+        self.model, self.groups, self._batch_size = model, groups, batch_size
+        self._links = ForwardLinks(groups)
 
     @torch.inference_mode()
     def score(self, requests: Sequence[Request]) -> list[Score]:

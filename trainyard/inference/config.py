@@ -4,13 +4,11 @@ only."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from trainyard.config import MAX_PROCESSES, check_at_least, check_at_most, execution
+from trainyard.config import MAX_PROCESSES, MAX_RANKS, check_at_least, check_at_most, execution
 from trainyard.errors import ConfigError
 from trainyard.parallel.config import ParallelConfig
-
-GENERATES = ("gpt", "retro", "t5")
-"""Families that make text; a Retro without neighbours is the GPT of its decoder."""
 
 MAX_TOP_N = 1000
 """Log-probabilities beside the chosen one, at most."""
@@ -163,23 +161,26 @@ class OutputConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutConfig:
-    """How a model is spread over ranks; ranks beyond one copy hold further copies, and share the
-    prompts."""
+    """How many ranks hold a copy of the model, whatever layout trained it; further ranks hold
+    further copies, and share the work. Results do not depend on it, up to rounding."""
 
-    tensor_model_parallel_size: int = execution(1)
-    """Ranks that share each matrix."""
-    pipeline_model_parallel_size: int = execution(1)
-    """Ranks that share the layers."""
     nproc_per_node: int = execution(1)
     """Ranks to start on this machine. Under torchrun, or a scheduler that sets RANK, each process
     is a rank already."""
+    tensor_model_parallel_size: int = execution(1)
+    """Ranks that share each layer's matrices."""
+    pipeline_model_parallel_size: int = execution(1)
+    """Ranks that share the layers, one group of layers after another."""
+    distributed_backend: Literal["nccl", "gloo"] | None = execution(None)
+    """Communication between ranks; unset: nccl on CUDA devices, gloo on CPUs."""
     distributed_timeout_minutes: float = execution(10.0)
-    """How long ranks wait for each other."""
+    """How long a rank waits for the others before it considers one of them dead."""
 
     def __post_init__(self) -> None:
-        """Refuse degrees out of range."""
-        names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "nproc_per_node")
-        check_at_least(self, 1, *names)
+        """Raise ConfigError for degrees out of range."""
+        degrees = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+        check_at_least(self, 1, "nproc_per_node", *degrees)
+        check_at_most(self, MAX_RANKS, *degrees)
         check_at_most(self, MAX_PROCESSES, "nproc_per_node")
 
     def parallel(self) -> ParallelConfig:
@@ -188,6 +189,7 @@ class LayoutConfig:
             nproc_per_node=self.nproc_per_node,
             tensor_model_parallel_size=self.tensor_model_parallel_size,
             pipeline_model_parallel_size=self.pipeline_model_parallel_size,
+            distributed_backend=self.distributed_backend,
             distributed_timeout_minutes=self.distributed_timeout_minutes,
         )
 

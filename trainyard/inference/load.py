@@ -1,4 +1,4 @@
-"""Loads a model that generates, this rank's part of it, from a checkpoint of any kind.
+"""Loads a model over ranks, this rank's part of it, from a checkpoint of any kind.
 
 A trainyard step of any layout, or a folder of Hugging Face, Meta or Megatron-LM by the readers of
 `conversion`."""
@@ -6,36 +6,42 @@ A trainyard step of any layout, or a folder of Hugging Face, Meta or Megatron-LM
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
-from trainyard.checkpoint.model import check_tensors, checkpoint_tokenizer
+from trainyard.checkpoint.model import SCORERS, WRITERS, check_tensors
 from trainyard.checkpoint.model_config import model_config
 from trainyard.checkpoint.model_tensors import model_tensors, names_over
 from trainyard.checkpoint.shared_load import LoadGroups
-from trainyard.conversion.detect import LABELS, OF_KIND, detect
+from trainyard.conversion.detect import detect, loader_for
 from trainyard.conversion.loadable import LoadableSource
 from trainyard.conversion.loaders import open_source
+from trainyard.conversion.native import CheckpointSource
 from trainyard.conversion.tokenizer_files import tokenizer_of
+from trainyard.conversion.vocabulary import Adjusted
 from trainyard.errors import ConfigError
-from trainyard.inference.config import GENERATES, LayoutConfig
+from trainyard.inference.config import LayoutConfig
 from trainyard.models.config import TransformerConfig
+from trainyard.models.expected import check_expected
 from trainyard.models.families import family_of
 from trainyard.models.pipeline_stage import PipelineStage
 from trainyard.parallel.device import check_memory, default_dtype
 from trainyard.parallel.groups import ALONE, ProcessGroups
 from trainyard.parallel.layout_checks import check_model
-from trainyard.parallel.pipeline.partition import partition
+from trainyard.parallel.pipeline.partition import arrange
 from trainyard.tokenizers.base import Tokenizer
+from trainyard.tokenizers.config import TokenizerConfig
+from trainyard.tokenizers.registry import build_tokenizer
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Generator:
+class ModelOnRanks:
     """A model of which this rank holds a part, and what it takes to talk to it."""
 
     model: Any
@@ -45,6 +51,7 @@ class Generator:
     """The ranks that hold the model; data-parallel ones hold copies."""
     url: str
     step: int
+    """Training steps of the checkpoint; 0 where it does not say."""
     first_token: int | None
     """Of a T5's decoder, before any output; None for other families."""
     end_token: int
@@ -57,119 +64,182 @@ class Generator:
         return config
 
 
-def load_generator(
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A checkpoint of any kind, opened."""
+
+    checkpoint: Checkpoint | LoadableSource
+    config: TransformerConfig
+    padded_vocab_size: int
+    tokenizer_files: Mapping[str, bytes]
+    """Empty without a tokenizer."""
+
+
+def load_on_ranks(
     url: str,
     device: torch.device,
     *,
     dtype: torch.dtype = torch.float32,
     layout: LayoutConfig | None = None,
     groups: ProcessGroups = ALONE,
-) -> Generator:
-    """The model at a URL; all ranks of `groups` call this.
+    families: Sequence[str] = WRITERS,
+    tokenizer: TokenizerConfig | None = None,
+    expect: Sequence[str] = (),
+) -> ModelOnRanks:
+    """This rank's part of the model of a step folder, of the latest step of a run folder, or of
+    another program's folder; all ranks of `groups` call this.
 
-    Raises ConfigError for a model that does not generate, has no tokenizer, or does not fit the
-    layout or the device."""
-    kind = detect(url) or "trainyard"
-    if kind == "trainyard":
-        checkpoint = open_checkpoint(url)
-        config, rows = model_config(checkpoint)
-        with checkpoint:
-            check_tensors(checkpoint, config, rows)
-            return _load(
-                checkpoint,
+    families: those that can do what is wanted (`check_family`). tokenizer: for a checkpoint without
+    one; one that it has must be the same. expect: NAME=VALUE that the model must have. Raises
+    ConfigError, which names --load, for a model or tokenizer that does not do, or a model that does
+    not fit the layout or the device."""
+    parallel = (layout or LayoutConfig()).parallel()
+    opened = _open(url, parallel.tensor_model_parallel_size)
+    checkpoint, rows = opened.checkpoint, opened.padded_vocab_size
+    with checkpoint:
+        check_family(url, opened.config, families)
+        check_expected(expect, opened.config, f"--load {url}")
+        config = _without_capacity(opened.config)
+        pp = parallel.pipeline_model_parallel_size
+        config.check_parallel(parallel)
+        if pp > config.all_layers:
+            raise ConfigError(
+                f"--pipeline-model-parallel-size {pp} is more than the {config.all_layers} layers "
+                "of the model; give at most that"
+            )
+        check_model(
+            replace(parallel, pipeline_model_parallel_size=1),  # `_part` divides any number
+            num_layers=config.all_layers,
+            num_attention_heads=config.num_attention_heads,
+            num_query_groups=config.query_groups,
+            ffn_hidden_size=config.ffn_size,
+            seq_length=config.seq_length,
+            padded_vocab_size=rows,
+        )
+        found = _tokenizer(url, opened.tokenizer_files, tokenizer)
+        if found.vocab_size > rows:
+            raise ConfigError(
+                f"--load {url} has rows for {rows} tokens, and the tokenizer has "
+                f"{found.vocab_size}; it is not the one that the model was trained with"
+            )
+        first, end = _ends(config, checkpoint, found)
+        count = config.num_params(rows)
+        check_memory(
+            f"--load {url}: the weights of its {count:,} parameters take on each rank about",
+            count * dtype.itemsize / parallel.model_ranks,
+            device,
+            "take a machine with more, or more ranks with --tensor-model-parallel-size",
+        )
+        named = checkpoint.config.get("vocab_size")
+        with device, default_dtype(dtype):
+            model = family_of(config).load_class()(
                 config,
                 rows,
-                checkpoint_tokenizer(checkpoint),
-                device,
-                dtype,
-                layout or LayoutConfig(),
-                groups,
+                groups.model_parallel(parallel),
+                _part(config.all_layers, pp, groups.pp_rank),
+                true_vocab_size=min(named, rows) if type(named) is int else rows,
             )
-    with open_source(url, OF_KIND[kind]) as source:
-        loadable = LoadableSource(source, OF_KIND[kind])
-        files = source.tokenizer_files()
-        if not files:
-            raise ConfigError(
-                f"--load {url}: {LABELS[kind]} without a tokenizer that can be read here; convert "
-                "it with stages.reshard, which takes --tokenizer-type and the files"
-            )
-        return _load(
-            loadable,
-            source.config,
-            source.padded_vocab_size,
-            tokenizer_of(files),
-            device,
-            dtype,
-            layout or LayoutConfig(),
-            groups,
-        )
-
-
-def _load(
-    checkpoint: Checkpoint | LoadableSource,
-    config: TransformerConfig,
-    padded_vocab_size: int,
-    tokenizer: Tokenizer,
-    device: torch.device,
-    dtype: torch.dtype,
-    layout: LayoutConfig,
-    groups: ProcessGroups,
-) -> Generator:
-    url = checkpoint.url
-    if config.model_type not in GENERATES:
-        raise ConfigError(
-            f"--load {url} holds a {config.model_type}, which does not generate text; name a "
-            f"{', '.join(GENERATES)}"
-        )
-    config = without_capacity(config)
-    parallel = layout.parallel()
-    check_model(
-        parallel,
-        num_layers=config.all_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_query_groups=config.query_groups,
-        ffn_hidden_size=config.ffn_size,
-        seq_length=config.seq_length,
-        padded_vocab_size=padded_vocab_size,
-    )
-    count = config.num_params(padded_vocab_size)
-    check_memory(
-        f"--load {url}: the weights of its {count:,} parameters take",
-        count * dtype.itemsize / parallel.model_ranks,
-        device,
-        "take a machine with more, or more ranks of --tensor-model-parallel-size",
-    )
-    (part,) = partition(parallel, config.all_layers)[groups.pp_rank]
-    found = checkpoint.config.get("vocab_size")
-    tokens = min(found, padded_vocab_size) if type(found) is int else padded_vocab_size
-    with device, default_dtype(dtype):
-        model = family_of(config).load_class()(
-            config,
-            padded_vocab_size,
-            groups.model_parallel(parallel),
-            PipelineStage(part.layers, part.has_embedding, part.has_output),
-            true_vocab_size=tokens,
-        )
-    targets = model_tensors([model])
-    names = names_over(groups, targets)
-    restore(checkpoint, targets, "model.", names, LoadGroups.of(groups))
+        targets = model_tensors([model])
+        names = names_over(groups, targets)
+        restore(checkpoint, targets, "model.", names, LoadGroups.of(groups))
+    if family_of(config).neighbor_shape is not None and groups.rank == 0:
+        log.info("%s: without neighbours, so by its decoder alone", url)
     model.eval().requires_grad_(False)
-    first, end = _ends(config, checkpoint, tokenizer)
-    return Generator(model, tokenizer, groups, url, checkpoint.step, first, end)
+    return ModelOnRanks(model, found, groups, checkpoint.url, checkpoint.step, first, end)
 
 
-def without_capacity(config: TransformerConfig) -> TransformerConfig:
-    """The model whose experts drop nothing: which tokens find room would depend on the batch."""
+def check_family(url: str, config: TransformerConfig, families: Sequence[str]) -> None:
+    """Refuse a model of another family than these: `WRITERS`, `SCORERS` or those that are both."""
+    if config.model_type in families:
+        return
+    missing = (
+        "predict the next token" if config.model_type not in SCORERS else "write texts by itself"
+    )
+    raise ConfigError(
+        f"--load {url} holds a {config.model_type}, which does not {missing}; name a checkpoint of "
+        f"another family ({', '.join(families)})"
+    )
+
+
+def _open(url: str, tp: int) -> _Opened:
+    """Opened so that the vocabulary divides by the tensor-parallel ranks."""
+    if detect(url) in ("trainyard", None):
+        checkpoint = open_checkpoint(url, "--load")
+        try:
+            config, rows = model_config(checkpoint)
+            check_tensors(checkpoint, config, rows)
+            files = checkpoint.tokenizer_files()
+        except BaseException:
+            checkpoint.close()
+            raise
+        if rows % tp == 0:
+            return _Opened(checkpoint, config, rows, files)
+        source, loader = CheckpointSource(checkpoint), "trainyard"
+    else:
+        loader = loader_for(url)
+        source = open_source(url, loader)  # type: ignore[assignment]
+    try:
+        fitted = source
+        if source.padded_vocab_size % tp:
+            fitted = Adjusted(source, divisible_by=1, tensor_parallel_size=tp)  # type: ignore
+        return _Opened(
+            LoadableSource(fitted, loader),
+            fitted.config,
+            fitted.padded_vocab_size,
+            source.tokenizer_files(),
+        )
+    except BaseException:
+        source.close()
+        raise
+
+
+def _without_capacity(config: TransformerConfig) -> TransformerConfig:
+    """Experts without a limit: which tokens a full one drops depends on the rest of the batch."""
     if config.experts.moe_expert_capacity_factor is None:
         return config
-    log.warning(
-        "--moe-expert-capacity-factor %s does not apply to generation: no expert drops tokens",
-        config.experts.moe_expert_capacity_factor,
-    )
-    free = replace(
+    log.info("--moe-expert-capacity-factor does not apply here: experts take all their tokens")
+    unlimited = replace(
         config.experts, moe_expert_capacity_factor=None, moe_pad_expert_input_to_capacity=False
     )
-    return replace(config, moe=free)  # type: ignore[call-arg]
+    return replace(config, moe=unlimited)  # type: ignore[call-arg]
+
+
+def _part(num_layers: int, pp: int, rank: int) -> PipelineStage:
+    """The layers of a pipeline rank; earlier ones take the remainder."""
+    base, extra = divmod(num_layers, pp)
+    counts = [base + (stage < extra) for stage in range(pp)]
+    (part,) = arrange(counts, pp)[rank]
+    return PipelineStage(part.layers, part.has_embedding, part.has_output)
+
+
+def _tokenizer(url: str, files: Mapping[str, bytes], given: TokenizerConfig | None) -> Tokenizer:
+    """The tokenizer of the checkpoint, or the given one if it has none."""
+    if not files:
+        if given is None:
+            raise ConfigError(
+                f"--load {url} has no tokenizer that can be read here; stages.evaluate takes one, "
+                "and stages.reshard adds one, by --tokenizer-type and the files that the model was "
+                "trained with"
+            )
+        return build_tokenizer(given)
+    own = tokenizer_of(files)
+    if given is not None:
+        _check_same(url, own, build_tokenizer(given))
+    return own
+
+
+def _check_same(url: str, own: Tokenizer, given: Tokenizer) -> None:
+    """Refuse another tokenizer than the checkpoint's, by what it makes of a text of all kinds of
+    characters: the files of one tokenizer may be written in several ways."""
+    sample = (
+        "The quick (brown) fox's 1,234 jumps \u2014 na\u00efve \u4f60\u597d\n\n\tdef f(x): return x"
+    )
+    if own.vocab_size != given.vocab_size or own.encode(sample) != given.encode(sample):
+        raise ConfigError(
+            f"--load {url} was trained with another tokenizer than that of --tokenizer-type "
+            f"({own.vocab_size} tokens, not {given.vocab_size}, or others for the same text); "
+            "leave --tokenizer-type and its files out, and the checkpoint's own is used"
+        )
 
 
 def _ends(

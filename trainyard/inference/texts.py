@@ -12,7 +12,7 @@ from typing import Any
 from trainyard.errors import ConfigError
 from trainyard.inference.config import OutputConfig, SamplingConfig, check_length
 from trainyard.inference.decoders import CachedDecoder, Decoder, EncoderDecoder
-from trainyard.inference.load import Generator
+from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.request import Completion, Request, TopTokens
 from trainyard.models.config import TransformerConfig
 from trainyard.models.t5.model import T5Model
@@ -79,7 +79,7 @@ class TextRequests:
 
     def __init__(
         self,
-        generator: Generator,
+        generator: ModelOnRanks,
         sampling: SamplingConfig,
         output: OutputConfig,
         max_tokens: int,
@@ -169,7 +169,7 @@ def check_prompt(config: TransformerConfig, name: str, length: int, max_tokens: 
 
 
 def build_decoder(
-    generator: Generator,
+    generator: ModelOnRanks,
     batch_size: int,
     longest: int,
     max_tokens: int,

@@ -15,10 +15,9 @@ from tests.trainyard.evaluation.models import byte_tokenizer
 from trainyard.errors import ConfigError
 from trainyard.evaluation.config import EvaluationConfig
 from trainyard.evaluation.lambada import open_passages
-from trainyard.evaluation.model import load_for_evaluation
 from trainyard.evaluation.scoring import Scorer
+from trainyard.inference.load import load_on_ranks
 from trainyard.models.gpt.config import GPTConfig
-from trainyard.parallel.groups import ALONE
 
 pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.slow
@@ -100,7 +99,7 @@ def test_a_task_of_likelihoods_has_the_figures_of_lambada(
     found = results(backend, tmp_path, LAST_WORD, [{"text": text} for text in TEXTS])
     file = tmp_path / "lambada.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    loaded = load_for_evaluation(checkpoint, groups=ALONE, device=torch.device("cpu"))
+    loaded = load_on_ranks(checkpoint, torch.device("cpu"))
     config = EvaluationConfig(task="LAMBADA", lambada_protocol="lm-eval")
     ours = open_passages(str(file), config, Scorer(loaded.model), loaded.tokenizer)
     rows = ours.score(range(len(ours)))
@@ -117,7 +116,7 @@ def test_a_rolling_task_scores_every_token_once(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     text = " ".join(TEXTS)
     found = results(backend, tmp_path, ROLLING, [{"text": text}])
-    model = load_for_evaluation(checkpoint, groups=ALONE, device=torch.device("cpu")).model
+    model = load_on_ranks(checkpoint, torch.device("cpu")).model
     tokens, total = [byte_tokenizer().eod, *byte_tokenizer().encode(text)], 0.0
     with torch.no_grad():
         for begin in range(0, len(tokens) - 1, 48):

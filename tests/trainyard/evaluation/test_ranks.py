@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ import torch
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from tests.trainyard.evaluation.models import byte_tokenizer, random_model
 from trainyard.errors import ConfigError
-from trainyard.evaluation.config import EvaluationConfig, LayoutConfig, QuestionConfig
+from trainyard.evaluation.config import EvaluationConfig, QuestionConfig
 from trainyard.evaluation.metrics import Row
-from trainyard.evaluation.model import evaluation_ranks, load_for_evaluation
+from trainyard.evaluation.ranks import evaluation_ranks
 from trainyard.evaluation.scoring import Request, Scorer
-from trainyard.evaluation.tasks import BLOCK, TASKS, NoUnits, Subject, score_all
+from trainyard.evaluation.tasks import BLOCK, TASKS, NoUnits, Subject, families_for, score_all
+from trainyard.inference.config import LayoutConfig, SamplingConfig
+from trainyard.inference.load import check_family, load_on_ranks
+from trainyard.models.bert.config import BertConfig
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.mamba.config import MambaConfig
 from trainyard.parallel.groups import ALONE
 from trainyard.progress import Progress
 from trainyard.testing.pool import RankPool
@@ -50,13 +55,15 @@ def progress_of(total: int, unit: str, done: int) -> Progress:
 def rows_of(checkpoint: str, data: str, task: Any, tp: int = 1, pp: int = 1) -> list[Row]:
     layout = LayoutConfig(tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp)
     with evaluation_ranks(layout, "cpu") as (groups, device):
-        loaded = load_for_evaluation(checkpoint, groups=groups, device=device, layout=layout)
+        loaded = load_on_ranks(checkpoint, device, groups=groups, layout=layout)
         subject = Subject(
             scorer=Scorer(loaded.model, groups, 3),
             tokenizer=loaded.tokenizer,
             path=data,
             config=EvaluationConfig(task=task, overlapping_eval=8, detokenizer="none"),
-            questions=QuestionConfig(),
+            questions=QuestionConfig(
+                ft_neighbours=0, out_seq_length=8, sampling=SamplingConfig(top_k=0)
+            ),
         )
         return score_all(TASKS[task](subject), "a", NoUnits(), groups, progress_of)
 
@@ -82,6 +89,33 @@ def test_scores_on_several_ranks_are_those_of_one(
         assert [row["example"] for row in found] == list(range(len(alone)))
         losses = [row["loss"] for row in found]
         assert losses == pytest.approx([row["loss"] for row in alone], rel=OVER_RANKS)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)], ids=["tp2", "pp2"])
+def test_answers_of_a_cut_model_are_those_of_one_rank(
+    checkpoint: str, ranks: RankPool, tmp_path: Path, tp: int, pp: int
+) -> None:
+    data = tmp_path / "questions.json"
+    asked = [{"question": f"{n}{c}?", "answers": [c]} for n, c in enumerate("abcde")]
+    data.write_text(json.dumps(asked))
+    alone = rows_of(checkpoint, str(data), "nq")
+    assert len({row["pred"] for row in alone}) > 1
+    for found in ranks.run(rows_of, 2, checkpoint, str(data), "nq", tp, pp):
+        assert found == alone
+
+
+def test_a_family_that_writes_no_texts_is_scored_alone() -> None:
+    mamba = MambaConfig(
+        num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=32, mamba_num_groups=1
+    )
+    bert = BertConfig(num_layers=2, hidden_size=32, num_attention_heads=4, seq_length=32)
+    check_family("runs/m", mamba, families_for("WIKITEXT103"))
+    with pytest.raises(ConfigError, match="holds a mamba, which does not write texts by itself"):
+        check_family("runs/m", mamba, families_for("nq"))
+    with pytest.raises(ConfigError, match="holds a bert, which does not predict the next token"):
+        check_family("runs/b", bert, families_for("WIKITEXT103"))
 
 
 def test_the_batch_size_changes_no_score() -> None:
@@ -146,22 +180,20 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(checkpoint: str, tmp_path
 
     other = TokenizerConfig(tokenizer_type="ByteLevelTokenizer")
     with pytest.raises(ConfigError, match="was trained with another tokenizer than that of"):
-        load_for_evaluation(checkpoint, groups=ALONE, device=torch.device("cpu"), tokenizer=other)
+        load_on_ranks(checkpoint, torch.device("cpu"), tokenizer=other)
     assert byte_tokenizer().vocab_size == 257
 
 
 def test_a_model_that_the_ranks_do_not_divide_is_refused(checkpoint: str) -> None:
     with pytest.raises(ConfigError, match=r"--num-attention-heads \(4\) must be divisible by"):
-        load_for_evaluation(
+        load_on_ranks(
             checkpoint,
-            groups=ALONE,
-            device=torch.device("cpu"),
+            torch.device("cpu"),
             layout=LayoutConfig(tensor_model_parallel_size=3),
         )
     with pytest.raises(ConfigError, match="--pipeline-model-parallel-size 4 is more than the"):
-        load_for_evaluation(
+        load_on_ranks(
             checkpoint,
-            groups=ALONE,
-            device=torch.device("cpu"),
+            torch.device("cpu"),
             layout=LayoutConfig(pipeline_model_parallel_size=4),
         )

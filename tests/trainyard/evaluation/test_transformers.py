@@ -14,10 +14,9 @@ import torch
 
 from tests.trainyard.inference.test_stories import read_model
 from trainyard.evaluation.config import EvaluationConfig, QuestionConfig
-from trainyard.evaluation.model import EvaluatedModel, load_for_evaluation
 from trainyard.evaluation.scoring import Scorer
 from trainyard.evaluation.tasks import TASKS, Subject
-from trainyard.parallel.groups import ALONE
+from trainyard.inference.load import ModelOnRanks, load_on_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -87,11 +86,11 @@ def reference(stories: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def loaded(stories: Path) -> EvaluatedModel:
-    return load_for_evaluation(str(stories), groups=ALONE, device=torch.device("cpu"))
+def loaded(stories: Path) -> ModelOnRanks:
+    return load_on_ranks(str(stories), torch.device("cpu"))
 
 
-def subject(loaded: EvaluatedModel, path: Path, config: EvaluationConfig) -> Subject:
+def subject(loaded: ModelOnRanks, path: Path, config: EvaluationConfig) -> Subject:
     return Subject(
         scorer=Scorer(loaded.model, batch_size=7),
         tokenizer=loaded.tokenizer,
@@ -103,7 +102,7 @@ def subject(loaded: EvaluatedModel, path: Path, config: EvaluationConfig) -> Sub
 
 @torch.no_grad()
 def test_perplexity_in_the_same_windows_is_that_of_transformers(
-    loaded: EvaluatedModel, reference: Any, shared: Path, tmp_path: Path
+    loaded: ModelOnRanks, reference: Any, shared: Path, tmp_path: Path
 ) -> None:
     text = (shared / "data/corpora/wikitext-103/wiki.test.tokens").read_text()[:12_000]
     (tmp_path / "wiki.txt").write_text(text)
@@ -128,7 +127,7 @@ def test_perplexity_in_the_same_windows_is_that_of_transformers(
 @torch.no_grad()
 @pytest.mark.parametrize("protocol", ["megatron", "megatron-strict", "lm-eval"])
 def test_predictions_of_lambada_are_those_of_transformers(
-    loaded: EvaluatedModel, reference: Any, shared: Path, tmp_path: Path, protocol: Any
+    loaded: ModelOnRanks, reference: Any, shared: Path, tmp_path: Path, protocol: Any
 ) -> None:
     lines = (shared / "data/eval/lambada/lambada_test.jsonl").read_text().splitlines()
     # Real passages, and stories of the model's own, whose last words it knows.

@@ -10,6 +10,7 @@ T5 = ModelFamily(
     module="trainyard.models.t5.model:T5Model",
     sample_format="trainyard.models.t5.samples:sample_format",
     of_sentences=True,
+    generates=True,
     flops_per_iteration=flops_per_iteration,
     flop_convention=MODEL_FLOPS,
     shard_params=shard_params,
