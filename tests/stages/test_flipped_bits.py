@@ -66,11 +66,6 @@ READERS: dict[str, tuple[str, ...]] = {
         *("--output-dir", "OUT"),
     ),
     "faiss_add": ("--index", "index", "--embeddings", "embeddings", "--output-dir", "OUT"),
-    "faiss_query": (
-        *("--index", "full", "--embeddings", "embeddings", "--retro-db", "index"),
-        *("--data-path", "a_text_document", "--seq-length", "64", "--train-iters", "1"),
-        *("--global-batch-size", "1", "--output-dir", "OUT"),
-    ),
     "tokenize": ("--input", "text.jsonl", "--output-prefix", "OUT", *TOKENIZE),
     "tokenize collected": (
         *("--input", COLLECTED, "--output-prefix", "OUT"),
@@ -95,7 +90,6 @@ CASES = [
     *((reader, TOKENS[1]) for reader in ("index", "blame")),
     *((reader, "a_text_document.sums") for reader in ("pretrain", "retro_db")),
     ("faiss_add", "index/empty.faissindex"),
-    ("faiss_query", "full/added.faissindex"),
     ("tokenize", "learned/tokenizer.json"),
     ("tokenize collected", COLLECTED),
     ("train_tokenizer", COLLECTED),

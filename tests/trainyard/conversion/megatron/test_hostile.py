@@ -294,6 +294,7 @@ def test_a_wrong_loader_names_the_format_found(
     for name in ("config.json", "model.safetensors"):
         (hf / name).touch()
     fits = {"core": ranks, "legacy": ranks, "torch_dist": dist, "hf": hf, "llama_mistral": hf}
+    fits["mixtral_hf"] = hf
     messages = {ranks: "torch format; give --loader core", dist: "torch_dist", hf: "Hugging Face"}
     for place, message in messages.items():
         if place != fits[loader]:
