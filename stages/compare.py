@@ -47,10 +47,14 @@ def main(words: Sequence[str]) -> int:
 def comparison(a: str, b: str) -> list[str]:
     """The lines about all data sets. Raises before the first one for a pair that is not
     comparable."""
-    pairs = matched(read_results(a), read_results(b))
+    sets = read_results(b)
+    pairs = matched(read_results(a), sets)
     for one, other in pairs:
         check_comparable(one, other)
-    return [line for pair in pairs for line in _lines(*pair)]
+    lines = [line for pair in pairs for line in _lines(*pair)]
+    compared = [other for _, other in pairs]
+    alone = [one.name for one in sets if one not in compared]
+    return [*lines, *([f"not in A, so not compared: {', '.join(alone)}"] if alone else [])]
 
 
 def matched(a: Sequence[ScoredSet], b: Sequence[ScoredSet]) -> list[tuple[ScoredSet, ScoredSet]]:

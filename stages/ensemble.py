@@ -17,7 +17,8 @@ from trainyard import logging as our_logging
 from trainyard.arguments import Parser
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_document
-from trainyard.artifacts.urls import join
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.urls import canonical, canonical_each, join
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.evaluation.ensemble import ensemble
 from trainyard.evaluation.metrics import Row, Summary
@@ -47,8 +48,8 @@ def main(words: Sequence[str]) -> int:
 
 def run(folders: Sequence[str], output_dir: str | None) -> None:
     """Score, print, and write the results."""
-    if output_dir in folders:
-        raise ConfigError(f"--output-dir {output_dir} is a member of the ensemble; name another")
+    if output_dir is not None:
+        _check_output(output_dir, folders)
     members = [read_results(folder) for folder in folders]
     if len({len(sets) for sets in members}) > 1:
         raise ConfigError("the folders have different numbers of data sets; evaluate all alike")
@@ -66,6 +67,17 @@ def run(folders: Sequence[str], output_dir: str | None) -> None:
         head = {"format_version": FORMAT_VERSION, "task": "ENSEMBLE", "step": 0}
         text = json.dumps({**head, "sets": documents}, indent=1) + "\n"
         store.write_bytes(join(output_dir, RESULTS), text.encode())
+
+
+def _check_output(output_dir: str, folders: Sequence[str]) -> None:
+    """Refuse a folder whose files are those of a member or of another stage's artifact."""
+    if canonical(output_dir) in canonical_each(folders):
+        raise ConfigError(f"--output-dir {output_dir} is a member of the ensemble; name another")
+    if store.exists(join(output_dir, MANIFEST)):
+        raise ConfigError(
+            f"--output-dir {output_dir} holds an artifact of a stage, whose files would be "
+            "replaced; name another folder"
+        )
 
 
 def _document(

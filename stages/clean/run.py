@@ -52,7 +52,7 @@ def run(config: CleanConfig, stage: StageRun) -> dict[str, Any]:
     for tally in tallies:
         whole.add(tally, config.documents.num_samples)
     stage.write_json(REPORT, whole.document())
-    if not whole.kept and config.rank is None:
+    if whole.documents and not whole.kept and config.rank is None:
         log.warning("the rules drop every document; %s says which rule dropped how many", REPORT)
     log.info(
         "cleaned documents=%d kept=%d seconds=%.2f million_chars_per_second=%.2f",

@@ -121,7 +121,7 @@ def _duplicates(config: DedupConfig, corpus: Corpus, exact: Spill, near: Spill) 
 def _spread(
     duplicates: Iterable[Duplicate], corpus: Corpus, firsts: Sequence[int]
 ) -> list[Decisions]:
-    ends = [*firsts[1:], corpus.count]
+    ends = [*firsts, corpus.count][1:]
     units = [Decisions(end - first) for first, end in zip(firsts, ends, strict=True)]
     for one in duplicates:
         unit = bisect_right(firsts, one.document) - 1

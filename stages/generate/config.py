@@ -9,6 +9,7 @@ from trainyard.artifacts.output import Output
 from trainyard.config import MAX_SIZE, check_at_least, check_at_most, execution, location
 from trainyard.errors import ConfigError
 from trainyard.inference.config import (
+    GREEDY,
     LayoutConfig,
     OutputConfig,
     SamplingConfig,
@@ -80,6 +81,11 @@ class GenerateConfig:
             )
         if self.generation.beam_width and self.ignore_eod:
             raise ConfigError("--beam-width needs an end; leave --ignore-eod out")
+        if self.generation.beam_width and self.sampling != GREEDY:
+            raise ConfigError(
+                "--beam-width looks for the likeliest text and draws no token; leave the options "
+                "of sampling and --seed out"
+            )
 
     @property
     def nproc_per_node(self) -> int:

@@ -94,6 +94,21 @@ def test_the_order_and_the_files_of_the_input_decide_nothing(
     assert len(by_text(tmp_path / "one")) == 30
 
 
+def test_of_an_empty_file_nothing_stays(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [])
+    metrics = dedup(source, tmp_path / "out")
+    assert (metrics["documents"], metrics["clusters"]) == (0, 0)
+    assert report(tmp_path / "out")["kept"] == 0
+
+
+def test_texts_of_signs_alone_are_the_same_only_if_their_signs_are(tmp_path: Path) -> None:
+    texts = ["+ - *", "+ - *", "{ } [ ]", "\u2603", " ", ""]
+    source = write(tmp_path / "in.jsonl", [{"text": one} for one in texts])
+    dedup(source, tmp_path / "out")
+    kept = sorted(row["text"].strip() for row in rows(tmp_path / "out", "documents"))
+    assert kept == sorted(["+ - *", "{ } [ ]", "\u2603", ""])
+
+
 def test_again_nothing_goes(tmp_path: Path) -> None:
     dedup(write(tmp_path / "in.jsonl", corpus_rows()), tmp_path / "one")
     metrics = dedup(f"{tmp_path}/one/documents-*.jsonl", tmp_path / "two")

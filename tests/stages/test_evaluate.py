@@ -13,11 +13,13 @@ import torch
 from torch.nn import functional
 
 from stages.evaluate.config import EvaluateConfig
+from stages.evaluate.inputs import check_inputs
 from stages.evaluate.run import run
 from tests.stages.directly import run_directly, run_process
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import resolve
+from trainyard.config import from_dict
 from trainyard.errors import ConfigError, DataError
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
@@ -130,6 +132,15 @@ def test_an_invalid_text_is_refused(checkpoint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--seq-length 64 is longer than the 32 positions"):
         evaluate(checkpoint, str(bad.parent / "empty.txt"), out, seq_length=64)
     assert not Path(out).exists()
+
+
+def test_a_corpus_that_is_no_token_files_is_refused_before_the_checkpoint_is_read(
+    tmp_path: Path,
+) -> None:
+    corpus = {"contamination_corpus": [str(tmp_path / "corpus.txt")]}
+    given = {"load": "none", "valid_data": ["a.jsonl"], "task": "LAMBADA", **corpus}
+    with pytest.raises(DataError, match=r"there is no .*corpus.txt.bin; name the prefix"):
+        check_inputs(from_dict(EvaluateConfig, given))
 
 
 def test_several_data_sets_are_scored_apart_each_with_its_passport(

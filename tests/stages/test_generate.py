@@ -159,6 +159,7 @@ def test_ranks_make_the_same_file(checkpoint: str, tmp_path: Path, layout: tuple
         ({"prompts": ["a"], "min_tokens": 31}, "--min-tokens 31 is more than"),
         ({"prompts": ["a"], "bf16": True, "fp16": True}, "not both"),
         ({"prompts": ["a"], "beam_width": 2, "ignore_eod": True}, "--beam-width needs an end"),
+        ({"prompts": ["a"], "beam_width": 2, "top_k": 0, "top_p": 0.5}, "draws no token"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], named: str) -> None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard import json_text
+from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes, digest_document
 from trainyard.artifacts.inputs import read_checked
 from trainyard.artifacts.urls import basename, check_relative, join
@@ -80,6 +81,10 @@ def read_results(folder: str) -> list[ScoredSet]:
     """The data sets of an evaluation's folder. Raises ArtifactError for another folder, and for
     results from before there were passports."""
     url = join(folder, RESULTS)
+    if not store.exists(url):
+        raise ArtifactError(
+            f"{folder} has no {RESULTS}; name a folder that stages.evaluate wrote with --output-dir"
+        )
     try:
         document = json_text.loads(read_checked(url))
     except ValueError as error:

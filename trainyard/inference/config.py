@@ -12,6 +12,9 @@ from trainyard.parallel.config import ParallelConfig
 
 MAX_TOP_N = 1000
 """Log-probabilities beside the chosen one, at most."""
+MAX_BEAMS = 1000
+LEAST_TEMPERATURE = 1e-4
+"""Logits over less than this are infinite in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +45,11 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and options that exclude each other."""
-        if not 0.0 <= self.temperature <= 100.0:
-            raise ConfigError(f"--temperature must be in [0, 100], got {self.temperature}")
+        if self.temperature and not LEAST_TEMPERATURE <= self.temperature <= 100.0:
+            raise ConfigError(
+                f"--temperature must be 0 (greedy) or in [{LEAST_TEMPERATURE}, 100], got "
+                f"{self.temperature}"
+            )
         if self.top_k < 0:
             raise ConfigError(f"--top-k must be 0 (all) or more, got {self.top_k}")
         for name in ("top_p", "top_p_decay", "top_p_bound", "min_p"):
@@ -131,6 +137,7 @@ class OutputConfig:
     def __post_init__(self) -> None:
         """Refuse values out of range, and options without effect."""
         check_at_least(self, 0, "min_tokens", "top_n_logprobs", "beam_width", "termination_id")
+        check_at_most(self, MAX_BEAMS, "beam_width")
         if not all(self.stop_words):
             raise ConfigError("--stop-words contains an empty text, which ends every output")
         if self.top_n_logprobs > MAX_TOP_N:

@@ -260,11 +260,13 @@ def test_the_preset_openwebtext_is_upstreams_order() -> None:
     [
         ("gopher_qualty", "did you mean 'gopher_quality'"),
         ("min_chars:200", "'200' is not KEY=VALUE"),
+        ("min_chars:", "'' is not KEY=VALUE"),
         ("min_chars:least=200", "min_chars has no 'least', only limit"),
         ("nfc:x=1", "no parameter at all"),
         ("min_chars:limit=1.5", "limit is a whole number, not '1.5'"),
         ("language:min=nan", "min must not be negative or infinite"),
         ("c4:end_marks=no", "end_marks is true or false, not 'no'"),
+        ("language:min=65", "min is a probability, at most 1, and not 65"),
         ("language:keep=xx", "py3langid has no language 'xx'"),
     ],
 )

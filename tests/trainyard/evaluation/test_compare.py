@@ -154,6 +154,21 @@ def test_a_file_of_rows_outside_of_the_folder_is_not_read(tmp_path: Path) -> Non
         read_results(str(folder))
 
 
+def test_data_sets_of_the_second_alone_are_named(tmp_path: Path) -> None:
+    a, b = (evaluation(tmp_path / name, right(1, 0)) for name in "ab")
+    document = json.loads((tmp_path / "b" / "results.json").read_text())
+    other = json.loads(json.dumps(document["sets"][0]))
+    other["name"], other["passport"]["data"]["digest"] = "b.jsonl", "e"
+    document["sets"].append(other)
+    (tmp_path / "b" / "results.json").write_text(json.dumps(document))
+    assert comparison(a, b)[-1] == "not in A, so not compared: b.jsonl"
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"name a folder that stages\.evaluate wrote"):
+        read_results(str(tmp_path))
+
+
 def test_names_of_data_sets_are_distinct() -> None:
     assert set_names(["s3://b/x.txt", "/y/z.txt"]) == ["x.txt", "z.txt"]
     assert set_names(["RACE/dev/middle/", "RACE/test/middle"]) == ["dev/middle", "test/middle"]
@@ -176,6 +191,12 @@ def test_an_ensemble_is_the_mean_of_probabilities(
     (found,) = read_results(out)
     assert found.rows()[0]["probabilities"] == pytest.approx([0.65, 0.35])
     assert found.passport["figures"]["accuracy"]["value"] == pytest.approx(2 / 3)
+    for place, words in ((f"{b}/", "is a member"), (f"{tmp_path}/stage", "holds an artifact")):
+        (tmp_path / "stage").mkdir(exist_ok=True)
+        (tmp_path / "stage" / "manifest.json").touch()
+        assert ensemble_main([a, b, "--output-dir", place]) == 2
+        assert words in capsys.readouterr().err
+    assert read_results(b)[0].passport["checkpoint"] == {"digest": "b"}
     assert comparison(a, out)  # the results of an ensemble are compared as all others
     without = evaluation(tmp_path / "c", right(1, 0, 1))
     assert ensemble_main([a, without]) == 1

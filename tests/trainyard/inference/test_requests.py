@@ -112,6 +112,7 @@ def test_a_text_ends_where_its_caller_says() -> None:
         ({"top_k": 0, "min_p": 1.5}, "--min-p must be in"),
         ({"top_p_decay": 0.5}, "change --top-p; give one above 0"),
         ({"top_k": 0, "top_p": 0.5, "top_p_bound": 0.6}, "--top-p-bound 0.6 is the least --top-p"),
+        ({"top_k": 0, "temperature": 1e-40}, "--temperature must be 0 .greedy. or in .0.0001, 100"),
         ({"repetition_penalty": 0.0}, "--repetition-penalty must be in"),
         ({"presence_penalty": 101.0}, "--presence-penalty must be in"),
     ],
@@ -131,6 +132,7 @@ def test_sampling_that_cannot_be_is_refused(values: dict[str, Any], named: str) 
         ({"beam_width": 2, "return_log_probs": True}, "writes the score of a text"),
         ({"beam_width": 2, "stop_on_eol": True}, "--beam-width ends texts with"),
         ({"min_tokens": -1}, "--min-tokens"),
+        ({"beam_width": 100_000}, "--beam-width must be at most 1000"),
     ],
 )
 def test_outputs_that_cannot_be_are_refused(values: dict[str, Any], named: str) -> None:

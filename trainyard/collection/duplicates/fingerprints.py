@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from trainyard.collection.documents import Item, as_line
-from trainyard.collection.duplicates.minhash import Array, MinHash, Shingler, digests
+from trainyard.collection.duplicates.minhash import Array, MinHash, Shingler, digests, one_blank
 from trainyard.corpus.formats.records import ORIGIN
 from trainyard.errors import ArtifactError
 
@@ -94,7 +94,7 @@ class Fingerprinter:
     def add(self, item: Item) -> None:
         """One document."""
         text = str(item.fields[self.key])
-        plain = self.normalize(text)
+        plain = self._plain(text)
         number = len(self._sizes)
         self._texts.append(plain.encode(errors="surrogatepass"))
         rest = {name: value for name, value in item.fields.items() if name != ORIGIN}
@@ -105,14 +105,18 @@ class Fingerprinter:
             self._add_signature(self.shingler(plain))
         for at, line in enumerate(self.split(text) if self.split is not None else ()):
             if len(line.strip()) >= self.min_line_chars:
-                self._lines.append(self.normalize(line).encode(errors="surrogatepass"))
+                self._lines.append(self._plain(line).encode(errors="surrogatepass"))
                 self._places.append((number, at))
         if len(self._texts) >= self.BATCH:
             self._digest()
 
+    def _plain(self, text: str) -> str:
+        """What is compared of a text; one without words, such as a row of signs, stays as it is."""
+        return self.normalize(text) or one_blank(text)
+
     def _add_signature(self, shingles: Array) -> None:
         if not len(shingles):
-            shingles = np.zeros(1, np.uint32)  # texts without words are alike
+            shingles = np.zeros(1, np.uint32)  # empty texts are alike
         self._shingles.append(shingles)
         self._signatures.append(self.minhash.signature(shingles))
 

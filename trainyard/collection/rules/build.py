@@ -44,6 +44,10 @@ def build_rule(spec: RuleSpec) -> Rule:
                 f"{' '.join(known) or 'no parameter at all'}"
             )
         given[key] = _converted(spec, key, value, known[key].default)
+    if spec.name == "language" and given.get("min", 0.0) > 1.0:
+        raise ConfigError(
+            f"--rules {spec.written}: min is a probability, at most 1, and not {given['min']:g}"
+        )
     if "keep" in known:
         language.check_languages(given.get("keep", known["keep"].default))
     return Rule(spec.written, partial(function, **given) if given else function)

@@ -1,7 +1,7 @@
 """Rules about the language of a text, which py3langid identifies (arXiv:2105.13565 has its model's
 kind; the model is in its package).
 
-It covers 97 languages. Its score is a probability of its own, not comparable with fastText's."""
+Its score is a probability of its own, not comparable with fastText's."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class RuleSpec:
 
 def parse_rule(written: str) -> RuleSpec:
     """Read NAME:KEY=VALUE,...; ConfigError for an unknown name or another form."""
-    name, _, rest = written.partition(":")
+    name, colon, rest = written.partition(":")
     if name not in RULES:
         close = nearest(name, RULES)
         hint = f"did you mean {close[0]!r}? " if close else ""
@@ -61,7 +61,7 @@ def parse_rule(written: str) -> RuleSpec:
             f"--rules {written}: no rule {name!r}; {hint}the rules are {' '.join(RULES)}"
         )
     arguments = []
-    for part in rest.split(",") if rest else ():
+    for part in rest.split(",") if colon else ():
         key, sign, value = part.partition("=")
         if not (key and sign and value):
             raise ConfigError(
