@@ -17,12 +17,12 @@ from tests.trainyard.training.layouts.cases import (
 )
 from tests.trainyard.training.layouts.runs import batches, train_module_of
 from trainyard.checkpoint.layout import slices_held
+from trainyard.checkpoint.model_tensors import model_tensors
 from trainyard.models.costs.memory_detail import detailed_memory
 from trainyard.models.parallel_layout import ParallelLayout
 from trainyard.optim.schedule import Rates
 from trainyard.testing.pool import RankPool
 from trainyard.training.loop.batch_size import BatchSize
-from trainyard.training.run.tensors import model_tensors
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
