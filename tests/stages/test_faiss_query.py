@@ -36,6 +36,12 @@ from trainyard.retrieval.pretraining_chunks import as_document
 K = 5
 
 
+def flip(path: Path, share: float = 0.6) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * share)] ^= 1
+    path.write_bytes(data)
+
+
 @pytest.fixture(scope="module")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Yard:
     yard = make_yard(tmp_path_factory.mktemp("yard"))
@@ -51,7 +57,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Yard:
     return yard
 
 
-def query(yard: Yard, into: Path | str, **more: Any) -> dict[str, Any]:
+def options_of(yard: Yard, **more: Any) -> dict[str, Any]:
     given = {
         "index": str(yard.folder / "index"),
         "embeddings": str(yard.folder / "embeddings-train"),
@@ -62,7 +68,22 @@ def query(yard: Yard, into: Path | str, **more: Any) -> dict[str, Any]:
         "retro_block_size": 30,
         **yard.options,
     }
-    return run_directly(FaissQueryConfig, run_query, output_dir=str(into), **{**given, **more})
+    return {**given, **more}
+
+
+def query(yard: Yard, into: Path | str, **more: Any) -> dict[str, Any]:
+    return run_directly(
+        FaissQueryConfig, run_query, output_dir=str(into), **options_of(yard, **more)
+    )
+
+
+def words_of(yard: Yard, **more: Any) -> list[str]:
+    """The options as a command line."""
+    words = []
+    for name, value in options_of(yard, **more).items():
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return words
 
 
 def by_hand(yard: Yard, num_found: int) -> NDArray[np.int64]:
@@ -272,6 +293,24 @@ def test_inputs_that_were_not_made_for_each_other_are_refused(yard: Yard, tmp_pa
         query(yard, tmp_path / "out", retro_db=str(other.folder / "db"))
 
 
+def test_a_flipped_bit_of_the_index_is_refused(
+    yard: Yard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled, out = tmp_path / "index", tmp_path / "out"
+    made = ("--index", str(yard.folder / "empty"), "--output-dir", str(filled))
+    of_chunks = ("--embeddings", str(yard.folder / "embeddings-db"))
+    add = stage_main("faiss_add", FaissAddConfig, "stages.faiss_add.run", argv=[*made, *of_chunks])
+    assert add == 0
+    flip(filled / "added.faissindex")
+    argv = words_of(yard, index=str(filled), output_dir=str(out))
+    assert stage_main("faiss_query", FaissQueryConfig, "stages.faiss_query.run", argv=argv) == 1
+    said = capsys.readouterr().err
+    assert "added.faissindex: " in said
+    assert "damaged" in said
+    assert "Traceback" not in said
+    assert not (out / "manifest.json").exists()
+
+
 def test_token_files_of_the_name_of_a_dataset_and_other_contents_are_refused(
     yard: Yard, tmp_path: Path
 ) -> None:
@@ -288,21 +327,7 @@ def test_token_files_of_the_name_of_a_dataset_and_other_contents_are_refused(
 def test_validation_finds_other_neighbors(
     yard: Yard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = {
-        "index": yard.folder / "index",
-        "embeddings": yard.folder / "embeddings-train",
-        "retro_db": yard.folder / "db",
-        "retro_gpt_chunk_length": LENGTH,
-        "retro_query_num_neighbors_query": 40,
-        "retro_query_num_neighbors_save": K,
-        "retro_block_size": 30,
-        **yard.options,
-        "output_dir": tmp_path / "out",
-    }
-    words = []
-    for name, value in given.items():
-        values = value if isinstance(value, list) else [value]
-        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    words = words_of(yard, output_dir=tmp_path / "out")
 
     def run(expect: int, *more: str) -> str:
         argv = [*words, *more]
