@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from stages.evaluate.config import EvaluateConfig
 from trainyard.artifacts import store
-from trainyard.checkpoint.model_config import model_config
-from trainyard.checkpoint.stored_step import StoredStep, check_step
-from trainyard.conversion.detect import detect
+from trainyard.conversion.loadable_model import check_model_to_load
 from trainyard.corpus.pairs import PAIR
 from trainyard.errors import DataError
-from trainyard.models.expected import check_expected
 from trainyard.tokenizers.registry import check_files
 
 
@@ -29,12 +24,4 @@ def check_inputs(config: EvaluateConfig) -> None:
     tokenizer = config.given_tokenizer()
     if tokenizer is not None:
         check_files(tokenizer)
-
-    def check(step: StoredStep[Any]) -> None:
-        if tokenizer is None:
-            step.require_tokenizer()
-        if config.expect:
-            check_expected(config.expect, model_config(step)[0], f"--load {config.load}")
-
-    if detect(config.load) in ("trainyard", None):
-        check_step(config.load, "--load", also=check)
+    check_model_to_load(config.load, config.expect, with_tokenizer=tokenizer is None)
