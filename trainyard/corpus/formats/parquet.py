@@ -181,7 +181,7 @@ def _columns(file: Any, url: str, keys: Sequence[str], id_key: str | None) -> li
     for key in keys:
         if schema.get_all_field_indices(key) == []:
             raise DataError(
-                f"{url}: no column {key!r}, only {', '.join(schema.names)}; name that of the text"
+                f"{url}: no column {key!r}, only {', '.join(schema.names)}; see --json-key"
             )
     wanted = [*keys, id_key] if id_key in schema.names and id_key not in keys else list(keys)
     for name in wanted:
