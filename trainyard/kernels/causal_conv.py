@@ -8,109 +8,152 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS, CHANNELS, WARPS = 64, 64, 4
+WIDTH = 4
+TOKENS, CHANNELS, WARPS = 64, 128, 1
+"""A program goes over so many tokens of so many channels, and keeps the last four in registers."""
 
 
 @triton.jit
-def _before(x_ptr, documents_ptr, places, back: tl.constexpr, columns, inside, row, length,
-            documented: tl.constexpr):  # fmt: skip
-    """fp32 inputs so many tokens before places; 0 before the first and of other documents."""
-    there = (places >= back) & (places < length)
-    if documented and back > 0:
-        own = tl.load(documents_ptr + places, mask=there, other=-1)
-        there = there & (own == tl.load(documents_ptr + places - back, mask=there, other=-2))
-    at = x_ptr + (places - back)[:, None] * row + columns[None, :]
-    return tl.load(at, mask=there[:, None] & inside[None, :], other=0.0).to(tl.float32)
+def _row(ptr, place, row, columns, inside, length):
+    """fp32 channels of a token, 0 outside of the sequence."""
+    places = tl.zeros_like(columns) + place
+    there = inside & (places >= 0) & (places < length)
+    return tl.load(ptr + place * row + columns, mask=there, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _sums(x_ptr, weight_ptr, bias_ptr, documents_ptr, places, columns, inside, row, length,
-          width: tl.constexpr, documented: tl.constexpr):  # fmt: skip
-    """What enters SiLU."""
-    bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    out = tl.zeros((places.shape[0], columns.shape[0]), tl.float32) + bias[None, :]
-    for back in tl.static_range(width):
-        tap = tl.load(weight_ptr + columns * width + width - 1 - back, mask=inside, other=0.0)
-        x = _before(x_ptr, documents_ptr, places, back, columns, inside, row, length, documented)
-        out += tap.to(tl.float32)[None, :] * x
-    return out
+def _document(ptr, place, length, documented: tl.constexpr):
+    """Number of a token's document; without documents all are of one."""
+    if documented:
+        return tl.load(ptr + place, mask=(place >= 0) & (place < length), other=-1)
+    return 0
 
 
 @triton.jit
 def _forward(
     x_ptr, weight_ptr, bias_ptr, documents_ptr, out_ptr, length, channels, row, batch_stride,
-    width: tl.constexpr, tokens: tl.constexpr, block: tl.constexpr, documented: tl.constexpr,
+    tokens: tl.constexpr, block: tl.constexpr, documented: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(2).to(tl.int64)
-    places = tl.program_id(0) * tokens + tl.arange(0, tokens)
+    start = tl.program_id(0).to(tl.int64) * tokens
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < channels
-    sums = _sums(
-        x_ptr + batch * batch_stride, weight_ptr, bias_ptr, documents_ptr + batch * length,
-        places, columns, inside, row, length, width, documented,
-    )  # fmt: skip
-    out = out_ptr + (batch * length + places[:, None]) * channels + columns[None, :]
-    mask = (places < length)[:, None] & inside[None, :]
-    tl.store(out, (sums * tl.sigmoid(sums)).to(out_ptr.dtype.element_ty), mask=mask)
+    x_ptr += batch * batch_stride
+    out_ptr += batch * length * channels
+    documents_ptr += batch * length
+    w0, w1, w2, w3, bias = _parameters(weight_ptr, bias_ptr, columns, inside)
+    x1 = _row(x_ptr, start - 1, row, columns, inside, length)
+    x2 = _row(x_ptr, start - 2, row, columns, inside, length)
+    x3 = _row(x_ptr, start - 3, row, columns, inside, length)
+    d1 = _document(documents_ptr, start - 1, length, documented)
+    d2 = _document(documents_ptr, start - 2, length, documented)
+    d3 = _document(documents_ptr, start - 3, length, documented)
+    following = _row(x_ptr, start, row, columns, inside, length)
+    for index in range(tl.minimum(tokens, length - start)):
+        place = start + index
+        x0 = following
+        following = _row(x_ptr, place + 1, row, columns, inside, length)
+        d0 = _document(documents_ptr, place, length, documented)
+        sums = bias + w3 * x0 + w2 * tl.where(d1 == d0, x1, 0.0)
+        sums += w1 * tl.where(d2 == d0, x2, 0.0) + w0 * tl.where(d3 == d0, x3, 0.0)
+        out = (sums * tl.sigmoid(sums)).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + place * channels + columns, out, mask=inside)
+        x3, x2, x1 = x2, x1, x0
+        d3, d2, d1 = d2, d1, d0
 
 
 @triton.jit
 def _backward(
     grad_ptr, x_ptr, weight_ptr, bias_ptr, documents_ptr, x_grad_ptr, taps_grad_ptr,
     length, channels, row, batch_stride,
-    width: tl.constexpr, tokens: tl.constexpr, block: tl.constexpr, documented: tl.constexpr,
+    tokens: tl.constexpr, block: tl.constexpr, documented: tl.constexpr,
 ):  # fmt: skip
-    """taps_grad: (b, blocks of tokens, width + 1, channels) fp32, of the taps and the bias."""
+    """taps_grad: (b, blocks of tokens, 5, channels) fp32, of the four taps and the bias."""
     batch = tl.program_id(2).to(tl.int64)
-    places = tl.program_id(0) * tokens + tl.arange(0, tokens)
+    start = tl.program_id(0).to(tl.int64) * tokens
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < channels
     x_ptr += batch * batch_stride
     grad_ptr += batch * length * channels
+    x_grad_ptr += batch * length * channels
     documents_ptr += batch * length
-    x_grad = tl.zeros((tokens, block), tl.float32)
-    taps_grad_ptr += (batch * tl.num_programs(0) + tl.program_id(0)) * (width + 1) * channels
-    for ahead in tl.static_range(width):
-        later = places + ahead
-        sums = _sums(
-            x_ptr, weight_ptr, bias_ptr, documents_ptr, later, columns, inside, row, length, width,
-            documented,
-        )  # fmt: skip
-        there = later < length
-        at = grad_ptr + later[:, None] * channels + columns[None, :]
-        grad = tl.load(at, mask=there[:, None] & inside[None, :], other=0.0).to(tl.float32)
+    w0, w1, w2, w3, bias = _parameters(weight_ptr, bias_ptr, columns, inside)
+    x1 = _row(x_ptr, start - 1, row, columns, inside, length)
+    x2 = _row(x_ptr, start - 2, row, columns, inside, length)
+    x3 = _row(x_ptr, start - 3, row, columns, inside, length)
+    d1 = _document(documents_ptr, start - 1, length, documented)
+    d2 = _document(documents_ptr, start - 2, length, documented)
+    d3 = _document(documents_ptr, start - 3, length, documented)
+    g1 = tl.zeros((block,), tl.float32)
+    g2 = g1
+    g3 = g1
+    of_w0 = g1
+    of_w1 = g1
+    of_w2 = g1
+    of_w3 = g1
+    of_bias = g1
+    following = _row(x_ptr, start, row, columns, inside, length)
+    following_grad = _row(grad_ptr, start, channels, columns, inside, length)
+    end = tl.minimum(start + tokens, length)
+    # Three further tokens, whose gradients reach back into this block.
+    for index in range(end - start + 3):
+        place = start + index
+        x0, grad = following, following_grad
+        following = _row(x_ptr, place + 1, row, columns, inside, length)
+        following_grad = _row(grad_ptr, place + 1, channels, columns, inside, length)
+        d0 = _document(documents_ptr, place, length, documented)
+        a1 = tl.where(d1 == d0, x1, 0.0)
+        a2 = tl.where(d2 == d0, x2, 0.0)
+        a3 = tl.where(d3 == d0, x3, 0.0)
+        sums = bias + w3 * x0 + w2 * a1 + w1 * a2 + w0 * a3
         sigmoid = tl.sigmoid(sums)
-        grad *= sigmoid * (1 + sums * (1 - sigmoid))
-        if ahead == 0:
-            tl.store(taps_grad_ptr + width * channels + columns, tl.sum(grad, 0), mask=inside)
-            for back in tl.static_range(width):
-                x = _before(
-                    x_ptr, documents_ptr, places, back, columns, inside, row, length, documented
-                )
-                out = taps_grad_ptr + (width - 1 - back) * channels + columns
-                tl.store(out, tl.sum(grad * x, 0), mask=inside)
-        elif documented:
-            own = tl.load(documents_ptr + places, mask=there, other=-1)
-            same = own == tl.load(documents_ptr + later, mask=there, other=-2)
-            grad = tl.where(same[:, None], grad, 0.0)
-        tap = tl.load(weight_ptr + columns * width + width - 1 - ahead, mask=inside, other=0.0)
-        x_grad += tap.to(tl.float32)[None, :] * grad
-    out = x_grad_ptr + (batch * length + places[:, None]) * channels + columns[None, :]
-    mask = (places < length)[:, None] & inside[None, :]
-    tl.store(out, x_grad.to(x_grad_ptr.dtype.element_ty), mask=mask)
+        g0 = grad * sigmoid * (1 + sums * (1 - sigmoid))
+        own = tl.where(place < end, g0, 0.0)
+        of_w3 += own * x0
+        of_w2 += own * a1
+        of_w1 += own * a2
+        of_w0 += own * a3
+        of_bias += own
+        x_grad = w3 * g3 + w2 * tl.where(d2 == d3, g2, 0.0)
+        x_grad += w1 * tl.where(d1 == d3, g1, 0.0) + w0 * tl.where(d0 == d3, g0, 0.0)
+        out = x_grad_ptr + (place - 3) * channels + columns
+        mask = inside & (tl.zeros_like(columns) + place >= start + 3)
+        tl.store(out, x_grad.to(x_grad_ptr.dtype.element_ty), mask=mask)
+        x3, x2, x1 = x2, x1, x0
+        d3, d2, d1 = d2, d1, d0
+        g3, g2, g1 = g2, g1, g0
+    out = taps_grad_ptr + columns
+    out += (batch * tl.num_programs(0) + tl.program_id(0)) * 5 * channels
+    tl.store(out, of_w0, mask=inside)
+    tl.store(out + channels, of_w1, mask=inside)
+    tl.store(out + 2 * channels, of_w2, mask=inside)
+    tl.store(out + 3 * channels, of_w3, mask=inside)
+    tl.store(out + 4 * channels, of_bias, mask=inside)
+
+
+@triton.jit
+def _parameters(weight_ptr, bias_ptr, columns, inside):
+    """The taps of three tokens before, two, one and none; the bias."""
+    taps = weight_ptr + columns * 4
+    w0 = tl.load(taps, mask=inside, other=0.0).to(tl.float32)
+    w1 = tl.load(taps + 1, mask=inside, other=0.0).to(tl.float32)
+    w2 = tl.load(taps + 2, mask=inside, other=0.0).to(tl.float32)
+    w3 = tl.load(taps + 3, mask=inside, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    return w0, w1, w2, w3, bias
 
 
 def conv_forward(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
-    """silu(sum of weight_j x_{t - w + 1 + j} + bias) of each channel, in fp32; like x.
+    """silu(sum of weight_j x_{t - 3 + j} + bias) of each channel, in fp32; like x.
 
-    x: (b, l, c). weight: (c, 1, w). bias: (c). documents: (b, l) ascending numbers; tokens of
+    x: (b, l, c). weight: (c, 1, 4). bias: (c). documents: (b, l) ascending numbers; tokens of
     others count as 0."""
     x = x if x.stride(2) == 1 else x.contiguous()
     out = x.new_empty(x.shape)
     _forward[_grid(x)](
         *(x, weight.contiguous(), bias.contiguous(), _or_any(documents, x), out),
         *(x.shape[1], x.shape[2], x.stride(1), x.stride(0)),
-        **_sizes(weight, documents),
+        **_sizes(documents),
     )
     return out
 
@@ -120,17 +163,17 @@ def conv_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias. grad: like x. The rest as for `conv_forward`."""
     x = x if x.stride(2) == 1 else x.contiguous()
-    grid, width = _grid(x), weight.shape[2]
+    grid = _grid(x)
     x_grad = x.new_empty(x.shape)
-    taps = x.new_empty((x.shape[0], grid[0], width + 1, x.shape[2]), dtype=torch.float32)
+    taps = x.new_empty((x.shape[0], grid[0], WIDTH + 1, x.shape[2]), dtype=torch.float32)
     _backward[grid](
         *(grad.contiguous(), x, weight.contiguous(), bias.contiguous(), _or_any(documents, x)),
         *(x_grad, taps, x.shape[1], x.shape[2], x.stride(1), x.stride(0)),
-        **_sizes(weight, documents),
+        **_sizes(documents),
     )
     summed = taps.sum((0, 1))
-    of_weight = summed[:width].t().unsqueeze(1).to(weight.dtype).contiguous()
-    return x_grad, of_weight, summed[width].to(bias.dtype)
+    of_weight = summed[:WIDTH].t().unsqueeze(1).to(weight.dtype).contiguous()
+    return x_grad, of_weight, summed[WIDTH].to(bias.dtype)
 
 
 def _grid(x: Tensor) -> tuple[int, int, int]:
@@ -141,9 +184,8 @@ def _or_any(documents: Tensor | None, x: Tensor) -> Tensor:
     return x if documents is None else documents.contiguous()
 
 
-def _sizes(weight: Tensor, documents: Tensor | None) -> dict[str, int | bool]:
+def _sizes(documents: Tensor | None) -> dict[str, int | bool]:
     return {
-        "width": weight.shape[2],
         "tokens": TOKENS,
         "block": CHANNELS,
         "documented": documents is not None,

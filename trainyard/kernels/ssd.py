@@ -34,7 +34,8 @@ def _chunk(dt_ptr, rate, start, length, heads, size: tl.constexpr):
 def _tile(ptr, places, stride, columns, length):
     """Rows of tokens, 0 behind the end."""
     inside = (places < length)[:, None]
-    return tl.load(ptr + places[:, None] * stride + columns[None, :], mask=inside, other=0.0)
+    at = places.to(tl.int64)[:, None] * stride + columns[None, :]
+    return tl.load(ptr + at, mask=inside, other=0.0)
 
 
 @triton.jit
