@@ -72,7 +72,7 @@ class StepBatch:
         """What `encoded` gave."""
         r, m, t, rows, scores, top_n = (int(size) for size in row[:_HEADER])
         ends = np.cumsum([_HEADER, r, r, r * m, t, rows, scores])
-        counts, firsts, tables, tokens, logits, places, targets = np.split(row, ends)[1:-1]
+        counts, firsts, tables, tokens, logits, places, targets = np.split(row, ends)[1:]
         return StepBatch(
             counts, firsts, tables.reshape(r, m), tokens, logits, places, targets, top_n
         )
