@@ -66,11 +66,11 @@ class PagedKVCache:
     def write(self, layer: int, k: Tensor, v: Tensor | None) -> None:
         """Store keys (T, g, d) and values (T, g, d_v) of the new tokens; None: a latent has its
         values among its keys."""
-        slots = self.layout.slots
+        at = self.layout.blocks, self.layout.places
         keys, values = self.blocks(layer)
-        keys.view(-1, *keys.shape[2:])[slots] = k
+        keys[at] = k
         if v is not None:
-            values.view(-1, *values.shape[2:])[slots] = v
+            values[at] = v
 
     def blocks(self, layer: int) -> tuple[Tensor, Tensor]:
         """All keys (N, B, g, d) and values (N, B, g, d_v) of a layer."""

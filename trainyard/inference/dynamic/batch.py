@@ -52,13 +52,12 @@ class StepBatch:
         """(R) tokens of each sequence after the step."""
         return self.firsts + self.counts
 
-    def places(self, block_size: int) -> tuple[Ints, Ints]:
-        """(T) positions of the tokens, and the slots of their keys."""
+    def places(self, block_size: int) -> tuple[Ints, Ints, Ints]:
+        """(T) positions of the tokens, the blocks of their keys, and the places there."""
         begins = np.cumsum(self.counts) - self.counts
         rows = np.repeat(np.arange(len(self.counts)), self.counts)
         positions = np.arange(len(self.tokens)) + np.repeat(self.firsts - begins, self.counts)
-        blocks = self.tables[rows, positions // block_size]
-        return positions, blocks * block_size + positions % block_size
+        return positions, self.tables[rows, positions // block_size], positions % block_size
 
     def encoded(self) -> Ints:
         """All of it in one row."""
@@ -125,17 +124,19 @@ def layout_of(
     batch: StepBatch, block_size: int, device: torch.device
 ) -> tuple[Tensor, PagedLayout]:
     """The tokens (1, T) of a step and where they belong, on a device."""
-    positions, slots = batch.places(block_size)
     starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(batch.counts)))
-    rows = (batch.tokens, positions, slots, batch.tables.reshape(-1), starts, batch.lengths)
-    tokens, places, at, tables, begins, lengths = on_device(rows, device)
+    rows = (batch.tokens, *batch.places(block_size), batch.tables.reshape(-1), starts)
+    tokens, positions, blocks, places, tables, begins, lengths = on_device(
+        (*rows, batch.lengths), device
+    )
     layout = PagedLayout(
-        positions=places.unsqueeze(0),
-        slots=at,
+        positions=positions.unsqueeze(0),
+        blocks=blocks,
+        places=places,
         tables=tables.view(batch.tables.shape),
         starts=begins,
         lengths=lengths,
-        counts=tuple(batch.counts.tolist()),
+        most_new=int(batch.counts.max()),
         most_keys=int(batch.lengths.max()),
     )
     return tokens.unsqueeze(0), layout

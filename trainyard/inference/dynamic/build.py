@@ -21,6 +21,7 @@ from trainyard.errors import ConfigError
 from trainyard.inference.dynamic.blocks import BlockPool
 from trainyard.inference.dynamic.config import DynamicConfig
 from trainyard.inference.dynamic.engine import DynamicEngine
+from trainyard.inference.dynamic.graphs import DecodeGraphs, graph_sizes
 from trainyard.inference.dynamic.ranks import Follower, Link
 from trainyard.inference.dynamic.runner import PagedRunner
 from trainyard.inference.dynamic.scheduler import Scheduler
@@ -68,6 +69,7 @@ def engine_of(
             f"the dynamic engine runs one copy of the model, on {needed} ranks (tensor x pipeline "
             f"parallel), and {groups.dims.world_size} were started; start {needed}"
         )
+    _check_graphs(model.config, config, groups)
     length = min(max_seq_length or model.config.positions, model.config.positions)
     num_blocks = _num_blocks(model, config, groups, length)
     size = config.inference_dynamic_batching_block_size
@@ -81,6 +83,9 @@ def engine_of(
         device=model.device,
     )
     runner, link = PagedRunner(model, cache, groups, vocab_size), Link(groups, model.device)
+    most = min(length, num_blocks * size)
+    if config.inference_dynamic_batching_num_cuda_graphs:
+        runner.graphs = _graphs(runner, model, config, most)
     if not link.is_first:
         return Follower(runner, link)
     fraction = config.inference_dynamic_batching_buffer_guaranteed_fraction
@@ -96,7 +101,7 @@ def engine_of(
         runner,
         scheduler,
         link,
-        max_tokens=min(length, num_blocks * size),
+        max_tokens=most,
         num_speculative_tokens=config.num_speculative_tokens,
     )
 
@@ -108,6 +113,40 @@ def check_family(config: TransformerConfig) -> None:
         raise ConfigError(
             f"the dynamic engine runs decoders whose cache is keys and values, and a {kind} has "
             "another memory of its text; use the static engine, where it generates"
+        )
+
+
+def _graphs(
+    runner: PagedRunner, model: GPTModel, config: DynamicConfig, most_tokens: int
+) -> DecodeGraphs:
+    """The recorded steps; most_tokens: of a request."""
+    graphs = DecodeGraphs(
+        model,
+        runner.cache,
+        runner.vocab_size,
+        graph_sizes(
+            config.inference_dynamic_batching_num_cuda_graphs,
+            config.inference_dynamic_batching_max_requests,
+        ),
+        most_tokens,
+        compiled=model.device.type == "cuda",
+    )
+    graphs.record()
+    return graphs
+
+
+def _check_graphs(config: TransformerConfig, options: DynamicConfig, groups: ProcessGroups) -> None:
+    """Refuse CUDA graphs of a step that waits for the device or for other ranks."""
+    count = options.inference_dynamic_batching_num_cuda_graphs
+    wrong = {
+        f"a mixture of {config.experts.num_experts} experts": config.experts.enabled,
+        "multi-latent attention": config.latent.enabled,
+        f"{groups.dims.world_size} ranks": groups.dims.world_size > 1,
+    }
+    if count and (found := [what for what, is_wrong in wrong.items() if is_wrong]):
+        raise ConfigError(
+            f"--inference-dynamic-batching-num-cuda-graphs {count}: a step with "
+            f"{' and '.join(found)} is not recorded; give 0"
         )
 
 

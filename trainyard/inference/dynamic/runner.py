@@ -10,6 +10,7 @@ from torch import Tensor
 from trainyard.attention.paged_cache import PagedKVCache
 from trainyard.inference.decoders import Stepping
 from trainyard.inference.dynamic.batch import StepBatch, layout_of, on_device
+from trainyard.inference.dynamic.graphs import DecodeGraphs
 from trainyard.inference.log_probs import Scores, no_scores, score_places
 from trainyard.models.gpt.model import GPTModel
 from trainyard.parallel.groups import ALONE, ProcessGroups
@@ -36,10 +37,14 @@ class PagedRunner(Stepping):
     ) -> None:
         super().__init__(model, groups, vocab_size)
         self._gpt, self.cache = model, cache
+        self.graphs: DecodeGraphs | None = None
+        """Of steps of one token of each request, if there are any."""
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepOutput:
         """Compute a step; all ranks call this with the same one."""
+        if self.graphs is not None and self.graphs.takes(batch):
+            return StepOutput(self.graphs(batch), None)
         device = self.model.device
         tokens, self.cache.layout = layout_of(batch, self.cache.block_size, device)
 

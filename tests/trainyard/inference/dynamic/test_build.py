@@ -13,6 +13,7 @@ from trainyard.errors import ConfigError
 from trainyard.inference.dynamic.batch import StepBatch, batch_of
 from trainyard.inference.dynamic.build import check_family, engine_of
 from trainyard.inference.dynamic.config import DynamicConfig
+from trainyard.inference.dynamic.graphs import graph_sizes
 from trainyard.inference.dynamic.scheduler import Sequence, Work
 from trainyard.models.families import FAMILIES
 from trainyard.parallel.dims import ParallelDims
@@ -77,7 +78,20 @@ def test_a_step_reaches_other_ranks_as_it_is() -> None:
         np.testing.assert_array_equal(getattr(again, name), getattr(batch, name))
     np.testing.assert_array_equal(again.score_targets, [14, 15, 16, 17, 18])
     assert again.top_n == 2
-    positions, slots = again.places(4)
+    positions, blocks, places = again.places(4)
     assert positions.tolist() == [3, 4, 5, 6, 7, 1, 2, 3]
-    assert slots.tolist() == [19, 8, 9, 10, 11, 13, 14, 15]
+    assert blocks.tolist() == [4, 2, 2, 2, 2, 3, 3, 3]
+    assert places.tolist() == [3, 0, 1, 2, 3, 1, 2, 3]
     assert again.logit_rows.tolist() == [5, 6, 7], "the first is a part of a prompt"
+
+
+@pytest.mark.parametrize(("kind", "what"), [("mixtral", "4 experts"), ("deepseek", "and multi-l")])
+def test_graphs_of_a_step_that_waits_are_refused(kind: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=f"num-cuda-graphs 4: a step with .*{what}.*; give 0"):
+        build_engine(build(kind), inference_dynamic_batching_num_cuda_graphs=4)  # type: ignore
+
+
+def test_graphs_are_spread_up_to_the_most_requests() -> None:
+    assert graph_sizes(16, 256) == list(range(16, 257, 16))
+    assert graph_sizes(3, 20) == [8, 16, 20]
+    assert graph_sizes(16, 5) == [5]

@@ -228,3 +228,11 @@ def test_a_request_longer_than_the_cache_is_refused() -> None:
     with pytest.raises(ConfigError, match="make 13, and the engine has room for 12"):
         engine.add(Request(prompt=[1], max_tokens=12))
     assert len(run_all(engine, [Request(prompt=[1], max_tokens=11)])[0].tokens) == 11
+
+
+def test_a_step_padded_to_a_fixed_number_of_requests_changes_no_text() -> None:
+    model: Any = build("mistral")
+    prompts = some_prompts(3, 9, 5)
+    expected = run(model, prompts, 8, **SAMPLED).completions
+    engine = build_engine(model, max_requests=9, inference_dynamic_batching_num_cuda_graphs=2)
+    check_same(run_all(engine, requests_of(prompts, 8, **SAMPLED)), expected)
