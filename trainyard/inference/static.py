@@ -11,20 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from trainyard.errors import ConfigError
 from trainyard.inference.config import GREEDY, SamplingConfig, check_length
 from trainyard.inference.decoders import CachedDecoder, Decoder, Start
-from trainyard.inference.log_probs import prompt_scores, score
+from trainyard.inference.log_probs import OnToken, prompt_scores, take_tokens
 from trainyard.inference.request import Completion, Request
 from trainyard.inference.sampling import Sampler
 from trainyard.models.gpt.model import GPTModel
 from trainyard.parallel.device import check_memory
 from trainyard.parallel.groups import ALONE, ProcessGroups
-
-OnToken = Callable[[int, int], None]
-"""Called with the row and the token as each is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +105,7 @@ def run_requests(
         else:
             logits = decoder.step(torch.tensor(chosen, device=logits.device))
         chosen = sampler.choose(logits)
-        _collect(logits, chosen, completions, on_token)
+        take_tokens(logits, chosen, completions, on_token)
         step_seconds.append(clock() - started)
     return GenerationResult(
         completions=completions, step_seconds=step_seconds, cache_bytes=decoder.cache_bytes
@@ -127,32 +123,9 @@ def _keep_prompt_scores(start: Start, completions: Sequence[Completion]) -> None
     for row, completion in enumerate(completions):
         request = completion.request
         if request.prompt_log_probs:
-            chosen, top = prompt_scores(start.scores, row, len(request.prompt))
+            chosen, top = prompt_scores(start.scores, row, 0, len(request.prompt) - 1)
             completion.prompt_log_probs = chosen
             completion.prompt_top = [place[: request.top_n] for place in top if request.top_n]
-
-
-def _collect(
-    logits: Tensor,
-    chosen: Sequence[int],
-    completions: Sequence[Completion],
-    on_token: OnToken | None,
-) -> None:
-    """Give every completion that goes on its token, with its score if it keeps scores."""
-    wanted = [c.request.top_n for c in completions if c.request.log_probs and not c.is_done]
-    scores = (
-        score(logits, torch.tensor(chosen, device=logits.device), max(wanted)) if wanted else None
-    )
-    for row, (token, completion) in enumerate(zip(chosen, completions, strict=True)):
-        if completion.is_done:
-            continue
-        if scores is not None and completion.request.log_probs:
-            completion.log_probs.append(float(scores.chosen[row]))
-            if completion.request.top_n:
-                completion.top.append(scores.top_of(row)[: completion.request.top_n])
-        completion.append(token)
-        if on_token is not None:
-            on_token(row, token)
 
 
 def check_lengths(model: GPTModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
