@@ -207,8 +207,7 @@ def timed(model: GPTModel, batch: int, runs: int, *, graphs: bool) -> Generation
     prompts = random_prompts(batch, GPU_LENGTH, VOCAB)
     requests = [Request(prompt=p, max_tokens=GPU_NEW, number=i) for i, p in enumerate(prompts)]
     decoder = CachedDecoder(model, batch, GPU_LENGTH + GPU_NEW, compiled=graphs)
-    clock = device_clock(model.device)
-    results = [run_requests(decoder, requests, clock=clock) for _ in range(runs + 1)]
+    results = [run_requests(decoder, requests) for _ in range(runs + 1)]
     return min(results[1:], key=lambda result: statistics.median(result.step_seconds[1:]))
 
 

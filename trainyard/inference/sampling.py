@@ -122,6 +122,23 @@ class Sampler:
         tokens: list[int] = chosen.tolist()
         return tokens
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all rows have the same options, and nothing but the logits decides."""
+        requests = [completion.request for completion in self.completions]
+        return len({request.sampling for request in requests}) == 1 and not any(
+            request.sampling.has_penalties or request.min_tokens or request.banned_after
+            for request in requests
+        )
+
+    def choose_alike(self, logits: Tensor, num_tokens: int) -> Tensor:
+        """(b) int64 on the device of (b, V) logits, if `is_uniform`; num_tokens: of each output so
+        far."""
+        sampling, uniforms = self.completions[0].request.sampling, None
+        if not sampling.greedy:
+            uniforms = draw_uniforms(self._generators, logits.device)
+        return choose_tokens(logits, sampling, uniforms, num_tokens)
+
     def _groups(self) -> tuple[dict[tuple[SamplingConfig, int], list[int]], list[int]]:
         """Rows that are chosen together, by their options and what of them has changed by now, and
         those whose logits depend on their own tokens."""

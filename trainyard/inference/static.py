@@ -7,10 +7,11 @@ matrix products."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from trainyard.errors import ConfigError
 from trainyard.inference.config import GREEDY, SamplingConfig, check_length
@@ -64,8 +65,8 @@ def generate(
 
     vocab_size: tokens that the tokenizer knows, so that padding of the vocabulary is never chosen.
     first_request: number of the first prompt in a longer list, which decides its random numbers.
-    clock: on an accelerator, one that waits for the device. groups: the ranks that hold the model,
-    all of which call this. The model should be in eval mode."""
+    clock: tokens are read in each step, so it need not wait for the device. groups: the ranks that
+    hold the model, all of which call this. The model should be in eval mode."""
     check_lengths(model, prompts, max_new_tokens)
     requests = [
         Request(
@@ -95,21 +96,67 @@ def run_requests(
     on_token: called for every new token of a row."""
     completions = [Completion(request) for request in requests]
     sampler, step_seconds = Sampler(completions), []
-    chosen: list[int] = []
-    while not all(completion.is_done for completion in completions):
-        started = clock()
-        if not chosen:
-            start = decoder.start([r.prompt for r in requests], _top_n_of_prompts(requests))
-            _keep_prompt_scores(start, completions)
-            logits = start.logits
-        else:
-            logits = decoder.step(torch.tensor(chosen, device=logits.device))
-        chosen = sampler.choose(logits)
+    started = clock()
+    start = decoder.start([r.prompt for r in requests], _top_n_of_prompts(requests))
+    _keep_prompt_scores(start, completions)
+    is_ahead = (
+        start.logits.is_cuda and sampler.is_uniform and not any(r.log_probs for r in requests)
+    )
+    steps = steps_ahead if is_ahead else steps_in_turn
+    for logits, chosen in steps(decoder, sampler, start.logits):
         take_tokens(logits, chosen, completions, on_token)
         step_seconds.append(clock() - started)
+        if all(completion.is_done for completion in completions):
+            break
+        started = clock()
     return GenerationResult(
         completions=completions, step_seconds=step_seconds, cache_bytes=decoder.cache_bytes
     )
+
+
+Steps = Iterator[tuple[Tensor, list[int]]]
+"""(b, V) logits of each step, and the token of each row."""
+
+
+def steps_in_turn(decoder: Decoder, sampler: Sampler, logits: Tensor) -> Steps:
+    """Each step after the tokens of the last are known; for as long as it is asked."""
+    while True:
+        chosen = sampler.choose(logits)
+        yield logits, chosen
+        logits = decoder.step(torch.tensor(chosen, device=logits.device))
+
+
+def steps_ahead(decoder: Decoder, sampler: Sampler, logits: Tensor) -> Steps:
+    """Each step is queued before the tokens of the last are read, so that the device never waits
+    for the host: one step too many where all texts end before their length. The logits are then
+    those of the step behind."""
+    last = max(completion.request.max_tokens for completion in sampler.completions)
+    for number in range(last):
+        chosen = sampler.choose_alike(logits, number)
+        tokens = _Copy(chosen)
+        if number + 1 < last:
+            logits = decoder.step(chosen)
+        yield logits, tokens.read()
+
+
+class _Copy:
+    """A tensor on its way to the host."""
+
+    def __init__(self, source: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._copy = source
+        if source.is_cuda:
+            self._copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+            self._copy.copy_(source, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> list[int]:
+        """Wait for it."""
+        if self._event is not None:
+            self._event.synchronize()
+        values: list[int] = self._copy.tolist()
+        return values
 
 
 def _top_n_of_prompts(requests: Sequence[Request]) -> int | None:
