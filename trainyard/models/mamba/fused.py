@@ -90,7 +90,7 @@ def triton_scan(
 def _scan_backward(
     grad: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, documents: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    from trainyard.kernels.ssd import ssd_backward
+    from trainyard.kernels.ssd_backward import ssd_backward
 
     return ssd_backward(grad, x, dt, a, b, c, documents)
 
