@@ -33,6 +33,7 @@ from trainyard.inference.measure import device_clock
 from trainyard.inference.request import Request
 from trainyard.inference.static import run_requests
 from trainyard.models.gpt.model import GPTModel
+from trainyard.models.quantized import quantize_layers
 from trainyard.parallel.device import GIBIBYTE, device_name, peak_memory_bytes
 
 TRT_LLM = 17_744.0
@@ -124,7 +125,10 @@ def throughput(engine: DynamicEngine, model: GPTModel, sizes: Sizes) -> None:
     ]
     times, stats = drive(engine, requests, model.device), engine.stats()
     rate = times.num_tokens / times.total
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    kept = list(model.parameters())
+    for module in model.modules():
+        kept += getattr(module, "quantized", None) or ()
+    weights = sum(p.numel() * p.element_size() for p in kept)
     reached = (
         f"{rate:,.0f} output tok/s ({rate / TRT_LLM:.2f}x TensorRT-LLM's), {times.steps} steps, "
         f"{times.total:.1f} s, weights {weights / GIBIBYTE:.1f} GiB, {stats.blocks_total} blocks, "
@@ -215,6 +219,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--parts", nargs="+", choices=tuple(BARS), default=list(BARS))
+    parser.add_argument("--weights", choices=("int8", "fp8"), help="of the layers; unset: bf16")
     parser.add_argument("--graphs", type=int, default=16, help="CUDA graphs; 0: none")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -223,6 +228,8 @@ def main() -> None:
         model, sizes = random_model(LLAMA_3_8B, VOCAB, device, torch.bfloat16), GPU
     else:
         model, sizes = random_model(TINY, 512, device, torch.float32), CPU
+    if arguments.weights is not None:
+        quantize_layers(model, arguments.weights)
     if {"throughput", "mixed"} & set(arguments.parts):
         under_load(model, sizes, arguments.graphs, arguments.parts)
         _empty(device)
