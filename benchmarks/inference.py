@@ -172,14 +172,7 @@ def on_gpu(batches: Sequence[int], runs: int) -> None:
     device = torch.device("cuda")
     bandwidth = copy_bandwidth(device)
     print(f"{device_name(device)}, torch {torch.__version__}: copy {bandwidth / 1e12:.2f} TB/s")
-    with device, default_dtype(torch.bfloat16), torch.no_grad():
-        model = GPTModel(GPTConfig(**LLAMA_3_8B), VOCAB)
-        for name, parameter in model.named_parameters():
-            if "layernorm" in name:
-                parameter.fill_(1.0)
-            else:
-                parameter.normal_(std=0.02)
-    model.eval().requires_grad_(False)
+    model = random_model(LLAMA_3_8B, VOCAB, device, torch.bfloat16)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     table = model.embedding
     assert table is not None
@@ -200,6 +193,20 @@ def on_gpu(batches: Sequence[int], runs: int) -> None:
             least, fastest = GPU_BARS.get(batch, 0.0), GPU_RATES.get(batch, 0.0)
             bar = f"{100 * least:.0f} %" if least else f"{fastest:,.0f} tok/s"
             report(name, reached, bar, share >= least and rate >= fastest)
+
+
+def random_model(
+    shape: dict[str, Any], vocab: int, device: torch.device, dtype: torch.dtype
+) -> GPTModel:
+    """A GPT with random weights."""
+    with device, default_dtype(dtype), torch.no_grad():
+        model = GPTModel(GPTConfig(**shape), vocab)
+        for name, parameter in model.named_parameters():
+            if "layernorm" in name:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(std=0.02)
+    return model.eval().requires_grad_(False)
 
 
 def timed(model: GPTModel, batch: int, runs: int, *, graphs: bool) -> GenerationResult:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from tests.trainyard.attention.paged_cases import CASES, Case, inputs_of
 from tests.trainyard.inference.dynamic.engines import build_engine, requests_of, run_all
@@ -22,6 +23,7 @@ from tests.trainyard.inference.small_models import (
     some_prompts,
 )
 from trainyard.attention.paged import gathered_attention, paged_attention
+from trainyard.fp8.weights import Kind, quantize, quantized_linear
 from trainyard.inference.config import SamplingConfig
 from trainyard.inference.static import run_requests
 from trainyard.models.gpt.config import GPTConfig
@@ -127,3 +129,31 @@ def test_graphs_and_eager_steps_agree_in_bf16() -> None:
     torch.testing.assert_close(
         torch.tensor(scores[0]), torch.tensor(scores[1]), rtol=5e-2, atol=0.1
     )
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_products_of_8_bit_weights_are_near(kind: Kind) -> None:
+    generator = torch.Generator("cuda").manual_seed(1)
+    weight = torch.randn(256, 512, generator=generator, device="cuda")
+    quantized = quantize(weight.bfloat16(), kind)
+    for rows in (1, 7, 300):
+        x = torch.randn(rows, 1, 512, generator=generator, device="cuda").bfloat16()
+        exact = functional.linear(x.float(), weight)
+        found = quantized_linear(x, quantized, None).float()
+        assert relative_error(found, exact) < {"int8": 0.02, "fp8": 0.06}[kind]
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_graphs_of_a_quantized_model_agree_with_eager_steps(kind: Kind) -> None:
+    scores: list[torch.Tensor] = []
+    for graphs in (0, 2):
+        engine = build_engine(
+            model_of(LLAMA, torch.bfloat16),
+            block_size=16,
+            num_blocks=64,
+            inference_weight_dtype=kind,
+            inference_dynamic_batching_num_cuda_graphs=graphs,
+        )
+        requests = requests_of(some_prompts(3, 17, 9), 4, log_probs=True)
+        scores.append(torch.tensor([c.log_probs[1] for c in run_all(engine, requests)]))
+    torch.testing.assert_close(scores[0], scores[1], rtol=5e-2, atol=0.1)

@@ -12,9 +12,6 @@ from torch import Tensor
 
 from trainyard.inference.request import Completion, TopTokens
 
-OnToken = Callable[[int, int], None]
-"""Called with the row and the token as each is made."""
-
 LOGITS_AT_ONCE = 2**25
 """fp32 numbers that scoring a prompt holds at a time: 128 MiB."""
 
@@ -75,11 +72,11 @@ def take_tokens(
     logits: Tensor,
     chosen: Sequence[int],
     completions: Sequence[Completion],
-    on_token: OnToken | None = None,
+    on_token: Callable[[int, int], None] | None = None,
 ) -> None:
     """Give every completion that goes on its token, with its score if it keeps scores.
 
-    logits: (b, V) that the tokens were chosen by. on_token: called for each of them."""
+    logits: (b, V) that the tokens were chosen by. on_token: called with row and token for each."""
     wanted = [c.request.top_n for c in completions if c.request.log_probs and not c.is_done]
     scores = (
         score(logits, torch.tensor(chosen, device=logits.device), max(wanted)) if wanted else None

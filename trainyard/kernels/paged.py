@@ -292,4 +292,4 @@ def tile_of(most_new: int, mean_new: float, group_size: int) -> Tile:
 def parts_of(programs: int, most_keys: int, keys_at_once: int) -> int:
     """Parts of the keys, a power of 2, that keep the GPU busy and have some keys each."""
     wanted = min(PROGRAMS / programs, most_keys / (4 * keys_at_once), MOST_PARTS)
-    return 2 ** max(int(math.log2(max(wanted, 1))), 0)
+    return 1 << int(math.log2(max(wanted, 1)))

@@ -29,6 +29,7 @@ from trainyard.inference.load import ModelOnRanks
 from trainyard.machine import memory_bytes
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.model import GPTModel
+from trainyard.models.quantized import quantize_layers
 from trainyard.parallel.device import GIBIBYTE, check_memory
 from trainyard.parallel.groups import ALONE, ProcessGroups
 
@@ -70,6 +71,8 @@ def engine_of(
             f"parallel), and {groups.dims.world_size} were started; start {needed}"
         )
     _check_graphs(model.config, config, groups)
+    if config.inference_weight_dtype is not None:
+        quantize_layers(model, config.inference_weight_dtype)
     length = min(max_seq_length or model.config.positions, model.config.positions)
     num_blocks = _num_blocks(model, config, groups, length)
     size = config.inference_dynamic_batching_block_size

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 import torch
+from torch import Tensor
 
 from trainyard.errors import CommunicationError, ConfigError
 from trainyard.inference.dynamic.batch import batch_of
@@ -40,6 +41,18 @@ class _Entry:
     def request(self) -> Request:
         """What is asked for."""
         return self.completion.request
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A request of which a step has the logits behind its last token, and behind its guesses."""
+
+    entry: _Entry
+    work: Work
+    row: int
+    """Of the logits, the first."""
+    count: int = 0
+    """Tokens that it got."""
 
 
 @dataclass(slots=True)
@@ -168,7 +181,7 @@ class DynamicEngine:
                 default=0,
             )
             batch = batch_of(works, scored, top_n)
-            self._link.say(Word.STEP, batch.encoded())
+            self._link.say(Word.STEP, batch)
             output = self._runner.run(batch)
         self._keep_prompt_scores(works, scored, output)
         return self._take(works, output)
@@ -204,32 +217,19 @@ class DynamicEngine:
 
     def _take(self, works: Sequence[Work], output: StepOutput) -> list[Update]:
         """Choose the tokens that a step is for, and say what became of each request."""
-        new: dict[Work, int] = {}
-        rows: dict[Work, int] = {}
-        row = 0
+        turns, row = [], 0
         for work in works:
-            entry = self._by_text[work.sequence]
             if not work.is_last:
                 self._scheduler.advance(work, work.end)
                 continue
+            entry = self._by_text[work.sequence]
             self._count_prompt(entry)
             if not entry.request.max_tokens:
                 entry.completion.finish_reason = "length"
-            new[work], rows[work] = 0, row
+            turns.append(_Turn(entry, work, row))
             row += 1 + len(work.guesses)
-        self._choose(new, rows, output)
-        updates = []
-        for work, count in new.items():
-            entry = self._by_text[work.sequence]
-            completion, text = entry.completion, entry.text
-            text.tokens += completion.tokens[len(completion.tokens) - count :]
-            # The last new token was not an input.
-            self._scheduler.advance(work, work.start + work.num_known + max(count - 1, 0))
-            self._counters.generated_tokens += count
-            if completion.is_done:
-                self._forget(entry)
-            updates.append(Update(number=text.number, num_new=count, completion=completion))
-        return updates
+        _choose(turns, output.logits)
+        return [self._update(turn) for turn in turns]
 
     def _count_prompt(self, entry: _Entry) -> None:
         if not entry.was_counted:
@@ -237,31 +237,36 @@ class DynamicEngine:
             self._counters.prompt_tokens += len(entry.request.prompt)
             self._counters.cached_prompt_tokens += entry.text.num_found
 
-    def _choose(self, new: dict[Work, int], rows: dict[Work, int], output: StepOutput) -> None:
-        """Give each request the token that follows, and one more for each guess that was right.
+    def _update(self, turn: _Turn) -> Update:
+        """Take note of a request's new tokens."""
+        work, count, completion = turn.work, turn.count, turn.entry.completion
+        text = work.sequence
+        text.tokens += completion.tokens[len(completion.tokens) - count :]
+        # The last new token was not an input.
+        self._scheduler.advance(work, work.start + work.num_known + max(count - 1, 0))
+        self._counters.generated_tokens += count
+        if completion.is_done:
+            self._forget(turn.entry)
+        return Update(number=text.number, num_new=count, completion=completion)
 
-        new: counts the tokens that each work gets. rows: its first row of the logits."""
-        going = [work for work in new if not self._by_text[work.sequence].completion.is_done]
-        while going:
-            entries = [self._by_text[work.sequence] for work in going]
-            self._next_tokens(entries, [rows[work] + new[work] for work in going], output)
-            goes_on = []
-            for work, entry in zip(going, entries, strict=True):
-                place, completion = new[work], entry.completion
-                new[work] += 1
-                if completion.is_done or place == len(work.guesses):
-                    continue
-                if completion.tokens[-1] == work.guesses[place]:
-                    goes_on.append(work)
-            going = goes_on
 
-    def _next_tokens(
-        self, entries: Sequence[_Entry], rows: Sequence[int], output: StepOutput
-    ) -> None:
-        """A token for each of these, from its row of the logits, with its score if it is kept."""
-        logits = output.logits
+def _choose(turns: Sequence[_Turn], logits: Tensor) -> None:
+    """Give each request the token that follows, and one more for each guess that was right."""
+    going = [turn for turn in turns if not turn.entry.completion.is_done]
+    while going:
+        rows = [turn.row + turn.count for turn in going]
+        own = logits
         if rows != list(range(len(logits))):
-            logits = logits[torch.tensor(rows, device=logits.device)]
-        completions = [entry.completion for entry in entries]
-        chosen = Sampler(completions, [entry.generator for entry in entries]).choose(logits)
-        take_tokens(logits, chosen, completions)
+            own = logits[torch.tensor(rows, device=logits.device)]
+        completions = [turn.entry.completion for turn in going]
+        sampler = Sampler(completions, [turn.entry.generator for turn in going])
+        take_tokens(own, sampler.choose(own), completions)
+        goes_on = []
+        for turn in going:
+            place, completion, guesses = turn.count, turn.entry.completion, turn.work.guesses
+            turn.count += 1
+            if completion.is_done or place == len(guesses):
+                continue
+            if completion.tokens[-1] == guesses[place]:
+                goes_on.append(turn)
+        going = goes_on

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -45,13 +46,14 @@ class Link:
         """Whether this rank decides."""
         return self._group is None or dist.get_rank(self._group) == 0
 
-    def say(self, word: Word, row: Ints | None = None) -> None:
+    def say(self, word: Word, batch: StepBatch | None = None) -> None:
         """Tell all other ranks, a step with its numbers."""
         if self._group is None:
             return
         self._said = time.monotonic()
-        self._broadcast(torch.tensor([word, 0 if row is None else len(row)]))
-        if row is not None:
+        row = np.zeros(0, np.int64) if batch is None else batch.encoded()
+        self._broadcast(torch.tensor([word, len(row)]))
+        if batch is not None:
             self._broadcast(torch.from_numpy(row))
 
     def say_idle(self) -> None:
