@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.cli.options import add_listening, address, cannot_listen, is_of_this_machine
+from flows.cli.options import add_listening, cannot_listen
 from flows.cli.run_flow import ENVIRONMENT, fail
 from flows.server.home import (
     ASKED,
@@ -34,6 +34,7 @@ from flows.server.log_in import leading_page
 from flows.server.process import LOCK, serve, start_lock
 from trainyard.arguments import Parser
 from trainyard.errors import ConfigError, InfrastructureError, TrainyardError
+from trainyard.hosts import address, is_of_this_machine
 from trainyard.variables import OF_PREFECT
 
 PORT = 4200

@@ -18,10 +18,11 @@ from types import FrameType
 
 from flows.browse.root import Root
 from flows.browse.server import BrowseServer
-from flows.cli.options import add_listening, address, cannot_listen, is_of_this_machine
+from flows.cli.options import add_listening, cannot_listen
 from flows.cli.run_flow import fail
 from trainyard.arguments import Parser
 from trainyard.errors import InfrastructureError, Stopped, TrainyardError
+from trainyard.hosts import address, is_of_this_machine
 
 PORT = 4201
 LOOK_SECONDS = 0.5

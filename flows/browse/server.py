@@ -21,9 +21,9 @@ from urllib.parse import quote, unquote
 
 from flows.browse.listing import listing
 from flows.browse.root import KINDS, TEXT, RefusedError, Root
-from flows.server.hosts import OURS, RULE, host_name, not_ours
 from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ArtifactError, InfrastructureError, TrainyardError
+from trainyard.hosts import OURS, RULE, host_name, not_ours
 
 log = logging.getLogger(__name__)
 

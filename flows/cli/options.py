@@ -7,7 +7,6 @@ option refuses a value that only makes sense for the other."""
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import re
 from pathlib import Path
 
@@ -118,17 +117,3 @@ def cannot_listen(host: str, port: int, error: Exception, variable: str = "") ->
         f"--host {host} --port {port} cannot be listened on: {error}; take another --port"
         f"{variable}, or end the program that listens there"
     )
-
-
-def address(host: str, port: int) -> str:
-    """The URL of a server, without a path."""
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}"
-
-
-def is_of_this_machine(host: str) -> bool:
-    """Whether only this machine can reach a server at this host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

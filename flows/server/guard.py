@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeAlias
 
-from flows.server.hosts import OURS, RULE, host_name, not_ours
 from trainyard import json_text
+from trainyard.hosts import OURS, RULE, host_name, not_ours
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]

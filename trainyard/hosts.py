@@ -1,10 +1,11 @@
-"""The host names that our servers answer to.
+"""The addresses that our servers listen on, and the host names that they answer to.
 
 A page of another site can let its own name resolve to 127.0.0.1 (DNS rebinding). The browser then
 treats our answers as that page's; only the header Host still has the foreign name."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Sequence
 
@@ -27,3 +28,17 @@ def not_ours(name: str) -> str:
         f"this server does not answer to the name {name}: ask for 127.0.0.1 or localhost, or start "
         f"it with --allow-host {name}"
     )
+
+
+def address(host: str, port: int) -> str:
+    """The URL of a server, without a path."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
+
+def is_of_this_machine(host: str) -> bool:
+    """Whether only this machine can reach a server at this host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
