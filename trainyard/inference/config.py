@@ -13,6 +13,8 @@ from trainyard.parallel.config import ParallelConfig
 MAX_TOP_N = 1000
 """Log-probabilities beside the chosen one, at most."""
 MAX_BEAMS = 1000
+LEAST_PENALTY = 0.01
+"""Of --repetition-penalty: with the least temperature, logits over less are infinite in fp32."""
 LEAST_TEMPERATURE = 1e-4
 """Logits over less than this are infinite in fp32."""
 
@@ -78,9 +80,10 @@ class SamplingConfig:
             raise ConfigError(f"--seed must be 0 or more, got {self.seed}")
 
     def _check_penalties(self) -> None:
-        if not 0.0 < self.repetition_penalty <= 100.0:
+        if not LEAST_PENALTY <= self.repetition_penalty <= 100.0:
             raise ConfigError(
-                f"--repetition-penalty must be in (0, 100], got {self.repetition_penalty}"
+                f"--repetition-penalty must be in [{LEAST_PENALTY}, 100], got "
+                f"{self.repetition_penalty}"
             )
         for name in ("presence_penalty", "frequency_penalty"):
             if not -100.0 <= getattr(self, name) <= 100.0:

@@ -100,8 +100,8 @@ def run_requests(
     completions = [Completion(request) for request in requests]
     sampler, step_seconds = Sampler(completions), []
     started = clock()
-    start = decoder.start([r.prompt for r in requests], _top_n_of_prompts(requests))
-    _keep_prompt_scores(start, completions)
+    start = decoder.start([r.prompt for r in requests], top_n_of_prompts(requests))
+    keep_prompt_scores(start, completions)
     is_ahead = (
         start.logits.is_cuda and sampler.is_uniform and not any(r.log_probs for r in requests)
     )
@@ -162,12 +162,13 @@ class _Copy:
         return values
 
 
-def _top_n_of_prompts(requests: Sequence[Request]) -> int | None:
+def top_n_of_prompts(requests: Sequence[Request]) -> int | None:
     """The most likeliest tokens that a prompt is scored with; None if none is."""
     return max((r.top_n for r in requests if r.prompt_log_probs), default=None)
 
 
-def _keep_prompt_scores(start: Start, completions: Sequence[Completion]) -> None:
+def keep_prompt_scores(start: Start, completions: Sequence[Completion]) -> None:
+    """Give every completion the scores of its prompt, if it asks for them."""
     if start.scores is None:
         return
     for row, completion in enumerate(completions):

@@ -46,9 +46,31 @@ class StopWords:
     def _begin(self, tokens: Sequence[int]) -> int | None:
         """Where the first stop word that the last token completed begins in the text."""
         before = len(self._decode(list(tokens[:-1])).rstrip(INCOMPLETE))
-        text = self._decode(list(tokens))
-        places = (text.find(word, max(before - len(word) + 1, 0)) for word in self._words)
-        return min((place for place in places if place >= 0), default=None)
+        return find_stop(self._decode(list(tokens)), before, self._words)
+
+
+def find_stop(text: str, before: int, words: Sequence[str]) -> int | None:
+    """Where the first of the words begins that ends behind the first `before` characters."""
+    places = (text.find(word, max(before - len(word) + 1, 0)) for word in words)
+    return min((place for place in places if place >= 0), default=None)
+
+
+class LineEnds:
+    """The tokens that may not follow a token with --prevent-newline-after-colon: behind a colon,
+    those whose text begins with the end of a line."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, token: int) -> Sequence[int]:
+        """Those that may not follow this one."""
+        return self._banned if self._tokenizer.decode([token]).endswith(":") else ()
+
+    @cached_property
+    def _banned(self) -> tuple[int, ...]:
+        decode = self._tokenizer.decode
+        ids = range(self._tokenizer.vocab_size)
+        return tuple(token for token in ids if decode([token]).startswith("\n"))
 
 
 def prompt_tokens(tokenizer: Tokenizer, text: str, *, add_bos: bool = False) -> list[int]:
@@ -98,6 +120,7 @@ class TextRequests:
         self.stop_ids = frozenset() if ignore_end else frozenset({end})
         words = output.all_stop_words
         self.stop_words = StopWords(tokenizer, words) if words else None
+        self._line_ends = LineEnds(tokenizer)
 
     def make(self, prompt: Sequence[int], number: int, name: str) -> Request:
         """The request of a prompt. name: of it, for the refusal of one that is too long."""
@@ -111,22 +134,11 @@ class TextRequests:
             min_tokens=output.min_tokens,
             stop_ids=self.stop_ids,
             is_stop=self.stop_words,
-            banned_after=self._banned_after if output.prevent_newline_after_colon else None,
+            banned_after=self._line_ends if output.prevent_newline_after_colon else None,
             log_probs=output.return_log_probs,
             prompt_log_probs=output.return_log_probs and not output.skip_prompt_log_probs,
             top_n=output.top_n_logprobs,
         )
-
-    def _banned_after(self, token: int) -> Sequence[int]:
-        tokenizer = self.generator.tokenizer
-        return self._line_ends if tokenizer.decode([token]).endswith(":") else ()
-
-    @cached_property
-    def _line_ends(self) -> tuple[int, ...]:
-        """The tokens whose text begins with the end of a line."""
-        tokenizer = self.generator.tokenizer
-        ids = range(tokenizer.vocab_size)
-        return tuple(token for token in ids if tokenizer.decode([token]).startswith("\n"))
 
     def text(self, completion: Completion) -> str:
         """The output without what ended it."""
