@@ -37,7 +37,12 @@ HELP_SECONDS = 2.0
 
 HEAVY = ["torch", "faiss", "prefect", "tokenizers", "numpy", "transformers", "fsspec", "yaml"]
 
-DISTRIBUTIONS = {"faiss": "faiss-cpu", "tomli_w": "tomli-w", "yaml": "pyyaml"}
+DISTRIBUTIONS = {
+    "faiss": "faiss-cpu",
+    "prometheus_client": "prometheus-client",
+    "tomli_w": "tomli-w",
+    "yaml": "pyyaml",
+}
 """Where a module and what installs it have different names."""
 
 KERNELS = {

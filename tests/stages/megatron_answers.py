@@ -9,7 +9,6 @@ from __future__ import annotations
 RUNS = ""
 
 DETOXIFICATION = "detoxification comes later"
-NO_SERVER = "a server comes later; stages.generate generates text from --prompts"
 NO_IMAGES = "models of images come later"
 OF_RETRIEVER = "needs the retriever of pretrain_ict.py, which comes later"
 
@@ -86,13 +85,13 @@ ANSWERS: dict[str, str] = {
     "bench-logprobs": RUNS,
     "gpt_dynamic_inference_357m.sh": "continuous batching comes later",
     "run_static_inference_llama4_scout.sh": "--qk-l2-norm is not supported",
-    "run_text_generation_server_345M.sh": NO_SERVER,
-    "run_text_generation_server_345M_8_tensor_parallel.sh": NO_SERVER,
-    "run_text_generation_llama3.sh": NO_SERVER,
-    "run_text_generation_llama3.1.sh": NO_SERVER,
-    "run_text_generation_mistral.sh": NO_SERVER,
-    "run_text_gen_server_8b.sh": NO_SERVER,
-    "run_text_gen_server_8b_gpt3.sh": NO_SERVER,
+    "run_text_generation_server_345M.sh": RUNS,
+    "run_text_generation_server_345M_8_tensor_parallel.sh": RUNS,
+    "run_text_generation_llama3.sh": RUNS,
+    "run_text_generation_llama3.1.sh": RUNS,
+    "run_text_generation_mistral.sh": RUNS,
+    "run_text_gen_server_8b.sh": RUNS,
+    "run_text_gen_server_8b_gpt3.sh": RUNS,
     # memory
     "plan-basic": RUNS,
     "plan-yaml": "--yaml-cfg: /path/to/config.yaml: there is no such file",

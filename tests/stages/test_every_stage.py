@@ -61,6 +61,7 @@ ENOUGH = {
         *("--retro-gpt-tokenizer-type", "ByteLevelTokenizer", "--retro-index-ntrain", "9"),
         *("--retro-bert-tokenizer-type", "BertWordPieceCase", "--retro-bert-vocab-file", NOWHERE),
     ),
+    "serve": ("--load", NOWHERE),
     "tokenize": ("--input", NOWHERE, "--tokenizer-type", "NullTokenizer", "--vocab-size", "9"),
     "train_tokenizer": ("--input", NOWHERE),
     "verify": (NOWHERE,),
@@ -69,7 +70,7 @@ ENOUGH = {
 
 INTO = {"pretrain": "--save", "reshard": "--save-dir"}
 INTO["retro_preprocess"] = "--retro-project-dir"
-INTO |= dict.fromkeys(("blame", "certify", "inspect", "retro_explore", "verify"), "")
+INTO |= dict.fromkeys(("blame", "certify", "inspect", "retro_explore", "serve", "verify"), "")
 INTO |= dict.fromkeys(("tokenize", "merge", "report"), "--output-prefix")
 
 

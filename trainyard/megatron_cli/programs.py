@@ -31,7 +31,6 @@ class Program:
     """Without a stage: what to do instead, or that it comes later."""
 
 
-SERVER = f"a server {LATER}; stages.generate generates text from --prompts"
 VISION = "models of images come later"
 DETOXIFICATION = f"detoxification {LATER}"
 
@@ -87,13 +86,10 @@ PROGRAMS: tuple[Program, ...] = (
         "examples/inference/gpt/gpt_dynamic_inference.py",
         "examples/inference/gpt/gpt_dynamic_inference_with_coordinator.py",
     ),
-    *_without(
-        SERVER,
-        "tools/run_text_generation_server.py",
-        "tools/run_dynamic_text_generation_server.py",
-        "tools/run_mamba_text_generation_server.py",
-        "tools/text_generation_cli.py",
-    ),
+    Program(path="tools/run_text_generation_server.py", stage="serve"),
+    Program(path="tools/run_dynamic_text_generation_server.py", stage="serve"),
+    Program(path="tools/run_mamba_text_generation_server.py", stage="serve"),
+    Program(path="tools/text_generation_cli.py", stage="generate"),
     *_without(
         f"a program for samples {LATER}; stages.generate generates text from --prompts",
         "tools/generate_samples_gpt.py",

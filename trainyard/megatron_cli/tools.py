@@ -137,6 +137,12 @@ NOT_STATIC: Rows = (
     NO_FILE,
 )
 
+OF_LOGGING = """
+    inference-logging-* inference-wandb-logging inference-wandb-logging-step-interval
+    inference-text-gen-server-logging
+    """
+OF_GRAPHS = "cuda-graph-impl inference-cuda-graph-* decode-only-cuda-graphs"
+
 OF_BATCHES = {
     "inference-max-batch-size": "inference-max-requests",
     "max-batch-size": "inference-max-requests",
@@ -184,6 +190,64 @@ GENERATE = Tool(
     checks_model=True,
 )
 
+SERVE = Tool(
+    training="it only applies to training",
+    minds=f"{OF_THE_MODEL} {NEWER_MODEL}",
+    rules=("logging-level", "use-rotary-position-embeddings", "ckpt-step"),
+    accepted=(
+        ("a checkpoint that is missing is always refused", "exit-on-missing-checkpoint"),
+        ("the checkpoint always brings the options of its model", "use-checkpoint-args"),
+        (
+            "requests wait until there is memory for them",
+            """
+            max-tokens-to-oom inference-batch-times-seqlen-threshold
+            inference-dynamic-batching-buffer-overflow-factor
+            inference-dynamic-batching-paused-buffer-size-gb
+            inference-dynamic-batching-unified-memory-level
+            """,
+        ),
+        (
+            "the model decides which engine runs it",
+            """
+            engine-type inference-dynamic-batching use-legacy-static-engine flash-decode
+            model-provider use-flashinfer-fused-rope symmetric-ar-type
+            """,
+        ),
+        ("prompts are cut into chunks unless --disable-chunked-prefill", "enable-chunked-prefill"),
+        (
+            "each request says it",
+            """
+            return-log-probs top-n-logprobs skip-prompt-log-probs num-tokens-to-generate
+            out-seq-length stream termination-id stop-words
+            """,
+        ),
+        ("figures are at /metrics, and the log has a line for each request", OF_LOGGING),
+        (
+            "one process answers all requests",
+            """
+            inference-coordinator-port inference-use-synchronous-zmq-collectives
+            inference-disable-ep-consensus
+            """,
+        ),
+        ("graphs are recorded by --inference-dynamic-batching-num-cuda-graphs", OF_GRAPHS),
+    ),
+    absent=(
+        ("tool calls and reasoning come as plain text; leave it out", "parsers"),
+        ("clients send prompts; leave it out", "prompts prompt-file num-input-tokens"),
+        NO_FILE,
+    ),
+    renamed={
+        "inference-max-requests": "inference-dynamic-batching-max-requests",
+        "inference-max-batch-size": "inference-dynamic-batching-max-requests",
+        "max-batch-size": "inference-dynamic-batching-max-requests",
+        "inference-dynamic-batching-max-requests-override": (
+            "inference-dynamic-batching-max-requests"
+        ),
+        "inference-dynamic-batching-max-tokens-override": "inference-dynamic-batching-max-tokens",
+    },
+    checks_model=True,
+)
+
 RETRO_PREPROCESS = Tool(
     training="the options --retro-... and the BERT of --load decide what the project has",
     absent=(NO_FILE,),
@@ -197,6 +261,7 @@ TOOLS = {
     "evaluate": EVALUATE,
     "benchmark": BENCHMARK,
     "generate": GENERATE,
+    "serve": SERVE,
     "retro_preprocess": RETRO_PREPROCESS,
 }
 """By stage; a stage that is not here trains."""

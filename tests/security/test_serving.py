@@ -1,0 +1,227 @@
+"""A server of texts, against foreign pages, strangers and hostile requests."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.trainyard.serving.running import Running, load_tiny, running
+from trainyard.inference.load import ModelOnRanks
+
+pytestmark = pytest.mark.slow
+
+KEY = "0123456789abcdef0123"
+JSON = {"Content-Type": "application/json"}
+ASK = {"prompt": "a", "max_tokens": 1}
+PUBLIC = ("/", "/page.css", "/page.js", "/health", "/v1/health", "/health/live", "/health/ready")
+SECRET = "the words of a person"
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> ModelOnRanks:
+    return load_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def server(generator: ModelOnRanks) -> Iterator[Running]:
+    with running(generator, max_body_bytes=20_000) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def closed(generator: ModelOnRanks) -> Iterator[Running]:
+    with running(generator, key=KEY) as found:
+        yield found
+
+
+HOSTS = [
+    ("evil.example", 421),
+    ("127.0.0.1.evil.example", 421),
+    ("localhost@evil.example", 400),
+    ("", 400),
+    ("10.0.0.1", 421),
+    ("LOCALHOST", 200),
+    ("127.0.0.1:1", 200),
+    ("[::1]", 200),
+]
+
+
+@pytest.mark.parametrize(("host", "status"), HOSTS)
+def test_only_names_of_this_machine_are_answered(server: Running, host: str, status: int) -> None:
+    for path in ("/health", "/", "/v1/models"):
+        assert server.client.get(path, headers={"Host": host}).status_code == status, path
+
+
+ORIGINS = ["http://evil.example", "null", "http://localhost:1", "https://127.0.0.1.evil.example"]
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_pages_of_other_origins_may_not_ask(server: Running, origin: str) -> None:
+    for method, path in (("POST", "/v1/completions"), ("PUT", "/api"), ("GET", "/v1/models")):
+        reply = server.client.request(method, path, json=ASK, headers={"Origin": origin})
+        assert reply.status_code == 403, path
+        assert not [name for name in reply.headers if name.startswith("access-control")]
+    preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    reply = server.client.options("/v1/completions", headers=preflight)
+    assert reply.status_code == 403
+
+
+def test_its_own_page_may(server: Running) -> None:
+    headers = {"Origin": server.url}
+    assert server.client.post("/v1/completions", json=ASK, headers=headers).status_code == 200
+
+
+FORMS = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=a", ""]
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_what_a_form_could_send_is_refused(server: Running, kind: str) -> None:
+    reply = server.client.post(
+        "/v1/completions", content=json.dumps(ASK), headers={"Content-Type": kind}
+    )
+    assert reply.status_code == 415
+
+
+WRONG = [
+    {},
+    {"Authorization": "Bearer"},
+    {"Authorization": f"Bearer {KEY[:-1]}"},
+    {"Authorization": f"Bearer {KEY}x"},
+    {"Authorization": f"Basic {KEY}"},
+    {"Authorization": KEY},
+    {"Authorization": "Bearer \xe9"},
+    {"X-Api-Key": KEY},
+]
+
+
+@pytest.mark.parametrize("headers", WRONG)
+def test_strangers_without_the_key_learn_whether_it_lives_and_no_more(
+    closed: Running, headers: dict[str, Any]
+) -> None:
+    encoded = {name: value.encode() for name, value in headers.items()}
+    for path in PUBLIC:
+        assert closed.client.get(path, headers=encoded).status_code == 200, path
+    for path in ("/v1/models", "/v1/models/tiny", "/metrics", "/openapi.json", "/nothing"):
+        assert closed.client.get(path, headers=encoded).status_code == 401, path
+    for method, path in (("POST", "/v1/completions"), ("POST", "/completions"), ("PUT", "/api")):
+        reply = closed.client.request(method, path, json=ASK, headers=encoded)
+        assert reply.status_code == 401, path
+        assert KEY not in reply.text
+    twice = [("Authorization", f"Bearer {KEY}"), ("Authorization", f"Bearer {KEY}")]
+    assert closed.client.get("/v1/models", headers=twice).status_code == 401
+
+
+def test_who_has_the_key_is_answered(closed: Running) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    assert closed.client.get("/v1/models", headers=headers).status_code == 200
+    assert closed.client.post("/v1/completions", json=ASK, headers=headers).status_code == 200
+
+
+def test_large_bodies_are_refused_before_they_are_read(server: Running) -> None:
+    declared = {**JSON, "Content-Length": "9" * 30}
+    reply = httpx.post(f"{server.url}/v1/completions", content=b"{}", headers=JSON)
+    assert reply.status_code == 400
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        lines = [f"{name}: {value}" for name, value in declared.items()]
+        head = "\r\n".join(["POST /api HTTP/1.1", "Host: localhost", *lines, "", ""])
+        raw.sendall(head.encode())
+        assert raw.recv(100).split()[1] in (b"400", b"413")
+
+    def endless() -> Iterator[bytes]:
+        yield b'{"prompt": "'
+        for _ in range(100):
+            yield b"a" * 1000
+
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        reply = server.client.post(path, content=endless(), headers=JSON)
+        assert reply.status_code == 413, path
+    body = json.dumps({"prompts": ["a" * 20_001]})
+    reply = server.client.put("/api", content=body, headers=JSON)
+    assert reply.status_code == 413
+    assert "20000" in reply.json()["message"]
+
+
+BODIES = [
+    b"",
+    b"{",
+    b"[" * 9_000,
+    b'{"a":' * 3_000,
+    b"\xff\xfe",
+    b'"text"',
+    b"null",
+    b"[]",
+    b'{"prompt": "\\ud800"}',
+    b'{"prompts": ["\\udfff"]}',
+    b'{"prompt": "a", "temperature": NaN}',
+    b'{"prompt": "a", "temperature": Infinity}',
+    b'{"prompt": "a", "max_tokens": 1e400}',
+    b'{"prompt": "a", "seed": ' + b"9" * 4000 + b"}",
+    b'{"prompt": "a", "n": 99999999999999999999}',
+    b'{"prompt": [[]]}',
+    b'{"prompt": [1, "a"]}',
+    b'{"prompt": [true]}',
+    b'{"prompt": {"a": 1}}',
+    b'{"prompt": "a", "stop": [""]}',
+    b'{"prompt": "a", "model": "../../etc/passwd"}',
+    b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+    b'{"prompts": ["a"], "top_p": NaN}',
+    b'{"prompts": ["a"], "length_penalty": -1e308, "beam_width": 2}',
+    b'{"prompts": ["a"], "debug_fname": "/tmp/a"}',
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+def test_hostile_bodies_are_bad_requests(server: Running, body: bytes) -> None:
+    for method, path in (
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/chat/completions"),
+        ("PUT", "/api"),
+    ):
+        reply = server.client.request(method, path, content=body, headers=JSON)
+        assert reply.status_code in (400, 404), (path, reply.text)
+        assert len(reply.text) < 20_000
+    assert server.client.get("/health").status_code == 200
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_is_framed_by_nobody(server: Running) -> None:
+    reply = server.client.get("/")
+    policy = reply.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    for path in ("/", "/page.js", "/page.css"):
+        assert "http" not in server.client.get(path).text.replace("http-equiv", ""), path
+    assert server.client.get("/docs").status_code == 404
+
+
+@pytest.mark.parametrize("wants_text", [False, True])
+def test_the_log_has_a_line_for_each_request_and_texts_only_on_request(
+    generator: ModelOnRanks, caplog: pytest.LogCaptureFixture, wants_text: bool
+) -> None:
+    caplog.set_level(logging.INFO, "trainyard.serving.access")
+    fields = {"max_tokens": 2, "prompt": SECRET}
+    with running(generator, log_prompts=wants_text, key=KEY) as talking:
+        talking.client.headers["Authorization"] = f"Bearer {KEY}"
+        talking.post("/v1/completions", **fields)
+        talking.post("/v1/completions", **fields, stream=True)
+        talking.put(prompts=[SECRET], tokens_to_generate=2, no_log=True)
+        talking.client.get("/x%1b[31m?key=secret")
+    lines = [
+        json.loads(record.message) for record in caplog.records if record.name.endswith("access")
+    ]
+    assert [line["status"] for line in lines] == [200, 200, 200, 404]
+    assert [line["path"] for line in lines][:3] == ["/v1/completions"] * 2 + ["/api"]
+    assert lines[0]["completion_tokens"] == lines[1]["completion_tokens"] == 2
+    assert (SECRET in caplog.text) == wants_text
+    assert SECRET not in json.dumps(lines[2]), "no_log"
+    assert KEY not in caplog.text
+    assert "\x1b" not in caplog.text

@@ -1,0 +1,244 @@
+"""The server as people start it: a process, real clients, signals, ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+import openai
+import pytest
+
+from stages.generate.config import GenerateConfig
+from stages.generate.run import run
+from stages.serve.config import ServeConfig
+from stages.serve.run import build
+from tests.stages.directly import run_directly, run_program
+from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
+from tests.trainyard.inference.small_models import build as small_model
+from tests.trainyard.serving.running import loaded_of
+from trainyard.config import from_dict
+from trainyard.errors import ConfigError
+from trainyard.inference.dynamic.engine import DynamicEngine
+from trainyard.models.gpt.config import GPTConfig
+from trainyard.serving.batch_engine import BatchEngine
+
+MODEL = GPTConfig(num_layers=2, hidden_size=32, num_attention_heads=2, seq_length=64)
+TEXT = "the yard"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("run"))
+    save_gpt(folder, random_gpt(MODEL))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What stages.generate writes for the prompt, greedily."""
+    out = tmp_path_factory.mktemp("out")
+    options: dict[str, Any] = {"prompts": [TEXT], "num_tokens_to_generate": 8, "device": "cpu"}
+    run_directly(GenerateConfig, run, load=checkpoint, output_dir=str(out), **options)
+    text: str = json.loads((out / "generations.jsonl").read_text())["generated_text"]
+    return text
+
+
+class Served:
+    """A process of stages.serve that answers."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process, self.url = process, url
+
+    def greedy(self) -> str:
+        """The text for the prompt."""
+        body = {"prompts": [TEXT], "tokens_to_generate": 8, "top_k": 1}
+        reply = httpx.put(f"{self.url}/api", json=body, timeout=60)
+        assert reply.status_code == 200, reply.text
+        text: str = reply.json()["text"][0]
+        return text
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """The exit status after a signal."""
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+@contextmanager
+def served(*words: str, module: tuple[str, ...] = ("stages.serve",)) -> Iterator[Served]:
+    command = [sys.executable, "-m", *module, *words, "--port", "0", "--device", "cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            yield Served(process, address_in(process.stderr))
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def address_in(stream: IO[str]) -> str:
+    """The address that a server logs; what it logs later is read and dropped."""
+    lines = []
+    for line in stream:
+        lines.append(line)
+        if found := re.search(r"is served at (http://\S+)", line):
+            threading.Thread(target=stream.read, daemon=True).start()
+            return found[1]
+    raise AssertionError("".join(lines))
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: str) -> Iterator[Served]:
+    """By Megatron-LM's own command, its options of the model included."""
+    program = ("stages.megatron", "tools/run_text_generation_server.py")
+    model = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2"]
+    more = ["--micro-batch-size", "1", "--seed", "42", "--top_k", "0", "--temperature", "0.7"]
+    with served("--load", checkpoint, *model, *more, module=program) as found:
+        yield found
+
+
+@pytest.mark.slow
+def test_megatrons_command_serves_what_generate_writes(server: Served, expected: str) -> None:
+    assert server.greedy() == TEXT + expected
+
+
+@pytest.mark.slow
+def test_curl_as_in_megatrons_readme(server: Served) -> None:
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("no curl is installed")
+    command = [curl, "-sS", f"{server.url}/api", "-X", "PUT"]
+    command += ["-H", "Content-Type: application/json; charset=UTF-8"]
+    command += ["-d", '{"prompts":["Hello world"], "tokens_to_generate":1}']
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout)["text"][0].startswith("Hello world")
+
+
+@pytest.mark.slow
+def test_the_interactive_client_shows_answers_and_errors(server: Served, expected: str) -> None:
+    typed = f"{TEXT}\n8\n{TEXT}\nmany\n{TEXT}\n999\n"
+    host = server.url.removeprefix("http://")
+    module = ("stages.megatron", "tools/text_generation_cli.py")
+    done = subprocess.run(
+        [sys.executable, "-m", *module, host],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"Megatron Response: \n{TEXT}" in done.stdout
+    assert "'many' is no number of tokens" in done.stdout
+    assert "Error 400: prompt 0 has 8 tokens and 999 are to be generated" in done.stdout
+
+
+@pytest.mark.slow
+def test_sigterm_lets_a_stream_finish_and_ends_with_0(checkpoint: str) -> None:
+    with served("--load", checkpoint) as found:
+        client = openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0)
+        name = client.models.list().data[0].id
+        more = {"ignore_eos": True}
+        stream = client.completions.create(
+            model=name, prompt="a", max_tokens=50, n=20, stream=True, extra_body=more
+        )
+        next(iter(stream))
+        found.process.send_signal(signal.SIGTERM)
+        reasons = [choice.finish_reason for chunk in stream for choice in chunk.choices]
+        assert reasons.count("length") == 20
+        assert found.process.wait(60) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_ranks_serve_the_same_text_and_end_together(
+    checkpoint: str, expected: str, layout: str
+) -> None:
+    words = ("--load", checkpoint, "--nproc-per-node", "2")
+    with served(*words, f"--{layout}-model-parallel-size", "2") as found:
+        assert found.greedy() == TEXT + expected
+        assert found.end() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_rank_that_dies_ends_the_server(checkpoint: str) -> None:
+    words = ("--nproc-per-node", "2", "--tensor-model-parallel-size", "2")
+    with served("--load", checkpoint, *words) as found:
+        children = Path(f"/proc/{found.process.pid}/task/{found.process.pid}/children")
+        ranks = [int(pid) for pid in children.read_text().split()]
+        follower = next(pid for pid in ranks if b"RANK=1" in _environment(pid))
+        os.kill(follower, signal.SIGKILL)
+        assert found.process.wait(60) == 3
+
+
+def _environment(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("gpt", DynamicEngine), ("t5", BatchEngine)])
+def test_each_family_runs_on_the_engine_that_can(kind: str, expected: type) -> None:
+    options = {"load": "x", "inference_dynamic_batching_max_requests": 2}
+    engine = build(from_dict(ServeConfig, options), loaded_of(small_model(kind)))
+    assert isinstance(engine, expected)
+
+
+def test_weights_of_8_bits_are_for_the_dynamic_engine() -> None:
+    config = from_dict(ServeConfig, {"load": "x", "inference_weight_dtype": "int8"})
+    with pytest.raises(ConfigError, match="int8 is not for a t5"):
+        build(config, loaded_of(small_model("t5")))
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+def test_an_open_address_without_a_key_is_refused_before_any_work(checkpoint: str) -> None:
+    done = run_program("stages.serve", "--load", checkpoint, "--host", "0.0.0.0", expect=2)
+    assert "there is no key; give one in the variable TRAINYARD_API_KEY" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"bf16": True, "fp16": True}, "not both"),
+        ({"inference_max_seq_length": 0}, "--inference-max-seq-length"),
+        ({"served_model_name": "a\x1b"}, "--served-model-name"),
+        ({"port": -1}, "--port"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        from_dict(ServeConfig, {"load": "x", **options})
+
+
+def test_more_ranks_than_a_model_takes_are_refused() -> None:
+    config = from_dict(ServeConfig, {"load": "x", "tensor_model_parallel_size": 2})
+    config.check_ranks(2)
+    with pytest.raises(ConfigError, match=r"4 ranks: .* take 2"):
+        config.check_ranks(4)
+
+
+@pytest.mark.parametrize("word", ["localhost:5000:1", "a b", "ftp://a", "host:5000/other"])
+def test_the_client_takes_an_address_alone(word: str) -> None:
+    done = run_program("stages.generate", word, expect=2)
+    assert "HOST:PORT" in done.err
+
+
+def test_the_client_says_that_nobody_answers() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.input", lambda text: "1")
+        done = run_program("stages.generate", "127.0.0.1:1", expect=3)
+    assert "http://127.0.0.1:1/api does not answer" in done.err

@@ -1,0 +1,168 @@
+"""Requests of an event loop on an engine in a thread: order, cancellation, limits, failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from trainyard.errors import ConfigError
+from trainyard.inference.engine import EngineStats, Update
+from trainyard.inference.request import Completion, Request
+from trainyard.serving.service import EngineFailedError, EngineService, QueueFullError, Stream
+
+
+class Counting:
+    """An engine whose outputs count from the first token of their prompt."""
+
+    max_tokens = 100
+
+    def __init__(self, fails_at: int = 0) -> None:
+        """fails_at: the first token of a prompt that breaks it; 0: none."""
+        self._fails_at = fails_at
+        self.running: dict[int, Completion] = {}
+        self.cancelled: list[int] = []
+        self._next = 0
+
+    def add(self, request: Request, *, priority: int = 0) -> int:
+        if len(request.prompt) > self.max_tokens:
+            raise ConfigError("--prompts is too long")
+        self._next += 1
+        self.running[self._next] = Completion(request)
+        return self._next
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+        self.running.pop(number, None)
+
+    def step(self) -> list[Update]:
+        updates = []
+        for number, completion in list(self.running.items()):
+            first = completion.request.prompt[0]
+            if first == self._fails_at:
+                raise RuntimeError("the device is gone")
+            completion.append(first + len(completion.tokens))
+            updates.append(Update(number=number, num_new=1, completion=completion))
+            if completion.is_done:
+                del self.running[number]
+        return updates
+
+    def has_work(self) -> bool:
+        return bool(self.running)
+
+    def stats(self) -> EngineStats:
+        zeros = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
+        return EngineStats(**(zeros | {"num_running": len(self.running)}))
+
+
+def request(first: int, count: int = 3) -> Request:
+    return Request(prompt=[first], max_tokens=count)
+
+
+def run(engine: Counting, work: Any, max_queued: int = 8) -> Any:
+    """What `work(service)` returns."""
+
+    async def all_of_it() -> Any:
+        service = EngineService(engine, max_queued=max_queued)
+        service.start()
+        try:
+            return await asyncio.wait_for(work(service), 10)
+        finally:
+            if service.failure is None:
+                await service.stop()
+
+    return asyncio.run(all_of_it())
+
+
+async def tokens_of(stream: Stream, count: int) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(count)]
+    async for index, piece in stream:
+        found[index] += piece.tokens
+    return found
+
+
+def test_each_request_gets_its_own_tokens() -> None:
+    async def work(service: EngineService) -> list[list[list[int]]]:
+        async def one(first: int) -> list[list[int]]:
+            with service.open([request(first), request(first + 50)]) as stream:
+                return await tokens_of(stream, 2)
+
+        return await asyncio.gather(*map(one, (10, 20, 30)))
+
+    found = run(Counting(), work)
+    assert found == [[[f, f + 1, f + 2], [f + 50, f + 51, f + 52]] for f in (10, 20, 30)]
+
+
+def test_what_is_left_is_cancelled_and_nothing_stays_open() -> None:
+    engine = Counting()
+
+    async def work(service: EngineService) -> int:
+        with service.open([request(1, 1000)]) as stream:
+            await anext(stream)
+        await service.run_alone(lambda: None)  # behind the cancellation
+        return service.num_open
+
+    assert run(engine, work) == 0
+    assert engine.cancelled == [1]
+    assert not engine.has_work()
+
+
+def test_a_full_queue_takes_all_of_a_request_or_nothing() -> None:
+    async def work(service: EngineService) -> int:
+        with pytest.raises(QueueFullError, match="at most 2"), service.open([request(1)] * 3):
+            pass
+        with service.open([request(1)] * 2) as stream:
+            return len(await tokens_of(stream, 2))
+
+    assert run(Counting(), work, max_queued=2) == 2
+
+
+def test_a_request_that_the_engine_refuses_hurts_no_other_one() -> None:
+    async def work(service: EngineService) -> list[list[int]]:
+        long = Request(prompt=[1] * 101, max_tokens=1)
+        with service.open([request(7)]) as good:
+            with pytest.raises(ConfigError, match="too long"), service.open([long]) as bad:
+                await anext(bad)
+            return await tokens_of(good, 1)
+
+    assert run(Counting(), work) == [[7, 8, 9]]
+
+
+def refused(work: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, None]:
+    async def check() -> None:
+        with pytest.raises(EngineFailedError, match="the device is gone"):
+            await work
+
+    return check()
+
+
+def test_an_engine_that_fails_fails_every_open_request_and_each_new_one() -> None:
+    ended = []
+
+    async def work(service: EngineService) -> None:
+        service.on_failure = lambda: ended.append(True)
+
+        async def one(first: int) -> None:
+            with service.open([request(first, 1000)]) as stream:
+                await tokens_of(stream, 1)
+
+        await asyncio.gather(refused(one(1)), refused(one(66)))
+        await refused(one(1))
+        assert not service.is_alive
+
+    run(Counting(fails_at=66), work)
+    assert ended == [True]
+
+
+def test_work_between_steps_gets_its_result_or_its_error() -> None:
+    def fails() -> None:
+        raise ValueError("no room")
+
+    async def work(service: EngineService) -> int:
+        with pytest.raises(ValueError, match="no room"):
+            await service.run_alone(fails)
+        return await service.run_alone(lambda: 5)
+
+    assert run(Counting(), work) == 5

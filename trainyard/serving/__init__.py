@@ -1,0 +1,1 @@
+"""Text generation over HTTP: requests of clients on an engine, and the interfaces that they use."""
