@@ -29,6 +29,7 @@ TORCH_STAGES = [
     "reshard",
     "retro-embed",
     "retro-preprocess",
+    "serve",
 ]
 ACCELERATED = ("transformer_engine", "flash_attn", "apex")
 FAISS = {"cpu": "faiss-cpu", "cuda": "faiss-gpu"}
