@@ -53,6 +53,12 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    """Each engine compiles its step anew, and the compiler stops after some."""
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", [*CASES.values(), *MORE.values()], ids=[*CASES, *MORE])
 def test_the_kernel_attends_as_torch_does(case: Case, dtype: torch.dtype) -> None:

@@ -57,7 +57,8 @@ class Engine(Protocol):
         """Drop a request and free what it holds; one that has ended is let be."""
 
     def step(self) -> list[Update]:
-        """Compute once for what runs now. Empty if there is nothing to do."""
+        """Compute once for what runs now. Empty if there is nothing to do; over several ranks it is
+        called every minute all the same, so that the others know that this one lives."""
 
     def has_work(self) -> bool:
         """Whether a step would compute anything."""

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from trainyard.inference.request import Completion, TopTokens
 
+OnToken = Callable[[int, int], None]
+"""Called with the row and the token as each is made."""
+
 LOGITS_AT_ONCE = 2**25
 """fp32 numbers that scoring a prompt holds at a time: 128 MiB."""
 
@@ -72,7 +75,7 @@ def take_tokens(
     logits: Tensor,
     chosen: Sequence[int],
     completions: Sequence[Completion],
-    on_token: Callable[[int, int], None] | None = None,
+    on_token: OnToken | None = None,
 ) -> None:
     """Give every completion that goes on its token, with its score if it keeps scores.
 

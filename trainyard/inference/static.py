@@ -16,15 +16,12 @@ from torch import Tensor
 from trainyard.errors import ConfigError
 from trainyard.inference.config import GREEDY, SamplingConfig, check_length
 from trainyard.inference.decoders import CachedDecoder, Decoder, Start
-from trainyard.inference.log_probs import prompt_scores, take_tokens
+from trainyard.inference.log_probs import OnToken, prompt_scores, take_tokens
 from trainyard.inference.request import Completion, Request
 from trainyard.inference.sampling import Sampler
 from trainyard.models.gpt.model import GPTModel
 from trainyard.parallel.device import check_memory
 from trainyard.parallel.groups import ALONE, ProcessGroups
-
-OnToken = Callable[[int, int], None]
-"""Called with the row and the token as each is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,9 @@ NO_WINDOW = -1
 PROGRAMS, MOST_PARTS = 264, 32
 """Programs that keep the processors of a large GPU busy, two for each; parts at most."""
 
+BYTES_OF_KEYS = 2**14
+"""That are read at a time, so that keys and values of three rounds fit in shared memory."""
+
 
 class Tile(NamedTuple):
     """Sizes of a program."""
@@ -30,7 +33,7 @@ class Tile(NamedTuple):
     rows: int
     """Tokens x query heads of a group, at least 16, the least of a matrix product."""
     keys: int
-    """That are read at a time."""
+    """That are read at a time, at most."""
     warps: int
     stages: int
 
@@ -243,7 +246,9 @@ def paged_kernel(
     group_size, num_sequences = heads // groups, len(lengths)
     tile = tile_of(most_new, num_tokens / num_sequences, group_size)
     tiles = num_tokens // (tile.rows // group_size) + num_sequences
-    num_parts = parts_of(tiles * groups, most_keys, tile.keys) if most_new == 1 else 1
+    padded_width = max(triton.next_power_of_2(width), 16)
+    keys_at_once = min(tile.keys, max(BYTES_OF_KEYS // (padded_width * q.element_size()), 16))
+    num_parts = parts_of(tiles * groups, most_keys, keys_at_once) if most_new == 1 else 1
     out = q.new_empty(num_tokens, heads, value_width)
     parts = stats = out
     if num_parts > 1:
@@ -262,8 +267,8 @@ def paged_kernel(
         width=width,
         value_width=value_width,
         rows=tile.rows,
-        keys_at_once=tile.keys,
-        padded_width=max(triton.next_power_of_2(width), 16),
+        keys_at_once=keys_at_once,
+        padded_width=padded_width,
         padded_value_width=padded_value_width,
         num_parts=num_parts,
         precision="ieee" if q.dtype == torch.float32 else "tf32",

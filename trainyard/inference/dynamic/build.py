@@ -182,6 +182,7 @@ def _num_blocks(model: GPTModel, config: DynamicConfig, groups: ProcessGroups, l
 def _memory(device: torch.device) -> int:
     """Bytes that a cache may take."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # of weights that were in another dtype
         return int(OF_GPU * torch.cuda.mem_get_info(device)[0])
     return int(OF_MACHINE * memory_bytes())
 

@@ -164,8 +164,7 @@ class DynamicEngine:
     # --- steps ----------------------------------------------------------------------------
 
     def step(self) -> list[Update]:
-        """See `Engine`. Over several ranks it is called every few minutes without work as well, so
-        that the others know that this one lives."""
+        """See `Engine`."""
         with self._link.errors():
             works = self._scheduler.schedule(self._guess if self._num_guesses else None)
             if not works:

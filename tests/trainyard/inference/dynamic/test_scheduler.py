@@ -95,6 +95,7 @@ def test_every_text_ends_under_random_arrivals_and_cancellations() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_every_text_ends_under_a_million_random_operations() -> None:
     assert sum(run_randomly(seed, 500) for seed in range(2000)) > 0
 
