@@ -109,7 +109,7 @@ def test_options_of_a_training_are_ignored_or_compared(
             "--task RACE",
             "--task RACE: the task RACE trains a BERT, which stages.classify does",
         ),
-        ("benchmark", "--engine-type dynamic", "continuous batching comes later"),
+        ("benchmark", "--num-tokens-to-prompt 8 16", "give --input-lengths uniform:LOW:HIGH"),
         ("benchmark", "--output-path x", "name a folder for the results with --output-dir"),
         ("generate", "--engine-type dynamic", "continuous batching comes later"),
         ("generate", "--num-input-tokens 3", "random prompts are for stages.benchmark"),
