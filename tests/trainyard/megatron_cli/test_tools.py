@@ -12,6 +12,7 @@ from stages.plan.config import PlanConfig
 from stages.pretrain.config import PretrainConfig
 from stages.reshard.config import ReshardConfig
 from stages.retro_preprocess.config import RetroPreprocessConfig
+from stages.serve.config import ServeConfig
 from stages.tokenize.config import TokenizeConfig
 from tests.trainyard.megatron_cli.flags import MAIN, TRAINING
 from trainyard.errors import ConfigError
@@ -31,6 +32,7 @@ CONFIGS = {
     "benchmark": BenchmarkConfig,
     "generate": GenerateConfig,
     "retro_preprocess": RetroPreprocessConfig,
+    "serve": ServeConfig,
 }
 KNOWN = {
     name: ToolVocabulary(
