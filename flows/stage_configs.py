@@ -21,6 +21,7 @@ from stages.inspect.config import InspectConfig
 from stages.merge.config import MergeConfig
 from stages.plan.config import PlanConfig
 from stages.pretrain.config import PretrainConfig
+from stages.quantize.config import QuantizeConfig
 from stages.report.config import ReportConfig
 from stages.reshard.config import ReshardConfig
 from stages.retro_db.config import RetroDbConfig
@@ -53,6 +54,7 @@ CONFIGS: dict[str, type[Any]] = {
     "plan": PlanConfig,
     "pretrain": PretrainConfig,
     "report": ReportConfig,
+    "quantize": QuantizeConfig,
     "reshard": ReshardConfig,
     "retro_db": RetroDbConfig,
     "retro_embed": RetroEmbedConfig,

@@ -33,7 +33,10 @@ PLAIN = (
     *("tokenize", "train-tokenizer", "verify"),
 )
 """Stages without torch."""
-TRAINING = ("benchmark", "evaluate", "generate", "pretrain", "reshard", "retro-embed", "serve")
+TRAINING = (
+    *("benchmark", "evaluate", "generate", "pretrain", "quantize", "reshard", "retro-embed"),
+    "serve",
+)
 """Stages that have a CUDA image too."""
 TORCH = ("inspect", "retro-preprocess", *TRAINING)
 FAISS_GPU = "cuda/faiss-train"

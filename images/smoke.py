@@ -26,6 +26,7 @@ TORCH_STAGES = [
     "generate",
     "inspect",
     "pretrain",
+    "quantize",
     "reshard",
     "retro-embed",
     "retro-preprocess",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import check_at_least, execution, location
+from trainyard.config import check_at_least, differing, execution, flag, location
 from trainyard.errors import ConfigError
 from trainyard.inference.config import (
     LayoutConfig,
@@ -15,19 +15,35 @@ from trainyard.inference.config import (
     check_length,
     check_prompt_file,
 )
+from trainyard.inference.dynamic.config import DynamicConfig
+from trainyard.load_test.config import LoadTestConfig
 from trainyard.models.families import family_of
 from trainyard.models.gpt.config import GPTConfig
+
+OF_A_MODEL_HERE = (
+    *("engine_type", "chat", "bf16", "fp16", "inference_max_seq_length", "cuda_graph_impl"),
+    *("nproc_per_node", "tensor_model_parallel_size", "pipeline_model_parallel_size", "stream"),
+    *("distributed_backend", "benchmark_profile", "expect", "add_bos"),
+    *("return_log_probs", "termination_id", "prevent_newline_after_colon", "top_p_decay"),
+    *("stop_on_eol", "stop_on_double_eol"),
+)
+"""Options that say nothing to a server."""
+
+OF_BATCHES = ("stream", "return_log_probs", "benchmark_profile", "cuda_graph_impl")
+"""Options of the static engine's figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkConfig:
-    """Generate text from a checkpoint with a KV cache, and measure the time."""
+    """Generate text from a checkpoint with a KV cache, or ask a server for it, and measure the
+    time."""
 
-    load: str = location()
+    load: str | None = location(None)
     """Checkpoint: the folder of a run (its latest step), of one step, of Hugging Face, Meta or
-    Megatron-LM."""
-    engine_type: Literal["static"] = "static"
-    """static: batches that start together and stay until their last prompt has finished."""
+    Megatron-LM. With --url, its tokenizer makes random prompts."""
+    engine_type: Literal["static", "dynamic"] = "static"
+    """static: batches that start together and stay until their last prompt has finished. dynamic:
+    requests that come and go, as the options of the load say."""
     prompts: tuple[str, ...] = ()
     """Texts to continue."""
     prompt_file: str | None = location(None)
@@ -56,10 +72,12 @@ class BenchmarkConfig:
     ignore_eod: bool = False
     """Continue after the end of a document, so that every prompt gets the same number of tokens."""
     layout: LayoutConfig = field(default_factory=LayoutConfig)
+    load_test: LoadTestConfig = field(default_factory=LoadTestConfig)
+    engine: DynamicConfig = field(default_factory=DynamicConfig)
     cuda_graph_impl: Literal["none", "local"] = execution("none")
     """local: compile the step of one token and replay it as a CUDA graph. For GPTs on one GPU."""
     num_warmups: int = execution(1)
-    """Untimed runs of the first batch for 10 tokens."""
+    """Untimed runs of the first batch for 10 tokens; of a load, requests that no figure counts."""
     inference_repeat_n: int = execution(1)
     """Timed repetitions; all must yield the same tokens."""
     stream: bool = execution(False)
@@ -74,10 +92,12 @@ class BenchmarkConfig:
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
     """Device; auto: a GPU if available."""
     output_dir: str | None = location(None)
-    """Folder or URL for generations.json, timings.json and report.html; unset: print only."""
+    """Folder or URL for generations.json and timings.json, of a load requests.jsonl and
+    summary.json, and report.html; unset: print only."""
 
     def __post_init__(self) -> None:
         """Refuse anything but one kind of prompt, and counts out of range."""
+        self._check_what_runs()
         self._check_prompts()
         if self.bf16 and self.fp16:
             raise ConfigError("give --bf16 or --fp16, not both")
@@ -93,8 +113,60 @@ class BenchmarkConfig:
                 f"{self.nproc_per_node}; give --cuda-graph-impl none"
             )
 
+    @property
+    def is_load_test(self) -> bool:
+        """Whether requests come and go, in place of batches."""
+        return self.load_test.url is not None or self.engine_type == "dynamic"
+
+    def _check_what_runs(self) -> None:
+        """Refuse options of what does not run."""
+        if self.load_test.url is None:
+            if self.load is None:
+                raise ConfigError(
+                    "load is required (flag --load) and was not given; or give --url, the address "
+                    "of a server"
+                )
+        else:
+            given = [name for name in OF_A_MODEL_HERE if name in differing(self)]
+            if given:
+                raise ConfigError(
+                    f"{flag(given[0])} says how a model runs here, and with --url a server runs "
+                    "it; leave it out"
+                )
+        of_load = differing(self.load_test)
+        if of_load and not self.is_load_test:
+            raise ConfigError(
+                f"{flag(next(iter(of_load)))} is of a load; give --engine-type dynamic or --url too"
+            )
+        if self.is_load_test:
+            self._check_lengths()
+        if self.engine_type == "dynamic":
+            given = [name for name in OF_BATCHES if name in differing(self)]
+            if given:
+                raise ConfigError(f"{flag(given[0])} is of --engine-type static; leave it out")
+
+    def _check_lengths(self) -> None:
+        for name, other in (
+            ("input_lengths", "num_input_tokens"),
+            ("output_lengths", "num_tokens_to_generate"),
+        ):
+            if getattr(self.load_test, name) is not None and other in differing(self):
+                raise ConfigError(f"{flag(name)} and {flag(other)} are two lengths; give one")
+        needs_tokens = self.num_input_tokens is not None or self.load_test.input_lengths
+        if needs_tokens and self.load is None:
+            raise ConfigError(
+                "random prompts are made of the tokens of a checkpoint's tokenizer; name it with "
+                "--load, or give --prompts"
+            )
+
     def _check_prompts(self) -> None:
-        given = (bool(self.prompts), self.num_input_tokens is not None, bool(self.prompt_file))
+        load = self.load_test
+        given = (
+            bool(self.prompts),
+            self.num_input_tokens is not None or load.input_lengths is not None,
+            bool(self.prompt_file),
+            load.trace_file is not None,
+        )
         if sum(given) != 1:
             found = "neither was" if not any(given) else "both were"
             raise ConfigError(
@@ -138,8 +210,12 @@ class BenchmarkConfig:
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The checkpoint and the prompts."""
-        file = self.prompt_file
-        return {"load": (self.load,), "prompt_file": () if file is None else (file,)}
+        named = {
+            "load": self.load,
+            "prompt_file": self.prompt_file,
+            "trace_file": self.load_test.trace_file,
+        }
+        return {name: () if url is None else (url,) for name, url in named.items()}
 
     def output(self) -> Output | None:
         """The folder of the documents."""

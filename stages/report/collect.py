@@ -66,7 +66,10 @@ def gather(config: ReportConfig) -> Card:
     if config.retro_neighbors is not None:
         key = keys["retro_neighbors"]
         retrieval = gather_retrieval(ancestry, key, config.retro_neighbors)
-    generations = _document(ancestry, keys.get("benchmark"), "generations.json")
+    load = _volatile(ancestry, keys.get("benchmark"), "summary.json")
+    generations = None
+    if load is None:
+        generations = _document(ancestry, keys.get("benchmark"), "generations.json")
     return Card(
         title=title(config),
         lineage=ancestry.lineage(destination),
@@ -76,6 +79,8 @@ def gather(config: ReportConfig) -> Card:
         plan=_document(ancestry, keys.get("plan"), "plan.json"),
         evaluation=_document(ancestry, keys.get("evaluation"), "results.json"),
         timings=_volatile(ancestry, keys.get("benchmark"), "timings.json"),
+        load=load,
+        quantization=_document(ancestry, keys.get("quantized"), "quantization.json"),
         sampling=dict((generations or {}).get("sampling") or {}),
         samples=samples_of(generations, config.num_samples),
         num_prompts=len((generations or {}).get("requests") or ()),

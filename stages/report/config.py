@@ -17,6 +17,7 @@ ARTIFACTS = (
     "export",
     "evaluation",
     "benchmark",
+    "quantized",
     "retro_neighbors",
 )
 """Options that name an artifact to show, in the order of the stages."""
@@ -44,7 +45,10 @@ class ReportConfig:
     evaluation: str | None = location(None)
     """Folder of the evaluation's results.json."""
     benchmark: str | None = location(None)
-    """Folder of the benchmark's generations.json and timings.json."""
+    """Folder of the benchmark's generations.json and timings.json, or of a load test's
+    summary.json."""
+    quantized: str | None = location(None)
+    """Folder of the quantize stage: the perplexity before and after."""
     retro_neighbors: str | None = location(None)
     """Table of neighbours, the output of faiss_query: some chunks with their neighbours, and the
     recall of the index."""

@@ -97,6 +97,10 @@ class Card:
     plan: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None
     timings: dict[str, Any] | None = None
+    load: dict[str, Any] | None = None
+    """summary.json of a load test."""
+    quantization: dict[str, Any] | None = None
+    """quantization.json: sizes and perplexities before and after."""
     sampling: dict[str, Any] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     num_prompts: int = 0

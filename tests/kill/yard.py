@@ -44,7 +44,7 @@ class Yard:
 
     def arguments(self, stage: str, output: str) -> list[str]:
         """The arguments of a stage that writes to `output` and reads what the yard holds."""
-        flags = {"pretrain": "--save", "reshard": "--save-dir"}
+        flags = {"pretrain": "--save", "quantize": "--save-dir", "reshard": "--save-dir"}
         flags |= dict.fromkeys(("tokenize", "merge", "report"), "--output-prefix")
         return [*self._inputs()[stage], flags.get(stage, "--output-dir"), output]
 
@@ -177,6 +177,7 @@ class Yard:
             "index": [*indexed, *data],
             "plan": [*MODEL, "--vocab-size", "300", "--micro-batch-size", "2"],
             "pretrain": [*flags, "--data-path", tokens, *tokenizer],
+            "quantize": ["--load-dir", load, *text],
             "reshard": ["--load-dir", load, "--saver", "hf"],
             "evaluate": [
                 *("--load", load, "--task", "WIKITEXT103", "--overlapping-eval", "16"),

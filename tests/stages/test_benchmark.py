@@ -103,7 +103,6 @@ def test_a_prompt_that_is_too_long_is_refused_before_any_output(
         ({"prompts": ["a"], "num_warmups": -1}, "--num-warmups"),
         ({"prompts": ["a"], "top_p": 0.9}, "--top-k 1 and --top-p 0.9"),
         ({"prompts": ["a"], "beam_width": 2}, "--beam-width is for stages.generate"),
-        ({"prompts": ["a"], "engine_type": "dynamic"}, "engine_type"),
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, Any], named: str) -> None:

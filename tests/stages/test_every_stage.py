@@ -61,6 +61,7 @@ ENOUGH = {
         *("--retro-gpt-tokenizer-type", "ByteLevelTokenizer", "--retro-index-ntrain", "9"),
         *("--retro-bert-tokenizer-type", "BertWordPieceCase", "--retro-bert-vocab-file", NOWHERE),
     ),
+    "quantize": ("--load-dir", NOWHERE),
     "serve": ("--load", NOWHERE),
     "tokenize": ("--input", NOWHERE, "--tokenizer-type", "NullTokenizer", "--vocab-size", "9"),
     "train_tokenizer": ("--input", NOWHERE),
@@ -68,7 +69,7 @@ ENOUGH = {
 }
 """Flags that make each stage's options complete; inputs that do not exist where it has inputs."""
 
-INTO = {"pretrain": "--save", "reshard": "--save-dir"}
+INTO = {"pretrain": "--save", "quantize": "--save-dir", "reshard": "--save-dir"}
 INTO["retro_preprocess"] = "--retro-project-dir"
 INTO |= dict.fromkeys(("blame", "certify", "inspect", "retro_explore", "serve", "verify"), "")
 INTO |= dict.fromkeys(("tokenize", "merge", "report"), "--output-prefix")

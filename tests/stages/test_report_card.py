@@ -57,6 +57,29 @@ def test_rows_missing_from_a_performance_document_are_left_out() -> None:
     assert page(performance=odd).sections["How fast it trained"].facts == {}
 
 
+def test_a_quantization_and_a_load_test_are_shown() -> None:
+    small = {"method": "fp8", "strategy": "channel", "bytes_before": 4e9, "bytes_after": 1.1e9}
+    small |= {"ppl_before": 8.01, "ppl_after": 8.05, "ppl_ratio": 1.005}
+    times = {"p50": 0.2, "p99": 0.9}
+    one = {"name": "4 requests/s", "num_completed": 98, "num_failed": 2, "ttft": times}
+    one |= {"output_tokens_per_second": 310.0, "tpot": None, "e2el": {"p50": 1.0, "p99": 3.0}}
+    section = page(quantization=small, load={"measurements": [one]}).sections["How good, how fast"]
+    assert "Weights in fp8, a scale for each output channel" in section.text
+    assert "Load: 4 requests/s" in section.text
+    assert section.facts == {
+        "weights before": "4.00 GB",
+        "weights after": "1.10 GB",
+        "perplexity before": "8.01",
+        "perplexity after": "8.05",
+        "after / before": "1.0050",
+        "requests done": "98",
+        "requests failed": "2",
+        "output tokens per second": "310",
+        "time to first token": "200 ms \u00b7 p99 900 ms",
+        "end to end": "1.00 s \u00b7 p99 3.00 s",
+    }
+
+
 # --- losses -------------------------------------------------------------------------------------
 
 

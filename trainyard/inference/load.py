@@ -148,6 +148,13 @@ def load_on_ranks(
     return ModelOnRanks(model, found, groups, checkpoint.url, checkpoint.step, first, end)
 
 
+def load_tokenizer(url: str) -> Tokenizer:
+    """The tokenizer of a checkpoint of any kind; ConfigError if it has none."""
+    opened = _open(url, 1)
+    with opened.checkpoint:
+        return _tokenizer(url, opened.tokenizer_files, None)
+
+
 def check_family(url: str, config: TransformerConfig, families: Sequence[str]) -> None:
     """Refuse a model of another family than these: `WRITERS`, `SCORERS` or those that are both."""
     if config.model_type in families:

@@ -53,6 +53,10 @@ def _without(answer: str, *paths: str) -> list[Program]:
     return [Program(path=path, answer=answer) for path in paths]
 
 
+def _dynamic(path: str) -> Program:
+    return Program(path=path, stage="benchmark", implies=("--engine-type", "dynamic"))
+
+
 EXAMPLE = "megatron_core_training_example.py"
 
 PROGRAMS: tuple[Program, ...] = (
@@ -81,11 +85,8 @@ PROGRAMS: tuple[Program, ...] = (
     Program(path="tools/run_inference_performance_test.py", stage="benchmark"),
     Program(path="examples/inference/gpt/gpt_static_inference.py", stage="generate"),
     Program(path="tools/retro/preprocess_data.py", stage="retro_preprocess"),
-    *_without(
-        f"continuous batching {LATER}; gpt_static_inference.py generates in fixed batches",
-        "examples/inference/gpt/gpt_dynamic_inference.py",
-        "examples/inference/gpt/gpt_dynamic_inference_with_coordinator.py",
-    ),
+    _dynamic("examples/inference/gpt/gpt_dynamic_inference.py"),
+    _dynamic("examples/inference/gpt/gpt_dynamic_inference_with_coordinator.py"),
     Program(path="tools/run_text_generation_server.py", stage="serve"),
     Program(path="tools/run_dynamic_text_generation_server.py", stage="serve"),
     Program(path="tools/run_mamba_text_generation_server.py", stage="serve"),

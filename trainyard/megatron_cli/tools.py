@@ -152,11 +152,62 @@ BENCHMARK = Tool(
     training="it only applies to training",
     minds=f"{OF_THE_MODEL} {NEWER_MODEL}",
     rules=("logging-level", "use-rotary-position-embeddings", "ckpt-step"),
-    accepted=OF_INFERENCE,
-    absent=NOT_STATIC,
-    harmless={"model-provider": ("gpt",), "num-speculative-tokens": ("0",)},
-    later={("engine-type", "dynamic"): f"continuous batching {LATER}; static is there"},
-    renamed=OF_BATCHES,
+    accepted=(
+        ("a checkpoint that is missing is always refused", "exit-on-missing-checkpoint"),
+        (
+            "a batch that does not fit into memory is refused, and requests wait for it",
+            """
+            max-tokens-to-oom inference-batch-times-seqlen-threshold
+            inference-dynamic-batching-buffer-overflow-factor
+            inference-dynamic-batching-paused-buffer-size-gb
+            inference-dynamic-batching-unified-memory-level
+            """,
+        ),
+        (
+            "--engine-type says which engine runs, and each has one implementation",
+            """
+            inference-dynamic-batching use-legacy-static-engine flash-decode
+            use-flashinfer-fused-rope symmetric-ar-type
+            """,
+        ),
+        ("prompts are cut into chunks unless --disable-chunked-prefill", "enable-chunked-prefill"),
+        (
+            "graphs are recorded by --inference-dynamic-batching-num-cuda-graphs",
+            "inference-cuda-graph-* decode-only-cuda-graphs",
+        ),
+        ("the folder of --output-dir has all figures", OF_LOGGING),
+        (
+            "the first rank hands out all requests",
+            """
+            inference-coordinator-port inference-use-synchronous-zmq-collectives
+            inference-disable-ep-consensus
+            """,
+        ),
+    ),
+    absent=(
+        (
+            "give --input-lengths uniform:LOW:HIGH in place of the two lengths",
+            "num-tokens-to-prompt",
+        ),
+        (
+            "requests come by time: give --request-rate, or neither for all at once",
+            "incoming-requests-per-step",
+        ),
+        ("name a folder for the results with --output-dir", "output-path"),
+        ("the checkpoint says which model it holds; leave it out", "model-provider"),
+        NO_FILE,
+    ),
+    harmless={"model-provider": ("gpt",)},
+    renamed={
+        **OF_BATCHES,
+        "inference-dynamic-batching-max-requests-override": (
+            "inference-dynamic-batching-max-requests"
+        ),
+        "inference-dynamic-batching-max-tokens-override": "inference-dynamic-batching-max-tokens",
+        "incoming-requests-per-sec": "request-rate",
+        "incoming-requests-duration": "duration-seconds",
+        "prompt-file-num-truncate": "num-requests",
+    },
     checks_model=True,
 )
 

@@ -12,6 +12,7 @@ from stages.plan.config import PlanConfig
 from stages.pretrain.config import PretrainConfig
 from stages.reshard.config import ReshardConfig
 from stages.retro_preprocess.config import RetroPreprocessConfig
+from stages.serve.config import ServeConfig
 from stages.tokenize.config import TokenizeConfig
 from tests.trainyard.megatron_cli.flags import MAIN, TRAINING
 from trainyard.errors import ConfigError
@@ -31,6 +32,7 @@ CONFIGS = {
     "benchmark": BenchmarkConfig,
     "generate": GenerateConfig,
     "retro_preprocess": RetroPreprocessConfig,
+    "serve": ServeConfig,
 }
 KNOWN = {
     name: ToolVocabulary(
@@ -109,7 +111,7 @@ def test_options_of_a_training_are_ignored_or_compared(
             "--task RACE",
             "--task RACE: the task RACE trains a BERT, which stages.classify does",
         ),
-        ("benchmark", "--engine-type dynamic", "continuous batching comes later"),
+        ("benchmark", "--num-tokens-to-prompt 8 16", "give --input-lengths uniform:LOW:HIGH"),
         ("benchmark", "--output-path x", "name a folder for the results with --output-dir"),
         ("generate", "--engine-type dynamic", "continuous batching comes later"),
         ("generate", "--num-input-tokens 3", "random prompts are for stages.benchmark"),

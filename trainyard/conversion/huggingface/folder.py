@@ -19,8 +19,10 @@ import torch
 from trainyard import json_text
 from trainyard.checkpoint.plan import PlannedFile, Slice, plan_shards
 from trainyard.checkpoint.reshard import OpenFile
-from trainyard.checkpoint.safetensors.file import DTYPES, write_tensors
+from trainyard.checkpoint.safetensors.file import DTYPE_NAMES, DTYPES, write_tensors
 from trainyard.checkpoint.safetensors.header import TensorSpec
+from trainyard.conversion.huggingface.architecture import architecture
+from trainyard.conversion.huggingface.compressed import Quantization
 from trainyard.conversion.huggingface.config import model_document
 from trainyard.conversion.huggingface.to_hf import Target, targets
 from trainyard.conversion.source import Source, generation_of
@@ -42,11 +44,16 @@ def write_hf_folder(
     num_shards: int,
     open_file: OpenFile,
     advance: Callable[[int], object] = lambda size_bytes: None,
+    quantization: Quantization | None = None,
 ) -> None:
-    """Write a model as a folder that `from_pretrained` loads.
+    """Write a model as a folder that `from_pretrained` loads. quantization: of its matrices.
 
     Raises ConfigError, before anything is written, if no architecture fits."""
-    wanted = {target.name: target for target in targets(source.config)}
+    plain = {target.name: target for target in targets(source.config)}
+    wanted = plain
+    if quantization is not None:
+        parts = quantization.targets(list(plain.values()), architecture(source.config))
+        wanted = {part.name: part for part in parts}
     _check_sources(source, wanted)
     _warn_without_tokenizer(source)
     specs = {name: _spec(source, target) for name, target in wanted.items()}
@@ -61,7 +68,10 @@ def write_hf_folder(
     special = _special_ids(tokenizer) if tokenizer is not None else {}
     generation = {**generation_of(source)} or special
     special |= {name: generation[name] for name in SPECIAL if name in generation}
-    document = model_document(source.config, source.padded_vocab_size, _dtype(specs))
+    dtype = _dtype({name: _spec(source, target) for name, target in plain.items()})
+    document = model_document(source.config, source.padded_vocab_size, dtype)
+    if quantization is not None:
+        document["quantization_config"] = quantization.document()
     _write_json(open_file, "config.json", document | special)
     _write_json(open_file, "generation_config.json", generation)
     if tokenizer is None:
@@ -88,8 +98,9 @@ def _check_sources(source: Source, wanted: dict[str, Target]) -> None:
 def _spec(source: Source, target: Target) -> TensorSpec:
     """Type and shape of a converted tensor, without reading the values."""
     ours = source.specs[f"model.{target.source}"]
-    shape = target.convert(torch.empty(ours.shape, device="meta")).shape
-    return TensorSpec(ours.dtype, tuple(shape))
+    like = torch.empty(ours.shape, dtype=DTYPES[ours.dtype], device="meta")
+    made = target.convert(like)
+    return TensorSpec(DTYPE_NAMES[made.dtype], tuple(made.shape))
 
 
 def _dtype(specs: dict[str, TensorSpec]) -> str:

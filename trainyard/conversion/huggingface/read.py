@@ -22,6 +22,7 @@ from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.documents import read_document
 from trainyard.conversion.huggingface.architecture import GPT2
 from trainyard.conversion.huggingface.bert import BERTS
+from trainyard.conversion.huggingface.compressed import DequantizedWeights, read_quantization
 from trainyard.conversion.huggingface.config_read import read_config
 from trainyard.conversion.huggingface.deepseek import (
     DEEPSEEKS,
@@ -178,9 +179,15 @@ def open_huggingface(url: str) -> AssembledSource:
     Raises ConfigError for a model that ours does not compute, ArtifactError for a damaged folder or
     one whose files contradict each other."""
     where = join(url, CONFIG)
-    name, config, rows = read_config(read_document(where, infinity=True), where)
+    document: Any = read_document(where, infinity=True)
+    is_quantized = read_quantization(document, where) is not None
+    if is_quantized:
+        document = {k: v for k, v in document.items() if k != "quantization_config"}
+    name, config, rows = read_config(document, where)
     files = open_weights(url)
     try:
+        if is_quantized:
+            files = DequantizedWeights(files, url)
         if name == GPT_OSS:
             files = UnpackedWeights(files, url)
         config = without_absent_layers(config, files.specs)
