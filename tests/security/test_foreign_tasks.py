@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -58,8 +57,8 @@ HOSTILE = {
     "a field of a megabyte": HEADS + "\t".join(["x" * 2**20] * 8),
     "a thousand columns": "\t".join(["sentence"] * 1000) + "\n" + "\t" * 1000,
     "quotes": HEADS + '"' * 1001,
-    "texts that are tables": json.dumps(dict.fromkeys(("text", "question", "query", "goal"), {})),
-    "texts that are lists": json.dumps(dict.fromkeys(("text", "question", "prompt"), [[], 1])),
+    "texts that are tables": json.dumps({key: {} for key in ("text", "question", "query")}),
+    "texts that are lists": json.dumps({key: [[], 1] for key in ("text", "question", "prompt")}),
     "SQuAD of tables": '{"data": {"paragraphs": {"qas": {}}}}',
     "SQuAD of texts": '{"data": "abc"}',
     "SQuAD of lists": '{"data": [{"paragraphs": [{"context": "x", "qas": [[]]}]}]}',
@@ -81,13 +80,14 @@ def test_a_hostile_file_is_read_or_refused_in_a_sentence(surface: str, tmp_path:
     path = tmp_path / name
     for what, text in HOSTILE.items():
         path.write_bytes(text.encode(errors="surrogateescape"))
-        began = time.thread_time()
+        began, words = time.thread_time(), str(path)
         try:
             read(str(path))
         except TrainyardError as error:
-            assert str(error).startswith((str(path), f"--task-description {path}")), what
-            assert len(str(error)) < 2000, what
-            assert re.search(r"\n.*\n", str(error)) is None, what
+            words = str(error)
+        assert words.startswith((str(path), f"--task-description {path}")), what
+        assert len(words) < 2000, what
+        assert "\n" not in words, what
         assert time.thread_time() - began < SOON_SECONDS, what
 
 

@@ -17,6 +17,7 @@ from flows.recipes.stage_job import StageJob, in_shares, read_job
 from flows.stage_configs import CONFIGS
 from flows.yard.profile import TrainingResources
 from tests.flows.processes import ROOT
+from trainyard.artifacts.output import Output
 from trainyard.errors import ArtifactError, ConfigError
 
 TINY = """
@@ -120,9 +121,10 @@ def test_every_stage_reads_the_checkpoints_from_where_they_are_saved() -> None:
     assert own.pretrain.document["save"] == "/y/tiny/checkpoint"
     read = [every.reshard.document["load_dir"], every.export.document["load_dir"]]
     assert [*read, every.report.document["checkpoint"]] == ["s3://b/run"] * 3
-    assert every.pretrain.output and every.pretrain.output.url == "s3://b/run"
+    assert every.pretrain.output == Output.directory("s3://b/run")
     assert every.export.output == own.export.output
-    assert release_jobs(moved).all() == [every.reshard, every.export, every.evaluate, every.benchmark]
+    after = [every.reshard, every.export, every.evaluate, every.benchmark]
+    assert release_jobs(moved).all() == after
 
 
 def test_another_run_in_a_chosen_folder_is_not_replaced() -> None:

@@ -110,7 +110,8 @@ def test_what_contradicts_itself_is_refused(change: object, message: str) -> Non
 def test_chunks_are_embedded_by_the_bert_from_where_it_is_saved() -> None:
     recipe = read_recipe(str(QUICKSTART), "/y").with_options({"bert": {"save": "/elsewhere"}})
     built = retro_training(recipe).neighbors
-    assert built.bert is not None and built.bert.document["save"] == "/elsewhere"
+    assert built.bert is not None
+    assert built.bert.document["save"] == "/elsewhere"
     assert built.embed_train.document["load"] == "/elsewhere"
 
 
