@@ -57,11 +57,11 @@ class Ngrams:
         owners = [number for number, one in enumerate(ids) if len(one) >= n]
         counts = [len(one) for one in windows]
         tokens: Ids = np.concatenate(windows) if windows else np.empty((0, n), np.int64)
-        texts = np.repeat(np.array(owners, np.int64), counts)
-        places = np.concatenate([np.arange(c) for c in counts]) if counts else texts
+        of_text = np.repeat(np.array(owners, np.int64), counts)
+        places = np.concatenate([np.arange(c) for c in counts]) if counts else of_text
         hashes = hashed(tokens.ravel(), n)[::n] if len(tokens) else NO_HASHES
         order = np.argsort(hashes, kind="stable")
-        self._texts, self._places, ordered = texts[order], places[order], tokens[order]
+        self._texts, self._places, ordered = of_text[order], places[order], tokens[order]
         is_new = np.ones(len(order), np.bool_)
         is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
         # An n-gram that comes often, such as a row of dashes, is looked up once.
