@@ -32,6 +32,7 @@ async def finetune_gpt(
     recipe: str = "recipes/finetune_quickstart.toml",
     base: str | None = None,
     load: str | None = None,
+    save: str | None = None,
     evaluation_data: str | None = None,
     train_iters: int | None = None,
     lr: float | None = None,
@@ -53,6 +54,8 @@ async def finetune_gpt(
         base: Recipe whose trained model is tuned, by its name in the yard. Empty: as the recipe
             says.
         load: Checkpoint to tune, instead of a base. Empty: as the recipe says.
+        save: Folder or URL of the checkpoints, which the later stages read too. Empty: as the
+            recipe says, else NAME/checkpoint in `yard`.
         evaluation_data: Questions to answer. Empty: as the recipe says.
         train_iters: Steps of the tuning. Empty: as the recipe says.
         lr: Peak learning rate. Empty: as the recipe says.

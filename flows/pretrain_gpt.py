@@ -38,6 +38,7 @@ async def pretrain_gpt(
     tokens: str | None = None,
     evaluation_data: str | None = None,
     load: str | None = None,
+    save: str | None = None,
     save_interval: int | None = None,
     eval_interval: int | None = None,
     log_interval: int | None = None,
@@ -59,6 +60,8 @@ async def pretrain_gpt(
         tokens: Prefix of token files, or pointer of corpus-refresh. Empty: as the recipe says.
         evaluation_data: Text to evaluate on. Empty: as the recipe says.
         load: Checkpoint to start from. Empty: as the recipe says.
+        save: Folder or URL of the checkpoints, which the later stages read too. Empty: as the
+            recipe says, else NAME/checkpoint in `yard`.
         save_interval: Steps between checkpoints. Empty: as the recipe says.
         eval_interval: Steps between validations. Empty: as the recipe says.
         log_interval: Steps between log lines. Empty: as the recipe says.
@@ -66,8 +69,8 @@ async def pretrain_gpt(
             one. Empty: none.
         overrides: More options, as lines of STAGE.KEY = VALUE or as in a recipe, such as
             `pretrain.clip_grad = 0.5`.
-        yard: Folder or URL of all artifacts, checkpoints (`save`) too. Empty: variable YARD, else
-            `store` of the profile, else `yard`.
+        yard: Folder or URL of all artifacts. Empty: variable YARD, else `store` of the profile,
+            else `yard`.
         profile: Where stages run: the name of a profile; at a shell also a path."""
     return await run_training("pretrain-gpt", locals(), pretrain_jobs, _run_stages)
 

@@ -39,6 +39,7 @@ async def pretrain_retro(
     tokens: str | None = None,
     encoder: str | None = None,
     load: str | None = None,
+    save: str | None = None,
     save_interval: int | None = None,
     eval_interval: int | None = None,
     force: str | None = None,
@@ -60,14 +61,16 @@ async def pretrain_retro(
         encoder: Checkpoint of a BERT that embeds chunks, instead of training one. Empty: as the
             recipe says.
         load: Checkpoint to start from. Empty: as the recipe says.
+        save: Folder or URL of the checkpoints, which the later stages read too. Empty: as the
+            recipe says, else NAME/checkpoint in `yard`.
         save_interval: Steps between checkpoints. Empty: as the recipe says.
         eval_interval: Steps between validations. Empty: as the recipe says.
         force: Stages that run even if nothing changed, such as `pretrain report`; `all`: every
             one. Empty: none.
         overrides: More options, as lines of STAGE.KEY = VALUE or as in a recipe, such as
             `pretrain.retro_num_neighbors = 4`.
-        yard: Folder or URL of all artifacts, checkpoints (`save`) too. Empty: variable YARD, else
-            `store` of the profile, else `yard`.
+        yard: Folder or URL of all artifacts. Empty: variable YARD, else `store` of the profile,
+            else `yard`.
         profile: Where stages run: the name of a profile; at a shell also a path."""
     return await run_training("pretrain-retro", locals(), retro_training, _run_stages)
 

@@ -35,6 +35,7 @@ async def pretrain_t5(
     bf16: Choice = AS_RECIPE,
     tokens: str | None = None,
     load: str | None = None,
+    save: str | None = None,
     save_interval: int | None = None,
     eval_interval: int | None = None,
     force: str | None = None,
@@ -54,13 +55,15 @@ async def pretrain_t5(
         bf16: Train in bfloat16.
         tokens: Prefix of token files of sentences. Empty: as the recipe says.
         load: Checkpoint to start from. Empty: as the recipe says.
+        save: Folder or URL of the checkpoints, which the later stages read too. Empty: as the
+            recipe says, else NAME/checkpoint in `yard`.
         save_interval: Steps between checkpoints. Empty: as the recipe says.
         eval_interval: Steps between validations. Empty: as the recipe says.
         force: Stages that run even if nothing changed, such as `pretrain report`; `all`: every
             one. Empty: none.
         overrides: More options, as lines of STAGE.KEY = VALUE or as in a recipe, such as
             `pretrain.mask_prob = 0.2`.
-        yard: Folder or URL of all artifacts, checkpoints (`save`) too. Empty: variable YARD, else
-            `store` of the profile, else `yard`.
+        yard: Folder or URL of all artifacts. Empty: variable YARD, else `store` of the profile,
+            else `yard`.
         profile: Where stages run: the name of a profile; at a shell also a path."""
     return await train_masked("pretrain-t5", "t5", locals())

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from stages.runtime.failure import report_failure
 from trainyard import logging as our_logging
 from trainyard.arguments import Parser
+from trainyard.artifacts.digest import SHORT
 from trainyard.errors import TrainyardError
 from trainyard.evaluation.compare import (
     Difference,
@@ -23,6 +24,7 @@ from trainyard.evaluation.compare import (
     same_tokens,
 )
 from trainyard.evaluation.passport import ScoredSet, read_results
+from trainyard.logging import one_line
 
 SIGNIFICANT = 0.05
 ROUNDING = 1e-6
@@ -38,7 +40,7 @@ def main(words: Sequence[str]) -> int:
     our_logging.configure()
     try:
         for line in comparison(options.a, options.b):
-            print(line)
+            print(one_line(line))
     except TrainyardError as error:
         return report_failure("compare", error, debug=False)
     return 0
@@ -71,7 +73,7 @@ def _lines(a: ScoredSet, b: ScoredSet) -> Iterator[str]:
     protocol = a.passport["protocol"]
     yield f"{a.name}: {protocol.get('name')} (protocol {protocol['digest']})"
     for part in ("checkpoint", "tokenizer", "code"):
-        ours, theirs = (str(one.passport.get(part, {}).get("digest"))[:12] for one in (a, b))
+        ours, theirs = (_digest(one, part) for one in (a, b))
         if ours != theirs:
             yield f"  {part} differs: {ours} and {theirs}"
     differences = compare(a, b)
@@ -80,6 +82,12 @@ def _lines(a: ScoredSet, b: ScoredSet) -> Iterator[str]:
         yield f"  {one.name:{width}}  A {one.a:.6g}  B {one.b:.6g}  {_verdict(one)}"
     if not same_tokens(a, b) and (names := left_out(a, b)):
         yield f"  not compared, as the tokenizers differ: {', '.join(names)}"
+
+
+def _digest(scored: ScoredSet, part: str) -> str:
+    """Of a part of the passport, shortened."""
+    found = scored.passport.get(part)
+    return str(found.get("digest") if isinstance(found, dict) else found)[:SHORT]
 
 
 def _verdict(one: Difference) -> str:

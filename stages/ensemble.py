@@ -29,6 +29,7 @@ from trainyard.evaluation.passport import (
     read_results,
     rows_name,
 )
+from trainyard.logging import one_line
 from trainyard.version import VERSION
 
 
@@ -58,7 +59,8 @@ def run(folders: Sequence[str], output_dir: str | None) -> None:
         rows, summary = ensemble(sets)
         correct, total = summary.numbers["num_correct"], summary.numbers["num_examples"]
         share = 100.0 * summary.numbers["accuracy"]
-        print(f" >> {sets[0].name}: correct / total = {correct} / {total} = {share:.4f} %")
+        name = one_line(sets[0].name)
+        print(f" >> {name}: correct / total = {correct} / {total} = {share:.4f} %")
         documents.append(_document(place, sets, rows, summary))
         if output_dir is not None:
             text = "".join(json.dumps(row) + "\n" for row in rows)

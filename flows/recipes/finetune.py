@@ -36,12 +36,12 @@ def finetune_jobs(recipe: Recipe, resources: TrainingResources | None = None) ->
 
     Raises ConfigError for wrong options, and if there is no checkpoint to tune."""
     collect = _collect(recipe)
-    checkpoint = recipe.at("checkpoint")
+    checkpoint = recipe.checkpoint(FINETUNE)
     written = recipe.table(FINETUNE)
-    decided: dict[str, Any] = {"save": checkpoint, **_data(recipe, collect)}
+    decided: dict[str, Any] = _data(recipe, collect)
     base = {} if "load" in written else {"load": _base(recipe)}
     with located_errors(f"{recipe.where} [{FINETUNE}]"):
-        completed = complete({**written, **decided, **base})
+        completed = complete({**written, **decided, **base, "save": checkpoint})
     decided |= {key: value for key, value in completed.items() if key not in written}
     ranks = None if resources is None else num_ranks_of(written, resources)
     measured = {"load": checkpoint, "output_dir": recipe.at("benchmark"), "chat": True}

@@ -68,7 +68,8 @@ def form_schema(
     return {
         **schema,
         "properties": fields,
-        "additionalProperties": False,
+        # The refusal of a name lists those that exist, which that of additionalProperties does not.
+        "propertyNames": {"enum": list(fields)},
         "definitions": definitions,
     }
 

@@ -27,13 +27,14 @@ def check_inputs(recipe: Recipe, jobs: Sequence[StageJob], backend: str) -> None
     if backend == "process":
         check_packages(recipe, jobs)
     store.list_folder(recipe.root)
+    made = [job.output.url for job in jobs if job.output is not None]
     checked = set()
     for job in jobs:
         config = build_config(job.stage, job.document, recipe.where)
         for name, urls in config.inputs().items():
             for url in () if name == CORPUS else urls:
                 where = _written_in(recipe, job.stage, url)
-                is_made = not where and lies_in(url, recipe.root)
+                is_made = (not where and lies_in(url, recipe.root)) or url in made
                 if not (is_made or url in checked or is_elsewhere(url, backend)):
                     _check(url, f"{recipe.where}: {where or f'[{job.stage}] {name}'}")
                 checked.add(url)

@@ -36,7 +36,7 @@ def masked_jobs(
     corpus = corpus_jobs(recipe, SENTENCES)
     chosen = {"model_type": family}
     ranks = None if resources is None else num_ranks_of(recipe.table("pretrain"), resources)
-    data = {"data_path": [corpus.tokens], "save": recipe.at("checkpoint"), **corpus.tokenizer}
+    data = {"data_path": [corpus.tokens], **corpus.tokenizer}
     return MaskedJobs(
         plan=plan_job(recipe, corpus, resources or TrainingResources(), chosen),
         corpus=corpus,
@@ -48,7 +48,7 @@ def masked_jobs(
 def card_job(recipe: Recipe, corpus: CorpusJobs, **more: str) -> StageJob:
     """The run card of a training that is neither exported nor evaluated. more: other artifacts."""
     decided = {
-        "checkpoint": recipe.at("checkpoint"),
+        "checkpoint": recipe.checkpoint(),
         "corpus": None if corpus.collect is None else recipe.at("corpus"),
         "tokenizer": None if corpus.train_tokenizer is None else recipe.at("tokenizer"),
         "tokens": corpus.tokens,

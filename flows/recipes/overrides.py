@@ -64,7 +64,7 @@ DECIDED: dict[str, tuple[str, ...]] = {
     "tokenize": ("input", "output_prefix", "rank", "world_size"),
     "merge": ("input", "output_prefix"),
     "plan": ("output_dir", "json"),
-    "pretrain": ("data_path", "save"),
+    "pretrain": ("data_path",),
     "reshard": ("load_dir", "save_dir"),
     "retro_db": ("data_path", "output_dir", "retro_base_db"),
     "retro_embed": (
@@ -86,7 +86,6 @@ DECIDED: dict[str, tuple[str, ...]] = {
 }
 """Options that flows decide, by stage."""
 INSTEAD = {
-    "save": ". Checkpoints go to NAME/checkpoint below the root: set yard for another root",
     "data_path": ". The tokens are those that the recipe makes: set tokens for others",
 }
 """What to set instead of those that people look for."""

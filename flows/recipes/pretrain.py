@@ -50,9 +50,8 @@ def pretrain_jobs(recipe: Recipe, resources: TrainingResources | None = None) ->
 
     Raises ConfigError for wrong options, ArtifactError for a missing corpus."""
     corpus = corpus_jobs(recipe)
-    checkpoint = recipe.at("checkpoint")
     after = release_jobs(recipe)
-    trained_on = {"data_path": [corpus.tokens], "save": checkpoint, **corpus.tokenizer}
+    trained_on = {"data_path": [corpus.tokens], **corpus.tokenizer}
     ranks = None if resources is None else num_ranks_of(recipe.table("pretrain"), resources)
     pretrain = recipe.job("pretrain", trained_on, num_ranks=ranks)
     _check_model(recipe, pretrain, after)
@@ -67,7 +66,7 @@ def pretrain_jobs(recipe: Recipe, resources: TrainingResources | None = None) ->
         reshard=after.reshard,
         evaluate=after.evaluate,
         benchmark=after.benchmark,
-        report=_report(recipe, checkpoint, corpus.tokens),
+        report=_report(recipe, corpus.tokens),
     )
 
 
@@ -139,10 +138,10 @@ def to_be_planned(pretrain: Mapping[str, Any], resources: TrainingResources) -> 
     return {**own, **({"world_size": ranks} if ranks > 1 else {}), **resources.to_plan()}
 
 
-def _report(recipe: Recipe, checkpoint: str, tokens: str) -> StageJob:
+def _report(recipe: Recipe, tokens: str) -> StageJob:
     trained = "tokenizer_type" not in recipe.table("tokenize")
     decided = {
-        "checkpoint": checkpoint,
+        "checkpoint": recipe.checkpoint(),
         "corpus": None if recipe.corpus or recipe.tokens else recipe.at("corpus"),
         "tokenizer": recipe.at("tokenizer") if trained else None,
         "tokens": tokens,

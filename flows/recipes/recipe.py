@@ -30,6 +30,7 @@ from trainyard.artifacts.urls import (
     basename,
     hold_credentials,
     join,
+    lies_in,
     parent,
     refuse_secrets,
     show_url,
@@ -86,9 +87,11 @@ class Recipe:
 
         num_ranks: of a training; None: unknown. table: of the options, if not that of the stage."""
         table = table or stage
-        if stage == "pretrain":  # a recipe with another model or other data asks for that run
-            decided = {**decided, "new_run": True}
         written, where = self.table(table), f"{self.where} [{table}]"
+        if stage == "pretrain" and not written.get("save"):
+            # In the recipe's own folder, another model or other data asks for that run.
+            decided = {**decided, "save": self.checkpoint(table), "new_run": True}
+            written.pop("save", None)
         for key in written.keys() & decided.keys():
             raise ConfigError(
                 f"{where}: {key} is decided by the flow ({decided[key]!r}); leave it out. Where "
@@ -110,6 +113,17 @@ class Recipe:
     def at(self, *parts: str) -> str:
         """An address under the root."""
         return join(self.root, *parts)
+
+    def checkpoint(self, table: str = "pretrain") -> str:
+        """Where the training of a table writes its checkpoints: its `save`, else below the root."""
+        where = f"{self.where} [{table}] save"
+        save = convert(self.table(table).get("save", ""), str, where).rstrip("/")
+        if save and lies_in(self.root, save):
+            raise ConfigError(
+                f"{where} ({show_url(save)}) holds the other artifacts of the recipe "
+                f"({show_url(self.root)}); give a folder of its own"
+            )
+        return save or self.at(*(["bert"] if table == "bert" else []), "checkpoint")
 
 
 def stage_of(table: str) -> str:

@@ -32,7 +32,7 @@ class ReleaseJobs:
 def release_jobs(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
     """The jobs for the checkpoint of the recipe's training, or for another one."""
     load = _load(recipe, checkpoint)
-    root = recipe.root if load == recipe.at("checkpoint") else recipe.at("releases", _name(load))
+    root = recipe.root if load == recipe.checkpoint() else recipe.at("releases", _name(load))
     resharded = join(root, "resharded")
     reads = {"load": resharded}  # the trained model in its new layout
     export = {"load_dir": load, "save_dir": join(root, "export"), "saver": "hf"}
@@ -65,7 +65,7 @@ def check_checkpoint(recipe: Recipe, checkpoint: str | None, backend: str) -> No
 
 
 def _load(recipe: Recipe, checkpoint: str | None) -> str:
-    return (checkpoint or recipe.at("checkpoint")).rstrip("/")
+    return (checkpoint or recipe.checkpoint()).rstrip("/")
 
 
 def _steps_beside(load: str) -> str:

@@ -87,7 +87,6 @@ def retro_training(recipe: Recipe, resources: TrainingResources | None = None) -
     decided = {
         **chosen,
         "data_path": [corpus.tokens],
-        "save": recipe.at("checkpoint"),
         "retro_db": built.database.document["output_dir"],
         **tables,
         **corpus.tokenizer,
@@ -113,7 +112,7 @@ def retro_jobs(recipe: Recipe) -> RetroJobs:
     database = recipe.at("retro", "db")
     chosen = {
         **(vocabulary or written_vocabulary(recipe)),
-        "load": recipe.encoder or recipe.at("bert", "checkpoint"),
+        "load": recipe.encoder or recipe.checkpoint("bert"),
         **corpus.tokenizer,
     }
 
@@ -186,8 +185,7 @@ def _bert(recipe: Recipe) -> tuple[CorpusJobs | None, StageJob | None]:
             f'({recipe.tokens}) replace it; give encoder = "FOLDER" instead of [bert]'
         )
     corpus = corpus_jobs(recipe, ENCODER)
-    data = {"data_path": [corpus.tokens], "save": recipe.at("bert", "checkpoint")}
-    decided = {"model_type": "bert", **data, **corpus.tokenizer}
+    decided = {"model_type": "bert", "data_path": [corpus.tokens], **corpus.tokenizer}
     return corpus, recipe.job("pretrain", decided, "bert", table="bert")
 
 

@@ -22,6 +22,7 @@ from trainyard.inference.prompts import read_prompts
 from trainyard.inference.request import Completion
 from trainyard.inference.static import GenerationResult, OnToken, check_room, run_requests
 from trainyard.inference.texts import TextRequests, build_decoder, chat_tokens, prompt_tokens
+from trainyard.logging import printable
 from trainyard.models.init import named_generator
 from trainyard.parallel.device import device_name, peak_memory_bytes, resolve_device
 from trainyard.parallel.groups import process_groups
@@ -167,7 +168,7 @@ def streamed(tokenizer: Tokenizer, first: int) -> OnToken:
         tokens.append(token)
         text = tokenizer.decode(tokens)
         if not text.endswith("\ufffd"):  # the rest of a character comes with the next token
-            print(text.removeprefix(shown), end="", flush=True)
+            print(printable(text.removeprefix(shown)), end="", flush=True)
             shown = text
 
     return show

@@ -45,7 +45,7 @@ def count_unit(job: UnitJob) -> UnitDone:
     hits: list[int] = []
     number = -1
     for number, item in enumerate(reader_of(job).items()):
-        found = matcher.all(str(item.fields[job.config.documents.json_key]))
+        found = list(matcher.hits(str(item.fields[job.config.documents.json_key])))
         if found:
             hits.append(number)
             counts.update(hit.ngram for hit in found)

@@ -24,4 +24,6 @@ def check_inputs(config: EvaluateConfig) -> None:
     tokenizer = config.given_tokenizer()
     if tokenizer is not None:
         check_files(tokenizer)
-    check_model_to_load(config.load, config.expect, with_tokenizer=tokenizer is None)
+    check_model_to_load(
+        config.load, config.expect, config.layout.parallel(), with_tokenizer=tokenizer is None
+    )

@@ -20,6 +20,7 @@ from trainyard.inference.prompts import Prompt, read_prompts
 from trainyard.inference.request import Completion
 from trainyard.inference.static import run_requests
 from trainyard.inference.texts import TextRequests, build_decoder, chat_tokens, prompt_tokens
+from trainyard.logging import printable
 from trainyard.models.retro.model import RetroModel
 from trainyard.parallel.device import resolve_device
 from trainyard.parallel.groups import (
@@ -252,7 +253,7 @@ def show(batches: dict[int, list[Row]]) -> None:
     """Print every prompt with its text, and its scores if there are any."""
     for row in (row for rows in batches.values() for row in rows):
         print(f"\n------------- RESULT FOR PROMPT {row['id']} ---------------")
-        print(f"{row['prompt']}{row['generated_text']}")
+        print(printable(f"{row['prompt']}{row['generated_text']}"))
         for name in ("log_probs", "beams"):
             if name in row:
-                print(f"{name}: {json.dumps(row[name], ensure_ascii=False)}")
+                print(printable(f"{name}: {json.dumps(row[name], ensure_ascii=False)}"))

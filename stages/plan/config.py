@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from stages.plan.moments import with_moments
 from trainyard.artifacts.output import Output
 from trainyard.config import (
     MAX_SIZE,
@@ -21,6 +22,7 @@ from trainyard.models.config_checks import check_params
 from trainyard.models.costs.memory import check_layout
 from trainyard.models.families import MODEL_OPTIONS
 from trainyard.models.parallel_layout import ParallelLayout
+from trainyard.optim.config import OptimizerKind
 from trainyard.optim.precision import MomentFormat, PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.data_config import DataParallelConfig, ShardingStrategy
@@ -33,7 +35,6 @@ from trainyard.training.options.pretrain import PretrainConfig
 
 GPT2_TOKENS = 50257
 """Counted if nothing says how many tokens there are."""
-
 SIZES = (
     *("vocab_size", "padded_vocab_size", "micro_batch_size", "global_batch_size"),
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
@@ -47,6 +48,8 @@ SHARDING = (
     "num_distributed_optimizer_instances",
 )
 """Options of `DataParallelConfig` that decide about memory."""
+
+OF_TOKENIZER = ("tokenizer_model", "vocab_file", "merge_file", "vocab_extra_ids")
 
 CUTTING = (
     *("tensor_model_parallel_size", "sequence_parallel", "context_parallel_size"),
@@ -167,6 +170,10 @@ class PlanConfig:
     """The same as --use-torch-fsdp2, and --data-parallel-sharding-strategy may ask for less."""
     num_distributed_optimizer_instances: int = 1
     """Groups of replicas, each of which shards all that they shard."""
+    optimizer: OptimizerKind = "adam"
+    """Count bytes of its moments; those of muon are of the matrices of layers."""
+    muon_scalar_optimizer: Literal["adam", "lion"] = "adam"
+    """Whose moments muon has for the embedding and the output layer."""
     optimizer_cpu_offload: bool = False
     """Keep the optimizer's state in host memory."""
     optimizer_offload_fraction: float = 1.0
@@ -194,9 +201,8 @@ class PlanConfig:
         check_at_least(self, 1, "inference_max_seq_length")
         check_at_most(self, MAX_SIZE, "inference_max_seq_length")
         if self.inference_memory_gib is not None and self.inference_memory_gib <= 0:
-            raise ConfigError(
-                f"--inference-memory-gib must be positive, got {self.inference_memory_gib}"
-            )
+            given = self.inference_memory_gib
+            raise ConfigError(f"--inference-memory-gib must be positive, got {given}")
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             raise ConfigError(
                 "--sequence-parallel needs --tensor-model-parallel-size above 1; give "
@@ -238,11 +244,8 @@ class PlanConfig:
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} exclude each other; give one")
         self.precision()
-        if not 0.0 <= self.optimizer_offload_fraction <= 1.0:
-            raise ConfigError(
-                f"--optimizer-offload-fraction must be in [0, 1], got "
-                f"{self.optimizer_offload_fraction}"
-            )
+        if not 0.0 <= (share := self.optimizer_offload_fraction) <= 1.0:
+            raise ConfigError(f"--optimizer-offload-fraction must be in [0, 1], got {share}")
         if self.fp8_param_gather and self.fp8_format is None:
             raise ConfigError("--fp8-param-gather needs --fp8-format, which is not given")
         if self.vocab_size is None and self.padded_vocab_size is None:
@@ -333,10 +336,7 @@ class PlanConfig:
             return None
         return TokenizerConfig(
             tokenizer_type=kind,
-            tokenizer_model=self.tokenizer_model,
-            vocab_file=self.vocab_file,
-            merge_file=self.merge_file,
-            vocab_extra_ids=self.vocab_extra_ids,
+            **{name: getattr(self, name) for name in OF_TOKENIZER},
         )
 
     @property
@@ -355,8 +355,8 @@ class PlanConfig:
 
     def parallel(self) -> ParallelConfig:
         """The layout as a run configures it."""
-        cutting = {name: getattr(self, name) for name in CUTTING}
-        return ParallelConfig(**cutting, data_parallel=self.data_parallel())
+        cut = {name: getattr(self, name) for name in CUTTING}
+        return ParallelConfig(**cut, data_parallel=self.data_parallel())
 
     def data_parallel(self) -> DataParallelConfig:
         """What the replicas shard."""
@@ -365,7 +365,7 @@ class PlanConfig:
     def layout(self) -> ParallelLayout:
         """The layout as the memory formulas need it."""
         ranks = [sum(len(stage.layers) for stage in rank) for rank in self.partition()]
-        return ParallelLayout(
+        layout = ParallelLayout(
             micro_batch_size=self.micro_batch_size,
             num_microbatches=self.num_microbatches,
             tp=self.tensor_model_parallel_size,
@@ -383,16 +383,17 @@ class PlanConfig:
             instances=self.num_distributed_optimizer_instances,
             fp32=self.fp32,
             gradient_bytes=4 if self.precision().grads_format == "fp32" else 2,
-            moment_bytes=self.precision().moment_bytes,
             offloaded=self.optimizer_offload_fraction if self.optimizer_cpu_offload else 0.0,
         )
+        adam, kinds = self.precision().moment_bytes, (self.optimizer, self.muon_scalar_optimizer)
+        return with_moments(layout, kinds, adam, self.model, self.rows)
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The files of a tokenizer that is counted."""
         files = (self.tokenizer_model, self.vocab_file)
         given = tuple(url for url in files if url)
-        is_sized = self.vocab_size is not None or self.padded_vocab_size is not None
-        return {"tokenizer": given} if given and not is_sized else {}
+        is_unsized = (self.vocab_size, self.padded_vocab_size) == (None, None)
+        return {"tokenizer": given} if given and is_unsized else {}
 
     def output(self) -> Output | None:
         """The folder of plan.json and schedule.svg."""

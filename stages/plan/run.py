@@ -216,7 +216,7 @@ def more_lines(document: dict[str, Any]) -> list[str]:
         f"Tokens per iteration: {document['tokens_per_iteration']:,}",
         f"FLOPs per iteration: {document['flops_per_iteration']:.6e}",
         f"FLOPs per token: {document['flops_per_token']:.6e}",
-        f"Checkpoint (fp32 weights and Adam moments): {checkpoint:,.2f} MB",
+        f"Checkpoint (fp32 weights and moments): {checkpoint:,.2f} MB",
     ]
     recomputed = document["activations_with_full_recompute_bytes"]
     if recomputed is not None:

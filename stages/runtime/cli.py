@@ -212,7 +212,7 @@ def _more_options(name: str) -> type | None:
 def known_flags(name: str, config_class: type, more: type | None) -> Vocabulary:
     """What the flags of Megatron-LM mean to the stage."""
     from trainyard.megatron_cli.spellings import ToolVocabulary, flag, vocabulary
-    from trainyard.megatron_cli.tools import TOOLS
+    from trainyard.megatron_cli.tools import OF_STAGE_PRETRAIN, TOOLS
 
     classes = (CommonOptions, *((more,) if more is not None else ()))
     flags = tuple(flag(field.name) for cls in classes for field in dataclasses.fields(cls))
@@ -222,7 +222,8 @@ def known_flags(name: str, config_class: type, more: type | None) -> Vocabulary:
     from trainyard.models.expected import COMPARED
     from trainyard.training.options.pretrain import PretrainConfig  # 0.03 s, not for --help
 
-    return ToolVocabulary(config_class, flags, tool, vocabulary(PretrainConfig), COMPARED)
+    training = vocabulary(PretrainConfig, OF_STAGE_PRETRAIN)
+    return ToolVocabulary(config_class, flags, tool, training, COMPARED)
 
 
 def in_our_spelling(arguments: list[str], known: Vocabulary) -> tuple[list[str], list[str]]:

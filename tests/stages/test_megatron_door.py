@@ -11,12 +11,18 @@ from typing import Any
 
 import pytest
 
+from flows.stage_configs import CONFIGS
+from stages.runtime.cli import known_flags
 from tests.stages.directly import Done, run_program
 from tests.stages.megatron_answers import ANSWERS, RUNS
 from tests.test_docs import ROOT
 from tests.trainyard.retrieval.projects import make_project
 from tests.vectors import GOLDEN
+from trainyard.config import leaves
 from trainyard.config_text import parse_document
+from trainyard.megatron_cli.programs import find_program
+from trainyard.megatron_cli.spellings import flag
+from trainyard.megatron_cli.tools import TOOLS
 
 TEXT = (GOLDEN / "megatron_commands.jsonl").read_text()
 LINES: list[dict[str, Any]] = [json.loads(line) for line in TEXT.splitlines()]
@@ -55,6 +61,87 @@ def test_a_line_is_answered_as_the_table_says(name: str, line: dict[str, Any]) -
     assert "Traceback" not in done.err
 
 
+def test_every_flag_of_pretrain_means_something_to_every_tool() -> None:
+    """Of commands that train nothing: an option of a training is never an unknown one."""
+    flags = [flag(name) for name, _, _ in leaves(CONFIGS["pretrain"])]
+    own = {"on-code-change"}  # of ours, not of Megatron-LM
+    for tool in TOOLS:
+        known = known_flags(tool, CONFIGS[tool], None)
+        unknown = [name for name in flags if known.meaning(name).kind == "unknown"]
+        assert set(unknown) <= own, tool
+
+
+OTHER_RELEASES = {
+    "examples/classes/pretrain_gpt.py": "",
+    "examples/classes/pretrain_mamba.py": "",
+    "examples/inference/t5/simple_t5_batch_inference.py": "texts by a T5 comes later",
+    "examples/multimodal/combine_state_dicts.py": "models of images come later",
+    "examples/multimodal/train.py": "models of images come later",
+    "examples/post_training/modelopt/convert_model.py": "use stages.reshard",
+    "examples/post_training/modelopt/export.py": "use stages.reshard",
+    "examples/post_training/modelopt/finetune.py": "use stages.finetune",
+    "examples/post_training/modelopt/generate.py": "use stages.generate",
+    "examples/post_training/modelopt/quantize.py": "distillation come later",
+    "examples/post_training/modelopt/train.py": "distillation come later",
+    "tasks/msdp/main.py": "dialogue by prompts in stages comes later",
+    "tools/checkpoint/hybrid_conversion.py": "use tools/checkpoint/convert.py",
+}
+"""Programs that other releases have, from core_v0.8 to main, and what is said to them."""
+
+
+@pytest.mark.parametrize("path", OTHER_RELEASES)
+def test_a_program_of_another_release_is_answered_by_its_whole_path(path: str) -> None:
+    program = find_program(path)
+    words = OTHER_RELEASES[path]
+    assert bool(program.stage) == (not words)
+    assert words in program.answer
+
+
+OF_OTHER_SCRIPTS = {
+    "modelopt/conf/openai/gpt-oss-20b.sh": (
+        "pretrain_gpt.py",
+        "--num-experts 4 --moe-router-topk 2 --moe-router-dtype fp32 --softmax-type learnable "
+        "--quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value 7.0 "
+        "--window-size 127,0 --window-attn-skip-freq 2 --export-force-local-attention",
+    ),
+    "modelopt/conf/deepseek-ai/DeepSeek-V2-Lite.sh": (
+        "pretrain_gpt.py",
+        "--multi-latent-attention --kv-lora-rank 8 --qk-head-dim 8 --v-head-dim 8 "
+        "--qk-pos-emb-head-dim 4 --num-experts 4 --moe-layer-freq ([0]+[1]*1) "
+        "--moe-router-load-balancing-type seq_aux_loss --moe-token-drop-policy probs "
+        "--rotary-scaling-factor 40 --mscale 0.707 --mscale-all-dim 0.707",
+    ),
+    "modelopt/conf/nvidia/Nemotron-H-8B-Base-8K.sh": (
+        "pretrain_mamba.py",
+        "--hybrid-layer-pattern M- --mamba-head-dim 8 --mamba-num-heads 4 --mamba-num-groups 2 "
+        "--squared-relu --trust-remote-code --export-model-type MambaModel",
+    ),
+    "megatron_fsdp/train_llama3_8b_fsdp_h100_fp8.sh": (
+        "pretrain_gpt.py",
+        "--bf16 --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
+        "--ckpt-format fsdp_dtensor --init-model-with-meta-device --use-nccl-ub "
+        "--fsdp-double-buffer --fsdp-manual-registration --calculate-per-token-loss "
+        "--use-distributed-optimizer --split '99,1,0' --deprecated-use-mcore-models",
+    ),
+}
+"""What is new in scripts that are not in the file, over a small model."""
+SMALL = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --lr 1e-3 "
+    "--max-position-embeddings 64 --micro-batch-size 1 --train-iters 2 --mock-data "
+    "--tokenizer-type NullTokenizer --vocab-size 100 --position-embedding-type rope "
+    "--normalization RMSNorm --disable-bias-linear --dry-run"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", OF_OTHER_SCRIPTS)
+def test_options_of_scripts_of_other_releases_run(script: str) -> None:
+    program, words = OF_OTHER_SCRIPTS[script]
+    base = SMALL.replace("--num-layers 2 ", "") if "pattern" in words else SMALL
+    done = door(program, *base.split(), *words.split())
+    assert done.status == 0, done.err.splitlines()[-1]
+
+
 def test_a_run_is_told_what_the_name_stands_for() -> None:
     line = next(line for line in LINES if line["script"] == "examples/pretrain_t5.sh")
     done = door(f"/m/{line['program']}", *line["argv"], "--dry-run")
@@ -78,8 +165,8 @@ def test_the_hybrid_of_the_script_is_the_published_kind() -> None:
 def _with_pattern(words: list[str]) -> list[str]:
     """The command with a pattern in place of a number of layers and ratios."""
     kept = list(words)
-    for flag in ("--num-layers", "--hybrid-attention-ratio", "--hybrid-mlp-ratio"):
-        at = kept.index(flag)
+    for name in ("--num-layers", "--hybrid-attention-ratio", "--hybrid-mlp-ratio"):
+        at = kept.index(name)
         del kept[at : at + 2]
     return [*kept, "--hybrid-layer-pattern", "MM*-"]
 

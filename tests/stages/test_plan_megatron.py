@@ -13,6 +13,8 @@ from tests.stages.directly import run_program
 from tests.stages.test_plan import configure
 from trainyard.config import from_dict
 from trainyard.errors import ArtifactError, ConfigError
+from trainyard.models.costs.memory import count_parameters
+from trainyard.models.parallel_layout import MAIN_BYTES, MOMENT_BYTES, ONE_MOMENT_BYTES
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.registry import build_tokenizer
 
@@ -27,6 +29,9 @@ ROWS = [
     (AWARE, 14, 4, 10),
     ({**AWARE, "exp_avg_sq_dtype": "bf16"}, 12, 4, 8),
     ({"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}, 12, 6, 6),
+    ({"optimizer": "lion"}, 14, 6, 8),
+    ({"optimizer": "sgd"}, 14, 6, 8),
+    ({"optimizer": "muon", "muon_scalar_optimizer": "lion"}, 14, 6, 8),
 ]
 """Bytes of a parameter; with the distributed optimizer these plus those over the replicas: the
 table of Megatron-LM's documentation, weights in FP8, and moments in bf16."""
@@ -64,6 +69,14 @@ def test_formats_of_gradients_and_moments_count_tensor_by_tensor() -> None:
     assert fp16["gradients"] == whole["gradients"] / 2
     with pytest.raises(ConfigError, match="--exp-avg-dtype bf16 needs --use-precision-aware"):
         configure(exp_avg_dtype="bf16")
+
+
+def test_muon_has_one_moment_of_the_layers_and_two_of_the_tables() -> None:
+    config = configure(optimizer="muon")
+    counted = count_parameters(config.model, config.rows, config.layout())
+    tables, layers = counted.embedding, counted.transformer_block
+    wanted = MAIN_BYTES * (tables + layers) + MOMENT_BYTES * tables + ONE_MOMENT_BYTES * layers
+    assert plan(config)["memory_bytes"]["optimizer"] == pytest.approx(wanted)
 
 
 MEGATRONS = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048"

@@ -302,3 +302,26 @@ def test_valid_input_reaches_torch(torchless: Zygote, folder: Path, tmp_path: Pa
         status, _, log = torchless.run("stages.pretrain", words)
         assert IMPORTED in log, log
         assert status != 0
+
+
+@pytest.mark.parametrize("reader", ["evaluate", "benchmark", "generate"])
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (("--tensor-model-parallel-size", "3"), r"--num-attention-heads \(\d\) must be divisible"),
+        (("--pipeline-model-parallel-size", "9"), "is more than the 2 layers of the model"),
+    ],
+)
+def test_a_layout_that_the_model_does_not_fit_is_refused_before_ranks_start(
+    torchless: Zygote,
+    sound: Path,
+    tmp_path: Path,
+    reader: str,
+    layout: tuple[str, str],
+    message: str,
+) -> None:
+    (tmp_path / "text").write_text("some words")
+    places = {"RUN": str(sound / "run"), "TEXT": str(tmp_path / "text")}
+    command = LOADERS[{"generate": "benchmark"}.get(reader, reader)]  # both take --prompts
+    words = [*(places.get(word, word) for word in command), *layout, "--nproc-per-node", layout[1]]
+    check_refused(torchless, reader, words, 2, message, tmp_path / "out")

@@ -59,6 +59,18 @@ def test_files_of_ones_own_take_the_place_of_collect(first: Ended) -> None:
 
 
 @pytest.mark.usefixtures("first")
+def test_checkpoints_elsewhere_are_read_there_by_what_follows(yard: Yard) -> None:
+    elsewhere = yard.folder / "checkpoints"
+    given = f'[pretrain]\nsave = "{elsewhere}"\nseed = 7'  # other weights: nothing is reused
+    text = recipe(yard.folder).replace("[pretrain]", given)
+    moved = yard.pretrain(yard.recipe(text))
+    assert moved.status == 0, moved.err
+    before = dict.fromkeys(("plan", "tokenize-a", "tokenize-b", "merge"), "reused")
+    assert moved.states() == {**before, **dict.fromkeys(BEHIND[1:], "done")}
+    assert (elsewhere / "manifest.json").is_file()
+
+
+@pytest.mark.usefixtures("first")
 def test_one_document_more_runs_what_depends_on_it_and_says_why(yard: Yard) -> None:
     with (yard.folder / "docs" / "b.jsonl").open("a") as file:
         file.write(json.dumps({"text": "one more train before dawn"}) + "\n")

@@ -9,11 +9,16 @@ from trainyard.checkpoint.model_config import model_config
 from trainyard.checkpoint.stored_step import StoredStep, check_step
 from trainyard.conversion.detect import detect
 from trainyard.models.expected import check_expected
+from trainyard.models.layout_fit import check_layout_fits
+from trainyard.parallel.config import ParallelConfig
 
 
-def check_model_to_load(url: str, expect: Sequence[str], *, with_tokenizer: bool = True) -> None:
-    """Refuse a step whose documents, tokenizer or weights differ from its manifest, or whose model
-    is not the expected one (`check_expected`). Readers check the folders of other programs.
+def check_model_to_load(
+    url: str, expect: Sequence[str], parallel: ParallelConfig, *, with_tokenizer: bool = True
+) -> None:
+    """Refuse a step whose documents, tokenizer or weights differ from its manifest, whose model is
+    not the expected one (`check_expected`), or does not fit the layout. Readers check the folders
+    of other programs.
 
     with_tokenizer: the step must have one. Raises ArtifactError or ConfigError."""
     if detect(url) not in ("trainyard", None):
@@ -22,7 +27,8 @@ def check_model_to_load(url: str, expect: Sequence[str], *, with_tokenizer: bool
     def check(step: StoredStep[Any]) -> None:
         if with_tokenizer:
             step.require_tokenizer()
-        if expect:
-            check_expected(expect, model_config(step)[0], f"--load {url}")
+        config, _ = model_config(step)
+        check_expected(expect, config, f"--load {url}")
+        check_layout_fits(parallel, config)
 
     check_step(url, "--load", also=check)

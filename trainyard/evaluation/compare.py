@@ -152,7 +152,7 @@ def _paired_difference(
     sums_a, sums_b = (
         metric.sums([pair[side] for pair in pairs]) for side, metric in enumerate(metrics)
     )
-    if not pairs:
+    if not pairs or not all(weights.sum() for _, weights in (sums_a, sums_b)):
         raise DataError(f"no example has the figure {name!r} in both evaluations")
     values = [
         metric.value(math.fsum(totals), float(weights.sum()))

@@ -56,15 +56,21 @@ class Ngrams:
         windows = [np.lib.stride_tricks.sliding_window_view(one, n) for one in ids if len(one) >= n]
         owners = [number for number, one in enumerate(ids) if len(one) >= n]
         counts = [len(one) for one in windows]
-        self._tokens: Ids = np.concatenate(windows) if windows else np.empty((0, n), np.int64)
-        self._texts = np.repeat(np.array(owners, np.int64), counts)
-        self._places = np.concatenate([np.arange(c) for c in counts]) if counts else self._texts
-        hashes = hashed(self._tokens.ravel(), n)[::n] if len(self._tokens) else NO_HASHES
-        self._order = np.argsort(hashes, kind="stable")
-        self._sorted = hashes[self._order]
+        tokens: Ids = np.concatenate(windows) if windows else np.empty((0, n), np.int64)
+        of_text = np.repeat(np.array(owners, np.int64), counts)
+        places = np.concatenate([np.arange(c) for c in counts]) if counts else of_text
+        hashes = hashed(tokens.ravel(), n)[::n] if len(tokens) else NO_HASHES
+        order = np.argsort(hashes, kind="stable")
+        self._texts, self._places, ordered = of_text[order], places[order], tokens[order]
+        is_new = np.ones(len(order), np.bool_)
+        is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+        # An n-gram that comes often, such as a row of dashes, is looked up once.
+        firsts = np.flatnonzero(is_new)
+        self._ends = np.append(firsts, len(order))
+        self._distinct, self._sorted = ordered[firsts], hashes[order][firsts]
 
-    def hits(self, tokens: Ids) -> Iterator[tuple[int, int, int]]:
-        """(place in `tokens`, text, place in the text) of every n-gram that some text has too."""
+    def hits(self, tokens: Ids) -> Iterator[tuple[int, int]]:
+        """(place in `tokens`, number of the n-gram) of every n-gram that some text has too."""
         if len(tokens) < self.n or not len(self._sorted):
             return
         hashes = hashed(tokens, self.n)
@@ -73,10 +79,14 @@ class Ngrams:
         for place in np.flatnonzero(found).tolist():
             at = int(left[place])
             while at < len(self._sorted) and self._sorted[at] == hashes[place]:
-                number = int(self._order[at])
-                if np.array_equal(self._tokens[number], tokens[place : place + self.n]):
-                    yield place, int(self._texts[number]), int(self._places[number])
+                if np.array_equal(self._distinct[at], tokens[place : place + self.n]):
+                    yield place, at
                 at += 1
+
+    def occurrences(self, number: int) -> list[tuple[int, int]]:
+        """(text, place in the text) wherever an n-gram is; number: as `hits` gives it."""
+        which = slice(int(self._ends[number]), int(self._ends[number + 1]))
+        return list(zip(self._texts[which].tolist(), self._places[which].tolist(), strict=True))
 
 
 def hashed(tokens: Ids, n: int) -> Hashes:
@@ -93,7 +103,7 @@ def hashed(tokens: Ids, n: int) -> Hashes:
 def overlaps(ngrams: Ngrams, prefixes: Sequence[str]) -> dict[int, Overlap]:
     """The overlaps of the texts that have any, by number. DataError for token files of another
     vocabulary."""
-    found: dict[int, Overlap] = defaultdict(Overlap)
+    documents: dict[int, set[tuple[str, int]]] = defaultdict(set)  # by n-gram
     for prefix in prefixes:
         corpus = IndexedDataset(prefix)
         starts = corpus.document_places(np.arange(corpus.num_documents + 1))
@@ -102,11 +112,18 @@ def overlaps(ngrams: Ngrams, prefixes: Sequence[str]) -> dict[int, Overlap]:
             end = min(begin + BLOCK_TOKENS + ngrams.n - 1, total)
             tokens = corpus.get_flat(begin, end).astype(np.int64)
             _check(prefix, tokens, ngrams.vocab_size)
-            for place, text, at in ngrams.hits(tokens):
+            for place, number in ngrams.hits(tokens):
                 document = int(np.searchsorted(starts, begin + place, "right")) - 1
                 if begin + place + ngrams.n > starts[document + 1]:
                     continue  # it reaches into the next document
-                found[text].ngrams.add(at)
+                documents[number].add((prefix, document))
+    found: dict[int, Overlap] = defaultdict(Overlap)
+    for number, where in documents.items():
+        occurrences = ngrams.occurrences(number)
+        for text, at in occurrences:
+            found[text].ngrams.add(at)
+        for text in {text for text, _ in occurrences}:
+            for prefix, document in where:
                 found[text].documents[prefix].add(document)
     return dict(found)
 

@@ -12,6 +12,8 @@ from trainyard.evaluation.compare import check_comparable
 from trainyard.evaluation.metrics import Metric, Row, Summary
 from trainyard.evaluation.passport import ScoredSet
 
+ROUNDED_ONE = 1.001
+"""A probability that 16 bits rounded may be a little above 1."""
 METRICS = {"accuracy": Metric("is_right")}
 
 
@@ -23,11 +25,18 @@ def ensemble(members: Sequence[ScoredSet]) -> tuple[list[Row], Summary]:
     for other in members[1:]:
         check_comparable(members[0], other)
     columns = [member.rows() for member in members]
+    counts = {len(column) for column in columns}
+    if len(counts) > 1 or 0 in counts:
+        numbers = " and ".join(str(len(column)) for column in columns)
+        raise DataError(
+            f"{members[0].rows_url} and those of the other folders have {numbers} rows; they need "
+            "the same examples, at least one: evaluate again"
+        )
     rows = []
-    for number, found in enumerate(zip(*columns, strict=False)):
+    for number, found in enumerate(zip(*columns, strict=True)):
         shapes = [np.shape(_probabilities(m, row)) for m, row in zip(members, found, strict=True)]
         alike = len({(row["example"], row.get("gold")) for row in found}) == 1
-        if not alike or len(set(shapes)) != 1 or any(len(c) != len(columns[0]) for c in columns):
+        if not alike or len(set(shapes)) != 1:
             raise DataError(
                 f"row {number}, from 0, of {members[0].rows_url} is of another example or has "
                 "other classes than in the other folders"
@@ -42,18 +51,22 @@ def ensemble(members: Sequence[ScoredSet]) -> tuple[list[Row], Summary]:
                 "probabilities": mean.tolist(),
             }
         )
-    counts = {"num_correct": sum(row["is_right"] for row in rows), "num_examples": len(rows)}
+    totals = {"num_correct": sum(row["is_right"] for row in rows), "num_examples": len(rows)}
     accuracy = METRICS["accuracy"].document(rows)["value"]
-    return rows, Summary({"accuracy": accuracy, **counts}, METRICS)
+    return rows, Summary({"accuracy": accuracy, **totals}, METRICS)
 
 
 def _probabilities(member: ScoredSet, row: Row) -> list[float]:
     found, gold = row.get("probabilities"), row.get("gold")
-    is_list = isinstance(found, list) and all(type(one) in (int, float) for one in found)
-    if not is_list or type(gold) is not int:
+    are_some = isinstance(found, list) and bool(found) and all(map(_is_probability, found))
+    if not are_some or type(gold) is not int:
         raise DataError(
             f"{member.rows_url}: example {row['example']} has no probabilities of classes; only "
             "tasks with choices or classes save them"
         )
     assert isinstance(found, list)
     return found
+
+
+def _is_probability(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= ROUNDED_ONE

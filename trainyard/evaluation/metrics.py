@@ -8,6 +8,7 @@ the standard error of a mean. numpy only."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.errors import ArtifactError
+from trainyard.errors import ArtifactError, DataError
+from trainyard.logging import shortened
 
 Row = dict[str, Any]
 """What is known of one example: its number (`example`), its scores. JSON-able."""
@@ -42,13 +44,15 @@ class Metric:
     def sums(self, rows: Sequence[Row]) -> tuple[Floats, Floats]:
         """(n,) totals and (n,) weights of the rows that have the total; others take no part."""
         kept = [row for row in rows if row.get(self.total) is not None]
-        totals = np.array([float(row[self.total]) for row in kept])
+        totals = np.array([_number(row, self.total) for row in kept])
         if self.weight is None:
             return totals, np.ones(len(kept))
-        return totals, np.array([float(row[self.weight]) for row in kept])
+        return totals, np.array([_number(row, self.weight) for row in kept])
 
     def value(self, total: float, weight: float) -> float:
-        """The figure of sums."""
+        """The figure of sums; NaN for no weight."""
+        if not weight:
+            return math.nan
         scaled = self.factor * total / weight
         return math.exp(min(LARGEST_EXPONENT, scaled)) if self.exponential else scaled
 
@@ -93,7 +97,18 @@ class Metric:
                 raise ArtifactError(f"{where}: a figure of its passport has no valid {key!r}")
         if document.get("better") not in ("higher", "lower"):
             raise ArtifactError(f"{where}: a figure of its passport has no valid 'better'")
+        if not abs(document["factor"]) <= sys.float_info.max:
+            raise ArtifactError(f"{where}: a figure of its passport has no finite 'factor'")
         return cls(**{key: document[key] for key in (*kinds, "better")})
+
+
+def _number(row: Row, key: str) -> float:
+    """A number of a row; DataError for one that has none there."""
+    try:
+        return float(row[key])
+    except (KeyError, OverflowError, TypeError, ValueError):
+        what = f"example {shortened(str(row.get('example')))} has no number in {key!r}"
+        raise DataError(f"{what}; its file was changed: evaluate again") from None
 
 
 @dataclass(frozen=True, slots=True)

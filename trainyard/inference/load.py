@@ -28,10 +28,10 @@ from trainyard.inference.config import LayoutConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.expected import check_expected
 from trainyard.models.families import family_of
+from trainyard.models.layout_fit import check_layout_fits
 from trainyard.models.pipeline_stage import PipelineStage
 from trainyard.parallel.device import check_memory, default_dtype
 from trainyard.parallel.groups import ALONE, ProcessGroups
-from trainyard.parallel.layout_checks import check_model
 from trainyard.parallel.pipeline.partition import arrange
 from trainyard.tokenizers.base import Tokenizer
 from trainyard.tokenizers.config import TokenizerConfig
@@ -100,22 +100,7 @@ def load_on_ranks(
         check_family(url, opened.config, families)
         check_expected(expect, opened.config, f"--load {url}")
         config = _without_capacity(opened.config)
-        pp = parallel.pipeline_model_parallel_size
-        config.check_parallel(parallel)
-        if pp > config.all_layers:
-            raise ConfigError(
-                f"--pipeline-model-parallel-size {pp} is more than the {config.all_layers} layers "
-                "of the model; give at most that"
-            )
-        check_model(
-            replace(parallel, pipeline_model_parallel_size=1),  # `_part` divides any number
-            num_layers=config.all_layers,
-            num_attention_heads=config.num_attention_heads,
-            num_query_groups=config.query_groups,
-            ffn_hidden_size=config.ffn_size,
-            seq_length=config.seq_length,
-            padded_vocab_size=rows,
-        )
+        check_layout_fits(parallel, config, rows)
         found = _tokenizer(url, opened.tokenizer_files, tokenizer)
         if found.vocab_size > rows:
             raise ConfigError(
@@ -136,7 +121,7 @@ def load_on_ranks(
                 config,
                 rows,
                 groups.model_parallel(parallel),
-                _part(config.all_layers, pp, groups.pp_rank),
+                _part(config.all_layers, parallel.pipeline_model_parallel_size, groups.pp_rank),
                 true_vocab_size=min(named, rows) if type(named) is int else rows,
             )
         targets = model_tensors([model])

@@ -101,7 +101,7 @@ ABSENT: tuple[tuple[str, str], ...] = (
     ),
     (
         "the vocabulary is padded to a multiple of --make-vocab-size-divisible-by x "
-        "--tensor-model-parallel-size",
+        "--tensor-model-parallel-size; leave it out",
         "padded-vocab-size",
     ),
     (

@@ -20,11 +20,13 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         use-fused-weighted-squared-relu use-te-activation-func use-transformer-engine-op-fuser
         transformer-impl enable-cuda-graph external-cuda-graph cuda-graph-* onnx-safe use-kitchen*
         kitchen-* no-clone-scatter-output-in-embedding clone-scatter-output-in-embedding
+        export-force-local-attention export-te-mcore-model
         """,
     ),
+    ("the command says which model it trains", "export-model-type"),
     (
         "the model has one implementation, with Megatron core's parameter names",
-        "use-mcore-models use-legacy-models",
+        "use-mcore-models deprecated-use-mcore-models use-legacy-models",
     ),
     (
         "--overlap-grad-reduce, --overlap-param-gather and --tp-comm-overlap overlap communication "

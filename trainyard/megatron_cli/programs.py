@@ -33,6 +33,7 @@ class Program:
 
 VISION = "models of images come later"
 DETOXIFICATION = f"detoxification {LATER}"
+MODELOPT = "quantization, pruning and distillation come later"
 
 WORDPIECE, GPT2 = "BertWordPieceLowerCase", "GPT2BPETokenizer"
 
@@ -106,6 +107,7 @@ PROGRAMS: tuple[Program, ...] = (
         "pretrain_vlm.py",
         "examples/multimodal/train.py",
         "examples/multimodal/run_text_generation.py",
+        "examples/multimodal/combine_state_dicts.py",
         "tools/preprocess_mmdata.py",
     ),
     *_without(f"reinforcement learning {LATER}", "train_rl.py"),
@@ -116,6 +118,34 @@ PROGRAMS: tuple[Program, ...] = (
         "examples/detxoify_lm/perplexity.py",
         "examples/detxoify_lm/annotations/filter-selfgeneration.py",
         "examples/detxoify_lm/annotations/perspective_api_annotate.py",
+    ),
+    *_without(f"dialogue by prompts in stages {LATER}", "tasks/msdp/main.py"),
+    *_without(
+        MODELOPT,
+        "examples/post_training/modelopt/quantize.py",
+        "examples/post_training/modelopt/prune.py",
+        "examples/post_training/modelopt/train.py",
+        "examples/post_training/modelopt/mmlu.py",
+        "examples/post_training/modelopt/validate.py",
+        "examples/post_training/modelopt/offline_feature_extract.py",
+    ),
+    *_without(
+        "use stages.reshard, which converts to and from Hugging Face folders",
+        "examples/post_training/modelopt/convert_model.py",
+        "examples/post_training/modelopt/export.py",
+    ),
+    *_without(
+        "use stages.finetune, on files of conversations (docs/finetune.md)",
+        "examples/post_training/modelopt/finetune.py",
+    ),
+    *_without(
+        "use stages.generate, which writes texts for --prompts",
+        "examples/post_training/modelopt/generate.py",
+    ),
+    *_without(
+        f"generation of texts by a T5 {LATER}; stages.generate writes those of models that predict "
+        "the next token",
+        "examples/inference/t5/simple_t5_batch_inference.py",
     ),
     *_without(
         "stages.finetune takes the flags of sft_retro.py, and stages.evaluate --task nq answers "
@@ -155,6 +185,7 @@ PROGRAMS: tuple[Program, ...] = (
         "use tools/checkpoint/convert.py, which joins the files of ranks: python -m "
         "stages.megatron tools/checkpoint/convert.py --load-dir FOLDER --save-dir OTHER",
         "tools/merge_mp_partitions.py",
+        "tools/checkpoint/hybrid_conversion.py",
     ),
     *_without(
         "use tools/retro/preprocess_data.py, which has its tasks",

@@ -76,11 +76,17 @@ PLAN = Tool(
     rules=("logging-level", *POSITIONS, "sequence-parallel", "retro-add-retriever"),
 )
 
+OF_STAGE_PRETRAIN = ("use-checkpoint-args", "ckpt-convert-format", "ckpt-convert-save")
+"""Flags of Megatron-LM that stages.pretrain takes, and the training of the library does not."""
+
+CHECKPOINT_ARGS = ("the checkpoint always brings the model's options", "use-checkpoint-args")
+
 EVALUATE = Tool(
     training="it only applies to training",
     minds=f"{OF_THE_MODEL} {NEWER_MODEL}",
     rules=("logging-level", "use-rotary-position-embeddings", "ckpt-step"),
     accepted=(
+        CHECKPOINT_ARGS,
         ("scores are computed in fp32, which 16 bits approximate", "fp16 bf16"),
         (
             "it belongs to other tasks",
@@ -105,6 +111,7 @@ EVALUATE = Tool(
 )
 
 OF_INFERENCE: Rows = (
+    CHECKPOINT_ARGS,
     ("a checkpoint that is missing is always refused", "exit-on-missing-checkpoint"),
     (
         "a batch that does not fit into memory is refused before it begins",

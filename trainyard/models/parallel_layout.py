@@ -14,6 +14,8 @@ MAIN_BYTES = 4
 """fp32 master weight."""
 MOMENT_BYTES = 8
 """Two Adam moments in fp32."""
+ONE_MOMENT_BYTES = 4
+"""The momentum of Lion, SGD and Muon."""
 OPTIMIZER_BYTES = MAIN_BYTES + MOMENT_BYTES
 
 
@@ -77,7 +79,7 @@ class ParallelLayout:
     """Weights and activations in fp32 without a master copy; not in Megatron-LM's report."""
     gradient_bytes: int = GRADIENT_BYTES
     """Of a parameter's gradient, where it is not that of the format of weights."""
-    moment_bytes: int = MOMENT_BYTES
+    moment_bytes: float = MOMENT_BYTES
     """Of a parameter's moments; not in Megatron-LM's report."""
     offloaded: float = 0.0
     """Share of the optimizer's state in host memory; not in Megatron-LM's report."""

@@ -96,7 +96,7 @@ def test_the_recipe_in_the_repository_is_valid(yard: Path) -> None:
         ("[collect]\nnum_shards = 2\n", "", "nothing names the instruction data"),
         ("lr =", 'data_path = ["a.jsonl"]\nlr =', r"data_path and \[collect\] both name"),
         ("[benchmark]", "[evaluate]\ntask = 'nq'\n[benchmark]", "evaluation_data go together"),
-        ("lr =", "save = 'x'\nlr =", r"\[finetune\]: save is decided by the flow"),
+        ("lr =", "save = '{yard}'\nlr =", r"\[finetune\] save .* holds the other artifacts"),
         ("lr =", "hidden_size = 'x'\nlr =", r"\[finetune\].*hidden_size"),
     ],
 )
@@ -104,4 +104,4 @@ def test_a_recipe_that_cannot_be_run_is_refused(
     yard: Path, before: str, after: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        jobs(yard, TINY.replace(before, after))
+        jobs(yard, TINY.replace(before, after.replace("{yard}", str(yard))))

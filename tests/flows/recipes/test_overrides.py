@@ -61,7 +61,7 @@ def test_keys_above_the_tables_and_lists() -> None:
         ("pretrain.train_iters = 1.5", "pretrain.train_iters must be a whole number, got 1.5"),
         ("tokenize.append_eod = True", "append_eod must be true or false, got 'True'"),
         ("pretrain.lr_decay_style = cosinus", "choose one of .*'cosine'"),
-        ("pretrain.save = here", "save is decided by the flow; leave it out. .* set yard for"),
+        ("pretrain.data_path = x", "data_path is decided by the flow; leave .* set tokens for"),
         ("pretrain.lr", "line 1, 'pretrain.lr', is not STAGE.KEY = VALUE"),
         ("pretrain.lr = 1\npretrain.lr = x", "pretrain.lr is given twice"),
         ("pretrain.x = 1\npretrain = x\n", "pretrain is given twice"),

@@ -107,6 +107,14 @@ def test_what_contradicts_itself_is_refused(change: object, message: str) -> Non
         jobs(change(QUICKSTART.read_text()))
 
 
+def test_chunks_are_embedded_by_the_bert_from_where_it_is_saved() -> None:
+    recipe = read_recipe(str(QUICKSTART), "/y").with_options({"bert": {"save": "/elsewhere"}})
+    built = retro_training(recipe).neighbors
+    assert built.bert is not None
+    assert built.bert.document["save"] == "/elsewhere"
+    assert built.embed_train.document["load"] == "/elsewhere"
+
+
 def test_the_training_reads_what_the_other_jobs_made() -> None:
     every = retro_training(read_recipe(str(QUICKSTART), "/y"))
     document = every.pretrain.document

@@ -66,6 +66,7 @@ def test_a_missing_checkpoint_to_continue_from_is_refused(tmp_path: Path) -> Non
 
 def test_what_the_stages_make_need_not_exist(store_url: str) -> None:
     check(TINY, store_url)
+    check(TINY.replace("[pretrain]", f'[pretrain]\nsave = "{store_url}/elsewhere/"'), store_url)
 
 
 def test_a_folder_that_only_containers_see_is_not_asked_for(tmp_path: Path) -> None:

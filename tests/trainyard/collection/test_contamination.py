@@ -28,7 +28,7 @@ def test_hits_are_those_of_a_search_of_every_window() -> None:
         ngrams = task_ngrams(items, least=2, most=3)
         words = rng.choices(WORDS, k=40)
         text = ", ".join(words)
-        found = Matcher(ngrams).all(text)
+        found = list(Matcher(ngrams).hits(text))
         expected = [
             (at, " ".join(words[at : at + n]))
             for at in range(len(words))
@@ -42,7 +42,7 @@ def test_hits_are_those_of_a_search_of_every_window() -> None:
 def test_places_are_those_of_the_text_though_a_letter_gets_longer_in_lower_case() -> None:
     text = "\u0130stanbul WAS Once a name of it"
     assert len(text.lower()) > len(text) == len(lowered(text))
-    (hit,) = Matcher({"was once a name"}).all(text)
+    (hit,) = Matcher({"was once a name"}).hits(text)
     assert text[hit.start :].startswith("WAS")
 
 
@@ -68,10 +68,11 @@ def test_a_text_is_cut_at_sentences_on_both_sides() -> None:
         words = [w + rng.choice(["", "", "", ".", "!"]) for w in rng.choices(WORDS, k=60)]
         words[rng.randrange(60)] = "X y  z"
         text = " ".join(words)
-        hit = matcher.first(text)
-        assert hit is not None
+        hit = next(matcher.hits(text))
         side = rng.randrange(60)
-        assert split_at(text, hit, side) == upstream_split(text, hit.start, hit.ngram, side)
+        end, start = split_at(text, hit, side)
+        upstream = upstream_split(text, hit.start, hit.ngram, side)
+        assert (text[:end], text[start:]) == upstream
 
 
 def test_pieces_by_hand() -> None:
@@ -82,6 +83,22 @@ def test_pieces_by_hand() -> None:
     assert found == ["hit one two"] * 2
     assert clean_pieces(text, matcher, each_side=5, shortest=17)[0] == [" Right stays here."]
     assert clean_pieces("Nothing.", matcher, 5, 10) == (["Nothing."], [])
+
+
+def test_what_is_behind_a_hit_is_cut_as_a_text_of_its_own() -> None:
+    """Upstream looks at the rest again; here the hits of the whole text are found once."""
+    rng = random.Random(2)
+    matcher = Matcher({"x y z", "w1 w2"})
+    for _ in range(100):
+        words = [w + rng.choice(["", "", ".", "!"]) for w in rng.choices([*WORDS, "x y z"], k=50)]
+        text, side = " ".join(words), rng.randrange(30)
+        expected, rest = [], text
+        while (hit := next(matcher.hits(rest), None)) is not None and len(rest) > 5:
+            end, start = split_at(rest, hit, side)
+            expected += [rest[:end]] if end > 5 else []
+            rest = rest[start:]
+        expected += [rest] if len(rest) > 5 or rest == text else []
+        assert clean_pieces(text, matcher, side, 5)[0] == expected
 
 
 def test_the_tasks_of_an_ngram() -> None:

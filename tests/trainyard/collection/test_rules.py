@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
+import unicodedata
+from typing import Literal
+
 import ftfy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainyard.collection.rules.build import build_rule
-from trainyard.collection.rules.form import fixed
+from trainyard.collection.rules.form import fixed, in_order, normalized
 from trainyard.collection.rules.page import Drop, Edit, Page
 from trainyard.collection.rules.table import (
     PRESETS,
@@ -66,6 +70,26 @@ def test_a_line_longer_than_a_segment_of_ftfy_is_cut_as_ftfy_cuts_it() -> None:
 def test_normal_forms() -> None:
     assert text_after("nfc", "e\u0301\ufb01") == "\u00e9\ufb01"
     assert text_after("nfkc", "e\u0301\ufb01") == "\u00e9fi"
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFKC"])
+def test_normal_forms_of_long_runs_of_marks_are_pythons(form: Literal["NFC", "NFKC"]) -> None:
+    """U+0344 and U+0F73 are marks that become two; U+0F73 is of class 0 itself."""
+    rng = random.Random(0)
+    marks = [*"\u0301\u0323\u0316\u0344\u0f73\u0f71\u034f\u2260", *"\u0301\u0323" * 20, "a"]
+    for _ in range(50):
+        text = "".join(rng.choices(marks, k=300))
+        assert normalized(form, text) == unicodedata.normalize(form, text)
+
+
+@pytest.mark.parametrize("rule", ["nfc", "nfkc", "fix_text"])
+@pytest.mark.parametrize("marks", ["\u0301\u0323", "\u0f73"])
+def test_marks_in_a_row_take_no_square_of_their_number(rule: str, marks: str) -> None:
+    """In order, they are sorted at once; Python sorts by insertion."""
+    many = in_order(marks * 200)
+    classes = [unicodedata.combining(mark) for mark in many]
+    assert classes == sorted(classes)
+    assert text_after(rule, marks * 200) == unicodedata.normalize("NFC", marks * 200)
 
 
 def test_general_cleaning_is_the_expression_of_upstream() -> None:

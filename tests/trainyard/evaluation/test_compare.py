@@ -203,5 +203,5 @@ def test_an_ensemble_is_the_mean_of_probabilities(
     assert "has no probabilities of classes" in capsys.readouterr().err
     assert ensemble_main([a]) == 2
     short = evaluation(tmp_path / "d", rows([0.9, 0.1]))
-    with pytest.raises(DataError, match="is of another example or has other classes"):
+    with pytest.raises(DataError, match="have 3 and 1 rows"):
         run_ensemble([a, short], None)

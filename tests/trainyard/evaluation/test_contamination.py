@@ -68,6 +68,14 @@ def test_equal_hashes_of_other_tokens_are_no_overlap(
     assert len(set(hashed(np.arange(100), 4).tolist())) == 97
 
 
+def test_a_row_of_equal_tokens_is_looked_up_once_at_each_place() -> None:
+    ngrams = Ngrams(["-" * 60, "a" + "-" * 40], byte_tokenizer(), 13)
+    hits = list(ngrams.hits(np.array(ids("-" * 80))))
+    assert [place for place, _ in hits] == list(range(80 - 13 + 1))
+    (number,) = {number for _, number in hits}
+    assert len(ngrams.occurrences(number)) == 60 - 12 + 40 - 12
+
+
 def test_the_passport_counts_examples_and_documents_are_named(tmp_path: Path) -> None:
     checkpoint, seen = str(tmp_path / "run"), "the yard shunts trains all day long"
     save_gpt(

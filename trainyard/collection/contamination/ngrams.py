@@ -68,16 +68,9 @@ class Matcher:
             table[_slots(np.array(by_size[size], np.uint64).T)] = True
             self._tables[size] = table
 
-    def first(self, text: str) -> Hit | None:
-        """The first n-gram of a text; of several at a place, the longest of all sizes, then the
-        shortest."""
-        return next(self._hits(text), None)
-
-    def all(self, text: str) -> list[Hit]:
-        """Every n-gram of a text, by place; those that overlap too."""
-        return list(self._hits(text))
-
-    def _hits(self, text: str) -> Iterator[Hit]:
+    def hits(self, text: str) -> Iterator[Hit]:
+        """Every n-gram of a text, by place; those that overlap too. Of several at a place, the
+        longest of all sizes comes first, then the others from the shortest up."""
         lower = lowered(text)
         words = WORD.findall(lower)
         starts: list[int] = []

@@ -11,15 +11,16 @@ from trainyard.collection.contamination.ngrams import Hit, Matcher
 SENTENCE_ENDS = ".!?"
 
 
-def split_at(text: str, hit: Hit, each_side: int) -> tuple[str, str]:
-    """What is left of a text before and after a hit."""
+def split_at(text: str, hit: Hit, each_side: int, begin: int = 0) -> tuple[int, int]:
+    """Where what is left before a hit ends, and where what is left after it begins. What is before
+    `begin` takes no part."""
     end = hit.start - each_side
-    while end > 0 and text[end] not in SENTENCE_ENDS:
+    while end > begin and text[end] not in SENTENCE_ENDS:
         end -= 1
     start = hit.start + len(hit.ngram) + each_side
     while start < len(text) and text[start] not in SENTENCE_ENDS:
         start += 1
-    return text[: end + 1] if end > 0 else "", text[start + 1 :]
+    return end + 1 if end > begin else begin, min(start + 1, len(text))
 
 
 def clean_pieces(
@@ -29,14 +30,15 @@ def clean_pieces(
     characters unless it is the whole text."""
     pieces: list[str] = []
     found: list[str] = []
-    rest = text
-    while True:
-        hit = matcher.first(rest)
-        if hit is None:
-            return [*pieces, rest], found
+    begin = 0
+    for hit in matcher.hits(text):
+        if hit.start < begin:
+            continue
         found.append(hit.ngram)
-        before, rest = split_at(rest, hit, each_side)
-        if len(before) > shortest:  # it ends with a sentence, before the first n-gram
-            pieces.append(before)
-        if len(rest) <= shortest:
+        end, after = split_at(text, hit, each_side, begin)
+        if end - begin > shortest:  # it ends with a sentence, before the first n-gram
+            pieces.append(text[begin:end])
+        begin = after
+        if len(text) - begin <= shortest:
             return pieces, found
+    return [*pieces, text[begin:]], found

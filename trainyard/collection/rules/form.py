@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
+from typing import Literal
 
 import ftfy
 
@@ -19,10 +21,40 @@ BLANKS_AT_END = re.compile(r"(?<![ \t\r\f\v])[ \t\r\f\v]++$", flags=re.MULTILINE
 BLANKS = re.compile(r"  +|\b\n+ |\b\n+")
 
 
+RUN_OF_MARKS = re.compile(r"[^\w\x00-\x7f]{64,}")
+"""What has every run of combining marks longer than any writing's, and rows of symbols."""
+
+
+def in_order(text: str) -> str:
+    """The text with its long runs of combining marks in canonical order, which normalisation would
+    find in the square of their length. The normal forms stay the same (UAX 15, section 1.1)."""
+    return text if text.isascii() else RUN_OF_MARKS.sub(_sorted_marks, text)
+
+
+def _sorted_marks(run: re.Match[str]) -> str:
+    parts = []
+    for are_marks, group in itertools.groupby(run[0], _is_mark):
+        part = "".join(group)
+        if are_marks:
+            single = "".join(unicodedata.normalize("NFD", mark) for mark in part)
+            part = "".join(sorted(single, key=unicodedata.combining))
+        parts.append(part)
+    return "".join(parts)
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.combining(unicodedata.normalize("NFD", character)[0]) != 0
+
+
+def normalized(form: Literal["NFC", "NFKC"], text: str) -> str:
+    """A normal form of a text."""
+    return unicodedata.normalize(form, in_order(text))
+
+
 def fix_text(page: Page) -> Verdict:
     """ftfy.fix_text: mojibake, HTML entities, ligatures, widths, quotes, line breaks, control
     characters, NFC (ftfy 6; the first step of Megatron-LM's cleanup_dataset.py)."""
-    return edited(page, fixed(page.text))
+    return edited(page, fixed(in_order(page.text)))
 
 
 def fixed(text: str) -> str:
@@ -46,12 +78,12 @@ def fixed(text: str) -> str:
 
 def nfc(page: Page) -> Verdict:
     """Unicode normalisation form C: composed characters."""
-    return edited(page, unicodedata.normalize("NFC", page.text))
+    return edited(page, normalized("NFC", page.text))
 
 
 def nfkc(page: Page) -> Verdict:
     """Unicode normalisation form KC: composed, and compatibility characters replaced."""
-    return edited(page, unicodedata.normalize("NFKC", page.text))
+    return edited(page, normalized("NFKC", page.text))
 
 
 def general_cleaning(page: Page) -> Verdict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from trainyard.conversion.common_options import TANH_GELU
 from trainyard.conversion.fields import Fields
 from trainyard.errors import ConfigError
 from trainyard.models.bert import checkpoint_names as names
@@ -30,7 +31,7 @@ BERTS = tuple(CLASSES.values())
 
 ACTIVATIONS: dict[str, dict[str, bool]] = {
     "gelu": {"bias_gelu_fusion": False},
-    "gelu_new": {"openai_gelu": True},
+    **{name: {"openai_gelu": True} for name in TANH_GELU},
 }
 """One function for the layers and the head, and our options for it."""
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from trainyard.checkpoint.bounds import check_layers
+from trainyard.conversion.common_options import TANH_GELU, grouped_queries
 from trainyard.conversion.fields import Fields
 from trainyard.conversion.huggingface.architecture import (
     GPT2,
@@ -176,7 +177,9 @@ def _llama_values(fields: Fields, name: str, where: str) -> dict[str, Any]:
         "num_attention_heads": heads,
         "ffn_hidden_size": fields.need("intermediate_size", int),
         "kv_channels": None if head_dim * heads == hidden else head_dim,
-        **_groups(fields.get("num_key_value_heads", defaults["num_key_value_heads"]), heads),
+        **grouped_queries(
+            fields.get("num_key_value_heads", defaults["num_key_value_heads"]), heads
+        ),
         "seq_length": positions,
         "max_position_embeddings": positions,
         "normalization": "RMSNorm",
@@ -194,12 +197,6 @@ def _llama_values(fields: Fields, name: str, where: str) -> dict[str, Any]:
     }
 
 
-def _groups(kv_heads: int, heads: int) -> dict[str, Any]:
-    if kv_heads in (0, heads):
-        return {}
-    return {"group_query_attention": True, "num_query_groups": kv_heads}
-
-
 def _window(fields: Fields, name: str, where: str) -> dict[str, Any]:
     """Our --window-size, which does not count the token itself, as `sliding_window` does."""
     if name == LLAMA:
@@ -215,9 +212,6 @@ def _window(fields: Fields, name: str, where: str) -> dict[str, Any]:
 
 
 # --- GPT-2 --------------------------------------------------------------------------------------
-
-TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-"""Three names of one function; the last multiplies in another order."""
 
 
 def _gpt2_values(fields: Fields) -> dict[str, Any]:

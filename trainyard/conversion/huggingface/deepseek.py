@@ -197,12 +197,11 @@ def deepseek_values(fields: Fields, name: str, where: str) -> dict[str, Any]:
         "attention_dropout": fields.get("attention_dropout", 0.0),
         "untie_embeddings_and_output_weights": not fields.get("tie_word_embeddings", False),
         **read_rope(fields, positions, where, latents=True),
-        **_attention_and_experts(fields, name, where),
-        **(_prediction(fields) if is_v3 else {}),
+        **_parts(fields, name, where),
     }
 
 
-def _attention_and_experts(fields: Fields, name: str, where: str) -> dict[str, Any]:
+def _parts(fields: Fields, name: str, where: str) -> dict[str, Any]:
     layers = fields.need("num_hidden_layers", int)
     dense = fields.get("first_k_dense_replace", 3 if name == DEEPSEEK_V3 else 0)
     has_no_experts = fields.stated("n_routed_experts") and not fields.raw("n_routed_experts")
@@ -219,16 +218,13 @@ def _attention_and_experts(fields: Fields, name: str, where: str) -> dict[str, A
         }
         if dense < layers and not has_no_experts:
             found["moe"] = _experts(fields, name, max(dense, 0), layers)
+        if name == DEEPSEEK_V3 and (depths := fields.get("num_nextn_predict_layers", 1)) > 0:
+            found["prediction"] = MTPConfig(mtp_num_layers=depths)
     except ConfigError as error:
         raise ArtifactError(f"{where} describes a model that cannot be built: {error}") from error
     for field in OF_EXPERTS:
         fields.raw(field)
     return found
-
-
-def _prediction(fields: Fields) -> dict[str, Any]:
-    depths = fields.get("num_nextn_predict_layers", 1)
-    return {"prediction": MTPConfig(mtp_num_layers=depths)} if depths > 0 else {}
 
 
 def without_absent_layers(config: TransformerConfig, names: Collection[str]) -> TransformerConfig:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainyard.artifacts.strict_json import INFINITY
 from trainyard.checkpoint.bounds import check_layers
+from trainyard.conversion.common_options import TANH_GELU, grouped_queries
 from trainyard.conversion.fields import Fields
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.gpt.checkpoint_names import Part
@@ -215,7 +216,7 @@ def _limits(fields: Fields, where: str) -> tuple[float, float | None]:
 def _nemotron_values(fields: Fields, where: str) -> dict[str, Any]:
     fields.must_be("mlp_bias", False)
     fields.must_be("mamba_hidden_act", "silu", "swish")
-    fields.must_be("mlp_hidden_act", *ACTIVATIONS.values())
+    fields.must_be("mlp_hidden_act", *ACTIVATIONS.values(), *TANH_GELU)
     fields.must_be("moe_latent_size", None)
     kinds = _letters(fields, where)
     heads = fields.get("num_attention_heads", 32)
@@ -230,12 +231,12 @@ def _nemotron_values(fields: Fields, where: str) -> dict[str, Any]:
         "hybrid_layer_pattern": kinds,
         "num_attention_heads": heads,
         "kv_channels": fields.maybe("head_dim", int) or older or 128,
-        **({} if keys == heads else {"group_query_attention": True, "num_query_groups": keys}),
+        **grouped_queries(keys, heads),
         "seq_length": positions,
         "max_position_embeddings": positions,
         "ffn_hidden_size": fields.get("intermediate_size", 21504),
         "squared_relu": activation == "relu2",
-        "openai_gelu": activation == "gelu_pytorch_tanh",
+        "openai_gelu": activation in TANH_GELU,
         "mamba_num_heads": fields.get("mamba_num_heads", 128),
         "mamba_head_dim": fields.get("mamba_head_dim", 64),
         "mamba_state_dim": fields.get("ssm_state_size", 128),

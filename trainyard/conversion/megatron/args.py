@@ -93,6 +93,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 """Arguments that change the model in a way that ours does not compute, each with the values that do
 not."""
 
+MAX_INT = 2**63 - 1
 POSITIONS = ("learned_absolute", "rope", "yarn", "none")
 
 
@@ -111,6 +112,9 @@ def config_of(args: Mapping[str, Any], where: str) -> TransformerConfig:
 
     Raises ConfigError for a model that ours does not compute, ArtifactError for arguments that
     describe no model."""
+    for name, value in args.items():
+        if type(value) is int and abs(value) > MAX_INT:  # the integers of a pickle have no bound
+            raise ArtifactError(f"{where}: {name} is a number of {value.bit_length()} bits")
     _refuse(args, where)
     values = {name: args[name] for name in SAME_NAME if args.get(name) is not None}
     for name in FLOATS:

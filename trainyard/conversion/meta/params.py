@@ -11,6 +11,7 @@ from typing import Any
 
 from trainyard.checkpoint.bounds import check_layers
 from trainyard.checkpoint.safetensors.header import TensorSpec
+from trainyard.conversion.common_options import grouped_queries
 from trainyard.conversion.fields import Fields
 from trainyard.conversion.huggingface.architecture import LLAMA, MISFITS, MISTRAL
 from trainyard.errors import ArtifactError, ConfigError
@@ -51,7 +52,7 @@ def read_params(
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "ffn_hidden_size": ffn_size(fields, hidden, where),
-        **({"group_query_attention": True, "num_query_groups": groups} if groups != heads else {}),
+        **grouped_queries(groups, heads),
         **_rotary(fields, hidden),
         **_of_mistral(fields, hidden, heads, where),
         "normalization": "RMSNorm",

@@ -82,7 +82,7 @@ REMEDY = {
 `distrib_optim_sharding_type`."""
 
 
-def _heads(index: StoredIndex) -> dict[str, Any]:
+def _bert_options(index: StoredIndex) -> dict[str, Any]:
     """What the tensors of a BERT say of its heads and token types."""
     types = index.tensors.get("embedding.tokentype_embeddings.weight")
     return {
@@ -109,7 +109,7 @@ class TorchDistSource(Closing):
                     f"{where}: is {UNREAD[self.family]} in torch_dist, which this version does "
                     "not read; save it in Megatron-LM with --ckpt-format torch"
                 )
-            heads = _heads(index) if self.family == "bert" else {}
+            heads = _bert_options(index) if self.family == "bert" else {}
             self.args = {**common.args, **options, **heads}
             check_iteration(self.step, iteration_in(tree, where), where)
             self.config: TransformerConfig = config_of(self.args, where)

@@ -166,7 +166,7 @@ class PromptFormat:
         if kind == "dialogue":
             return question
         of_template = self.template_id > 0 and kind in ("short", "long")
-        asked = question if of_template else self.wording.asks[kind].format(question)
+        asked = question if of_template else self.wording.asks[kind].replace("{}", question)
         begin = "" if self.template_id else "User: "
         end = "Assistant: The answer is" if kind == "short" else "Assistant:"
         return f"{begin}{asked}\n\n{end}"
