@@ -137,6 +137,26 @@ def shards(count: int, scratch: Path) -> Callable[[], None]:
     return plan
 
 
+def run_manifest(count: int, scratch: Path) -> Callable[[], None]:
+    """What a rerun of a finished run looks at, without the listing itself."""
+    from trainyard.artifacts.manifest import Manifest, PartRecord, read_manifest
+    from trainyard.artifacts.parts import wrong_file
+
+    steps = [f"iter_{number:07d}" for number in range(100)]
+    parts = tuple(PartRecord(step, "0" * 64, count, count // 100) for step in steps)
+    path = scratch / f"run-{count}.json"
+    path.write_text(json.dumps(Manifest(stage="pretrain", parts=parts).to_document()))
+    sizes = {f"{step}/manifest.json": 1000 for step in steps}
+    sizes |= {f"{step}/m-{n:05d}.safetensors": 100 for step in steps for n in range(count // 100)}
+
+    def look() -> None:
+        found = read_manifest(str(path))
+        assert found is not None
+        assert wrong_file("unread", found[0], sizes) is None
+
+    return look
+
+
 def load_plan(ranks: int, scratch: Path) -> Callable[[], None]:
     """What one rank plans of a load of 400 matrices, cut by columns over tp 8, the rest replicas:
     its own boxes divided, and the boxes of its replica located."""

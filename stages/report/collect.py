@@ -12,6 +12,7 @@ from stages.report.lineage import Ancestry, Artifact
 from stages.report.retrieval import gather_retrieval
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest, read_listed, read_listed_json
+from trainyard.artifacts.parts import part_manifest
 from trainyard.artifacts.urls import basename, join
 from trainyard.charts.numbers import is_number
 from trainyard.checkpoint.steps import step_of
@@ -113,6 +114,7 @@ def _training(config: ReportConfig, ancestry: Ancestry, key: str) -> dict[str, A
 def check_trained(url: str, manifest: Manifest) -> None:
     """Refuse an artifact that is neither a run, nor a reshard of one, nor a step."""
     folders = {record.path.partition("/")[0] for record in manifest.files}
+    folders |= {part.path for part in manifest.parts}
     if manifest.stage in TRAINED or any(step_of(folder) is not None for folder in folders):
         return
     raise ConfigError(
@@ -232,6 +234,9 @@ def _whole(value: Any) -> int | None:
 
 def num_parameters(key: str, manifest: Manifest) -> int | None:
     """Parameters of the GPT in config.json of the last step; None for another kind of model."""
+    if manifest.parts:
+        last = max(manifest.parts, key=lambda part: part.path)
+        return num_parameters(join(key, last.path), part_manifest(key, last))
     configs = [f.path for f in manifest.files if basename(f.path) == "config.json"]
     if not configs:
         return None

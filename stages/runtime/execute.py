@@ -26,6 +26,7 @@ from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.conditional import require_conditions
 from trainyard.artifacts.manifest import FORCE, Manifest, publish, read_manifest
 from trainyard.artifacts.output import Output
+from trainyard.artifacts.parts import remove_others
 from trainyard.artifacts.urls import local_path
 from trainyard.errors import ClaimHeldError, ConfigError
 
@@ -230,7 +231,8 @@ def _manifest(
         **run.facts,
     }
     files = tuple(run.records[path] for path in sorted(run.records))
-    return decision.new_manifest(job.name, files=files, metrics=metrics, run=facts)
+    parts = tuple(run.parts[path] for path in sorted(run.parts))
+    return decision.new_manifest(job.name, files=files, parts=parts, metrics=metrics, run=facts)
 
 
 def _report_noop(job: StageInvocation, output: Output, manifest: Manifest) -> None:
@@ -268,8 +270,12 @@ def _remove_strays(job: StageInvocation, run: StageRun, manifest: Manifest) -> N
     """Remove files of earlier versions and of killed runs of this artifact, and spent shares."""
     assert run.output is not None
     earlier = set(run.slot.files if run.slot else ()) | run.work.final_names()
+    in_parts = tuple(f"{part.path}/" for part in manifest.parts)  # those clear their own folders
     for path in sorted(earlier - {record.path for record in manifest.files}):
-        store.delete(run.output.file_url(path))
+        if not path.startswith(in_parts):
+            store.delete(run.output.file_url(path))
+    if run.slot is not None:
+        remove_others(run.output.folder_url, run.slot, manifest)
     begins = store.basename(run.output.url) if run.output.is_prefix else ""
     store.delete_abandoned(run.output.folder_url, begins)
     run.work.remove()

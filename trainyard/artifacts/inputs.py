@@ -104,10 +104,12 @@ def _own_manifests(url: str) -> list[tuple[str, str]]:
 
 
 def _files_of(manifest: Manifest, base: str) -> list[str]:
-    """The files in the output digest, and the sidecar of document sources, which is not in it."""
+    """The files in the output digest, the sidecar of document sources, which is not in it, and the
+    manifests of parts."""
     files = manifest.files
-    listed = sorted(one.path for one in files if not one.volatile or one.path.endswith(SIDECAR))
-    return [base + path for path in listed]
+    listed = [one.path for one in files if not one.volatile or one.path.endswith(SIDECAR)]
+    parts = [f"{part.path}/{MANIFEST}" for part in manifest.parts]
+    return [base + path for path in sorted([*listed, *parts])]
 
 
 def _files_alone(urls: list[str], manifests: Manifests) -> tuple[list[str], str]:

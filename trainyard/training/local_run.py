@@ -22,6 +22,7 @@ from trainyard.artifacts.inputs import Input
 from trainyard.artifacts.manifest import (
     InputRecord,
     Manifest,
+    PartRecord,
     publish,
     read_slot,
     retire,
@@ -113,6 +114,7 @@ class LocalRunFolder(RunFolder):
         require_conditions(self._url)
         self._claim: Claim | None = acquire(output.claim_url, 0.0)
         self._records: dict[str, FileRecord] = {}
+        self._parts: dict[str, PartRecord] = {}
         self._slot = read_slot(output.manifest_url)
         own = find_own_steps(self._url, lineage)
         self.found = skip_damaged(own, self._url, config.verify_checkpoint)
@@ -160,6 +162,7 @@ class LocalRunFolder(RunFolder):
             config_digest=digest_document(options),
             inputs={n: InputRecord(i.urls, i.digest) for n, i in self._inputs.items()},
             files=tuple(self._records[path] for path in sorted(self._records)),
+            parts=tuple(self._parts[path] for path in sorted(self._parts)),
             metrics=dict(metrics),
             run=dict(run),
         )
@@ -175,6 +178,9 @@ class LocalRunFolder(RunFolder):
 
     def _record(self, record: FileRecord) -> None:
         self._records[record.path] = record
+
+    def _record_part(self, part: PartRecord) -> None:
+        self._parts[part.path] = part
 
     def _check_claim(self) -> None:
         if self._claim is not None:

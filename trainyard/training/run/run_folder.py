@@ -10,7 +10,7 @@ from typing import Any
 
 from trainyard import json_text
 from trainyard.artifacts import store
-from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.manifest import PartRecord, read_manifest
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
@@ -43,6 +43,10 @@ class RunFolder(ABC):
     @abstractmethod
     def _record(self, record: FileRecord) -> None:
         """List a file that is already written."""
+
+    @abstractmethod
+    def _record_part(self, part: PartRecord) -> None:
+        """Name a step in the manifest."""
 
     @abstractmethod
     def _retire_manifest(self) -> None:
@@ -99,19 +103,21 @@ class RunFolder(ABC):
         return True
 
     def finish(self) -> bytes:
-        """List every step that stays; write the whole ledger, timings and saves. Returns the
+        """Name every step that stays; write the whole ledger, timings and saves. Returns the
         ledger."""
-        records, ledger = finished_steps(self._url, self._lineage, self.found.damaged)
-        for record in records:
+        finished = finished_steps(self._url, self._lineage, self.found.damaged)
+        for part in finished.parts:
+            self._record_part(part)
+        for record in finished.files:
             self._record(record)
-        self._write(LEDGER, ledger)
+        self._write(LEDGER, finished.ledger)
         names = [name for name in store.list_files(self._work_url) if name.startswith("timings-")]
         timings = b"".join(store.read_bytes(join(self._work_url, name)) for name in sorted(names))
         for name, data in ((TIMINGS, timings), (SAVES, kept_saves(self._work_url))):
             url = self._output.file_url(name)
             before = store.read_bytes(url) if store.exists(url) else b""
             self._write(name, _joined(before, data), volatile=True)
-        return ledger
+        return finished.ledger
 
 
 def _joined(before: bytes, now: bytes) -> bytes:
