@@ -48,6 +48,12 @@ ROWS = {
         cases.run_manifest,
         (10_000, 100_000, 1_000_000),
     ),
+    "report": Row("card of a run of n steps", cases.report, (10_000, 100_000, 1_000_000)),
+    "resume": Row(
+        "ledger of n steps in one file, looked at by a run that resumes",
+        cases.resume,
+        (10_000, 100_000, 1_000_000),
+    ),
     "shards": Row("plan of n files of 12,000 tensors", cases.shards, (64, 256, 1024)),
     "load": Row("load plan of n ranks, 8 a replica", cases.load_plan, (100, 1000, 10_000)),
     "hang": Row("hang report of n ranks", cases.hang, (100, 1000, 10_000)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from typing import Any
 
 from stages.pretrain.config import PretrainConfig
@@ -12,7 +13,7 @@ from stages.runtime.failure import add_step, report_failure
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import PartRecord, read_manifest
 from trainyard.artifacts.parts import wrong_file
-from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.store import FileRecord, OutputFile
 from trainyard.config import digest_relevant
 from trainyard.errors import InfrastructureError
 from trainyard.training.run.run_folder import RunFolder
@@ -95,8 +96,8 @@ class StageRunFolder(RunFolder):
         if self._starts_over:
             self.remember(SUPERSEDED, {"steps": []})
 
-    def _write(self, name: str, data: bytes, volatile: bool = False) -> None:
-        self._stage.write_bytes(name, data, volatile)
+    def _open(self, name: str, volatile: bool = False) -> AbstractContextManager[OutputFile]:
+        return self._stage.open(name, volatile)
 
     def _record(self, record: FileRecord) -> None:
         self._stage.record(record)

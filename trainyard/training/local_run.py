@@ -27,7 +27,7 @@ from trainyard.artifacts.manifest import (
     read_slot,
     retire,
 )
-from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.store import FileRecord, OutputFile
 from trainyard.artifacts.urls import join
 from trainyard.config import digest_relevant
 from trainyard.errors import ConfigError, InfrastructureError
@@ -143,12 +143,12 @@ class LocalRunFolder(RunFolder):
         self.remember(UNFINISHED, {"files": [name]})
         return True
 
-    def finish(self) -> bytes:
+    def finish(self) -> None:
         """As for every run; first removes files of earlier attempts that this one did not write."""
         for name in (self.remembered(UNFINISHED) or {"files": []})["files"]:
             if name not in self._records:
                 store.delete(self._output.file_url(name))
-        return super().finish()
+        super().finish()
 
     def publish(self, metrics: Mapping[str, Any], run: Mapping[str, Any]) -> None:
         """Write the manifest, last."""
@@ -170,10 +170,10 @@ class LocalRunFolder(RunFolder):
         publish(self._output.manifest_url, manifest, slot.version if slot else None)
         store.delete_tree(self._output.work_url)
 
-    def _write(self, name: str, data: bytes, volatile: bool = False) -> None:
+    @contextmanager
+    def _open(self, name: str, volatile: bool = False) -> Iterator[OutputFile]:
         with store.open_output(self._output.file_url(name), name, volatile) as file:
-            file.write(data)
-        assert file.record is not None
+            yield file
         self._record(file.record)
 
     def _record(self, record: FileRecord) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -215,7 +215,7 @@ def _check_batch_size(checkpoint: Checkpoint, global_batch_size: int) -> None:
 
 def whole_ledger(root_url: str, steps: Sequence[int]) -> bytes:
     """The joined ledgers of the permanent steps: the whole run."""
-    return join_ledgers(list(read_ledgers(root_url, steps)))
+    return b"".join(join_ledgers(read_ledgers(root_url, steps)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +226,12 @@ class FinishedSteps:
     """The steps, each with a manifest of its own."""
     files: list[FileRecord]
     """The files of steps with a damaged ledger, which differ from their manifests."""
-    ledger: bytes
-    """Of the whole run."""
 
 
-def finished_steps(root_url: str, lineage: str, skipped: Sequence[int] = ()) -> FinishedSteps:
-    """The permanent steps of a run; removes other steps.
+def finished_steps(
+    root_url: str, lineage: str, write: Callable[[bytes], object], skipped: Sequence[int] = ()
+) -> FinishedSteps:
+    """The permanent steps of a run; removes other steps. write: gets the lines of the whole ledger.
 
     skipped: damaged steps that the run has logged at its start; they are moved aside."""
     found = find_own_steps(root_url, lineage)
@@ -244,17 +244,21 @@ def finished_steps(root_url: str, lineage: str, skipped: Sequence[int] = ()) -> 
         )
     set_aside(root_url, known)
     remove_all_but(root_url, found.staying)
-    ledgers = list(read_ledgers(root_url, found.staying))
-    parts: list[PartRecord] = []
-    files: list[FileRecord] = []
-    for ledger in ledgers:
-        manifest = manifest_of(join(root_url, step_folder(ledger.step)))
-        assert manifest is not None, ledger.url
-        if manifest.record(LEDGER) == ledger.record:
-            parts.append(PartRecord.of(step_folder(ledger.step), manifest))
-        else:
-            files += _files_as_they_are(root_url, manifest, ledger)
-    return FinishedSteps(parts, files, join_ledgers(ledgers))
+    finished = FinishedSteps([], [])
+
+    def listed() -> Iterator[StepLedger]:
+        for ledger in read_ledgers(root_url, found.staying):
+            manifest = manifest_of(join(root_url, step_folder(ledger.step)))
+            assert manifest is not None, ledger.url
+            if manifest.record(LEDGER) == ledger.record:
+                finished.parts.append(PartRecord.of(step_folder(ledger.step), manifest))
+            else:
+                finished.files.extend(_files_as_they_are(root_url, manifest, ledger))
+            yield ledger
+
+    for line in join_ledgers(listed()):
+        write(line)
+    return finished
 
 
 def _files_as_they_are(
