@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import growth_cases as cases
+from benchmarks import growth_runs as runs
 from benchmarks.measure import run_once
 
 
@@ -45,13 +46,13 @@ ROWS = {
     "gc": Row("gc of a corpus in n parts", cases.collect, (300, 1000, 3000)),
     "run": Row(
         "manifest of a run of n files in 100 steps, read and compared with a listing",
-        cases.run_manifest,
+        runs.run_manifest,
         (10_000, 100_000, 1_000_000),
     ),
-    "report": Row("card of a run of n steps", cases.report, (10_000, 100_000, 1_000_000)),
+    "report": Row("card of a run of n steps", runs.report, (10_000, 100_000, 1_000_000)),
     "resume": Row(
         "ledger of n steps in one file, looked at by a run that resumes",
-        cases.resume,
+        runs.resume,
         (10_000, 100_000, 1_000_000),
     ),
     "shards": Row("plan of n files of 12,000 tensors", cases.shards, (64, 256, 1024)),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import torch
-from torch import nn
 
 from trainyard.checkpoint.background import SaveReport
 from trainyard.models.families import family_of
@@ -49,6 +47,7 @@ from trainyard.training.overrides import (
     placed,
     provided_data,
 )
+from trainyard.training.result import ReadLedger, Result
 from trainyard.training.run.checkpointing import Checkpointing, SaveTarget
 from trainyard.training.run.documents import config_document, losses_of, saves_summary, state_facts
 from trainyard.training.run.dp_history import spans_of_step
@@ -63,37 +62,6 @@ from trainyard.training.start_lines import log_data, log_dropout
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-ReadLedger: TypeAlias = Callable[[], Iterator[dict[str, Any]]]
-"""Reads every step of a finished run."""
-
-
-def _no_ledger() -> Iterator[dict[str, Any]]:
-    return iter(())
-
-
-@dataclass(frozen=True)
-class Result:
-    """The outcome of a pretraining."""
-
-    outcome: Outcome
-    """`finished`; `stopped` by a signal or --exit-duration-in-mins, or `paused` by --exit-interval.
-    A stopped or paused run is saved."""
-    state: TrainState
-    metrics: dict[str, Any]
-    """Losses of the whole run and speed of this attempt; empty unless the run is finished."""
-    chunks: list[nn.Module]
-    """The trained parts of the model on this rank."""
-    stopped_by: str = ""
-    """The reason for a stop; empty for a finished run."""
-    read_ledger: ReadLedger = _no_ledger
-
-    @cached_property
-    def ledger(self) -> list[dict[str, Any]]:
-        """Every step of a finished run, on rank 0; read from the run folder when it is asked
-        for."""
-        return list(self.read_ledger())
 
 
 class Trainer:
