@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import growth_cases as cases
+from benchmarks import growth_runs as runs
 from benchmarks.measure import run_once
 
 
@@ -43,6 +44,17 @@ ROWS = {
     "inputs": Row("second run of the same", cases.index_again, (100, 300, 1000)),
     "refresh": Row("corpus-refresh plans n sources", cases.refresh, (300, 1000, 3000)),
     "gc": Row("gc of a corpus in n parts", cases.collect, (300, 1000, 3000)),
+    "run": Row(
+        "manifest of a run of n files in 100 steps, read and compared with a listing",
+        runs.run_manifest,
+        (10_000, 100_000, 1_000_000),
+    ),
+    "report": Row("card of a run of n steps", runs.report, (10_000, 100_000, 1_000_000)),
+    "resume": Row(
+        "ledger of n steps in one file, looked at by a run that resumes",
+        runs.resume,
+        (10_000, 100_000, 1_000_000),
+    ),
     "shards": Row("plan of n files of 12,000 tensors", cases.shards, (64, 256, 1024)),
     "load": Row("load plan of n ranks, 8 a replica", cases.load_plan, (100, 1000, 10_000)),
     "hang": Row("hang report of n ranks", cases.hang, (100, 1000, 10_000)),

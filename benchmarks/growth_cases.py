@@ -62,17 +62,18 @@ def index_outputs(count: int, scratch: Path) -> Callable[[], None]:
     """A stage with four files for each dataset."""
     command = _index_command(count, scratch)
     shutil.rmtree(scratch / f"index-{count}", ignore_errors=True)
-    return lambda: _run(command)
+    return lambda: run_command(command)
 
 
 def index_again(count: int, scratch: Path) -> Callable[[], None]:
     """Its second run, which finds nothing to do."""
     command = _index_command(count, scratch)
-    _run(command)
-    return lambda: _run(command)
+    run_command(command)
+    return lambda: run_command(command)
 
 
-def _run(command: Sequence[str]) -> None:
+def run_command(command: Sequence[str]) -> None:
+    """Run a program to its end."""
     subprocess.run(command, check=True, capture_output=True)
 
 

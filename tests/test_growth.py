@@ -23,8 +23,12 @@ from stages.runtime.up_to_date import decide
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from tests.trainyard.corpus.token_files import write_tokens
 from trainyard.artifacts import store
+from trainyard.artifacts.inputs import MAX_ASKED, resolve
+from trainyard.artifacts.lines import file_record
+from trainyard.artifacts.manifest import Manifest, publish
 from trainyard.artifacts.output import Output
 from trainyard.checkpoint.plan import Slice, plan_files, plan_shards
+from trainyard.corpus.merge import survey
 
 TIMES = 4
 """How much larger the second size is."""
@@ -116,6 +120,34 @@ def test_a_decision_lists_a_folder_of_inputs_once(
     few, many = counted(10), counted(10 * TIMES)
     assert few["list"] == many["list"] == 1
     assert many.total() <= LINEAR * few.total()
+
+
+def test_a_merge_asks_twice_for_each_pair(tmp_path: Path) -> None:
+    """Each pair costs a request for its manifest, and two for the versions of its files."""
+
+    def counted(count: int) -> Counter[str]:
+        folder = tmp_path / f"parts-{count}"
+        folder.mkdir()
+        pairs = [write_tokens(folder / f"p{n:03d}", [[[1, 2]]]) for n in range(count)]
+        for pair in pairs:
+            files = tuple(file_record(pair + end, end) for end in (".bin", ".idx"))
+            publish(f"{pair}.manifest.json", Manifest(stage="tokenize", files=files), None)
+        with operations() as found:
+            resolve("input", pairs)
+        return found
+
+    few, many = counted(20), counted(20 * TIMES)
+    assert few["list"] == many["list"] == 1
+    assert few["stat"] == many["stat"] <= MAX_ASKED
+    assert many["read"] == 20 * TIMES
+
+    def looked_at(count: int) -> int:
+        pairs = [str(tmp_path / f"parts-{count}" / f"p{n:03d}") for n in range(count)]
+        with operations() as found:
+            survey(pairs, tmp_path)
+        return found["stat"] - count  # one more, of local files alone
+
+    assert (looked_at(20), looked_at(20 * TIMES)) == (2 * 20, 2 * 20 * TIMES)
 
 
 def test_a_refresh_lists_its_sources_and_looks_at_each(tmp_path: Path) -> None:

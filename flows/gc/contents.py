@@ -122,14 +122,16 @@ def look(root: str, policy: Policy) -> Contents:
     ours = [name for name in named if not any(part.endswith(WORK) for part in name.split("/"))]
     manifests = [name for name in ours if basename(name) == MANIFEST or name.endswith(DOTTED)]
     claims = [name for name in ours if name.endswith(f".{CLAIM}")]
+    names = sorted(named)
     with ThreadPoolExecutor(THREADS) as threads:
-        artifacts = threads.map(lambda name: _artifact(root, name), manifests)
+        artifacts = threads.map(lambda name: _artifact(root, name, names), manifests)
         looked_at = threads.map(lambda name: _claim(root, named[name], policy), claims)
         there = [artifact for artifact in artifacts if artifact is not None]
         return Contents(root, found, there, [claim for claim in looked_at if claim is not None])
 
 
-def _artifact(root: str, name: str) -> Artifact | None:
+def _artifact(root: str, name: str, every: Sequence[str]) -> Artifact | None:
+    """every: all names in the root, sorted, for those of the parts."""
     url = join(root, name)
     found = conditional.read_version(url)
     if found is None:
@@ -141,9 +143,18 @@ def _artifact(root: str, name: str) -> Artifact | None:
     except ArtifactError:  # perhaps another program's: leave its files alone
         return Artifact(base, name, None, ())
     if manifest is not None:
-        return Artifact(base, name, manifest, tuple(base + f.path for f in manifest.files))
-    slot = read_slot(url)
-    return Artifact(base, name, None, tuple(base + path for path in slot.files) if slot else ())
+        files, parts = [f.path for f in manifest.files], [p.path for p in manifest.parts]
+    else:
+        slot = read_slot(url)
+        files, parts = (list(slot.files), list(slot.parts)) if slot else ([], [])
+    inside = (name for part in parts for name in _below(every, base + part))
+    return Artifact(base, name, manifest, (*(base + path for path in files), *inside))
+
+
+def _below(names: Sequence[str], folder: str) -> Sequence[str]:
+    """Those of sorted names that are in a folder and its subfolders."""
+    begin, end = (bisect_left(names, folder + after) for after in ("/", AFTER_SLASH))
+    return names[begin:end]
 
 
 def _claim(root: str, entry: ListedFile, policy: Policy) -> Claimed | None:

@@ -10,10 +10,11 @@ from typing import Any
 from stages.report.collect import parse_lines
 from stages.report.lineage import Ancestry, Lineage
 from stages.report.lineage_picture import wide
-from trainyard.charts.line_chart import Series, finite, line_chart
+from trainyard.charts.line_chart import Series, line_chart
 from trainyard.charts.markdown import code, escape
 from trainyard.charts.markup import Markup, element
 from trainyard.charts.numbers import duration, fixed, size
+from trainyard.charts.points import Points
 
 SVG = "http://www.w3.org/2000/svg"
 WIDTH, HEIGHT = 860, 360
@@ -44,8 +45,8 @@ def data_url(svg: str) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
-def _losses(step: dict[str, Any]) -> tuple[float, tuple[float | None, float | None]]:
-    return step["step"], (step.get("lm_loss"), step.get("validation_loss"))
+def _losses(step: dict[str, Any]) -> tuple[int, tuple[float | None, float | None]]:
+    return int(step["step"]), (step.get("lm_loss"), step.get("validation_loss"))
 
 
 def loss_curve(ledger: bytes, url: str, title: str) -> str | None:
@@ -53,10 +54,10 @@ def loss_curve(ledger: bytes, url: str, title: str) -> str | None:
     for errors.
 
     Raises ArtifactError for a line that is no step."""
-    steps = parse_lines(ledger, url, "step", _losses)
-    training, validation = (
-        finite([(step, losses[number]) for step, losses in steps]) for number in (0, 1)
-    )
+    training, validation = Points(), Points()
+    for step, (loss, validation_loss) in parse_lines(ledger.splitlines(), url, "step", _losses):
+        training.add(step, loss)
+        validation.add(step, validation_loss)
     curves = [Series("training", training, "a"), Series("validation", validation, "b", dots=True)]
     chart = line_chart(title, curves, fixed(3))
     if chart is None:

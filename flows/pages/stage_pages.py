@@ -168,8 +168,8 @@ def stage_rows(summary: Summary, manifest: Manifest | None) -> list[Row]:
     if manifest is not None:
         rows += [_input(name, record) for name, record in sorted(manifest.inputs.items())]
         rows.append(_row("output", summary.manifest_url, manifest.output_digest))
-        size = sum(record.size_bytes for record in manifest.files)
-        rows.append(_row("files", f"{len(manifest.files):,}, of {size:,} bytes together"))
+        size = f"{manifest.size_bytes:,} bytes together"
+        rows.append(_row("files", f"{manifest.num_files:,}, of {size}"))
         code = manifest.code
         rows.append(_row("code", f"trainyard {code.get('version', '')}", code.get("digest", "")))
     rows += [_row(f"metric {name}", _value(value)) for name, value in summary.metrics.items()]

@@ -286,6 +286,7 @@ class CertifiedRun:
     def check_files(self, digests: bool, progress: Progress) -> Check:
         """Compare sizes, and digests if requested, with the manifests."""
         check = Check("files")
+        self._compare_parts(check)
         for number, path, fault in self._faults:
             check.compare(number, "the published file", fault, path)
         seen: dict[str, str] = {}
@@ -302,6 +303,17 @@ class CertifiedRun:
             else:
                 check.checked += 1
         return check
+
+    def _compare_parts(self, check: Check) -> None:
+        """Compare the steps that the run names with the manifests of these steps."""
+        published = {step.folder: step for step in self.steps if step.manifest is not None}
+        for part in self.manifest.parts if self.manifest is not None else ():
+            step = published.get(part.path)
+            found = "no such step" if step is None or step.manifest is None else ""
+            if step is not None and step.manifest is not None:
+                found = step.manifest.output_digest
+            number = step_of(part.path) or 0
+            check.compare(number, part.output_digest, found, f"{part.path}/{MANIFEST}")
 
     def _listed(self) -> Iterator[tuple[int, str, store.FileRecord]]:
         """(step, path in the run folder, record); files of the run itself have its last step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from typing import Any
 
 from stages.pretrain.config import PretrainConfig
@@ -10,8 +11,9 @@ from stages.pretrain.progress_file import ProgressFile
 from stages.runtime.context import StageRun
 from stages.runtime.failure import add_step, report_failure
 from trainyard.artifacts import store
-from trainyard.artifacts.manifest import read_manifest
-from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.manifest import PartRecord, read_manifest
+from trainyard.artifacts.parts import wrong_file
+from trainyard.artifacts.store import FileRecord, OutputFile
 from trainyard.config import digest_relevant
 from trainyard.errors import InfrastructureError
 from trainyard.training.run.run_folder import RunFolder
@@ -84,8 +86,7 @@ class StageRunFolder(RunFolder):
             return False
         if finished[0].config != options and not self._stage.is_forced:
             return False
-        sizes = store.list_files(self._url)
-        return all(sizes.get(file.path) == file.size_bytes for file in finished[0].files)
+        return wrong_file(self._url, finished[0], store.list_files(self._url)) is None
 
     def make_room(self) -> None:
         """As for every run. A run that starts over and is killed here starts over again."""
@@ -95,11 +96,14 @@ class StageRunFolder(RunFolder):
         if self._starts_over:
             self.remember(SUPERSEDED, {"steps": []})
 
-    def _write(self, name: str, data: bytes, volatile: bool = False) -> None:
-        self._stage.write_bytes(name, data, volatile)
+    def _open(self, name: str, volatile: bool = False) -> AbstractContextManager[OutputFile]:
+        return self._stage.open(name, volatile)
 
     def _record(self, record: FileRecord) -> None:
         self._stage.record(record)
+
+    def _record_part(self, part: PartRecord) -> None:
+        self._stage.record_part(part)
 
     def _retire_manifest(self) -> None:
         self._stage.begin_replacing()

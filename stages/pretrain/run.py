@@ -18,8 +18,9 @@ from stages.runtime.failure import add_step
 from trainyard.errors import Stopped, StoppedByOption
 from trainyard.training.loop.prepare import prepared
 from trainyard.training.overrides import Overrides
+from trainyard.training.result import Result
 from trainyard.training.run.segments import segments_document, segments_of_step
-from trainyard.training.trainer import Result, Trainer
+from trainyard.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,15 @@ import jinja2
 from stages.report import experts, lineage_picture
 from stages.report.config import MAX_SAMPLES
 from stages.report.evaluations import evaluated_sets
-from stages.report.facts import Card, Sample, Save, Step
+from stages.report.facts import Card, Sample, Save
 from stages.report.losses import further_loss_charts
 from stages.report.retrieval import Search
 from stages.report.retrieval_section import recall_charts, recall_rows, retrieval_lead
 from trainyard.charts import numbers
-from trainyard.charts.line_chart import LineChart, Series, finite, line_chart
+from trainyard.charts.line_chart import LineChart, Series, line_chart
 from trainyard.charts.markup import Markup, printable
 from trainyard.charts.numbers import NARROW, is_number, three, whole
+from trainyard.charts.points import Point
 from trainyard.version import VERSION
 
 FOLDER = Path(__file__).parent
@@ -146,10 +147,10 @@ def stats(card: Card) -> Iterator[Stat]:
     """The most important numbers, as far as known."""
     if card.validation:
         yield from _validation(*card.validation)
-    elif losses := [step.loss for step in card.steps if step.loss is not None]:
-        yield Stat("Training loss", numbers.fixed(3)(losses[-1]), "at the last step")
-    if card.tokens and card.steps:
-        steps = f"in {whole(card.steps[-1].step)} steps"
+    elif (loss := card.steps.last("loss")) is not None:
+        yield Stat("Training loss", numbers.fixed(3)(loss), "at the last step")
+    if card.tokens and card.steps.last_step is not None:
+        steps = f"in {whole(card.steps.last_step)} steps"
         yield Stat("Tokens seen", numbers.scaled(card.tokens), steps)
     if (speed := card.training_speed) is not None:
         yield Stat("Training speed", numbers.scaled(speed), "tokens/s, median")
@@ -177,19 +178,19 @@ def _lists(search: Search) -> str:
     return f"{whole(search.nprobe)} list{'s' if search.nprobe > 1 else ''} searched"
 
 
-def _validation(first: Step, last: Step) -> Iterator[Stat]:
+def _validation(first: Point, last: Point) -> Iterator[Stat]:
     """Loss and perplexity at the first and the last measurement, or at the only one."""
-    losses = [step.validation_loss or 0.0 for step in (first, last)]
+    losses = [loss for _, loss in (first, last)]
     before, loss = (numbers.fixed(2)(value) for value in losses)
     was, perplexity = (numbers.perplexity(numbers.bounded_exp(value)) for value in losses)
-    if first.step == last.step:
-        at = f"at step {whole(last.step)}"
+    if first[0] == last[0]:
+        at = f"at step {whole(last[0])}"
         yield Stat("Validation loss", loss, at, css="b")
         yield Stat("Validation perplexity", perplexity, f"{at}, {OF_SPLIT}")
         return
     fall = losses[0] - losses[1]
     more = f"{numbers.fixed(2)(fall)} nats lower" if fall > 0 else "not lower than before"
-    when = "before and after" if first.step == 0 else f"first at step {whole(first.step)}"
+    when = "before and after" if first[0] == 0 else f"first at step {whole(first[0])}"
     yield Stat("Validation loss", loss, more, before, "b")
     yield Stat("Validation perplexity", perplexity, f"{when}, {OF_SPLIT}", was)
 
@@ -198,7 +199,7 @@ def _validation(first: Step, last: Step) -> Iterator[Stat]:
 
 
 def _series(card: Card, name: str, field: str, css: str, dots: bool = False) -> Series:
-    return Series(name, finite([(s.step, getattr(s, field)) for s in card.steps]), css, dots)
+    return Series(name, card.steps.points(field), css, dots)
 
 
 def loss_chart(card: Card) -> LineChart | None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from stages.report.config import ARTIFACTS, ReportConfig
-from stages.report.facts import Card, Option, Sample, Save, Step
+from stages.report.facts import Card, Option, Sample, Save
 from stages.report.lineage import Ancestry, Artifact
 from stages.report.retrieval import gather_retrieval
+from stages.report.steps import Speeds, Step, Steps
 from trainyard.artifacts import store
+from trainyard.artifacts.lines import read_listed_lines
 from trainyard.artifacts.manifest import Manifest, read_listed, read_listed_json
+from trainyard.artifacts.parts import part_manifest
 from trainyard.artifacts.urls import basename, join
 from trainyard.charts.numbers import is_number
 from trainyard.checkpoint.steps import step_of
@@ -100,11 +103,12 @@ def _training(config: ReportConfig, ancestry: Ancestry, key: str) -> dict[str, A
         )
     check_trained(config.checkpoint, checkpoint)
     trained = ancestry.artifacts[key]
-    ledger = _lines(key, checkpoint, LEDGER)
-    timings = {line["step"]: line for line in _lines(key, checkpoint, TIMINGS)}
+    speeds, steps, line = Speeds(_lines(key, checkpoint, TIMINGS)), Steps(), {}
+    for line in _lines(key, checkpoint, LEDGER):
+        steps.add(_step(line, speeds.of(line["step"])))
     return {
-        "steps": tuple(_step(line, timings.get(line["step"], {})) for line in ledger),
-        "expert_loads": expert_loads(ledger[-1]) if ledger else (),
+        "steps": steps,
+        "expert_loads": expert_loads(line),
         "options": options_of(checkpoint.config),
         "environment": environment(trained, profiles_of(key)),
         "measured": measured(trained),
@@ -118,6 +122,7 @@ def _training(config: ReportConfig, ancestry: Ancestry, key: str) -> dict[str, A
 def check_trained(url: str, manifest: Manifest) -> None:
     """Refuse an artifact that is neither a run, nor a reshard of one, nor a step."""
     folders = {record.path.partition("/")[0] for record in manifest.files}
+    folders |= {part.path for part in manifest.parts}
     if manifest.stage in TRAINED or any(step_of(folder) is not None for folder in folders):
         return
     raise ConfigError(
@@ -153,26 +158,27 @@ def _volatile(ancestry: Ancestry, key: str | None, name: str) -> dict[str, Any] 
 # --- training ---------------------------------------------------------------------------------
 
 
-def _lines(key: str, manifest: Manifest, name: str) -> list[dict[str, Any]]:
+def _lines(key: str, manifest: Manifest, name: str) -> Iterator[dict[str, Any]]:
     """The lines of a file with a line for each step; none when the run has no such file."""
     record, url = manifest.record(name), join(key, name)
 
     def parse(found: dict[str, Any]) -> dict[str, Any]:
-        return {**found, "step": found["step"]}
+        return {**found, "step": int(found["step"])}
 
-    return [] if record is None else parse_lines(read_listed(url, record), url, "step", parse)
+    if record is not None:
+        yield from parse_lines(read_listed_lines(url, record), url, "step", parse)
 
 
-def parse_lines(data: bytes, url: str, name: str, parse: Callable[[Any], T]) -> list[T]:
-    """The JSON lines of a file, parsed. Raises ArtifactError with the first line that fails."""
-    parsed = []
-    for number, line in enumerate(data.splitlines(), 1):
+def parse_lines(
+    lines: Iterable[bytes], url: str, name: str, parse: Callable[[Any], T]
+) -> Iterator[T]:
+    """JSON lines, parsed. Raises ArtifactError with the first line that fails."""
+    for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                parsed.append(parse(json.loads(line)))
+                yield parse(json.loads(line))
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ArtifactError(f"{url}: line {number} is not a {name}: {error!r}") from error
-    return parsed
 
 
 def saves_of(key: str, manifest: Manifest) -> tuple[Save, ...]:
@@ -183,7 +189,7 @@ def saves_of(key: str, manifest: Manifest) -> tuple[Save, ...]:
 
 def parse_saves(data: bytes, url: str) -> tuple[Save, ...]:
     """The lines of saves.jsonl."""
-    return tuple(parse_lines(data, url, "save", _save))
+    return tuple(parse_lines(data.splitlines(), url, "save", _save))
 
 
 def _save(found: dict[str, Any]) -> Save:
@@ -194,7 +200,7 @@ def _save(found: dict[str, Any]) -> Save:
     return Save(int(step), str(found["kind"]), int(size), float(blocked), float(durable))
 
 
-def _step(line: dict[str, Any], timing: dict[str, Any]) -> Step:
+def _step(line: dict[str, Any], speed: float | None) -> Step:
     found = line.get("layer_figures")
     figures = found if isinstance(found, dict) else {}
     return Step(
@@ -204,7 +210,7 @@ def _step(line: dict[str, Any], timing: dict[str, Any]) -> Step:
         validation_loss=_number(line.get("validation_loss")),
         learning_rate=_number(line.get("learning_rate")),
         grad_norm=_number(line.get("grad_norm")),
-        tokens_per_second=_number(timing.get("tokens_per_second")),
+        tokens_per_second=speed,
         max_expert_load=_number(figures.get("max expert load")),
         min_expert_load=_number(figures.get("min expert load")),
         dropped_tokens=_number(figures.get("dropped tokens")),
@@ -237,6 +243,9 @@ def _whole(value: Any) -> int | None:
 
 def num_parameters(key: str, manifest: Manifest) -> int | None:
     """Parameters of the GPT in config.json of the last step; None for another kind of model."""
+    if manifest.parts:
+        last = max(manifest.parts, key=lambda part: part.path)
+        return num_parameters(join(key, last.path), part_manifest(key, last))
     configs = [f.path for f in manifest.files if basename(f.path) == "config.json"]
     if not configs:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stages.report.facts import Card
 from trainyard.charts import numbers
-from trainyard.charts.line_chart import LineChart, Series, finite, line_chart
+from trainyard.charts.line_chart import LineChart, Series, line_chart
 
 COLUMNS = ("layer", "busiest expert", "its load", "idlest expert", "its load")
 
@@ -13,7 +13,7 @@ def load_charts(card: Card) -> list[LineChart]:
     """Busiest and idlest expert of all layers, and what was dropped, by step."""
 
     def series(name: str, field: str, css: str) -> Series:
-        return Series(name, finite([(s.step, getattr(s, field)) for s in card.steps]), css)
+        return Series(name, card.steps.points(field), css)
 
     charts = (
         line_chart(

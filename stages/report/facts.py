@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from stages.report.lineage import Lineage
 from stages.report.retrieval import Retrieval
+from stages.report.steps import Steps
+from trainyard.charts.points import Point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,26 +38,6 @@ class Sample:
     finish_reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One line of the ledger, and its timing where the run recorded one."""
-
-    step: int
-    tokens: int | None = None
-    loss: float | None = None
-    validation_loss: float | None = None
-    learning_rate: float | None = None
-    grad_norm: float | None = None
-    tokens_per_second: float | None = None
-    max_expert_load: float | None = None
-    """Of the busiest expert of all layers, as a multiple of an even share."""
-    min_expert_load: float | None = None
-    dropped_tokens: float | None = None
-    """Share of the choices of experts that were beyond capacity."""
-    more_losses: Mapping[str, float] = field(default_factory=dict)
-    """Losses beside that of the tokens, by name."""
-
-
 @dataclass(frozen=True, slots=True)
 class Save:
     """The cost of one save of a step."""
@@ -75,7 +56,7 @@ class Card:
 
     title: str
     lineage: Lineage
-    steps: tuple[Step, ...] = ()
+    steps: Steps = field(default_factory=Steps)
     expert_loads: tuple[tuple[int, tuple[float, ...]], ...] = ()
     """After the last step, for each layer with experts: its number, and the share of the choices
     that fell on each expert."""
@@ -116,18 +97,19 @@ class Card:
     @property
     def tokens(self) -> int | None:
         """Tokens seen in training."""
-        return next((s.tokens for s in reversed(self.steps) if s.tokens is not None), None)
+        found = self.steps.last("tokens")
+        return None if found is None else int(found)
 
     @property
-    def validation(self) -> tuple[Step, Step] | None:
-        """The first and the last step with a validation loss."""
-        measured = [s for s in self.steps if s.validation_loss is not None]
+    def validation(self) -> tuple[Point, Point] | None:
+        """The first and the last step with a validation loss, with that."""
+        measured = self.steps.points("validation_loss")
         return (measured[0], measured[-1]) if measured else None
 
     @property
     def training_speed(self) -> float | None:
         """Tokens per second, the median of the logged steps."""
-        rates = [step.tokens_per_second for step in self.steps if step.tokens_per_second]
+        rates = [rate for rate in self.steps.points("tokens_per_second").values if rate]
         return statistics.median_high(rates) if rates else None
 
     @property

@@ -154,17 +154,14 @@ class Ancestry:
             return (self._run_folder(at),)
         holder = self._find(parent(at))
         name = basename(at)
-        inside = (name + "/", name + ".")
-        if holder and any(f.path == name or f.path.startswith(inside) for f in holder.files):
+        if holder and (holder.holds(name) or any(_is_of(f.path, name) for f in holder.files)):
             return (parent(at),)
         return tuple(self._below(at))
 
     def _run_folder(self, key: str) -> str:
         """The run folder of a step; any other key is returned as it is."""
         holder = self._find(parent(key))
-        inside = basename(key) + "/"
-        is_step = holder is not None and any(f.path.startswith(inside) for f in holder.files)
-        return parent(key) if is_step else key
+        return parent(key) if holder is not None and holder.holds(basename(key)) else key
 
     def _below(self, folder: str) -> Iterable[str]:
         for name in store.list_files(folder):
@@ -176,6 +173,11 @@ class Ancestry:
     def lineage(self, destination: str) -> Lineage:
         """The whole lineage, with similar artifacts grouped."""
         return with_aliases(grouped(list(self.artifacts.values()), list(self.edges), destination))
+
+
+def _is_of(path: str, prefix: str) -> bool:
+    """Whether a file is one of the artifact with a prefix."""
+    return path.startswith(prefix + ".")
 
 
 def key_of(url: str) -> str:
@@ -199,8 +201,8 @@ def describe(key: str, manifest: Manifest) -> Artifact:
         key=key,
         stage=manifest.stage,
         digest=manifest.output_digest,
-        size_bytes=sum(record.size_bytes for record in manifest.files),
-        num_files=len(manifest.files),
+        size_bytes=manifest.size_bytes,
+        num_files=manifest.num_files,
         seconds=float(seconds) if isinstance(seconds, int | float) else None,
         started=str(manifest.run.get("started", "")),
         code=dict(manifest.code),

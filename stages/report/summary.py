@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stages.report.facts import Card, Step
+from stages.report.facts import Card
 from trainyard.charts.numbers import bounded_exp
+from trainyard.charts.points import Point
 
 FORMAT_VERSION = 1
 
@@ -38,13 +39,12 @@ def training(card: Card) -> dict[str, Any]:
     """Length and losses of the run."""
     if not card.steps:
         return {}
-    losses = [step.loss for step in card.steps if step.loss is not None]
     first, last = card.validation or (None, None)
     return _known(
         {
-            "steps": card.steps[-1].step,
+            "steps": card.steps.last_step,
             "tokens": card.tokens,
-            "loss": losses[-1] if losses else None,
+            "loss": card.steps.last("loss"),
             "validation_before": first and _measured(first),
             "validation_after": last and _measured(last),
         }
@@ -55,6 +55,6 @@ def _known(facts: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if value is not None}
 
 
-def _measured(step: Step) -> dict[str, Any]:
-    loss = step.validation_loss or 0.0
-    return {"step": step.step, "loss": loss, "perplexity": bounded_exp(loss)}
+def _measured(found: Point) -> dict[str, Any]:
+    step, loss = found
+    return {"step": step, "loss": loss, "perplexity": bounded_exp(loss)}

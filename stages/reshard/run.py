@@ -28,7 +28,10 @@ def run(config: ReshardConfig, stage: StageRun) -> dict[str, Any]:
 
         metrics = convert(config, stage, loader)
     written = [record for record in stage.records.values() if not record.volatile]
-    metrics |= {"files": len(written), "bytes": sum(record.size_bytes for record in written)}
+    parts = stage.parts.values()
+    files = len(written) + sum(part.num_files for part in parts)
+    size = sum(file.size_bytes for file in written) + sum(part.size_bytes for part in parts)
+    metrics |= {"files": files, "bytes": size}
     log.info("resharded %s", " ".join(f"{key}={value}" for key, value in metrics.items()))
     return metrics
 

@@ -14,7 +14,7 @@ from typing import Any
 from stages.reshard.config import ReshardConfig
 from stages.runtime.context import StageRun
 from trainyard.artifacts import store
-from trainyard.artifacts.manifest import Manifest
+from trainyard.artifacts.manifest import Manifest, PartRecord
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import is_hidden, join
@@ -82,8 +82,9 @@ def save_files(
     )
     stage.work.record_final([*stage.records, f"{folder}/{MANIFEST}"])
     manifest = Manifest(stage=stage.name, lineage=stage.lineage, files=files)
-    for record in publish_step(step_url, manifest, slot):
-        stage.record(record)
+    publish_step(step_url, manifest, slot)
+    stage.records = {}
+    stage.record_part(PartRecord.of(folder, manifest))
 
 
 @contextmanager

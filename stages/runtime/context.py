@@ -19,7 +19,7 @@ from trainyard.artifacts import retry, store
 from trainyard.artifacts.claim import Claim
 from trainyard.artifacts.digest import digest_bytes, digest_document
 from trainyard.artifacts.inputs import Input
-from trainyard.artifacts.manifest import ManifestSlot, retire
+from trainyard.artifacts.manifest import ManifestSlot, PartRecord, retire
 from trainyard.artifacts.output import FINAL_NAMES, Output
 from trainyard.artifacts.store import FileRecord, OutputFile
 from trainyard.artifacts.urls import check_relative, join
@@ -127,6 +127,7 @@ class StageRun:
     facts: dict[str, Any] = field(default_factory=dict)
     """Further facts of the run for the manifest, outside every digest; JSON-able."""
     records: dict[str, FileRecord] = field(default_factory=dict)
+    parts: dict[str, PartRecord] = field(default_factory=dict)
     step_file: Path | None = None
     """File in which rank 0 of several reports its steps to the parent; None without a parent."""
     retired: bool = False
@@ -193,6 +194,11 @@ class StageRun:
         """Add a file that was written by other means, by its path relative to the output."""
         check_relative(record.path)
         self.records[record.path] = record
+
+    def record_part(self, part: PartRecord) -> None:
+        """Add a folder with a manifest of its own, which lists its files in place of this run's."""
+        check_relative(part.path)
+        self.parts[part.path] = part
 
     def begin_replacing(self) -> None:
         """Retire the old manifest, if any, before final files are written.

@@ -24,8 +24,9 @@ from stages.runtime.up_to_date import CODE_FILES, Decision, MadeInShares, decide
 from trainyard.artifacts import retry, store
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.conditional import require_conditions
-from trainyard.artifacts.manifest import FORCE, Manifest, publish, read_manifest
+from trainyard.artifacts.manifest import FORCE, Manifest, publish, read_manifest, read_slot
 from trainyard.artifacts.output import Output
+from trainyard.artifacts.parts import remove_others
 from trainyard.artifacts.urls import local_path
 from trainyard.errors import ClaimHeldError, ConfigError
 
@@ -114,7 +115,7 @@ def _decide_and_run(job: StageInvocation, run: StageRun, leader: ranks.Leader) -
         _report_noop(job, whole[0], whole[1])
     else:
         _check_inputs(job)
-        _run_claimed(job, run, leader)
+        _run_claimed(job, run, leader, decision)
 
 
 def _check_output(job: StageInvocation, run: StageRun, decision: Decision) -> None:
@@ -143,7 +144,9 @@ def _finished_whole(job: StageInvocation, decision: Decision) -> tuple[Output, M
     return (whole, found[0]) if is_same else None
 
 
-def _run_claimed(job: StageInvocation, run: StageRun, leader: ranks.Leader) -> None:
+def _run_claimed(
+    job: StageInvocation, run: StageRun, leader: ranks.Leader, decision: Decision
+) -> None:
     assert run.output is not None
     if store.exists(run.output.url) and not run.output.is_prefix:
         raise ConfigError(
@@ -153,7 +156,9 @@ def _run_claimed(job: StageInvocation, run: StageRun, leader: ranks.Leader) -> N
     began = time.time()
     claim = acquire(run.output.claim_url, job.claim_wait_seconds)
     try:
-        decision = job.decide()  # again: another run may have finished while this one waited
+        slot = read_slot(run.output.manifest_url)
+        if slot != decision.slot:  # another run finished, or was killed, while this one waited
+            decision = job.decide()
         if decision.manifest is not None and decision.reason is None:
             leader.announce(None)
             job.log.info("another run finished this output in the meantime")
@@ -230,7 +235,8 @@ def _manifest(
         **run.facts,
     }
     files = tuple(run.records[path] for path in sorted(run.records))
-    return decision.new_manifest(job.name, files=files, metrics=metrics, run=facts)
+    parts = tuple(run.parts[path] for path in sorted(run.parts))
+    return decision.new_manifest(job.name, files=files, parts=parts, metrics=metrics, run=facts)
 
 
 def _report_noop(job: StageInvocation, output: Output, manifest: Manifest) -> None:
@@ -268,8 +274,12 @@ def _remove_strays(job: StageInvocation, run: StageRun, manifest: Manifest) -> N
     """Remove files of earlier versions and of killed runs of this artifact, and spent shares."""
     assert run.output is not None
     earlier = set(run.slot.files if run.slot else ()) | run.work.final_names()
+    in_parts = tuple(f"{part.path}/" for part in manifest.parts)  # those clear their own folders
     for path in sorted(earlier - {record.path for record in manifest.files}):
-        store.delete(run.output.file_url(path))
+        if not path.startswith(in_parts):
+            store.delete(run.output.file_url(path))
+    if run.slot is not None:
+        remove_others(run.output.folder_url, run.slot, manifest)
     begins = store.basename(run.output.url) if run.output.is_prefix else ""
     store.delete_abandoned(run.output.folder_url, begins)
     run.work.remove()

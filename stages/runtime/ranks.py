@@ -29,7 +29,7 @@ from stages.runtime.failure import add_step, read_step
 from stages.runtime.libraries import loaded_libraries
 from stages.runtime.parent_watch import LIFELINE
 from trainyard.artifacts.inputs import Input
-from trainyard.artifacts.manifest import ManifestSlot
+from trainyard.artifacts.manifest import ManifestSlot, PartRecord
 from trainyard.artifacts.store import FileRecord
 from trainyard.errors import (
     CommunicationError,
@@ -258,6 +258,8 @@ def _read_result(run: StageRun, result: Path) -> dict[str, Any]:
     run.libraries, run.facts = document["libraries"], document["facts"]
     for record in document["records"]:
         run.record(FileRecord(**record))
+    for part in document["parts"]:
+        run.record_part(PartRecord(**part))
     metrics: dict[str, Any] = document["metrics"]
     return metrics
 
@@ -292,6 +294,7 @@ def _work(config: Any, run: StageRun, run_module: str, result: Path | None) -> N
     if result is not None:
         records = [asdict(record) for record in run.records.values()]
         document = {"metrics": metrics, "records": records, "slot": _slot(run), "facts": run.facts}
+        document["parts"] = [asdict(part) for part in run.parts.values()]
         document["libraries"] = loaded_libraries()
         result.write_text(json.dumps(document))
 

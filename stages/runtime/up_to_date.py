@@ -19,6 +19,7 @@ from trainyard.artifacts.manifest import (
     read_slot,
 )
 from trainyard.artifacts.output import MANIFEST, Output
+from trainyard.artifacts.parts import wrong_file
 from trainyard.artifacts.urls import has_glob, is_local, join, lies_in
 from trainyard.config import digest_relevant, to_dict
 from trainyard.errors import ArtifactError, ConfigError
@@ -290,15 +291,14 @@ def _listed(files: Sequence[str]) -> str:
 def _missing_file(manifest: Manifest, output: Output) -> str | None:
     """A file that is missing or has another size; found by listing, without reading."""
     if output.is_prefix:
-        sizes = {f.path: _size(output.file_url(f.path)) for f in manifest.files}
+        urls = {f.path: output.file_url(f.path) for f in manifest.files}
+        sizes = {p: store.info(url).size_bytes for p, url in urls.items() if store.exists(url)}
     else:
-        sizes = dict(store.list_files(output.url))
-    for record in manifest.files:
-        if sizes.get(record.path) != record.size_bytes:
-            gone = sizes.get(record.path) is None
-            return f"output file {record.path} {'is gone' if gone else 'has another length'}"
-    return None
-
-
-def _size(url: str) -> int | None:
-    return store.info(url).size_bytes if store.exists(url) else None
+        sizes = store.list_files(output.url)
+    try:
+        path = wrong_file(output.folder_url, manifest, sizes)
+    except ArtifactError as error:
+        return str(error)
+    if path is None:
+        return None
+    return f"output file {path} {'has another length' if path in sizes else 'is gone'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from stages.runtime.context import StageRun
@@ -11,6 +12,8 @@ from trainyard.artifacts import store
 from trainyard.artifacts.inputs import read_digest
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.parts import files_of_part
+from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ArtifactError
 
@@ -20,20 +23,30 @@ log = logging.getLogger(__name__)
 def run(config: VerifyConfig, stage: StageRun) -> dict[str, Any]:
     """Verify every artifact; raises ArtifactError after all of them were read, if any differs."""
     manifests = [found for url in config.url for found in find_manifests(url)]
-    total = sum(f.size_bytes for _, manifest in manifests for f in manifest.files)
-    faults = []
+    total = sum(manifest.size_bytes for _, manifest in manifests)
+    faults: list[str] = []
     with stage.progress(total, "bytes", "verify") as progress:
         for base, manifest in manifests:
-            for record in manifest.files:
+            for record in _files(base, manifest, faults):
                 fault = compare(base + record.path, record)
                 faults += [fault] if fault else []
                 progress.update(record.size_bytes)
-    files = sum(len(manifest.files) for _, manifest in manifests)
+    files = sum(manifest.num_files for _, manifest in manifests)
     if faults:
         raise ArtifactError(f"{len(faults)} of {files} files differ:\n  " + "\n  ".join(faults))
     what = f"{files:,} files, {total:,} bytes, in {len(manifests):,} artifacts"
     print(f"verified {what}: all as published")
     return {}
+
+
+def _files(base: str, manifest: Manifest, faults: list[str]) -> Iterator[FileRecord]:
+    """The files of an artifact and of its parts; a part whose manifest differs is a fault."""
+    yield from manifest.files
+    for part in manifest.parts:
+        try:
+            yield from files_of_part(base, part)
+        except ArtifactError as error:
+            faults.append(str(error))
 
 
 def find_manifests(url: str) -> list[tuple[str, Manifest]]:
@@ -68,7 +81,7 @@ def _base(manifest_url: str) -> str:
     return manifest_url.removesuffix("." + MANIFEST)
 
 
-def compare(url: str, record: store.FileRecord) -> str | None:
+def compare(url: str, record: FileRecord) -> str | None:
     """The difference of one file from its record; None if there is none."""
     try:
         found = read_digest(url)

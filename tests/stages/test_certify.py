@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from stages.certify.config import CertifyConfig
 from stages.certify.run import certify
 from stages.runtime.context import StageRun
 from tests.stages.directly import Done, run_program
-from tests.stages.pretrain_runs import Pretrain
+from tests.stages.pretrain_runs import Pretrain, manifest
 from tests.stages.test_report import report
 from tests.trainyard.datasets.test_gpt import write_pair
-from trainyard.artifacts.digest import digest_bytes, digest_files
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.manifest import PartRecord
 from trainyard.config import from_dict
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.training.certify.certificate import CHECKS, Certificate, Link
@@ -136,14 +138,14 @@ def test_retained_and_recent_steps_agree(pretrain: Pretrain, tokens: str, tmp_pa
     assert found.is_complete, found.sentence
     assert found.last_step == 7
     assert len(found.published_steps) > 2
-    manifest = folder / "iter_0000006/manifest.json"
-    text = manifest.read_text()
-    manifest.write_text(text[:99])
+    path = folder / "iter_0000006/manifest.json"
+    text = path.read_text()
+    path.write_text(text[:99])
     found = found_in(folder)  # step 7 has the same lines; the file still differs
     assert found.first_broken_link is not None
     assert found.first_broken_link[:2] == (6, "files")
     assert [check.name for check in found.checks if check.broken] == ["files"]
-    manifest.write_text(text)
+    path.write_text(text)
     shutil.rmtree(folder / "iter_0000004")
     assert link_in(folder)[:4] == (1, "steps", "step 1", "step 5")
 
@@ -153,9 +155,9 @@ def test_steps_of_other_runs_are_remarks(stopped: Path, whole: Path, tmp_path: P
     shutil.copytree(stopped, folder)
     shutil.copytree(whole / "iter_0000003", folder / "superseded/11ae22bf/iter_0000003")
     shutil.copytree(whole / "iter_0000003", folder / "iter_0000002")
-    manifest = json.loads((folder / "iter_0000002/manifest.json").read_text())
-    manifest["lineage"] = "other"
-    (folder / "iter_0000002/manifest.json").write_text(json.dumps(manifest))
+    document = json.loads((folder / "iter_0000002/manifest.json").read_text())
+    document["lineage"] = "other"
+    (folder / "iter_0000002/manifest.json").write_text(json.dumps(document))
     shutil.copytree(whole / "iter_0000006", folder / "iter_0000006")
     (folder / "iter_0000006/manifest.json").unlink()
     found = found_in(folder)
@@ -182,17 +184,14 @@ def rewrite(folder: Path, name: str, change: Callable[[bytes], bytes]) -> None:
     """Change a file and every manifest that lists it, as somebody would who knows how."""
     path = folder / name
     path.write_bytes(change(path.read_bytes()))
-    places = [path.parent, folder] if path.parent != folder else [folder]
-    for place in places:
-        manifest = place / "manifest.json"
-        document = json.loads(manifest.read_text())
-        for record in document["files"]:
-            data = (place / record["path"]).read_bytes()
-            record.update(size_bytes=len(data), digest=digest_bytes(data))
-        files = [(f["path"], f["size_bytes"], f["digest"]) for f in document["files"]]
-        sound = [f for f, r in zip(files, document["files"], strict=True) if not r["volatile"]]
-        document["output_digest"] = digest_files(sound)
-        manifest.write_text(json.dumps(document))
+    for place in dict.fromkeys((path.parent, folder)):
+        found = manifest(place)
+        listed = (place / file.path for file in found.files)
+        records = zip(found.files, (file.read_bytes() for file in listed), strict=True)
+        files = (replace(f, size_bytes=len(d), digest=digest_bytes(d)) for f, d in records)
+        parts = (PartRecord.of(part.path, manifest(place / part.path)) for part in found.parts)
+        now = replace(found, files=tuple(files), parts=tuple(parts))
+        (place / "manifest.json").write_text(json.dumps(now.to_document()))
 
 
 def edit_line(number: int, **fields: Any) -> Callable[[bytes], bytes]:

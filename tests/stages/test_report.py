@@ -13,9 +13,10 @@ import pytest
 from stages.report.card import OF_SPLIT, render
 from stages.report.collect import options_of
 from stages.report.config import ReportConfig
-from stages.report.facts import Card, Option, Sample, Step
+from stages.report.facts import Card, Option, Sample
 from stages.report.lineage import Ancestry, Artifact, Lineage, grouped
 from stages.report.run import run
+from stages.report.steps import Step, Steps
 from tests.stages.directly import run_directly
 from tests.stages.html_page import Page, check_sound
 from trainyard.artifacts import store
@@ -251,15 +252,15 @@ def page_of(**facts: Any) -> Page:
 
 def test_a_page_of_only_a_checkpoint_is_valid() -> None:
     assert list(page_of().sections) == ["", "Where it came from"]
-    page = page_of(steps=(Step(step=1, loss=2.0, tokens=0),))
+    page = page_of(steps=Steps([Step(step=1, loss=2.0, tokens=0)]))
     assert ["Training loss", "2.000", "at the last step"] in page.sections[""].rows
 
 
 def test_headline_says_what_validation_was_measured() -> None:
-    steps = tuple(Step(step=n, validation_loss=9.0 - n / 10) for n in (0, 10, 20))
-    assert "before and after" in page_of(steps=steps).sections[""].text
-    assert "first at step 10" in page_of(steps=steps[1:]).sections[""].text
-    assert "at step 20" in page_of(steps=steps[2:]).sections[""].text
+    steps = [Step(step=n, validation_loss=9.0 - n / 10) for n in (0, 10, 20)]
+    assert "before and after" in page_of(steps=Steps(steps)).sections[""].text
+    assert "first at step 10" in page_of(steps=Steps(steps[1:])).sections[""].text
+    assert "at step 20" in page_of(steps=Steps(steps[2:])).sections[""].text
 
 
 def test_options_have_their_defaults() -> None:

@@ -11,8 +11,9 @@ import pytest
 from flows.goodput.account import KINDS
 from stages.report.card import GOODPUT_KINDS, render
 from stages.report.collect import expert_loads, parse_saves, read_goodput
-from stages.report.facts import Card, Save, Step
+from stages.report.facts import Card, Save
 from stages.report.lineage import Lineage
+from stages.report.steps import Step, Steps
 from tests.stages.html_page import Page, check_sound
 from trainyard.checkpoint.background import SaveReport
 from trainyard.errors import ArtifactError
@@ -85,10 +86,10 @@ def test_a_quantization_and_a_load_test_are_shown() -> None:
 
 def test_losses_beside_that_of_the_tokens_have_charts_of_their_own() -> None:
     steps = [Step(step=n, loss=3.0, more_losses={"mtp_1 loss": 3.2 - n / 10}) for n in (1, 2)]
-    found = render(Card(title="run", lineage=LINEAGE, steps=tuple(steps)))
+    found = render(Card(title="run", lineage=LINEAGE, steps=Steps(steps)))
     assert found.count("mtp_1 loss") >= 1
     assert "mtp_1 loss" not in render(
-        Card(title="run", lineage=LINEAGE, steps=(Step(step=1, loss=3.0),))
+        Card(title="run", lineage=LINEAGE, steps=Steps([Step(step=1, loss=3.0)]))
     )
 
 
@@ -100,7 +101,7 @@ def test_the_load_of_experts_is_shown_by_step_and_by_layer() -> None:
     steps = [
         Step(step=n, max_expert_load=2.1, min_expert_load=0.3, dropped_tokens=0.01) for n in (1, 2)
     ]
-    section = page(steps=tuple(steps), expert_loads=loads).sections["How experts were used"]
+    section = page(steps=Steps(steps), expert_loads=loads).sections["How experts were used"]
     assert section.rows[-2:] == [
         ["0", "0", "1.50", "1", "0.75"],
         ["2", "2", "2.10", "0", "0.30"],

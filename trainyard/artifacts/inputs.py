@@ -6,11 +6,14 @@ once; its digest is cached by URL, size and version."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from threading import Lock
+from typing import Any, TypeVar
 
 from trainyard.artifacts import store
 from trainyard.artifacts.by_version import remembered
@@ -31,6 +34,13 @@ from trainyard.artifacts.urls import (
 from trainyard.errors import ArtifactError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NUM_THREADS = 16
+
+MAX_ASKED = 8
+"""Files of one folder that are asked for one by one, before the folder is listed."""
 
 PAIR = (".bin", ".idx")
 SIDECAR = ".docs"
@@ -53,7 +63,7 @@ def resolve(name: str, urls: Sequence[str], manifests: Manifests | None = None) 
     manifests: what was read for other inputs of the same decision.
     Raises ArtifactError for a URL without files, and for an artifact that is being written."""
     manifests = Manifests() if manifests is None else manifests
-    parts = [_resolve_one(url, manifests) for url in urls]
+    parts = _each(lambda url: _resolve_one(url, manifests), urls)
     files = tuple(file for files, _ in parts for file in files)
     digests = [digest for _, digest in parts]
     digest = digests[0] if len(digests) == 1 else digest_document(digests)
@@ -61,21 +71,32 @@ def resolve(name: str, urls: Sequence[str], manifests: Manifests | None = None) 
 
 
 def _resolve_one(url: str, manifests: Manifests) -> tuple[list[str], str]:
-    if not has_glob(url):
-        for manifest_url, base in _own_manifests(url):
-            found = manifests.read(manifest_url)
-            if found is not None:
-                return _files_of(found, base), found.output_digest
     if has_glob(url):
         return _files_alone(store.expand(url), manifests)
-    if store.exists(url):
+    pair = [] if is_web(url) else [url + end for end in PAIR if manifests.exists(url + end)]
+    for manifest_url, base in _own_manifests(url):
+        if base == url and not manifests.exists(manifest_url):
+            continue
+        if base != url and len(pair) == len(PAIR):
+            break  # a pair, and no folder: spares a request for each of many
+        found = manifests.read(manifest_url)
+        if found is not None:
+            return _files_of(found, base), found.output_digest
+    if manifests.exists(url):
         return _files_alone([url], manifests)
-    pair = [url + ending for ending in PAIR if store.exists(url + ending)]
     if pair:
         # Not in the digest: the sidecar names locations, and tokens do not depend on them.
-        sidecar = [url + SIDECAR] if store.exists(url + SIDECAR) else []
+        sidecar = [url + SIDECAR] if manifests.exists(url + SIDECAR) else []
         return sorted([*pair, *sidecar]), _files_alone(pair, manifests)[1]
     return _folder(url, manifests)
+
+
+def _each(work: Callable[[str], T], urls: Sequence[str]) -> list[T]:
+    """The results of `work`; at remote places in threads, since each waits for a request."""
+    if len(urls) < 2 or all(map(is_local, urls)):
+        return [work(url) for url in urls]
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="inputs") as threads:
+        return list(threads.map(work, urls))
 
 
 def check_exists(url: str) -> None:
@@ -104,14 +125,16 @@ def _own_manifests(url: str) -> list[tuple[str, str]]:
 
 
 def _files_of(manifest: Manifest, base: str) -> list[str]:
-    """The files in the output digest, and the sidecar of document sources, which is not in it."""
+    """The files in the output digest, the sidecar of document sources, which is not in it, and the
+    manifests of parts."""
     files = manifest.files
-    listed = sorted(one.path for one in files if not one.volatile or one.path.endswith(SIDECAR))
-    return [base + path for path in listed]
+    listed = [one.path for one in files if not one.volatile or one.path.endswith(SIDECAR)]
+    parts = [f"{part.path}/{MANIFEST}" for part in manifest.parts]
+    return [base + path for path in sorted([*listed, *parts])]
 
 
 def _files_alone(urls: list[str], manifests: Manifests) -> tuple[list[str], str]:
-    digests = [manifests.file_digest(url) for url in urls]
+    digests = _each(manifests.file_digest, urls)
     if len(urls) == 1:
         return urls, digests[0]
     sizes = (manifests.size(url) for url in urls)
@@ -122,7 +145,8 @@ def _folder(url: str, manifests: Manifests) -> tuple[list[str], str]:
     root, files = url.rstrip("/") + "/", _files_in(url)
     names = [file.removeprefix(root) for file in files]
     sizes = map(manifests.size, files)
-    return files, digest_files(zip(names, sizes, map(manifests.file_digest, files), strict=True))
+    digests = _each(manifests.file_digest, files)
+    return files, digest_files(zip(names, sizes, digests, strict=True))
 
 
 def _files_in(url: str) -> list[str]:
@@ -141,6 +165,18 @@ class Manifests:
         self._read: dict[str, Manifest | None] = {}
         self._listed: dict[str, dict[str, int]] = {}
         self._records: dict[str, dict[str, FileRecord]] = {}
+        self._asked: Counter[str] = Counter()
+        self._listing_lock = Lock()
+
+    def exists(self, url: str) -> bool:
+        """Whether there is a file of that name. Beyond a few names in one folder, from a listing:
+        one request for a thousand."""
+        folder = parent(url)
+        if folder not in self._listed:
+            self._asked[folder] += 1
+            if self._asked[folder] <= MAX_ASKED:
+                return store.exists(url)
+        return basename(url) in self._folder(folder)
 
     def read(self, url: str) -> Manifest | None:
         """The manifest at a URL, None when there is none.
@@ -208,9 +244,10 @@ class Manifests:
         return self._records[url]
 
     def _folder(self, url: str) -> dict[str, int]:
-        if url not in self._listed:
-            self._listed[url] = store.list_folder(url)
-        return self._listed[url]
+        with self._listing_lock:
+            if url not in self._listed:
+                self._listed[url] = store.list_folder(url)
+            return self._listed[url]
 
 
 def read_checked(url: str) -> bytes:

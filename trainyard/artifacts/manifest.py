@@ -6,7 +6,12 @@
      "files": [{"path": "...", "size_bytes": 1, "digest": "...", "volatile": false}],
      "output_digest": "...", "metrics": {...}, "run": {"seconds": 1.5, ...}}
 
-The output digest is a pure function of the files that are not volatile. Before a rerun overwrites
+The output digest is a pure function of the files that are not volatile. An artifact of many files,
+such as a run with its steps, names folders that have a manifest of their own (format version 2):
+
+    "parts": [{"path": "iter_0000050", "output_digest": "...", "size_bytes": 1, "num_files": 1}]
+
+`parts.py` looks into them. Before a rerun overwrites
 the first final file, it replaces the manifest by one of status "replacing", which readers treat as
 missing. `read_listed` reads documents of an artifact and compares them with the manifest: size
 first, then digest."""
@@ -30,7 +35,8 @@ FORCE = "TRAINYARD_FORCE"
 """Variable with the id of the flow run that forces a stage. The manifest records it, so that the
 stage runs once for this flow run, however often it is retried or requeued."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""The newest that is read. Manifests without parts are written as version 1."""
 
 Version: TypeAlias = str
 
@@ -41,6 +47,23 @@ class InputRecord:
 
     urls: tuple[str, ...]
     digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """A folder of an artifact with a manifest of its own, such as a step of a run."""
+
+    path: str
+    """Relative to the artifact."""
+    output_digest: str
+    size_bytes: int
+    """Of all files that its manifest lists."""
+    num_files: int
+
+    @staticmethod
+    def of(path: str, manifest: Manifest) -> PartRecord:
+        """The record of a folder with that manifest."""
+        return PartRecord(path, manifest.output_digest, manifest.size_bytes, manifest.num_files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +78,8 @@ class Manifest:
     config_digest: str = ""
     inputs: dict[str, InputRecord] = field(default_factory=dict)
     files: tuple[FileRecord, ...] = ()
+    parts: tuple[PartRecord, ...] = ()
+    """Folders whose files `files` leaves out, as their own manifests list them."""
     metrics: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
     """Facts of the run that made it (seconds, when, on what): outside every digest."""
@@ -62,18 +87,38 @@ class Manifest:
     @property
     def output_digest(self) -> str:
         """A pure function of the contents: equal outputs have equal digests at any URL."""
-        return digest_files((f.path, f.size_bytes, f.digest) for f in self.files if not f.volatile)
+        files = [(f.path, f.size_bytes, f.digest) for f in self.files if not f.volatile]
+        return digest_files([*files, *((f"{p.path}/", 0, p.output_digest) for p in self.parts)])
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files, those of parts included."""
+        return sum(f.size_bytes for f in self.files) + sum(p.size_bytes for p in self.parts)
+
+    @property
+    def num_files(self) -> int:
+        """Of all files, those of parts included."""
+        return len(self.files) + sum(part.num_files for part in self.parts)
 
     def to_document(self) -> dict[str, Any]:
         """The JSON document, files in the order of their names."""
         document = dataclasses.asdict(self)
         document["files"] = sorted(document["files"], key=lambda f: str(f["path"]))
-        head = {"format_version": FORMAT_VERSION, "status": "complete"}
+        document["parts"] = sorted(document["parts"], key=lambda part: str(part["path"]))
+        if not self.parts:
+            del document["parts"]
+        head = {"format_version": 2 if self.parts else 1, "status": "complete"}
         return {**head, **document, "output_digest": self.output_digest}
 
     def record(self, path: str) -> FileRecord | None:
         """The file of that name."""
         return next((f for f in self.files if f.path == path), None)
+
+    def holds(self, name: str) -> bool:
+        """Whether it lists a file of that name, or files in a folder of that name."""
+        inside = name + "/"
+        files = any(f.path == name or f.path.startswith(inside) for f in self.files)
+        return files or any(part.path == name for part in self.parts)
 
 
 def _encode(document: dict[str, Any]) -> bytes:
@@ -99,7 +144,10 @@ def parse(data: bytes, url: str) -> Manifest | None:
         manifest = _from_document(document)
         for record in manifest.files:
             _check_record(record)
-        if len({record.path for record in manifest.files}) < len(manifest.files):
+        for part in manifest.parts:
+            _check_part(part)
+        paths = [*(f.path for f in manifest.files), *(p.path for p in manifest.parts)]
+        if len(set(paths)) < len(paths):
             raise ValueError("a file is listed twice")
     except ConfigError as error:
         raise ArtifactError(f"{url}: {error}") from error
@@ -121,6 +169,13 @@ def _check_record(record: FileRecord) -> None:
     check_relative(record.path)
 
 
+def _check_part(part: PartRecord) -> None:
+    fields = (part.path, part.output_digest, part.size_bytes, part.num_files)
+    if [type(field) for field in fields] != [str, str, int, int] or part.size_bytes < 0:
+        raise ValueError(f"{part!r} is not a part")
+    check_relative(part.path)
+
+
 def _from_document(document: dict[str, Any]) -> Manifest:
     names = {f.name for f in dataclasses.fields(Manifest)}
     values = {key: value for key, value in document.items() if key in names}
@@ -128,6 +183,7 @@ def _from_document(document: dict[str, Any]) -> Manifest:
         if not isinstance(values.get(name, {}), dict):
             raise TypeError(f"{name} is not a table")
     values["files"] = tuple(FileRecord(**record) for record in document["files"])
+    values["parts"] = tuple(PartRecord(**record) for record in document.get("parts", ()))
     values["inputs"] = {
         name: InputRecord(tuple(record["urls"]), record["digest"])
         for name, record in document["inputs"].items()
@@ -151,6 +207,8 @@ class ManifestSlot:
     version: Version
     files: tuple[str, ...]
     """The files that it lists. The next run removes those that its manifest does not list."""
+    parts: tuple[str, ...] = ()
+    """The folders that it names as parts; likewise."""
 
 
 def read_slot(url: str) -> ManifestSlot | None:
@@ -159,11 +217,15 @@ def read_slot(url: str) -> ManifestSlot | None:
     if found is None:
         return None
     try:
-        listed = json.loads(found[0])["files"]
-        names = tuple(check_relative(f if isinstance(f, str) else f["path"]) for f in listed)
+        document = json.loads(found[0])
+        files, parts = (_names(document.get(key, ())) for key in ("files", "parts"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        names = ()
-    return ManifestSlot(found[1], names)
+        files, parts = (), ()
+    return ManifestSlot(found[1], files, parts)
+
+
+def _names(records: Any) -> tuple[str, ...]:
+    return tuple(check_relative(r if isinstance(r, str) else r["path"]) for r in records)
 
 
 def retire(url: str, slot: ManifestSlot, by: str) -> ManifestSlot:
@@ -172,10 +234,11 @@ def retire(url: str, slot: ManifestSlot, by: str) -> ManifestSlot:
     Raises InfrastructureError if another run replaced it in between."""
     tombstone = _encode(
         {
-            "format_version": FORMAT_VERSION,
+            "format_version": 2 if slot.parts else 1,
             "status": "replacing",
             "by": by,
             "files": list(slot.files),
+            **({"parts": list(slot.parts)} if slot.parts else {}),
         }
     )
     version = slot.version
@@ -184,7 +247,7 @@ def retire(url: str, slot: ManifestSlot, by: str) -> ManifestSlot:
         raise InfrastructureError(
             f"{url}: another run replaced this manifest at the same time; nothing was written"
         )
-    return ManifestSlot(replaced, slot.files)
+    return ManifestSlot(replaced, slot.files, slot.parts)
 
 
 def publish(url: str, manifest: Manifest, replacing: Version | None) -> Version:

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainyard.charts.markup import Markup, element, join
-from trainyard.charts.numbers import DOT, MINUS, Format, is_number, scaled, whole
-
-Point = tuple[float, float]
+from trainyard.charts.numbers import DOT, MINUS, Format, scaled, whole
+from trainyard.charts.points import Point
 
 MAX_POINTS = 400
 """Points of a curve; `thin` keeps the extremes of each bucket of a longer one."""
@@ -29,7 +28,7 @@ class Series:
     """One curve of a chart."""
 
     name: str
-    points: tuple[Point, ...]
+    points: Sequence[Point]
     css: str
     """Class that colors it: a, b, c or d."""
     dots: bool = False
@@ -94,12 +93,12 @@ class LineChart:
     def rows(self) -> tuple[list[list[str]], int]:
         """At most MAX_ROWS rows of a table (place on the axis, value of each curve), and how many
         there are."""
-        steps, tables = self._by_step()
+        steps, tables, total = self._spaced(MAX_ROWS)
         rows = []
-        for step in (steps[i] for i in spaced(len(steps), MAX_ROWS)):
+        for step in steps:
             values = [self.value_format(t[step]) if step in t else "" for t in tables]
             rows.append([self.axis.tick(step), *values])
-        return rows, len(steps)
+        return rows, total
 
     def plot(self, has_bands: bool = True) -> Markup:
         """Axes, curves and bands: the content of an SVG of any size."""
@@ -114,9 +113,14 @@ class LineChart:
         )
         return join([self._axes(), curves, *(self._bands() if has_bands else [])])
 
-    def _by_step(self) -> tuple[list[float], list[dict[float, float]]]:
-        tables = [dict(one.points) for one in self.series]
-        return sorted({step for table in tables for step in table}), tables
+    def _spaced(self, limit: int) -> tuple[list[float], list[dict[float, float]], int]:
+        """At most `limit` steps, the values of each curve there, and the number of all steps."""
+        every = sorted(step for one in self.series for step, _ in one.points)
+        steps = [step for step, _ in itertools.groupby(every)]
+        chosen = [steps[i] for i in spaced(len(steps), limit)]
+        wanted = set(chosen)
+        tables = [{x: y for x, y in one.points if x in wanted} for one in self.series]
+        return chosen, tables, len(steps)
 
     def _axes(self) -> Markup:
         parts = [element("line", x1="0", x2="100%", y1="100%", y2="100%", class_="base")]
@@ -148,8 +152,7 @@ class LineChart:
         return join(parts)
 
     def _bands(self) -> list[Markup]:
-        steps, tables = self._by_step()
-        marks = [steps[i] for i in spaced(len(steps), MAX_BANDS)]
+        marks, tables, _ = self._spaced(MAX_BANDS)
         places = [self.x.at(mark) for mark in marks]
         edges = [0.0, *((a + b) / 2 for a, b in itertools.pairwise(places)), 1.0]
         bands = []
@@ -195,11 +198,6 @@ def line_chart(
         y=value_scale([y for one in series for _, y in one.points], from_zero),
         axis=axis,
     )
-
-
-def finite(points: Sequence[tuple[float, float | None]]) -> tuple[Point, ...]:
-    """The points that can be drawn."""
-    return tuple((x, y) for x, y in points if y is not None and is_number(x) and is_number(y))
 
 
 def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> tuple[Point, ...]:

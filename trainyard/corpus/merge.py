@@ -17,6 +17,7 @@ import numpy as np
 from trainyard.artifacts import inputs, store
 from trainyard.artifacts.manifest import check_digest
 from trainyard.artifacts.store import OutputFile, SourceFile
+from trainyard.artifacts.urls import is_local
 from trainyard.corpus.layout import (
     HEADER,
     ByteSink,
@@ -51,6 +52,7 @@ INDEX_BYTES = 256 << 20
 """Bytes of remote indices that are cached on local disk; the rest is read again."""
 
 NUM_THREADS = 4
+NUM_REMOTE_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def survey(prefixes: Sequence[str], cache: Path, multimodal: bool | None = None)
     multimodal: whether the pairs must be multimodal; None allows either, but not both. A file
     without a sequence fits either. cache: folder for blocks of remote .idx files."""
     survey_one = partial(_survey_one, cache=cache, manifests=inputs.Manifests())
-    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="survey") as executor:
+    threads = NUM_THREADS if all(map(is_local, prefixes)) else NUM_REMOTE_THREADS
+    with ThreadPoolExecutor(threads, thread_name_prefix="survey") as executor:
         parts = list(executor.map(survey_one, prefixes))
     for part in parts:
         if part.dtype != parts[0].dtype:

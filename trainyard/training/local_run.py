@@ -22,11 +22,12 @@ from trainyard.artifacts.inputs import Input
 from trainyard.artifacts.manifest import (
     InputRecord,
     Manifest,
+    PartRecord,
     publish,
     read_slot,
     retire,
 )
-from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.store import FileRecord, OutputFile
 from trainyard.artifacts.urls import join
 from trainyard.config import digest_relevant
 from trainyard.errors import ConfigError, InfrastructureError
@@ -113,6 +114,7 @@ class LocalRunFolder(RunFolder):
         require_conditions(self._url)
         self._claim: Claim | None = acquire(output.claim_url, 0.0)
         self._records: dict[str, FileRecord] = {}
+        self._parts: dict[str, PartRecord] = {}
         self._slot = read_slot(output.manifest_url)
         own = find_own_steps(self._url, lineage)
         self.found = skip_damaged(own, self._url, config.verify_checkpoint)
@@ -141,12 +143,12 @@ class LocalRunFolder(RunFolder):
         self.remember(UNFINISHED, {"files": [name]})
         return True
 
-    def finish(self) -> bytes:
+    def finish(self) -> None:
         """As for every run; first removes files of earlier attempts that this one did not write."""
         for name in (self.remembered(UNFINISHED) or {"files": []})["files"]:
             if name not in self._records:
                 store.delete(self._output.file_url(name))
-        return super().finish()
+        super().finish()
 
     def publish(self, metrics: Mapping[str, Any], run: Mapping[str, Any]) -> None:
         """Write the manifest, last."""
@@ -160,6 +162,7 @@ class LocalRunFolder(RunFolder):
             config_digest=digest_document(options),
             inputs={n: InputRecord(i.urls, i.digest) for n, i in self._inputs.items()},
             files=tuple(self._records[path] for path in sorted(self._records)),
+            parts=tuple(self._parts[path] for path in sorted(self._parts)),
             metrics=dict(metrics),
             run=dict(run),
         )
@@ -167,14 +170,17 @@ class LocalRunFolder(RunFolder):
         publish(self._output.manifest_url, manifest, slot.version if slot else None)
         store.delete_tree(self._output.work_url)
 
-    def _write(self, name: str, data: bytes, volatile: bool = False) -> None:
+    @contextmanager
+    def _open(self, name: str, volatile: bool = False) -> Iterator[OutputFile]:
         with store.open_output(self._output.file_url(name), name, volatile) as file:
-            file.write(data)
-        assert file.record is not None
+            yield file
         self._record(file.record)
 
     def _record(self, record: FileRecord) -> None:
         self._records[record.path] = record
+
+    def _record_part(self, part: PartRecord) -> None:
+        self._parts[part.path] = part
 
     def _check_claim(self) -> None:
         if self._claim is not None:

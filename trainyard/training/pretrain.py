@@ -25,9 +25,10 @@ from trainyard.training.options.course import lineage_options
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.overrides import DatasetProvider, ForwardStep, Initialize, Overrides
 from trainyard.training.resolve import resolved
+from trainyard.training.result import Result
 from trainyard.training.run.other_runs import refuse_other_runs
 from trainyard.training.run.segments import segments_document, segments_of_step
-from trainyard.training.trainer import Result, Trainer
+from trainyard.training.trainer import Trainer
 
 T = TypeVar("T")
 

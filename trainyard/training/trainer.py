@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import nn
 
 from trainyard.checkpoint.background import SaveReport
 from trainyard.models.families import family_of
@@ -49,6 +47,7 @@ from trainyard.training.overrides import (
     placed,
     provided_data,
 )
+from trainyard.training.result import ReadLedger, Result
 from trainyard.training.run.checkpointing import Checkpointing, SaveTarget
 from trainyard.training.run.documents import config_document, losses_of, saves_summary, state_facts
 from trainyard.training.run.dp_history import spans_of_step
@@ -63,24 +62,6 @@ from trainyard.training.start_lines import log_data, log_dropout
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The outcome of a pretraining."""
-
-    outcome: Outcome
-    """`finished`; `stopped` by a signal or --exit-duration-in-mins, or `paused` by --exit-interval.
-    A stopped or paused run is saved."""
-    state: TrainState
-    metrics: dict[str, Any]
-    """Losses of the whole run and speed of this attempt; empty unless the run is finished."""
-    chunks: list[nn.Module]
-    """The trained parts of the model on this rank."""
-    ledger: list[dict[str, Any]]
-    """Every step of a finished run, on rank 0."""
-    stopped_by: str = ""
-    """The reason for a stop; empty for a finished run."""
 
 
 class Trainer:
@@ -147,7 +128,7 @@ class Trainer:
             else whole_parameter_count(train_module)
         )
         start = self._start(train_module)
-        training, folder = self.config.training, self.folder
+        training = self.config.training
         timings = self._timings
         kept = self.config.save is not None
         saving = self._attempt.wrap(self._checkpointing(train_module) if kept else Callback())
@@ -170,9 +151,9 @@ class Trainer:
         if self.config.skip_train:
             record = loop.measure()
             if record is None:
-                return Result("stopped", loop.state, {}, train_module.chunks, [], "asked to stop")
+                return Result("stopped", loop.state, {}, train_module.chunks, "asked to stop")
             found = losses_of([record.document()])
-            return Result("finished", loop.state, found, train_module.chunks, [])
+            return Result("finished", loop.state, found, train_module.chunks)
         outcome = loop.run()
         train_module.optimizer.finish_parameters()
         self.callbacks.log_determinism()
@@ -180,23 +161,30 @@ class Trainer:
             why = self._log_stop(outcome, loop.state)
             self.callbacks.summary_files.stopped(timings.timings, why)
             self._attempt.ended(outcome)
-            return Result(outcome, loop.state, {}, train_module.chunks, [], why)
+            return Result(outcome, loop.state, {}, train_module.chunks, why)
         if self.non_persistent is not None:
             self.non_persistent.remove()
         self.callbacks.summary_files.finished(timings.timings)
         self._attempt.publish()
-        written = folder.finish() if folder is not None else loop.ledger.text()
-        lines = parse_ledger(written) if self.groups.rank == 0 else []
+        read_ledger = self._ledger_reader(loop)
         metrics = {
             "parameters": self._parameters,
-            **losses_of(lines),
+            **losses_of(read_ledger()),
             **saves_summary(self.callbacks.info.saves),
             **summary(timings.timings),
             "device": self.callbacks.info.device_name,
             "ranks": self.groups.dims.world_size,
             "threads": torch.get_num_threads(),
         }
-        return Result(outcome, loop.state, metrics, train_module.chunks, lines)
+        return Result(outcome, loop.state, metrics, train_module.chunks, "", read_ledger)
+
+    def _ledger_reader(self, loop: TrainLoop) -> ReadLedger:
+        """Finishes the run folder, if there is one; returns the reader of the whole ledger."""
+        if self.folder is not None:
+            self.folder.finish()
+            return self.folder.ledger
+        text = loop.ledger.text() if self.groups.rank == 0 else b""
+        return lambda: iter(parse_ledger(text))
 
     # --- building ---------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.backends.s3 import S3Backend
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.leftovers import uploads
-from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.manifest import Manifest, PartRecord, publish, read_manifest
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError, ClaimHeldError, ConfigError
@@ -354,3 +354,18 @@ def test_a_dry_run_reports_names_sizes_and_reasons(tmp_path: Path) -> None:
 def test_an_impossible_policy_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="--" + next(iter(wrong)).replace("_", "-")):
         Policy(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_run_that_was_begun_to_be_replaced_goes_with_its_steps(store_url: str) -> None:
+    run, parts = join(store_url, "gpt", "run"), []
+    for name in ("iter_0000001", "iter_0000002"):
+        step(join(run, name), {})
+        found = read_manifest(join(run, name, "manifest.json"))
+        assert found is not None
+        parts.append(PartRecord.of(name, found[0]))
+    output = Output.directory(run)
+    publish(output.manifest_url, Manifest(stage="pretrain", parts=tuple(parts)), None)
+    assert kinds(swept(store_url)) == {}
+    begin_to_replace(output)
+    assert kinds(swept(store_url)) == {"abandoned output": 1}
+    assert store.list_files(run) == {}

@@ -10,10 +10,11 @@ import pytest
 from trainyard.charts import line_chart as charts
 from trainyard.charts.line_chart import Axis, LineChart, Series, line_chart
 from trainyard.charts.numbers import fixed, milliseconds, rate
+from trainyard.charts.points import Points
 
 
-def chart(*points: tuple[float, float | None]) -> LineChart | None:
-    return line_chart("Loss", [Series("t", charts.finite(points), "a")], fixed(3))
+def chart(*points: tuple[int, float | None]) -> LineChart | None:
+    return line_chart("Loss", [Series("t", Points(points), "a")], fixed(3))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def chart(*points: tuple[float, float | None]) -> LineChart | None:
     ],
     ids=["one point", "zero", "constant", "not finite", "wide", "many"],
 )
-def test_charts_of_extreme_curves_are_valid(points: list[tuple[float, float | None]]) -> None:
+def test_charts_of_extreme_curves_are_valid(points: list[tuple[int, float | None]]) -> None:
     drawn = chart(*points)
     assert drawn is not None
     plot = drawn.plot()
@@ -52,7 +53,7 @@ def test_the_description_of_a_chart_has_first_and_last_values() -> None:
 
 
 def test_thinning_keeps_spikes_and_ends() -> None:
-    points = [(float(i), 9.0 if i == 777 else 1.0) for i in range(10_000)]
+    points = Points((i, 9.0 if i == 777 else 1.0) for i in range(10_000))
     thinned = charts.thin(points)
     assert len(thinned) <= charts.MAX_POINTS + 2
     assert (777.0, 9.0) in thinned

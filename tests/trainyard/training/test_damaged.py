@@ -87,7 +87,7 @@ def test_a_step_with_torn_documents_is_skipped(
     assert skip_damaged(found, str(run), "digests") == found
     assert f"skipping step {step}, which is damaged" in caplog.text
     with pytest.raises(ArtifactError, match="has become unreadable"):
-        finished_steps(str(run), "l")
+        finished_steps(str(run), "l", lambda line: None)
 
 
 def test_if_every_step_is_damaged_none_is_left(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.options.training import TrainingConfig
 from trainyard.training.overrides import Overrides
 from trainyard.training.pretrain import _identity, pretrain
-from trainyard.training.trainer import Result
+from trainyard.training.result import Result
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/library.md").read_text()

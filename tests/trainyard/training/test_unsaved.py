@@ -17,7 +17,7 @@ from trainyard.testing.kill import Zygote
 from trainyard.training.loop.events import Callback
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.pretrain import pretrain
-from trainyard.training.trainer import Result
+from trainyard.training.result import Result
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def _adjusted(model: WholeModel, adjusted: Adjusted) -> WholeModel:
 
     def read_slice(name: str, offset: Sequence[int], extent: Sequence[int]) -> Tensor:
         if has_rows(name):
-            return _box(adjusted.read(name), offset, extent)
+            return box_of(adjusted.read(name), offset, extent)
         return model.read_slice(name, offset, extent)
 
     return replace(
@@ -155,7 +155,8 @@ def _adjusted(model: WholeModel, adjusted: Adjusted) -> WholeModel:
     )
 
 
-def _box(whole: Tensor, offset: Sequence[int], extent: Sequence[int]) -> Tensor:
+def box_of(whole: Tensor, offset: Sequence[int], extent: Sequence[int]) -> Tensor:
+    """A box of a tensor, contiguous; of whole rows a view."""
     for dim, (begin, size) in enumerate(zip(offset, extent, strict=True)):
         whole = whole.narrow(dim, begin, size)
     return whole.contiguous()
@@ -167,7 +168,7 @@ def _of_checkpoint(source: CheckpointSource) -> WholeModel:
 
     def read_slice(name: str, offset: Sequence[int], extent: Sequence[int]) -> Tensor:
         if has_rows(name):  # the source replaces padding rows, which other programs may score
-            return _box(source.read(name), offset, extent)
+            return box_of(source.read(name), offset, extent)
         return checkpoint.read_slice(name, offset, extent)
 
     return replace(
@@ -196,7 +197,7 @@ def _of_source(source: Source) -> WholeModel:
         scheduler=_plain(scheduler) if isinstance(scheduler, Mapping) else None,
         scaler=getattr(source, "scaler", {}),
         specs=source.specs,
-        read_slice=lambda name, offset, extent: _box(source.read(name), offset, extent),
+        read_slice=lambda name, offset, extent: box_of(source.read(name), offset, extent),
     )
 
 

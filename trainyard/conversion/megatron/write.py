@@ -3,15 +3,18 @@ tensor, pipeline and virtual pipeline ranks.
 
 Checkpoint version 3. Includes the states of Adam, in the layout of the plain optimizer, if the
 source has them and its options. It has no states of random generators, which trainyard's runs lack:
-start Megatron-LM with --no-load-rng. One tensor of one rank is in memory at a time."""
+start Megatron-LM with --no-load-rng. The files of the tensor ranks are written side by side, so
+that each tensor is read once for all of them; one tensor, and its part for one rank, is in
+memory."""
 
 from __future__ import annotations
 
 import logging
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import product
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from itertools import product, zip_longest
 from typing import Any
 
 import torch
@@ -38,8 +41,10 @@ from trainyard.conversion.megatron.folder import (
 from trainyard.conversion.megatron.layout import Boxes, boxes_of_rank, cut_of
 from trainyard.conversion.megatron.model import (
     CHECKPOINT_VERSION,
+    ReadSlice,
     WholeModel,
     args_document,
+    box_of,
     whole_model,
 )
 from trainyard.conversion.megatron.names import (
@@ -61,7 +66,7 @@ from trainyard.conversion.megatron.optimizer import (
     optimizer_document,
 )
 from trainyard.conversion.source import Source
-from trainyard.conversion.torch_save.write import LazyTensor, lazy_tensors, write_torch_file
+from trainyard.conversion.torch_save.write import LazyTensor, lazy_tensors, writing_torch_file
 from trainyard.errors import ConfigError
 from trainyard.models.gpt.checkpoint_names import EMBEDDING, OUTPUT, PREDICTION
 from trainyard.parallel.pipeline.partition import Partition, arrange, nearest, stages_in_order
@@ -132,16 +137,54 @@ def write_megatron(
     with_optimizer = save_optimizer and has_optimizer(model)
     if with_optimizer:
         _warn_of_groups(model, target)
-    ranks = list(product(range(target.pp), range(tp), range(ep)))
-    writers = {rank: _RankWriter(model, target, *rank, advance) for rank in ranks}
-    expect(sum(writer.size_bytes(with_optimizer) for writer in writers.values()))
-    for (pp_rank, tp_rank, ep_rank), writer in writers.items():
-        of_rank = rank_folder(tp_rank, pp_rank, target.pp, ep_rank, ep)
-        folder = f"{iteration_folder(model.step)}/{of_rank}"
-        with open_file(f"{folder}/{MODEL_FILE}") as out:
-            write_torch_file(out, writer.tree(with_optimizer), MODEL_FILE.removesuffix(".pt"))
+    parts = {
+        (pp_rank, ep_rank): _RankWriter(model, target, pp_rank, 0, ep_rank, advance)
+        for pp_rank, ep_rank in product(range(target.pp), range(ep))
+    }
+    expect(sum(tp * first.size_bytes(with_optimizer) for first in parts.values()))
+    for pp_rank, ep_rank in parts:
+        _write_side_by_side(model, target, pp_rank, ep_rank, with_optimizer, open_file, advance)
     with open_file(TRACKER) as out:
         out.write((str(model.step) if model.step else RELEASE).encode())
+
+
+def _write_side_by_side(
+    model: WholeModel,
+    target: TargetLayout,
+    pp_rank: int,
+    ep_rank: int,
+    with_optimizer: bool,
+    open_file: OpenFile,
+    advance: Callable[[int], object],
+) -> None:
+    """Write the files of the tensor ranks of one place, whose tensors have the same order."""
+    model = replace(model, read_slice=_read_once(model))
+    with ExitStack() as stack:
+        files = []
+        for tp_rank in range(target.tp):
+            of_rank = rank_folder(tp_rank, pp_rank, target.pp, ep_rank, target.ep)
+            name = f"{iteration_folder(model.step)}/{of_rank}/{MODEL_FILE}"
+            out = stack.enter_context(open_file(name))
+            writer = _RankWriter(model, target, pp_rank, tp_rank, ep_rank, advance)
+            tree = writer.tree(with_optimizer)
+            file = writing_torch_file(out, tree, MODEL_FILE.removesuffix(".pt"))
+            files.append(stack.enter_context(closing(file)))  # before `out` is given up
+        for _ in zip_longest(*files):
+            pass
+
+
+def _read_once(model: WholeModel) -> ReadSlice:
+    """Reads a tensor whole, and keeps it until another one is read."""
+    last: dict[str, Tensor] = {}
+
+    def read_slice(name: str, offset: Sequence[int], extent: Sequence[int]) -> Tensor:
+        if name not in last:
+            last.clear()  # before the next one is read
+            shape = model.specs[name].shape
+            last[name] = model.read_slice(name, (0,) * len(shape), shape)
+        return box_of(last[name], offset, extent)
+
+    return read_slice
 
 
 def _even_split(num_layers: int, pp: int, vpp: int) -> Partition:

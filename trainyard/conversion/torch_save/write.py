@@ -14,7 +14,7 @@ import struct
 import zipfile
 from argparse import Namespace
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, cast
 
@@ -26,6 +26,9 @@ from trainyard.checkpoint.safetensors.header import TensorSpec
 
 ALIGNMENT = 64
 """Storages begin at multiples of this, as torch's do, so that they can be mapped."""
+
+TOGETHER_BYTES = 1 << 20
+"""Pieces of less are written together."""
 
 PLAIN = (bool, int, float, str, torch.dtype)
 
@@ -78,13 +81,21 @@ class LazyTensor:
 
 
 class _Stream:
-    """The methods that `zipfile` needs of a sink that cannot seek."""
+    """The methods that `zipfile` needs of a sink that cannot seek. Small pieces are written
+    together: a record has seven, and a file may have a hundred thousand records."""
 
     def __init__(self, out: Sink) -> None:
         self._out, self._size = out, 0
+        self._small = bytearray()
 
     def write(self, data: bytes | memoryview) -> int:
-        self._out.write(data)
+        if len(data) >= TOGETHER_BYTES:
+            self.flush()
+            self._out.write(data)
+        else:
+            self._small += data
+            if len(self._small) >= TOGETHER_BYTES:
+                self.flush()
         self._size += len(data)
         return len(data)
 
@@ -92,7 +103,8 @@ class _Stream:
         return self._size
 
     def flush(self) -> None:
-        pass
+        self._out.write(bytes(self._small))
+        self._small.clear()
 
 
 class _Pickler(pickle.Pickler):
@@ -105,23 +117,32 @@ class _Pickler(pickle.Pickler):
 def write_torch_file(out: Sink, tree: Any, folder: str) -> None:
     """Write `tree`, in which tensors are LazyTensors, for `torch.load`. folder: name inside the
     archive."""
+    for _ in writing_torch_file(out, tree, folder):
+        pass
+
+
+def writing_torch_file(out: Sink, tree: Any, folder: str) -> Generator[None, None, None]:
+    """As `write_torch_file`, a tensor at each step; the caller may write others in between."""
     _refuse_strangers(tree)
     tensors = lazy_tensors(tree)
     for number, tensor in enumerate(tensors):
         tensor._key = str(number)
     body = io.BytesIO()
     _Pickler(body, protocol=2).dump(tree)
-    stream = cast(IO[bytes], _Stream(out))
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+    stream = _Stream(out)
+    fp = cast(IO[bytes], stream)
+    with zipfile.ZipFile(fp, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         _add(archive, f"{folder}/data.pkl", body.getvalue())
         _add(archive, f"{folder}/byteorder", b"little")
         for tensor in tensors:
             made = tensor.make()
             assert spec_of(made) == tensor.spec, (spec_of(made), tensor.spec)
-            _add(
-                archive, f"{folder}/data/{tensor._key}", tensor_bytes(made) if made.numel() else b""
-            )
+            data = tensor_bytes(made) if made.numel() else b""
+            _add(archive, f"{folder}/data/{tensor._key}", data)
+            del made, data
+            yield
         _add(archive, f"{folder}/version", b"3\n")
+    stream.flush()
 
 
 def _refuse_strangers(tree: Any) -> None:

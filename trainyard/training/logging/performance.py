@@ -11,7 +11,7 @@ from typing import Any
 
 from trainyard.training.logging.run_info import RunInfo
 from trainyard.training.loop.events import Callback, StepEvent
-from trainyard.training.loop.throughput import PEAK_CONVENTION, StepTiming, peak_tflops
+from trainyard.training.loop.throughput import PEAK_CONVENTION, StepTiming, StepTimings, peak_tflops
 
 FILE = "performance.json"
 FORMAT_VERSION = 1
@@ -106,7 +106,7 @@ class Timings(Callback):
     """Collects the timing of every step; `keep(step, lines)` gets the new ones at every save."""
 
     def __init__(self, interval: int, keep: Callable[[int, list[str]], None]) -> None:
-        self.timings: list[StepTiming] = []
+        self.timings = StepTimings()
         self._interval = interval
         self._keep = keep
         self._num_kept = 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import TypeVar
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -117,7 +118,37 @@ class Workload:
         )
 
 
-def summary(timings: list[StepTiming]) -> dict[str, float]:
+class StepTimings(Sequence[StepTiming]):
+    """The timings of many steps, in 48 bytes a step."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, array[Any]] = {
+            field.name: array("d" if field.type == "float" else "q") for field in fields(StepTiming)
+        }
+
+    def append(self, timing: StepTiming) -> None:
+        """Add a step."""
+        for name, column in self._columns.items():
+            column.append(getattr(timing, name))
+
+    def __len__(self) -> int:
+        return len(self._columns["step"])
+
+    @overload
+    def __getitem__(self, place: int) -> StepTiming: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> StepTimings: ...
+
+    def __getitem__(self, place: int | slice) -> StepTiming | StepTimings:
+        if isinstance(place, int):
+            return StepTiming(**{name: c[place] for name, c in self._columns.items()})
+        part = StepTimings()
+        part._columns = {name: column[place] for name, column in self._columns.items()}
+        return part
+
+
+def summary(timings: Sequence[StepTiming]) -> dict[str, float]:
     """Medians over the steps after the first, which is a warm-up."""
     steady = timings[1:] or timings
     if not steady:

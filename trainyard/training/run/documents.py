@@ -59,20 +59,19 @@ def state_facts(
     }
 
 
-def losses_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
+def losses_of(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """First and last losses of the whole run."""
-    trained = [line for line in lines if "lm_loss" in line]
-    measured = [line["validation_loss"] for line in lines if "validation_loss" in line]
     metrics: dict[str, Any] = {}
-    if trained:
-        metrics["steps"] = trained[-1]["step"]
-        metrics["tokens"] = trained[-1]["tokens"]
-        metrics["lm_loss"] = trained[-1]["lm_loss"]
-    if measured:
-        metrics["validation_loss_first"], metrics["validation_loss"] = measured[0], measured[-1]
-    if lines and "test_loss" in lines[-1]:
-        metrics["test_loss"] = lines[-1]["test_loss"]
-    return metrics
+    measured: dict[str, Any] = {}
+    line: dict[str, Any] = {}
+    for line in lines:
+        if "lm_loss" in line:
+            metrics = {"steps": line["step"], "tokens": line["tokens"], "lm_loss": line["lm_loss"]}
+        if "validation_loss" in line:
+            measured.setdefault("validation_loss_first", line["validation_loss"])
+            measured["validation_loss"] = line["validation_loss"]
+    last = {"test_loss": line["test_loss"]} if "test_loss" in line else {}
+    return metrics | measured | last
 
 
 SAVES = "saves.jsonl"
@@ -87,10 +86,10 @@ def keep_save(work_url: str, report: SaveReport) -> None:
     store.write_bytes(join(work_url, name), (json.dumps(report.document()) + "\n").encode())
 
 
-def kept_saves(work_url: str) -> bytes:
-    """The lines of all saves, in the order of their steps."""
-    names = [name for name in store.list_folder(work_url) if name.startswith(PREFIX)]
-    return b"".join(store.read_bytes(join(work_url, name)) for name in sorted(names))
+def kept_files(work_url: str, prefix: str) -> list[str]:
+    """The files of a work folder whose names begin so, in the order of their steps."""
+    names = [name for name in store.list_folder(work_url) if name.startswith(prefix)]
+    return [join(work_url, name) for name in sorted(names)]
 
 
 def saves_summary(reports: Sequence[SaveReport]) -> dict[str, Any]:

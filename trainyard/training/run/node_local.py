@@ -16,7 +16,9 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
+from trainyard import json_text
 from trainyard.artifacts import store
+from trainyard.artifacts.lines import read_lines
 from trainyard.artifacts.urls import canonical, join
 from trainyard.checkpoint.node_local.steps import LocalStep, LocalSteps
 from trainyard.checkpoint.node_local.visibility import find_visibility, visible_to_all
@@ -26,7 +28,6 @@ from trainyard.checkpoint.stored_step import Verify
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.parallel.groups import ProcessGroups
 from trainyard.training.loop.ledger import FILE as LEDGER
-from trainyard.training.loop.ledger import parse_ledger
 from trainyard.training.options.node_local import NonPersistentConfig
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.run.run_steps import FoundSteps
@@ -190,8 +191,9 @@ def _refusal(url: str, found: FoundSteps, save: str) -> str | None:
     fault = ledger_fault(url)
     if fault:
         return f"damaged: {fault}"
-    lines = parse_ledger(store.read_bytes(join(url, LEDGER)))
-    begins = int(lines[0]["step"]) if lines else int(step_document(url, STATE)["step"]) + 1
+    line = next(read_lines(join(url, LEDGER)), None)
+    first = step_document(url, STATE)["step"] + 1 if line is None else json_text.loads(line)["step"]
+    begins = int(first)
     last = max(found.staying, default=0)
     is_known = bool(found.staying or found.damaged)
     if is_known and begins > last + 1:

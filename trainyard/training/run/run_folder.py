@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from trainyard import json_text
 from trainyard.artifacts import store
-from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.lines import read_lines
+from trainyard.artifacts.manifest import PartRecord, read_manifest
 from trainyard.artifacts.output import Output
-from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.store import FileRecord, OutputFile
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.background import SaveReport
 from trainyard.training.loop.ledger import FILE as LEDGER
 from trainyard.training.loop.throughput import FILE as TIMINGS
-from trainyard.training.run.documents import SAVES, keep_save, kept_saves
+from trainyard.training.run.documents import PREFIX as OF_SAVES
+from trainyard.training.run.documents import SAVES, keep_save, kept_files
 from trainyard.training.run.run_steps import (
     FoundSteps,
     finished_steps,
@@ -37,12 +40,16 @@ class RunFolder(ABC):
         """The steps in the folder, as this run may use them."""
 
     @abstractmethod
-    def _write(self, name: str, data: bytes, volatile: bool = False) -> None:
-        """Write a file and list it in the manifest."""
+    def _open(self, name: str, volatile: bool = False) -> AbstractContextManager[OutputFile]:
+        """Start a file that is listed in the manifest once it is closed."""
 
     @abstractmethod
     def _record(self, record: FileRecord) -> None:
         """List a file that is already written."""
+
+    @abstractmethod
+    def _record_part(self, part: PartRecord) -> None:
+        """Name a step in the manifest."""
 
     @abstractmethod
     def _retire_manifest(self) -> None:
@@ -87,7 +94,8 @@ class RunFolder(ABC):
     def write_volatile(self, name: str, document: Any) -> None:
         """Write a JSON document that is listed, and that no digest of the run covers."""
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-        self._write(name, text.encode(), volatile=True)
+        with self._open(name, volatile=True) as out:
+            out.write(text.encode())
 
     def write_unfinished(self, name: str, document: Any) -> bool:
         """Write a volatile document of a run that was stopped or failed, before it has a manifest.
@@ -98,27 +106,42 @@ class RunFolder(ABC):
         self.write_volatile(name, document)
         return True
 
-    def finish(self) -> bytes:
-        """List every step that stays; write the whole ledger, timings and saves. Returns the
-        ledger."""
-        records, ledger = finished_steps(self._url, self._lineage, self.found.damaged)
-        for record in records:
+    def finish(self) -> None:
+        """Name every step that stays; write the whole ledger, timings and saves, a line in memory
+        at a time."""
+        with self._open(LEDGER) as out:
+            steps = finished_steps(self._url, self._lineage, out.write, self.found.damaged)
+        for part in steps.parts:
+            self._record_part(part)
+        for record in steps.files:
             self._record(record)
-        self._write(LEDGER, ledger)
-        names = [name for name in store.list_files(self._work_url) if name.startswith("timings-")]
-        timings = b"".join(store.read_bytes(join(self._work_url, name)) for name in sorted(names))
-        for name, data in ((TIMINGS, timings), (SAVES, kept_saves(self._work_url))):
-            url = self._output.file_url(name)
-            before = store.read_bytes(url) if store.exists(url) else b""
-            self._write(name, _joined(before, data), volatile=True)
-        return ledger
+        for name, prefix in ((TIMINGS, "timings-"), (SAVES, OF_SAVES)):
+            lines = _joined(self._output.file_url(name), kept_files(self._work_url, prefix))
+            with self._open(name, volatile=True) as out:
+                for line in lines:
+                    out.write(line + b"\n")
+
+    def ledger(self) -> Iterator[dict[str, Any]]:
+        """The steps of the finished run."""
+        for line in read_lines(self._output.file_url(LEDGER)):
+            yield json_text.loads(line)
 
 
-def _joined(before: bytes, now: bytes) -> bytes:
-    """The lines of a run that was finished before and went on: those of earlier steps, and the new
-    ones."""
-    new = [json_text.loads(line)["step"] for line in now.splitlines()]
-    if not new:
-        return before
-    kept = [line for line in before.splitlines() if json_text.loads(line)["step"] < min(new)]
-    return b"".join(line + b"\n" for line in kept) + now
+def _joined(before: str, new: Sequence[str]) -> Iterator[bytes]:
+    """The lines of a run that was finished before and went on: those of earlier steps, and those of
+    the new files."""
+    if store.exists(before):
+        first = min(map(_step_of, _lines(new)), default=None)
+        for line in read_lines(before):
+            if first is None or _step_of(line) < first:
+                yield line
+    yield from _lines(new)
+
+
+def _lines(urls: Sequence[str]) -> Iterator[bytes]:
+    for url in urls:
+        yield from read_lines(url)
+
+
+def _step_of(line: bytes) -> int:
+    return int(json_text.loads(line)["step"])

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
-from trainyard.artifacts.manifest import Manifest, read_listed_json, read_manifest
+from trainyard.artifacts.manifest import Manifest, PartRecord, read_listed_json, read_manifest
 from trainyard.artifacts.output import MANIFEST
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
@@ -215,13 +215,23 @@ def _check_batch_size(checkpoint: Checkpoint, global_batch_size: int) -> None:
 
 def whole_ledger(root_url: str, steps: Sequence[int]) -> bytes:
     """The joined ledgers of the permanent steps: the whole run."""
-    return join_ledgers(list(read_ledgers(root_url, steps)))
+    return b"".join(join_ledgers(read_ledgers(root_url, steps)))
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSteps:
+    """The permanent steps of a finished run, as its manifest has them."""
+
+    parts: list[PartRecord]
+    """The steps, each with a manifest of its own."""
+    files: list[FileRecord]
+    """The files of steps with a damaged ledger, which differ from their manifests."""
 
 
 def finished_steps(
-    root_url: str, lineage: str, skipped: Sequence[int] = ()
-) -> tuple[list[FileRecord], bytes]:
-    """The files of every permanent step of a run, and its whole ledger; removes other steps.
+    root_url: str, lineage: str, write: Callable[[bytes], object], skipped: Sequence[int] = ()
+) -> FinishedSteps:
+    """The permanent steps of a run; removes other steps. write: gets the lines of the whole ledger.
 
     skipped: damaged steps that the run has logged at its start; they are moved aside."""
     found = find_own_steps(root_url, lineage)
@@ -234,21 +244,32 @@ def finished_steps(
         )
     set_aside(root_url, known)
     remove_all_but(root_url, found.staying)
-    ledgers = list(read_ledgers(root_url, found.staying))
-    records = [record for ledger in ledgers for record in records_of_step(root_url, ledger)]
-    return records, join_ledgers(ledgers)
+    finished = FinishedSteps([], [])
+
+    def listed() -> Iterator[StepLedger]:
+        for ledger in read_ledgers(root_url, found.staying):
+            manifest = manifest_of(join(root_url, step_folder(ledger.step)))
+            assert manifest is not None, ledger.url
+            if manifest.record(LEDGER) == ledger.record:
+                finished.parts.append(PartRecord.of(step_folder(ledger.step), manifest))
+            else:
+                finished.files.extend(_files_as_they_are(root_url, manifest, ledger))
+            yield ledger
+
+    for line in join_ledgers(listed()):
+        write(line)
+    return finished
 
 
-def records_of_step(root_url: str, ledger: StepLedger) -> Iterator[FileRecord]:
-    """Every file of a published step relative to the run folder, with its manifest (volatile). A
-    damaged ledger is listed as it is."""
+def _files_as_they_are(
+    root_url: str, manifest: Manifest, ledger: StepLedger
+) -> Iterator[FileRecord]:
+    """Every file of a step with a damaged ledger relative to the run folder, the ledger as it is,
+    and the step's manifest (volatile)."""
     folder = step_folder(ledger.step)
-    url = join(root_url, folder, MANIFEST)
-    found = read_manifest(url)
-    assert found is not None, url
-    data = store.read_bytes(url)
+    data = store.read_bytes(join(root_url, folder, MANIFEST))
     own = FileRecord(MANIFEST, len(data), digest_bytes(data), volatile=True)
-    listed = [record for record in found[0].files if record.path != LEDGER]
+    listed = [record for record in manifest.files if record.path != LEDGER]
     for record in (*listed, *([ledger.record] if ledger.record else []), own):
         yield replace(record, path=f"{folder}/{record.path}")
 

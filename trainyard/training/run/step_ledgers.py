@@ -7,13 +7,14 @@ whole ledger keeps the readable lines."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.lines import file_record, read_lines, split_lines
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import is_local, join
 from trainyard.checkpoint.safetensors.shard import LOCAL_THREADS, REMOTE_THREADS, in_threads
@@ -31,14 +32,17 @@ from trainyard.training.run.run_record import parse_line
 log = logging.getLogger(__name__)
 
 
+MAX_KEPT = 4 * 2**20
+"""Bytes of a ledger that is kept in memory between two uses."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepLedger:
     """The ledger of one step."""
 
     step: int
     url: str
-    data: bytes | None
-    """The content of the file; None if it is unreadable."""
+    content: Content
     digest: Any
     """`ledger_digest` of `state.json`: of all lines up to this step."""
     fault: str = ""
@@ -46,16 +50,37 @@ class StepLedger:
 
     @property
     def record(self) -> FileRecord | None:
-        """The record of the file; None if it is unreadable."""
-        if self.data is None:
-            return None
-        return FileRecord(FILE, len(self.data), digest_bytes(self.data))
+        """The record of the file as it is; None if it is unreadable."""
+        return self.content.record
 
-    def lines(self) -> tuple[list[str], int]:
-        """The readable lines, and the number of unreadable ones."""
-        lines = (self.data or b"").split(b"\n")
-        texts = [text for line in lines if line and (text := _text(line, self.url)) is not None]
-        return texts, sum(bool(line) for line in lines) - len(texts)
+    def lines(self) -> Iterator[str | None]:
+        """The lines; None in place of an unreadable one."""
+        for line in self.content.lines(self.url):
+            if line:
+                yield _text(line, self.url)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The content of a ledger: in memory if it is small, else read again for each use."""
+
+    record: FileRecord | None = None
+    """None if it is unreadable."""
+    data: bytes | None = None
+
+    def lines(self, url: str) -> Iterator[bytes]:
+        """The lines, without their ends; none if it is unreadable."""
+        if self.record is None:
+            return iter(())
+        return read_lines(url) if self.data is None else split_lines([self.data])
+
+    @staticmethod
+    def of(url: str) -> Content:
+        """Of a file."""
+        if store.info(url).size_bytes > MAX_KEPT:
+            return Content(file_record(url, FILE))
+        data = store.read_bytes(url)
+        return Content(FileRecord(FILE, len(data), digest_bytes(data)), data)
 
 
 def _text(line: bytes, url: str) -> str | None:
@@ -73,24 +98,25 @@ def ledger_fault(step_url: str) -> str:
     return _published(step_url)[1]
 
 
-def _published(step_url: str) -> tuple[bytes | None, str]:
+def _published(step_url: str) -> tuple[Content, str]:
     """The content of the file, and its fault."""
     url = join(step_url, FILE)
     try:
         manifest = manifest_of(step_url)
         check_inside(step_url, [FILE])
-        data = store.read_bytes(url)
+        content = Content.of(url)
     except ArtifactError as error:
-        return None, str(error)
-    record = None if manifest is None else manifest.record(FILE)
+        return Content(), str(error)
+    record, found = None if manifest is None else manifest.record(FILE), content.record
+    assert found is not None
     if record is None:
-        return data, f"{url}: manifest.json does not list it"
-    if len(data) != record.size_bytes:
-        return data, f"{url}: {len(data)} bytes, manifest.json says {record.size_bytes} bytes"
-    found = digest_bytes(data)
-    if found != record.digest:
-        return data, f"{url}: digest {found}, manifest.json says {record.digest}"
-    return data, ""
+        return content, f"{url}: manifest.json does not list it"
+    if found.size_bytes != record.size_bytes:
+        sizes = f"{found.size_bytes} bytes, manifest.json says {record.size_bytes} bytes"
+        return content, f"{url}: {sizes}"
+    if found.digest != record.digest:
+        return content, f"{url}: digest {found.digest}, manifest.json says {record.digest}"
+    return content, ""
 
 
 def read_ledgers(root_url: str, steps: Sequence[int]) -> Iterator[StepLedger]:
@@ -104,31 +130,33 @@ def read_ledgers(root_url: str, steps: Sequence[int]) -> Iterator[StepLedger]:
 
 def _read(root_url: str, step: int) -> StepLedger:
     step_url = join(root_url, step_folder(step))
-    data, fault = _published(step_url)
+    content, fault = _published(step_url)
     state = step_document(step_url, STATE)
     digest = state.get("ledger_digest") if isinstance(state, dict) else None
-    return StepLedger(step, join(step_url, FILE), data, digest, fault)
+    return StepLedger(step, join(step_url, FILE), content, digest, fault)
 
 
 def _break(ledger: StepLedger, before: StepLedger | None) -> str:
     """Why a ledger as published does not follow the one of the step before."""
-    assert ledger.data is not None
-    begins, first, last = 0, 0, -1 if before is None else before.step
+    first, last = 0, -1 if before is None else before.step
+    digest = "" if before is None else before.digest
     try:
-        lines = ledger.data.decode("ascii").splitlines()
-        for line in lines:  # a temporary step repeats lines of the one before
-            first = int(parse_line(line, ledger.url)["step"])
-            if first > last:
-                break
-            begins += 1
+        for line in ledger.content.lines(ledger.url):
+            text = line.decode("ascii")
+            if not first:
+                step = int(parse_line(text, ledger.url)["step"])
+                if step <= last:
+                    continue  # a temporary step repeats lines of the one before
+                first = max(step, 1)
+                if before is None and step > 1:
+                    return ""  # the run started from another one, or steps were removed by hand
+                if before is not None and step > last + 1:
+                    starts = f"it starts at step {step}, and the one before it ends at {last}"
+                    return f"{ledger.url}: {starts}"
+            digest = chain([text], digest)
     except (UnicodeDecodeError, ArtifactError) as error:
         return f"{ledger.url}: {error}" if isinstance(error, UnicodeDecodeError) else str(error)
-    own = lines[begins:]
-    if before is None and own and first > 1:
-        return ""  # the run started from another one, or steps were removed by hand
-    if before is not None and own and first > last + 1:
-        return f"{ledger.url}: it starts at step {first}, and the one before it ends at {last}"
-    if chain(own, "" if before is None else before.digest) == ledger.digest:
+    if digest == ledger.digest:
         return ""
     start = "the beginning" if before is None else f"that of step {before.step}"
     return f"{ledger.url}: its lines do not lead from {start} to the ledger_digest of {STATE}"
@@ -153,32 +181,39 @@ def warn_about_gaps(root_url: str, steps: Sequence[int]) -> None:
         last = ledger.step
 
 
-def join_ledgers(ledgers: Sequence[StepLedger]) -> bytes:
-    """The whole ledger, without unreadable lines, which are logged."""
-    joined: list[str] = []
+def join_ledgers(ledgers: Iterable[StepLedger]) -> Iterator[bytes]:
+    """The lines of the whole ledger with their ends, without unreadable ones, which are logged."""
     last = 0
     for ledger in ledgers:
-        lines, unread = ledger.lines()
+        kept, unread = 0, 0
+        for line in ledger.lines():
+            if line is None:
+                unread += 1
+                continue
+            kept += 1
+            yield line.encode() + b"\n"
         if ledger.fault or unread:
             log.warning(
                 "the ledger of the run has a gap at steps %d to %d, which cannot be proven: kept "
                 "%d lines, dropped %d unreadable ones (%s)",
-                *(last + 1, ledger.step, len(lines), unread),
+                *(last + 1, ledger.step, kept, unread),
                 ledger.fault or f"{ledger.url}: not lines of steps",
             )
-        joined += lines
         last = ledger.step
-    return "".join(f"{line}\n" for line in joined).encode()
 
 
 def carried_lines(step_url: str, step: int, last_staying: int) -> list[str]:
     """The lines of a temporary step that no permanent step has: those after `last_staying`, or all
     if that is 0. Logs and drops unreadable lines."""
     url = join(step_url, FILE)
-    data, fault = _published(step_url)
-    lines, unread = StepLedger(step, url, data, None, fault).lines()
+    content, fault = _published(step_url)
+    lines: list[str] = []
+    unread = 0
+    for line in StepLedger(step, url, content, None, fault).lines():
+        if line is None:
+            unread += 1
+        elif last_staying == 0 or parse_line(line, url)["step"] > last_staying:
+            lines.append(line)
     if unread:
         log.warning("%s: dropped %d unreadable lines", url, unread)
-    if last_staying == 0:
-        return lines
-    return [line for line in lines if parse_line(line, url)["step"] > last_staying]
+    return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tests.trainyard.conversion.megatron.test_read import (
     weights_of,
 )
 from trainyard.artifacts import store
-from trainyard.checkpoint.load import open_checkpoint
+from trainyard.checkpoint.load import Checkpoint, open_checkpoint
 from trainyard.checkpoint.save import save_step
 from trainyard.config import to_dict
 from trainyard.conversion.megatron.names import flatten
@@ -380,3 +381,20 @@ def test_the_same_checkpoint_gives_the_same_bytes(tmp_path: Path) -> None:
     assert len(files) == 3
     for name, path in files.items():
         assert path.read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_each_tensor_is_read_once_for_all_tensor_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = weights_of(random_gpt(LLAMA))
+    save_trained(tmp_path / "run", weights, states_of(weights), LLAMA)
+    read, names = Checkpoint.read_slice, Counter[str]()
+
+    def counted(self: Checkpoint, name: str, *box: Any) -> Tensor:
+        names[name] += 1
+        return read(self, name, *box)
+
+    monkeypatch.setattr(Checkpoint, "read_slice", counted)
+    convert_run(tmp_path, tp=2)
+    assert any("linear_fc2" in name for name in names), "cut by columns"
+    assert set(names.values()) == {1}

@@ -109,6 +109,13 @@ def begin(run: Path, verify: Verify = "sizes") -> FoundSteps:
     return found
 
 
+def finish(run: Path, skipped: tuple[int, ...] = ()) -> tuple[list[FileRecord], bytes]:
+    """The files of steps that differ from their manifests, and the whole ledger."""
+    lines: list[bytes] = []
+    found = finished_steps(str(run), "l", lines.append, skipped)
+    return found.files, b"".join(lines)
+
+
 @pytest.mark.slow
 def test_a_valid_run_logs_no_warning(
     whole: Path, stopped: Path, caplog: pytest.LogCaptureFixture
@@ -134,7 +141,7 @@ def test_damage_in_an_old_step_is_logged_at_the_start_and_the_run_finishes(
     assert first_log.count("CANNOT BE PROVEN") == 1
     assert f"{ledger(run, step)}: " in first_log
     assert f"that steps {step - 1} to {step} lost and repeated no sample" in first_log
-    records, text = finished_steps(str(run), "l")
+    records, text = finish(run)
     assert f"has a gap at steps {step - 1} to {step}" in caplog.text.removeprefix(first_log)
     lines = [line["step"] for line in parse_ledger(text)]
     assert lines == [s for s in range(1, 7) if s not in (step - 1, step) or s < step - 1 + left]
@@ -203,7 +210,7 @@ def test_lines_that_do_not_chain_from_step_to_step_are_logged(
 def test_an_unreadable_line_that_matches_its_manifest_is_left_out(run: Path) -> None:
     nested(ledger(run, 4))
     vouch(run, 4)
-    _, text = finished_steps(str(run), "l")
+    _, text = finish(run)
     assert [line["step"] for line in parse_ledger(text)] == [1, 2, 3, 5, 6]
 
 
@@ -211,7 +218,7 @@ def test_a_ledger_that_is_a_link_is_not_followed(run: Path) -> None:
     ledger(run, 2).unlink()
     (run.parent / "secret").write_text('{"step": 1}\n')
     ledger(run, 2).symlink_to(run.parent / "secret")
-    records, text = finished_steps(str(run), "l")
+    records, text = finish(run)
     assert [line["step"] for line in parse_ledger(text)] == [3, 4, 5, 6]
     assert not [record for record in records if record.path == "iter_0000002/ledger.jsonl"]
 
@@ -253,9 +260,9 @@ def test_a_step_with_torn_documents_does_not_block_the_end_of_a_run(
 ) -> None:
     (run / "iter_0000002" / name).write_text("{")
     with pytest.raises(ArtifactError, match=r"step 2 has become unreadable.* same command again"):
-        finished_steps(str(run), "l")  # since the run has begun
+        finish(run)  # since the run has begun
     found = begin(run)
     assert found == FoundSteps((4, 6), damaged=(2,))
-    _, text = finished_steps(str(run), "l", found.damaged)
+    _, text = finish(run, found.damaged)
     assert [line["step"] for line in parse_ledger(text)] == [3, 4, 5, 6]
     assert list(run.glob("superseded/*/iter_0000002/ledger.jsonl")), "set aside, not removed"
