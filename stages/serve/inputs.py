@@ -12,4 +12,4 @@ def check_inputs(config: ServeConfig) -> None:
     """Refuse an open address without a key, a damaged checkpoint, one without a tokenizer, and a
     model that is not expected."""
     config.listen.api_key(os.environ)
-    check_model_to_load(config.load, config.expect)
+    check_model_to_load(config.load, config.expect, config.layout.parallel())
