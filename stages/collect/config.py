@@ -6,17 +6,19 @@ import hashlib
 import os
 import site
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from trainyard.artifacts.folder_in_shares import FolderInShares
 from trainyard.artifacts.output import Output
+from trainyard.collection.fetch.options import FetchConfig
 from trainyard.collection.versions import versions_of
 from trainyard.config import (
     MAX_RANKS,
     check_above_zero,
     check_at_least,
     check_at_most,
+    differing,
     execution,
     flag,
     location,
@@ -25,12 +27,13 @@ from trainyard.corpus.formats.bounds import check_bound
 from trainyard.errors import ConfigError
 
 OURSELVES = "trainyard"
-Source = Literal["python", "wikipedia", "warc", "html", "json"]
+Source = Literal["python", "wikipedia", "warc", "html", "json", "fetch"]
 PYTHON: Source = "python"
 WIKIPEDIA: Source = "wikipedia"
 WARC: Source = "warc"
 HTML: Source = "html"
 JSON: Source = "json"
+FETCH: Source = "fetch"
 
 OPTIONS_OF: dict[Source, tuple[str, ...]] = {
     PYTHON: ("max_size_mb", "num_shards", "conversations"),
@@ -38,6 +41,7 @@ OPTIONS_OF: dict[Source, tuple[str, ...]] = {
     WARC: ("input", "html_timeout_seconds"),
     HTML: ("input", "html_timeout_seconds"),
     JSON: ("input", "json_key", "on_bad_line"),
+    FETCH: ("input", *(one.name for one in fields(FetchConfig))),
 }
 """Options that only some sources have."""
 
@@ -48,14 +52,15 @@ OF_UNITS = ("max_document_bytes", "num_samples", "rank", "world_size")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectConfig(FolderInShares):
     """Collect documents: from a Wikipedia dump, WARC files of a crawl, HTML, JSON, or, without any
-    input, from the documentation that comes with Python."""
+    input, from the documentation that comes with Python. Or fetch pages for WARC files."""
 
     output_dir: str = location()
     """Folder or URL for documents-N.jsonl, dropped-N.jsonl and report.json; of python:
     train-00000.jsonl and so on, and heldout.txt."""
     source: Source = PYTHON
     """What to read. wikipedia: MediaWiki XML dumps, .xml or .xml.bz2. warc: WARC and WET files,
-    also of stages.fetch. html: folders of .html files. json: an object with the text a line."""
+    also those of fetch. html: folders of .html files. json: an object with the text a line. fetch:
+    lists of URLs, .txt or .jsonl with the key url, whose pages become pages-N.warc.gz."""
     input: tuple[str, ...] = location(())
     """Files, folders, patterns or URLs to read; not of python."""
     multistream_index: tuple[str, ...] = location(())
@@ -80,6 +85,7 @@ class CollectConfig(FolderInShares):
     conversations: bool = False
     """python: write questions about functions and classes with their answers, for stages.finetune,
     instead of documents; those held out are in heldout.jsonl."""
+    fetch: FetchConfig = field(default_factory=FetchConfig)
     environment: str = ""
     """python: fingerprint of this Python and its packages; unset: computed."""
     workers: int | None = execution(None)
@@ -111,16 +117,20 @@ class CollectConfig(FolderInShares):
         """Refuse options of other sources, and a source without input."""
         ours = OPTIONS_OF[self.source] + (() if self.source == PYTHON else OF_UNITS)
         others = {name for names in OPTIONS_OF.values() for name in names} | set(OF_UNITS)
-        for field in fields(self):
-            is_given = getattr(self, field.name) != field.default
-            if field.name in others and field.name not in ours and is_given:
-                of = [source for source, names in OPTIONS_OF.items() if field.name in names]
+        for name in differing(self).keys() & others:
+            if name not in ours:
+                of = [source for source, names in OPTIONS_OF.items() if name in names]
                 raise ConfigError(
-                    f"{flag(field.name)} is not for --source {self.source}; "
+                    f"{flag(name)} is not for --source {self.source}; "
                     f"it is for {', '.join(of) or 'all others'}"
                 )
         if self.source == PYTHON:
             return
+        if self.source == FETCH and self.world_size is not None:
+            raise ConfigError(
+                "--world-size is not for --source fetch, whose hosts are asked one at a time; to "
+                "fetch on several machines, give each a list with other hosts"
+            )
         if not self.input:
             raise ConfigError(f"--source {self.source} needs --input, the files to read")
         if not self.json_key:
@@ -134,7 +144,11 @@ class CollectConfig(FolderInShares):
 
     def versions(self) -> dict[str, str]:
         """Of the libraries that decide what the text of a page is."""
-        needed = {WARC: ("trafilatura", "lxml", "warcio"), HTML: ("trafilatura", "lxml")}
+        needed = {
+            WARC: ("trafilatura", "lxml", "warcio"),
+            HTML: ("trafilatura", "lxml"),
+            FETCH: ("tld",),
+        }
         return versions_of(*needed.get(self.source, ()), extra="collect")
 
     def output(self) -> Output | None:

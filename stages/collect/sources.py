@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from stages.collect.config import HTML, JSON, WARC, WIKIPEDIA, CollectConfig
+from stages.collect.config import FETCH, HTML, JSON, WARC, WIKIPEDIA, CollectConfig
 from stages.runtime.context import StageRun
 from stages.runtime.document_units import (
     DOCUMENTS,
@@ -51,7 +51,11 @@ def collect_sources(config: CollectConfig, stage: StageRun) -> dict[str, Any]:
     """Write the documents of all sources but Python, or a share of them."""
     began = time.monotonic()
     indices = _indices(config, stage)
-    if config.world_size is not None and config.rank is None:
+    if config.source == FETCH:
+        from stages.collect.fetch import fetch_pages
+
+        tallies = [Tally.parse(one) for one in fetch_pages(config, stage)]
+    elif config.world_size is not None and config.rank is None:
         shares = config.all_shares()
         join_units(stage, shares, "collect")
         tallies = [read_tally(share.file_url(REPORT)) for share in shares]

@@ -21,10 +21,11 @@ ENDINGS = {
     "wikipedia": (".xml",),
     "warc": (".warc", ".wet"),
     "html": (".html", ".htm", ".xhtml"),
+    "fetch": (".txt", ".jsonl"),
 }
 """Of the files of a source, before that of a compression."""
 
-SEEKABLE = {"wikipedia": ("", ".bz2"), "warc": (".gz",)}
+SEEKABLE = {"wikipedia": ("", ".bz2"), "warc": (".gz",), "fetch": ("",)}
 """Compressions in which readers can begin in the middle of a file; "" is none."""
 
 

@@ -42,7 +42,7 @@ WITH_TEXT = "conversion"
 """The type of the records of a WET file."""
 
 FIELDS = {"WARC-Record-ID": "id", "WARC-Target-URI": "url", "WARC-Date": "date"}
-FIELDS |= {"WARC-Payload-Digest": "payload_digest"}
+FIELDS |= {"WARC-Payload-Digest": "payload_digest", "WARC-Listed-URI": "listed_url"}
 
 
 class RawRecord(NamedTuple):
