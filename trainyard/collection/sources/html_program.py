@@ -16,17 +16,14 @@ import json
 import re
 import resource
 import signal
-import struct
 import sys
 from encodings.aliases import aliases
 from typing import BinaryIO
 
 import trafilatura
 
+from trainyard.collection.sources.html_reader import SIZE, SIZES
 from trainyard.confinement import confine, leave_network
-
-SIZES = struct.Struct("<II")
-SIZE = struct.Struct("<I")
 
 MEMORY_BYTES = 4 << 30
 """Address space beyond what the libraries take."""

@@ -6,16 +6,19 @@ from __future__ import annotations
 import atexit
 import json
 import signal
+import struct
 import subprocess
 import sys
 from functools import cache
 from typing import NamedTuple
 
-from trainyard.collection.sources.html_program import SIZE, SIZES
 from trainyard.confinement import environment
 from trainyard.errors import InfrastructureError
 
 PROGRAM = f"{__package__}.html_program"
+SIZES = struct.Struct("<II")
+SIZE = struct.Struct("<I")
+"""Before a page: its bytes and those of its charset; before an answer: its bytes."""
 ALARMS = (signal.SIGPROF, signal.SIGALRM)
 
 
