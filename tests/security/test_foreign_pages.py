@@ -14,8 +14,8 @@ import pytest
 
 from tests.trainyard.collection.sources.warcs import Warc, html
 from trainyard.collection.sources import streams
+from trainyard.collection.sources.charsets import CHARSETS, decode
 from trainyard.collection.sources.html_files import html_documents
-from trainyard.collection.sources.html_program import CHARSETS, decode
 from trainyard.collection.sources.html_reader import HtmlReader
 from trainyard.collection.sources.warc import warc_documents
 from trainyard.collection.sources.wiki_dump import raw_pages, read_site
@@ -81,8 +81,8 @@ def test_wikitext_in_a_dump_reaches_no_other_page(tmp_path: Path) -> None:
 def test_archives_that_expand_without_measure_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "FREE_BYTES", 4 * MIB)
-    bomb = (HEAD + "<page><title>A</title><id>1</id>").encode() + bytes(8 * MIB)
+    monkeypatch.setattr(streams, "FREE_BYTES", MIB)
+    bomb = (HEAD + "<page><title>A</title><id>1</id>").encode() + bytes(3 * MIB)
     for name, data in (("a.xml.bz2", bz2.compress(bomb, 1)), ("b.bz2", bz2.compress(bomb))):
         (tmp_path / name).write_bytes(data)
         source = ByteRange(str(tmp_path / name), 0, len(data))
@@ -90,6 +90,7 @@ def test_archives_that_expand_without_measure_are_refused(
             list(raw_pages(source, ".bz2", name, LIMIT))
 
 
+@pytest.mark.slow
 def test_damaged_archives_are_errors(tmp_path: Path) -> None:
     whole = bz2.compress((HEAD + Page("A", "a" * 5000).xml(1) + TAIL).encode())
     for place in range(4, len(whole), max(1, len(whole) // 40)):

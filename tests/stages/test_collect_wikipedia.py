@@ -82,6 +82,7 @@ def test_what_was_planted_is_in_the_documents(dump: tuple[Path, Planted], tmp_pa
         assert len(words[0] & words[1]) > 0.6 * len(words[0] | words[1])
 
 
+@pytest.mark.slow
 def test_any_shares_and_stores_give_the_same_bytes(
     dump: tuple[Path, Planted], tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

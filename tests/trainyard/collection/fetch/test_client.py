@@ -100,6 +100,7 @@ def test_a_server_that_keeps_one_waiting_is_left(path: str, server: BadServer) -
     assert time.monotonic() - began < 15
 
 
+@pytest.mark.slow
 def test_a_host_is_asked_one_page_at_a_time_with_a_delay(server: BadServer) -> None:
     config = FetchConfig(allow_private_addresses=True, host_delay_seconds=0.1)
     fetch([server.url(f"/page/{number}") for number in range(4)], config)

@@ -40,7 +40,13 @@ def pages(path: Path, bounds: list[int]) -> list[RawPage]:
     return [p for one in ranges for p in raw_pages(one, compression, path.name, LIMIT)]
 
 
-@pytest.mark.parametrize("name", ["dump.xml", "dump.xml.bz2", "one.xml.bz2", "pieces.xml.bz2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("dump.xml.bz2", "pieces.xml.bz2"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("dump.xml", "one.xml.bz2")),
+    ],
+)
 def test_any_ranges_give_each_page_once(
     name: str, dump: tuple[Path, Planted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
