@@ -172,14 +172,7 @@ def on_gpu(batches: Sequence[int], runs: int) -> None:
     device = torch.device("cuda")
     bandwidth = copy_bandwidth(device)
     print(f"{device_name(device)}, torch {torch.__version__}: copy {bandwidth / 1e12:.2f} TB/s")
-    with device, default_dtype(torch.bfloat16), torch.no_grad():
-        model = GPTModel(GPTConfig(**LLAMA_3_8B), VOCAB)
-        for name, parameter in model.named_parameters():
-            if "layernorm" in name:
-                parameter.fill_(1.0)
-            else:
-                parameter.normal_(std=0.02)
-    model.eval().requires_grad_(False)
+    model = random_model(LLAMA_3_8B, VOCAB, device, torch.bfloat16)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     table = model.embedding
     assert table is not None
@@ -202,13 +195,26 @@ def on_gpu(batches: Sequence[int], runs: int) -> None:
             report(name, reached, bar, share >= least and rate >= fastest)
 
 
+def random_model(
+    shape: dict[str, Any], vocab: int, device: torch.device, dtype: torch.dtype
+) -> GPTModel:
+    """A GPT with random weights."""
+    with device, default_dtype(dtype), torch.no_grad():
+        model = GPTModel(GPTConfig(**shape), vocab)
+        for name, parameter in model.named_parameters():
+            if "layernorm" in name:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(std=0.02)
+    return model.eval().requires_grad_(False)
+
+
 def timed(model: GPTModel, batch: int, runs: int, *, graphs: bool) -> GenerationResult:
     """The run with the fastest step in the median, after one that compiles and records."""
     prompts = random_prompts(batch, GPU_LENGTH, VOCAB)
     requests = [Request(prompt=p, max_tokens=GPU_NEW, number=i) for i, p in enumerate(prompts)]
     decoder = CachedDecoder(model, batch, GPU_LENGTH + GPU_NEW, compiled=graphs)
-    clock = device_clock(model.device)
-    results = [run_requests(decoder, requests, clock=clock) for _ in range(runs + 1)]
+    results = [run_requests(decoder, requests) for _ in range(runs + 1)]
     return min(results[1:], key=lambda result: statistics.median(result.step_seconds[1:]))
 
 

@@ -36,6 +36,8 @@ LAYOUTS: dict[str, list[str]] = {
         *("--expert-model-parallel-size", "2", "--use-distributed-optimizer"),
         *("--overlap-grad-reduce", "--overlap-param-gather"),
     ],
+    "zero2": ["--data-parallel-sharding-strategy", "optim_grads"],
+    "fsdp": ["--data-parallel-sharding-strategy", "optim_grads_params"],
     "dp2": ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"],
 }
 
@@ -59,7 +61,7 @@ def command(
     shape: Shape, layout: str, gpus: int, accumulate: int, prefix: Path, save: Path
 ) -> list[str]:
     """The stage's command line."""
-    shards = 1 if layout in ("", "dp2", "ep2") else 2
+    shards = 2 if layout in ("tp2", "pp2", "cp2") else 1
     batch = shape.mbs * accumulate * gpus // shards
     options = {
         "nproc-per-node": gpus,

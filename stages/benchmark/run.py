@@ -16,10 +16,11 @@ from stages.runtime.context import StageRun
 from trainyard.errors import ConfigError
 from trainyard.inference.decoders import Decoder
 from trainyard.inference.load import ModelOnRanks, load_on_ranks
-from trainyard.inference.measure import device_clock, request_timing, throughput
+from trainyard.inference.log_probs import OnToken
+from trainyard.inference.measure import request_timing, throughput
 from trainyard.inference.prompts import read_prompts
 from trainyard.inference.request import Completion
-from trainyard.inference.static import GenerationResult, OnToken, check_room, run_requests
+from trainyard.inference.static import GenerationResult, check_room, run_requests
 from trainyard.inference.texts import TextRequests, build_decoder, chat_tokens, prompt_tokens
 from trainyard.models.init import named_generator
 from trainyard.parallel.device import device_name, peak_memory_bytes, resolve_device
@@ -148,7 +149,7 @@ class Benchmark:
         on_token = None
         if self.config.stream and self.speaks and not is_warmup:
             on_token = streamed(self.generator.tokenizer, first)
-        return run_requests(decoder, requests, clock=device_clock(self.device), on_token=on_token)
+        return run_requests(decoder, requests, on_token=on_token)
 
 
 def streamed(tokenizer: Tokenizer, first: int) -> OnToken:

@@ -27,7 +27,7 @@ OPTIONS = (
     "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048"
     " --position-embedding-type rope --swiglu --disable-bias-linear --normalization RMSNorm"
     " --ffn-hidden-size 5632 --untie-embeddings-and-output-weights --hidden-dropout 0"
-    " --attention-dropout 0 --micro-batch-size 2 --global-batch-size 16 --train-iters 12"
+    " --attention-dropout 0 --micro-batch-size 4 --global-batch-size 16 --train-iters 12"
     " --eval-iters 0 --lr 1e-4 --split 100,0,0 --tokenizer-type NullTokenizer --vocab-size 50257"
     " --mock-data --bf16 --nproc-per-node 2 --save-performance-summary --no-save-optim"
 )

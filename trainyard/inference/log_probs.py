@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainyard.inference.request import TopTokens
+from trainyard.inference.request import Completion, TopTokens
 
 LOGITS_AT_ONCE = 2**25
 """fp32 numbers that scoring a prompt holds at a time: 128 MiB."""
@@ -59,8 +59,35 @@ def no_scores(count: int, batch: int, top_n: int, device: torch.device) -> Score
     return Scores(values, top, top.long())
 
 
-def prompt_scores(scores: Scores, row: int, length: int) -> tuple[list[float], list[TopTokens]]:
-    """Those of the second to the last token of a prompt."""
-    chosen: list[float] = scores.chosen[: length - 1, row].tolist()
-    places: Sequence[int] = range(length - 1) if scores.top.shape[-1] else ()
+def prompt_scores(
+    scores: Scores, row: int, begin: int, end: int
+) -> tuple[list[float], list[TopTokens]]:
+    """Those of places `begin` to `end` of a row: the tokens, and the likeliest ones there."""
+    chosen: list[float] = scores.chosen[begin:end, row].tolist()
+    places: Sequence[int] = range(begin, end) if scores.top.shape[-1] else ()
     return chosen, [scores.top_of(place, row) for place in places]
+
+
+def take_tokens(
+    logits: Tensor,
+    chosen: Sequence[int],
+    completions: Sequence[Completion],
+    on_token: Callable[[int, int], None] | None = None,
+) -> None:
+    """Give every completion that goes on its token, with its score if it keeps scores.
+
+    logits: (b, V) that the tokens were chosen by. on_token: called with row and token for each."""
+    wanted = [c.request.top_n for c in completions if c.request.log_probs and not c.is_done]
+    scores = (
+        score(logits, torch.tensor(chosen, device=logits.device), max(wanted)) if wanted else None
+    )
+    for row, (token, completion) in enumerate(zip(chosen, completions, strict=True)):
+        if completion.is_done:
+            continue
+        if scores is not None and completion.request.log_probs:
+            completion.log_probs.append(float(scores.chosen[row]))
+            if completion.request.top_n:
+                completion.top.append(scores.top_of(row)[: completion.request.top_n])
+        completion.append(token)
+        if on_token is not None:
+            on_token(row, token)

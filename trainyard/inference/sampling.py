@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainyard.inference.config import SamplingConfig
-from trainyard.inference.request import Completion
+from trainyard.inference.request import Completion, Request
 from trainyard.models.init import named_generator
 
 
@@ -80,7 +80,12 @@ def request_generators(first: int, count: int, seed: int) -> list[torch.Generato
     return [named_generator(f"request {index}", seed) for index in range(first, first + count)]
 
 
-def draw_uniforms(generators: list[torch.Generator], device: torch.device) -> Tensor:
+def generator_of(request: Request) -> torch.Generator:
+    """The random numbers of a request, from its first token on."""
+    return request_generators(request.number, 1, request.sampling.seed)[0]
+
+
+def draw_uniforms(generators: Sequence[torch.Generator], device: torch.device) -> Tensor:
     """The next number of every request's own sequence, (b) fp64 in [0, 1)."""
     drawn = [torch.rand((), dtype=torch.float64, generator=g) for g in generators]
     return torch.stack(drawn).to(device)
@@ -89,38 +94,79 @@ def draw_uniforms(generators: list[torch.Generator], device: torch.device) -> Te
 class Sampler:
     """Chooses the next token of each of a list of completions, each by its own options."""
 
-    def __init__(self, completions: Sequence[Completion]) -> None:
+    def __init__(
+        self,
+        completions: Sequence[Completion],
+        generators: Sequence[torch.Generator] | None = None,
+    ) -> None:
+        """generators: of each completion, as `generator_of` makes them for its first token."""
         self.completions = completions
-        requests = [completion.request for completion in completions]
-        self._generators = [
-            request_generators(request.number, 1, request.sampling.seed)[0] for request in requests
-        ]
-        self._common: SamplingConfig | None = None
-        """Options of all rows, if nothing else changes the logits of one."""
-        samplings = {request.sampling for request in requests}
-        if len(samplings) == 1 and not any(
-            request.sampling.has_penalties or request.min_tokens or request.banned_after
-            for request in requests
-        ):
-            self._common = samplings.pop()
+        if generators is None:
+            generators = [generator_of(completion.request) for completion in completions]
+        self._generators = generators
 
     def choose(self, logits: Tensor) -> list[int]:
         """The token of each row of (b, V) logits; that of a finished completion means nothing."""
-        counts = {len(one.tokens) for one in self.completions if not one.is_done}
-        common = self._common
-        if common is not None and (common.greedy or len(counts) == 1):
-            uniforms = None if common.greedy else draw_uniforms(self._generators, logits.device)
-            chosen = choose_tokens(logits, common, uniforms, max(counts))
-        else:
-            chosen = torch.stack([self._choose_one(i, row) for i, row in enumerate(logits)])
+        groups, alone = self._groups()
+        if len(groups) == 1 and not alone:
+            (rows,) = groups.values()
+            if len(rows) == len(self.completions):
+                whole: list[int] = self._choose_group(rows, logits).tolist()
+                return whole
+        chosen = logits.new_zeros(len(self.completions), dtype=torch.int64)
+        for rows in groups.values():
+            index = torch.tensor(rows, device=logits.device)
+            chosen[index] = self._choose_group(rows, logits[index])
+        for row in alone:
+            chosen[row] = self._choose_one(row, logits[row])
         tokens: list[int] = chosen.tolist()
         return tokens
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all rows have the same options, and nothing but the logits decides."""
+        requests = [completion.request for completion in self.completions]
+        return len({request.sampling for request in requests}) == 1 and not any(
+            request.sampling.has_penalties or request.min_tokens or request.banned_after
+            for request in requests
+        )
+
+    def choose_alike(self, logits: Tensor, num_tokens: int) -> Tensor:
+        """(b) int64 on the device of (b, V) logits, if `is_uniform`; num_tokens: of each output so
+        far."""
+        sampling, uniforms = self.completions[0].request.sampling, None
+        if not sampling.greedy:
+            uniforms = draw_uniforms(self._generators, logits.device)
+        return choose_tokens(logits, sampling, uniforms, num_tokens)
+
+    def _groups(self) -> tuple[dict[tuple[SamplingConfig, int], list[int]], list[int]]:
+        """Rows that are chosen together, by their options and what of them has changed by now, and
+        those whose logits depend on their own tokens."""
+        groups: dict[tuple[SamplingConfig, int], list[int]] = {}
+        alone: list[int] = []
+        for row, completion in enumerate(self.completions):
+            request = completion.request
+            sampling = request.sampling
+            if completion.is_done:
+                continue
+            if sampling.has_penalties or request.banned_after or not completion.may_stop:
+                alone.append(row)
+            else:
+                so_far = len(completion.tokens) if sampling.top_p_decay else 0
+                groups.setdefault((sampling, so_far), []).append(row)
+        return groups, alone
+
+    def _choose_group(self, rows: Sequence[int], logits: Tensor) -> Tensor:
+        """(r) tokens of rows with the same options, of their logits (r, V)."""
+        completion = self.completions[rows[0]]
+        sampling, uniforms = completion.request.sampling, None
+        if not sampling.greedy:
+            uniforms = draw_uniforms([self._generators[row] for row in rows], logits.device)
+        return choose_tokens(logits, sampling, uniforms, len(completion.tokens))
 
     def _choose_one(self, row: int, logits: Tensor) -> Tensor:
         """() the token of one row."""
         completion, generator = self.completions[row], self._generators[row]
-        if completion.is_done:
-            return logits.new_zeros((), dtype=torch.int64)
         sampling = completion.request.sampling
         logits = allowed_logits(penalised(logits.float(), completion), completion)
         uniforms = None if sampling.greedy else draw_uniforms([generator], logits.device)

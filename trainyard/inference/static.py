@@ -7,7 +7,7 @@ matrix products."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from trainyard.errors import ConfigError
 from trainyard.inference.config import GREEDY, SamplingConfig, check_length
 from trainyard.inference.decoders import CachedDecoder, Decoder, Start
-from trainyard.inference.log_probs import prompt_scores, score
+from trainyard.inference.log_probs import prompt_scores, take_tokens
 from trainyard.inference.request import Completion, Request
 from trainyard.inference.sampling import Sampler
 from trainyard.models.gpt.model import GPTModel
@@ -68,8 +68,8 @@ def generate(
 
     vocab_size: tokens that the tokenizer knows, so that padding of the vocabulary is never chosen.
     first_request: number of the first prompt in a longer list, which decides its random numbers.
-    clock: on an accelerator, one that waits for the device. groups: the ranks that hold the model,
-    all of which call this. The model should be in eval mode."""
+    clock: tokens are read in each step, so it need not wait for the device. groups: the ranks that
+    hold the model, all of which call this. The model should be in eval mode."""
     check_lengths(model, prompts, max_new_tokens)
     requests = [
         Request(
@@ -99,21 +99,67 @@ def run_requests(
     on_token: called for every new token of a row."""
     completions = [Completion(request) for request in requests]
     sampler, step_seconds = Sampler(completions), []
-    chosen: list[int] = []
-    while not all(completion.is_done for completion in completions):
-        started = clock()
-        if not chosen:
-            start = decoder.start([r.prompt for r in requests], _top_n_of_prompts(requests))
-            _keep_prompt_scores(start, completions)
-            logits = start.logits
-        else:
-            logits = decoder.step(torch.tensor(chosen, device=logits.device))
-        chosen = sampler.choose(logits)
-        _collect(logits, chosen, completions, on_token)
+    started = clock()
+    start = decoder.start([r.prompt for r in requests], _top_n_of_prompts(requests))
+    _keep_prompt_scores(start, completions)
+    is_ahead = (
+        start.logits.is_cuda and sampler.is_uniform and not any(r.log_probs for r in requests)
+    )
+    steps = steps_ahead if is_ahead else steps_in_turn
+    for logits, chosen in steps(decoder, sampler, start.logits):
+        take_tokens(logits, chosen, completions, on_token)
         step_seconds.append(clock() - started)
+        if all(completion.is_done for completion in completions):
+            break
+        started = clock()
     return GenerationResult(
         completions=completions, step_seconds=step_seconds, cache_bytes=decoder.cache_bytes
     )
+
+
+Steps = Iterator[tuple[Tensor, list[int]]]
+"""(b, V) logits of each step, and the token of each row."""
+
+
+def steps_in_turn(decoder: Decoder, sampler: Sampler, logits: Tensor) -> Steps:
+    """Each step after the tokens of the last are known; for as long as it is asked."""
+    while True:
+        chosen = sampler.choose(logits)
+        yield logits, chosen
+        logits = decoder.step(torch.tensor(chosen, device=logits.device))
+
+
+def steps_ahead(decoder: Decoder, sampler: Sampler, logits: Tensor) -> Steps:
+    """Each step is queued before the tokens of the last are read, so that the device never waits
+    for the host: one step too many where all texts end before their length. The logits are then
+    those of the step behind."""
+    last = max(completion.request.max_tokens for completion in sampler.completions)
+    for number in range(last):
+        chosen = sampler.choose_alike(logits, number)
+        tokens = _Copy(chosen)
+        if number + 1 < last:
+            logits = decoder.step(chosen)
+        yield logits, tokens.read()
+
+
+class _Copy:
+    """A tensor on its way to the host."""
+
+    def __init__(self, source: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._copy = source
+        if source.is_cuda:
+            self._copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+            self._copy.copy_(source, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> list[int]:
+        """Wait for it."""
+        if self._event is not None:
+            self._event.synchronize()
+        values: list[int] = self._copy.tolist()
+        return values
 
 
 def _top_n_of_prompts(requests: Sequence[Request]) -> int | None:
@@ -127,32 +173,9 @@ def _keep_prompt_scores(start: Start, completions: Sequence[Completion]) -> None
     for row, completion in enumerate(completions):
         request = completion.request
         if request.prompt_log_probs:
-            chosen, top = prompt_scores(start.scores, row, len(request.prompt))
+            chosen, top = prompt_scores(start.scores, row, 0, len(request.prompt) - 1)
             completion.prompt_log_probs = chosen
             completion.prompt_top = [place[: request.top_n] for place in top if request.top_n]
-
-
-def _collect(
-    logits: Tensor,
-    chosen: Sequence[int],
-    completions: Sequence[Completion],
-    on_token: OnToken | None,
-) -> None:
-    """Give every completion that goes on its token, with its score if it keeps scores."""
-    wanted = [c.request.top_n for c in completions if c.request.log_probs and not c.is_done]
-    scores = (
-        score(logits, torch.tensor(chosen, device=logits.device), max(wanted)) if wanted else None
-    )
-    for row, (token, completion) in enumerate(zip(chosen, completions, strict=True)):
-        if completion.is_done:
-            continue
-        if scores is not None and completion.request.log_probs:
-            completion.log_probs.append(float(scores.chosen[row]))
-            if completion.request.top_n:
-                completion.top.append(scores.top_of(row)[: completion.request.top_n])
-        completion.append(token)
-        if on_token is not None:
-            on_token(row, token)
 
 
 def check_lengths(model: GPTModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:

@@ -16,6 +16,8 @@ from torch.nn import functional
 
 from trainyard.attention.base import Numerics, Softmax
 from trainyard.attention.masks import CAUSAL, AttentionMask
+from trainyard.attention.paged import paged_attention
+from trainyard.attention.paged_cache import PagedKVCache
 from trainyard.attention.select import KernelChoice, Key, Needs, Request, Selected, backend_table
 from trainyard.errors import ConfigError
 from trainyard.models.config import TransformerConfig
@@ -92,6 +94,10 @@ class SelfAttention(nn.Module):
             q, k = self.q_layernorm(q), self.k_layernorm(k)
         if rotary is not None:
             q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
+        if isinstance(kv_cache, PagedKVCache):
+            kv_cache.write(self.layer, k[:, 0], v[:, 0])
+            over: Tensor = self.linear_proj(self.core_attention.over_blocks(q, kv_cache).flatten(2))
+            return over
         q, k, v = (heads.permute(1, 2, 0, 3) for heads in (q, k, v))  # (b, n or g, s, d)
         if kv_cache is not None:
             mask = self.core_attention.mask_of_cache(mask, kv_cache, q.shape[2])
@@ -123,7 +129,7 @@ class CoreAttention(nn.Module):
         cross: bool = False,
     ) -> None:
         super().__init__()
-        self.parallel = parallel
+        self.layer, self.parallel = layer, parallel
         self.recompute = config.recomputes("core_attn")
         self.dropout = config.attention_dropout
         self.scale = config.attention_scale
@@ -170,6 +176,15 @@ class CoreAttention(nn.Module):
         q, k, v = _widened(q, width), _widened(k, width), _widened(v, width)
         out = backend.attend(q, k, v, mask.with_window(self.window), softmax)
         return out if value_width == width else out[..., :value_width]
+
+    def over_blocks(self, q: Tensor, kv_cache: PagedKVCache) -> Tensor:
+        """Attention of the new tokens of all sequences of a step, whose keys are in the cache.
+
+        q: (s, 1, n, d). Returns (s, 1, n, d_v)."""
+        keys, values = kv_cache.blocks(self.layer)
+        softmax = Softmax(self.scale, sink=self._sink(q[:, 0]))
+        rows = paged_attention(q[:, 0], keys, values, kv_cache.layout, softmax, self.window)
+        return rows.unsqueeze(1)
 
     def mask_of_cache(self, mask: AttentionMask, kv_cache: KVCache, num_new: int) -> AttentionMask:
         """Sequences in a cache differ in length; a window needs their positions."""

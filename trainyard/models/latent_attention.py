@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.attention.masks import CAUSAL, AttentionMask
+from trainyard.attention.paged_cache import PagedKVCache
 from trainyard.models.attention import CoreAttention, KVCache, SelfAttention, own_heads
 from trainyard.models.config import TransformerConfig
 from trainyard.models.norm import build_norm
@@ -90,6 +91,9 @@ class LatentAttention(nn.Module):
         assert rotary is not None, "the options have a rotary embedding"
         q = self._queries(x, rotary)
         latent, shared = self._latents(x, rotary)
+        if isinstance(kv_cache, PagedKVCache):
+            over: Tensor = self.linear_proj(self._over_blocks(q, latent, shared, kv_cache))
+            return over
         if kv_cache is not None:
             mask = self.core_attention.mask_of_cache(mask, kv_cache, x.shape[0])
             latent, shared = self._cached(latent, shared, kv_cache)
@@ -132,6 +136,21 @@ class LatentAttention(nn.Module):
             self.layer, latent.transpose(0, 1).unsqueeze(1), shared.permute(1, 2, 0, 3)
         )
         return kept.squeeze(1).transpose(0, 1), shared.permute(2, 0, 1, 3)
+
+    def _over_blocks(
+        self, q: Tensor, latent: Tensor, shared: Tensor, kv_cache: PagedKVCache
+    ) -> Tensor:
+        """(s, 1, n v) attention to latents in blocks, of which no keys and values are made: what
+        makes them is applied to the queries and to the sums of latents (section 2.1.2)."""
+        kv_cache.write(self.layer, torch.cat((latent, shared[:, :, 0]), dim=-1), None)
+        made = self.linear_kv_up_proj.weight.unflatten(0, (self.heads, -1))  # (n, d + v, r)
+        of_keys, of_values = made.split([self.latent.qk_head_dim, self.latent.v_head_dim], dim=1)
+        still, rotating = q.split(
+            [self.latent.qk_head_dim, self.latent.qk_pos_emb_head_dim], dim=-1
+        )
+        still = torch.einsum("sbnd,ndr->sbnr", still, of_keys)
+        sums = self.core_attention.over_blocks(torch.cat((still, rotating), dim=-1), kv_cache)
+        return torch.einsum("sbnr,nvr->sbnv", sums, of_values).flatten(2)
 
     def _keys_and_values(self, latent: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
         """Keys (t, b, n, d + e) and values (t, b, n, v)."""

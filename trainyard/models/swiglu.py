@@ -10,11 +10,17 @@ from torch.nn import functional
 
 from trainyard.kernels.available import TRITON
 
+FEW_TOKENS = 256
+"""In a step of generation, at most."""
+
 
 def swiglu(x: Tensor) -> Tensor:
     """silu(gate) x up of [gate; up] (arXiv:2002.05202). x: (..., 2 f). Returns (..., f)."""
     if not (TRITON and x.is_cuda):
         return _plain(x)
+    if not torch.is_grad_enabled() and x.shape[:-1].numel() <= FEW_TOKENS:
+        forward: Tensor = _forward_op(x)
+        return forward
     y: Tensor = _SwiGLU.apply(x)  # type: ignore[no-untyped-call]
     return y
 
@@ -43,6 +49,20 @@ class _SwiGLU(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         grad_x: Tensor = _backward_op(grad, x)
         return grad_x
+
+
+@torch.library.custom_op("trainyard::swiglu_forward", mutates_args=(), device_types="cuda")
+def _forward_op(x: Tensor) -> Tensor:
+    """Opaque to a compiler: it would compute this anew in each block of rows of the product behind
+    it, which for few tokens then runs at half the bandwidth."""
+    from trainyard.kernels.swiglu import swiglu_forward
+
+    return swiglu_forward(x)
+
+
+@_forward_op.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
 @torch.library.custom_op("trainyard::swiglu_backward", mutates_args=(), device_types="cuda")

@@ -16,6 +16,7 @@ from trainyard.inference.static import GenerationResult, run_requests
 from trainyard.models.families import family_of
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.init import init_parameters
+from trainyard.models.latent_config import LatentConfig
 from trainyard.models.model import TransformerModel
 from trainyard.models.moe_config import MoEConfig
 from trainyard.models.pipeline_stage import WHOLE, PipelineStage
@@ -64,11 +65,38 @@ T5S: dict[str, dict[str, Any]] = {
     },
 }
 KINDS = (*GPTS, *T5S, "retro")
+LATENTS: dict[str, Any] = LLAMA | {
+    "group_query_attention": False,
+    "num_query_groups": 1,
+    "qk_layernorm": True,
+    "yarn_rotary_scaling_factor": 4.0,
+    "yarn_original_max_position_embeddings": 8,
+    "yarn_mscale_all_dim": 1.0,
+    "mla": LatentConfig(
+        multi_latent_attention=True,
+        q_lora_rank=12,
+        kv_lora_rank=10,
+        qk_head_dim=8,
+        qk_pos_emb_head_dim=4,
+        v_head_dim=6,
+    ),
+}
+MORE_GPTS: dict[str, dict[str, Any]] = {
+    "deepseek": LATENTS | {"moe": MoEConfig(num_experts=4, moe_router_topk=2, moe_layer_freq="2")},
+    "gpt-oss": GPTS["mixtral"]
+    | {
+        "softmax_type": "learnable",
+        "window_size": "5,0",
+        "window_attn_skip_freq": "2",
+        "add_qkv_bias": True,
+    },
+}
+"""Of tests that run few models."""
 
 
 def config_of(kind: str) -> GPTConfig | T5Config:
-    if kind in GPTS:
-        return GPTConfig(**(SIZES | GPTS[kind]))
+    if (options := (GPTS | MORE_GPTS).get(kind)) is not None:
+        return GPTConfig(**(SIZES | options))
     return T5Config(**(SIZES | {"decoder_num_layers": 2, "decoder_seq_length": 24} | T5S[kind]))
 
 

@@ -13,8 +13,8 @@ from tests.trainyard.inference.small_models import build, decoder_of, some_promp
 from trainyard.errors import ConfigError
 from trainyard.inference.config import OutputConfig, SamplingConfig
 from trainyard.inference.request import Completion, Request
-from trainyard.inference.sampling import allowed_logits, keep_min_p, penalised
-from trainyard.inference.static import GenerationResult, run_requests
+from trainyard.inference.sampling import Sampler, allowed_logits, keep_min_p, penalised
+from trainyard.inference.static import GenerationResult, run_requests, steps_ahead
 
 PROBABILITIES = torch.tensor([[0.1, 0.4, 0.05, 0.3, 0.15]])
 
@@ -48,6 +48,24 @@ def test_every_request_gets_its_own_text_whatever_its_company() -> None:
     assert together == run(requests[::-1]).outputs[::-1]
     other = replace(requests[0], sampling=replace(samplings[0], seed=6))
     assert run([other]).outputs[0] != together[0]
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(top_k=5, seed=3)])
+def test_a_step_ahead_of_its_tokens_is_the_same(sampling: SamplingConfig) -> None:
+    requests = [
+        Request(prompt=prompt, max_tokens=count, sampling=sampling, number=i)
+        for i, (prompt, count) in enumerate(zip(some_prompts(4, 9, 6), (5, 8, 3), strict=True))
+    ]
+    right = run(requests).outputs
+    sampler = Sampler([Completion(request) for request in requests])
+    assert sampler.is_uniform
+    decoder = decoder_of(build("llama"), [r.prompt for r in requests], 8)
+    with torch.inference_mode():
+        logits = decoder.start([r.prompt for r in requests]).logits
+        steps = [tokens for _, tokens in steps_ahead(decoder, sampler, logits)]
+    assert [
+        [tokens[row] for tokens in steps[:count]] for row, count in enumerate((5, 8, 3))
+    ] == right
 
 
 def test_min_p_keeps_what_is_near_the_likeliest() -> None:

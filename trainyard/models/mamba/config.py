@@ -62,9 +62,9 @@ class MambaConfig(GPTConfig):
     """Longest time step of a token; unset: none."""
     mamba_chunk_size: int = execution(128)
     """Tokens that the scan takes as one matrix product; changes speed and memory alone."""
-    mamba_backend: Literal["auto", "torch", "mamba_ssm"] = execution("auto")
-    """Scan and convolution by torch, or by the kernels of mamba-ssm and causal-conv1d (CUDA, where
-    installed); auto: theirs if they are there."""
+    mamba_backend: Literal["auto", "torch", "triton", "mamba_ssm"] = execution("auto")
+    """Scan and convolution by torch, by our kernels in Triton, or by those of mamba-ssm and
+    causal-conv1d; auto: the fastest that is available."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that contradict each other or cannot be built."""

@@ -15,7 +15,8 @@ from torch.nn import functional
 from trainyard.attention.masks import AttentionMask, document_numbers
 from trainyard.models.mamba.config import CONV_WIDTH, MambaConfig
 from trainyard.models.mamba.conv import causal_conv, last_inputs
-from trainyard.models.mamba.kernels import fused_conv, fused_scan, uses_mamba_ssm
+from trainyard.models.mamba.fused import ssm_conv, ssm_scan, triton_conv, triton_scan
+from trainyard.models.mamba.kernels import backend_on_cuda
 from trainyard.models.mamba.scan import chunked_scan, next_state
 from trainyard.models.recompute import recomputed
 from trainyard.parallel.model import ALONE, ModelParallel
@@ -46,7 +47,7 @@ class MambaMixer(nn.Module):
         self.convolved_sizes = (di, gn, gn)
         self.groups, self.head_dim = config.mamba_num_groups // tp, config.mamba_head_dim
         self.dt_min, self.dt_max = config.mamba_dt_min, config.mamba_dt_max
-        self.chunk_size, self.is_fused = config.mamba_chunk_size, uses_mamba_ssm(config)
+        self.chunk_size, self.backend = config.mamba_chunk_size, backend_on_cuda(config)
         self.in_proj = ColumnParallelLinear(
             h, sum(sizes), bias=False, parallel=parallel, parts=sizes
         )
@@ -66,8 +67,8 @@ class MambaMixer(nn.Module):
         if mask.bounds is not None:
             documents = document_numbers(mask.bounds, gate.shape[1])
         inputs = (convolved, dt, gate, documents)
-        is_fused = self.is_fused and convolved.is_cuda
-        if not is_fused and torch.is_grad_enabled() and convolved.requires_grad:
+        is_plain = self.backend == "torch" or not convolved.is_cuda
+        if is_plain and torch.is_grad_enabled() and convolved.requires_grad:
             # As the paper's kernels do: the decays between the tokens of chunks take many times the
             # memory of what they follow from.
             y: Tensor = recomputed(self._mixed, *inputs, draws=False)
@@ -125,12 +126,14 @@ class MambaMixer(nn.Module):
         self, convolved: Tensor, dt: Tensor, gate: Tensor, documents: Tensor | None
     ) -> Tensor:
         """(b, s, di), what enters the last projection."""
-        is_fused = self.is_fused and convolved.is_cuda
-        conv = fused_conv if is_fused else causal_conv
+        backend = self.backend if convolved.is_cuda else "torch"
+        conv = {"torch": causal_conv, "triton": triton_conv, "mamba_ssm": ssm_conv}[backend]
         x, b, c = self._heads(conv(convolved, self.conv1d.weight, self.conv1d.bias, documents))
         steps, decay = self._steps(dt), self._decay()
-        if is_fused:
-            y: Tensor = fused_scan(x, steps, decay, b, c, self.chunk_size, documents)
+        if backend == "triton":
+            y: Tensor = triton_scan(x, steps, decay, b, c, documents)
+        elif backend == "mamba_ssm":
+            y = ssm_scan(x, steps, decay, b, c, self.chunk_size, documents)
         else:
             y, _ = chunked_scan(x, steps, decay, b, c, self.chunk_size, documents)
         mixed: Tensor = self.norm(self._skipped(y, x), gate)

@@ -3,7 +3,8 @@
 Parameters are left unfilled, marked with the part of the whole that they are (sharding.py);
 models/init.py or a checkpoint fills them. On one rank alone each is `functional.linear` and nothing
 else. `fp8` of a layer, set by models/fp8.py, computes its products in 8 bits; with `delayed`, by
-the scales of past steps.
+the scales of past steps. `quantized`, set by models/quantized.py, is a weight of 8 bits that takes
+the place of `weight` where nothing is trained.
 
 s sequence, b batch, n tensor-parallel ranks; "in" and "out" are sizes of the whole matrix."""
 
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from trainyard.fp8.delayed import DelayedScaling
 from trainyard.fp8.recipe import Fp8Recipe
+from trainyard.fp8.weights import QuantizedWeight, quantized_linear
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.sharding import Parts, even_shard, mark_partial_grad, mark_shard
 from trainyard.parallel.tensor.fp8_linear import fp8_column_linear, fp8_linear
@@ -42,6 +44,7 @@ class ColumnParallelLinear(nn.Module):
         self.parallel = parallel
         self.fp8: Fp8Recipe | None = None
         self.delayed: DelayedScaling | None = None
+        self.quantized: QuantizedWeight | None = None
         size, rank = parallel.tp_size, parallel.tp_rank
         self.weight = nn.Parameter(torch.empty(out_features // size, in_features))
         self.bias = nn.Parameter(torch.empty(out_features // size)) if bias else None
@@ -52,6 +55,8 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (s, b, in), (s / n, b, in) under sequence parallelism. Returns (s, b, out / n)."""
+        if self.quantized is not None:
+            return quantized_linear(x, self.quantized, self.bias)
         if self.fp8 is not None:
             return fp8_column_linear(
                 x, self.weight, self.bias, self.fp8, self.parallel, self.delayed
@@ -71,6 +76,7 @@ class RowParallelLinear(nn.Module):
         self.parallel = parallel
         self.fp8: Fp8Recipe | None = None
         self.delayed: DelayedScaling | None = None
+        self.quantized: QuantizedWeight | None = None
         size, rank = parallel.tp_size, parallel.tp_rank
         self.weight = nn.Parameter(torch.empty(out_features, in_features // size))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
@@ -93,6 +99,8 @@ class RowParallelLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
     def _product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.quantized is not None:
+            return quantized_linear(x, self.quantized, bias)
         if self.fp8 is not None:
             return fp8_linear(x, self.weight, bias, self.fp8, self.delayed)
         return functional.linear(x, self.weight, bias)

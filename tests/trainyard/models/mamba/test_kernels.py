@@ -1,31 +1,41 @@
-"""The choice between torch and mamba-ssm."""
+"""The choice between torch, Triton and mamba-ssm."""
 
 from __future__ import annotations
 
 import pytest
 
 from trainyard.errors import ConfigError
-from trainyard.models.mamba.kernels import choose_mamba
+from trainyard.models.mamba.kernels import MambaBackend, MambaSetting, choose_mamba
+
+CUDA = MambaSetting(device="cuda")
+SMALL = MambaSetting(device="cuda", sizes=(8, 128))
 
 
-def test_auto_takes_mamba_ssm_where_it_is() -> None:
-    assert choose_mamba("auto", "cuda", (), deterministic=False).backend == "mamba_ssm"
-    assert choose_mamba("auto", "cpu", (), deterministic=False).backend == "torch"
-    assert choose_mamba("auto", "cuda", (), deterministic=True).backend == "torch"
-    lacking = choose_mamba("auto", "cuda", ("causal_conv1d",), deterministic=False)
-    assert (lacking.backend, lacking.reason) == ("torch", "causal-conv1d not installed")
+def test_auto_takes_the_fastest_that_is_available() -> None:
+    assert choose_mamba("auto", CUDA).backend == "triton"
+    assert choose_mamba("auto", SMALL).backend == "mamba_ssm"
+    lacking = MambaSetting(device="cuda", missing=("causal_conv1d",), has_triton=False)
+    found = choose_mamba("auto", lacking)
+    assert (found.backend, found.reason) == ("torch", "of triton, Triton is not installed")
+    assert choose_mamba("auto", MambaSetting(device="cpu")).backend == "torch"
 
 
 def test_torch_by_request_is_torch() -> None:
-    assert choose_mamba("torch", "cuda", (), deterministic=False).backend == "torch"
+    assert choose_mamba("torch", CUDA).backend == "torch"
 
 
 @pytest.mark.parametrize(
-    ("device", "missing", "message"),
-    [("cpu", (), "a CUDA device, not cpu"), ("cuda", ("mamba_ssm",), "mamba-ssm not installed")],
+    ("request_", "setting", "message"),
+    [
+        ("mamba_ssm", MambaSetting(device="cpu"), "a CUDA device, not cpu"),
+        ("mamba_ssm", MambaSetting(device="cuda", missing=("mamba_ssm",)), "mamba-ssm not instal"),
+        ("mamba_ssm", MambaSetting(device="cuda", deterministic=True), "--deterministic-mode"),
+        ("triton", MambaSetting(device="cuda", has_triton=False), "Triton is not installed"),
+        ("triton", SMALL, "--mamba-head-dim 8 and --mamba-state-dim 128 must both be one of 16"),
+    ],
 )
-def test_mamba_ssm_by_request_must_be_there(
-    device: str, missing: tuple[str, ...], message: str
+def test_a_backend_by_request_must_be_available(
+    request_: MambaBackend, setting: MambaSetting, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        choose_mamba("mamba_ssm", device, missing, deterministic=False)
+        choose_mamba(request_, setting)

@@ -1,0 +1,241 @@
+"""The dynamic engine in process, on a GPU with Llama-3-8B's shape in bf16 and random weights.
+
+    python -m benchmarks.serving                            an H200
+    python -m benchmarks.serving --device cpu               a tiny model, to try the program
+
+- throughput: 256 requests at a time of 1,000 tokens in and 1,000 out, all queued at the start;
+  output tokens over the time of all of them. A share of the 17,744 tokens/s that TensorRT-LLM
+  publishes for Llama-3.1-8B in FP8 on this GPU.
+- mixed: prompts and outputs of 128 to 2,048 tokens (even over the logarithm), beside the static
+  engine with batches of the requests in their order.
+- prefix: 64 requests that share their first 2,000 tokens, of which the cache knows the shared ones
+  or keeps nothing; mean time to the first token."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.corpus import report
+from benchmarks.inference import LLAMA_3_8B, VOCAB, random_model
+from trainyard.inference.decoders import CachedDecoder
+from trainyard.inference.dynamic.build import engine_of
+from trainyard.inference.dynamic.config import DynamicConfig
+from trainyard.inference.dynamic.engine import DynamicEngine
+from trainyard.inference.measure import device_clock
+from trainyard.inference.request import Request
+from trainyard.inference.static import run_requests
+from trainyard.models.gpt.model import GPTModel
+from trainyard.models.quantized import quantize_layers
+from trainyard.parallel.device import GIBIBYTE, device_name, peak_memory_bytes
+
+TRT_LLM = 17_744.0
+"""Output tokens/s, 1,000 in and 1,000 out, as published."""
+BARS = {"throughput": 0.5 * TRT_LLM, "mixed": 2.5, "prefix": 5.0}
+
+
+class Sizes(NamedTuple):
+    """Of the workloads."""
+
+    concurrent: int
+    num_requests: int
+    length: int
+    new: int
+    mixed: tuple[int, int]
+    num_mixed: int
+    static_batch: int
+    shared: int
+    sharing: int
+
+
+GPU = Sizes(256, 512, 1000, 1000, (128, 2048), 128, 64, 2000, 64)
+CPU = Sizes(8, 16, 20, 10, (8, 48), 12, 4, 64, 8)
+TINY = LLAMA_3_8B | {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "ffn_hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_query_groups": 2,
+    "seq_length": 256,
+}
+
+
+@dataclass(slots=True)
+class Times:
+    """Of a run, in seconds from its start."""
+
+    first: dict[int, float] = field(default_factory=dict)
+    """First token of each request."""
+    total: float = 0.0
+    num_tokens: int = 0
+    steps: int = 0
+
+
+def drive(engine: DynamicEngine, requests: Sequence[Request], device: torch.device) -> Times:
+    """Queue all requests, and run them to their ends."""
+    clock, times = device_clock(device), Times()
+    began = clock()
+    for request in requests:
+        engine.add(request)
+    while engine.has_work():
+        updates = engine.step()
+        now = clock() - began
+        times.steps += 1
+        for update in updates:
+            times.first.setdefault(update.number, now)
+            times.num_tokens += update.num_new
+    times.total = clock() - began
+    return times
+
+
+def request_of(
+    length: int, new: int, vocab: int, number: int, before: Sequence[int] = ()
+) -> Request:
+    """A request of random tokens behind others that it shares."""
+    draw = random.Random(number)
+    prompt = [*before, *(draw.randrange(2, vocab) for _ in range(length))]
+    return Request(prompt=prompt, max_tokens=new, number=number)
+
+
+def build(model: GPTModel, sizes: Sizes, most: int, graphs: int, **options: Any) -> DynamicEngine:
+    """An engine for requests of up to `most` tokens, warmed up by some."""
+    config = DynamicConfig(
+        inference_dynamic_batching_max_requests=sizes.concurrent,
+        inference_dynamic_batching_num_cuda_graphs=graphs,
+        **options,
+    )
+    engine = engine_of(model, config, max_seq_length=most)
+    assert isinstance(engine, DynamicEngine)
+    warm = [request_of(most // 2, 4, model.vocab_size, 10_000 + i) for i in range(4)]
+    drive(engine, warm, model.device)
+    return engine
+
+
+def throughput(engine: DynamicEngine, model: GPTModel, sizes: Sizes) -> None:
+    """Output tokens a second at full load."""
+    requests = [
+        request_of(sizes.length, sizes.new, model.vocab_size, i) for i in range(sizes.num_requests)
+    ]
+    times, stats = drive(engine, requests, model.device), engine.stats()
+    rate = times.num_tokens / times.total
+    kept = list(model.parameters())
+    for module in model.modules():
+        kept += getattr(module, "quantized", None) or ()
+    weights = sum(p.numel() * p.element_size() for p in kept)
+    reached = (
+        f"{rate:,.0f} output tok/s ({rate / TRT_LLM:.2f}x TensorRT-LLM's), {times.steps} steps, "
+        f"{times.total:.1f} s, weights {weights / GIBIBYTE:.1f} GiB, {stats.blocks_total} blocks, "
+        f"peak {peak_memory_bytes(model.device) / GIBIBYTE:.1f} GiB, {stats.preemptions} preempted"
+    )
+    name = f"throughput, {sizes.concurrent} concurrent, {sizes.length} in / {sizes.new} out"
+    report(name, reached, f"{BARS['throughput']:,.0f} tok/s", rate >= BARS["throughput"])
+
+
+def mixed_requests(sizes: Sizes, vocab: int) -> list[Request]:
+    """Of lengths even over their logarithms."""
+    draw, (least, most) = random.Random(1), sizes.mixed
+
+    def length() -> int:
+        return round(math.exp(draw.uniform(math.log(least), math.log(most))))
+
+    return [request_of(length(), length(), vocab, i) for i in range(sizes.num_mixed)]
+
+
+def static_rate(model: GPTModel, requests: Sequence[Request], size: int) -> float:
+    """Output tokens a second of batches of requests in their order."""
+    clock, seconds, tokens = device_clock(model.device), 0.0, 0
+    for begin in range(0, len(requests), size):
+        batch = requests[begin : begin + size]
+        room = max(len(r.prompt) for r in batch) + max(r.max_tokens for r in batch)
+        began = clock()
+        decoder = CachedDecoder(model, len(batch), room)
+        tokens += sum(map(len, run_requests(decoder, batch).outputs))
+        seconds += clock() - began
+        del decoder
+        _empty(model.device)
+    return tokens / seconds
+
+
+def under_load(model: GPTModel, sizes: Sizes, graphs: int, parts: Sequence[str]) -> None:
+    """What one engine measures: full load, and many lengths beside the static engine."""
+    engine = build(model, sizes, 2 * sizes.mixed[1], graphs)
+    if "throughput" in parts:
+        throughput(engine, model, sizes)
+    if "mixed" not in parts:
+        return
+    requests = mixed_requests(sizes, model.vocab_size)
+    times = drive(engine, requests, model.device)
+    rate = times.num_tokens / times.total
+    del engine
+    _empty(model.device)
+    other = static_rate(model, requests, sizes.static_batch)
+    name = "mixed, {} to {} in and out, {} requests".format(*sizes.mixed, len(requests))
+    reached = f"dynamic {rate:,.0f}, static {other:,.0f} output tok/s: {rate / other:.2f}x"
+    report(name, reached, f"{BARS['mixed']}x", rate / other >= BARS["mixed"])
+
+
+def prefix(model: GPTModel, sizes: Sizes) -> None:
+    """Time to the first token with and without what the cache knows."""
+    before = request_of(sizes.shared, 1, model.vocab_size, 77).prompt
+    requests = [request_of(16, 8, model.vocab_size, 100 + i, before) for i in range(sizes.sharing)]
+    means = {}
+    for off in (False, True):
+        size = 16 if model.device.type == "cpu" else 256
+        engine = build(
+            model,
+            sizes,
+            sizes.shared + 32,
+            0,
+            disable_prefix_caching=off,
+            inference_dynamic_batching_block_size=size,
+        )
+        drive(engine, [request_of(1, 1, model.vocab_size, 99, before)], model.device)
+        means[off] = statistics.fmean(drive(engine, requests, model.device).first.values())
+        del engine
+        _empty(model.device)
+    ratio = means[True] / means[False]
+    reached = (
+        f"first token after {means[False] * 1e3:.1f} ms, without the cache "
+        f"{means[True] * 1e3:.1f} ms: {ratio:.1f}x"
+    )
+    name = f"prefix, {sizes.shared} shared tokens, {sizes.sharing} requests"
+    report(name, reached, f"{BARS['prefix']}x", ratio >= BARS["prefix"])
+
+
+def _empty(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def main() -> None:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--parts", nargs="+", choices=tuple(BARS), default=list(BARS))
+    parser.add_argument("--weights", choices=("int8", "fp8"), help="of the layers; unset: bf16")
+    parser.add_argument("--graphs", type=int, default=16, help="CUDA graphs; 0: none")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    if device.type == "cuda":
+        print(f"{device_name(device)}, torch {torch.__version__}")
+        model, sizes = random_model(LLAMA_3_8B, VOCAB, device, torch.bfloat16), GPU
+    else:
+        model, sizes = random_model(TINY, 512, device, torch.float32), CPU
+    if arguments.weights is not None:
+        quantize_layers(model, arguments.weights)
+    if {"throughput", "mixed"} & set(arguments.parts):
+        under_load(model, sizes, arguments.graphs, arguments.parts)
+        _empty(device)
+    if "prefix" in arguments.parts:
+        prefix(model, sizes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Attention of the new tokens of many sequences to keys and values in blocks.
+
+The new tokens of all sequences stand behind one another in one row, and each sequence has a table
+of the blocks that hold its keys. Here in torch, which copies the blocks of sequences together
+first; `kernels.paged` reads them in place. One opaque operator for `torch.compile`.
+
+T new tokens of all sequences, R sequences, n query heads, g key and value heads, d head channels,
+d_v channels of a value, N blocks, B tokens of a block, M blocks of the longest sequence."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainyard.attention.base import Softmax
+from trainyard.attention.masks import NO_BOUND, AttentionMask, rule_matrix
+from trainyard.attention.one_query import one_query_attention
+from trainyard.attention.sdpa import SdpaBackend
+from trainyard.kernels.available import TRITON
+
+KERNEL_HEAD_DIM = 256
+"""Most channels of a head that the kernel takes; a latent has more."""
+
+
+class PagedLayout(NamedTuple):
+    """Where the new tokens of a step belong."""
+
+    positions: Tensor
+    """(1, T) int64, of each token in its sequence."""
+    blocks: Tensor
+    """(T) int64, the block that its key and value go to."""
+    places: Tensor
+    """(T) int64, their place in it."""
+    tables: Tensor
+    """(R, M) int64, the blocks of each sequence in order; behind its last one anything."""
+    starts: Tensor
+    """(R + 1) int64, where the tokens of each sequence begin."""
+    lengths: Tensor
+    """(R) int64, keys of each sequence with the new ones."""
+    most_new: int
+    """New tokens of a sequence, at most."""
+    most_keys: int
+    """Tokens of a sequence, at most."""
+
+
+def paged_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layout: PagedLayout,
+    softmax: Softmax,
+    window: tuple[int, int] | None,
+) -> Tensor:
+    """Causal attention of each new token to its sequence, whose keys are stored already.
+
+    q: (T, n, d); keys: (N, B, g, d); values: (N, B, g, d_v), query head i reading group i g / n.
+    window: see `AttentionMask`. Returns (T, n, d_v)."""
+    assert not softmax.dropout_p, "a cache is not for training"
+    assert softmax.bias is None, "no model with relative positions has a paged cache"
+    out: Tensor = _PAGED(
+        *(q, keys, values, softmax.sink, layout.tables, layout.starts, layout.lengths),
+        *(layout.most_new, layout.most_keys, softmax.scale),
+        NO_BOUND if window is None else window[0],
+    )
+    return out
+
+
+@torch.library.custom_op(
+    "trainyard::paged_attention",
+    mutates_args=(),
+    schema="(Tensor q, Tensor keys, Tensor values, Tensor? sink, Tensor tables, Tensor starts, "
+    "Tensor lengths, int most_new, int most_keys, float scale, int left) -> Tensor",
+)
+def _paged(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sink: Tensor | None,
+    tables: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    *constants: Any,
+) -> Tensor:
+    most_new, most_keys, scale, left = constants
+    if not (TRITON and q.is_cuda) or max(q.shape[2], values.shape[3]) > KERNEL_HEAD_DIM:
+        return gathered_attention(
+            q, keys, values, (tables, starts, lengths), Softmax(scale, sink=sink), left
+        )
+    from trainyard.kernels.paged import paged_kernel
+
+    out: Tensor = paged_kernel(
+        *(q, keys, values, tables, starts, lengths),
+        most_new=most_new,
+        most_keys=most_keys,
+        scale=scale,
+        sink=sink,
+        window=left,
+    )
+    return out
+
+
+@_paged.register_fake
+def _(q: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[1], values.shape[3])
+
+
+# Typed by hand: torch.ops is filled as operators are registered.
+_PAGED: Any = torch.ops.trainyard.paged_attention
+
+
+def gathered_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sequences: tuple[Tensor, Tensor, Tensor],
+    softmax: Softmax,
+    left: int,
+) -> Tensor:
+    """`paged_attention` over copies of the blocks: sequences with equally many new tokens are one
+    batch, whose keys are padded to the longest.
+
+    sequences: tables, starts and lengths of a `PagedLayout`. left: keys of the window, or
+    `NO_BOUND`."""
+    tables, starts, lengths = sequences
+    out = q.new_empty(*q.shape[:2], values.shape[3])
+    counts = starts.diff()
+    for count in counts.unique().tolist():
+        own = (counts == count).nonzero()[:, 0]
+        most = int(lengths[own].max())
+        blocks = tables[own, : -(-most // keys.shape[1])]
+        # (r, g, t, d) of r sequences
+        k, v = (x[blocks].flatten(1, 2)[:, :most].transpose(1, 2) for x in (keys, values))
+        new = torch.arange(count, device=q.device)
+        places = starts[own].unsqueeze(1) + new
+        mask = AttentionMask(
+            window=None if left == NO_BOUND else (left, 0),
+            positions=(lengths[own] - count).unsqueeze(1) + new,
+        )
+        queries = q[places].transpose(1, 2)  # (r, n, s, d)
+        out[places] = _attend(queries, k, v, mask, softmax).transpose(1, 2)
+    return out
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, softmax: Softmax) -> Tensor:
+    """Later keys and the padding are behind the positions of the queries, and so masked."""
+    if q.shape[2] == 1 and softmax.sink is None:
+        assert mask.positions is not None
+        keys = torch.arange(k.shape[2], device=q.device)
+        return one_query_attention(q, k, v, rule_matrix(mask, mask.positions, keys), softmax.scale)
+    backend = SdpaBackend("math" if q.is_cuda else "cpu")
+    return backend.attend(q, k, v, mask, softmax)

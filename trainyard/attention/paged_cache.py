@@ -1,0 +1,77 @@
+"""Keys and values of any number of sequences in blocks, of which a step computes the next tokens.
+
+The tokens of a step are one row: those of one sequence behind those of another. A latent, of which
+the values are the first channels of the keys, is stored once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trainyard.attention.paged import PagedLayout
+
+
+class PagedKVCache:
+    """The blocks of the layers of one rank, allocated once. Implements `models.attention.KVCache`
+    but for `extend`: layers write and attend (`models.attention.CoreAttention.over_blocks`)."""
+
+    layout: PagedLayout
+    """Of the step that is computed."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        heads: tuple[tuple[int, int], tuple[int, int]],
+        *,
+        layers: range,
+        is_latent: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """heads: see `AttentionSizes.cached_heads`. layers: of this pipeline stage. One block more
+        is made, for tokens that belong to no sequence."""
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.scratch = num_blocks
+        """The block that no sequence has."""
+        self._first = layers.start
+        shape = (num_blocks + 1, block_size)
+        (groups, width), (value_groups, value_width) = heads
+        if is_latent:
+            width += value_width
+        # Zeros: what is behind a sequence is masked, and must not be NaN.
+        self._keys = [
+            torch.zeros((*shape, groups, width), dtype=dtype, device=device) for _ in layers
+        ]
+        if is_latent:
+            self._values = [keys[..., : heads[0][1]] for keys in self._keys]
+        else:
+            self._values = [
+                torch.zeros((*shape, value_groups, value_width), dtype=dtype, device=device)
+                for _ in layers
+            ]
+
+    def positions(self, num_new: int) -> Tensor:
+        """(1, T) of the new tokens."""
+        return self.layout.positions
+
+    def mask(self, num_new: int) -> None:
+        """None: the layout says where a token may look."""
+        return None
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Not for blocks."""
+        raise AssertionError("a layer writes to a paged cache and attends over its blocks")
+
+    def write(self, layer: int, k: Tensor, v: Tensor | None) -> None:
+        """Store keys (T, g, d) and values (T, g, d_v) of the new tokens; None: a latent has its
+        values among its keys."""
+        at = self.layout.blocks, self.layout.places
+        keys, values = self.blocks(layer)
+        keys[at] = k
+        if v is not None:
+            values[at] = v
+
+    def blocks(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All keys (N, B, g, d) and values (N, B, g, d_v) of a layer."""
+        return self._keys[layer - self._first], self._values[layer - self._first]

@@ -1,0 +1,73 @@
+"""Weights of 8 bits with a scale for each output channel, for models that are not trained.
+
+int8: the product is in the dtype of the inputs, by the integers, which that holds exactly. fp8
+(E4M3): on GPUs with products of 8 bits the inputs are cast too, each row by its own maximum;
+elsewhere as int8. out, in: sizes of the matrix."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Kind = Literal["int8", "fp8"]
+LARGEST = {"int8": 127.0, "fp8": 448.0}
+E4M3 = torch.float8_e4m3fn
+MULTIPLE = 16
+"""Sizes of a matrix that products of 8 bits take."""
+LEAST = 1e-12
+"""Of a maximum that is divided by."""
+
+
+class QuantizedWeight(NamedTuple):
+    """values x scale is the matrix."""
+
+    values: Tensor
+    """(out, in) int8 or E4M3."""
+    scale: Tensor
+    """(out) fp32."""
+    casts_inputs: bool = False
+    """Whether bf16 inputs are cast to 8 bits too."""
+
+
+def quantize(weight: Tensor, kind: Kind) -> QuantizedWeight:
+    """The nearest 8-bit matrix, the largest value of each row kept."""
+    exact = weight.float()
+    scale = exact.abs().amax(dim=1).clamp(min=LEAST) / LARGEST[kind]
+    scaled = exact / scale.unsqueeze(1)
+    values = scaled.round().to(torch.int8) if kind == "int8" else scaled.to(E4M3)
+    return QuantizedWeight(values, scale, _multiplies_in_fp8(values))
+
+
+def quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """x W^T + b. x: (..., in), fp32, bf16 or fp16. Returns (..., out)."""
+    values, scale, casts_inputs = weight
+    if casts_inputs and x.dtype == torch.bfloat16:
+        out = _fp8_product(x, values, scale)
+    else:
+        out = functional.linear(x, values.to(x.dtype)) * scale.to(x.dtype)
+    return out if bias is None else out + bias
+
+
+def _multiplies_in_fp8(values: Tensor) -> bool:
+    """Whether the device multiplies this matrix by rows of 8 bits with scales of their own."""
+    if values.dtype != E4M3 or not values.is_cuda:
+        return False
+    sized = all(size % MULTIPLE == 0 for size in values.shape)
+    return sized and torch.cuda.get_device_capability(values.device) >= (9, 0)
+
+
+def _fp8_product(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+    rows = x.flatten(0, -2)
+    own = rows.abs().amax(dim=1, keepdim=True).float().clamp(min=LEAST) / LARGEST["fp8"]
+    out: Tensor = torch._scaled_mm(
+        (rows.float() / own).to(E4M3),
+        values.t(),
+        own,
+        scale.unsqueeze(0),
+        out_dtype=x.dtype,
+        use_fast_accum=True,
+    )
+    return out.view(*x.shape[:-1], -1)

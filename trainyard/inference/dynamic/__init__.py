@@ -1,0 +1,1 @@
+"""Continuous batching over a paged cache: `build` makes the engine, `engine` runs it."""

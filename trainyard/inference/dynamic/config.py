@@ -1,0 +1,66 @@
+"""Options of the dynamic engine, under Megatron-LM's names. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainyard.config import check_above_zero, check_at_least, check_at_most, execution
+from trainyard.errors import ConfigError
+
+MAX_GUESSES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicConfig:
+    """Memory of the model and its cache, and what a step computes. But for --inference-weight-dtype
+    no text depends on any of these, up to rounding."""
+
+    inference_dynamic_batching_buffer_size_gb: float | None = execution(None)
+    """Memory of keys and values on each rank, in GiB; unset: what the requests need at their
+    longest, within 9 tenths of a GPU's free memory, or half of the machine's."""
+    inference_dynamic_batching_buffer_guaranteed_fraction: float = execution(0.01)
+    """Part of the blocks that no new request may take while others run, for their next tokens."""
+    inference_dynamic_batching_block_size: int = execution(256)
+    """Tokens of a block of keys and values."""
+    inference_dynamic_batching_max_requests: int = execution(256)
+    """Requests that run at once; further ones wait."""
+    inference_dynamic_batching_max_tokens: int = execution(8192)
+    """Tokens of a step over all requests: one of each text that is continued, the rest prompts."""
+    disable_chunked_prefill: bool = execution(False)
+    """Compute each prompt in one step, also where that makes it longer than others."""
+    disable_prefix_caching: bool = execution(False)
+    """Do not look for blocks that hold the beginning of a prompt already."""
+    inference_weight_dtype: Literal["int8", "fp8"] | None = None
+    """Keep the matrices of the layers in 8 bits, with a scale for each output channel: half the
+    memory of bf16, and of fp8 on a Hopper GPU faster products; unset: as they are computed with."""
+    num_speculative_tokens: int = execution(0)
+    """Guess so many tokens from what followed the last ones earlier in the text, and keep those
+    that the model would have chosen."""
+    inference_dynamic_batching_num_cuda_graphs: int = execution(0)
+    """Record the step of one token of each request as so many CUDA graphs, for as many numbers of
+    requests; 0: none."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        prefix = "inference_dynamic_batching_"
+        if self.inference_dynamic_batching_buffer_size_gb is not None:
+            check_above_zero(self, f"{prefix}buffer_size_gb")
+        names = ("block_size", "max_requests", "max_tokens")
+        check_at_least(self, 1, *(prefix + name for name in names))
+        check_at_least(self, 0, "num_speculative_tokens", f"{prefix}num_cuda_graphs")
+        check_at_most(self, MAX_GUESSES, "num_speculative_tokens")
+        fraction = self.inference_dynamic_batching_buffer_guaranteed_fraction
+        if not 0.0 <= fraction < 1.0:
+            raise ConfigError(
+                "--inference-dynamic-batching-buffer-guaranteed-fraction must be in [0, 1), got "
+                f"{fraction}"
+            )
+        requests = self.inference_dynamic_batching_max_requests
+        tokens = self.inference_dynamic_batching_max_tokens
+        if tokens < requests:
+            raise ConfigError(
+                f"--inference-dynamic-batching-max-tokens {tokens} is less than "
+                f"--inference-dynamic-batching-max-requests {requests}, each of which has a token "
+                "in every step; raise the one, or lower the other"
+            )

@@ -1,0 +1,37 @@
+"""A model whose layers have weights of 8 bits, to generate from."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trainyard.fp8.weights import Kind, quantize
+from trainyard.models.latent_attention import LatentAttention
+from trainyard.models.model import TransformerModel
+from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
+
+
+@torch.no_grad()
+def quantize_layers(model: TransformerModel, kind: Kind) -> int:
+    """Turn the matrices of all layers of this rank into 8 bits, one after another; return how many.
+
+    Embedding, output layer, norms and experts stay, as does the matrix that makes keys and values
+    of latents, which attention applies by parts."""
+    kept = {
+        id(module.linear_kv_up_proj)
+        for module in model.modules()
+        if isinstance(module, LatentAttention)
+    }
+    count = 0
+    decoder = model.get_submodule("decoder")
+    for module in decoder.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear) and id(module) not in kept:
+            _quantize(module, kind)
+            count += 1
+    return count
+
+
+def _quantize(module: nn.Module, kind: Kind) -> None:
+    assert isinstance(module, ColumnParallelLinear | RowParallelLinear)
+    module.quantized = quantize(module.weight, kind)
+    module.register_parameter("weight", None)
