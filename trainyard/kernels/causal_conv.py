@@ -24,9 +24,10 @@ def _row(ptr, place, row, columns, inside, length):
 @triton.jit
 def _document(ptr, place, length, documented: tl.constexpr):
     """Number of a token's document; without documents all are of one."""
+    number = place * 0
     if documented:
-        return tl.load(ptr + place, mask=(place >= 0) & (place < length), other=-1)
-    return 0
+        number = tl.load(ptr + place, mask=(place >= 0) & (place < length), other=-1)
+    return number
 
 
 @triton.jit
@@ -84,14 +85,15 @@ def _backward(
     d1 = _document(documents_ptr, start - 1, length, documented)
     d2 = _document(documents_ptr, start - 2, length, documented)
     d3 = _document(documents_ptr, start - 3, length, documented)
+    # Each by itself: the compiler takes variables that begin as one tensor for one variable.
     g1 = tl.zeros((block,), tl.float32)
-    g2 = g1
-    g3 = g1
-    of_w0 = g1
-    of_w1 = g1
-    of_w2 = g1
-    of_w3 = g1
-    of_bias = g1
+    g2 = tl.zeros((block,), tl.float32)
+    g3 = tl.zeros((block,), tl.float32)
+    of_w0 = tl.zeros((block,), tl.float32)
+    of_w1 = tl.zeros((block,), tl.float32)
+    of_w2 = tl.zeros((block,), tl.float32)
+    of_w3 = tl.zeros((block,), tl.float32)
+    of_bias = tl.zeros((block,), tl.float32)
     following = _row(x_ptr, start, row, columns, inside, length)
     following_grad = _row(grad_ptr, start, channels, columns, inside, length)
     end = tl.minimum(start + tokens, length)
