@@ -20,7 +20,7 @@ from typing import BinaryIO
 import trafilatura
 
 from trainyard.collection.sources.charsets import MODULES, decode
-from trainyard.collection.sources.html_reader import SIZE, SIZES
+from trainyard.collection.sources.html_protocol import SIZE, SIZES
 from trainyard.confinement import confine, leave_network
 
 MEMORY_BYTES = 4 << 30

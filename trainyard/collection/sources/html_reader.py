@@ -6,19 +6,19 @@ from __future__ import annotations
 import atexit
 import json
 import signal
-import struct
 import subprocess
 import sys
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from trainyard.collection.sources.html_protocol import SIZE, SIZES
 from trainyard.confinement import environment
 from trainyard.errors import InfrastructureError
 
+if TYPE_CHECKING:  # the program is of the stage's code, whose digest and extra follow imports
+    from trainyard.collection.sources import html_program  # noqa: F401
+
 PROGRAM = f"{__package__}.html_program"
-SIZES = struct.Struct("<II")
-SIZE = struct.Struct("<I")
-"""Before a page: its bytes and those of its charset; before an answer: its bytes."""
 ALARMS = (signal.SIGPROF, signal.SIGALRM)
 
 
