@@ -111,7 +111,7 @@ def test_heavy_packages_are_where_they_belong_alone() -> None:
         if "faiss" not in lock.name and lock.name not in ("retro-import", "retro-preprocess"):
             assert not set(smoke.FAISS.values()) & names.keys()
     assert {"pyarrow", "tokenizers"} <= pins("tokenize").keys()
-    assert not {"pyarrow", "tokenizers", "numpy"} & pins("collect").keys()
+    assert not {"pyarrow", "tokenizers", "numpy"} & pins("plan").keys()
 
 
 def test_faiss_for_gpus_brings_cuda_and_is_else_that_for_cpus() -> None:

@@ -74,7 +74,7 @@ def test_first_package_on_the_path_counts(tmp_path: Path, monkeypatch: pytest.Mo
 def test_extras_are_followed_into_each_other() -> None:
     assert {"tokenizers", "pyarrow", "nltk"} <= smoke.wanted_packages(["tokenize"])
     assert "prefect" not in smoke.wanted_packages(["tokenize", "s3"])
-    assert smoke.wanted_packages(["collect"]) == set()
+    assert smoke.wanted_packages(["plan"]) == set()
 
 
 def test_an_older_package_of_the_base_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

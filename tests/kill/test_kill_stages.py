@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.kill.yard import Yard
+from tests.trainyard.collection.fetch.bad_server import BadServer
+from tests.trainyard.collection.sources.warcs import Warc, html
 from trainyard.artifacts.urls import join
 from trainyard.testing.kill import Zygote, check_kill_anywhere
+from trainyard.testing.wiki_dump import Plan, write_dump
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(900)]
 
@@ -48,6 +51,49 @@ def test_a_stage_survives_a_kill_anywhere_on_s3(
 ) -> None:
     monkeypatch.setenv("TRAINYARD_CACHE", yard.at("cache"))
     kill_anywhere(zygote, yard, stage, s3_url)
+
+
+@pytest.mark.parametrize(
+    ("source", "store"),
+    [("wikipedia", "file"), ("wikipedia", "s3"), ("warc", "file"), ("fetch", "file")],
+)
+def test_a_source_survives_a_kill_anywhere(
+    source: str,
+    store: str,
+    request: pytest.FixtureRequest,
+    zygote: Zygote,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+    root = str(tmp_path) if store == "file" else str(request.getfixturevalue("s3_url"))
+    with BadServer() as server:
+        given = ["--source", source, "--workers", "1", *source_options(source, tmp_path, server)]
+        check_kill_anywhere(
+            zygote,
+            "stages.collect",
+            lambda name: [*given, "--output-dir", join(root, name, "out")],
+            lambda name: join(root, name, "out", "manifest.json"),
+            6 if source == "warc" else 10,
+        )
+
+
+def source_options(source: str, folder: Path, server: BadServer) -> list[str]:
+    """What a source reads: a dump with its index, a crawl, or a list of URLs."""
+    if source == "wikipedia":
+        dump, index = folder / "wiki.xml.bz2", folder / "wiki-index.txt.bz2"
+        write_dump(dump, Plan(articles=250, words=40), index)
+        return ["--input", str(dump), "--multistream-index", str(index)]
+    if source == "warc":
+        warc = Warc(folder / "a.warc.gz")
+        for number in range(8):
+            warc.response(f"https://a/{number}", html(f"Page {number}", "Words").encode())
+        warc.close()
+        return ["--input", str(folder / "a.warc.gz")]
+    paths = [*(f"/page/{number}" for number in range(30)), "/404", "/chain/2", "/private/a"]
+    (folder / "urls.txt").write_text("".join(f"{server.url(path)}\n" for path in paths))
+    options = ["--input", str(folder / "urls.txt"), "--allow-private-addresses"]
+    return [*options, "--host-delay-seconds", "0"]
 
 
 @pytest.mark.parametrize("store", ["file", pytest.param("s3", marks=pytest.mark.full)])

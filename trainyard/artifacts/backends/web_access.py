@@ -38,11 +38,11 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 def is_refused(text: str) -> bool:
     """Whether no request may go to an IP address; False for anything else, such as a name."""
-    address = _parsed(text)
+    address = parsed_address(text)
     return address is not None and (address.is_link_local or address in METADATA)
 
 
-def _parsed(text: str) -> Address | None:
+def parsed_address(text: str) -> Address | None:
     """An address; the IPv4 one within an IPv6 one. Also of spellings such as 0xa9fea9fe."""
     try:
         address: Address = ipaddress.ip_address(text.strip("[]").partition("%")[0])
@@ -59,7 +59,7 @@ def _parsed(text: str) -> Address | None:
 
 
 def _is_loopback(text: str) -> bool:
-    address = _parsed(text)
+    address = parsed_address(text)
     return address is not None and (address.is_loopback or address.is_unspecified)
 
 

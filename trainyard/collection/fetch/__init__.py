@@ -1,0 +1,1 @@
+"""Fetches web pages from lists of URLs: politely, bounded, and from public addresses alone."""
