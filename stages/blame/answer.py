@@ -64,8 +64,11 @@ class Row:
         first, url = self.collected.get(ORIGIN, {}), self.collected.get("url", "")
         if "file" not in first:
             return str(url)
-        end = first.get("offset", 0) + first.get("length", 0)
-        return f"{url} {first['file']}:{first.get('offset', 0)}-{end}".strip()
+        begin, member = first.get("offset", 0), ""
+        if "within" in first:  # bytes of the contents of a compressed member
+            begin, member = first["within"], f"{begin}+"
+        end = begin + first.get("length", 0)
+        return f"{url} {first['file']}:{member}{begin}-{end}".strip()
 
 
 @dataclass(frozen=True, slots=True)

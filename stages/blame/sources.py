@@ -69,7 +69,8 @@ class Sidecars:
         return None if sidecar is None else sidecar[document]
 
     def collected(self, prefix: str, origin: Origin | None) -> dict[str, Any] | None:
-        """What the line of a document says of where it was collected: its `origin` and `url`.
+        """What the line of a document says of where it was collected: its `origin`, and the page's
+        address, title and revision, if it has them.
 
         None for a line that says nothing, and where it is not read: the file is compressed, was
         removed, is another one now, or is in another store than the token files, which this machine
@@ -84,7 +85,7 @@ class Sidecars:
             return None
         if not isinstance(fields, dict) or not isinstance(fields.get(ORIGIN), dict):
             return None
-        return {key: fields[key] for key in (ORIGIN, "url") if key in fields}
+        return {key: fields[key] for key in (ORIGIN, "url", "title", "revision") if key in fields}
 
     def documents(
         self, source: str, line: int | None, name: str | None

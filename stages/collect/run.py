@@ -14,6 +14,7 @@ from typing import Any
 
 from stages.collect.config import (
     OURSELVES,
+    PYTHON,
     CollectConfig,
     environment_fingerprint,
     site_folders,
@@ -50,7 +51,11 @@ class CollectedDocument:
 
 
 def run(config: CollectConfig, stage: StageRun) -> dict[str, Any]:
-    """Write the shards and heldout.txt."""
+    """Write the documents of the source; of Python, the shards and heldout.txt."""
+    if config.source != PYTHON:
+        from stages.collect.sources import collect_sources
+
+        return collect_sources(config, stage)
     if config.environment != environment_fingerprint():
         raise ConfigError(
             "--environment is the fingerprint of another Python or of other packages than those in "

@@ -38,12 +38,8 @@ KINDS = (DOCUMENTS, DROPPED)
 BUFFER_BYTES = 1 << 20
 
 
-class UnitOptions(Protocol):
-    """What these functions read of the options of a stage."""
-
-    @property
-    def documents(self) -> DocumentsConfig:
-        """Its input."""
+class ShareOptions(Protocol):
+    """What these functions read of the options of a stage that is made in shares."""
 
     @property
     def rank(self) -> int | None:
@@ -52,6 +48,14 @@ class UnitOptions(Protocol):
     @property
     def world_size(self) -> int | None:
         """The number of shares."""
+
+
+class UnitOptions(ShareOptions, Protocol):
+    """What they read of a stage from documents to documents."""
+
+    @property
+    def documents(self) -> DocumentsConfig:
+        """Its input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,13 @@ def plan_jobs(stage: StageRun, config: UnitOptions) -> list[UnitJob]:
     """The jobs of all units, or of this rank's share. Raises the errors of the input."""
     documents = config.documents
     files = check_inputs(documents.input, stage.inputs["input"].files, (documents.json_key,))
-    units = plan_units(look_at(files))
+    return jobs_of(stage, config, files, plan_units(look_at(files)))
+
+
+def jobs_of(
+    stage: StageRun, config: ShareOptions, files: Sequence[str], units: Sequence[Unit]
+) -> list[UnitJob]:
+    """The jobs of these units, or of this rank's share of them. files: the whole input."""
     names = short_names(files)
     assert stage.output is not None
     numbers = {unit.name: number for number, unit in enumerate(units)}

@@ -45,10 +45,14 @@ class Place(NamedTuple):
     file: str
     offset: int
     length: int
+    within: int | None = None
+    """Of a document in a member of a compressed file: where it begins in the contents of the
+    member, which itself begins at `offset`. None: `offset` says it all."""
 
     def document(self) -> dict[str, Any]:
         """The value of the key `origin`."""
-        return {"file": self.file, "offset": self.offset, "length": self.length}
+        place = {"file": self.file, "offset": self.offset, "length": self.length}
+        return place if self.within is None else {**place, "within": self.within}
 
 
 class Item(NamedTuple):

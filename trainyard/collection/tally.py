@@ -36,7 +36,10 @@ class Reason:
         """Consider a document for the sample of `most`."""
         if not most:
             return
-        number = zlib.crc32(f"{place.file}:{place.offset}".encode())
+        spelled = f"{place.file}:{place.offset}"
+        if place.within is not None:
+            spelled += f":{place.within}"
+        number = zlib.crc32(spelled.encode())
         if len(self.samples) < most or number <= self.samples[-1][0]:
             row = [number, place.file, place.offset, why, text[:EXCERPT]]
             self.samples = heapq.nsmallest(most, [*self.samples, row])

@@ -7,14 +7,16 @@ from importlib import metadata
 from trainyard.errors import ConfigError
 
 
-def versions_of(*packages: str) -> dict[str, str]:
-    """The installed versions, without importing them; ConfigError for a missing package."""
+def versions_of(*packages: str, extra: str = "clean") -> dict[str, str]:
+    """The installed versions, without importing them; ConfigError for a missing package.
+
+    extra: of trainyard, that installs them."""
     found = {}
     for name in packages:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError as error:
             raise ConfigError(
-                f"the package {name} is not installed; run `pip install 'trainyard[clean]'`"
+                f"the package {name} is not installed; run `pip install 'trainyard[{extra}]'`"
             ) from error
     return found

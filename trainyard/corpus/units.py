@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -66,14 +66,18 @@ def unit_bytes_for(total_bytes: int) -> int:
     return max(UNIT_BYTES, -(-total_bytes // MAX_UNITS))
 
 
-def plan_units(files: Sequence[InputFile]) -> list[Unit]:
+Split = Callable[[str, int, int], list[ByteRange]]
+"""The ranges of a file: of its URL, its bytes, and the most bytes of a range."""
+
+
+def plan_units(files: Sequence[InputFile], split: Split = split_ranges) -> list[Unit]:
     """The units of all files, in the order of the output."""
     unit_bytes = unit_bytes_for(sum(file.size_bytes for file in files))
     units: list[Unit] = []
     gathered: list[tuple[int, ByteRange]] = []
     room = unit_bytes
     for number, file in enumerate(files):
-        ranges = split_ranges(file.url, file.size_bytes, unit_bytes)
+        ranges = split(file.url, file.size_bytes, unit_bytes)
         is_small = len(ranges) == 1 and file.size_bytes < unit_bytes
         if gathered and ranges and not (is_small and file.size_bytes <= room):
             units.append(_unit(gathered))

@@ -46,7 +46,7 @@ def check_inputs(urls: Sequence[str], files: Sequence[str], keys: Sequence[str])
 
     urls: as given on the command line. files: the files that they name."""
     asked = {url.rstrip("/") for url in urls}
-    kept = tuple(file for file in files if not _is_aside(file, asked))
+    kept = tuple(file for file in files if not is_aside(file, asked))
     if len(kept) < len(files):
         passed = sorted(set(files).difference(kept))
         more = f" and {len(passed) - SHOWN_FILES} more" if len(passed) > SHOWN_FILES else ""
@@ -56,7 +56,7 @@ def check_inputs(urls: Sequence[str], files: Sequence[str], keys: Sequence[str])
     return kept
 
 
-def _is_aside(file: str, asked: set[str]) -> bool:
+def is_aside(file: str, asked: set[str]) -> bool:
     """Whether a name below a given folder begins with _ or a dot."""
     path, aside = file, False
     while "/" in path and path not in asked:

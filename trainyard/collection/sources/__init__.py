@@ -1,0 +1,1 @@
+"""Sources of documents: dumps, crawls and pages; each finds records in a range of a file."""
