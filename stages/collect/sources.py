@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from stages.collect.config import JSON, WIKIPEDIA, CollectConfig
+from stages.collect.config import HTML, JSON, WARC, WIKIPEDIA, CollectConfig
 from stages.runtime.context import StageRun
 from stages.runtime.document_units import (
     DOCUMENTS,
@@ -23,7 +23,7 @@ from stages.runtime.document_units import (
 )
 from trainyard.artifacts import store
 from trainyard.collection.documents import UnitReader, dropped_line
-from trainyard.collection.sources import wikipedia
+from trainyard.collection.sources import html_files, warc, wikipedia
 from trainyard.collection.sources.files import (
     SourceSplitter,
     compression_of,
@@ -31,6 +31,7 @@ from trainyard.collection.sources.files import (
     source_files,
 )
 from trainyard.collection.sources.found import Found, Sorter
+from trainyard.collection.sources.html_reader import html_reader
 from trainyard.collection.sources.wiki_dump import Site, read_site
 from trainyard.collection.tally import Tally
 from trainyard.corpus.documents import check_inputs
@@ -157,5 +158,17 @@ def _json_unit(job: UnitJob, config: CollectConfig) -> UnitDone:
     return UnitDone(files.records, tally.document())
 
 
-READERS: dict[str, Reader] = {WIKIPEDIA: _wikipedia}
-REASONS = {WIKIPEDIA: wikipedia.REASONS}
+def _warc(source: ByteRange, name: str, config: CollectConfig) -> Iterator[Found]:
+    reader = html_reader(config.html_timeout_seconds)
+    compression = compression_of(source.url)
+    return warc.warc_documents(source, compression, name, reader, config.max_document_bytes)
+
+
+def _html(source: ByteRange, name: str, config: CollectConfig) -> Iterator[Found]:
+    reader = html_reader(config.html_timeout_seconds)
+    compression = compression_of(source.url)
+    return html_files.html_documents(source, compression, name, reader, config.max_document_bytes)
+
+
+READERS: dict[str, Reader] = {WIKIPEDIA: _wikipedia, WARC: _warc, HTML: _html}
+REASONS = {WIKIPEDIA: wikipedia.REASONS, WARC: warc.REASONS, HTML: html_files.REASONS}

@@ -16,6 +16,7 @@ from nltk.tokenize import punkt
 
 from flows.backends.container.client import CORRECT
 from tests.security.patterns import Found, Text, attacks, patterns
+from trainyard.collection.sources.wikitext import CLOSING, PREFIXES, simple_dropped
 from trainyard.tokenizers.fast.seams import letter_seam, word_seam
 
 LENGTH = 2**12
@@ -35,6 +36,10 @@ NON_WORD = punkt.PunktLanguageVars()._re_non_word_chars
 MADE_AT_RUN_TIME: dict[str, list[str]] = {
     "flows/backends/container/client.py": [pattern for pattern, _ in CORRECT],
     "trainyard/collection/rules/form.py": [r"\n{3,}"],
+    "trainyard/collection/sources/wikitext.py": [
+        simple_dropped(PREFIXES).pattern,
+        CLOSING["ref"].pattern,
+    ],
     "trainyard/corpus/sentences.py": [rf"{NON_WORD}|\S+"],
     "trainyard/parallel/groups.py": [r"rank \d+ failed to load: "],
     "trainyard/tokenizers/fast/seams.py": [

@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from trainyard.collection.documents import Place
 from trainyard.corpus.formats.compression import CODECS, BrokenError, contents
 from trainyard.corpus.formats.records import ByteRange
 from trainyard.errors import DataError
@@ -35,6 +36,54 @@ class Piece(NamedTuple):
     within: int
     """Where it begins in the contents of the member."""
     data: bytes
+
+
+class PlacedBytes:
+    """Contents of a range, piece by piece: what is not done with yet, and where it lies."""
+
+    def __init__(self, source: ByteRange, is_compressed: bool, name: str) -> None:
+        """name: of the file, for places."""
+        self.data = b""
+        self.at = 0
+        """How much of `data` is done with."""
+        self._source, self._is_compressed, self._name = source, is_compressed, name
+        self._base = 0
+        """Bytes before `data`, counted from the first piece."""
+        self._starts: list[tuple[int, int, int]] = []
+        """(bytes before a piece, its member, its place in it) of the pieces in `data`."""
+
+    @property
+    def left(self) -> int:
+        """Bytes that are not done with."""
+        return len(self.data) - self.at
+
+    def add(self, piece: Piece) -> None:
+        """Forget what is done with, and take a further piece."""
+        self._base += self.at
+        self.data, self.at = self.data[self.at :], 0
+        while len(self._starts) > 1 and self._starts[1][0] <= self._base:
+            del self._starts[0]
+        self._starts.append((self._base + len(self.data), piece.member, piece.within))
+        self.data += piece.data
+
+    def is_mine(self, at: int) -> bool:
+        """Whether what begins at this byte of `data` belongs to the range."""
+        member, within = self._where(at)
+        return (member if self._is_compressed else within) < self._source.end
+
+    def place(self, length: int) -> Place:
+        """Of a document that begins where `at` is."""
+        member, within = self._where(self.at)
+        if self._is_compressed:
+            return Place(self._name, member, length, within)
+        return Place(self._name, within, length)
+
+    def _where(self, at: int) -> tuple[int, int]:
+        """The member, and the place in it, of a byte of `data`."""
+        before, member, within = next(
+            start for start in reversed(self._starts) if start[0] <= self._base + at
+        )
+        return member, within + self._base + at - before
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +211,7 @@ def _member(feed: _Feed, begin: int, members: Members) -> Generator[Piece]:
                 given = feed.data
                 feed.skip(len(given))
                 data = decoder.decompress(given, PIECE_BYTES)
-                if is_zlib and decoder.unconsumed_tail:
+                if is_zlib and not decoder.eof:
                     _put_back(feed, decoder.unconsumed_tail)
             else:
                 raise BrokenError(f"the {members.name} data end in the middle: it was cut short")

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from xml.parsers import expat
 
 from trainyard.collection.documents import Place
-from trainyard.collection.sources.streams import Piece, pieces
+from trainyard.collection.sources.streams import PlacedBytes, pieces
 from trainyard.collection.sources.wikitext import PREFIXES
 from trainyard.corpus.formats.records import ByteRange
 from trainyard.errors import DataError
@@ -148,88 +148,48 @@ class _SiteHandlers:
 
 def raw_pages(source: ByteRange, compression: str, name: str, max_bytes: int) -> Iterator[RawPage]:
     """The pages of a range. name: of the file, for their places."""
+    placed = PlacedBytes(source, bool(compression), name)
+    is_skipping = False
     with closing(pieces(source, compression)) as found:
-        yield from _Cutter(source, bool(compression), name, max_bytes).pages(found)
-
-
-class _Cutter:
-    """Cuts pages from pieces; a page may go over many, and over the end of the range."""
-
-    def __init__(self, source: ByteRange, is_compressed: bool, name: str, max_bytes: int) -> None:
-        self._source, self._is_compressed = source, is_compressed
-        self._name, self._max_bytes = name, max_bytes
-        self._data = b""
-        self._base = 0
-        """Bytes before `data`, counted from the first piece."""
-        self._at = 0
-        """How much of `data` is done with."""
-        self._starts: list[tuple[int, int, int]] = []
-        """(bytes before a piece, its member, its place in it) of the pieces in `data`."""
-
-    def pages(self, found: Iterator[Piece]) -> Iterator[RawPage]:
-        is_skipping = False
         for piece in found:
-            self._add(piece)
-            if is_skipping and not self._find(END):
-                if self._is_mine(len(self._data)):
+            placed.add(piece)
+            if is_skipping and not _find(placed, END):
+                if placed.is_mine(len(placed.data)):
                     continue
                 return
             is_skipping = False
-            while self._find(BEGIN):
-                if not self._is_mine(self._at):
+            while _find(placed, BEGIN):
+                if not placed.is_mine(placed.at):
                     return
-                end = self._data.find(END, self._at)
+                end = placed.data.find(END, placed.at)
                 if end < 0:
                     break
                 end += len(END)
-                data = self._data[self._at : end]
-                yield RawPage(self._place(len(data)), data, len(data) <= self._max_bytes)
-                self._at = end
-            if not self._in_page():
-                if not self._is_mine(len(self._data)):
+                data = placed.data[placed.at : end]
+                yield RawPage(placed.place(len(data)), data, len(data) <= max_bytes)
+                placed.at = end
+            if not _in_page(placed):
+                if not placed.is_mine(len(placed.data)):
                     return
-            elif len(self._data) - self._at > self._max_bytes:
-                data = self._data[self._at :]
-                yield RawPage(self._place(len(data)), data[:SHOWN_BYTES], is_whole=False)
+            elif placed.left > max_bytes:
+                data = placed.data[placed.at : placed.at + SHOWN_BYTES]
+                yield RawPage(placed.place(placed.left), data, is_whole=False)
                 is_skipping = True
-        if self._in_page() and not is_skipping:
-            raise DataError(
-                f"{self._source.url}: the last page has no {END.decode()}: the dump was cut short"
-            )
-
-    def _add(self, piece: Piece) -> None:
-        self._base += self._at
-        self._data, self._at = self._data[self._at :], 0
-        while len(self._starts) > 1 and self._starts[1][0] <= self._base:
-            del self._starts[0]
-        self._starts.append((self._base + len(self._data), piece.member, piece.within))
-        self._data += piece.data
-
-    def _find(self, mark: bytes) -> bool:
-        """Go to a mark; without one, to what may be its beginning."""
-        at = self._data.find(mark, self._at)
-        self._at = at if at >= 0 else max(self._at, len(self._data) - len(mark) + 1)
-        return at >= 0
-
-    def _in_page(self) -> bool:
-        return self._data.startswith(BEGIN, self._at)
-
-    def _where(self, at: int) -> tuple[int, int]:
-        """The member, and the place in it, of a byte of `data`."""
-        before, member, within = next(
-            start for start in reversed(self._starts) if start[0] <= self._base + at
+    if _in_page(placed) and not is_skipping:
+        raise DataError(
+            f"{source.url}: the last page has no {END.decode()}: the dump was cut short"
         )
-        return member, within + self._base + at - before
 
-    def _is_mine(self, at: int) -> bool:
-        member, within = self._where(at)
-        return (member if self._is_compressed else within) < self._source.end
 
-    def _place(self, length: int) -> Place:
-        member, within = self._where(self._at)
-        if self._is_compressed:
-            return Place(self._name, member, length, within)
-        return Place(self._name, within, length)
+def _find(placed: PlacedBytes, mark: bytes) -> bool:
+    """Go to a mark; without one, to what may be its beginning."""
+    at = placed.data.find(mark, placed.at)
+    placed.at = at if at >= 0 else max(placed.at, len(placed.data) - len(mark) + 1)
+    return at >= 0
+
+
+def _in_page(placed: PlacedBytes) -> bool:
+    return placed.data.startswith(BEGIN, placed.at)
 
 
 def parse_page(data: bytes) -> WikiPage:

@@ -26,7 +26,7 @@ SIMPLE_TEMPLATE = re.compile(r"\{\{[^{}]*\}\}(?!\})")
 SIMPLE_TABLE = re.compile(r"\n\{\|[^{}]*\n\|\}(?!\})")
 SIMPLE_REFERENCE = re.compile(r"<ref(?: [^<>]*)?(?:/>|(?<!/)>[^<>]*</ref>)")
 SIMPLE_LINK = re.compile(r"\[\[(?:[^][{}<>|:\n]*+\|(?! *\]))?([^][{}<>|:\n]++)\]\]")
-SIMPLE_EXTERNAL = re.compile(r"\[https?:[^][{}<>\s]* +([^][{}<>\n]*)\]")
+SIMPLE_EXTERNAL = re.compile(r"\[https?:[^][{}<>\s]*+ ++([^][{}<>\n]*+)\]")
 """What has nothing within it: most of the markup, and several times as fast as by tokens."""
 SIMPLE_PASSES = 2
 """Templates within templates are removed this deep."""
@@ -92,7 +92,7 @@ def plain_text(wikitext: str, dropped_prefixes: frozenset[str] = PREFIXES) -> st
 
 
 @cache
-def _simple_dropped(prefixes: frozenset[str]) -> re.Pattern[str]:
+def simple_dropped(prefixes: frozenset[str]) -> re.Pattern[str]:
     """Links to files and categories; those in captions are text by then."""
     names = "|".join(map(re.escape, sorted(prefixes)))
     return re.compile(rf"\[\[ *(?:{names}) *:[^][{{}}<>]*\]\]", re.IGNORECASE)
@@ -105,7 +105,7 @@ def _without_simple(text: str, prefixes: frozenset[str]) -> str:
         text = text.replace(f" {GONE}{mark}", mark)
     text = SIMPLE_REFERENCE.sub("", SIMPLE_TABLE.sub("\n", text.replace(GONE, "")))
     text = SIMPLE_EXTERNAL.sub(r"\1", SIMPLE_LINK.sub(r"\1", text))
-    return _simple_dropped(prefixes).sub("", text)
+    return simple_dropped(prefixes).sub("", text)
 
 
 class _Stripper:
