@@ -19,6 +19,7 @@ from stages.generate.config import GenerateConfig
 from stages.index.config import IndexConfig
 from stages.inspect.config import InspectConfig
 from stages.merge.config import MergeConfig
+from stages.mix.config import MixConfig
 from stages.plan.config import PlanConfig
 from stages.pretrain.config import PretrainConfig
 from stages.report.config import ReportConfig
@@ -49,6 +50,7 @@ CONFIGS: dict[str, type[Any]] = {
     "index": IndexConfig,
     "inspect": InspectConfig,
     "merge": MergeConfig,
+    "mix": MixConfig,
     "plan": PlanConfig,
     "pretrain": PretrainConfig,
     "report": ReportConfig,

@@ -29,7 +29,16 @@ CONSTRAINTS = ROOT / "constraints.txt"
 PLAIN = (
     *("blame", "certify", "clean", "collect", "decontaminate", "dedup"),
     *("faiss-add", "faiss-query", "faiss-train", "index"),
-    *("merge", "plan", "report", "retro-db", "retro-explore", "retro-export", "retro-import"),
+    *(
+        "merge",
+        "mix",
+        "plan",
+        "report",
+        "retro-db",
+        "retro-explore",
+        "retro-export",
+        "retro-import",
+    ),
     *("tokenize", "train-tokenizer", "verify"),
 )
 """Stages without torch."""

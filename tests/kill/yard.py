@@ -162,6 +162,10 @@ class Yard:
                 *("--key-threshold", "0", "--workers", "1"),
             ],
             "dedup": ["--input", corpus, "--jaccard-threshold", "0.5", "--workers", "1"],
+            "mix": [
+                *("--input", corpus, self.at("held.txt"), "--sources", "corpus", "held"),
+                *("--epochs", "1.5", "2", "--shard-size-mb", "0.05", "--workers", "1"),
+            ],
             "collect": ["--max-size-mb", "0.2", "--num-shards", "2"],
             "train_tokenizer": ["--input", corpus, "--vocab-size", "300"],
             "tokenize": ["--input", corpus, "--append-eod", *tokenizer],

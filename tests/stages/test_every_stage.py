@@ -38,6 +38,7 @@ ENOUGH = {
     "index": (*RUN, "--data-path", NOWHERE),
     "inspect": (NOWHERE,),
     "merge": ("--input", NOWHERE),
+    "mix": ("--input", NOWHERE, "--sources", "a"),
     "plan": (*MODEL, "--vocab-size", "300"),
     "pretrain": (*MODEL, "--data-path", NOWHERE, "--train-iters", "2", "--lr", "0.001"),
     "report": ("--checkpoint", NOWHERE),
