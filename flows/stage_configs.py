@@ -9,6 +9,7 @@ from stages.blame.config import BlameConfig
 from stages.certify.config import CertifyConfig
 from stages.clean.config import CleanConfig
 from stages.collect.config import CollectConfig
+from stages.datasheet.config import DatasheetConfig
 from stages.decontaminate.config import DecontaminateConfig
 from stages.dedup.config import DedupConfig
 from stages.evaluate.config import EvaluateConfig
@@ -40,6 +41,7 @@ CONFIGS: dict[str, type[Any]] = {
     "certify": CertifyConfig,
     "clean": CleanConfig,
     "collect": CollectConfig,
+    "datasheet": DatasheetConfig,
     "decontaminate": DecontaminateConfig,
     "dedup": DedupConfig,
     "evaluate": EvaluateConfig,

@@ -27,7 +27,7 @@ LOCKS = ROOT / "images" / "locks"
 CONSTRAINTS = ROOT / "constraints.txt"
 
 PLAIN = (
-    *("blame", "certify", "clean", "collect", "decontaminate", "dedup"),
+    *("blame", "certify", "clean", "collect", "datasheet", "decontaminate", "dedup"),
     *("faiss-add", "faiss-query", "faiss-train", "index"),
     *(
         "merge",

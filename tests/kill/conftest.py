@@ -17,7 +17,8 @@ def zygote() -> Iterator[Zygote]:
     modules = ("collect", "train_tokenizer", "tokenize", "merge", "index", "plan", "report")
     modules += ("pretrain", "reshard", "evaluate", "benchmark")
     modules += ("faiss_train", "faiss_add", "faiss_query", "retro_embed")
-    modules += ("retro_export", "retro_import", "clean", "decontaminate", "dedup", "mix")
+    modules += ("retro_export", "retro_import", "clean", "decontaminate", "dedup")
+    modules += ("mix", "datasheet")
     with Zygote("s3fs", *(f"stages.{name}.run" for name in modules)) as process:
         yield process
 

@@ -162,6 +162,7 @@ class Yard:
                 *("--key-threshold", "0", "--workers", "1"),
             ],
             "dedup": ["--input", corpus, "--jaccard-threshold", "0.5", "--workers", "1"],
+            "datasheet": ["--documents", corpus, "--num-identified", "5"],
             "mix": [
                 *("--input", corpus, self.at("held.txt"), "--sources", "corpus", "held"),
                 *("--epochs", "1.5", "2", "--shard-size-mb", "0.05", "--workers", "1"),

@@ -25,6 +25,7 @@ ENOUGH = {
     "certify": (NOWHERE,),
     "clean": ("--input", NOWHERE, "--preset", "fineweb"),
     "collect": (),
+    "datasheet": ("--documents", NOWHERE),
     "decontaminate": ("--input", NOWHERE, "--tasks", "squad", "--task-data", NOWHERE),
     "dedup": ("--input", NOWHERE),
     "evaluate": ("--task", "WIKITEXT103", "--load", NOWHERE, "--valid-data", NOWHERE),
