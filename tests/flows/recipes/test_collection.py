@@ -150,13 +150,15 @@ def test_finished_corpora_are_mixed_by_their_pointers(tmp_path: Path, first: Col
     assert plan_collection(written).is_news
 
 
-@pytest.mark.parametrize("name", ["wikipedia"])
+@pytest.mark.parametrize("name", ["wikipedia", "openwebtext", "corpus_quickstart"])
 def test_the_recipes_of_the_repository_are_valid(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = read_recipe(str(ROOT / f"recipes/corpora/{name}.toml"))
     monkeypatch.chdir(tmp_path)
     named = [*written.corpus, *written.table("decontaminate").get("task_data", ())]
+    files = (written.table("clean").get(name) for name in ("vocab_file", "merge_file"))
+    named += filter(None, files)
     for place in named:
         path = Path(place.replace("*", "x"))
         path.parent.mkdir(parents=True, exist_ok=True)
