@@ -27,3 +27,11 @@ def word_pattern() -> re.Pattern[str]:
 def words_of(text: str) -> list[str]:
     """The words of a text, in order."""
     return (ASCII_WORD if text.isascii() else word_pattern()).findall(text)
+
+
+def lowered(text: str) -> str:
+    """Lower case of the same length: a letter that would become two stays."""
+    lower = text.lower()
+    if len(lower) == len(text):
+        return lower
+    return "".join(low if len(low := letter.lower()) == 1 else letter for letter in text)
