@@ -72,7 +72,7 @@ ENOUGH = {
 INTO = {"pretrain": "--save", "reshard": "--save-dir"}
 INTO["retro_preprocess"] = "--retro-project-dir"
 INTO |= dict.fromkeys(("blame", "certify", "inspect", "retro_explore", "verify"), "")
-INTO |= dict.fromkeys(("tokenize", "merge", "report"), "--output-prefix")
+INTO |= dict.fromkeys(("datasheet", "tokenize", "merge", "report"), "--output-prefix")
 
 
 def arguments(stage: str, tmp_path: Path) -> list[str]:
