@@ -45,12 +45,12 @@ class Yard:
     def arguments(self, stage: str, output: str) -> list[str]:
         """The arguments of a stage that writes to `output` and reads what the yard holds."""
         flags = {"pretrain": "--save", "reshard": "--save-dir"}
-        flags |= dict.fromkeys(("tokenize", "merge", "report"), "--output-prefix")
+        flags |= dict.fromkeys(("datasheet", "tokenize", "merge", "report"), "--output-prefix")
         return [*self._inputs()[stage], flags.get(stage, "--output-dir"), output]
 
     def manifest(self, stage: str, output: str) -> str:
         """Where the manifest of that output lies."""
-        prefix = stage in ("tokenize", "merge", "report")
+        prefix = stage in ("datasheet", "tokenize", "merge", "report")
         return f"{output}.manifest.json" if prefix else join(output, "manifest.json")
 
     def prepare(self, zygote: Zygote) -> None:
