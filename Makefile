@@ -39,7 +39,7 @@ LAYOUTS := tests/trainyard/training/layouts
 CLUSTERED := tests/yard/slurm tests/yard/test_everywhere.py tests/yard/operator/test_scheduled.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart quickstart-retro pretrain-gpt register test test-distributed test-slow test-yard \
+.PHONY: help install quickstart quickstart-corpus quickstart-retro pretrain-gpt register test test-distributed test-slow test-yard \
   test-in-yard test-full fuzz bench check lint format ui env images locks pins up down clean \
   clean-quickstart
 
@@ -87,11 +87,20 @@ $(STAMP): pyproject.toml constraints.txt images/install-torch images/locks/insta
 	@touch $@
 
 # Where `make ui` shows the targets of the pages' links.
-quickstart quickstart-retro pretrain-gpt: export TRAINYARD_BROWSE ?= $(if $(findstring \
-  ://,$(YARD)),$(YARD),$(abspath $(YARD)))=http://127.0.0.1:$(BROWSE_PORT)
+quickstart quickstart-corpus quickstart-retro pretrain-gpt: export TRAINYARD_BROWSE ?= \
+  $(if $(findstring ://,$(YARD)),$(YARD),$(abspath $(YARD)))=http://127.0.0.1:$(BROWSE_PORT)
 quickstart: export YARD := $(YARD)
 quickstart: install ## Text to a trained, evaluated GPT and its run card
 	@$(BIN)/python -m flows.pretrain_gpt recipes/quickstart.toml
+
+quickstart-corpus: export YARD := $(YARD)
+quickstart-corpus: install ## A Wikipedia dump in miniature to a clean corpus and its datasheet
+	@mkdir -p yard/miniature
+	@$(BIN)/python -m trainyard.testing.wiki_dump yard/miniature/pages-articles.xml.bz2 \
+	  --articles 2000 --items yard/miniature/items.jsonl > yard/miniature/planted.json
+	@$(BIN)/python -m flows.collect_corpus recipes/corpora/corpus_quickstart.toml > /dev/null
+	@$(BIN)/python -m trainyard.testing.planted_found yard/miniature/planted.json \
+	  "$(YARD)/corpus_quickstart/current.json"
 
 quickstart-retro: export YARD := $(YARD)
 quickstart-retro: install ## Text to a chunk database, an index, neighbours and a trained Retro

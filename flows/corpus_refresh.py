@@ -23,9 +23,10 @@ from prefect.events.related import related_resources_from_run_context
 from prefect.settings import PREFECT_API_URL
 
 from flows.logs.console import headline
+from flows.recipes.corpus_versions import CURRENT, CorpusVersion, describe, mark_announced, publish
 from flows.recipes.overrides import read_overrides
 from flows.recipes.recipe import Recipe, read_recipe
-from flows.recipes.refresh import CURRENT, CorpusVersion, mark_announced, plan_refresh, publish
+from flows.recipes.refresh import plan_refresh
 from flows.recipes.refresh_retro import (
     RetroVersion,
     check_retro,
@@ -81,8 +82,8 @@ async def corpus_refresh(
         if work.is_news:
             await runner.run(*work.tokenize)
             await runner.run(*work.merge)
-            read = await asyncio.to_thread(publish, written, work)
-        note, is_new = _describe(version, work.is_news), not version.announced
+            read = await asyncio.to_thread(publish, written, version, work.read)
+        note, is_new = describe(version, work.is_news), not version.announced
         if is_new and not _has_server():
             note += "; not announced, because PREFECT_API_URL names no server"
         headline(get_run_logger(), "corpus", "done", note=note)
@@ -109,13 +110,6 @@ async def _grow_index(runner: StageRunner, written: Recipe, version: CorpusVersi
             await runner.run(job)
         await asyncio.to_thread(publish_retro, written, work)
     return work.version
-
-
-def _describe(version: CorpusVersion, is_news: bool) -> str:
-    if not is_news:
-        return f"no new sources since version {version.version} ({len(version.sources)} sources)"
-    changes = f"{len(version.added)} new or changed, {len(version.removed)} gone"
-    return f"version {version.version}: {len(version.sources)} sources, {changes}"
 
 
 def _has_server() -> bool:

@@ -9,6 +9,7 @@ from stages.blame.config import BlameConfig
 from stages.certify.config import CertifyConfig
 from stages.clean.config import CleanConfig
 from stages.collect.config import CollectConfig
+from stages.datasheet.config import DatasheetConfig
 from stages.decontaminate.config import DecontaminateConfig
 from stages.dedup.config import DedupConfig
 from stages.evaluate.config import EvaluateConfig
@@ -19,6 +20,7 @@ from stages.generate.config import GenerateConfig
 from stages.index.config import IndexConfig
 from stages.inspect.config import InspectConfig
 from stages.merge.config import MergeConfig
+from stages.mix.config import MixConfig
 from stages.plan.config import PlanConfig
 from stages.pretrain.config import PretrainConfig
 from stages.quantize.config import QuantizeConfig
@@ -41,6 +43,7 @@ CONFIGS: dict[str, type[Any]] = {
     "certify": CertifyConfig,
     "clean": CleanConfig,
     "collect": CollectConfig,
+    "datasheet": DatasheetConfig,
     "decontaminate": DecontaminateConfig,
     "dedup": DedupConfig,
     "evaluate": EvaluateConfig,
@@ -51,6 +54,7 @@ CONFIGS: dict[str, type[Any]] = {
     "index": IndexConfig,
     "inspect": InspectConfig,
     "merge": MergeConfig,
+    "mix": MixConfig,
     "plan": PlanConfig,
     "pretrain": PretrainConfig,
     "report": ReportConfig,

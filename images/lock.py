@@ -27,9 +27,18 @@ LOCKS = ROOT / "images" / "locks"
 CONSTRAINTS = ROOT / "constraints.txt"
 
 PLAIN = (
-    *("blame", "certify", "clean", "collect", "decontaminate", "dedup"),
+    *("blame", "certify", "clean", "collect", "datasheet", "decontaminate", "dedup"),
     *("faiss-add", "faiss-query", "faiss-train", "index"),
-    *("merge", "plan", "report", "retro-db", "retro-explore", "retro-export", "retro-import"),
+    *(
+        "merge",
+        "mix",
+        "plan",
+        "report",
+        "retro-db",
+        "retro-explore",
+        "retro-export",
+        "retro-import",
+    ),
     *("tokenize", "train-tokenizer", "verify"),
 )
 """Stages without torch."""

@@ -11,10 +11,11 @@ from typing import Any
 
 from flows.cli.options import add_yard_of_flow, read_profile_of_flow
 from flows.cli.run_flow import fail, run_program
+from flows.recipes.collection import plan_collection
 from flows.recipes.corpus import corpus_jobs
 from flows.recipes.finetune import finetune_jobs
 from flows.recipes.force import forced_names
-from flows.recipes.inputs import check_inputs
+from flows.recipes.inputs import check_inputs, check_packages
 from flows.recipes.masked import masked_jobs
 from flows.recipes.pretrain import pretrain_jobs
 from flows.recipes.recipe import Recipe, read_recipe, yard_root
@@ -56,6 +57,13 @@ FORCE = "stages that run even if nothing changed: names with commas between them
 def _check_corpus(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     jobs = corpus_jobs(recipe).all()
     check_inputs(recipe, jobs, profile.backend)
+    forced_names(given.force, jobs)
+
+
+def _check_collection(recipe: Recipe, profile: Profile, given: Arguments) -> None:
+    jobs = plan_collection(recipe).jobs
+    if profile.backend == "process":
+        check_packages(recipe, jobs)
     forced_names(given.force, jobs)
 
 
@@ -102,6 +110,12 @@ def _check_release(recipe: Recipe, profile: Profile, given: Arguments) -> None:
 
 
 RECIPE_FLOWS = {
+    "collect_corpus": RecipeFlow(
+        description="Turn dumps, crawls or lists into a clean corpus, and publish a new version.",
+        check=_check_collection,
+        prints="card",
+        options={"force": FORCE},
+    ),
     "prepare_corpus": RecipeFlow(
         description="Turn raw text into one pair of token files.",
         check=_check_corpus,

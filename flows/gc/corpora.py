@@ -1,7 +1,8 @@
 """Finds superseded versions of a corpus, and tokens that no version needs.
 
-`flows.recipes.refresh` has the layout: NAME/current.json points to NAME/versions/VERSION, made from
-NAME/parts/OPTIONS/DIGEST. A version stays with its parts while anything made from it is in use."""
+`flows.recipes.refresh` and `flows.recipes.collection` have the layout: NAME/current.json points to
+NAME/versions/VERSION, made from NAME/parts/OPTIONS/DIGEST. A version stays with its parts while
+anything made from it is in use."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from functools import partial
 from flows.gc.contents import Contents, holding, remove_files
 from flows.gc.policy import DAY, Garbage, Policy, age
 from flows.gc.references import Collectable, Use, in_use, uses_of, uses_of_steps
-from flows.recipes.refresh import CURRENT, CorpusVersion, read_pointer
+from flows.recipes.corpus_versions import CURRENT, CorpusVersion, read_pointer
 from flows.runner.run_lock import LOCK_FILE
 from trainyard.artifacts import store
 from trainyard.artifacts.claim import acquire
@@ -106,7 +107,8 @@ def _documents(contents: Contents, name: str) -> list[str]:
 
 
 def _urls(version: CorpusVersion) -> tuple[str, ...]:
-    return (*version.tokens.values(), *(source.part for source in version.sources))
+    parts = (source.part for source in version.sources)
+    return (*version.tokens.values(), *version.documents, *parts)
 
 
 # --- what is old --------------------------------------------------------------------------------

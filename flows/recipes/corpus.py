@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flows.recipes.corpus_versions import expand
 from flows.recipes.recipe import Recipe
 from flows.recipes.stage_job import SHARES, StageJob, build_config
 from flows.stage_configs import CONFIGS
@@ -131,6 +132,8 @@ def _prefix_of(tokens: str) -> str:
         raise ArtifactError(
             f"{tokens}: not a version that corpus-refresh published ({error!r})"
         ) from error
+    if not by_key:
+        raise ConfigError(f"{tokens} points to documents, not to tokens; write it as corpus")
     if "text" not in by_key and len(by_key) != 1:
         raise ConfigError(f"{tokens} has tokens of {', '.join(by_key)}; name the prefix of one")
     return str(by_key.get("text") or next(iter(by_key.values())))
@@ -143,8 +146,7 @@ def corpus_files(recipe: Recipe) -> list[str]:
         names = [f"train-{number:05d}.jsonl" for number in range(config.num_shards)]
         return [recipe.at("corpus", name) for name in names]
     _refuse_collect(recipe)
-    files = [file for pattern in recipe.corpus for file in store.expand(pattern)]
-    return list(dict.fromkeys(files))
+    return expand(recipe.corpus)
 
 
 def _refuse_collect(recipe: Recipe) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flows.goodput.report import goodput_url
 from flows.recipes.corpus import SENTENCES, CorpusJobs, corpus_jobs
+from flows.recipes.corpus_versions import datasheets
 from flows.recipes.pretrain import num_ranks_of, plan_job
 from flows.recipes.recipe import Recipe
 from flows.recipes.stage_job import StageJob
@@ -55,6 +56,7 @@ def card_job(recipe: Recipe, corpus: CorpusJobs, **more: str) -> StageJob:
         "plan": recipe.at("plan"),
         "goodput": goodput_url(recipe.root, "pretrain"),
         "output_prefix": recipe.at("card"),
+        **datasheets(recipe.corpus),
         **more,
     }
     return recipe.job("report", decided)

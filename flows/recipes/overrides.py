@@ -29,11 +29,13 @@ TOP_LEVEL: dict[str, Any] = {
 """Keys above the tables of a recipe, with their types."""
 
 CORPUS_STAGES = ("collect", "train_tokenizer", "tokenize", "merge")
+COLLECTION_STAGES = ("collect", "clean", "dedup", "decontaminate", "mix", "datasheet")
 RELEASE_STAGES = ("reshard", "evaluate", "benchmark")
 RETRO_STAGES = ("retro_db", "retro_embed", "faiss_train", "faiss_add", "faiss_query")
 GPT_KEYS = ("corpus", "evaluation_data", "tokens")
 
 STAGES_OF: dict[str, tuple[str, ...]] = {
+    "collect-corpus": COLLECTION_STAGES,
     "build-retro": (*CORPUS_STAGES, *OF_ENCODER, *RETRO_STAGES, "pretrain"),
     "finetune-gpt": ("collect", FINETUNE, "evaluate", "benchmark"),
     "prepare-corpus": CORPUS_STAGES,
@@ -46,6 +48,7 @@ STAGES_OF: dict[str, tuple[str, ...]] = {
 }
 """The stages of each flow that runs a recipe, whose options it lets override."""
 KEYS_OF: dict[str, tuple[str, ...]] = {
+    "collect-corpus": ("corpus",),
     "build-retro": (*GPT_KEYS, "encoder"),
     "finetune-gpt": ("base", "evaluation_data"),
     "prepare-corpus": GPT_KEYS,
@@ -60,6 +63,11 @@ KEYS_OF: dict[str, tuple[str, ...]] = {
 
 DECIDED: dict[str, tuple[str, ...]] = {
     "collect": ("output_dir",),
+    "clean": ("input", "output_dir", "rank", "world_size"),
+    "datasheet": ("documents", "folders", "output_prefix"),
+    "decontaminate": ("input", "output_dir", "rank", "world_size"),
+    "dedup": ("input", "output_dir", "rank", "world_size"),
+    "mix": ("output_dir", "rank", "world_size"),
     "train_tokenizer": ("input", "output_dir"),
     "tokenize": ("input", "output_prefix", "rank", "world_size"),
     "merge": ("input", "output_prefix"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from flows.goodput.report import goodput_url
 from flows.recipes.corpus import CorpusJobs, corpus_jobs
+from flows.recipes.corpus_versions import datasheets
 from flows.recipes.recipe import Recipe
 from flows.recipes.release import ReleaseJobs, release_jobs
 from flows.recipes.stage_job import StageJob, build_config, located_errors, stage_job
@@ -151,5 +152,6 @@ def _report(recipe: Recipe, tokens: str) -> StageJob:
         "benchmark": recipe.at("benchmark"),
         "goodput": goodput_url(recipe.root, "pretrain"),
         "output_prefix": recipe.at("card"),
+        **datasheets(recipe.corpus),
     }
     return recipe.job("report", decided)

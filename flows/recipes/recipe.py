@@ -42,7 +42,7 @@ from trainyard.shown_values import shown
 
 TOP_LEVEL = ("corpus", "evaluation_data", "tokens", "encoder", "base", "preset")
 ASKED = (
-    *("blame", "certify", "clean", "decontaminate", "dedup", "index", "inspect", "retro_explore"),
+    *("blame", "certify", "index", "inspect", "retro_explore"),
     *("retro_export", "retro_import", "retro_preprocess", "serve", "verify"),
 )
 """Stages that a person runs, which have no table in a recipe."""

@@ -17,15 +17,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flows.recipes.corpus import tokenizer_of
-from flows.recipes.recipe import Recipe
-from flows.recipes.refresh import (
+from flows.recipes.corpus_versions import (
     CURRENT,
     FORMAT_VERSION,
     CorpusVersion,
-    check_refresh,
     replace_pointer,
     unique_sources,
 )
+from flows.recipes.recipe import Recipe
+from flows.recipes.refresh import check_refresh
 from flows.recipes.retro import written_vocabulary
 from flows.recipes.stage_job import StageJob
 from trainyard import json_text

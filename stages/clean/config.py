@@ -7,7 +7,7 @@ from typing import Literal
 
 from trainyard.artifacts.folder_in_shares import FolderInShares
 from trainyard.artifacts.output import Output
-from trainyard.collection.options import DocumentsConfig
+from trainyard.collection.options import DocumentsConfig, chosen_tokenizer
 from trainyard.collection.rules.table import COUNTS_TOKENS, PRESETS, RuleSpec, parse_rule
 from trainyard.collection.versions import versions_of
 from trainyard.config import (
@@ -15,7 +15,6 @@ from trainyard.config import (
     check_at_least,
     check_at_most,
     execution,
-    from_dict,
     location,
 )
 from trainyard.errors import ConfigError
@@ -82,11 +81,7 @@ class CleanConfig(FolderInShares):
 
     def tokenizer(self) -> TokenizerConfig | None:
         """The tokenizer that a rule counts with; ConfigError if it lacks an option."""
-        if self.tokenizer_type is None:
-            return None
-        names = ("tokenizer_type", "tokenizer_model", "vocab_file", "merge_file")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return from_dict(TokenizerConfig, given)
+        return chosen_tokenizer(self)
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The documents, and the tokenizer's files."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from stages.clean.config import CleanConfig
@@ -24,11 +22,11 @@ from stages.runtime.document_units import (
     run_units,
 )
 from trainyard.collection.clean import Cleaner
+from trainyard.collection.counting import token_counter
 from trainyard.collection.documents import dropped_line
 from trainyard.collection.rules.build import Rule, build_rule
 from trainyard.collection.rules.table import named
 from trainyard.collection.tally import Tally
-from trainyard.tokenizers.config import TokenizerConfig
 
 log = logging.getLogger(__name__)
 
@@ -67,17 +65,6 @@ def build_rules(config: CleanConfig) -> list[Rule]:
     specs = config.rule_specs()
     pairs = zip(specs, named(specs), strict=True)
     return [replace(build_rule(spec), written=name) for spec, name in pairs]
-
-
-@cache
-def token_counter(config: TokenizerConfig | None) -> Callable[[str], int] | None:
-    """What counts tokens, built once a process."""
-    if config is None:
-        return None
-    from trainyard.tokenizers.registry import build_tokenizer
-
-    tokenizer = build_tokenizer(config)
-    return lambda text: len(tokenizer.encode_flat([text])[0])
 
 
 def clean_unit(job: UnitJob) -> UnitDone:

@@ -23,10 +23,14 @@ class DedupConfig(FolderInShares):
     """Folder or URL for documents-N.jsonl, dropped-N.jsonl, clusters.jsonl and report.json."""
     exact: bool = True
     """Remove documents whose text is the same as that of another."""
-    lines: Literal["none", "line", "paragraph"] = "none"
-    """Cut lines, or paragraphs between blank lines, that repeat another of any document."""
+    lines: Literal["none", "line", "paragraph", "words"] = "none"
+    """Cut lines, paragraphs between blank lines, or runs of words that repeat another of any
+    document."""
     min_line_chars: int = 40
-    """With --lines: a shorter one stays."""
+    """With --lines line or paragraph: a shorter one stays."""
+    min_run_words: int = 50
+    """With --lines words: every run of as many words that repeats another is found and cut, but
+    for up to 7 words at each end (arXiv:2107.06499)."""
     near: bool = True
     """Remove documents that nearly repeat another, by MinHash and locality-sensitive hashing."""
     normalize: bool = True
@@ -67,6 +71,8 @@ class DedupConfig(FolderInShares):
         check_at_least(self, 1, "workers", "world_size", "shingle_size", "num_permutations")
         check_at_least(self, 1, "num_bands", "min_line_chars")
         check_at_least(self, 0, "seed")
+        check_at_least(self, 16, "min_run_words")
+        check_at_most(self, 10_000, "min_run_words")
         check_at_most(self, MAX_RANKS, "world_size")
         check_at_most(self, 4096, "num_permutations", "shingle_size")
         self.check_rank()

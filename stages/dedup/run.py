@@ -11,7 +11,7 @@ from typing import Any
 
 from stages.dedup.config import DedupConfig
 from stages.dedup.decide import Decisions, decide
-from stages.dedup.fingerprint import fingerprint_unit, name_of, pieces
+from stages.dedup.fingerprint import fingerprint_unit, name_of, pieces, spans_of
 from stages.runtime.context import StageRun
 from stages.runtime.document_units import (
     DOCUMENTS,
@@ -106,6 +106,7 @@ class _Writer:
     def __init__(self, config: DedupConfig, decided: Decisions) -> None:
         self._key, self._kind = config.documents.json_key, config.lines
         self._num_samples = config.documents.num_samples
+        self._spans = spans_of(config) if config.lines == "words" else None
         self._decided = decided
         self.tally = Tally.of([EXACT, NEAR, LINES])
 
@@ -139,16 +140,23 @@ class _Writer:
     def _cut(self, item: Item, text: str, lines: set[int]) -> str:
         if not lines:
             return text
+        kept, removed = self._without(text, lines)
+        reason = self.tally.reasons[LINES]
+        reason.changed += 1
+        reason.removed_lines += len(removed)
+        reason.removed_chars += len(text) - len(kept)
+        what = "a run of words cut" if self._spans is not None else "a line cut"
+        reason.sample(self._num_samples, item.place, what, removed[0])
+        return kept
+
+    def _without(self, text: str, lines: set[int]) -> tuple[str, list[str]]:
+        """The text without these lines or runs, and what was cut."""
+        if self._spans is not None:
+            return self._spans.cut(text, sorted(lines))
         parts = pieces(text, self._kind)
-        removed = [parts[2 * i] for i in sorted(lines)]
         kept = [
             "".join(parts[2 * i : 2 * i + 2])
             for i in range((len(parts) + 1) // 2)
             if i not in lines
         ]
-        reason = self.tally.reasons[LINES]
-        reason.changed += 1
-        reason.removed_lines += len(removed)
-        reason.removed_chars += len(text) - len("".join(kept))
-        reason.sample(self._num_samples, item.place, "a line cut", removed[0])
-        return "".join(kept)
+        return "".join(kept), [parts[2 * i] for i in sorted(lines)]

@@ -16,8 +16,10 @@ from trainyard.artifacts.lines import read_listed_lines
 from trainyard.artifacts.manifest import Manifest, read_listed, read_listed_json
 from trainyard.artifacts.parts import part_manifest
 from trainyard.artifacts.urls import basename, join
+from trainyard.charts.markup import Markup
 from trainyard.charts.numbers import is_number
 from trainyard.checkpoint.steps import step_of
+from trainyard.collection.datasheet import section
 from trainyard.config import leaves
 from trainyard.datasets.config import DataConfig
 from trainyard.errors import ArtifactError, ConfigError
@@ -77,6 +79,7 @@ def gather(config: ReportConfig) -> Card:
         title=title(config),
         lineage=ancestry.lineage(destination),
         retrieval=retrieval,
+        datasheets=tuple(map(datasheet, config.datasheets)),
         **_training(config, ancestry, destination),
         goodput=read_goodput(config.goodput),
         plan=_document(ancestry, keys.get("plan"), "plan.json"),
@@ -89,6 +92,17 @@ def gather(config: ReportConfig) -> Card:
         num_prompts=len((generations or {}).get("requests") or ()),
         evaluated=evaluated_text(ancestry.manifests.get(keys.get("evaluation", ""))),
     )
+
+
+def datasheet(prefix: str) -> Markup:
+    """The section about a corpus; ArtifactError for a file that is no datasheet's."""
+    url = f"{prefix}.json"
+    try:
+        return section(store.read_json(url))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(
+            f"{url}: not the data of a datasheet ({error!r}); run stage datasheet again"
+        ) from error
 
 
 def _training(config: ReportConfig, ancestry: Ancestry, key: str) -> dict[str, Any]:

@@ -57,6 +57,8 @@ class ReportConfig:
     goodput: str | None = location(None)
     """Where the time of the run went, over all attempts: goodput/JOB.json of a flow. Shown if the
     file exists; a change of the file alone does not rebuild the page."""
+    datasheets: tuple[str, ...] = location(())
+    """Datasheets of the corpora that the tokens were made of: --output-prefix of datasheet."""
     output_prefix: str = location()
     """Where to write: PREFIX.html and PREFIX.summary.json."""
     title: str = ""
@@ -80,7 +82,8 @@ class ReportConfig:
         """Every artifact that an option names."""
         named = {name: getattr(self, name) for name in ARTIFACTS}
         named["certificate"] = self.certificate
-        return {name: (url,) for name, url in named.items() if url is not None}
+        given = {name: (url,) for name, url in named.items() if url is not None}
+        return {**given, **({"datasheets": self.datasheets} if self.datasheets else {})}
 
     def output(self) -> Output | None:
         """A prefix."""

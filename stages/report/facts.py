@@ -9,6 +9,7 @@ from typing import Any
 from stages.report.lineage import Lineage
 from stages.report.retrieval import Retrieval
 from stages.report.steps import Steps
+from trainyard.charts.markup import Markup
 from trainyard.charts.points import Point
 
 
@@ -75,6 +76,8 @@ class Card:
     num_parameters: int | None = None
     retrieval: Retrieval | None = None
     """What a Retro retrieves."""
+    datasheets: tuple[Markup, ...] = ()
+    """Sections about the corpora that the tokens were made of."""
     plan: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None
     timings: dict[str, Any] | None = None

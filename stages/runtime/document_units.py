@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from stages.runtime.context import StageRun
 from stages.runtime.finished_files import copy_file
@@ -36,6 +36,28 @@ DOCUMENTS, DROPPED = "documents", "dropped"
 KINDS = (DOCUMENTS, DROPPED)
 
 BUFFER_BYTES = 1 << 20
+
+
+class Job(Protocol):
+    """A piece of the work of one pass, done by a worker."""
+
+    @property
+    def number(self) -> int:
+        """Its place among all of the pass."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it reads, for progress."""
+
+    @property
+    def folder(self) -> str:
+        """Where its files go."""
+
+    def final_names(self) -> Sequence[str]:
+        """The files of the output that it may write."""
+
+
+J = TypeVar("J", bound=Job)
 
 
 class ShareOptions(Protocol):
@@ -73,6 +95,11 @@ class UnitJob:
     """Options of the stage."""
     scratch: str
     """A folder on this machine that the run removes at its end."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its input."""
+        return self.unit.size_bytes
 
     def name(self, kind: str) -> str:
         """The name of one of its files."""
@@ -136,31 +163,32 @@ def jobs_of(
 
 def run_units(
     stage: StageRun,
-    jobs: Sequence[UnitJob],
-    work: Callable[[UnitJob], UnitDone],
+    jobs: Sequence[J],
+    work: Callable[[J], UnitDone],
     num_workers: int | None,
     what: str,
-    final_names: Callable[[UnitJob], Sequence[str]] = UnitJob.final_names,
+    final_names: Callable[[J], Sequence[str]] | None = None,
 ) -> list[dict[str, Any]]:
     """The facts of every job, in order; those that a killed run finished are not done again.
 
     what: names this pass in the work folder and in progress. final_names: files of the output that
-    a job may write; none for a pass that writes to the work folder."""
+    a job may write, if not its own; none for a pass that writes to the work folder."""
     finished = {job.number: done for job in jobs if (done := _finished(stage, job, what))}
     todo = [job for job in jobs if job.number not in finished]
     if finished:
         log.info("resuming: units_done=%d units=%d", len(finished), len(jobs))
-    final = {name for job in jobs for name in final_names(job)}
+    names_of = final_names or (lambda job: job.final_names())
+    final = {name for job in jobs for name in names_of(job)}
     if final:
         stage.begin_files(final)
     cores = available_cores()
     crew = Crew.of(min(num_workers or cores, cores), side_by_side=False)
-    total, left = (sum(job.unit.size_bytes for job in some) for some in (jobs, todo))
+    total, left = (sum(job.size_bytes for job in some) for some in (jobs, todo))
     with stage.progress(total, "bytes", what, start=total - left) as progress:
         for job, done in run_jobs(work, todo, crew, {"TOKENIZERS_PARALLELISM": "false"}):
             stage.work.publish(_key(job, what), asdict(done))
             finished[job.number] = done
-            progress.update(job.unit.size_bytes)
+            progress.update(job.size_bytes)
     for done in finished.values():
         for record in done.files:
             if record.path in final:
@@ -168,11 +196,11 @@ def run_units(
     return [finished[job.number].facts for job in jobs]
 
 
-def _key(job: UnitJob, what: str) -> str:
+def _key(job: Job, what: str) -> str:
     return f"{what}-{job.number:05d}"
 
 
-def _finished(stage: StageRun, job: UnitJob, what: str) -> UnitDone | None:
+def _finished(stage: StageRun, job: Job, what: str) -> UnitDone | None:
     """What a killed run finished, if its files are still there."""
     found = stage.work.published(_key(job, what))
     if found is None:

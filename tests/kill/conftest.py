@@ -18,6 +18,7 @@ def zygote() -> Iterator[Zygote]:
     modules += ("pretrain", "reshard", "evaluate", "benchmark")
     modules += ("faiss_train", "faiss_add", "faiss_query", "retro_embed")
     modules += ("retro_export", "retro_import", "clean", "decontaminate", "dedup")
+    modules += ("mix", "datasheet")
     with Zygote("s3fs", *(f"stages.{name}.run" for name in modules)) as process:
         yield process
 

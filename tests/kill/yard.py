@@ -45,12 +45,12 @@ class Yard:
     def arguments(self, stage: str, output: str) -> list[str]:
         """The arguments of a stage that writes to `output` and reads what the yard holds."""
         flags = {"pretrain": "--save", "quantize": "--save-dir", "reshard": "--save-dir"}
-        flags |= dict.fromkeys(("tokenize", "merge", "report"), "--output-prefix")
+        flags |= dict.fromkeys(("datasheet", "tokenize", "merge", "report"), "--output-prefix")
         return [*self._inputs()[stage], flags.get(stage, "--output-dir"), output]
 
     def manifest(self, stage: str, output: str) -> str:
         """Where the manifest of that output lies."""
-        prefix = stage in ("tokenize", "merge", "report")
+        prefix = stage in ("datasheet", "tokenize", "merge", "report")
         return f"{output}.manifest.json" if prefix else join(output, "manifest.json")
 
     def prepare(self, zygote: Zygote) -> None:
@@ -162,6 +162,11 @@ class Yard:
                 *("--key-threshold", "0", "--workers", "1"),
             ],
             "dedup": ["--input", corpus, "--jaccard-threshold", "0.5", "--workers", "1"],
+            "datasheet": ["--documents", corpus, "--num-identified", "5"],
+            "mix": [
+                *("--input", corpus, self.at("held.txt"), "--sources", "corpus", "held"),
+                *("--epochs", "1.5", "2", "--shard-size-mb", "0.05", "--workers", "1"),
+            ],
             "collect": ["--max-size-mb", "0.2", "--num-shards", "2"],
             "train_tokenizer": ["--input", corpus, "--vocab-size", "300"],
             "tokenize": ["--input", corpus, "--append-eod", *tokenizer],

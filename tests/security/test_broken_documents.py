@@ -21,7 +21,7 @@ from flows.gc.contents import holder_of
 from flows.gc.sweep import Swept, sweep
 from flows.logs.lines import Followed
 from flows.pages.charts import loss_curve
-from flows.recipes.refresh import CURRENT, read_pointer
+from flows.recipes.corpus_versions import CURRENT, read_pointer
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from trainyard import json_text
 from trainyard.config_text import parse_document

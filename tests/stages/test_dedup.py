@@ -12,7 +12,7 @@ import pytest
 from stages.dedup import run as dedup_run
 from stages.dedup.config import DedupConfig
 from stages.runtime.cli import stage_main
-from tests.stages.clean_runs import contents, report, rows, write
+from tests.stages.clean_runs import contents, origin, report, rows, write
 from tests.stages.directly import run_directly
 from trainyard.corpus import units
 from trainyard.errors import ConfigError
@@ -76,6 +76,7 @@ def by_text(folder: Path) -> list[Any]:
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"keep": "smallest-hash", "lines": "line", "min_line_chars": 5},
+    {"lines": "words", "min_run_words": 16},
     {"shingle": "chars", "jaccard": "min", "num_bands": 50, "jaccard_threshold": 0.7},
 ]
 
@@ -138,6 +139,32 @@ def test_paragraphs_that_repeat_others_are_cut(tmp_path: Path) -> None:
     found = [row["text"] for row in rows(tmp_path / "out", "documents")]
     assert sum(text.count(shared) for text in found) == 1
     assert [text(i, num_words=9) in found[i] for i in (0, 1)] == [True, True]
+
+
+def test_runs_of_words_that_repeat_others_are_cut(tmp_path: Path) -> None:
+    shared = text(100, num_words=60)
+    pages = [f"{text(i, num_words=30)} {shared}, {text(i + 50, num_words=30)}" for i in range(3)]
+    brief = " ".join(shared.split()[:20])  # too short to be found
+    pages.append(f"{text(9, num_words=30)} {brief} {text(10, num_words=30)}")
+    source = write(tmp_path / "in.jsonl", [{"text": page} for page in pages])
+    options = {"lines": "words", "min_run_words": 40, "near": False}
+    dedup(source, tmp_path / "out", **options)
+    found = {origin(row): row["text"] for row in rows(tmp_path / "out", "documents")}
+    kept = [found[place] for place in sorted(found)]
+    assert sum(shared in one for one in kept) == 1
+    assert kept[3] == pages[3]
+    middle = " ".join(shared.split()[7:-7])
+    for i, one in enumerate(kept[:3]):
+        assert one.startswith(text(i, num_words=30))
+        assert one.endswith(text(i + 50, num_words=30))
+        assert (middle in one) == (shared in one)
+    assert report(tmp_path / "out")["reasons"]["lines"]["removed_lines"] == 2
+    dedup(
+        write(tmp_path / "back.jsonl", [{"text": p} for p in pages[::-1]]),
+        tmp_path / "b",
+        **options,
+    )
+    assert {row["text"] for row in rows(tmp_path / "b", "documents")} == set(kept)
 
 
 def test_upstreams_heuristic_leaves_what_left_its_bucket_uncompared(tmp_path: Path) -> None:

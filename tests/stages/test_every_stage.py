@@ -25,6 +25,7 @@ ENOUGH = {
     "certify": (NOWHERE,),
     "clean": ("--input", NOWHERE, "--preset", "fineweb"),
     "collect": (),
+    "datasheet": ("--documents", NOWHERE),
     "decontaminate": ("--input", NOWHERE, "--tasks", "squad", "--task-data", NOWHERE),
     "dedup": ("--input", NOWHERE),
     "evaluate": ("--task", "WIKITEXT103", "--load", NOWHERE, "--valid-data", NOWHERE),
@@ -38,6 +39,7 @@ ENOUGH = {
     "index": (*RUN, "--data-path", NOWHERE),
     "inspect": (NOWHERE,),
     "merge": ("--input", NOWHERE),
+    "mix": ("--input", NOWHERE, "--sources", "a"),
     "plan": (*MODEL, "--vocab-size", "300"),
     "pretrain": (*MODEL, "--data-path", NOWHERE, "--train-iters", "2", "--lr", "0.001"),
     "report": ("--checkpoint", NOWHERE),
@@ -72,7 +74,7 @@ ENOUGH = {
 INTO = {"pretrain": "--save", "quantize": "--save-dir", "reshard": "--save-dir"}
 INTO["retro_preprocess"] = "--retro-project-dir"
 INTO |= dict.fromkeys(("blame", "certify", "inspect", "retro_explore", "serve", "verify"), "")
-INTO |= dict.fromkeys(("tokenize", "merge", "report"), "--output-prefix")
+INTO |= dict.fromkeys(("datasheet", "tokenize", "merge", "report"), "--output-prefix")
 
 
 def arguments(stage: str, tmp_path: Path) -> list[str]:

@@ -73,6 +73,8 @@ class UnitReader:
     key: str = "text"
     on_bad_line: Literal["stop", "skip"] = "stop"
     max_bytes: int = MAX_DOCUMENT_BYTES
+    advice: str = ADVICE
+    """What the error about a bad line says to do."""
     bad: list[tuple[Place, BadLine]] = field(default_factory=list)
 
     def items(self) -> Iterator[Item]:
@@ -82,7 +84,7 @@ class UnitReader:
                 source,
                 (self.key,),
                 on_bad_line=self.on_bad_line,
-                advice=ADVICE,
+                advice=self.advice,
                 max_bytes=self.max_bytes,
             )
             name = self.names[source.url]

@@ -1,13 +1,18 @@
-"""Options that all stages from documents to documents share."""
+"""Options that stages from documents to documents share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from trainyard.config import check_at_least, check_at_most, location
+from trainyard.config import check_at_least, check_at_most, from_dict, location
 from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES, check_bound
 from trainyard.errors import ConfigError
+from trainyard.tokenizers.config import TokenizerConfig
+
+Count = Literal["tokens", "words", "bytes"]
+
+TOKENIZER_OPTIONS = ("tokenizer_type", "tokenizer_model", "vocab_file", "merge_file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,3 +40,12 @@ class DocumentsConfig:
         check_bound(self.max_document_bytes)
         check_at_least(self, 0, "num_samples")
         check_at_most(self, 10_000, "num_samples")
+
+
+def chosen_tokenizer(options: Any) -> TokenizerConfig | None:
+    """The tokenizer that options of these names describe; None without a type, ConfigError for one
+    that lacks a file."""
+    if options.tokenizer_type is None:
+        return None
+    named = {name: getattr(options, name) for name in TOKENIZER_OPTIONS}
+    return from_dict(TokenizerConfig, {k: v for k, v in named.items() if v is not None})

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flows.gc.policy import Policy
-from flows.recipes.refresh import CURRENT, CorpusObject, CorpusVersion
+from flows.recipes.corpus_versions import CURRENT, CorpusObject, CorpusVersion
 from trainyard.artifacts import conditional, store
 from trainyard.artifacts.claim import Holder
 from trainyard.artifacts.manifest import InputRecord, Manifest, publish, read_slot, retire

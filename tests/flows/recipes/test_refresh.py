@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from flows.recipes.corpus import corpus_jobs
+from flows.recipes.corpus_versions import mark_announced, publish, read_pointer
 from flows.recipes.recipe import Recipe, parse_recipe
-from flows.recipes.refresh import Refresh, mark_announced, plan_refresh, publish, read_pointer
+from flows.recipes.refresh import Refresh, plan_refresh
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.manifest import publish as publish_manifest
@@ -33,7 +34,7 @@ def carry_out(written: Recipe, work: Refresh) -> str:
     for job in work.tokenize:
         output = Output.prefix(job.document["output_prefix"])
         publish_manifest(output.manifest_url, Manifest(stage="tokenize"), None)
-    return publish(written, work)
+    return publish(written, work.version, work.read)
 
 
 @pytest.fixture(params=["file", pytest.param("s3", marks=[pytest.mark.slow, pytest.mark.s3])])
@@ -149,7 +150,7 @@ def test_one_of_two_concurrent_publications_fails(root: str, first: Refresh) -> 
     other = plan_refresh(recipe(root))
     carry_out(recipe(root), one)
     with pytest.raises(InfrastructureError, match="another run published first"):
-        publish(recipe(root), other)
+        publish(recipe(root), other.version, other.read)
 
 
 def test_an_event_that_was_not_sent_is_remembered(root: str, first: Refresh) -> None:

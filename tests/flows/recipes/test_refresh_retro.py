@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from flows.recipes.corpus_versions import CorpusVersion
 from flows.recipes.recipe import Recipe, parse_recipe
-from flows.recipes.refresh import CorpusVersion, plan_refresh
+from flows.recipes.refresh import plan_refresh
 from flows.recipes.refresh_retro import RetroRefresh, plan_retro, publish_retro
 from tests.flows.recipes.test_refresh import TOKENIZE, carry_out, write
 from trainyard.artifacts import store

@@ -17,7 +17,7 @@ from trainyard.errors import ConfigError
 FLOWS = [
     *("prepare-corpus", "pretrain-bert", "pretrain-gpt", "pretrain-t5"),
     *("build-retro", "finetune-gpt", "pretrain-retro"),
-    *("release", "corpus-refresh", "run-stage", "collect-garbage"),
+    *("release", "collect-corpus", "corpus-refresh", "run-stage", "collect-garbage"),
 ]
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.collection.contamination.ngrams import Matcher, lowered, task_ngrams, tasks_by_ngram
+from trainyard.collection.contamination.ngrams import Matcher, task_ngrams, tasks_by_ngram
 from trainyard.collection.contamination.split import clean_pieces, split_at
 from trainyard.collection.contamination.tasks import read_task
+from trainyard.collection.words import lowered
 from trainyard.errors import DataError
 
 WORDS = [f"w{i}" for i in range(12)]

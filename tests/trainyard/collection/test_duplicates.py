@@ -68,6 +68,19 @@ def test_similarities_by_the_names_of_upstream() -> None:
 
 def test_normal_forms_of_texts() -> None:
     assert normalized("The  Yard,\nat DAWN!") == "the yard at dawn"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u092e\u0947\u0902"],  # Hindi, vowel signs
+        ["\u0ba4\u0bae\u0bbf\u0bb4\u0bcd", "\u0bae\u0bca\u0bb4\u0bbf"],  # Tamil
+        ["\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\u0645\u0646"],  # Persian, a joiner
+        ["e\u0301t\u0301e\u0301", "c\u0327a"],  # decomposed accents
+    ],
+)
+def test_a_word_of_any_script_stays_whole(words: list[str]) -> None:
+    assert normalized(f"{words[0]}, {words[1]}!").split() == words
     assert one_blank(" The  Yard,\n at") == "The Yard, at"
 
 

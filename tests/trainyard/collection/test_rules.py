@@ -137,6 +137,21 @@ def test_languages_are_kept_by_name() -> None:
     assert verdict("short_foreign", GERMAN * 8) is None  # 512 characters or more
 
 
+# --- script -----------------------------------------------------------------------------------
+
+HINDI = "\u0939\u093f\u0928\u094d\u0926\u0940 \u092e\u0947\u0902"
+GREEK = "\u039a\u03b1\u03bb\u03b7\u03bc\u03ad\u03c1\u03b1"
+
+
+def test_scripts_are_kept_by_the_share_of_letters() -> None:
+    assert verdict("script", PROSE) is None
+    assert why("script", HINDI) == "0% Latin"
+    assert verdict("script:keep=Devanagari", HINDI) is None
+    assert why("script:keep=Greek,min=0.9", GREEK + "ab") == "80% Greek"
+    assert verdict("script:keep=Greek+Latin,min=1", GREEK + "ab") is None
+    assert why("script", "12 + 30 = 42") == "no letter"
+
+
 # --- Gopher -----------------------------------------------------------------------------------
 
 
@@ -290,7 +305,10 @@ def test_the_preset_openwebtext_is_upstreams_order() -> None:
         ("min_chars:limit=1.5", "limit is a whole number, not '1.5'"),
         ("language:min=nan", "min must not be negative or infinite"),
         ("c4:end_marks=no", "end_marks is true or false, not 'no'"),
-        ("language:min=65", "min is a probability, at most 1, and not 65"),
+        ("language:min=65", "min is at most 1, and not 65"),
+        ("script:min=65", "min is at most 1, and not 65"),
+        ("script:keep=Latin+Klingon", "Unicode has no script 'Klingon'"),
+        ("script:keep=La]tin", "Unicode has no script"),
         ("language:keep=xx", "py3langid has no language 'xx'"),
     ],
 )

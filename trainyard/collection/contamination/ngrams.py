@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from trainyard.collection.words import lowered
+
 WORD = re.compile(r"\w+")
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 TABLE_BITS = 22
@@ -27,14 +29,6 @@ class Hit(NamedTuple):
     start: int
     """Where that begins in the text."""
     ngram: str
-
-
-def lowered(text: str) -> str:
-    """Lower case of the same length: a letter that would become two stays."""
-    lower = text.lower()
-    if len(lower) == len(text):
-        return lower
-    return "".join(low if len(low := letter.lower()) == 1 else letter for letter in text)
 
 
 def task_ngrams(texts: Iterable[str], least: int, most: int) -> set[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -36,11 +36,11 @@ class Fingerprints:
     shingles: Array
     """u32, ascending in each document."""
     lines: Array
-    """(m, 2) u64 digests of lines, or of paragraphs."""
+    """(m, 2) u64 digests of lines, of paragraphs, or of runs of words."""
     line_documents: Array
     """(m,) i64 the document of each."""
     line_numbers: Array
-    """(m,) i64 which line of the document each is."""
+    """(m,) i64 which line of the document each is; of a run its first word."""
     names: Array
     """u8: a JSON list with [file, offset, id] of each document."""
 
@@ -75,9 +75,9 @@ class Fingerprinter:
     normalize: Callable[[str], str]
     shingler: Shingler | None
     minhash: MinHash
-    split: Callable[[str], list[str]] | None
-    """Cuts a text into what is compared as lines; None: nothing is."""
-    min_line_chars: int
+    split: Callable[[str], Iterable[tuple[int, str]]] | None
+    """The lines of a text to compare, or other parts of it, with their numbers; None: nothing is
+    compared."""
     _texts: list[bytes] = field(default_factory=list)
     _records: list[bytes] = field(default_factory=list)
     _sizes: list[int] = field(default_factory=list)
@@ -103,10 +103,9 @@ class Fingerprinter:
         self._names.append([item.place.file, item.place.offset, item.fields.get("id")])
         if self.shingler is not None:
             self._add_signature(self.shingler(plain))
-        for at, line in enumerate(self.split(text) if self.split is not None else ()):
-            if len(line.strip()) >= self.min_line_chars:
-                self._lines.append(self._plain(line).encode(errors="surrogatepass"))
-                self._places.append((number, at))
+        for at, line in self.split(text) if self.split is not None else ():
+            self._lines.append(self._plain(line).encode(errors="surrogatepass"))
+            self._places.append((number, at))
         if len(self._texts) >= self.BATCH:
             self._digest()
 

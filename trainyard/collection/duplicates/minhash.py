@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from trainyard.collection.words import words_of
+
 Array = npt.NDArray[Any]
 
 Shingle = Literal["words", "chars"]
 Similarity = Literal["union", "min", "max"]
 
-WORD = re.compile(r"\w+")
 BLANKS = re.compile(r"\s+")
 
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -30,7 +31,7 @@ SHINGLES_AT_ONCE = 1024
 
 def normalized(text: str) -> str:
     """Lower case, words separated by one blank, no punctuation."""
-    return " ".join(WORD.findall(text.lower()))
+    return " ".join(words_of(text.lower()))
 
 
 def one_blank(text: str) -> str:

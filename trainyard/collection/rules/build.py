@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trainyard.collection.rules import form, gopher, language, pii, web
+from trainyard.collection.rules import form, gopher, language, pii, script, web
 from trainyard.collection.rules.page import Page, Verdict
 from trainyard.collection.rules.table import RULES, RuleSpec
 from trainyard.errors import ConfigError
@@ -18,6 +18,7 @@ MODULES: dict[str, Any] = {
     "gopher": gopher,
     "language": language,
     "pii": pii,
+    "script": script,
     "web": web,
 }
 """The modules that the table of rules names."""
@@ -44,12 +45,11 @@ def build_rule(spec: RuleSpec) -> Rule:
                 f"{' '.join(known) or 'no parameter at all'}"
             )
         given[key] = _converted(spec, key, value, known[key].default)
-    if spec.name == "language" and given.get("min", 0.0) > 1.0:
-        raise ConfigError(
-            f"--rules {spec.written}: min is a probability, at most 1, and not {given['min']:g}"
-        )
+    if spec.name in ("language", "script") and given.get("min", 0.0) > 1.0:
+        raise ConfigError(f"--rules {spec.written}: min is at most 1, and not {given['min']:g}")
     if "keep" in known:
-        language.check_languages(given.get("keep", known["keep"].default))
+        check = script.check_scripts if spec.name == "script" else language.check_languages
+        check(given.get("keep", known["keep"].default))
     return Rule(spec.written, partial(function, **given) if given else function)
 
 

@@ -16,6 +16,7 @@ RULES = {
     **dict.fromkeys(("min_chars", "max_chars", "min_words", "min_tokens"), "form"),
     "javascript_notice": "form",
     **dict.fromkeys(("language", "short_foreign"), "language"),
+    "script": "script",
     **dict.fromkeys(("gopher_quality", "gopher_repetition"), "gopher"),
     **dict.fromkeys(("c4", "citations", "fineweb"), "web"),
     **dict.fromkeys(("mask_emails", "mask_ips", "mask_phones"), "pii"),
