@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from stages.benchmark.page import figure, table, whole_page
-from trainyard.charts.line_chart import Axis, Point, Series, line_chart
+from trainyard.charts.line_chart import Axis, Series, line_chart
 from trainyard.charts.markup import Markup, element
 from trainyard.charts.numbers import Format, milliseconds, percent, three, whole
+from trainyard.charts.points import Point
 from trainyard.load_test.measurement import LoadTestResult, Measurement
 from trainyard.load_test.metrics import LATENCIES, PERCENTILES, concurrency_steps
 
