@@ -16,11 +16,10 @@ from stages.runtime.context import StageRun
 from trainyard.errors import ConfigError
 from trainyard.inference.decoders import Decoder
 from trainyard.inference.load import ModelOnRanks, load_on_ranks
-from trainyard.inference.log_probs import OnToken
 from trainyard.inference.measure import request_timing, throughput
 from trainyard.inference.prompts import read_prompts
 from trainyard.inference.request import Completion
-from trainyard.inference.static import GenerationResult, check_room, run_requests
+from trainyard.inference.static import GenerationResult, OnToken, check_room, run_requests
 from trainyard.inference.texts import TextRequests, build_decoder, chat_tokens, prompt_tokens
 from trainyard.models.init import named_generator
 from trainyard.parallel.device import device_name, peak_memory_bytes, resolve_device
