@@ -29,8 +29,9 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# How long an example takes says more of the machine than of the code.
-settings.register_profile("yard", deadline=None)
+# How long an example takes says more of the machine than of the code. Every run draws other
+# examples, so few at a time are many.
+settings.register_profile("yard", deadline=None, max_examples=40)
 settings.load_profile("yard")
 
 

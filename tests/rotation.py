@@ -1,4 +1,7 @@
-"""A third of the cases of each parametrised test, for suites that take minutes.
+"""Which cases of parametrised tests run: few in the unit suite, a third in suites of minutes.
+
+A test marked `few_cases(4)` has cases that differ in parameters alone: four of them are unit tests,
+and the others are `slow`.
 
 `pytest --third 2` keeps every test and, of one with several cases, every third case; the three
 thirds together are all of them. Cases are taken in an order that mixes their parameters, the same
@@ -28,6 +31,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
+def pytest_few_cases(items: list[pytest.Item]) -> None:
+    """Marks cases `slow`, before -m looks for the marker."""
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few_cases") is not None:
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        marker = cases[0].get_closest_marker("few_cases")
+        assert marker is not None
+        for item in _mixed(cases)[marker.args[0] :]:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(trylast=True)  # after -m and -k, so that what they leave is what rotates
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects the cases of the other two thirds."""
@@ -52,9 +69,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _chosen(cases: list[pytest.Item], third: int) -> Iterable[pytest.Item]:
     """Every third of the cases, at least one."""
-    mixed = sorted(cases, key=lambda item: (zlib.crc32(item.nodeid.encode()), item.nodeid))
-    step = min(THIRDS, len(mixed))
-    return mixed[third % step :: step]
+    step = min(THIRDS, len(cases))
+    return _mixed(cases)[third % step :: step]
+
+
+def _mixed(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """In an order that mixes their parameters."""
+    return sorted(cases, key=lambda item: (zlib.crc32(item.nodeid.encode()), item.nodeid))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

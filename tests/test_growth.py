@@ -174,6 +174,7 @@ def test_a_refresh_lists_its_sources_and_looks_at_each(tmp_path: Path) -> None:
     assert many[0] <= LINEAR * few[0]
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_corpus_grows_with_its_parts(tmp_path: Path) -> None:
     def counted(count: int) -> int:
         root = tmp_path / f"yard-{count}"

@@ -27,6 +27,29 @@ def test_of_five_that_all_run(a): pass
 def test_alone(): pass
 """
 
+FEW = """
+import pytest
+
+@pytest.mark.few_cases(2)
+@pytest.mark.parametrize("a", range(5))
+def test_of_five(a): pass
+
+@pytest.mark.parametrize("a", "xyz")
+def test_of_three(a): pass
+"""
+
+
+@pytest.mark.slow
+def test_few_cases_are_unit_tests_and_the_others_slow(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(FEW)
+    pytester.makeconftest(Path(rotation.__file__).read_text())
+    pytester.makeini("[pytest]\nmarkers =\n    every_case\n    few_cases\n    slow")
+    fast = _collected(pytester, "-m", "not slow")
+    slow = _collected(pytester, "-m", "slow")
+    assert fast | slow == _collected(pytester)
+    assert len(fast) == 2 + 3
+    assert len(slow) == 3
+
 
 @pytest.mark.slow
 def test_the_thirds_are_all_cases_and_each_has_every_test(pytester: pytest.Pytester) -> None:

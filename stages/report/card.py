@@ -10,6 +10,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,9 @@ SHOWN_SECONDS = 0.05
 """A shorter time has no bar."""
 
 
-def render(card: Card) -> str:
-    """The whole page."""
+@cache
+def template() -> jinja2.Template:
+    """Compiled once."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER),
         autoescape=True,
@@ -79,7 +81,12 @@ def render(card: Card) -> str:
     environment.tests["finite"] = is_number
     environment.filters["entries"] = _entries
     environment.globals |= {"f": numbers, "lineage_picture": lineage_picture}
-    return environment.get_template(TEMPLATE).render(
+    return environment.get_template(TEMPLATE)
+
+
+def render(card: Card) -> str:
+    """The whole page."""
+    return template().render(
         card=card,
         css=Markup((FOLDER / CSS).read_text("utf-8")),
         version=VERSION,

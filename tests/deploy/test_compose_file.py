@@ -39,6 +39,7 @@ def services(folder: Path, **chosen: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("chosen", "root", "port"),
     [

@@ -11,6 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "deploy/dev/engine-down.sh"
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("purge", [False, True])
 @pytest.mark.parametrize("first", [False, True])
 def test_what_is_removed(tmp_path: Path, purge: bool, first: bool) -> None:

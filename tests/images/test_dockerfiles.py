@@ -16,6 +16,7 @@ DOCKERFILES = sorted(
 )
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("name", DOCKERFILES)
 def test_hadolint_warns_of_nothing(name: str) -> None:
     hadolint = Path(sys.executable).with_name("hadolint")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -31,11 +33,24 @@ def pins(name: str) -> dict[str, str]:
     return {smoke.normal(key): version for key, version in smoke.PINNED.findall(text(name))}
 
 
+@cache
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
+
+
+@cache
+def required(name: str, extra: str) -> list[Requirement]:
+    """What an installed package with this extra, or with the extra "", requires here."""
+    environment = {**default_environment(), "extra": extra}
+    found = [Requirement(line) for line in metadata.requires(name) or []]
+    return [one for one in found if not one.marker or one.marker.evaluate(environment)]
+
+
 def closure(extras: tuple[str, ...]) -> set[str]:
     """What an installation with these extras brings, from what is installed here."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    optional = project["optional-dependencies"]
-    waiting = [Requirement(line) for line in project["dependencies"]]
+    optional = project()["optional-dependencies"]
+    waiting = [Requirement(line) for line in project()["dependencies"]]
     waiting += [Requirement(line) for extra in extras for line in optional[extra]]
     reached: set[tuple[str, str]] = set()
     while waiting:
@@ -46,9 +61,7 @@ def closure(extras: tuple[str, ...]) -> set[str]:
             continue
         for extra in {"", *wanted.extras} - {extra for one, extra in reached if one == name}:
             reached.add((name, extra))
-            environment = {**default_environment(), "extra": extra}
-            found = [Requirement(line) for line in metadata.requires(name) or []]
-            waiting += [one for one in found if not one.marker or one.marker.evaluate(environment)]
+            waiting += required(name, extra)
     return {name for name, _ in reached}
 
 

@@ -59,7 +59,8 @@ def constants_of(path: Path) -> dict[str, Any]:
     for node in tree_of(path).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FLOORS:
             source = ROOT / (str(node.module).replace(".", "/") + ".py")
-            if source in sources() and source != path:
+            has_constants = any(a.name.isupper() for a in node.names)
+            if has_constants and source in sources() and source != path:
                 theirs = constants_of(source)
                 known |= {
                     a.asname or a.name: theirs[a.name] for a in node.names if a.name in theirs

@@ -64,6 +64,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
 """Files of a run folder whose loss is no error."""
 
 
+@pytest.mark.few_cases(16)
 @every_break
 @pytest.mark.parametrize("name", READERS)
 def test_a_broken_file_of_a_run_folder_is_none(name: str, text: str, tmp_path: Path) -> None:
@@ -110,6 +111,7 @@ def test_broken_settings_of_a_tokenizer_are_a_message(name: str) -> None:
         )
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("suffix", [".json", ".yaml", ".toml"])
 @pytest.mark.parametrize("text", ["[" * DEEP, "a = " + "[" * DEEP, '{"a":' * DEEP])
 def test_a_deep_configuration_is_a_message(suffix: str, text: str) -> None:
@@ -159,6 +161,7 @@ def removed_versions(done: Swept) -> set[str]:
     return {os.path.relpath(one.url, done.plan.root) for one in done.removed}
 
 
+@pytest.mark.few_cases(3)
 @every_break
 def test_broken_notes_end_no_sweep(text: str, tmp_path: Path) -> None:
     yard_with(tmp_path, NOTES, text)

@@ -304,6 +304,7 @@ LONG = {
 }
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
 def test_no_document_keeps_its_reader_busy(text: str) -> None:
     began = time.process_time()

@@ -164,6 +164,7 @@ def read_a_block(plant: Plant, folder: Path) -> None:
     read_block(folder / "block.hdf5", "block")
 
 
+@pytest.mark.few_cases(16)
 @pytest.mark.parametrize("read", [read_embeddings, read_database, read_a_block])
 @pytest.mark.parametrize("plant", PLANTS)
 def test_an_hdf5_file_holds_its_array_or_is_refused(

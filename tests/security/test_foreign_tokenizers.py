@@ -132,6 +132,7 @@ BACKTRACKING = [
 ]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("pattern", BACKTRACKING)
 def test_a_backtracking_expression_ends(pattern: str, tmp_path: Path) -> None:
     url = written(tmp_path, {"pre_tokenizer": split(pattern)})
@@ -181,6 +182,7 @@ LOOPS: dict[str, str] = {
 }
 
 
+@pytest.mark.few_cases(5)
 @pytest.mark.parametrize("text", LOOPS.values(), ids=LOOPS)
 def test_a_template_without_end_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MAX_STEPS", 20_000)  # a tenth, to be sooner done

@@ -123,6 +123,7 @@ MODELS: dict[str, tuple[bytes, str]] = {
 }
 
 
+@pytest.mark.few_cases(12)
 @pytest.mark.parametrize(("data", "words"), MODELS.values(), ids=MODELS)
 def test_a_forged_model_is_refused(data: bytes, words: str, tmp_path: Path) -> None:
     check_refused("GPTSentencePieceTokenizer", data, words, tmp_path)

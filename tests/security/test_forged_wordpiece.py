@@ -58,6 +58,7 @@ def test_a_file_that_is_no_vocabulary_is_refused(case: str, tmp_path: Path) -> N
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("case", TAKEN)
 def test_a_strange_vocabulary_gives_ids_that_it_has(case: str, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def use_all(folder: Path) -> None:
         assert {*options} <= {flag(name) for name in command.options}
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("key", [one.name for one in fields(ProjectConfig)])
 def test_a_value_of_any_kind_is_taken_or_refused_in_words(key: str, tmp_path: Path) -> None:
     """And what is taken is no option of a stage, and leads to no neighbours elsewhere."""

@@ -47,6 +47,7 @@ def away() -> str:
     return str(of_server(httpx.ConnectError(f"no route to {server.api_url()}")))
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("say", [asked, outage, refused, away])
 @pytest.mark.parametrize("url", URLS)
 def test_no_message_has_the_password(

@@ -142,10 +142,8 @@ PAGES: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("show", PAGES.values(), ids=PAGES)
 def test_no_name_steers_a_page(show: Callable[[str], str]) -> None:
     kept = set("\n\u200c\u200d")  # joiners
-    for text in STEERING:
-        shown = set(show(f"a{text}b")) - kept
-        wrong = {c for c in shown if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
-        assert not wrong, ascii(text)
+    shown = set(show(f"a{'b'.join(STEERING)}b")) - kept
+    assert not {c for c in shown if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
 
 
 @pytest.mark.parametrize("text", STEERING)

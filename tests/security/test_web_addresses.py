@@ -56,6 +56,7 @@ def test_no_url_leads_to_a_metadata_service(host: str) -> None:
                 reader(f"{scheme}://{host}/latest/meta-data/x.toml")
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("address", ["169.254.169.254", "fe80::1", "::ffff:169.254.169.254"])
 def test_no_name_leads_to_a_metadata_service(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -109,6 +110,7 @@ ANYWHERE = [
 ]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("target", ANYWHERE)
 def test_no_redirect_leads_to_a_metadata_service_or_off_the_web(
     target: str, tmp_path: Path

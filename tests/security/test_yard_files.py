@@ -87,6 +87,7 @@ def settings(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", [0o644, 0o660, 0o666, 0o604])
 def test_settings_that_others_could_read_are_closed(settings: Path, mode: int) -> None:
     settings.chmod(mode)

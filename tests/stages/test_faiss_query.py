@@ -208,6 +208,7 @@ def test_examples_are_chunks_of_the_table_with_their_neighbors_and_sources(
             )
 
 
+@pytest.mark.slow
 def test_validation_samples_have_neighbors_too(yard: Yard, tmp_path: Path) -> None:
     at = str(yard.folder / "embeddings-valid")
     metrics = query(yard, tmp_path, retro_query_split="valid", embeddings=at)

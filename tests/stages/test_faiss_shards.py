@@ -85,6 +85,7 @@ def test_an_index_that_grew_is_the_one_that_was_filled_at_once(at: Path, tmp_pat
     assert answers(at / "old", 5, 4) != answers(tmp_path / "grown", 5, 4)
 
 
+@pytest.mark.slow
 def test_growing_reports_the_drift(
     at: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,6 +134,7 @@ def changed(root: Path, step: int = 50, by: float = 0.25) -> None:
     save_gpt(str(root), model, step, shard_size_bytes=3000)
 
 
+@pytest.mark.slow
 def test_equal_checkpoints_of_other_layouts_end_with_status_0(gpt: Path, tmp_path: Path) -> None:
     changed(tmp_path, by=0.0)
     done = inspect(gpt, "--diff", tmp_path, expect=0)

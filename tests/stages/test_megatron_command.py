@@ -127,6 +127,7 @@ HEAVY = {"torch", "numpy", "pyarrow", "s3fs", "aiohttp"}
 """What a person who asks for help would wait for."""
 
 
+@pytest.mark.slow
 def test_help_is_quick() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "stages.pretrain", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

@@ -48,6 +48,7 @@ def merge(output_prefix: str, *entries: str, **options: Any) -> dict[str, Any]:
     return run_directly(MergeConfig, run, **options)
 
 
+@pytest.mark.few_cases(1)
 def test_pairs_become_one_in_the_order_of_their_names(store_url: str) -> None:
     put(store.join(store_url, "parts/b"), SECOND)
     put(store.join(store_url, "parts/a"), FIRST)

@@ -201,6 +201,7 @@ def test_load_resumes_and_finetune_starts_over(
     assert lines[0]["lm_loss"] < expected[1]["lm_loss"]
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [

@@ -105,6 +105,7 @@ def test_virtual_stages_are_those_of_the_run(trained: Path, layout: dict[str, An
                 assert held.equal(run.read(f"model.decoder.layers.{layer}.mlp.linear_fc1.weight"))
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("layout", "counts"),
     [

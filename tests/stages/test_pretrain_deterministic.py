@@ -56,6 +56,7 @@ def test_two_runs_of_several_ranks_are_equal(cut: str, tokens: str, tmp_path: Pa
     assert_same_bits(tmp_path / "one", tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_nccl_algorithms_without_a_fixed_order_are_refused(
     pretrain: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

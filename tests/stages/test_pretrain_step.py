@@ -56,6 +56,7 @@ def test_the_report_of_a_run_without_a_step_has_no_step(
     assert "step" not in failure
 
 
+@pytest.mark.slow
 def test_the_reported_step_counts_all_attempts(
     pretrain: Pretrain, tmp_path: Path, run_folder: Path
 ) -> None:

@@ -189,6 +189,7 @@ def test_from_hugging_face_to_ours_and_back_is_the_same_bytes(tmp_path: Path) ->
     assert first == again
 
 
+@pytest.mark.slow
 def test_resharding_the_converted_changes_nothing(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     make("llama", tmp_path / "in")
@@ -198,6 +199,7 @@ def test_resharding_the_converted_changes_nothing(tmp_path: Path) -> None:
     assert contents(tmp_path / "one") == contents(tmp_path / "again")
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("saver", ["core", "legacy"])
 def test_through_files_of_megatron_and_back(saver: str, tmp_path: Path) -> None:
     save_gpt(str(tmp_path / "run"), random_gpt(GPT))

@@ -18,6 +18,7 @@ from trainyard.models.gpt.config import GPTConfig
 GPT = GPTConfig(num_layers=4, hidden_size=16, num_attention_heads=2, seq_length=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saver", ["core", pytest.param("legacy", marks=pytest.mark.slow)])
 def test_through_virtual_stages_and_back(saver: str, tmp_path: Path) -> None:
     """Both options give the same files; a second layout of them is the same model."""

@@ -246,6 +246,7 @@ def test_an_exported_project_is_laid_out_as_by_megatron(
             assert np.array_equal(file["neighbors"], old.neighbors[start : start + 50])
 
 
+@pytest.mark.slow
 def test_the_files_of_guides_hold_the_same(old: OldProject, imported: Path, tmp_path: Path) -> None:
     embeddings = str(old.yard.folder / "embeddings-db")
     export(imported, tmp_path, layout="guides", name="wiki", embeddings=embeddings)

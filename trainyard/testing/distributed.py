@@ -1,8 +1,8 @@
 """Runs a function on several ranks over gloo or NCCL, for tests.
 
-The ranks are forked from a server process that imports torch once, so the first call of a test
-session takes seconds and the others tenths of a second. The ranks end with the call; those of
-pool.py serve many calls."""
+The ranks are forked from a server process that imports torch and the trainer once, so the first
+call of a test session takes seconds and the others tenths of a second. The ranks end with the call;
+those of pool.py serve many calls."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from typing import Any
 TIMEOUT_SECONDS = 300.0
 """Long: eight ranks on two cores exchange only 300 messages a second, and a call of half a minute
 may take four times as long on a busy machine."""
-PRELOADED = ("torch", "torch.distributed", "torch.testing")
-"""Modules that the fork server imports when it starts, which it does once for all its users."""
+PRELOADED = ("torch", "torch.testing", "torch._dynamo", "pytest", "trainyard.training.trainer")
+"""Modules that the fork server imports when it starts, which it does once for all its users: each
+rank that had to import them itself would take two to three seconds."""
 
 Target = tuple[str, str, str]
 """File, module and qualified name of a function."""

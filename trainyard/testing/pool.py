@@ -1,9 +1,9 @@
 """A pool of rank processes: a test calls a function on 1 to 8 of them.
 
-The processes are forked once, from a server that imports torch, when they are first needed. Each
-call creates and destroys a default process group, which takes milliseconds. Imports and module
-state of a rank stay until the pool is closed; torch's generators are seeded again for each call.
-After a failure, the ranks of the call are replaced.
+The processes are forked once, from a server that imports torch and the trainer, when they are first
+needed. Each call creates and destroys a default process group, which takes milliseconds. Imports
+and module state of a rank stay until the pool is closed; torch's generators are seeded again for
+each call. After a failure, the ranks of the call are replaced.
 
 In tests, by the fixture `ranks` (tests/conftest.py):
 

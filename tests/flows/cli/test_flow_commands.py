@@ -71,6 +71,7 @@ def test_force_reaches_the_flow_and_a_wrong_name_does_not(
     assert len(given) == 1
 
 
+@pytest.mark.slow
 def test_a_flow_sets_prefects_environment_before_prefect_reads_it() -> None:
     """Otherwise Prefect starts a server of its own, without a password."""
     program = "import sys, flows.cli.flow_commands; sys.exit('prefect' in sys.modules)"

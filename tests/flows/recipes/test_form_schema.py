@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,16 @@ from flows.stage_configs import CONFIGS
 ENTRYPOINTS = [entry["entrypoint"] for entry in read_deployments(ROOT / "prefect.yaml")]
 
 
-def form(entrypoint: str) -> dict[str, Any]:
+@cache
+def loaded(entrypoint: str) -> Any:
     flow: Any = load_flow_from_entrypoint(str(ROOT / entrypoint))
     assert flow.name == entrypoint.rpartition(":")[2].replace("_", "-")
-    return form_of(flow)
+    return flow
+
+
+@cache
+def form(entrypoint: str) -> dict[str, Any]:
+    return form_of(loaded(entrypoint))
 
 
 @pytest.mark.parametrize("entrypoint", ENTRYPOINTS)
@@ -39,8 +46,7 @@ def test_every_field_of_a_form_is_explained_and_there_are_few(entrypoint: str) -
 @pytest.mark.parametrize("entrypoint", ENTRYPOINTS)
 def test_an_untouched_field_sends_nothing_or_the_flows_default(entrypoint: str) -> None:
     """The pages send every default, and false for each boolean without one."""
-    flow: Any = load_flow_from_entrypoint(str(ROOT / entrypoint))
-    schema = form_of(flow)
+    schema, sent = form(entrypoint), parameter_schema(loaded(entrypoint)).properties
     defaults = {k: f["default"] for k, f in schema["properties"].items() if "default" in f}
     check = jsonschema.Draft202012Validator({**schema, "required": []}).is_valid
     assert check(defaults)
@@ -49,7 +55,7 @@ def test_an_untouched_field_sends_nothing_or_the_flows_default(entrypoint: str) 
         if field.get("type") == "boolean":
             assert defaults[name] is False
         if name in defaults:
-            assert defaults[name] == parameter_schema(flow).properties[name]["default"]
+            assert defaults[name] == sent[name]["default"]
 
 
 def test_a_form_refuses_wrong_names_and_types() -> None:

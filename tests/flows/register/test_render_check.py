@@ -139,6 +139,7 @@ def pattern(words: str) -> str:
     return ".*".join(map(re.escape, words.split(".*")))
 
 
+@pytest.mark.few_cases(10)
 @pytest.mark.parametrize("what", REFUSED)
 def test_bad_yard_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
     text, words = REFUSED[what]

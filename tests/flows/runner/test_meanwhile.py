@@ -98,6 +98,7 @@ def pointed(folder: Path) -> str:
     return str(folder / "gpt.toml")
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("first", ["asked earlier", "asked later"])
 def test_two_waiting_runs_both_train_on_the_newest_version(
     tmp_path: Path,

@@ -176,6 +176,7 @@ def test_debug_shows_the_traceback(toy: Toy) -> None:
     assert "Traceback" in toy.process("--fail", "defect", "--debug", expect=70)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_stops_and_keeps_units(toy: Toy, number: signal.Signals, status: int) -> None:
     process = toy.start("--gate", "/never")
@@ -297,6 +298,7 @@ def test_files_of_an_earlier_version_are_removed_and_other_files_stay(toy: Toy) 
     assert names == {"upper.txt", "timing.json", "manifest.json", "notes-of-a-person.txt"}
 
 
+@pytest.mark.slow
 def test_help_imports_no_type_checker_and_a_run_no_help() -> None:
     program = """if True:
         import sys

@@ -26,6 +26,7 @@ def test_what_is_written_is_read_back_with_its_digest(store_url: str) -> None:
     assert store.info(url).size_bytes == 5000
 
 
+@pytest.mark.few_cases(1)
 def test_a_file_larger_than_a_part_of_an_upload_is_whole(store_url: str) -> None:
     url = store.join(store_url, "large.bin")
     piece = bytes(range(256)) * 4096

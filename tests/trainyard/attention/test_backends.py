@@ -50,6 +50,7 @@ def compare(backend: Any, given: list[Tensor], mask: AttentionMask, with_sink: b
         torch.testing.assert_close(got, wanted.to(got.dtype), **FP32_SUM_ORDER)
 
 
+@pytest.mark.few_cases(12)
 @each_backend
 @each_mask
 @each_sink
@@ -58,6 +59,7 @@ def test_backends_agree(backend: Any, kind: str, with_sink: bool, groups: int) -
     compare(backend, inputs(S, groups=groups), masks(S)[kind], with_sink)
 
 
+@pytest.mark.few_cases(6)
 @each_backend
 @each_sink
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "matrix"])
@@ -65,6 +67,7 @@ def test_queries_are_the_last_of_the_keys(backend: Any, kind: str, with_sink: bo
     compare(backend, inputs(5, S, groups=2), masks(S)[kind], with_sink)
 
 
+@pytest.mark.few_cases(6)
 @each_backend
 @each_group
 @pytest.mark.parametrize("kind", ["causal", "full", "documents", "matrix"])
@@ -79,6 +82,7 @@ def test_a_bias_is_added_to_scores(backend: Any, kind: str, groups: int) -> None
         torch.testing.assert_close(got, wanted.to(got.dtype), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.few_cases(4)
 @each_backend
 @each_sink
 @pytest.mark.parametrize("s", [S, 5])
@@ -86,6 +90,7 @@ def test_queries_of_another_sequence_see_no_padding(backend: Any, s: int, with_s
     compare(backend, inputs(s, S, groups=2), cross_mask(LENGTHS, s, S), with_sink)
 
 
+@pytest.mark.few_cases(4)
 @each_backend
 @each_mask
 def test_heads_do_not_see_each_other(backend: Any, kind: str) -> None:
@@ -211,6 +216,7 @@ class PackedKernels:
         return packed_call(cu_q, cu_k, causal, kw["window_size_left"], kw["window_size_right"])
 
 
+@pytest.mark.few_cases(6)
 @each_sink
 @pytest.mark.parametrize("s", [S, 5])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "matrix"])
@@ -267,6 +273,7 @@ def fake_flash(version: int) -> SimpleNamespace:
     )
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("version", [2, 3, 4])
 @pytest.mark.parametrize("s", [S, 5])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "matrix"])

@@ -50,6 +50,7 @@ def export(checkpoint_url: str, folder: Path, num_shards: int) -> None:
         )
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("config", "num_shards"),
     [

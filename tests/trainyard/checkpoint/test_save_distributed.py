@@ -16,6 +16,7 @@ from trainyard.checkpoint.ranks import Ranks
 from trainyard.checkpoint.steps import find_steps
 from trainyard.errors import InfrastructureError
 from trainyard.testing.distributed import run_distributed
+from trainyard.testing.pool import RankPool
 
 
 def save_replicated(folder: str) -> None:
@@ -28,8 +29,8 @@ def save_replicated(folder: str) -> None:
 
 
 @pytest.mark.distributed
-def test_two_ranks_write_each_tensor_once(tmp_path: Path) -> None:
-    run_distributed(save_replicated, 2, "gloo", str(tmp_path))
+def test_two_ranks_write_each_tensor_once(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(save_replicated, 2, str(tmp_path))
     tensors = some_tensors()
     save(str(tmp_path / "one"), tensors)
     one, two = open_checkpoint(f"{tmp_path}/one"), open_checkpoint(f"{tmp_path}/two")
@@ -61,8 +62,8 @@ def save_halves(folder: str) -> None:
 
 
 @pytest.mark.distributed
-def test_slices_of_two_ranks_are_one_tensor_at_rest(tmp_path: Path) -> None:
-    run_distributed(save_halves, 2, "gloo", str(tmp_path))
+def test_slices_of_two_ranks_are_one_tensor_at_rest(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(save_halves, 2, str(tmp_path))
     checkpoint = open_checkpoint(f"{tmp_path}/run")
     for name in ("model.rows", "model.columns", "model.both"):
         assert torch.equal(checkpoint.read(name), torch.arange(24.0).view(4, 6)), name

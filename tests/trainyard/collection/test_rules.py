@@ -129,6 +129,7 @@ GERMAN = (
 )
 
 
+@pytest.mark.slow
 def test_languages_are_kept_by_name() -> None:
     assert verdict("language", PROSE) is None
     assert why("language", GERMAN).startswith("de ")

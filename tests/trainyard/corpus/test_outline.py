@@ -17,6 +17,7 @@ LENGTHS = (3, 0, 5, 1, 2)
 DOCUMENTS = [[np.arange(length)] for length in LENGTHS]
 
 
+@pytest.mark.few_cases(1)
 def test_the_outline_counts_like_the_whole_index(store_url: str) -> None:
     prefix = write_tokens(store.join(store_url, "t"), DOCUMENTS)
     found, whole = outline(prefix), IndexedDataset(prefix)

@@ -198,6 +198,7 @@ def test_data_replaced_under_the_same_name_is_other_data(tmp_path: Path) -> None
     assert len(list((tmp_path / "c").glob("*.json"))) == 2
 
 
+@pytest.mark.few_cases(8)
 @pytest.mark.parametrize("name", range(4))
 @pytest.mark.parametrize("damage", ["cut", "empty", "gone", "first byte", "last byte", "longer"])
 def test_a_damaged_entry_is_never_used(

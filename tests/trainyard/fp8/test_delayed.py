@@ -113,6 +113,7 @@ def states(kind: type[Any], cut: dict[str, bool]) -> Tensor:
     return state
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear])
 @pytest.mark.parametrize("cut", [{}, {"sequence_parallel": True}], ids=["tp", "sp"])

@@ -21,6 +21,7 @@ from trainyard.testing.tolerances import BF16_LOG_PROBS, FP32_SUM_ORDER, relativ
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
+@pytest.mark.few_cases(3)
 @every_kind
 def test_a_static_batch_is_one_by_one_is_the_forward_of_training(kind: str) -> None:
     model, prompts = build(kind), some_prompts(3, 17, 9)

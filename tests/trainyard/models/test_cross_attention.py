@@ -157,6 +157,7 @@ def check_ranks(kind: str, tp: int, sequence_parallel: bool) -> None:
         assert_agree(grad, expected, name)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp2", "tp2 sp"])
 @pytest.mark.parametrize("kind", ["plain", "grouped"])

@@ -145,6 +145,7 @@ def test_stages_of_cut_models_equal_one_process(ranks: RankPool, kind: str, sp: 
     ranks.run(check_cut_model, 2, kind, 2, 1, sp, [0, 1, 2, 3])
 
 
+@pytest.mark.few_cases(3)
 @every_kind
 @pytest.mark.parametrize("boundaries", [[0, 1, 3], [0, 0, 1, 2, 3, 3]])
 def test_chained_stages_are_the_whole_bit_by_bit(kind: str, boundaries: list[int]) -> None:

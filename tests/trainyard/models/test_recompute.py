@@ -82,6 +82,7 @@ def step(kind: dict[str, Any], **changes: Any) -> tuple[list[torch.Tensor], int,
     return [losses.detach(), *gradients], sum(kept.saved.values()), alive
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("kind", [{}, LLAMA], ids=["gpt", "llama"])
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 def test_the_same_bits_in_less_memory(kind: dict[str, Any], way: dict[str, Any]) -> None:

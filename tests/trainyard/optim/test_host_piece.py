@@ -22,6 +22,7 @@ def offloaded(fraction: float, **options: Any) -> OptimizerConfig:
     return replace(ADAM, optimizer_cpu_offload=True, optimizer_offload_fraction=fraction, **options)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("precision", "kind"),
     [(PrecisionConfig(), "sgd"), (PrecisionConfig(), "adam"), (BF16, "adam"), (FP16, "lion")],

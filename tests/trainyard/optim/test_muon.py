@@ -269,6 +269,7 @@ def directions(mode: Any) -> list[tuple[str, Tensor, Tensor]]:
     return found
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("mode", ["duplicated", "distributed", "blockwise"])
 def test_matrices_that_are_cut_have_the_update_of_whole_ones(ranks: RankPool, mode: str) -> None:

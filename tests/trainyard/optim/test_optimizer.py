@@ -178,6 +178,7 @@ def test_moments_in_fp32_are_todays_bits(precision: PrecisionConfig) -> None:
     check_equal([asked], [run_case(Case(precision=precision))])
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("first", "second"), [("bf16", "fp32"), ("fp32", "bf16"), ("bf16", "bf16")]
 )
@@ -250,6 +251,7 @@ def test_a_constant_divisor_divides() -> None:
     assert halved.outcomes[0].grad_norm == run_case(plain).outcomes[0].grad_norm / 4.0
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("data", [DataParallelConfig(), ZERO], ids=["plain", "distributed"])
 def test_an_overflow_on_one_rank_skips_the_step_on_all(
@@ -284,6 +286,7 @@ def test_zeros_are_counted_over_all_ranks_once(ranks: RankPool) -> None:
             assert result.outcomes[0].num_zeros == expected
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.distributed
 @pytest.mark.parametrize("precision", [PrecisionConfig(), BF16, FP16], ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("data", [DataParallelConfig(), OVERLAPPED], ids=["plain", "distributed"])

@@ -155,6 +155,7 @@ ASKED: dict[str, Callable[[ContainerClient], object]] = {
 }
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("status", [400, 404, 503])
 @pytest.mark.parametrize("asked", ASKED)
 def test_errors_are_ours(engine: Engine, client: ContainerClient, asked: str, status: int) -> None:

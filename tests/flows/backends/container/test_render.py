@@ -8,7 +8,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.backends.container.options import ContainerOptions, size_bytes
@@ -81,6 +81,7 @@ def test_golden_requests(name: str, job: LaunchSpec, options: ContainerOptions, 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 
 
+@settings(max_examples=20)
 @given(st.lists(words, min_size=1, max_size=4), st.dictionaries(st.just("TEXT"), words))
 def test_script_matches_the_request(arguments: list[str], environment: dict[str, str]) -> None:
     job = spec(command=("python", *arguments), environment=environment)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flows.backends.slurm.options import SlurmOptions
@@ -163,6 +163,7 @@ def test_a_share_gets_its_rank_and_a_folder_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "run/share-7/exit.json").exists()
 
 
+@settings(max_examples=25)
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40))
 def test_text_of_people_arrives_unchanged(text: str) -> None:
     job = spec(command=("program", text), environment={"VALUE": text})

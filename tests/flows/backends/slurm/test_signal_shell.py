@@ -59,6 +59,7 @@ def started(shell: list[str], *launcher: str, delay: int = 0) -> Iterator[subpro
             process.kill()
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 @pytest.mark.parametrize("status", [0, 3])
 def test_it_ends_as_its_launcher_does(shell: list[str], status: int) -> None:
@@ -67,6 +68,7 @@ def test_it_ends_as_its_launcher_does(shell: list[str], status: int) -> None:
         assert process.wait(20) == status
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.skipif(not LISTS_CHILDREN, reason="this kernel lists no children")
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 @pytest.mark.parametrize(("number", "status"), SIGNALS)

@@ -93,6 +93,7 @@ def as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 WAYS = [as_it_is, no_direct, no_kernel_copy, half_a_kernel_copy, strict_alignment, sharing]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=25, deadline=None)
 @given(sizes=SIZES, start=st.sampled_from([0, 0, 7, fast_copy.ALIGNMENT]))

@@ -78,6 +78,7 @@ def test_what_is_shorter_than_a_part_is_one_put(calls: Calls, s3_url: str, size:
     assert (record.size_bytes, record.digest) == (size, digest_bytes(data))
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("size", [MIN_PART, 2 * MIN_PART, 4 * MIN_PART + 1])
 def test_the_rest_is_sent_in_parts_some_at_once(calls: Calls, s3_url: str, size: int) -> None:
     data = os.urandom(size)

@@ -17,6 +17,7 @@ from trainyard.conversion.huggingface.to_hf import targets
 EXPERT = re.compile(r"(.*mlp\.experts\.)(\d+)\.(gate|up|down)_proj\.weight")
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("name", ["deepseek v3", "deepseek v2", "gpt-oss"])
 def test_the_gradients_are_those_of_transformers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

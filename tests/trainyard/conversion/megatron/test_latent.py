@@ -84,6 +84,7 @@ def written(config: GPTConfig, tmp_path: Path, **options: Any) -> dict[str, torc
     return model.state_dict()
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("name", ["latent", "gpt-oss"])
 def test_what_is_written_reads_back(name: str, tmp_path: Path) -> None:
     read_back(name, {"tp": 2, "pp": 2}, tmp_path)

@@ -119,6 +119,7 @@ def test_a_step_of_ours_has_the_scale(tmp_path: Path) -> None:
         assert checkpoint.state["loss_scaler"] == OURS
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("model_class", "adjusted"), [("core", False), ("legacy", False), ("core", True)]
 )
@@ -153,6 +154,7 @@ def test_the_scale_is_written_to_torch_dist(tmp_path: Path) -> None:
     assert read(tmp_path / "made", "torch_dist")["loss_scaler"] == OURS
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("dtype", "args", "warned"),
     [

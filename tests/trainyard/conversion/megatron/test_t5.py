@@ -60,6 +60,7 @@ def model_in(made: Path, rank: int = 0) -> tuple[dict[str, Any], Any]:
     return tree["model"], tree["args"]
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("kind", ["legacy", "transformer_engine", "local"])
 @pytest.mark.parametrize("options", [{}, RELATIVE], ids=["learned", "relative"])

@@ -152,6 +152,7 @@ def trees_by_hand(folder: Path) -> dict[str, Any]:
         return trees(folder)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("config", "layout"),
     [
@@ -290,6 +291,7 @@ def test_a_decoupled_learning_rate_is_recognised_by_either_key(
     assert_states(read_all(made)[0], {"exp_avg": states["exp_avg"]})
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("true_vocab_size", [257, 100, None])
 def test_the_vocabulary_is_cut_or_its_last_row_repeated(
     tmp_path: Path, true_vocab_size: int | None

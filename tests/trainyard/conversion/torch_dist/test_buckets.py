@@ -74,6 +74,7 @@ def tensors(run: Run) -> Any:
     return SimpleNamespace(read=read)
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize(
     ("config", "how"),
     [

@@ -111,6 +111,7 @@ def test_a_damaged_sidecar_is_refused_or_read_within_its_bounds(
 # --- with documents ---------------------------------------------------------------------------
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("unit_bytes", [400, 1 << 20])
 def test_every_document_is_found_again(store_url: str, unit_bytes: int, tmp_path: Path) -> None:
     lines = [b'{"text": "t%d", "id": "doc %d"}' % (i, i) if i % 5 else b"" for i in range(40)]

@@ -85,6 +85,7 @@ def test_rows_are_those_of_megatron(golden: Path, name: str) -> None:
     assert rows.dtype == np.uint32
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("least", [1, 2])
 @pytest.mark.parametrize("short", [0.0, 0.1, 0.4, 1.0])
 @pytest.mark.parametrize("num_samples", [None, 900])

@@ -100,6 +100,7 @@ def theirs(model: GPTModel) -> torch.nn.Module:
     return reference
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize(("name", "changes"), KINDS.values(), ids=KINDS.keys())
 def test_the_same_logits_and_gradients(name: str, changes: dict[str, Any]) -> None:
     config = GPTConfig(**(SMALL | changes))

@@ -64,6 +64,7 @@ def test_every_tensor_of_the_model_is_counted(kind: str) -> None:
     assert tensors / 2 < halves < 0.52 * tensors
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "selective"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_activations_are_those_that_torch_keeps(kind: str, again: bool) -> None:

@@ -144,6 +144,7 @@ def test_its_losses_are_those_of_megatron() -> None:
     torch.testing.assert_close(losses[asked], expected)
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("kind", ["Megatron-LM's", "fp32 residual", "untied, RoPE"])
 @pytest.mark.parametrize("boundaries", [[0, 2, 5], [0, 1, 4, 5], [0, 0, 3, 5, 5]])
 def test_chained_stages_are_the_whole(kind: str, boundaries: list[int]) -> None:

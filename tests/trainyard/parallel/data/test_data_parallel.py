@@ -48,6 +48,7 @@ def summed(config: DataParallelConfig, dtype: torch.dtype = torch.float32) -> li
     return [parallel.grad_of(p).clone() for p in model.parameters()]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.distributed
 @pytest.mark.parametrize("is_sharded", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])

@@ -67,6 +67,7 @@ def test_forward_only_is_the_forward_half() -> None:
         assert list(actions) == forwards
 
 
+@pytest.mark.few_cases(12)
 @pytest.mark.parametrize("pp", range(1, 9))
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 32])
 def test_work_is_conserved_and_the_activations_held_are_those_of_the_formula(

@@ -80,6 +80,7 @@ def check_values() -> None:
     torch.testing.assert_close(scattered, total.chunk(size)[rank])
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.distributed
 @pytest.mark.parametrize("size", [2, 4])
 def test_parts_and_wholes_are_where_they_should_be(ranks: RankPool, size: int) -> None:
