@@ -17,6 +17,7 @@ from nltk.tokenize import punkt
 from flows.backends.container.client import CORRECT
 from tests.security.patterns import FLOORS, Found, Text, attacks, patterns
 from trainyard.collection.sources.wikitext import CLOSING, PREFIXES, simple_dropped
+from trainyard.collection.words import word_pattern
 from trainyard.tokenizers.fast.seams import letter_seam, word_seam
 
 LENGTH = 2**11
@@ -40,6 +41,7 @@ MADE_AT_RUN_TIME: dict[str, list[str]] = {
         simple_dropped(PREFIXES).pattern,
         CLOSING["ref"].pattern,
     ],
+    "trainyard/collection/words.py": [word_pattern().pattern],
     "trainyard/corpus/sentences.py": [rf"{NON_WORD}|\S+"],
     "trainyard/parallel/groups.py": [r"rank \d+ failed to load: "],
     "trainyard/tokenizers/fast/seams.py": [

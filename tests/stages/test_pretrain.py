@@ -20,6 +20,7 @@ from tests.stages.directly import run_process, wait_for_line
 from tests.stages.pretrain_runs import OPTIONS, Pretrain, arguments, ledger, manifest
 from tests.trainyard.datasets.test_gpt import write_pair
 from trainyard.artifacts.manifest import FORCE
+from trainyard.artifacts.parts import files_of_part
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.checkpoint.steps import find_steps
 from trainyard.config import from_dict, leaves
@@ -52,6 +53,9 @@ def test_a_run_folder_has_steps_ledger_and_timings(whole: Path) -> None:
     assert [line["step"] for line in timings] == list(range(1, 9))
     assert manifest(whole).metrics["validation_loss_first"] == lines[0]["validation_loss"]
     listed = {file.path for file in manifest(whole).files} | {"manifest.json"}
+    for part in manifest(whole).parts:
+        listed |= {file.path for file in files_of_part(str(whole), part)}
+        listed.add(f"{part.path}/manifest.json")
     assert {str(p.relative_to(whole)) for p in whole.rglob("*") if p.is_file()} == listed
 
 

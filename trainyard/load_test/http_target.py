@@ -184,7 +184,7 @@ def _words(document: Any) -> str:
 
 def _reason(error: Exception) -> str:
     """One line for all errors of a kind: without ports of this side."""
-    return _short(re.sub(r"\('[^)]*\)", "", str(error))) or type(error).__name__
+    return _short(re.sub(r"\('[^()]*\)", "", str(error))) or type(error).__name__
 
 
 def _short(text: str) -> str:

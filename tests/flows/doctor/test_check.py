@@ -103,7 +103,7 @@ def test_needs_name_checks_that_come_before() -> None:
     assert len(set(names)) == len(names)
     for number, one in enumerate(CHECKS):
         assert set(one.needs) <= set(names[:number])
-        assert 0 < one.limit_seconds <= 700
+        assert 0 < one.limit_seconds <= 900
 
 
 def test_a_finding_names_the_fix_and_the_page(capsys: pytest.CaptureFixture[str]) -> None:

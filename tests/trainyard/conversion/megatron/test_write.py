@@ -385,9 +385,7 @@ def test_the_same_checkpoint_gives_the_same_bytes(tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_each_tensor_is_read_once_for_all_tensor_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_tensor_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = weights_of(random_gpt(LLAMA))
     save_trained(tmp_path / "run", weights, states_of(weights), LLAMA)
     read, names = Checkpoint.read_slice, Counter[str]()
