@@ -47,8 +47,20 @@ def quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) ->
     if casts_inputs and x.dtype == torch.bfloat16:
         out = _fp8_product(x, values, scale)
     else:
-        out = functional.linear(x, values.to(x.dtype)) * scale.to(x.dtype)
+        out = _cast_product(x, values, scale)
     return out if bias is None else out + bias
+
+
+@torch.library.custom_op("trainyard::product_of_cast_weights", mutates_args=())
+def _cast_product(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+    """Opaque: torch 2.11 cannot compile a product of few rows with a matrix of integers that it
+    casts."""
+    return functional.linear(x, values.to(x.dtype)) * scale.to(x.dtype)
+
+
+@_cast_product.register_fake
+def _(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], values.shape[0])
 
 
 def _multiplies_in_fp8(values: Tensor) -> bool:
