@@ -23,8 +23,8 @@ class DatasheetConfig:
     """Outputs of collect, clean, dedup, decontaminate and mix, in the order in which they ran."""
     output_prefix: str = location()
     """Where to write: PREFIX.html and PREFIX.json."""
-    title: str = ""
-    """Name of the corpus; unset: the folder of the output."""
+    title: str = "corpus"
+    """Name of the corpus."""
     licenses: tuple[str, ...] = ()
     """Licences of the sources, as text; those that documents name under the key `license` are
     counted besides."""

@@ -16,7 +16,7 @@ from stages.runtime.document_units import run_units
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import Output
-from trainyard.artifacts.urls import basename, join, parent
+from trainyard.artifacts.urls import join
 from trainyard.collection.datasheet import page
 from trainyard.collection.documents import short_names
 from trainyard.collection.tally import Tally
@@ -52,7 +52,7 @@ def run(config: DatasheetConfig, stage: StageRun) -> dict[str, Any]:
     steps = [_read(folder, config.num_samples) for folder in config.folders]
     found = _look(config, stage)
     document = {
-        "title": config.title or basename(parent(config.output_prefix)),
+        "title": config.title,
         "documents": found.documents,
         "chars": found.chars,
         "words": found.words,
