@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.stages.directly import run_process
 from tests.stages.pretrain_runs import Pretrain, arguments, manifest
+from trainyard.artifacts.parts import files_of_part
 
 OPTIONS: dict[str, Any] = {"deterministic_mode": True, "train_iters": 4, "save_interval": 2}
 """With dropout and clipping, as by default."""
@@ -18,7 +20,11 @@ def assert_same_bits(one: Path, other: Path) -> None:
     """Ledger and all that a step holds: weights, moments, states."""
     assert (one / "ledger.jsonl").read_bytes() == (other / "ledger.jsonl").read_bytes()
     first, second = manifest(one), manifest(other)
-    kept = [{f.path: f.digest for f in m.files if not f.volatile} for m in (first, second)]
+    kept = []
+    for run, found in ((one, first), (other, second)):
+        of_steps = (files_of_part(str(run), part) for part in found.parts)
+        files = (*found.files, *chain.from_iterable(of_steps))
+        kept.append({file.path: file.digest for file in files if not file.volatile})
     assert kept[0] == kept[1]
     assert any(path.endswith(".safetensors") for path in kept[0]), "weights are compared too"
     assert first.output_digest == second.output_digest
