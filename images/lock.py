@@ -28,17 +28,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 PLAIN = (
     *("blame", "certify", "clean", "collect", "datasheet", "decontaminate", "dedup"),
-    *("faiss-add", "faiss-query", "faiss-train", "index"),
-    *(
-        "merge",
-        "mix",
-        "plan",
-        "report",
-        "retro-db",
-        "retro-explore",
-        "retro-export",
-        "retro-import",
-    ),
+    *("faiss-add", "faiss-query", "faiss-train", "index", "merge", "mix", "plan", "report"),
+    *("retro-db", "retro-explore", "retro-export", "retro-import"),
     *("tokenize", "train-tokenizer", "verify"),
 )
 """Stages without torch."""

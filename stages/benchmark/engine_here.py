@@ -6,19 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import torch
-
 from stages.benchmark.config import BenchmarkConfig
 from trainyard.inference.dynamic.build import build_engine
 from trainyard.inference.dynamic.engine import DynamicEngine
 from trainyard.inference.dynamic.ranks import Follower
-from trainyard.inference.load import ModelOnRanks, load_on_ranks
+from trainyard.inference.load import ModelOnRanks
+from trainyard.inference.on_ranks import model_on_ranks
 from trainyard.inference.request import Request
 from trainyard.inference.texts import TextRequests, chat_tokens, prompt_tokens
 from trainyard.load_test.workload import PlannedRequest
-from trainyard.parallel.device import resolve_device
-from trainyard.parallel.groups import process_groups
-from trainyard.parallel.launcher import rank_of_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +28,7 @@ class EngineHere:
 @contextmanager
 def engine_here(config: BenchmarkConfig) -> Iterator[EngineHere | None]:
     """The engine of the options, on the first rank; None on the others, once it has ended."""
-    _, _, local_rank, _ = rank_of_environment()
-    device = resolve_device(config.device, local_rank)
-    assert config.load is not None, "the options see to it"
-    with process_groups(config.layout.parallel(), device) as groups:
-        dtype = torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else torch.float32
-        generator = load_on_ranks(
-            config.load,
-            device,
-            dtype=dtype,
-            layout=config.layout,
-            groups=groups,
-            expect=config.expect,
-        )
+    with model_on_ranks(config) as generator:
         most = config.inference_max_seq_length
         engine = build_engine(generator, config.engine, max_seq_length=most)
         if isinstance(engine, Follower):

@@ -16,17 +16,17 @@ from stages.benchmark.static_report import report_page
 from stages.runtime.context import StageRun
 from trainyard.errors import ConfigError
 from trainyard.inference.decoders import Decoder
-from trainyard.inference.load import ModelOnRanks, load_on_ranks
+from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.log_probs import OnToken
 from trainyard.inference.measure import request_timing, throughput
+from trainyard.inference.on_ranks import model_on_ranks
 from trainyard.inference.prompts import read_prompts
 from trainyard.inference.request import Completion
 from trainyard.inference.static import GenerationResult, check_room, run_requests
 from trainyard.inference.texts import TextRequests, build_decoder, chat_tokens, prompt_tokens
 from trainyard.logging import printable
 from trainyard.models.init import named_generator
-from trainyard.parallel.device import device_name, peak_memory_bytes, resolve_device
-from trainyard.parallel.groups import process_groups
+from trainyard.parallel.device import device_name, peak_memory_bytes
 from trainyard.parallel.launcher import rank_of_environment
 from trainyard.tokenizers.base import Tokenizer
 
@@ -38,25 +38,16 @@ WARMUP_TOKENS = 10
 
 def run(config: BenchmarkConfig, stage: StageRun) -> dict[str, Any]:
     """Generate and print; with --output-dir, write the documents and their page."""
-    _, world_size, local_rank, _ = rank_of_environment()
-    device, parallel = resolve_device(config.device, local_rank), config.layout.parallel()
+    _, world_size, _, _ = rank_of_environment()
+    parallel = config.layout.parallel()
     if world_size != parallel.model_ranks:
         raise ConfigError(
             "--tensor-model-parallel-size x --pipeline-model-parallel-size is "
             f"{parallel.model_ranks}, and the number of ranks {world_size}: a benchmark runs one "
             "copy of a model; make them equal (--nproc-per-node)"
         )
-    assert config.load is not None, "the options see to it"
-    with process_groups(parallel, device) as groups:
-        dtype = torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else torch.float32
-        generator = load_on_ranks(
-            config.load,
-            device,
-            dtype=dtype,
-            layout=config.layout,
-            groups=groups,
-            expect=config.expect,
-        )
+    with model_on_ranks(config) as generator:
+        groups, device = generator.groups, generator.model.device
         work = Benchmark(config, generator, device, speaks=groups.rank == 0)
         work.warm_up()
         total = config.inference_repeat_n * len(work.prompts)

@@ -7,29 +7,25 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
 from stages.generate.config import GenerateConfig
 from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.errors import ConfigError
 from trainyard.inference.beam import beam_search
-from trainyard.inference.load import ModelOnRanks, load_on_ranks
+from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.neighbors import NeighborDecoder
+from trainyard.inference.on_ranks import model_on_ranks
 from trainyard.inference.prompts import Prompt, read_prompts
 from trainyard.inference.request import Completion
 from trainyard.inference.static import run_requests
 from trainyard.inference.texts import TextRequests, build_decoder, chat_tokens, prompt_tokens
 from trainyard.logging import printable
 from trainyard.models.retro.model import RetroModel
-from trainyard.parallel.device import resolve_device
 from trainyard.parallel.groups import (
     ProcessGroups,
     broadcast_object,
     gather_objects,
-    process_groups,
 )
-from trainyard.parallel.launcher import rank_of_environment
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +38,8 @@ Row = dict[str, Any]
 def run(config: GenerateConfig, stage: StageRun) -> dict[str, Any]:
     """Generate, and write generations.jsonl or print."""
     prompts = read_prompts(config.prompts, config.prompt_file, config.prompt_key)
-    _, _, local_rank, _ = rank_of_environment()
-    device = resolve_device(config.device, local_rank)
-    with process_groups(config.layout.parallel(), device) as groups:
-        generator = load(config, device, groups)
+    with model_on_ranks(config) as generator:
+        groups = generator.groups
         work = BatchWork(config, generator, prompts)
         work.check_prompts()
         done = broadcast_object(sorted(finished(stage, len(work))), groups.world)
@@ -60,19 +54,6 @@ def run(config: GenerateConfig, stage: StageRun) -> dict[str, Any]:
         if groups.rank == 0 and stage.output is not None:
             metrics["output_tokens"] = join_batches(stage, len(work))
     return metrics
-
-
-def load(config: GenerateConfig, device: torch.device, groups: ProcessGroups) -> ModelOnRanks:
-    """The model on this rank."""
-    dtype = torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else torch.float32
-    return load_on_ranks(
-        config.load,
-        device,
-        dtype=dtype,
-        layout=config.layout,
-        groups=groups,
-        expect=config.expect,
-    )
 
 
 class BatchWork:

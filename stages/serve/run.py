@@ -7,8 +7,6 @@ import os
 import time
 from typing import Any
 
-import torch
-
 from stages.runtime.context import StageRun
 from stages.serve.config import ServeConfig
 from trainyard.errors import ConfigError
@@ -17,9 +15,8 @@ from trainyard.inference.dynamic.build import build_engine, check_family
 from trainyard.inference.dynamic.engine import DynamicEngine
 from trainyard.inference.dynamic.ranks import Follower
 from trainyard.inference.engine import Engine
-from trainyard.inference.load import ModelOnRanks, load_on_ranks
-from trainyard.parallel.device import resolve_device
-from trainyard.parallel.groups import process_groups
+from trainyard.inference.load import ModelOnRanks
+from trainyard.inference.on_ranks import model_on_ranks
 from trainyard.parallel.launcher import rank_of_environment
 from trainyard.serving.batch_engine import BatchEngine, BatchFollower
 from trainyard.serving.outputs import ServedModel
@@ -31,20 +28,10 @@ log = logging.getLogger(__name__)
 
 def run(config: ServeConfig, stage: StageRun) -> dict[str, Any]:
     """Serve until a signal."""
-    rank, _, local_rank, _ = rank_of_environment()
+    rank, _, _, _ = rank_of_environment()
     listen = config.listen
     listening = bind(listen.host, listen.port) if rank == 0 else None
-    device = resolve_device(config.device, local_rank)
-    with process_groups(config.layout.parallel(), device) as groups:
-        dtype = torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else torch.float32
-        generator = load_on_ranks(
-            config.load,
-            device,
-            dtype=dtype,
-            layout=config.layout,
-            groups=groups,
-            expect=config.expect,
-        )
+    with model_on_ranks(config) as generator:
         engine = build(config, generator)
         if isinstance(engine, BatchFollower | Follower):
             stage.defer_signals()  # the first rank says when to end
