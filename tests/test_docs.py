@@ -200,6 +200,7 @@ WHOLE = [
     pytest.param(stage, rest, id=f"{name}-{stage}")
     for name, stage, rest in commands()
     if stage != "finetune"  # reads its checkpoint
+    and not re.match(r" \w+:\d", rest)  # the client of a server
     and not {"--config", "--help", "--dry-run", "..."} & set(arguments(rest))
     and not any(word.isupper() for word in arguments(rest) if not word.startswith("WIKI"))
 ]
