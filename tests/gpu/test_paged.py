@@ -51,6 +51,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "window": LLAMA | {"window_size": "5,0"},
     "sinks": LLAMA | {"softmax_type": "learnable", "window_size": "5,0"},
 }
+SMOOTH = LLAMA | {"init_method_std": 0.05}
+"""At the 0.2 of the others, a last bit of bf16 that turns a rounding to FP8 moves a log-probability
+by up to 0.7; here by 0.06."""
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +124,8 @@ def test_latents_and_experts_are_served_on_a_gpu(options: dict[str, Any]) -> Non
 
 
 def test_graphs_and_eager_steps_agree_in_bf16() -> None:
-    model, prompts = model_of(LLAMA, torch.bfloat16), some_prompts(3, 17, 9, 12, 5)
+    """By the second token, the first that a graph makes."""
+    model, prompts = model_of(SMOOTH, torch.bfloat16), some_prompts(3, 17, 9, 12, 5)
     scores: list[torch.Tensor] = []
     for graphs in (0, 2):
         engine = build_engine(
@@ -131,10 +135,8 @@ def test_graphs_and_eager_steps_agree_in_bf16() -> None:
             inference_dynamic_batching_num_cuda_graphs=graphs,
         )
         requests = [replace(r, log_probs=True) for r in requests_of(prompts, 12)]
-        scores.append([c.log_probs[0] for c in run_all(engine, requests)])
-    torch.testing.assert_close(
-        torch.tensor(scores[0]), torch.tensor(scores[1]), rtol=5e-2, atol=0.1
-    )
+        scores.append(torch.tensor([c.log_probs[1] for c in run_all(engine, requests)]))
+    torch.testing.assert_close(scores[0], scores[1], rtol=5e-2, atol=0.1)
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
@@ -154,7 +156,7 @@ def test_graphs_of_a_quantized_model_agree_with_eager_steps(kind: Kind) -> None:
     scores: list[torch.Tensor] = []
     for graphs in (0, 2):
         engine = build_engine(
-            model_of(LLAMA, torch.bfloat16),
+            model_of(SMOOTH, torch.bfloat16),
             block_size=16,
             num_blocks=64,
             inference_weight_dtype=kind,
