@@ -26,13 +26,25 @@ def beneath(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         raise ConfigError(f"{OPTION} takes the model's options from --load, which is not given")
     known = {name for name, _, _ in leaves(PretrainConfig)}
     stored = {name: value for name, value in _stored(load).items() if name in known}
+    _check_family(load, stored, given)
     taken = {name: value for name, value in stored.items() if name not in given}
     remarks = [f"{OPTION}: {len(taken)} options of the model are those of {load}"]
     for name, value in given.items():
         value = list(value) if isinstance(value, tuple) else value
         if name in stored and stored[name] != value:
-            remarks.append(f"{OPTION}: {flag(name)} {value} replaces {stored[name]} of {load}")
+            before = "no value" if stored[name] is None else stored[name]
+            remarks.append(f"{OPTION}: {flag(name)} {value} replaces {before} of {load}")
     return taken, remarks
+
+
+def _check_family(load: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse options of one family of models over those of another."""
+    found, wanted = stored.get("model_type"), given.get("model_type")
+    if found is not None and wanted not in (None, found):
+        raise ConfigError(
+            f"{OPTION}: {load} holds a model of --model-type {found}, not {wanted}; give "
+            f"--model-type {found}"
+        )
 
 
 def _stored(load: str) -> dict[str, Any]:

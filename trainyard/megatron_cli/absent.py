@@ -47,9 +47,14 @@ ABSENT: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "this command trains GPT on token files; models of other kinds come later",
-        "vision-pretraining perform-rl-step logits-*",
+        "models of images come later; leave it out for a training on token files",
+        "vision-pretraining",
     ),
+    (
+        "reinforcement learning comes later; leave it out for a training on token files",
+        "perform-rl-step",
+    ),
+    ("distillation comes later; leave it out for a training on token files", "logits-*"),
     (
         "a table of neighbours is of the samples of the whole run; run faiss_query for all its "
         "--train-iters, or give --dataloader-type cyclic there and here",

@@ -33,7 +33,15 @@ class Program:
 
 VISION = "models of images come later"
 DETOXIFICATION = f"detoxification {LATER}"
-MODELOPT = "quantization, pruning and distillation come later"
+QUANTIZE = (
+    "use stages.quantize, which writes FP8 or INT8 weights for vLLM and transformers "
+    "(docs/checkpoints.md)"
+)
+OTHER_MODELOPT = "pruning, distillation and drafting heads come later"
+TENSORRT = (
+    "no TensorRT-LLM engine is built; use stages.reshard --saver hf, whose folder its own "
+    "converters read"
+)
 
 WORDPIECE, GPT2 = "BertWordPieceLowerCase", "GPT2BPETokenizer"
 
@@ -88,16 +96,22 @@ PROGRAMS: tuple[Program, ...] = (
     Program(path="tools/retro/preprocess_data.py", stage="retro_preprocess"),
     _dynamic("examples/inference/gpt/gpt_dynamic_inference.py"),
     _dynamic("examples/inference/gpt/gpt_dynamic_inference_with_coordinator.py"),
+    _dynamic("examples/inference/offline_inference.py"),
+    Program(path="examples/inference/gpt/simple_gpt_batch_inference.py", stage="generate"),
+    Program(path="examples/inference/gpt/gpt_batch_inference.py", stage="generate"),
+    Program(path="examples/inference/gpt/generate_mcore_samples_gpt.py", stage="generate"),
+    Program(path="tools/generate_samples_gpt.py", stage="generate"),
+    Program(path="tools/generate_samples_gpt2.py", stage="generate"),
+    Program(path="examples/inference/launch_inference_server.py", stage="serve"),
     Program(path="tools/run_text_generation_server.py", stage="serve"),
     Program(path="tools/run_dynamic_text_generation_server.py", stage="serve"),
     Program(path="tools/run_mamba_text_generation_server.py", stage="serve"),
     Program(path="tools/text_generation_cli.py", stage="generate"),
     *_without(
-        f"a program for samples {LATER}; stages.generate generates text from --prompts",
-        "tools/generate_samples_gpt.py",
-        "tools/generate_samples_gpt2.py",
+        f"training of retrievers {LATER}",
+        "pretrain_ict.py",
+        "tools/create_doc_index.py",
     ),
-    *_without(f"training of retrievers {LATER}", "pretrain_ict.py"),
     *_without(
         VISION,
         "pretrain_vision_classify.py",
@@ -108,6 +122,9 @@ PROGRAMS: tuple[Program, ...] = (
         "examples/multimodal/train.py",
         "examples/multimodal/run_text_generation.py",
         "examples/multimodal/combine_state_dicts.py",
+        "examples/mimo/train.py",
+        "run_vlm_text_generation.py",
+        "tools/run_vlm_text_generation.py",
         "tools/preprocess_mmdata.py",
     ),
     *_without(f"reinforcement learning {LATER}", "train_rl.py"),
@@ -119,15 +136,34 @@ PROGRAMS: tuple[Program, ...] = (
         "examples/detxoify_lm/annotations/filter-selfgeneration.py",
         "examples/detxoify_lm/annotations/perspective_api_annotate.py",
     ),
-    *_without(f"dialogue by prompts in stages {LATER}", "tasks/msdp/main.py"),
     *_without(
-        MODELOPT,
+        f"dialogue by prompts in stages {LATER}",
+        "tasks/msdp/main.py",
+        "tasks/msdp/preprocessing.py",
+    ),
+    *_without(
+        QUANTIZE,
         "examples/post_training/modelopt/quantize.py",
+        "examples/deploy/text_generation_ptq.py",
+        "examples/inference/quantization/text_generation_ptq.py",
+    ),
+    *_without(
+        TENSORRT,
+        "examples/deploy/trtllm_text_generation.py",
+        "examples/inference/quantization/trtllm_text_generation.py",
+        "examples/export/trtllm_export/single_device_export/gpt_single_device_cpu_export.py",
+        "examples/export/trtllm_export/distributed_export/gpt_distributed_gpu_export.py",
+    ),
+    *_without(
+        OTHER_MODELOPT,
         "examples/post_training/modelopt/prune.py",
         "examples/post_training/modelopt/train.py",
-        "examples/post_training/modelopt/mmlu.py",
         "examples/post_training/modelopt/validate.py",
         "examples/post_training/modelopt/offline_feature_extract.py",
+    ),
+    *_without(
+        "use stages.lm_eval --tasks mmlu, which runs lm-evaluation-harness (docs/evaluation.md)",
+        "examples/post_training/modelopt/mmlu.py",
     ),
     *_without(
         "use stages.reshard, which converts to and from Hugging Face folders",
@@ -175,10 +211,14 @@ PROGRAMS: tuple[Program, ...] = (
         "tools/openwebtext/filter_ngrams.py",
     ),
     *_without(
-        "nothing here downloads pages; stages.clean reads any number of files of documents, and "
-        "gives each its origin (docs/collect.md)",
-        "tools/openwebtext/add_id.py",
+        "use stages.collect --source fetch --url-preset openwebtext, which leaves out the same "
+        "URLs and downloads the others (docs/collect.md)",
         "tools/openwebtext/blacklist_urls.py",
+    ),
+    *_without(
+        "not needed: stages.clean reads any number of files of documents, and gives each its "
+        "origin (docs/collect.md)",
+        "tools/openwebtext/add_id.py",
         "tools/openwebtext/merge_jsons.py",
     ),
     *_without(
@@ -186,6 +226,11 @@ PROGRAMS: tuple[Program, ...] = (
         "stages.megatron tools/checkpoint/convert.py --load-dir FOLDER --save-dir OTHER",
         "tools/merge_mp_partitions.py",
         "tools/checkpoint/hybrid_conversion.py",
+    ),
+    *_without(
+        f"turning a GPT into a hybrid, or back, {LATER}",
+        "tools/checkpoint/gpt_mamba_conversion.py",
+        "tools/checkpoint/gpt_hybrid_conversion.py",
     ),
     *_without(
         "use tools/retro/preprocess_data.py, which has its tasks",
@@ -222,12 +267,19 @@ def find_program(given: str) -> Program:
         parts = given.removesuffix(".py").split(".")
     matches = [(_common_end(program, parts), program) for program in PROGRAMS]
     longest = max(length for length, _ in matches)
-    if not longest:
-        names = [program.path.rpartition("/")[2] for program in PROGRAMS]
-        near = nearest(parts[-1] + ".py", names, most=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "--help lists all"
-        raise ConfigError(f"{given} is no program of Megatron-LM that is known here: {hint}")
-    return next(program for length, program in matches if length == longest)
+    found = [program for length, program in matches if length == longest > 0]
+    if not found:
+        names = dict.fromkeys(program.path.rpartition("/")[2] for program in PROGRAMS)
+        near = nearest(parts[-1] + ".py", tuple(names), most=3)
+    elif longest == len(parts) or len(found) == 1:
+        return found[0]
+    else:
+        whole = [program for program in found if len(program.path.split("/")) == longest]
+        if whole:
+            return whole[0]
+        near = [program.path for program in found]  # another program of a name such as train.py
+    hint = f"did you mean {' or '.join(near)}?" if near else "--help lists all"
+    raise ConfigError(f"{given} is no program of Megatron-LM that is known here: {hint}")
 
 
 def for_task(program: Program, arguments: Sequence[str]) -> Program:

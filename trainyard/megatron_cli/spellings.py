@@ -71,7 +71,7 @@ VALUES: dict[tuple[str, str], str] = {
 NOT_OPTIONS = (
     *("use-rotary-position-embeddings", "no-position-embedding", "rope-type", "logging-level"),
     *("ckpt-step", "pretrained-checkpoint", "world-size", "init-method", "local-rank"),
-    *("retro-add-retriever", "data-folder", "spec"),
+    *("retro-add-retriever", "data-folder", "spec", "enable-gpt-oss"),
 )
 """Flags that are no options of ours, but say something about them."""
 
@@ -79,8 +79,10 @@ RULES = (
     *NOT_OPTIONS,
     *("mock-data", "no-load-optim", "sequence-parallel", "exit-signal", "optimizer"),
     *("hybrid-layer-pattern", "hybrid-override-pattern"),
+    *("moe-router-pre-softmax", "moe-token-dispatcher-type"),
 )
-"""Flags that are more than another spelling; `command` has the rule for each."""
+"""Flags of a training that are more than another spelling; `command` has the rule for each, and for
+those of tools."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,12 +79,23 @@ PLAN = Tool(
 OF_STAGE_PRETRAIN = ("use-checkpoint-args", "ckpt-convert-format", "ckpt-convert-save")
 """Flags of Megatron-LM that stages.pretrain takes, and the training of the library does not."""
 
-CHECKPOINT_ARGS = ("the checkpoint always brings the model's options", "use-checkpoint-args")
+CHECKPOINT_ARGS = (
+    "the checkpoint always brings the model's options",
+    "use-checkpoint-args enable-gpt-oss model-provider",
+)
+
+OF_A_CHECKPOINT = (
+    "logging-level",
+    "use-rotary-position-embeddings",
+    "ckpt-step",
+    "moe-router-pre-softmax",
+)
+"""Flags that are more than another spelling to commands that read a checkpoint of a run."""
 
 EVALUATE = Tool(
     training="it only applies to training",
     minds=f"{OF_THE_MODEL} {NEWER_MODEL}",
-    rules=("logging-level", "use-rotary-position-embeddings", "ckpt-step"),
+    rules=OF_A_CHECKPOINT,
     accepted=(
         CHECKPOINT_ARGS,
         ("scores are computed in fp32, which 16 bits approximate", "fp16 bf16"),
@@ -120,7 +131,8 @@ OF_INFERENCE: Rows = (
     (
         "it only applies to --engine-type dynamic",
         """
-        inference-dynamic-batching-* disable-chunked-prefill decode-only-cuda-graphs
+        inference-dynamic-batching-* disable-chunked-prefill enable-chunked-prefill
+        decode-only-cuda-graphs
         inference-coordinator-port num-tokens-to-prompt incoming-requests-* inference-logging-*
         inference-wandb-logging inference-wandb-logging-step-interval inference-cuda-graph-*
         inference-text-gen-server-logging inference-use-synchronous-zmq-collectives
@@ -133,14 +145,15 @@ OF_INFERENCE: Rows = (
     ),
 )
 
+IN_BATCHES = (
+    "texts come in batches of --inference-max-requests; stages.serve and stages.benchmark "
+    "--engine-type dynamic run requests as they come",
+    "engine-type inference-dynamic-batching num-speculative-tokens",
+)
+
 NOT_STATIC: Rows = (
-    (
-        f"continuous batching {LATER}; --engine-type static runs batches of "
-        "--inference-max-requests prompts",
-        "inference-dynamic-batching enable-chunked-prefill num-speculative-tokens",
-    ),
+    IN_BATCHES,
     ("name a folder for the results with --output-dir", "output-path"),
-    ("the checkpoint says which model it holds; leave it out", "model-provider"),
     NO_FILE,
 )
 
@@ -148,6 +161,15 @@ OF_LOGGING = """
     inference-logging-* inference-wandb-logging inference-wandb-logging-step-interval
     inference-text-gen-server-logging
     """
+OF_OUTPUT = """
+    output-every-n-results output-request-events record-throughput no-record-throughput
+    throughput-check-only
+    """
+OF_REQUESTS = (
+    "cuda-graph-impl",
+    "inference-dynamic-batching-num-cuda-graphs",
+    "incoming-requests-per-sec",
+)
 OF_GRAPHS = "cuda-graph-impl inference-cuda-graph-* decode-only-cuda-graphs"
 
 OF_BATCHES = {
@@ -158,8 +180,9 @@ OF_BATCHES = {
 BENCHMARK = Tool(
     training="it only applies to training",
     minds=f"{OF_THE_MODEL} {NEWER_MODEL}",
-    rules=("logging-level", "use-rotary-position-embeddings", "ckpt-step"),
+    rules=(*OF_A_CHECKPOINT, *OF_REQUESTS),
     accepted=(
+        CHECKPOINT_ARGS,
         ("a checkpoint that is missing is always refused", "exit-on-missing-checkpoint"),
         (
             "a batch that does not fit into memory is refused, and requests wait for it",
@@ -182,12 +205,16 @@ BENCHMARK = Tool(
             "graphs are recorded by --inference-dynamic-batching-num-cuda-graphs",
             "inference-cuda-graph-* decode-only-cuda-graphs",
         ),
-        ("the folder of --output-dir has all figures", OF_LOGGING),
+        ("the folder of --output-dir has all figures", f"{OF_LOGGING} {OF_OUTPUT}"),
+        (
+            "tensors are always compared with those that the model needs",
+            "inference-ckpt-non-strict",
+        ),
         (
             "the first rank hands out all requests",
             """
             inference-coordinator-port inference-use-synchronous-zmq-collectives
-            inference-disable-ep-consensus
+            inference-disable-ep-consensus use-coordinator async-mode
             """,
         ),
     ),
@@ -200,11 +227,17 @@ BENCHMARK = Tool(
             "requests come by time: give --request-rate, or neither for all at once",
             "incoming-requests-per-step",
         ),
+        (
+            "give --trace-file, whose lines have the length of each output",
+            "num-tokens-from-file",
+        ),
+        (
+            "it tests Megatron-LM's engine; leave it out",
+            "suspend-resume-interval suspend-timeout drain-between-batches batch-boundaries",
+        ),
         ("name a folder for the results with --output-dir", "output-path"),
-        ("the checkpoint says which model it holds; leave it out", "model-provider"),
         NO_FILE,
     ),
-    harmless={"model-provider": ("gpt",)},
     renamed={
         **OF_BATCHES,
         "inference-dynamic-batching-max-requests-override": (
@@ -221,24 +254,20 @@ BENCHMARK = Tool(
 GENERATE = Tool(
     training="it only applies to training",
     minds=f"{OF_THE_MODEL} {NEWER_MODEL}",
-    rules=("logging-level", "use-rotary-position-embeddings", "ckpt-step"),
+    rules=OF_A_CHECKPOINT,
     accepted=(
         *OF_INFERENCE,
         ("texts are written, and times by stages.benchmark", "benchmark-profile stream"),
+        ("keys and values are always kept", "recompute"),
     ),
     absent=(
-        (
-            f"continuous batching {LATER}; texts come in batches of --inference-max-requests",
-            "engine-type",
-        ),
+        ("without --top-k and --top-p the likeliest token is taken; leave it out", "greedy"),
+        ("each text continues a prompt; give --prompts or --prompt-file", "num-samples"),
+        ("name a folder for the texts with --output-dir", "genfile sample-output-file"),
         ("random prompts are for stages.benchmark; give --prompts", "num-input-tokens"),
         *NOT_STATIC,
     ),
-    harmless={
-        "engine-type": ("static",),
-        "model-provider": ("gpt",),
-        "num-speculative-tokens": ("0",),
-    },
+    harmless={"engine-type": ("static",), "num-speculative-tokens": ("0",)},
     renamed={
         **OF_BATCHES,
         "prompt": "prompts",
@@ -251,10 +280,10 @@ GENERATE = Tool(
 SERVE = Tool(
     training="it only applies to training",
     minds=f"{OF_THE_MODEL} {NEWER_MODEL}",
-    rules=("logging-level", "use-rotary-position-embeddings", "ckpt-step"),
+    rules=(*OF_A_CHECKPOINT, "inference-dynamic-batching-num-cuda-graphs"),
     accepted=(
         ("a checkpoint that is missing is always refused", "exit-on-missing-checkpoint"),
-        ("the checkpoint always brings the options of its model", "use-checkpoint-args"),
+        CHECKPOINT_ARGS,
         (
             "requests wait until there is memory for them",
             """
@@ -268,7 +297,7 @@ SERVE = Tool(
             "the model decides which engine runs it",
             """
             engine-type inference-dynamic-batching use-legacy-static-engine flash-decode
-            model-provider use-flashinfer-fused-rope symmetric-ar-type
+            use-flashinfer-fused-rope symmetric-ar-type
             """,
         ),
         ("prompts are cut into chunks unless --disable-chunked-prefill", "enable-chunked-prefill"),

@@ -16,11 +16,8 @@ from typing import Any
 from trainyard.config import leaves
 from trainyard.errors import ConfigError
 from trainyard.megatron_cli.accepted import CLASS_FIELDS
-from trainyard.megatron_cli.command import (
-    NO_EFFECT,
-    WEIGHTS_ALONE,
-    exit_signal_problem,
-)
+from trainyard.megatron_cli.command_line import NO_EFFECT
+from trainyard.megatron_cli.run_rules import WEIGHTS_ALONE, exit_signal_problem
 from trainyard.megatron_cli.spellings import Meaning, Vocabulary, flag, vocabulary
 from trainyard.megatron_cli.yaml_text import YamlEntry, read_entries
 

@@ -17,7 +17,7 @@ from trainyard.models.latent_config import check_latents
 from trainyard.models.layer_costs import LayerCosts
 from trainyard.models.layer_pattern import window_of_layer
 from trainyard.models.moe_config import DENSE, MoEConfig, check_expert_parallel, check_layers
-from trainyard.models.mtp_config import NO_MTP, MTPConfig, check_mtp
+from trainyard.models.mtp_config import NO_MTP, MTPConfig, check_mtp, check_mtp_layout
 from trainyard.models.param_counts import attention_params, mixture_params, mlp_params
 from trainyard.parallel.config import ParallelConfig
 
@@ -383,3 +383,4 @@ class TransformerConfig(AttentionSizes):
     def check_parallel(self, parallel: ParallelConfig) -> None:
         """Raise ConfigError for degrees of parallelism that this family has no model for."""
         check_expert_parallel(self, parallel)
+        check_mtp_layout(self, parallel)

@@ -8,6 +8,8 @@ from typing import Any
 
 from trainyard.config import check_above_zero, check_at_least, check_at_most
 from trainyard.errors import ConfigError
+from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.pipeline.layout import count_predicting
 
 MAX_DEPTHS = 64
 """Each has a layer, logits of its own and a loss in the log."""
@@ -52,3 +54,14 @@ def check_mtp(config: Any) -> None:
             f"--mtp-num-layers ({depths}) must be below --seq-length ({config.seq_length}), in "
             "which the tokens that it predicts are"
         )
+
+
+def check_mtp_layout(config: Any, parallel: ParallelConfig) -> None:
+    """Raise ConfigError if a layout of the pipeline has another number of these layers."""
+    layout, depths = parallel.pipeline_model_parallel_layout, config.mtp.mtp_num_layers
+    if layout is None or count_predicting(layout) in (0, depths):
+        return
+    raise ConfigError(
+        f"--pipeline-model-parallel-layout {layout!r} has {count_predicting(layout)} layers of "
+        f"multi-token prediction (m), --mtp-num-layers is {depths or 'not set'}"
+    )

@@ -12,8 +12,10 @@ from stages.runtime.common_options import MegatronOptions
 from tests.trainyard.megatron_cli.flags import TRAINING
 from trainyard.errors import ConfigError
 from trainyard.megatron_cli.absent import HARMLESS
-from trainyard.megatron_cli.command import understand
+from trainyard.megatron_cli.command import RULES, understand
 from trainyard.megatron_cli.spellings import EXACT, NOT_OPTIONS, RENAMED, vocabulary
+from trainyard.megatron_cli.spellings import RULES as OF_TRAINING
+from trainyard.megatron_cli.tools import TOOLS
 
 MORE = ("yaml-cfg", "config", "log-level", "help", "world-size", "init-method")
 VOCABULARY = vocabulary(PretrainConfig, MORE)
@@ -58,6 +60,11 @@ def test_no_option_of_ours_is_in_the_tables() -> None:
     assert [name for name in HARMLESS if VOCABULARY.meaning(name).kind != "absent"] == []
 
 
+def test_every_flag_that_is_more_than_a_spelling_has_a_rule_and_every_rule_a_flag() -> None:
+    named = {*OF_TRAINING, *(name for tool in TOOLS.values() for name in tool.rules)}
+    assert named == RULES.keys()
+
+
 @pytest.mark.parametrize("field", ["yaml_cfg", "world_size", "init_method"])
 def test_additional_flags_are_in_the_help(field: str) -> None:
     assert field in MegatronOptions.__dataclass_fields__
@@ -94,7 +101,26 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
         ("--model-type retro --retro-add-retriever", "--model-type retro"),
         ("--spec x.mamba_layer_specs mamba_stack_spec --lr 1", "--model-type mamba --lr 1"),
         ("--model-type mamba --spec x mamba_stack_spec", "--model-type mamba"),
+        ("--spec x hybrid_stack_spec", "--model-type mamba"),
         ("--spec local", ""),
+        (
+            "--enable-gpt-oss --num-layers 24",
+            "--position-embedding-type yarn --yarn-rotary-scaling-factor 32 "
+            "--yarn-original-max-position-embeddings 131072 "
+            "--no-yarn-correction-range-round-to-int --num-layers 24",
+        ),
+        (
+            "--enable-gpt-oss --position-embedding-type yarn --rotary-scaling-factor 8 "
+            "--original-max-position-embeddings 4096",
+            "--no-yarn-correction-range-round-to-int --position-embedding-type yarn "
+            "--yarn-rotary-scaling-factor 8 --yarn-original-max-position-embeddings 4096",
+        ),
+        (
+            "--moe-token-dispatcher-type flex --moe-router-score-function sigmoid "
+            "--moe-router-pre-softmax",
+            "--moe-token-dispatcher-type alltoall --moe-router-score-function sigmoid",
+        ),
+        ("--moe-router-pre-softmax", "--moe-router-pre-softmax"),
         (
             "--hybrid-layer-pattern MM*- --is-hybrid-model",
             "--hybrid-layer-pattern MM*- --num-layers 4 --is-hybrid-model",
@@ -138,6 +164,8 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
         ("--load s --pretrained-checkpoint p --save s", "--load p --finetune --save s"),
         ("--finetune --load p --no-load-optim", "--finetune --load p"),
         ("--no-load-optim --pretrained-checkpoint p", "--load p --finetune"),
+        ("--no-load-optim --no-load-rng --lr 1", "--lr 1"),
+        ("--no-load-optim --load p", "--no-load-optim --load p"),
         ("--logging-level 30", "--log-level warning"),
         ("--rerun-mode report_stats", "--rerun-mode report_determinism_stats"),
         ("--data-path 0.3 a 0.7 b --split 9,1,0", "--data-path 0.3 a 0.7 b --split 9,1,0"),
@@ -187,6 +215,10 @@ def test_other_spellings_are_translated(given: str, expected: str) -> None:
         (
             "--use-rotary-position-embeddings --position-embedding-type none",
             "means --position-embedding-type rope, but --position-embedding-type is none",
+        ),
+        (
+            "--enable-gpt-oss --position-embedding-type rope",
+            "means --position-embedding-type yarn, but --position-embedding-type is rope",
         ),
         ("--rope-type yarn", "give --position-embedding-type yarn"),
         (

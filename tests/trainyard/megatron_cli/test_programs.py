@@ -55,6 +55,8 @@ def test_an_unknown_program_is_refused_with_the_nearest() -> None:
         find_program("pretrain_gtp.py")
     with pytest.raises(ConfigError, match="--help lists all"):
         find_program("--num-layers")
+    with pytest.raises(ConfigError, match=r"mean examples/multimodal/train\.py or examples/mimo/"):
+        find_program("examples/rl/train.py")
 
 
 @pytest.mark.parametrize(

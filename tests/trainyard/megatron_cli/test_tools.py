@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stages.benchmark.config import BenchmarkConfig
@@ -21,6 +23,9 @@ from trainyard.megatron_cli.spellings import ToolVocabulary, Vocabulary, vocabul
 from trainyard.megatron_cli.tools import TOOLS
 from trainyard.models.expected import COMPARED, check_expected
 from trainyard.models.gpt.config import GPTConfig
+from trainyard.models.latent_config import LatentConfig
+from trainyard.models.mamba.config import MambaConfig
+from trainyard.models.moe_config import MoEConfig
 
 PRETRAIN = vocabulary(PretrainConfig)
 CONFIGS = {
@@ -93,6 +98,22 @@ def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
         ),
         ("retro_preprocess", "--load b --num-layers 24 --DDP-impl local", "--load b"),
         ("benchmark", "--max-batch-size 2 --top_p 0.5", "--inference-max-requests 2 --top-p 0.5"),
+        (
+            "benchmark",
+            "--engine-type dynamic --cuda-graph-impl local --incoming-requests-per-sec -1 "
+            "--inference-dynamic-batching-num-cuda-graphs -1 --model-provider hybrid",
+            "--engine-type dynamic --inference-dynamic-batching-num-cuda-graphs 16",
+        ),
+        (
+            "benchmark",
+            "--cuda-graph-impl local --incoming-requests-per-sec 2.5",
+            "--cuda-graph-impl local --request-rate 2.5",
+        ),
+        (
+            "evaluate",
+            "--moe-router-score-function sigmoid --moe-router-pre-softmax",
+            "--expect moe_router_score_function=sigmoid",
+        ),
     ],
 )
 def test_options_of_a_training_are_ignored_or_compared(
@@ -113,7 +134,8 @@ def test_options_of_a_training_are_ignored_or_compared(
         ),
         ("benchmark", "--num-tokens-to-prompt 8 16", "give --input-lengths uniform:LOW:HIGH"),
         ("benchmark", "--output-path x", "name a folder for the results with --output-dir"),
-        ("generate", "--engine-type dynamic", "continuous batching comes later"),
+        ("generate", "--engine-type dynamic", "--engine-type dynamic run requests as they come"),
+        ("benchmark", "--num-tokens-from-file", "give --trace-file, whose lines have"),
         ("generate", "--num-input-tokens 3", "random prompts are for stages.benchmark"),
         ("merge", "--inputt a", "--inputt is not an option: did you mean --input"),
     ],
@@ -147,6 +169,41 @@ def test_quotes_that_a_script_left_are_taken_off() -> None:
 
 
 MODEL = GPTConfig(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=32)
+
+
+MIXTURE = replace(
+    MODEL,
+    moe=MoEConfig(num_experts=4, moe_layer_freq="[0,1]", moe_ffn_hidden_size=32),
+    mla=LatentConfig(multi_latent_attention=True, kv_lora_rank=8),
+    position_embedding_type="rope",
+)
+HYBRID = MambaConfig(
+    num_layers=2,
+    hidden_size=64,
+    num_attention_heads=4,
+    seq_length=32,
+    hybrid_layer_pattern="M*",
+    mamba_num_groups=2,
+)
+
+
+def test_the_parts_that_only_some_models_have_are_compared_too() -> None:
+    same = "num_experts=4 moe_layer_freq=[0]*1+[1]*1 moe_ffn_hidden_size=32 kv_lora_rank=8"
+    check_expected((*same.split(), "yarn_mscale=1.0"), MIXTURE, "c")
+    check_expected(("hybrid_layer_pattern=M*", "mamba_num_heads=2"), HYBRID, "c")
+    check_expected(("moe_router_topk=8", "kv_lora_rank=512", "yarn_mscale=3"), MODEL, "c")
+    for model, entry, found in (
+        (MIXTURE, "moe_layer_freq=1", "[0,1], not 1"),
+        (MIXTURE, "moe_router_pre_softmax=true", "false, not true"),
+        (MIXTURE, "q_lora_rank=16", "not set, not 16"),
+        (MIXTURE, "rotary_scaling_factor=40", "is no option that"),
+        (MODEL, "num_experts=8", "not set, not 8"),
+        (MODEL, "hybrid_layer_pattern=M*", "not set, not M*"),
+        (HYBRID, "hybrid_layer_pattern=M-", "M*, not M-"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            check_expected((entry,), model, "c")
+        assert found in str(error.value)
 
 
 @pytest.mark.parametrize(

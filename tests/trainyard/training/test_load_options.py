@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from stages.pretrain import resolve
 from stages.pretrain.resolve import beneath
 from tests.trainyard.datasets.test_gpt import write_pair
 from tests.trainyard.training.resumed_runs import RUN, certificate, go, ledger
 from trainyard.checkpoint.load import open_checkpoint
-from trainyard.config import from_dict
+from trainyard.config import from_dict, to_dict
 from trainyard.errors import ConfigError
+from trainyard.models.families import read_model_config
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.pretrain import pretrain
 
@@ -49,6 +51,41 @@ def test_the_model_comes_from_the_checkpoint_under_the_command_line(run: Path) -
     same = {"use_checkpoint_args": True, "save": str(run)}
     assert beneath(same)[0].items() >= taken.items()
     assert beneath({"load": str(run)}) == ({}, [])
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "latents": {"multi_latent_attention": True, "q_lora_rank": 16, "kv_lora_rank": 8},
+    "experts": {"num_experts": 4, "moe_layer_freq": "[0,1]", "moe_router_topk": 1},
+    "gpt-oss": {"softmax_type": "learnable", "position_embedding_type": "yarn"},
+    "predictions": {"mtp_num_layers": 1, "mtp_loss_scaling_factor": 0.3},
+    "hybrid": {"model_type": "mamba", "hybrid_layer_pattern": "M*", "mamba_num_groups": 2},
+}
+SIZES = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 16}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_option_of_every_kind_of_model_comes_from_the_checkpoint(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = {**SIZES, "position_embedding_type": "rope", "moe_router_pre_softmax": True}
+    model = read_model_config({**document, **PARTS[part]}, "test")
+    monkeypatch.setattr(resolve, "_stored", lambda load: to_dict(model))
+    given = {"use_checkpoint_args": True, "load": "c"}
+    taken, remarks = beneath(given)
+    assert taken == to_dict(model)
+    assert taken.items() >= PARTS[part].items()
+    assert len(remarks) == 1
+    _, remarks = beneath({**given, "moe_router_topk": 3, "window_size": "4,0"})
+    assert [line.partition(": ")[2] for line in remarks[1:]] == [
+        f"--moe-router-topk 3 replaces {taken['moe_router_topk']} of c",
+        "--window-size 4,0 replaces no value of c",
+    ]
+
+
+def test_a_program_of_another_kind_of_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "_stored", lambda load: {"model_type": "mamba"})
+    with pytest.raises(ConfigError, match="c holds a model of --model-type mamba, not gpt"):
+        beneath({"use_checkpoint_args": True, "load": "c", "model_type": "gpt"})
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The language of --pipeline-model-parallel-layout: `Et|(tt|)*3,tL`.
 
-E is the embedding, t a transformer layer, L the output layer with its loss, | the end of a stage.
+E is the embedding, t a transformer layer, m one of multi-token prediction, which stand on the last
+stage before the loss, L the output layer with its loss, | the end of a stage.
 `t*3` and `(...)*3` repeat, groups nest, commas and blanks only please the eye. Pure; every error
 points at its place in the string."""
 
@@ -44,13 +45,9 @@ def parse_layout(text: str) -> list[list[Item]]:
 
 
 def check_layout(text: str, stages: list[list[Item]], num_layers: int) -> None:
-    """Raise ConfigError unless it is one embedding, `num_layers` layers and one loss, in order."""
+    """Raise ConfigError unless it is one embedding, `num_layers` layers, any number of multi-token
+    prediction and one loss, in order."""
     items = [item for stage in stages for item in stage]
-    for item in items:
-        if item.sign == "m":
-            raise layout_error(
-                text, item.place, "there is no multi-token prediction yet; leave the m out"
-            )
     _exactly_one(text, items, "E")
     _exactly_one(text, items, "L")
     if items[0].sign != "E":
@@ -61,11 +58,28 @@ def check_layout(text: str, stages: list[list[Item]], num_layers: int) -> None:
         raise layout_error(text, 0, "the first stage must hold E, the embedding, and is empty")
     if not stages[-1]:
         raise layout_error(text, len(text), "the last stage must hold L, the loss, and is empty")
+    _check_predicting(text, stages)
     layers = sum(item.sign == "t" for item in items)
     if layers != num_layers:
         raise ConfigError(
             f"{FLAG} {text!r} has {layers} transformer layers (t), --num-layers is {num_layers}"
         )
+
+
+def count_predicting(text: str) -> int:
+    """The layers of multi-token prediction in a layout."""
+    return sum(item.sign == "m" for stage in parse_layout(text) for item in stage)
+
+
+def _check_predicting(text: str, stages: list[list[Item]]) -> None:
+    last = "".join(item.sign for item in stages[-1])
+    before = len(last.rstrip("L").rstrip("m"))
+    for stage in stages:
+        for place, item in enumerate(stage):
+            if item.sign == "m" and (stage is not stages[-1] or place < before):
+                raise layout_error(
+                    text, item.place, "m must stand on the last stage, between its layers and L"
+                )
 
 
 def layout_error(text: str, place: int, what: str) -> ConfigError:

@@ -1,0 +1,150 @@
+"""Rules for flags that say something about the model. Each returns the options that stand for the
+flag."""
+
+from __future__ import annotations
+
+from trainyard.errors import ConfigError
+from trainyard.megatron_cli.command_line import CommandLine, Rule
+from trainyard.megatron_cli.options import Option, unquoted
+
+HYBRID_SPECS = ("mamba_stack_spec", "hybrid_stack_spec")
+"""Last value of the --spec of Megatron-LM's hybrids, after its module."""
+
+GPT_OSS: dict[str, tuple[str, ...]] = {
+    "position-embedding-type": ("yarn",),
+    "yarn-rotary-scaling-factor": ("32",),
+    "yarn-original-max-position-embeddings": ("131072",),
+    "no-yarn-correction-range-round-to-int": (),
+}
+"""What Megatron-LM's --enable-gpt-oss sets (megatron/post_training/model_builder.py) and is no
+default of ours."""
+
+PUBLISHED_LENGTH = "--yarn-original-max-position-embeddings 4096"
+"""Of gpt-oss as OpenAI publishes it."""
+
+
+def _rotary(line: CommandLine, option: Option) -> list[Option]:
+    given = line.last("position-embedding-type")
+    if given is None:
+        return [Option(option.given, "position-embedding-type", ["rope"])]
+    if given.value != "rope":
+        raise ConfigError(
+            f"{option.given} means --position-embedding-type rope, but "
+            f"--position-embedding-type is {given.value}; leave one of them out"
+        )
+    return []
+
+
+def _no_position_embedding(line: CommandLine, option: Option) -> list[Option]:
+    if line.last("position-embedding-type", "use-rotary-position-embeddings") is None:
+        raise ConfigError(
+            f"{option.given} does not say which positions to use instead: give "
+            "--position-embedding-type rope, or none"
+        )
+    return []
+
+
+def _rope_type(line: CommandLine, option: Option) -> list[Option]:
+    """To latents rope means YaRN, which without a stretch is plain rope."""
+    if line.last("multi-latent-attention") is not None:
+        stretch = line.last("rotary-scaling-factor", "yarn-rotary-scaling-factor")
+        if option.value == "rope" and stretch is not None and float(stretch.value) != 1.0:
+            raise ConfigError(
+                f"{option.given} rope does not stretch, and {stretch.given} is "
+                f"{stretch.value}; leave one of them out"
+            )
+        return []
+    if option.value != "rope":
+        raise ConfigError(
+            f"{option.given} {option.value}: give --position-embedding-type {option.value}"
+        )
+    return []
+
+
+def _enable_gpt_oss(line: CommandLine, option: Option) -> list[Option]:
+    """The positions of gpt-oss, which Megatron-LM's flag alone says."""
+    given = line.last("position-embedding-type")
+    if given is not None and given.value != "yarn":
+        raise ConfigError(
+            f"{option.given} means --position-embedding-type yarn, but --position-embedding-type "
+            f"is {given.value}; leave one of them out"
+        )
+    names = {line.vocabulary.ours(other.name) for other in line.options}
+    added = [
+        Option(option.given, name, list(values))
+        for name, values in GPT_OSS.items()
+        if name not in names
+    ]
+    words = " ".join(token for one in added for token in one.tokens())
+    line.remarks.append(
+        f"{option.given}: {words}, as in Megatron-LM; the published model has {PUBLISHED_LENGTH}"
+    )
+    return added
+
+
+def _retro_add_retriever(line: CommandLine, option: Option) -> list[Option]:
+    """A GPT with a retriever is a family of its own."""
+    given = line.last("model-type")
+    if given is not None and given.value != "retro":
+        raise ConfigError(
+            f"{option.given} means --model-type retro, but --model-type is {given.value}; "
+            "leave one of them out"
+        )
+    return [] if given is not None else [Option(option.given, "model-type", ["retro"])]
+
+
+def _spec(line: CommandLine, option: Option) -> list[Option]:
+    """The layers of a hybrid are a family of their own; any other module is the user's."""
+    if option.values == ["local"]:
+        return []
+    name = option.values[-1] if option.values else ""
+    if name not in HYBRID_SPECS:
+        raise ConfigError(
+            f"{option.given} {' '.join(option.values)}: pass a model of your own to the "
+            "library (docs/library.md)"
+        )
+    given = line.last("model-type")
+    if given is not None and line.vocabulary.value("model-type", given.value) != "mamba":
+        raise ConfigError(
+            f"{option.given} {name} means --model-type mamba, but --model-type is "
+            f"{given.value}; leave one of them out"
+        )
+    return [] if given is not None else [Option(option.given, "model-type", ["mamba"])]
+
+
+def _hybrid_pattern(line: CommandLine, option: Option) -> list[Option]:
+    """It says how many layers there are where --num-layers does not, as in newer releases."""
+    if line.last("num-layers", "config", "yaml-cfg", "use-checkpoint-args") is not None:
+        return [option]
+    return [option, Option(option.given, "num-layers", [str(len(unquoted(option.value)))])]
+
+
+def _pre_softmax(line: CommandLine, option: Option) -> list[Option]:
+    """Megatron-LM's DeepSeek recipes have it beside sigmoid scores, where it does nothing."""
+    score = line.last("moe-router-score-function")
+    if score is None or score.value != "sigmoid":
+        return [option]
+    line.ignore(option, "--moe-router-score-function sigmoid has no softmax")
+    return []
+
+
+def _dispatcher(line: CommandLine, option: Option) -> list[Option]:
+    """`flex` is `alltoall` through kernels of DeepEP: the same tokens reach the same experts."""
+    if option.values != ["flex"]:
+        return [option]
+    line.remarks.append(f"{option.given} flex: alltoall, which sends the same tokens")
+    return [Option(option.given, option.name, ["alltoall"])]
+
+
+MODEL_RULES: dict[str, Rule] = {
+    "use-rotary-position-embeddings": _rotary,
+    "no-position-embedding": _no_position_embedding,
+    "rope-type": _rope_type,
+    "enable-gpt-oss": _enable_gpt_oss,
+    "retro-add-retriever": _retro_add_retriever,
+    "spec": _spec,
+    "hybrid-layer-pattern": _hybrid_pattern,
+    "hybrid-override-pattern": _hybrid_pattern,
+    "moe-router-pre-softmax": _pre_softmax,
+    "moe-token-dispatcher-type": _dispatcher,
+}

@@ -1,0 +1,142 @@
+"""Rules for flags that say something about a run: its checkpoints, data, optimizer and log. Each
+returns the options that stand for the flag."""
+
+from __future__ import annotations
+
+import signal as signals
+
+from trainyard.errors import ConfigError
+from trainyard.megatron_cli.command_line import CommandLine, Rule
+from trainyard.megatron_cli.options import Option, is_number
+
+LEVELS = {"10": "debug", "20": "info", "30": "warning", "40": "error"}
+"""The levels of --log-level, by Python's numbers."""
+
+STOPPING = (signals.SIGTERM, signals.SIGINT, signals.SIGUSR1)
+"""Signals that make a run save and stop, whatever --exit-signal says (stages.runtime.context)."""
+
+WEIGHTS_ALONE = "--finetune loads only the weights anyway"
+
+
+def _logging_level(line: CommandLine, option: Option) -> list[Option]:
+    if option.value not in LEVELS:
+        levels = ", ".join(f"{level} ({number})" for number, level in LEVELS.items())
+        raise ConfigError(f"{option.given} {option.value}: give --log-level, one of {levels}")
+    return [Option(option.given, "log-level", [LEVELS[option.value]])]
+
+
+def _ckpt_step(line: CommandLine, option: Option) -> list[Option]:
+    load = line.last("load")
+    if load is None:
+        raise ConfigError(f"{option.given} is a step of --load; give --load too")
+    load.values = [f"{load.value.rstrip('/')}/iter_{option.number:07d}"]
+    return []
+
+
+def _pretrained_checkpoint(line: CommandLine, option: Option) -> list[Option]:
+    """Initial weights. A run that has saved steps of its own resumes from those instead."""
+    load, save = line.last("load"), line.last("save")
+    if load is not None and (save is None or load.value != save.value):
+        raise ConfigError(
+            f"{option.given} and --load name two checkpoints to begin with; give only --load, "
+            "with --finetune for its weights alone, or without to resume"
+        )
+    if load is not None:
+        line.options = [o for o in line.options if o.name != "load"]
+    return [
+        Option(option.given, "load", option.values),
+        *([] if line.last("finetune") else [Option(option.given, "finetune", [])]),
+    ]
+
+
+def _mock_data(line: CommandLine, option: Option) -> list[Option]:
+    """Made-up data needs no tokenizer, only the size of its vocabulary."""
+    tokenizer = line.last("tokenizer-type", "config", "yaml-cfg")
+    if tokenizer is not None or line.last("vocab-size") is None:
+        return [option]
+    line.remarks.append(f"{option.given}: --tokenizer-type NullTokenizer, as none is given")
+    return [option, Option(option.given, "tokenizer-type", ["NullTokenizer"])]
+
+
+def _no_load_optim(line: CommandLine, option: Option) -> list[Option]:
+    """It changes nothing with --finetune, or where nothing is loaded."""
+    if line.last("finetune", "pretrained-checkpoint") is not None:
+        line.ignore(option, WEIGHTS_ALONE)
+        return []
+    if line.last("load", "config", "yaml-cfg") is None:
+        line.ignore(option, "there is no --load, so no optimizer to leave out")
+        return []
+    return [option]
+
+
+def _sequence_parallel(line: CommandLine, option: Option) -> list[Option]:
+    """It is turned off for one tensor-parallel rank, as in Megatron-LM."""
+    size = line.last("tensor-model-parallel-size", "model-parallel-size")
+    has_document = line.last("config", "yaml-cfg") is not None  # it may set the size
+    if has_document or (size is not None and size.values != ["1"]):
+        return [option]
+    line.remarks.append(f"{option.given}: turned off, as --tensor-model-parallel-size is 1")
+    return []
+
+
+def _optimizer(line: CommandLine, option: Option) -> list[Option]:
+    """`dist_muon` is Muon with its state shared out over the data-parallel ranks."""
+    if option.values != ["dist_muon"]:
+        return [option]
+    sharded = Option(option.given, "use-distributed-optimizer", [])
+    more = [] if line.last("use-distributed-optimizer") else [sharded]
+    return [Option(option.given, "optimizer", ["muon"]), *more]
+
+
+def _data_folder(line: CommandLine, option: Option) -> list[Option]:
+    """Instruction data by the names of its data sets, each a folder with two files."""
+    named = line.last("data-path")
+    if named is None:
+        raise ConfigError(f"{option.given} is the folder of --data-path; give --data-path too")
+    line.options = [o for o in line.options if o.name != "data-path"]
+    folder = option.value.rstrip("/")
+
+    def files(kind: str) -> list[str]:
+        return [
+            value if is_number(value) else f"{folder}/{value}/{value}_QA_{kind}.json"
+            for value in named.values
+        ]
+
+    return [
+        Option(option.given, "train-data-path", files("train")),
+        Option(option.given, "valid-data-path", files("dev")),
+        *([] if line.last("sft") else [Option(option.given, "sft", [])]),
+    ]
+
+
+def _exit_signal(line: CommandLine, option: Option) -> list[Option]:
+    for value in option.values:
+        if (problem := exit_signal_problem(value)) is not None:
+            raise ConfigError(f"{option.given} {value}: {problem}")
+    return [option]
+
+
+def exit_signal_problem(value: str) -> str | None:
+    """Why a signal, given by name or number, does not stop a run; None if it does."""
+    name = value.upper().rpartition(".")[2].removeprefix("SIG")
+    handled = {text for one in STOPPING for text in (one.name.removeprefix("SIG"), str(one.value))}
+    if name in handled:
+        return None
+    return (
+        f"a run saves and stops at {', '.join(one.name for one in STOPPING)}; any other signal "
+        "would end it with nothing saved; have the scheduler send one of these (Slurm: "
+        "--signal=USR1@300) and leave the option out"
+    )
+
+
+RUN_RULES: dict[str, Rule] = {
+    "logging-level": _logging_level,
+    "ckpt-step": _ckpt_step,
+    "pretrained-checkpoint": _pretrained_checkpoint,
+    "mock-data": _mock_data,
+    "no-load-optim": _no_load_optim,
+    "sequence-parallel": _sequence_parallel,
+    "optimizer": _optimizer,
+    "exit-signal": _exit_signal,
+    "data-folder": _data_folder,
+}
