@@ -66,6 +66,11 @@ def _dynamic(path: str) -> Program:
     return Program(path=path, stage="benchmark", implies=("--engine-type", "dynamic"))
 
 
+def _samples(path: str) -> Program:
+    """It draws from all tokens unless the command says otherwise."""
+    return Program(path=path, stage="generate", implies=("--top-k", "0"))
+
+
 EXAMPLE = "megatron_core_training_example.py"
 
 PROGRAMS: tuple[Program, ...] = (
@@ -99,9 +104,9 @@ PROGRAMS: tuple[Program, ...] = (
     _dynamic("examples/inference/offline_inference.py"),
     Program(path="examples/inference/gpt/simple_gpt_batch_inference.py", stage="generate"),
     Program(path="examples/inference/gpt/gpt_batch_inference.py", stage="generate"),
-    Program(path="examples/inference/gpt/generate_mcore_samples_gpt.py", stage="generate"),
-    Program(path="tools/generate_samples_gpt.py", stage="generate"),
-    Program(path="tools/generate_samples_gpt2.py", stage="generate"),
+    _samples("examples/inference/gpt/generate_mcore_samples_gpt.py"),
+    _samples("tools/generate_samples_gpt.py"),
+    _samples("tools/generate_samples_gpt2.py"),
     Program(path="examples/inference/launch_inference_server.py", stage="serve"),
     Program(path="tools/run_text_generation_server.py", stage="serve"),
     Program(path="tools/run_dynamic_text_generation_server.py", stage="serve"),

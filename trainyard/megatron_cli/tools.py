@@ -261,7 +261,7 @@ GENERATE = Tool(
         ("keys and values are always kept", "recompute"),
     ),
     absent=(
-        ("without --top-k and --top-p the likeliest token is taken; leave it out", "greedy"),
+        ("give --top-k 1, which takes the likeliest token", "greedy"),
         ("each text continues a prompt; give --prompts or --prompt-file", "num-samples"),
         ("name a folder for the texts with --output-dir", "genfile sample-output-file"),
         ("random prompts are for stages.benchmark; give --prompts", "num-input-tokens"),

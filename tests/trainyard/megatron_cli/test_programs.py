@@ -70,6 +70,8 @@ def test_an_unknown_program_is_refused_with_the_nearest() -> None:
         ("pretrain_gpt.py", "--yaml-cfg f", "--model-type gpt"),
         ("tools/checkpoint/convert.py", "--saver core", "--loader megatron"),
         ("tools/preprocess_data.py", "--input a", ""),
+        ("tools/generate_samples_gpt.py", "--top_p 0.9", "--top-k 0"),
+        ("tools/generate_samples_gpt.py", "--top_k 5", ""),
     ],
 )
 def test_a_name_stands_for_what_is_not_given(program: str, line: str, expected: str) -> None:
