@@ -13,7 +13,6 @@ import pytest
 from trainyard.conversion.huggingface.config_read import read_config
 from trainyard.conversion.megatron.args import (
     FLOATS,
-    KEPT_ARGS,
     OF_BERT,
     OF_T5,
     REFUSED,
@@ -24,6 +23,7 @@ from trainyard.conversion.megatron.expert_args import OF_EXPERTS
 from trainyard.conversion.megatron.latent_args import OF_ACTIVATION, OF_LATENTS, OF_PREDICTION, YARN
 from trainyard.conversion.megatron.mamba_args import OF_HYBRIDS
 from trainyard.conversion.megatron.mamba_args import SAME_NAME as OF_MAMBA
+from trainyard.conversion.megatron.written_args import KEPT_ARGS
 from trainyard.errors import TrainyardError
 
 WHERE = "model/config.json"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.conversion.megatron.args import args_of
+from trainyard.conversion.megatron.written_args import args_of
 from trainyard.conversion.native import CheckpointSource
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_save.write import PLAIN

@@ -24,7 +24,6 @@ from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.reshard import OpenFile
 from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.checkpoint.steps import TRACKER
-from trainyard.conversion.megatron.args import refuse_for_legacy, refuse_for_megatron
 from trainyard.conversion.megatron.experts import (
     check_expert_ranks,
     expert_of,
@@ -38,6 +37,7 @@ from trainyard.conversion.megatron.folder import (
     iteration_folder,
     rank_folder,
 )
+from trainyard.conversion.megatron.lacking import refuse_for_legacy, refuse_for_megatron
 from trainyard.conversion.megatron.layout import Boxes, boxes_of_rank, cut_of
 from trainyard.conversion.megatron.model import (
     CHECKPOINT_VERSION,

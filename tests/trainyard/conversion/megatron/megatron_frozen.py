@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tests.trainyard.conversion.megatron import megatron_core_program, megatron_package
-from trainyard.conversion.megatron.args import KEPT_ARGS
+from trainyard.conversion.megatron.written_args import KEPT_ARGS
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "megatron"
 

@@ -20,8 +20,8 @@ from tests.trainyard.conversion.megatron.megatron_frozen import (
 )
 from trainyard.artifacts import store
 from trainyard.conversion.loaders import open_source
-from trainyard.conversion.megatron.args import KEPT_ARGS
 from trainyard.conversion.megatron.write import write_megatron
+from trainyard.conversion.megatron.written_args import KEPT_ARGS
 from trainyard.conversion.torch_dist.common import COMMON
 from trainyard.conversion.torch_dist.write import write_torch_dist
 from trainyard.conversion.write_native import check_source

@@ -19,7 +19,7 @@ from tests.trainyard.conversion.megatron.megatron_frozen import (
     words_of,
 )
 from trainyard.conversion.loaders import open_source
-from trainyard.conversion.megatron.args import KEPT_ARGS
+from trainyard.conversion.megatron.written_args import KEPT_ARGS
 from trainyard.models.gpt.model import GPTModel
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
