@@ -83,24 +83,7 @@ def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
     _test_leaks(config, stage, of_block)
     _write_examples(config, stage, of_block, with_tokens)
 
-    filled = NeighborsDocument(
-        samples=identity,
-        num_chunks=len(chunks),
-        num_neighbors=config.retro_query_num_neighbors_save,
-        database_digest=stage.inputs["retro_db"].digest,
-        index_digest=stage.inputs["index"].digest,
-        num_neighbors_query=config.retro_query_num_neighbors_query,
-        nprobe=nprobe,
-        ef_search=config.retro_query_ef_search,
-        mean_neighbors=round(total.kept / len(chunks), 6),
-        share_fewer=round(total.fewer / len(chunks), 6),
-        share_none=round(total.none / len(chunks), 6),
-        evaluation_sets=tuple(
-            stage.inputs[f"evaluation_{i}"].digest
-            for i in range(len(config.retro_exclude_evaluation))
-        ),
-        evaluation_run=config.retro_exclude_run if config.retro_exclude_evaluation else 0,
-    )
+    filled = _document(config, stage, identity, total, nprobe, num_chunks=len(chunks))
     stage.write_json(DOCUMENT, filled.to_document())
     _say_result(config, filled)
     return {
@@ -115,6 +98,36 @@ def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
         "nprobe": nprobe,
         "milliseconds_per_query": milliseconds,
     }
+
+
+def _document(
+    config: FaissQueryConfig,
+    stage: StageRun,
+    identity: SamplesIdentity,
+    total: Counts,
+    nprobe: int,
+    *,
+    num_chunks: int,
+) -> NeighborsDocument:
+    """What the table of neighbours says of itself."""
+    return NeighborsDocument(
+        samples=identity,
+        num_chunks=num_chunks,
+        num_neighbors=config.retro_query_num_neighbors_save,
+        database_digest=stage.inputs["retro_db"].digest,
+        index_digest=stage.inputs["index"].digest,
+        num_neighbors_query=config.retro_query_num_neighbors_query,
+        nprobe=nprobe,
+        ef_search=config.retro_query_ef_search,
+        mean_neighbors=round(total.kept / num_chunks, 6),
+        share_fewer=round(total.fewer / num_chunks, 6),
+        share_none=round(total.none / num_chunks, 6),
+        evaluation_sets=tuple(
+            stage.inputs[f"evaluation_{i}"].digest
+            for i in range(len(config.retro_exclude_evaluation))
+        ),
+        evaluation_run=config.retro_exclude_run if config.retro_exclude_evaluation else 0,
+    )
 
 
 # --- before the first vector --------------------------------------------------------------------

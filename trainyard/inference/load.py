@@ -30,6 +30,7 @@ from trainyard.models.expected import check_expected
 from trainyard.models.families import family_of
 from trainyard.models.layout_fit import check_layout_fits
 from trainyard.models.pipeline_stage import PipelineStage
+from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.device import check_memory, default_dtype
 from trainyard.parallel.groups import ALONE, ProcessGroups
 from trainyard.parallel.pipeline.partition import arrange
@@ -102,28 +103,11 @@ def load_on_ranks(
         config = _without_capacity(opened.config)
         check_layout_fits(parallel, config, rows)
         found = _tokenizer(url, opened.tokenizer_files, tokenizer)
-        if found.vocab_size > rows:
-            raise ConfigError(
-                f"--load {url} has rows for {rows} tokens, and the tokenizer has "
-                f"{found.vocab_size}; it is not the one that the model was trained with"
-            )
+        _check_rows(url, found, rows)
         first, end = _ends(config, checkpoint, found)
-        count = config.num_params(rows)
-        check_memory(
-            f"--load {url}: the weights of its {count:,} parameters take on each rank about",
-            count * dtype.itemsize / parallel.model_ranks,
-            device,
-            "take a machine with more, or more ranks with --tensor-model-parallel-size",
-        )
-        named = checkpoint.config.get("vocab_size")
+        _check_weights(url, config.num_params(rows), dtype, parallel.model_ranks, device)
         with device, default_dtype(dtype):
-            model = family_of(config).load_class()(
-                config,
-                rows,
-                groups.model_parallel(parallel),
-                _part(config.all_layers, parallel.pipeline_model_parallel_size, groups.pp_rank),
-                true_vocab_size=min(named, rows) if type(named) is int else rows,
-            )
+            model = _model(config, opened, parallel, groups)
         targets = model_tensors([model])
         names = names_over(groups, targets)
         restore(checkpoint, targets, "model.", names, LoadGroups.of(groups))
@@ -131,6 +115,32 @@ def load_on_ranks(
         log.info("%s: without neighbours, so by its decoder alone", url)
     model.eval().requires_grad_(False)
     return ModelOnRanks(model, found, groups, checkpoint.url, checkpoint.step, first, end)
+
+
+def _check_weights(
+    url: str, num_params: int, dtype: torch.dtype, ranks: int, device: torch.device
+) -> None:
+    """Refuse weights that do not fit the device of each of so many ranks."""
+    check_memory(
+        f"--load {url}: the weights of its {num_params:,} parameters take on each rank about",
+        num_params * dtype.itemsize / ranks,
+        device,
+        "take a machine with more, or more ranks with --tensor-model-parallel-size",
+    )
+
+
+def _model(
+    config: TransformerConfig, opened: _Opened, parallel: ParallelConfig, groups: ProcessGroups
+) -> Any:
+    """This rank's part of the model, with weights to be filled."""
+    rows, named = opened.padded_vocab_size, opened.checkpoint.config.get("vocab_size")
+    return family_of(config).load_class()(
+        config,
+        rows,
+        groups.model_parallel(parallel),
+        _part(config.all_layers, parallel.pipeline_model_parallel_size, groups.pp_rank),
+        true_vocab_size=min(named, rows) if type(named) is int else rows,
+    )
 
 
 def load_tokenizer(url: str) -> Tokenizer:
@@ -218,6 +228,15 @@ def _tokenizer(url: str, files: Mapping[str, bytes], given: TokenizerConfig | No
     if given is not None:
         _check_same(url, own, build_tokenizer(given))
     return own
+
+
+def _check_rows(url: str, tokenizer: Tokenizer, rows: int) -> None:
+    """Refuse a tokenizer with tokens that the model has no rows for."""
+    if tokenizer.vocab_size > rows:
+        raise ConfigError(
+            f"--load {url} has rows for {rows} tokens, and the tokenizer has "
+            f"{tokenizer.vocab_size}; it is not the one that the model was trained with"
+        )
 
 
 def _check_same(url: str, own: Tokenizer, given: Tokenizer) -> None:
