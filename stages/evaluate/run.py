@@ -52,21 +52,9 @@ def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
         contaminated = Contamination(config.contamination)
         names = set_names(config.valid_data)
         for place, (name, path) in enumerate(zip(names, config.valid_data, strict=True)):
-            subject = Subject(
-                scorer=scorer,
-                tokenizer=loaded.tokenizer,
-                path=path,
-                config=config.evaluation,
-                questions=config.questions,
-            )
-            examples = TASKS[config.evaluation.task](subject)
-            rows = score_all(
-                examples,
-                f"set{place}",
-                units,
-                groups,
-                partial(_progress, stage, name),
-            )
+            examples = _examples(config, scorer, loaded, path)
+            progress = partial(_progress, stage, name)
+            rows = score_all(examples, f"set{place}", units, groups, progress)
             if groups.rank > 0:
                 continue
             summary = examples.summarize(rows)
@@ -88,6 +76,18 @@ def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
         head = {"format_version": FORMAT_VERSION, "task": config.evaluation.task}
         stage.write_json(RESULTS, {**head, "step": loaded.step, "sets": sets})
     return metrics
+
+
+def _examples(config: EvaluateConfig, scorer: Scorer, loaded: ModelOnRanks, path: str) -> Examples:
+    """Those of a data set, as the task asks for them."""
+    subject = Subject(
+        scorer=scorer,
+        tokenizer=loaded.tokenizer,
+        path=path,
+        config=config.evaluation,
+        questions=config.questions,
+    )
+    return TASKS[config.evaluation.task](subject)
 
 
 def _progress(stage: StageRun, name: str, total: int, unit: str, done: int) -> Progress:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from tests.trainyard.models.perturbed import perturb
 from trainyard.artifacts.store import FileRecord
 from trainyard.checkpoint.layout import ShardedTensor
 from trainyard.checkpoint.save import StepContents, save_step
@@ -91,11 +92,7 @@ def random_gpt(config: GPTConfig, seed: int = 1) -> GPTModel:
     """A model in which no parameter is 0 or 1, so that a swapped one is seen."""
     model = GPTModel(config, PADDED_VOCAB, true_vocab_size=257)
     init_parameters(model, seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-    return model.eval()
+    return perturb(model, seed=seed, scale=0.05).eval()
 
 
 def save_gpt(root_url: str, model: GPTModel, step: int = 50, **options: Any) -> None:

@@ -59,6 +59,7 @@ from trainyard.conversion.torch_dist.plan import (
 )
 from trainyard.conversion.torch_save.write import LazyTensor, write_torch_file
 from trainyard.errors import ConfigError
+from trainyard.models.config import TransformerConfig
 
 BACKEND_DOCUMENT = {
     "sharded_backend": "torch_dist",
@@ -94,21 +95,7 @@ def write_torch_dist(
     Raises ConfigError, before anything is written, for a model that Megatron-LM does not
     support."""
     model = whole_model(source, tp, true_vocab_size, make_vocab_size_divisible_by)
-    if model.config.model_type != "gpt":
-        raise ConfigError(
-            f"--saver torch_dist writes only a GPT, not a {model.config.model_type}; use --saver "
-            "core or legacy"
-        )
-    if model.config.latent.enabled or model.config.mtp.mtp_num_layers is not None:
-        raise ConfigError(
-            "--saver torch_dist writes no model with latents or multi-token prediction; use "
-            "--saver core, or keep the checkpoint in our format (--saver trainyard)"
-        )
-    if model.config.experts.enabled:
-        raise ConfigError(
-            "--saver torch_dist writes no model with experts; use --saver core, or keep the "
-            "checkpoint in our format (--saver trainyard)"
-        )
+    _refuse_for_torch_dist(model.config)
     if distributed_optimizer is not None:
         options = {**model.options, "use_distributed_optimizer": distributed_optimizer}
         model = replace(model, options=options)
@@ -124,6 +111,25 @@ def write_torch_dist(
         out.write(json.dumps(BACKEND_DOCUMENT).encode())
     with open_file(TRACKER) as out:
         out.write((str(model.step) if model.step else RELEASE).encode())
+
+
+def _refuse_for_torch_dist(config: TransformerConfig) -> None:
+    """Refuse models whose names and layout in this format are not known here."""
+    if config.model_type != "gpt":
+        raise ConfigError(
+            f"--saver torch_dist writes only a GPT, not a {config.model_type}; use --saver "
+            "core or legacy"
+        )
+    if config.latent.enabled or config.mtp.mtp_num_layers is not None:
+        raise ConfigError(
+            "--saver torch_dist writes no model with latents or multi-token prediction; use "
+            "--saver core, or keep the checkpoint in our format (--saver trainyard)"
+        )
+    if config.experts.enabled:
+        raise ConfigError(
+            "--saver torch_dist writes no model with experts; use --saver core, or keep the "
+            "checkpoint in our format (--saver trainyard)"
+        )
 
 
 def _save(writer: _Writer, planner: _Planner) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.trainyard.checkpoint.samples import contents
 from tests.trainyard.conversion.megatron.test_write import convert_run
+from tests.trainyard.models.perturbed import perturb
 from trainyard.checkpoint.save import save_step
 from trainyard.config import to_dict
 from trainyard.conversion.megatron.names import flatten, our_name
@@ -52,10 +53,7 @@ def weights(**options: Any) -> tuple[BertConfig, dict[str, Tensor]]:
     config = BertConfig(**SIZES, **options)
     model = BertModel(config, ROWS)
     init_parameters(model, 3)
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator))
+    perturb(model, seed=4, scale=1.0)
     return config, {name: tensor.detach() for name, tensor in model.named_parameters()}
 
 

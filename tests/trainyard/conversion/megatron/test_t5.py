@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.trainyard.conversion.megatron.test_bert import save_run
 from tests.trainyard.conversion.megatron.test_write import convert_run
+from tests.trainyard.models.perturbed import perturb
 from trainyard.conversion.megatron.names import flatten
 from trainyard.conversion.megatron.read import open_megatron
 from trainyard.errors import ArtifactError, ConfigError
@@ -41,10 +42,7 @@ def weights(**options: Any) -> tuple[T5Config, dict[str, Tensor]]:
     config = T5Config(**(SIZES | options))
     model = T5Model(config, ROWS)
     init_parameters(model, 3)
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator))
+    perturb(model, seed=4, scale=1.0)
     return config, {name: tensor.detach() for name, tensor in model.named_parameters()}
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.trainyard.models.perturbed import perturb
 from trainyard.artifacts import store
 from trainyard.conversion.huggingface.architecture import architecture
 from trainyard.conversion.huggingface.config import model_document
@@ -52,11 +53,7 @@ def perturbed(name: str) -> BertModel:
     """A model whose biases and norms differ from their first values."""
     model = BertModel(BertConfig(**(SMALL | KINDS[name])), ROWS)
     init_parameters(model, 5)
-    generator = torch.Generator().manual_seed(6)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-    return model.eval()
+    return perturb(model, seed=6, scale=0.05).eval()
 
 
 def theirs(model: BertModel) -> Any:

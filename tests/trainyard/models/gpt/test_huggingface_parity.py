@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.trainyard.models.perturbed import perturb
 from trainyard.conversion.huggingface.architecture import architecture
 from trainyard.conversion.huggingface.config import model_document
 from trainyard.conversion.huggingface.to_hf import targets
@@ -75,11 +76,7 @@ def perturbed(config: GPTConfig) -> GPTModel:
     count."""
     model = GPTModel(config, VOCAB)
     init_parameters(model, 5)
-    generator = torch.Generator().manual_seed(6)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-    return model.eval()
+    return perturb(model, seed=6, scale=0.05).eval()
 
 
 def theirs(model: GPTModel) -> torch.nn.Module:

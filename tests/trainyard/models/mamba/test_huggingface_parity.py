@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.trainyard.models.perturbed import perturb
 from trainyard.artifacts import store
 from trainyard.conversion.huggingface.architecture import architecture
 from trainyard.conversion.huggingface.config import model_document
@@ -75,11 +76,7 @@ def perturbed(kind: str) -> MambaModel:
     """A model whose norms and biases differ from their first values."""
     model = MambaModel(MambaConfig(**(SMALL | KINDS[kind])), ROWS)
     init_parameters(model, 5)
-    generator = torch.Generator().manual_seed(6)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return model.eval()
+    return perturb(model, seed=6, scale=0.1).eval()
 
 
 def theirs(model: MambaModel) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.trainyard.models.perturbed import perturb
 from trainyard.artifacts import store
 from trainyard.conversion.huggingface.architecture import architecture
 from trainyard.conversion.huggingface.config import model_document
@@ -57,11 +58,7 @@ def perturbed(kind: str) -> T5Model:
     """A model whose norms differ from their first values."""
     model = T5Model(T5Config(**(SMALL | KINDS[kind])), ROWS)
     init_parameters(model, 5)
-    generator = torch.Generator().manual_seed(6)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return model.eval()
+    return perturb(model, seed=6, scale=0.1).eval()
 
 
 def theirs(model: T5Model) -> Any:
