@@ -21,7 +21,8 @@ from trainyard import logging as our_logging
 from trainyard.errors import ConfigError, TrainyardError
 from trainyard.megatron_cli.implied import implied
 from trainyard.megatron_cli.options import split_options
-from trainyard.megatron_cli.programs import Program, find_program, for_task, table
+from trainyard.megatron_cli.program_lookup import find_program, for_task, table
+from trainyard.megatron_cli.programs import Program
 
 log = logging.getLogger("stages.megatron")
 

@@ -20,7 +20,7 @@ from stages.plan.retro_config import RetroPlanConfig
 from stages.pretrain.classify_config import ClassifyConfig
 from stages.runtime.common_options import CommonOptions, MegatronOptions
 from trainyard.config import leaves, other_names
-from trainyard.megatron_cli.programs import find_program
+from trainyard.megatron_cli.program_lookup import find_program
 from trainyard.megatron_cli.spellings import vocabulary
 
 ROOT = Path(__file__).resolve().parents[1]

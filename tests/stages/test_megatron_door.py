@@ -20,7 +20,7 @@ from tests.trainyard.retrieval.projects import make_project
 from tests.vectors import GOLDEN
 from trainyard.config import leaves
 from trainyard.config_text import parse_document
-from trainyard.megatron_cli.programs import find_program
+from trainyard.megatron_cli.program_lookup import find_program
 from trainyard.megatron_cli.spellings import flag
 from trainyard.megatron_cli.tools import TOOLS
 

@@ -15,8 +15,8 @@ from stages.reshard.run import run as reshard
 from tests.stages.directly import run_directly, run_program
 from tests.stages.pretrain_runs import OPTIONS, flags
 from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt
+from tests.trainyard.conversion.megatron.converted_runs import save_trained
 from tests.trainyard.conversion.megatron.test_read import states_of, weights_of
-from tests.trainyard.conversion.megatron.test_write import save_trained
 from trainyard.artifacts.digest import digest_document
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.config import digest_relevant, from_dict

@@ -14,7 +14,7 @@ from trainyard.megatron_cli.accepted import ACCEPTED
 from trainyard.megatron_cli.newer import NEWER_ABSENT, NEWER_ACCEPTED, NEWER_HARMLESS
 from trainyard.megatron_cli.options import flag_hint
 from trainyard.megatron_cli.other_programs import DEFAULTS, OLDER, OTHER_PROGRAMS
-from trainyard.megatron_cli.tools import Tool
+from trainyard.megatron_cli.tool import Tool
 
 RENAMED: dict[str, str] = {
     "learning-rate": "lr",

@@ -9,7 +9,8 @@ import pytest
 from tests.test_docs import ROOT
 from trainyard.errors import ConfigError
 from trainyard.megatron_cli.implied import implied
-from trainyard.megatron_cli.programs import PROGRAMS, find_program, table
+from trainyard.megatron_cli.program_lookup import find_program, table
+from trainyard.megatron_cli.programs import PROGRAMS
 
 LAUNCHED = {"WORLD_SIZE": "8"}
 

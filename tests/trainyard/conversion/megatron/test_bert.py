@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainyard.checkpoint.samples import contents
-from tests.trainyard.conversion.megatron.test_write import convert_run
+from tests.trainyard.conversion.megatron.converted_runs import ROWS, convert_run, save_weights
 from tests.trainyard.models.perturbed import perturb
-from trainyard.checkpoint.save import save_step
-from trainyard.config import to_dict
 from trainyard.conversion.megatron.names import flatten, our_name
 from trainyard.conversion.megatron.read import open_megatron
 from trainyard.conversion.source import model_shapes
@@ -23,7 +19,6 @@ from trainyard.models.bert.config import BertConfig
 from trainyard.models.bert.model import BertModel
 from trainyard.models.init import init_parameters
 
-ROWS, TOKENS = 128, 120
 SIZES: dict[str, Any] = {
     "num_layers": 4,
     "hidden_size": 32,
@@ -124,12 +119,6 @@ def test_a_file_of_2019_is_read(tmp_path: Path) -> None:
             assert torch.equal(source.read(f"model.{name}"), tensor.half()), name
 
 
-def save_run(root: Path, config: BertConfig, ours: Mapping[str, Tensor]) -> None:
-    document = {"model": to_dict(config), "vocab_size": TOKENS, "padded_vocab_size": ROWS}
-    tensors = {f"model.{name}": tensor for name, tensor in ours.items()}
-    save_step(str(root), 100, tensors, contents(100, documents={"config.json": document}))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("split", [{}, {"tp": 2}, {"pp": 2}, {"tp": 2, "pp": 2, "vpp": 2}], ids=str)
 @pytest.mark.parametrize("kind", ["legacy", "transformer_engine", "local"])
@@ -138,7 +127,7 @@ def test_every_split_is_written_and_read(
     tmp_path: Path, kind: str, split: dict[str, int], options: dict[str, Any]
 ) -> None:
     config, ours = weights(**options)
-    save_run(tmp_path / "run", config, ours)
+    save_weights(tmp_path / "run", config, ours)
     if kind == "legacy":
         made = convert_run(tmp_path, model_class="legacy", **split)
     else:
@@ -154,7 +143,7 @@ def test_every_split_is_written_and_read(
 
 def test_legacy_files_have_the_names_of_megatron(tmp_path: Path) -> None:
     config, ours = weights()
-    save_run(tmp_path / "run", config, ours)
+    save_weights(tmp_path / "run", config, ours)
     made = convert_run(tmp_path, model_class="legacy", pp=2)
     first, last = (
         torch.load(
@@ -178,6 +167,6 @@ def test_legacy_files_have_the_names_of_megatron(tmp_path: Path) -> None:
 
 
 def test_a_bert_that_megatron_does_not_have_is_refused(tmp_path: Path) -> None:
-    save_run(tmp_path / "run", *weights(post_layernorm=True))
+    save_weights(tmp_path / "run", *weights(post_layernorm=True))
     with pytest.raises(ConfigError, match="Megatron-LM's BERT has no --post-layernorm"):
         convert_run(tmp_path)

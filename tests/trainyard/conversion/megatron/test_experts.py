@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt, save_gpt
+from tests.trainyard.conversion.megatron.converted_runs import convert
 from tests.trainyard.conversion.megatron.megatron_files import Layout, arguments
-from tests.trainyard.conversion.megatron.test_write import convert
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.conversion.megatron.read import open_megatron
 from trainyard.errors import ArtifactError, ConfigError

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt, save_gpt
-from tests.trainyard.conversion.megatron.test_write import convert, trees
+from tests.trainyard.conversion.megatron.converted_runs import convert, trees
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.conversion.megatron.args import config_of
 from trainyard.conversion.megatron.read import open_megatron

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainyard.conversion.megatron.test_bert import save_run
-from tests.trainyard.conversion.megatron.test_write import convert_run
+from tests.trainyard.conversion.megatron.converted_runs import ROWS, convert_weights, model_in
 from tests.trainyard.models.perturbed import perturb
 from trainyard.conversion.megatron.args import config_of
 from trainyard.conversion.megatron.read import open_megatron
@@ -20,7 +19,6 @@ from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.mamba.model import MambaModel
 from trainyard.models.moe_config import MoEConfig
 
-ROWS = 128
 SIZES: dict[str, Any] = {
     "num_layers": 4,
     "hidden_size": 32,
@@ -50,24 +48,12 @@ def weights(**options: Any) -> tuple[MambaConfig, dict[str, Tensor]]:
     return config, {name: tensor.detach() for name, tensor in model.named_parameters()}
 
 
-def convert(folder: Path, config: MambaConfig, ours: dict[str, Tensor], **target: Any) -> Path:
-    save_run(folder / "run", config, ours)
-    return convert_run(folder, **target)
-
-
-def model_in(made: Path, rank: str = "00") -> tuple[dict[str, Any], Any]:
-    """The model dict of a rank, and the args."""
-    file = made / "iter_0000100" / f"mp_rank_{rank}" / "model_optim_rng.pt"
-    tree = torch.load(file, weights_only=False)
-    return tree["model"], tree["args"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 2), (1, 4)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_split_is_written_and_read(tmp_path: Path, kind: str, tp: int, pp: int) -> None:
     config, ours = weights(**KINDS[kind])
-    with open_megatron(str(convert(tmp_path, config, ours, tp=tp, pp=pp))) as source:
+    with open_megatron(str(convert_weights(tmp_path, config, ours, tp=tp, pp=pp))) as source:
         found = source.config
         assert isinstance(found, MambaConfig)
         for name in (*SIZES, *KINDS[kind]):
@@ -82,7 +68,7 @@ def test_every_split_is_written_and_read(tmp_path: Path, kind: str, tp: int, pp:
 
 def test_files_have_the_names_and_rows_of_megatron(tmp_path: Path) -> None:
     config, ours = weights(**KINDS["hybrid"])
-    model, args = model_in(convert(tmp_path, config, ours, tp=2, pp=2), "01_000")
+    model, args = model_in(convert_weights(tmp_path, config, ours, tp=2, pp=2), "01_000")
     shapes = {name: tuple(tensor.shape) for name, tensor in model.items()}
     h, di, gn, heads = 32, 64, 16, 8
     mixer = "decoder.layers.0.mixer."
@@ -149,4 +135,4 @@ def test_what_megatron_does_not_have_is_refused(
     more = {"mamba_num_groups": 2, "mamba_state_dim": 1} if "tp" in target else {}
     config, ours = weights(**options, **more)
     with pytest.raises(ConfigError, match=message):
-        convert(tmp_path, config, ours, **target)
+        convert_weights(tmp_path, config, ours, **target)

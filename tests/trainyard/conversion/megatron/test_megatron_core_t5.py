@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainyard.conversion.megatron import megatron_package
-from tests.trainyard.conversion.megatron.test_t5 import ROWS, convert
+from tests.trainyard.conversion.megatron.converted_runs import ROWS, convert_weights
 from trainyard.models.init import init_parameters
 from trainyard.models.t5.config import T5Config
 from trainyard.models.t5.model import T5Model
@@ -40,7 +40,7 @@ def test_megatron_core_computes_the_same(tmp_path: Path, tied: bool) -> None:
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
-    made = convert(tmp_path, config, weights, transformer_impl="local")
+    made = convert_weights(tmp_path, config, weights, transformer_impl="local")
     batch = {
         "text_enc": torch.randint(0, ROWS, (2, 16), generator=generator),
         "text_dec": torch.randint(0, ROWS, (2, 8), generator=generator),

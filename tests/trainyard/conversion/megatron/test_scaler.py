@@ -14,13 +14,13 @@ from torch import Tensor
 
 from tests.trainyard.checkpoint.samples import random_gpt
 from tests.trainyard.conversion.megatron import megatron_files
+from tests.trainyard.conversion.megatron.converted_runs import RUN, trees
 from tests.trainyard.conversion.megatron.megatron_files import Layout
 from tests.trainyard.conversion.megatron.test_read import (
     GPT,
     states_of,
     weights_of,
 )
-from tests.trainyard.conversion.megatron.test_write import RUN, trees
 from tests.trainyard.conversion.test_write_native import into
 from tests.trainyard.conversion.torch_dist import torch_dist_files
 from trainyard.artifacts import store

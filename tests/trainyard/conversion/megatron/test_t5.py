@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainyard.conversion.megatron.test_bert import save_run
-from tests.trainyard.conversion.megatron.test_write import convert_run
+from tests.trainyard.conversion.megatron.converted_runs import ROWS, convert_weights, model_in
 from tests.trainyard.models.perturbed import perturb
 from trainyard.conversion.megatron.names import flatten
 from trainyard.conversion.megatron.read import open_megatron
@@ -19,7 +18,6 @@ from trainyard.models.init import init_parameters
 from trainyard.models.t5.config import T5Config
 from trainyard.models.t5.model import T5Model
 
-ROWS = 128
 SIZES: dict[str, Any] = {
     "num_layers": 2,
     "hidden_size": 32,
@@ -46,18 +44,6 @@ def weights(**options: Any) -> tuple[T5Config, dict[str, Tensor]]:
     return config, {name: tensor.detach() for name, tensor in model.named_parameters()}
 
 
-def convert(folder: Path, config: T5Config, ours: dict[str, Tensor], **target: Any) -> Path:
-    save_run(folder / "run", config, ours)
-    return convert_run(folder, **target)
-
-
-def model_in(made: Path, rank: int = 0) -> tuple[dict[str, Any], Any]:
-    """The model dict of a rank, and the args."""
-    file = made / "iter_0000100" / f"mp_rank_{rank:02d}" / "model_optim_rng.pt"
-    tree = torch.load(file, weights_only=False)
-    return tree["model"], tree["args"]
-
-
 @pytest.mark.few_cases(3)
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("kind", ["legacy", "transformer_engine", "local"])
@@ -70,9 +56,9 @@ def test_every_split_is_written_and_read(
     target = {"model_class": "legacy"} if is_legacy else {"transformer_impl": kind}
     if is_legacy and options:
         with pytest.raises(ConfigError, match="the legacy model class of Megatron-LM has no"):
-            convert(tmp_path, config, ours, **target)
+            convert_weights(tmp_path, config, ours, **target)
         return
-    with open_megatron(str(convert(tmp_path, config, ours, tp=tp, **target))) as source:
+    with open_megatron(str(convert_weights(tmp_path, config, ours, tp=tp, **target))) as source:
         assert isinstance(source.config, T5Config)
         for name in (*SIZES, *options):
             assert getattr(source.config, name) == getattr(config, name), name
@@ -83,8 +69,8 @@ def test_every_split_is_written_and_read(
 
 
 def test_core_files_have_the_names_of_megatron(tmp_path: Path) -> None:
-    made = convert(tmp_path, *weights(), tp=2, transformer_impl="transformer_engine")
-    model, args = model_in(made, rank=1)
+    made = convert_weights(tmp_path, *weights(), tp=2, transformer_impl="transformer_engine")
+    model, args = model_in(made, rank="01")
     shapes = {name: tuple(tensor.shape) for name, tensor in model.items()}
     layer = "decoder.layers.1."
     assert shapes[f"{layer}cross_attention.linear_q.weight"] == (12, 32)
@@ -104,7 +90,7 @@ def test_core_files_have_the_names_of_megatron(tmp_path: Path) -> None:
 
 
 def test_legacy_files_have_the_names_of_megatron(tmp_path: Path) -> None:
-    made = convert(tmp_path, *weights(), model_class="legacy")
+    made = convert_weights(tmp_path, *weights(), model_class="legacy")
     model, _ = model_in(made)
     assert set(model) == {"language_model", "lm_head"}
     assert set(model["lm_head"]) == {"bias"}
@@ -127,7 +113,7 @@ def test_legacy_files_have_the_names_of_megatron(tmp_path: Path) -> None:
 def test_rows_of_version_0_are_reordered(tmp_path: Path) -> None:
     """All queries, all keys, all values, in the file of each rank."""
     config, ours = weights()
-    made = convert(tmp_path, config, ours, model_class="legacy")
+    made = convert_weights(tmp_path, config, ours, model_class="legacy")
     file = made / "iter_0000100" / "mp_rank_00" / "model_optim_rng.pt"
     tree = torch.load(file, weights_only=False)
     tree["checkpoint_version"] = 0
@@ -158,11 +144,11 @@ def test_a_t5_that_megatron_does_not_have_is_refused(
     tmp_path: Path, options: dict[str, Any], target: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        convert(tmp_path, *weights(**options), **target)
+        convert_weights(tmp_path, *weights(**options), **target)
 
 
 def test_a_t5_over_pipeline_ranks_is_refused(tmp_path: Path) -> None:
-    made = convert(tmp_path, *weights())
+    made = convert_weights(tmp_path, *weights())
     folder = made / "iter_0000100"
     one = folder / "mp_rank_00"
     for rank in range(2):
@@ -175,7 +161,7 @@ def test_a_t5_over_pipeline_ranks_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_t5_whose_decoder_lacks_a_layer_is_refused(tmp_path: Path) -> None:
-    made = convert(tmp_path, *weights())
+    made = convert_weights(tmp_path, *weights())
     file = made / "iter_0000100" / "mp_rank_00" / "model_optim_rng.pt"
     tree = torch.load(file, weights_only=False)
     del tree["model"]["decoder.layers.1.cross_attention.linear_q.weight"]

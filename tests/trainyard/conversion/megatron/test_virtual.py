@@ -9,6 +9,12 @@ import pytest
 import torch
 
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
+from tests.trainyard.conversion.megatron.converted_runs import (
+    convert,
+    convert_run,
+    save_trained,
+    trees,
+)
 from tests.trainyard.conversion.megatron.megatron_files import Layout, write
 from tests.trainyard.conversion.megatron.test_read import (
     LLAMA_OPTIONS,
@@ -19,12 +25,8 @@ from tests.trainyard.conversion.megatron.test_read import (
 )
 from tests.trainyard.conversion.megatron.test_write import (
     assert_handed_on,
-    convert,
-    convert_run,
     handed_on,
     options_of,
-    save_trained,
-    trees,
     trees_by_hand,
 )
 from trainyard.checkpoint.load import open_checkpoint

@@ -11,7 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainyard.checkpoint.samples import PADDED_VOCAB, contents, random_gpt, save_gpt
+from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt, save_gpt
+from tests.trainyard.conversion.megatron.converted_runs import (
+    RUN,
+    TOKENS,
+    convert,
+    convert_run,
+    save_trained,
+    trees,
+)
 from tests.trainyard.conversion.megatron.megatron_files import Layout, megatron_modules, write
 from tests.trainyard.conversion.megatron.test_read import (
     GPT,
@@ -23,69 +31,12 @@ from tests.trainyard.conversion.megatron.test_read import (
     states_of,
     weights_of,
 )
-from trainyard.artifacts import store
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint
-from trainyard.checkpoint.save import save_step
-from trainyard.config import to_dict
 from trainyard.conversion.megatron.names import flatten
 from trainyard.conversion.megatron.read import open_megatron
-from trainyard.conversion.megatron.write import write_megatron
 from trainyard.conversion.vocabulary import Adjusted
 from trainyard.errors import ConfigError
 from trainyard.models.gpt.config import GPTConfig
-
-TOKENS = 257
-RUN: dict[str, Any] = {
-    "lr": 1e-4,
-    "min_lr": 1e-5,
-    "weight_decay": 0.1,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.95,
-    "adam_eps": 1e-8,
-    "tokenizer_type": "HuggingFaceTokenizer",
-}
-RATE = {"max_lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 8, "decay_steps": 800, "style": "cosine"}
-DECAY = {"start": 0.1, "end": 0.1, "steps": 800, "style": "constant"}
-
-
-def save_trained(
-    root: Path, weights: dict[str, Tensor], states: dict[str, dict[str, Tensor]], config: GPTConfig
-) -> None:
-    """A step of a run with its optimizer, as the trainer leaves it."""
-    tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
-    for kind, found in states.items():
-        tensors |= {f"optimizer.{kind}.{name}": tensor for name, tensor in found.items()}
-    document = {
-        "model": to_dict(config),
-        "vocab_size": TOKENS,
-        "padded_vocab_size": PADDED_VOCAB,
-        "run": RUN,
-    }
-    state = {
-        "num_updates": 98,
-        "scheduled_samples": 392,
-        "consumed_train_samples": 400,
-        "schedule": {"learning_rate": RATE, "weight_decay": DECAY},
-    }
-    step_contents = contents(100, documents={"config.json": document})
-    save_step(str(root), 100, tensors, replace(step_contents, state=state))
-
-
-def convert(source: Any, folder: Path, **options: Any) -> Path:
-    write_megatron(source, lambda name: store.open_output(str(folder / name), name), **options)
-    return folder
-
-
-def convert_run(tmp_path: Path, **options: Any) -> Path:
-    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
-        return convert(checkpoint, tmp_path / "made", **options)
-
-
-def trees(folder: Path, step: str = "iter_0000100") -> dict[str, Any]:
-    return {
-        path.parent.name: torch.load(path, weights_only=False)
-        for path in sorted((folder / step).rglob("model_optim_rng.pt"))
-    }
 
 
 def same(left: Any, right: Any) -> bool:

@@ -15,8 +15,8 @@ from torch.distributed import checkpoint as dcp
 
 from tests.trainyard.checkpoint.samples import PADDED_VOCAB
 from tests.trainyard.conversion.megatron import test_write
+from tests.trainyard.conversion.megatron.converted_runs import RUN, save_trained
 from tests.trainyard.conversion.megatron.test_read import states_of
-from tests.trainyard.conversion.megatron.test_write import RUN, save_trained
 from tests.trainyard.conversion.torch_dist.test_read import (
     GPT,
     LLAMA,

@@ -1,0 +1,53 @@
+"""What options of Megatron-LM's programs mean to a command that trains nothing.
+
+Names are flags without leading dashes; `x-*` is every flag that begins with `x-`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Rows = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A command that trains nothing."""
+
+    training: str
+    """Why an option of a training is ignored."""
+    minds: str = ""
+    """Unsupported options of a training that would change what the command does: refused."""
+    rules: tuple[str, ...] = ("logging-level",)
+    """Flags that are more than another spelling here too."""
+    accepted: Rows = ()
+    """Its own flags that are ignored, by the reason."""
+    absent: Rows = ()
+    """Its own flags that are refused, by what to do instead."""
+    harmless: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Values with which a flag in `absent` changes nothing."""
+    later: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Values of its own flags that are refused, by flag and value."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Other spellings of its own flags."""
+    checks_model: bool = False
+    """Whether options of the model are compared with those of its checkpoint."""
+
+
+NO_FILE = (
+    "this command reads no such file; give its options as flags, or in a document with --config",
+    "yaml-cfg",
+)
+
+CHECKPOINT_ARGS = (
+    "the checkpoint always brings the model's options",
+    "use-checkpoint-args enable-gpt-oss model-provider",
+)
+
+OF_A_CHECKPOINT = (
+    "logging-level",
+    "use-rotary-position-embeddings",
+    "ckpt-step",
+    "moe-router-pre-softmax",
+)
+"""Flags that are more than another spelling to commands that read a checkpoint of a run."""
