@@ -7,16 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from stages.pretrain.config import PretrainConfig
-from trainyard.checkpoint.steps import CONFIG, locate_step, step_document
+from trainyard.artifacts import store
+from trainyard.artifacts.urls import join
+from trainyard.checkpoint.steps import CONFIG, TOKENIZER, find_steps, locate_step, step_document
 from trainyard.config import digest_relevant, flag, leaves
 from trainyard.errors import ArtifactError, ConfigError
 
 OPTION = "--use-checkpoint-args"
 
+OF_TOKENIZER = {"tokenizer_type", "tokenizer_model", "vocab_file", "merge_file"}
+"""Options that name a tokenizer; without any of them the checkpoint's is used."""
+
 
 def beneath(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """(options that those given override, remarks to log): with --use-checkpoint-args, the model's
-    in the checkpoint of `load`, or of the run in `save`.
+    """(options that those given override, remarks to log): with --use-checkpoint-args, those of the
+    model and the tokenizer in the checkpoint of `load`, or of the run in `save`.
 
     given: the options of the command line and its document; a remark names each that differs."""
     if not given.get("use_checkpoint_args"):
@@ -24,6 +29,8 @@ def beneath(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     load = given.get("load") or given.get("save")
     if load is None:
         raise ConfigError(f"{OPTION} takes the model's options from --load, which is not given")
+    if load == given.get("save") and not _has_checkpoint(load):
+        return {}, [f"{OPTION}: {load} has no checkpoint yet; the options are those given"]
     known = {name for name, _, _ in leaves(PretrainConfig)}
     stored = {name: value for name, value in _stored(load).items() if name in known}
     _check_family(load, stored, given)
@@ -34,7 +41,10 @@ def beneath(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if name in stored and stored[name] != value:
             before = "no value" if stored[name] is None else stored[name]
             remarks.append(f"{OPTION}: {flag(name)} {value} replaces {before} of {load}")
-    return taken, remarks
+    tokenizer = {} if OF_TOKENIZER & given.keys() else _tokenizer(load)
+    if tokenizer:
+        remarks.append(f"{OPTION}: the tokenizer is that of {load}")
+    return {**tokenizer, **taken}, remarks
 
 
 def _check_family(load: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -45,6 +55,12 @@ def _check_family(load: str, stored: Mapping[str, Any], given: Mapping[str, Any]
             f"{OPTION}: {load} holds a model of --model-type {found}, not {wanted}; give "
             f"--model-type {found}"
         )
+
+
+def _has_checkpoint(folder: str) -> bool:
+    from trainyard.conversion.detect import detect
+
+    return detect(folder) not in ("trainyard", None) or bool(find_steps(folder))
 
 
 def _stored(load: str) -> dict[str, Any]:
@@ -60,6 +76,20 @@ def _stored(load: str) -> dict[str, Any]:
 
     with open_source(load, loader_for(load)) as source:
         return digest_relevant(source.config)
+
+
+def _tokenizer(load: str) -> dict[str, Any]:
+    """The tokenizer that a checkpoint of ours carries; {} for another's."""
+    from trainyard.conversion.detect import detect
+    from trainyard.tokenizers.carried import DESCRIPTION, carried_options
+
+    if detect(load) not in ("trainyard", None):
+        return {}
+    url, _ = locate_step(load, f"{OPTION}: --load")
+    folder = join(url, TOKENIZER)
+    if not store.exists(join(folder, DESCRIPTION)):
+        return {}
+    return {name: value for name, value in carried_options(folder).items() if value is not None}
 
 
 def resolved(config: PretrainConfig, world_size: int) -> PretrainConfig:

@@ -33,7 +33,9 @@ ABSENT: tuple[tuple[str, str], ...] = (
     (
         "the instances of --num-distributed-optimizer-instances hold copies of each other's "
         "shards; leave it out, or give one instance, which shards over all replicas",
-        "outer-dp-sharding-strategy enable-full-sharding-in-hsdp",
+        """
+        outer-dp-sharding-strategy expert-outer-dp-sharding-strategy enable-full-sharding-in-hsdp
+        """,
     ),
     (
         "--data-parallel-sharding-strategy optim_grads_params shards the weights over the "
@@ -164,6 +166,7 @@ ABSENT: tuple[tuple[str, str], ...] = (
 HARMLESS: dict[str, tuple[str, ...]] = {
     "moe-input-jitter-eps": ("0", "0.0"),
     "outer-dp-sharding-strategy": ("no_shard",),
+    "expert-outer-dp-sharding-strategy": ("no_shard",),
     "tensor-parallel-num-weight-shards": ("1",),
     "error-injection-rate": ("0",),
     "error-injection-type": ("transient_error",),
@@ -179,8 +182,8 @@ attention-output-gate
 """Those that make another model: a command that trains nothing refuses them too."""
 
 OF_MEMORY = """
-outer-dp-sharding-strategy enable-full-sharding-in-hsdp tensor-parallel-num-weight-shards
-checkpoint-activations
+outer-dp-sharding-strategy expert-outer-dp-sharding-strategy enable-full-sharding-in-hsdp
+tensor-parallel-num-weight-shards checkpoint-activations
 checkpoint-num-layers checkpoint-in-cpu distribute-checkpointed-activations
 fine-grained-activation-offloading cpu-optimizer standalone-embedding-stage
 pipeline-model-parallel-split-rank

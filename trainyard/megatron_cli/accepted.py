@@ -156,7 +156,7 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
     (
         "sharded weights are gathered layer by layer, in memory that torch allocates; how changes "
         "no result",
-        "fsdp-* suggested-communication-unit-size",
+        "fsdp-* megatron-fsdp-version suggested-communication-unit-size",
     ),
     (
         "the samples of a table of neighbours are always compared with those of the run",

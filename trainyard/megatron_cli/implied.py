@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from trainyard.megatron_cli.options import Option, split_options
 from trainyard.megatron_cli.programs import EXAMPLE, Program
 
-DOCUMENTS = ("config", "yaml-cfg", "use-checkpoint-args")
+DOCUMENTS = ("config", "yaml-cfg")
 """Options that bring a tokenizer of their own."""
+
+FILES = ("tokenizer-model", "vocab-file", "vocab", "merge-file")
+"""Without them --use-checkpoint-args brings the checkpoint's."""
 
 EXAMPLE_DEFAULTS: dict[str, str] = {
     "num-layers": "4",
@@ -59,6 +62,8 @@ def implied(
 
 def _brings_tokenizer(given: set[str]) -> bool:
     """Whether the command names a tokenizer, or needs none as it makes its data up."""
+    if "use-checkpoint-args" in given and not given & {*FILES}:
+        return True
     return bool(given & {"tokenizer-type", *DOCUMENTS}) or {"mock-data", "vocab-size"} <= given
 
 

@@ -69,6 +69,12 @@ def test_an_unknown_program_is_refused_with_the_nearest() -> None:
         ("pretrain_gpt.py", "--mock-data --vocab-size 9", "--model-type gpt"),
         ("pretrain_gpt.py", "--mock-data", "--model-type gpt --tokenizer-type GPT2BPETokenizer"),
         ("pretrain_gpt.py", "--yaml-cfg f", "--model-type gpt"),
+        ("pretrain_gpt.py", "--use-checkpoint-args --load c", "--model-type gpt"),
+        (
+            "pretrain_bert.py",
+            "--use-checkpoint-args --load c --vocab-file v",
+            "--model-type bert --tokenizer-type BertWordPieceLowerCase",
+        ),
         ("tools/checkpoint/convert.py", "--saver core", "--loader megatron"),
         ("tools/preprocess_data.py", "--input a", ""),
         ("tools/generate_samples_gpt.py", "--top_p 0.9", "--top-k 0"),

@@ -40,7 +40,7 @@ def run(tokens: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_model_comes_from_the_checkpoint_under_the_command_line(run: Path) -> None:
     given = {"use_checkpoint_args": True, "load": str(run), "num_layers": 2, "seq_length": 16}
-    taken, remarks = beneath(given)
+    taken, remarks = beneath({**given, "tokenizer_type": "NullTokenizer"})
     assert (taken["hidden_size"], taken["num_attention_heads"]) == (32, 4)
     assert not given.keys() & taken.keys()
     assert "lr" not in taken, "options of the model alone"
@@ -49,7 +49,10 @@ def test_the_model_comes_from_the_checkpoint_under_the_command_line(run: Path) -
         f"--use-checkpoint-args: --num-layers 2 replaces 4 of {run}",
     ]
     same = {"use_checkpoint_args": True, "save": str(run)}
-    assert beneath(same)[0].items() >= taken.items()
+    found, remarks = beneath(same)
+    assert found.items() >= taken.items()
+    assert found["tokenizer_type"] == "NullTokenizer"
+    assert remarks[-1] == f"--use-checkpoint-args: the tokenizer is that of {run}"
     assert beneath({"load": str(run)}) == ({}, [])
 
 
@@ -70,7 +73,7 @@ def test_every_option_of_every_kind_of_model_comes_from_the_checkpoint(
     document = {**SIZES, "position_embedding_type": "rope", "moe_router_pre_softmax": True}
     model = read_model_config({**document, **PARTS[part]}, "test")
     monkeypatch.setattr(resolve, "_stored", lambda load: to_dict(model))
-    given = {"use_checkpoint_args": True, "load": "c"}
+    given = {"use_checkpoint_args": True, "load": "c", "tokenizer_type": "NullTokenizer"}
     taken, remarks = beneath(given)
     assert taken == to_dict(model)
     assert taken.items() >= PARTS[part].items()
@@ -80,6 +83,16 @@ def test_every_option_of_every_kind_of_model_comes_from_the_checkpoint(
         f"--moe-router-topk 3 replaces {taken['moe_router_topk']} of c",
         "--window-size 4,0 replaces no value of c",
     ]
+
+
+def test_before_the_first_checkpoint_the_options_are_those_given(tmp_path: Path) -> None:
+    save = str(tmp_path / "new")
+    for given in ({"save": save}, {"save": save, "load": save}):
+        taken, remarks = beneath({"use_checkpoint_args": True, **given})
+        assert taken == {}
+        assert remarks == [
+            f"--use-checkpoint-args: {save} has no checkpoint yet; the options are those given"
+        ]
 
 
 def test_a_program_of_another_kind_of_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
