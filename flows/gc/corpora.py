@@ -13,7 +13,7 @@ from functools import partial
 
 from flows.gc.contents import Contents, holding, remove_files
 from flows.gc.policy import DAY, Garbage, Policy, age
-from flows.gc.references import Collectable, Use, in_use, uses_of, uses_of_steps
+from flows.gc.references import Collectable, Use, in_use, uses_of, uses_of_steps, uses_of_virtual
 from flows.recipes.corpus_versions import CURRENT, CorpusVersion, read_pointer
 from flows.runner.run_lock import LOCK_FILE
 from trainyard.artifacts import store
@@ -83,6 +83,7 @@ def superseded(
     theirs = {name for one in old for name in one.unit.names}
     others = [a for a in contents.artifacts if a.manifest_name not in theirs]
     uses = [*uses_of(others), *uses_of_steps(contents, others), *running]
+    uses += uses_of_virtual(contents, (e.name for e in contents.entries if e.name not in theirs))
     uses += [use for corpus in corpora(contents) for use in _of_versions(contents, corpus, theirs)]
     kept = in_use([one.unit for one in old], uses, contents.root)
     going = [one for one in old if one.unit.place not in kept]
@@ -146,7 +147,8 @@ def _number(version: str) -> int:
 def _unit(contents: Contents, place: str) -> Collectable:
     names = tuple(entry.name for entry in contents.below(place))
     inside = [contents.artifact_of[name] for name in names if name in contents.artifact_of]
-    return Collectable(place, names, tuple(inside))
+    parts = tuple(url for use in uses_of_virtual(contents, names) for url in use.urls)
+    return Collectable(place, names, tuple(inside), parts)
 
 
 def _old_parts(contents: Contents, corpus: Corpus, policy: Policy) -> Iterable[Old]:

@@ -16,7 +16,9 @@ from flows.gc.contents import Artifact, Contents
 from flows.runner.run_lock import JOBS, LOCK_FILE
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import read_listed_json
-from trainyard.artifacts.urls import basename, canonical_each, join
+from trainyard.artifacts.output import PARTS
+from trainyard.artifacts.parts_list import read_parts
+from trainyard.artifacts.urls import basename, canonical_each, is_hidden, join, parent
 from trainyard.errors import ArtifactError
 
 STEP_CONFIG = "config.json"
@@ -75,12 +77,16 @@ class _Finder:
         self._by_digest: dict[str, list[int]] = defaultdict(list)
         self._by_place: dict[str, list[int]] = defaultdict(list)
         self._by_home: dict[str, list[int]] = defaultdict(list)
+        self._by_folder: dict[str, list[int]] = defaultdict(list)
+        """By the folder that a unit is in, which may be used as a whole: a virtual dataset."""
         homes = canonical_each(join(root, unit.place) for unit in units)
         for number, (unit, at_home) in enumerate(zip(units, homes, strict=True)):
             for digest in unit.digests:
                 self._by_digest[digest].append(number)
             self._by_place[unit.place].append(number)
             self._by_home[at_home].append(number)
+            self._by_folder[parent(unit.place)].append(number)
+            self._by_folder[parent(at_home)].append(number)
         self._place_lengths = sorted(set(map(len, self._by_place)))
         self._home_lengths = sorted(set(map(len, self._by_home)))
 
@@ -90,11 +96,13 @@ class _Finder:
         for url, whole in zip(use.urls, canonical_each(use.urls), strict=True):
             for head in _heads(whole, self._home_lengths):
                 found.update(self._by_home.get(head, ()))
+            found.update(self._by_folder.get(whole, ()))
             # The place may be part of another path: another machine has another one to the root.
             tail = url.rstrip("/")
             while True:
                 for head in _heads(tail, self._place_lengths):
                     found.update(self._by_place.get(head, ()))
+                found.update(self._by_folder.get(tail, ()))
                 _, slash, tail = tail.partition("/")
                 if not slash:
                     break
@@ -117,6 +125,16 @@ def uses_of(artifacts: Iterable[Artifact]) -> list[Use]:
             urls = tuple(url for record in records for url in record.urls)
             found.append(Use(artifact.base, urls, frozenset(record.digest for record in records)))
     return found
+
+
+def uses_of_virtual(contents: Contents, names: Iterable[str]) -> list[Use]:
+    """The pairs that the virtual datasets among these files consist of, whether or not a manifest
+    lists them. Raises ArtifactError for a damaged list: it may name anything."""
+    lists = (name for name in names if name.endswith(PARTS) and not is_hidden(name))
+    return [
+        Use(name, tuple(part.prefix for part in read_parts(contents.url(name)).parts))
+        for name in lists
+    ]
 
 
 def uses_of_steps(contents: Contents, artifacts: Iterable[Artifact]) -> list[Use]:

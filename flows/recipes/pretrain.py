@@ -17,6 +17,7 @@ from flows.recipes.stage_job import StageJob, build_config, located_errors, stag
 from flows.stage_configs import CONFIGS
 from flows.yard.profile import TrainingResources
 from trainyard.artifacts.inputs import check_exists, metrics_of
+from trainyard.artifacts.output import PARTS
 from trainyard.config import leaves
 from trainyard.errors import ConfigError
 
@@ -106,6 +107,10 @@ def plan_job(
         raise
 
 
+def _metrics_of_tokens(prefix: str) -> Mapping[str, Any]:
+    return metrics_of(f"{prefix}.bin") or metrics_of(prefix + PARTS)
+
+
 def _vocab_size(recipe: Recipe, corpus: CorpusJobs) -> Any:
     """Tokens of the tokenizer: as written, of the one to train, or from the tokens' manifest."""
     size = recipe.table("plan").get("vocab_size", corpus.tokenizer.get("vocab_size"))
@@ -114,7 +119,7 @@ def _vocab_size(recipe: Recipe, corpus: CorpusJobs) -> Any:
         size = build_config("train_tokenizer", document, recipe.where).vocab_size
         size += corpus.tokenizer.get("vocab_extra_ids", 0)
     if size is None and recipe.tokens:
-        size = metrics_of(f"{corpus.tokens}.bin").get("vocab_size")
+        size = _metrics_of_tokens(corpus.tokens).get("vocab_size")
     if size is None:
         if recipe.tokens:
             check_exists(corpus.tokens)

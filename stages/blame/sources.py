@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from trainyard import json_text
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import Manifests, raw_digest
+from trainyard.corpus.document_origins import Origins, open_origins
 from trainyard.corpus.formats.records import ORIGIN
-from trainyard.corpus.provenance.origins import Origin, Provenance
+from trainyard.corpus.provenance.origins import Origin
 from trainyard.errors import ArtifactError, ConfigError, TrainyardError
 
 log = logging.getLogger(__name__)
@@ -34,26 +35,26 @@ class Sidecars:
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         """sizes: number of documents of the token files of each prefix."""
-        self._by_prefix: dict[str, Provenance] = {}
+        self._by_prefix: dict[str, Origins] = {}
         self._manifests = Manifests()
         self.unchecked: set[str] = set()
         """Prefixes whose sidecar no manifest lists, so that it may belong to other token files."""
         for prefix, num_documents in sizes.items():
-            url = f"{prefix}.docs"
-            if not store.exists(url):
-                log.warning("%s: no sidecar, so the sources of its documents are unknown", url)
+            sidecar = open_origins(prefix, self._manifests)
+            if sidecar is None:
+                log.warning("%s.docs: no sidecar, so its documents' sources are unknown", prefix)
                 continue
-            sidecar = Provenance(url)
             if len(sidecar) != num_documents:
                 raise ArtifactError(
-                    f"{url} has {len(sidecar)} documents, {prefix}.idx has {num_documents}: they "
-                    "are from different runs; rerun the stage that wrote them"
+                    f"{prefix}.docs has {len(sidecar)} documents, {prefix} has {num_documents}: "
+                    "they are from different runs; rerun the stage that wrote them"
                 )
-            self._check(url, prefix)
+            for url in sidecar.urls:
+                self._check(url, prefix)
             self._by_prefix[prefix] = sidecar
 
     def _check(self, url: str, prefix: str) -> None:
-        """Compare the sidecar with the manifest: other token files may have as many documents."""
+        """Compare a sidecar with the manifest: other token files may have as many documents."""
         record = self._manifests.record(url)
         if record is None:
             self.unchecked.add(prefix)
@@ -98,7 +99,7 @@ class Sidecars:
             parts = [sidecar.documents_of(full) for full in self._matching(sidecar, source)]
             documents = np.concatenate(parts) if parts else np.empty(0, np.int64)
             if line is not None:
-                documents = documents[sidecar.records["line"][documents] == line]
+                documents = documents[sidecar.lines(documents) == line]
             if name is not None:
                 wanted = [sidecar[k].id == name for k in documents.tolist()]
                 documents = documents[np.array(wanted, np.bool_)]
@@ -108,7 +109,7 @@ class Sidecars:
             raise ConfigError(f"--source {source}{self._why_none(source, line, name)}")
         return found
 
-    def _matching(self, sidecar: Provenance, source: str) -> list[str]:
+    def _matching(self, sidecar: Origins, source: str) -> list[str]:
         """Names that are the source, or end with it."""
         ending = "/" + source.lstrip("/")
         return [name for name in sidecar.sources if name == source or name.endswith(ending)]

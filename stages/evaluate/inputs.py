@@ -5,7 +5,7 @@ from __future__ import annotations
 from stages.evaluate.config import EvaluateConfig
 from trainyard.artifacts import store
 from trainyard.conversion.loadable_model import check_model_to_load
-from trainyard.corpus.pairs import PAIR
+from trainyard.corpus.virtual import files_of
 from trainyard.errors import DataError
 from trainyard.tokenizers.registry import check_files
 
@@ -15,10 +15,10 @@ def check_inputs(config: EvaluateConfig) -> None:
     is not the expected one, and a corpus that is no token files. Readers check the checkpoints of
     other programs."""
     for prefix in config.contamination.contamination_corpus:
-        missing = [ending for ending in PAIR if not store.exists(prefix + ending)]
+        missing = [url for url in files_of(prefix).values() if not store.exists(url)]
         if missing:
             raise DataError(
-                f"--contamination-corpus {prefix}: there is no {prefix}{missing[0]}; name the "
+                f"--contamination-corpus {prefix}: there is no {missing[0]}; name the "
                 "prefix of token files, which is their path without .bin and .idx"
             )
     tokenizer = config.given_tokenizer()

@@ -17,9 +17,13 @@ class MergeConfig:
     """Merge .bin/.idx pairs into one pair, in the order of --input, and by name within a folder."""
 
     input: tuple[str, ...] = location()
-    """Folders or URLs with pairs, prefixes of pairs, files of pairs, or patterns of these."""
+    """Folders or URLs with pairs, prefixes of pairs, files of pairs, or patterns of these. The
+    prefix of a virtual dataset stands for its parts."""
     output_prefix: str = location()
     """PREFIX of the .bin and .idx to write; not inside an input folder."""
+    virtual: bool = False
+    """Copy nothing: write PREFIX.parts, which names the pairs. Every --data-path takes PREFIX, as
+    long as the pairs stay where they are."""
     multimodal: bool = False
     """Merge multimodal pairs, whose indices have modes."""
     drop_provenance: bool = False
@@ -60,6 +64,10 @@ class MergeConfig:
     def output(self) -> Output | None:
         """A prefix."""
         return Output.prefix(self.output_prefix)
+
+    def names_inputs(self) -> bool:
+        """Only a virtual dataset names the pairs."""
+        return self.virtual
 
 
 def _all_files(entry: str) -> str:

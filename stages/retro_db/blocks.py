@@ -13,6 +13,7 @@ from stages.retro_db.config import RetroDbConfig
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import is_local
 from trainyard.corpus.indexed import IndexedDataset
+from trainyard.corpus.virtual import files_of
 from trainyard.datasets.vocabulary import fault, outside
 from trainyard.retrieval.chunks import Rows, chunk_rows
 from trainyard.retrieval.hdf5 import block_name
@@ -129,5 +130,5 @@ def bert_tokenizer(config: TokenizerConfig) -> WordPieceTokenizer:
 
 
 def version_of(prefix: str) -> str:
-    """The version of a .bin."""
-    return str(store.info(prefix + ".bin").version)
+    """The version of a .bin, or of the parts of a virtual dataset."""
+    return " ".join(store.info(url).version for url in files_of(prefix).values())

@@ -20,7 +20,7 @@ from trainyard.artifacts.manifest import (
 )
 from trainyard.artifacts.output import MANIFEST, Output
 from trainyard.artifacts.parts import wrong_file
-from trainyard.artifacts.urls import has_glob, is_local, join, lies_in
+from trainyard.artifacts.urls import canonical_each, has_glob, is_local, join, lies_in
 from trainyard.config import digest_relevant, to_dict
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.version import VERSION
@@ -60,6 +60,14 @@ class MadeInShares(Protocol):
 
     def spent(self) -> tuple[str, ...]:
         """For the whole: folders of shares, removed once it is published."""
+
+
+@runtime_checkable
+class NamesInputs(Protocol):
+    """One more method for a stage whose output may name the places of its inputs."""
+
+    def names_inputs(self) -> bool:
+        """Whether it does. Inputs at other places then run the stage again."""
 
 
 @runtime_checkable
@@ -158,6 +166,9 @@ def decide(
             f"made by version {manifest.code.get('version')}, and since then {changed_code}; a "
             "change of code alone makes nothing again: --force or --on-code-change redo does"
         )
+    if reason is None and isinstance(config, NamesInputs) and config.names_inputs():
+        assert manifest is not None, "without a manifest there is a reason"
+        reason = _moved_input(manifest, inputs)
     if force:
         reason = "--force was given"
     elif reason is None and manifest is not None and is_forced(manifest, forced_by):
@@ -254,6 +265,14 @@ def _changed_input(manifest: Manifest, inputs: dict[str, Input]) -> str | None:
         if before.digest != now.digest:
             where = ", ".join(now.urls[:2]) + (", ..." if len(now.urls) > 2 else "")
             return f"{_named(now)} changed ({where}: {before.digest[:8]} -> {now.digest[:8]})"
+    return None
+
+
+def _moved_input(manifest: Manifest, inputs: dict[str, Input]) -> str | None:
+    for name, now in inputs.items():
+        before = manifest.inputs[name].urls
+        if list(canonical_each(before)) != list(canonical_each(now.urls)):
+            return f"{_named(now)} moved ({', '.join(before[:2])} -> {', '.join(now.urls[:2])})"
     return None
 
 

@@ -11,8 +11,9 @@ from stages.verify.config import VerifyConfig
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import read_digest
 from trainyard.artifacts.manifest import Manifest, read_manifest
-from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.output import MANIFEST, PARTS
 from trainyard.artifacts.parts import files_of_part
+from trainyard.artifacts.parts_list import read_parts
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ArtifactError
@@ -25,12 +26,15 @@ def run(config: VerifyConfig, stage: StageRun) -> dict[str, Any]:
     manifests = [found for url in config.url for found in find_manifests(url)]
     total = sum(manifest.size_bytes for _, manifest in manifests)
     faults: list[str] = []
+    seen: set[str] = set()
     with stage.progress(total, "bytes", "verify") as progress:
         for base, manifest in manifests:
             for record in _files(base, manifest, faults):
                 fault = compare(base + record.path, record)
                 faults += [fault] if fault else []
                 progress.update(record.size_bytes)
+                if record.path.endswith(PARTS) and not fault:
+                    faults += _differing_parts(base + record.path, seen)
     files = sum(manifest.num_files for _, manifest in manifests)
     if faults:
         raise ArtifactError(f"{len(faults)} of {files} files differ:\n  " + "\n  ".join(faults))
@@ -47,6 +51,19 @@ def _files(base: str, manifest: Manifest, faults: list[str]) -> Iterator[FileRec
             yield from files_of_part(base, part)
         except ArtifactError as error:
             faults.append(str(error))
+
+
+def _differing_parts(url: str, seen: set[str]) -> Iterator[str]:
+    """The differences of the pairs that a virtual dataset names; each file is read once."""
+    for part in read_parts(url).parts:
+        for ending, digest in ((".bin", part.bin_digest), (".idx", part.idx_digest)):
+            file = part.prefix + ending
+            if file + digest not in seen:
+                seen.add(file + digest)
+                if not store.exists(file):
+                    yield f"{file}: missing; a part of {url}"
+                elif (found := read_digest(file)) != digest:
+                    yield f"{file}: expected digest {digest}, found {found}; a part of {url}"
 
 
 def find_manifests(url: str) -> list[tuple[str, Manifest]]:

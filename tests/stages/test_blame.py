@@ -17,6 +17,8 @@ from stages.blame.run import run
 from stages.blame.run_description import describe
 from stages.index.config import IndexConfig
 from stages.index.run import run as build_indices
+from stages.merge.config import MergeConfig
+from stages.merge.run import run as merge
 from stages.runtime.context import StageRun
 from tests.stages.directly import run_directly
 from tests.stages.pretrain_runs import OPTIONS as PRETRAIN
@@ -104,6 +106,26 @@ def test_every_step_matches_the_ledger_and_its_sources_lead_back_to_it(
         assert row["line"] == row["document"] % LINES + 1
         assert row["offset"] == 100 * (row["line"] - 1)
         assert 0 <= row["tokens"][0] < row["tokens"][1] <= len(document)
+
+
+def test_parts_that_were_not_merged_lead_to_the_same_sources(
+    pretrain: Pretrain, tokens: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    answers = []
+    for name, is_virtual in (("merged", False), ("virtual", True)):
+        prefix, folder = str(tmp_path / name), tmp_path / f"run-{name}"
+        run_directly(MergeConfig, merge, input=[tokens], output_prefix=prefix, virtual=is_virtual)
+        pretrain(folder, data_path=[prefix])
+        step = ask(capsys, load=str(folder), step=3)
+        of_line = ask(capsys, load=str(folder), source="b/part-1.jsonl", line=7)
+        of_id = ask(capsys, load=str(folder), source="a/part-0.jsonl", id="id-3")
+        for answer in (step, of_line, of_id):
+            assert answer["checked_steps"] > 0
+            for row in answer["rows"]:
+                assert row.pop("dataset") == prefix
+            del answer["unchecked_sidecars"]
+        answers.append([step, of_line, of_id, (folder / "ledger.jsonl").read_text()])
+    assert answers[0] == answers[1]
 
 
 def test_the_options_of_the_run_give_the_same_answer_as_the_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -232,3 +233,38 @@ def test_file_that_links_to_itself_is_refused(tmp_path: Path, ending: str, given
         "stages.merge", "--input", inputs, "--output-prefix", str(tmp_path / "whole"), expect=1
     )
     assert f"a{ending}" in done.err
+
+
+def test_a_virtual_merge_runs_again_when_its_parts_moved_and_verifies_them(tmp_path: Path) -> None:
+    put(str(tmp_path / "parts/a"), FIRST)
+    put(str(tmp_path / "parts/b"), SECOND)
+    whole = str(tmp_path / "out/whole")
+
+    def again(entry: str) -> str:
+        words = ("--input", str(tmp_path / entry), "--output-prefix", whole, "--virtual")
+        return run_program("stages.merge", *words, expect=0).err
+
+    again("parts")
+    assert "running because" not in again("parts")
+    (tmp_path / "parts").rename(tmp_path / "moved")
+    assert re.search(r"running because the input moved \(.*parts -> .*moved\)", again("moved"))
+    assert tokens(whole) == FIRST + SECOND
+    run_program("stages.verify", whole, expect=0)
+    path = tmp_path / "moved/b.bin"
+    path.write_bytes(path.read_bytes()[::-1])
+    message = run_program("stages.verify", whole, expect=1).err
+    assert re.search(r"b\.bin: expected digest .*; a part of .*whole\.parts", message)
+    path.unlink()
+    message = run_program("stages.verify", whole, expect=1).err
+    assert re.search(r"b\.bin: missing; a part of .*whole\.parts", message)
+
+
+def test_a_merge_may_take_the_place_of_a_virtual_one_and_back(tmp_path: Path) -> None:
+    put(str(tmp_path / "parts/a"), FIRST)
+    whole = str(tmp_path / "out/whole")
+    words = ("--input", str(tmp_path / "parts"), "--output-prefix", whole)
+    for flags, endings in (((), {"bin", "idx", "sums"}), (("--virtual",), {"parts"})) * 2:
+        run_program("stages.merge", *words, *flags, expect=0)
+        names = {path.name for path in (tmp_path / "out").iterdir()}
+        assert names == {f"whole.{ending}" for ending in (*endings, "manifest.json")}
+        assert tokens(whole) == FIRST

@@ -42,15 +42,19 @@ def digests_folder() -> Path:
     return Path(chosen) if chosen else cache_folder() / "digests"
 
 
-def remembered(url: str, what: str, compute: Callable[[], object]) -> object:
+def remembered(
+    url: str, what: str, compute: Callable[[], object], size_bytes: int | None = None
+) -> object:
     """The result of `compute`, which depends on nothing but the contents of the file at `url`.
 
     what: names the result, and changes with its definition. The result must be JSON-able. One
-    process of this machine computes it for a large file, and the others wait."""
+    process of this machine computes it for a large file, and the others wait. size_bytes: of what
+    `compute` reads, if the file only names it by digest."""
     path = local_path(url)
     absolute = str(path.resolve()) if path is not None else url
     found = store.info(url)
-    if what != DIGEST and found.size_bytes < LARGE:
+    is_large = (found.size_bytes if size_bytes is None else size_bytes) >= LARGE
+    if what != DIGEST and not is_large:
         return compute()  # sooner than it is looked up
     named = absolute if what == DIGEST else f"{absolute} {what}"
     entry = digests_folder() / f"{digest_bytes(named.encode())[:32]}.json"
@@ -58,7 +62,7 @@ def remembered(url: str, what: str, compute: Callable[[], object]) -> object:
     cached = _read(entry, state, what) if found.version else None
     if cached is not None:
         return cached
-    with one_at_a_time(entry.stem, found.size_bytes >= LARGE and bool(found.version)) as waited:
+    with one_at_a_time(entry.stem, is_large and bool(found.version)) as waited:
         cached = _read(entry, state, what) if waited else None
         if cached is not None:
             return cached

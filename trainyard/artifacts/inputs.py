@@ -20,7 +20,7 @@ from trainyard.artifacts.by_version import remembered
 from trainyard.artifacts.digest import digest_bytes, digest_document, digest_files, hasher
 from trainyard.artifacts.error_text import why_absent
 from trainyard.artifacts.manifest import Manifest, check_digest, read_manifest, read_slot
-from trainyard.artifacts.output import FINAL_NAMES, MANIFEST, Output, is_housekeeping
+from trainyard.artifacts.output import FINAL_NAMES, MANIFEST, PARTS, Output, is_housekeeping
 from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import (
     basename,
@@ -88,6 +88,8 @@ def _resolve_one(url: str, manifests: Manifests) -> tuple[list[str], str]:
         # Not in the digest: the sidecar names locations, and tokens do not depend on them.
         sidecar = [url + SIDECAR] if manifests.exists(url + SIDECAR) else []
         return sorted([*pair, *sidecar]), _files_alone(pair, manifests)[1]
+    if not is_web(url) and manifests.exists(url + PARTS):
+        return _files_alone([url + PARTS], manifests)
     return _folder(url, manifests)
 
 
@@ -107,7 +109,7 @@ def check_exists(url: str) -> None:
     manifests = Manifests()
     if any(manifests.read(manifest_url) for manifest_url, _ in _own_manifests(url)):
         return
-    if not any(store.exists(url + ending) for ending in PAIR):
+    if not any(store.exists(url + ending) for ending in (*PAIR, PARTS)):
         _files_in(url)
 
 
@@ -177,6 +179,11 @@ class Manifests:
             if self._asked[folder] <= MAX_ASKED:
                 return store.exists(url)
         return basename(url) in self._folder(folder)
+
+    def lists(self, url: str) -> bool:
+        """Whether there is a file of that name, from the listing of its folder, which `record`
+        needs too."""
+        return basename(url) in self._folder(parent(url))
 
     def read(self, url: str) -> Manifest | None:
         """The manifest at a URL, None when there is none.

@@ -19,6 +19,9 @@ from trainyard.errors import ConfigError
 MANIFEST = "manifest.json"
 WORK = ".work"
 CLAIM = "claim.json"
+PARTS = ".parts"
+"""Ending of the list of the parts of a virtual dataset (`parts_list`)."""
+
 FINAL_NAMES = "final-"
 """Prefix of the files in a work folder that list the final names a run started to write."""
 

@@ -31,10 +31,17 @@ from trainyard.corpus.layout import (
     write_header,
     write_offsets,
 )
-from trainyard.corpus.pairs import SUMS
-from trainyard.corpus.readers import CheckedReader, Reader, map_file, map_listed, open_reader
+from trainyard.corpus.readers import (
+    CheckedReader,
+    Reader,
+    TokenReader,
+    map_file,
+    map_listed,
+    open_checked,
+)
 from trainyard.corpus.remote import CacheOptions
-from trainyard.corpus.sums import Sums
+from trainyard.corpus.virtual import find_virtual
+from trainyard.corpus.virtual_reader import PartsReader, check_sizes, joined_index
 from trainyard.errors import DataError
 
 __all__ = [
@@ -185,14 +192,23 @@ def _convert(tokens: Tokens, dtype: np.dtype[Any]) -> Tokens:
 
 def read_index(
     prefix_url: str, options: CacheOptions | None = None, manifests: Manifests | None = None
-) -> tuple[Index, FileInfo]:
-    """The index of a pair with every entry checked, and size and version of the .bin.
+) -> Index:
+    """The index of a pair or of a virtual dataset, with every entry checked.
 
     A remote .idx is copied to this node, once."""
+    options, manifests = options or CacheOptions(), manifests or Manifests()
+    virtual = find_virtual(prefix_url, manifests)
+    if virtual is not None:
+        return joined_index(virtual, options)
+    return _read_pair(prefix_url, options, manifests)[0]
+
+
+def _read_pair(
+    prefix_url: str, options: CacheOptions, manifests: Manifests
+) -> tuple[Index, FileInfo]:
+    """The index of a pair, and size and version of its .bin."""
     name = prefix_url + ".idx"
-    record = (manifests or Manifests()).record(name)
-    raw = map_listed(name, record, options or CacheOptions())
-    index = parse_index(raw, name)
+    index = parse_index(map_listed(name, manifests.record(name), options), name)
     remembered(name, "index checked", lambda: _verified(index, name))
     info = store.info(prefix_url + ".bin")
     check_bin_size(index, info.size_bytes, prefix_url)
@@ -204,19 +220,8 @@ def _verified(index: Index, name: str) -> bool:
     return True
 
 
-def _sums(
-    prefix_url: str, bin_bytes: int, options: CacheOptions, manifests: Manifests
-) -> Sums | None:
-    """The digests of the blocks of the .bin; None if no manifest lists both."""
-    url = prefix_url + SUMS
-    record = manifests.record(url)
-    if record is None or manifests.record(prefix_url + ".bin") is None:
-        return None
-    return Sums(map_listed(url, record, options), url, bin_bytes)
-
-
 class IndexedDataset:
-    """Random access to the sequences of PREFIX.bin and PREFIX.idx.
+    """Random access to the sequences of PREFIX.bin and PREFIX.idx, or of a virtual dataset.
 
     reader: how to read tokens, see `readers`. By default a local pair is mapped, and a remote one
     is read in ranges, through blocks that are cached on this node. cache: options of that cache.
@@ -235,15 +240,17 @@ class IndexedDataset:
         """manifests: those that were read for other pairs, perhaps of the same folder."""
         self.prefix = prefix_url
         self._arguments = (prefix_url, reader, cache)
-        options = cache or CacheOptions()
-        manifests, bin_url = manifests or Manifests(), prefix_url + ".bin"
-        self.index, info = read_index(prefix_url, options, manifests)
-        self._reader = open_reader(reader, bin_url, info, self.index.dtype, options)
-        self._checked: CheckedReader | None = None
-        sums = _sums(prefix_url, info.size_bytes, options, manifests)
-        if sums is not None:
-            self._reader = self._checked = CheckedReader(
-                self._reader, sums, bin_url, self.index.dtype
+        options, manifests = cache or CacheOptions(), manifests or Manifests()
+        self._virtual = find_virtual(prefix_url, manifests)
+        self._reader: TokenReader
+        if self._virtual is not None:
+            check_sizes(self._virtual, manifests)
+            self.index = joined_index(self._virtual, options)
+            self._reader = PartsReader(self._virtual, reader, options)
+        else:
+            self.index, info = _read_pair(prefix_url, options, manifests)
+            self._reader = open_checked(
+                reader, prefix_url, info, self.index.dtype, options, manifests
             )
 
     def __reduce__(self) -> tuple[Callable[..., IndexedDataset], tuple[Any, ...]]:
@@ -284,16 +291,35 @@ class IndexedDataset:
         return self.index.modes
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of all sequences."""
+        return self.index.bin_bytes // self.dtype.itemsize
+
+    @property
     def tokens(self) -> Tokens | None:
-        """All tokens of the .bin, if it is mapped, for callers that read many places; `check` them
-        first."""
+        """All tokens of the .bin, if one map holds them, for callers that read many places; `check`
+        them first."""
         return self._reader.flat
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether a read only accesses memory, so that announcing it gains nothing."""
+        return self._reader.is_mapped
+
+    def remember(self, what: str, compute: Callable[[], object]) -> object:
+        """The result of `compute`, which depends on nothing but the index; a host computes it once
+        for a version of a large one. what: names the result; it must be JSON-able."""
+        if self._virtual is None:
+            return remembered(f"{self.prefix}.idx", what, compute)
+        if not self._virtual.is_recorded:
+            return compute()
+        return remembered(self._virtual.url, what, compute, self._virtual.index_bytes)
 
     def check(self, start: int, end: int) -> None:
         """Compare tokens `start` up to `end` of the .bin with the digests of their blocks, if there
         are any, before they are taken from `tokens`. The other methods do it themselves."""
-        if self._checked is not None:
-            self._checked.check(start, end)
+        if isinstance(self._reader, CheckedReader):
+            self._reader.check(start, end)
 
     def get(self, i: int, offset: int = 0, length: int | None = None) -> Tokens:
         """`length` tokens (default: all) of sequence `i` from `offset` on; do not write to them."""

@@ -46,6 +46,7 @@ __all__ = [
     "merge_provenance",
     "merge_tokens",
     "survey",
+    "survey_outlines",
 ]
 
 INDEX_BYTES = 256 << 20
@@ -80,6 +81,18 @@ def survey(prefixes: Sequence[str], cache: Path, multimodal: bool | None = None)
     multimodal: whether the pairs must be multimodal; None allows either, but not both. A file
     without a sequence fits either. cache: folder for blocks of remote .idx files."""
     survey_one = partial(_survey_one, cache=cache, manifests=inputs.Manifests())
+    return _survey_each(prefixes, survey_one, multimodal)
+
+
+def survey_outlines(prefixes: Sequence[str], multimodal: bool | None = None) -> list[TokenPart]:
+    """As `survey`, from the header and the sizes of each pair: a few requests, whatever its
+    size."""
+    return _survey_each(prefixes, _survey_outline, multimodal)
+
+
+def _survey_each(
+    prefixes: Sequence[str], survey_one: Callable[[str], TokenPart], multimodal: bool | None
+) -> list[TokenPart]:
     threads = NUM_THREADS if all(map(is_local, prefixes)) else NUM_REMOTE_THREADS
     with ThreadPoolExecutor(threads, thread_name_prefix="survey") as executor:
         parts = list(executor.map(survey_one, prefixes))
@@ -115,6 +128,21 @@ def _survey_one(prefix: str, cache: Path, manifests: inputs.Manifests) -> TokenP
     inputs.check_listed(idx.url, manifests)
     index = _open(idx, cache)
     verify_index(index, idx.url)
+    return _part(prefix, index, idx, tokens)
+
+
+def _survey_outline(prefix: str) -> TokenPart:
+    idx, tokens = (_look_at(prefix + ending) for ending in (".idx", ".bin"))
+
+    def read(begin: int, end: int) -> bytes:
+        return store.read_range(idx.url, begin, end, idx.version)
+
+    header = read(0, min(HEADER.size, idx.size_bytes))
+    index = index_of(header, idx.size_bytes, partial(LazyArray, read), idx.url)
+    return _part(prefix, index, idx, tokens)
+
+
+def _part(prefix: str, index: Index, idx: SourceFile, tokens: SourceFile) -> TokenPart:
     check_bin_size(index, tokens.size_bytes, prefix)
     return TokenPart(
         prefix,
@@ -207,8 +235,9 @@ def have_provenance(parts: Sequence[TokenPart], files: Sequence[str]) -> bool:
         )
     for part in parts if all(have) else ():
         url = part.prefix + DOCS
-        with store.open_input(url) as file:
-            header = parse_header(file.read(DOCS_HEADER.size), store.info(url).size_bytes, url)
+        size = store.info(url).size_bytes
+        head = store.read_range(url, 0, min(DOCS_HEADER.size, size))
+        header = parse_header(head, size, url)
         if header.num_documents != part.num_documents:
             raise ArtifactError(
                 f"{url} has {header.num_documents} documents, but {part.prefix}.idx has "

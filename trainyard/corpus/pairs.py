@@ -7,7 +7,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection, Sequence
 
-from trainyard.artifacts.output import is_housekeeping
+from trainyard.artifacts.output import PARTS, is_housekeeping
 from trainyard.artifacts.urls import has_glob, local_path
 from trainyard.errors import ArtifactError, ConfigError
 
@@ -30,7 +30,8 @@ unfinished work."""
 
 
 def find_pairs(entries: Sequence[str], files: Sequence[str]) -> list[str]:
-    """Prefixes of the pairs, in the order of `entries`, sorted within a folder or a pattern.
+    """Prefixes of the pairs, in the order of `entries`, sorted within a folder or a pattern. An
+    entry may be the prefix of a virtual dataset.
 
     files: every file below the entries. Raises ArtifactError for half a pair, a stray file or no
     pair at all, and ConfigError for a pair that is named twice."""
@@ -41,6 +42,8 @@ def find_pairs(entries: Sequence[str], files: Sequence[str]) -> list[str]:
             found += _matching(entry, known)
         elif any(entry + ending in known for ending in PAIR):
             found.append(_whole(entry, known))
+        elif entry.removesuffix(PARTS) + PARTS in known:
+            found.append(entry.removesuffix(PARTS))
         else:
             found += pairs_of_folder(entry, known)
     seen: set[str] = set()
@@ -61,7 +64,7 @@ def pairs_of_folder(folder: str, files: Collection[str]) -> list[str]:
     stray = sorted(name for name in names if not name.endswith((*PAIR, DOCS)))
     if stray:
         raise ArtifactError(
-            f"{root}{stray[0]} is not half of a .bin/.idx pair; a folder to merge must contain "
+            f"{root}{stray[0]} is not half of a .bin/.idx pair; a folder of parts must contain "
             "only pairs"
         )
     if not names:

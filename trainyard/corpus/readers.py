@@ -34,7 +34,9 @@ class TokenReader(Protocol):
     """The tokens of a .bin, end to end."""
 
     flat: Tokens | None
-    """All tokens as one array, if they are mapped."""
+    """All tokens as one array, if one map holds them."""
+    is_mapped: bool
+    """Whether a read only accesses memory."""
 
     def read(self, start: int, end: int) -> Tokens:
         """Tokens `start` up to `end` of the file."""
@@ -59,6 +61,24 @@ def open_reader(
     if kind == "file":
         return FileReader(path, dtype)
     return RangedReader(RangedFile(url, options, info), dtype)
+
+
+def open_checked(
+    kind: Reader,
+    prefix_url: str,
+    info: store.FileInfo,
+    dtype: np.dtype[Any],
+    options: CacheOptions,
+    manifests: inputs.Manifests,
+) -> TokenReader:
+    """A reader of the .bin of a pair, which compares its blocks with the digests in its .sums if a
+    manifest lists both. info: of the .bin."""
+    bin_url, sums_url = prefix_url + ".bin", prefix_url + SUMS
+    reader, record = open_reader(kind, bin_url, info, dtype, options), manifests.record(sums_url)
+    if record is None or manifests.record(bin_url) is None:
+        return reader
+    sums = Sums(map_listed(sums_url, record, options), sums_url, info.size_bytes)
+    return CheckedReader(reader, sums, bin_url, dtype)
 
 
 def map_file(path: Path, dtype: npt.DTypeLike = np.uint8) -> Tokens:
@@ -89,6 +109,8 @@ def map_listed(url: str, record: store.FileRecord | None, options: CacheOptions)
 class MappedReader:
     """A view of the page cache: no copy, no system call."""
 
+    is_mapped = True
+
     def __init__(self, flat: Tokens) -> None:
         self.flat: Tokens | None = flat
         self._all = flat
@@ -105,6 +127,7 @@ class FileReader:
     """One system call for each piece; the file stays open."""
 
     flat: Tokens | None = None
+    is_mapped = False
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self._path = path
@@ -139,6 +162,7 @@ class RangedReader:
     """Ranges of a remote file, through blocks kept on this node."""
 
     flat: Tokens | None = None
+    is_mapped = False
 
     def __init__(self, file: RangedFile, dtype: np.dtype[Any]) -> None:
         self._file = file
@@ -160,7 +184,7 @@ class CheckedReader:
     process. Raises ArtifactError for a block that differs."""
 
     def __init__(self, reader: TokenReader, sums: Sums, url: str, dtype: np.dtype[Any]) -> None:
-        self.flat = reader.flat
+        self.flat, self.is_mapped = reader.flat, reader.is_mapped
         self._reader, self._sums, self._url = reader, sums, url
         self._per_block = sums.block_bytes // dtype.itemsize
         self._num_tokens = sums.bin_bytes // dtype.itemsize

@@ -235,20 +235,35 @@ def fetch_whole(url: str, options: CacheOptions, open_file: Callable[[Path], Tok
 
     Raises ConfigError for a file that is larger than the cache."""
     info = store.info(url)
-    if info.size_bytes > options.max_bytes:
+    write = partial(_download, store.SourceFile(url, info.size_bytes, info.version))
+    return kept_whole(url, _key(url, info, 0), info.size_bytes, options, write, open_file)
+
+
+def kept_whole(
+    url: str,
+    key: str,
+    size_bytes: int,
+    options: CacheOptions,
+    write: Callable[[BinaryIO], object],
+    open_file: Callable[[Path], Tokens],
+) -> Tokens:
+    """A file of the cache, opened; `write` makes it if it is missing. It stays open if it is
+    removed there. url: what it is a copy of, for messages. key: follows from its contents.
+
+    Raises ConfigError for a file that is larger than the cache."""
+    if size_bytes > options.max_bytes:
         raise ConfigError(
-            f"{url} is {info.size_bytes} bytes, more than the {options.max_bytes} of the cache in "
+            f"{url} is {size_bytes} bytes, more than the {options.max_bytes} of the cache in "
             f"{options.folder}, to which it must be copied; raise --object-storage-cache-size-mb "
-            f"({options.max_bytes >> 20}) above {info.size_bytes >> 20}"
+            f"({options.max_bytes >> 20}) above {size_bytes >> 20}"
         )
-    path = options.blocks.path(_key(url, info, 0), "whole")
+    path = options.blocks.path(key, "whole")
     for _ in range(3):
         try:
             found = open_file(path)
             os.utime(path)
-        except FileNotFoundError:  # not copied yet, or removed since
-            write = partial(_download, store.SourceFile(url, info.size_bytes, info.version))
-            options.blocks.put(path.parent.name, path.name, info.size_bytes, write)
+        except FileNotFoundError:  # not made yet, or removed since
+            options.blocks.put(path.parent.name, path.name, size_bytes, write)
         else:
             return found
     raise ConfigError(

@@ -7,13 +7,11 @@ is computed for the whole batch at once (`sample_format`)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.artifacts.by_version import remembered
 from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.blended import Blended
 from trainyard.datasets.index_cache import IN_MEMORY, Indexer, Remember, compute_again
@@ -171,9 +169,7 @@ class GPTDataset:
 
 def _memory_of(indexed: TokenSource) -> Remember:
     """Remembers what was computed from a version of the index of a file."""
-    if not isinstance(indexed, IndexedDataset):
-        return compute_again
-    return partial(remembered, f"{indexed.prefix}.idx")
+    return indexed.remember if isinstance(indexed, IndexedDataset) else compute_again
 
 
 class BlendedDataset(Blended[GPTDataset]):

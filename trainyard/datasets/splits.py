@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from trainyard.artifacts.by_version import remembered
 from trainyard.artifacts.inputs import Manifests, check_exists
 from trainyard.artifacts.urls import is_local
 from trainyard.corpus.indexed import CacheOptions, IndexedDataset
@@ -118,7 +117,7 @@ def tokens_of(file: TokenSource, documents: range) -> int:
         return count_tokens(file.sequence_lengths, documents)
     what = f"tokens {documents.start} {documents.stop}"
     count = partial(count_tokens, file.sequence_lengths, documents)
-    return int(str(remembered(f"{file.prefix}.idx", what, count)))
+    return int(str(file.remember(what, count)))
 
 
 def sentence_documents_of_split(file: IndexedDataset, data: DataConfig, split: str) -> range:
@@ -179,8 +178,9 @@ def check_splits(data: DataConfig, seq_length: int | None, splits: Sequence[str]
     given = [split for split in splits if split != "test" or _is_tested(data)]
     sources = {split: [source.prefix for source in sources_of(data, split)] for split in given}
     prefixes = list(dict.fromkeys(prefix for named in sources.values() for prefix in named))
+    look = partial(_outline, manifests=Manifests())
     with ThreadPoolExecutor(OUTLINES_AT_ONCE, thread_name_prefix="outline") as pool:
-        outlines = dict(zip(prefixes, pool.map(_outline, prefixes), strict=True))
+        outlines = dict(zip(prefixes, pool.map(look, prefixes), strict=True))
     for split, named in sources.items():
         for prefix in named:
             if not _is_enough(outlines[prefix], data, sample_format, split):
@@ -192,13 +192,13 @@ def _is_tested(data: DataConfig) -> bool:
     return begin != end and bool(data.sources("test"))
 
 
-def _outline(prefix: str) -> Outline | None:
+def _outline(prefix: str, manifests: Manifests) -> Outline | None:
     """The outline of a pair; None if the pair is damaged or stores floats."""
     try:
-        found = outline(prefix)
+        found = outline(prefix, manifests)
     except ArtifactError:
         return None
-    return found if found.is_whole and found.index.dtype.kind != "f" else None
+    return found if found.is_whole and found.dtype.kind != "f" else None
 
 
 def _is_enough(
@@ -206,7 +206,7 @@ def _is_enough(
 ) -> bool:
     if found is None:
         return False
-    first, last = _range(len(found.index.sequence_lengths), data.fractions(split))
+    first, last = _range(found.num_sequences, data.fractions(split))
     return first < last and found.count_tokens(first, last) >= _least_tokens(
         data, sample_format, split
     )

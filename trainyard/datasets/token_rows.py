@@ -63,7 +63,7 @@ def reader(indexed: TokenSource) -> Read:
 
 def is_mapped(indexed: TokenSource) -> bool:
     """Whether a read only accesses memory, so that announcing it gains nothing."""
-    return not isinstance(indexed, IndexedDataset) or indexed.tokens is not None
+    return not isinstance(indexed, IndexedDataset) or indexed.is_mapped
 
 
 def checked_text(

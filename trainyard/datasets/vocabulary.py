@@ -72,25 +72,24 @@ def check_tokens(
     holds_all = dtype.kind == "u" and np.iinfo(dtype).max < vocab_size
     if dtype.kind == "f" or holds_all:  # refuse_floats refuses tokens that are floats
         return
-    tokens = source.tokens if isinstance(source, IndexedDataset) else None
-    if tokens is None or not isinstance(source, IndexedDataset):
+    if not isinstance(source, IndexedDataset) or not source.is_mapped:
         if vocab_size:
             _check_sequences(source, vocab_size)
         return
-    is_small = len(tokens) <= WHOLE_TOKENS // num_sources
+    num_tokens = source.num_tokens
+    is_small = num_tokens <= WHOLE_TOKENS // num_sources
     if vocab_size:
-        blocks = _blocks(len(tokens), max(2, NUM_BLOCKS // num_sources), BLOCK_TOKENS)
-        for begin, end in [(0, len(tokens))] if is_small else blocks:
-            source.check(begin, end)
-            found = outside(tokens[begin:end], vocab_size)
+        blocks = _blocks(num_tokens, max(2, NUM_BLOCKS // num_sources), BLOCK_TOKENS)
+        for begin, end in _pieces(num_tokens) if is_small else blocks:
+            found = outside(source.get_flat(begin, end), vocab_size)
             if len(found):
                 raise _fault_at(source, begin + int(found[0]), vocab_size)
     if is_small:
         return
-    known = indexer.largest_token(_facts(source, tokens), lambda: {LARGEST: largest(source)})
+    known = indexer.largest_token(_facts(source), lambda: {LARGEST: largest(source)})
     if known is not None and vocab_size:
         place = int(known[LARGEST][0])
-        if len(outside(tokens[place : place + 1], vocab_size)):
+        if len(outside(source.get_flat(place, place + 1), vocab_size)):
             raise _fault_at(source, place, vocab_size)
 
 
@@ -98,9 +97,8 @@ def _fault_at(source: IndexedDataset, place: int, vocab_size: int) -> DataError:
     """place: of the token in the whole file."""
     starts = source.sequence_offsets // source.dtype.itemsize
     sequence = int(np.searchsorted(starts, place, "right")) - 1
-    tokens = source.tokens
-    assert tokens is not None
-    return fault(source, sequence, place - int(starts[sequence]), int(tokens[place]), vocab_size)
+    token = int(source.get_flat(place, place + 1)[0])
+    return fault(source, sequence, place - int(starts[sequence]), token, vocab_size)
 
 
 def _blocks(num_tokens: int, num_blocks: int, size: int) -> Iterator[tuple[int, int]]:
@@ -113,32 +111,37 @@ def _blocks(num_tokens: int, num_blocks: int, size: int) -> Iterator[tuple[int, 
         yield begin, begin + size
 
 
+def _pieces(num_tokens: int) -> Iterator[tuple[int, int]]:
+    """Bounds of all tokens, some at a time."""
+    for begin in range(0, num_tokens, SCAN_TOKENS):
+        yield begin, min(begin + SCAN_TOKENS, num_tokens)
+
+
 # --- the largest id of a file -----------------------------------------------------------------
 
 
 def largest(source: IndexedDataset) -> NDArray[np.int64]:
     """(1,) place of the largest id of all; a negative id counts as larger than any other."""
-    assert source.tokens is not None
-    num_tokens, unsigned = len(source.tokens), UNSIGNED[source.dtype.itemsize]
+    unsigned = UNSIGNED[source.dtype.itemsize]
     best, place = -1, 0
-    for begin in range(0, num_tokens, SCAN_TOKENS):
-        piece = source.get_flat(begin, min(begin + SCAN_TOKENS, num_tokens)).view(unsigned)
+    for begin, end in _pieces(source.num_tokens):
+        piece = source.get_flat(begin, end).view(unsigned)
         if (top := int(np.maximum.reduce(piece))) > best:
             best, place = top, begin + int(piece.argmax())
     return np.array([place], np.int64)
 
 
-def _facts(source: IndexedDataset, tokens: NDArray[Any]) -> dict[str, Any]:
+def _facts(source: IndexedDataset) -> dict[str, Any]:
     """The key of the largest id: the lengths of all sequences, and tokens from all over the file.
 
     If two files share both, the checks of samples still find a wrong id."""
-    blocks = _blocks(len(tokens), KEY_BLOCKS, KEY_TOKENS)
+    blocks = _blocks(source.num_tokens, KEY_BLOCKS, KEY_TOKENS)
     some = np.concatenate([source.get_flat(begin, end) for begin, end in blocks])
     return {
         "function": "largest_token",
         "sequence_lengths": digest_array(source.sequence_lengths, "<i4"),
-        "dtype": tokens.dtype.str,
-        "tokens": digest_array(some, tokens.dtype.newbyteorder("<").str),
+        "dtype": source.dtype.str,
+        "tokens": digest_array(some, source.dtype.newbyteorder("<").str),
     }
 
 

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.artifacts import store
 from trainyard.artifacts.urls import basename
+from trainyard.corpus.document_origins import Origins, open_origins
 from trainyard.corpus.indexed import IndexedDataset
-from trainyard.corpus.provenance.origins import Provenance
 from trainyard.datasets.plain_text import PlainText
 from trainyard.errors import DataError
 from trainyard.tokenizers.base import Tokenizer
@@ -149,11 +148,9 @@ def summarize(ngrams: Ngrams, found: dict[int, Overlap]) -> dict[str, Any]:
 
 def named_documents(found: dict[int, Overlap]) -> Iterator[dict[str, Any]]:
     """For each text with overlaps, their number and the documents, with their sources."""
-    sidecars = {
-        prefix: Provenance(f"{prefix}.docs")
-        for prefix in {prefix for overlap in found.values() for prefix in overlap.documents}
-        if store.exists(f"{prefix}.docs")
-    }
+    prefixes = {prefix for overlap in found.values() for prefix in overlap.documents}
+    opened = {prefix: open_origins(prefix) for prefix in prefixes}
+    sidecars = {prefix: sidecar for prefix, sidecar in opened.items() if sidecar is not None}
     for number, overlap in sorted(found.items()):
         places = [(p, d) for p, docs in sorted(overlap.documents.items()) for d in sorted(docs)]
         yield {
@@ -167,7 +164,7 @@ def named_documents(found: dict[int, Overlap]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _named(prefix: str, document: int, sidecar: Provenance | None) -> dict[str, Any]:
+def _named(prefix: str, document: int, sidecar: Origins | None) -> dict[str, Any]:
     named: dict[str, Any] = {"tokens": basename(prefix), "document": document}
     if sidecar is None or document >= len(sidecar):
         return named

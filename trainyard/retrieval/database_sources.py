@@ -82,4 +82,4 @@ def _is_recorded(prefix: str, record: InputRecord) -> bool:
 
 
 def _documents(prefix: str) -> int:
-    return len(read_index(prefix)[0].document_indices) - 1
+    return len(read_index(prefix).document_indices) - 1

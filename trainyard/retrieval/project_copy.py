@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from trainyard.artifacts import store
-from trainyard.artifacts.inputs import PAIR
+from trainyard.artifacts.inputs import PAIR, Manifests
 from trainyard.artifacts.urls import basename, canonical, join
+from trainyard.corpus.virtual import find_virtual
+from trainyard.errors import ConfigError
 from trainyard.retrieval.dataset_infos import INFOS, DatasetInfo
 from trainyard.retrieval.hdf5 import MERGED, merged_name
 from trainyard.retrieval.project import DATA, DATABASE, Project, ProjectConfig
@@ -35,7 +37,14 @@ def tokenizer_files(project: Project) -> tuple[ProjectConfig, Files]:
 
 
 def token_files(project: Project, infos: Sequence[DatasetInfo]) -> Files:
-    """The token files, under the names of the datasets that were cut from them."""
+    """The token files, under the names of the datasets that were cut from them. ConfigError for a
+    virtual dataset, which Megatron-LM cannot read."""
+    for prefix in project.prefixes():
+        if find_virtual(prefix, Manifests()) is not None:
+            raise ConfigError(
+                f"{prefix}: a virtual dataset, which Megatron-LM cannot read; merge its parts "
+                f"(python -m stages.merge --input {prefix}), and cut the database from that"
+            )
     return {
         join(DATA, info.prefix + ending): prefix + ending
         for prefix, info in zip(project.prefixes(), infos, strict=True)

@@ -14,6 +14,7 @@ from trainyard.artifacts import conditional, store
 from trainyard.artifacts.claim import Holder
 from trainyard.artifacts.manifest import InputRecord, Manifest, publish, read_slot, retire
 from trainyard.artifacts.output import Output
+from trainyard.artifacts.parts_list import Part, PartsList
 from trainyard.artifacts.process import machine_mark
 from trainyard.artifacts.urls import join
 
@@ -64,14 +65,17 @@ class Corpus:
             make(Output.prefix(url), files, stage="tokenize")
         return url
 
-    def publish(self, *texts: str) -> str:
+    def publish(self, *texts: str, is_virtual: bool = False) -> str:
         """A new version of these sources; the prefix of its tokens."""
         self.number += 1
         name = f"{self.number:04d}-abc"
         tokens = join(self.url, "versions", name, "corpus_text_document")
         parts = [self.part(text) for text in texts]
         data = "".join(texts).encode() * 100
-        make(Output.prefix(tokens), {".bin": data, ".idx": b"2"}, {"input": parts})
+        files = {".bin": data, ".idx": b"2"}
+        if is_virtual:
+            files = {".parts": parts_list(parts, tokens)}
+        make(Output.prefix(tokens), files, {"input": parts})
         version = CorpusVersion(
             version=name,
             number=self.number,
@@ -86,6 +90,12 @@ class Corpus:
         store.write_bytes(join(self.url, "versions", name, "version.json"), version.encode())
         store.write_bytes(join(self.url, CURRENT), version.encode())
         return tokens
+
+
+def parts_list(parts: Sequence[str], prefix: str) -> bytes:
+    """The virtual dataset of the tokens of these sources."""
+    records = [Part(f"{part}_text_document", 1, 1, 100, "b" * 64, "i" * 64) for part in parts]
+    return PartsList("uint16", False, False, tuple(records)).encode(prefix + ".parts")
 
 
 def train(url: str, tokens: str) -> None:

@@ -22,8 +22,8 @@ def test_the_outline_counts_like_the_whole_index(store_url: str) -> None:
     prefix = write_tokens(store.join(store_url, "t"), DOCUMENTS)
     found, whole = outline(prefix), IndexedDataset(prefix)
     assert found.is_whole
-    assert found.index.dtype == whole.dtype
-    assert len(found.index.sequence_lengths) == len(whole)
+    assert found.dtype == whole.dtype
+    assert found.num_sequences == len(whole)
     for first, last in combinations(range(len(LENGTHS) + 1), 2):
         assert found.count_tokens(first, last) == sum(LENGTHS[first:last])
 

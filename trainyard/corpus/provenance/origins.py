@@ -152,7 +152,7 @@ class Provenance:
     A remote one is first copied to the folder `cache`, or to a temporary folder of this object."""
 
     def __init__(self, url: str, cache: Path | None = None) -> None:
-        self.url = url
+        self.url, self.urls = url, [url]
         if cache is None and not store.is_local(url):
             self._temporary = tempfile.TemporaryDirectory(prefix="trainyard-docs-")
             cache = Path(self._temporary.name)
@@ -202,6 +202,11 @@ class Provenance:
         check_bounds(bounds, 0, len(self._ids), f"{self.url}: ids of document {k}")
         data = self._ids[int(bounds[0]) : int(bounds[1])].tobytes()
         return decode(data, f"{self.url}: id of document {k}") or None
+
+    def lines(self, documents: Array) -> Array:
+        """(n,) the line of each document in its source, from 1."""
+        found: Array = self.records["line"][documents]
+        return found
 
     def source_numbers(self, start: int = 0, stop: int | None = None) -> Array:
         """(stop - start,) the number in `sources` of each document's source."""
