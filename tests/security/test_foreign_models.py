@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from trainyard.conversion.huggingface.compressed import Method, Quantization, read_quantization
 from trainyard.conversion.huggingface.config_read import read_config
 from trainyard.conversion.megatron.args import (
     FLOATS,
@@ -98,6 +99,24 @@ def test_a_config_of_hugging_face_with_any_value_is_read_or_refused(architecture
     read_config(document, WHERE)
     for key, value in itertools.product(document, VALUES):
         check(read_config, {**document, key: value}, (key, str(value)[:40]))
+
+
+@pytest.mark.parametrize("method", ["fp8", "int8"])
+def test_a_quantization_with_any_value_is_read_or_refused(method: Method) -> None:
+    made = Quantization(method).document()
+    group = made["config_groups"]["group_0"]
+    for value in VALUES:
+        what = str(value)[:40]
+        check(read_quantization, {"quantization_config": value}, what)
+        for key in made:
+            check(read_quantization, {"quantization_config": {**made, key: value}}, (key, what))
+        groups = [value, *({**group, key: value} for key in group)]
+        weights = [
+            {**group, "weights": {**group["weights"], key: value}} for key in group["weights"]
+        ]
+        for one in groups + weights:
+            changed = {**made, "config_groups": {"group_0": one}}
+            check(read_quantization, {"quantization_config": changed}, what)
 
 
 GPT = {

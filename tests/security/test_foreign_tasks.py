@@ -12,6 +12,8 @@ import pytest
 
 from tests.security.test_broken_documents import BROKEN
 from trainyard.collection.contamination.tasks import BY_ENDING, READERS, read_task
+from trainyard.datasets.classification.glue import read_pairs
+from trainyard.datasets.classification.race import read_race
 from trainyard.datasets.fine_tuning.conversations import ConversationFile
 from trainyard.datasets.fine_tuning.questions import PromptFormat, Question, Wording
 from trainyard.errors import TrainyardError
@@ -19,6 +21,7 @@ from trainyard.evaluation.choices import read_choices
 from trainyard.evaluation.config import QuestionConfig
 from trainyard.evaluation.questions import question_task, read_questions
 from trainyard.inference.prompts import read_prompts
+from trainyard.load_test.workload import read_trace
 
 SOON_SECONDS = 20
 """On a busy machine; what stalls takes minutes."""
@@ -42,6 +45,10 @@ READ: dict[str, tuple[str, Reader]] = {
     "pairs": ("pairs.tsv", read_choices),
     "conversations": ("chat.jsonl", lambda url: [*map(ConversationFile(url).__getitem__, (0,))]),
     "prompts": ("prompts.jsonl", lambda url: read_prompts((), url, "text")),
+    "pairs of MNLI": ("train.tsv", lambda url: read_pairs(url, "MNLI")),
+    "pairs of QQP": ("train.tsv", lambda url: read_pairs(url, "QQP")),
+    "articles of RACE": ("1.txt", lambda url: read_race(str(Path(url).parent))),
+    "a trace of requests": ("trace.jsonl", lambda url: read_trace(Path(url).read_bytes(), url)),
     "prompts of lines": ("prompts.txt", lambda url: read_prompts((), url, "text")),
     **{f"set of {name}": (f"{name}.json", of_task(name)) for name in READERS},
     **{f"set in {ending}": (f"mine{ending}", of_task("mine")) for ending in BY_ENDING},
@@ -68,6 +75,17 @@ HOSTILE = {
     "a key of escapes": json.dumps({"\x1b]0;owned\x07": 1}),
     "neighbors": json.dumps({"text": "x", "neighbors": [[{}]]}),
     "a million lines": '{"text": ""}\n' * 10**5,
+    "a class of escapes": HEADS + "\t".join(["a"] * 11) + "\x1b]0;owned\x07\n",
+    "an answer beyond the options": json.dumps(
+        {"article": "a", "questions": ["q"], "options": [["x", "y"]], "answers": ["\u202e"]}
+    ),
+    "a time that is none": '{"timestamp": NaN, "text_input": "a"}',
+    "a time beyond doubles": '{"timestamp": 1e999, "text_input": "a"}',
+    "a prompt of gigabytes": '{"timestamp": 0, "input_length": 2147483647}',
+    "a length of escapes": '{"timestamp": 0, "input_length": "\\u001b]0;owned"}',
+    "a time of a megabyte": json.dumps({"timestamp": "9" * 2**20, "text_input": "a"}),
+    "a length of a megabyte": json.dumps({"timestamp": 0, "input_length": "9" * 2**20}),
+    "blocks below zero": '{"timestamp": 0, "input_length": 1, "hash_ids": [-1]}',
     "a format": json.dumps({"name": "x", "ask": "{} {0.__class__}"}),
     "a wide format": json.dumps({"name": "x", "ask": "{} {:>9999999999}"}),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -38,6 +39,11 @@ def server(generator: ModelOnRanks) -> Iterator[Running]:
 def closed(generator: ModelOnRanks) -> Iterator[Running]:
     with running(generator, key=KEY) as found:
         yield found
+
+
+def raw_connection(server: Running) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
 
 
 HOSTS = [
@@ -127,8 +133,7 @@ def test_large_bodies_are_refused_before_they_are_read(server: Running) -> None:
     declared = {**JSON, "Content-Length": "9" * 30}
     reply = httpx.post(f"{server.url}/v1/completions", content=b"{}", headers=JSON)
     assert reply.status_code == 400
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as raw:
+    with raw_connection(server) as raw:
         lines = [f"{name}: {value}" for name, value in declared.items()]
         head = "\r\n".join(["POST /api HTTP/1.1", "Host: localhost", *lines, "", ""])
         raw.sendall(head.encode())
@@ -189,6 +194,87 @@ def test_hostile_bodies_are_bad_requests(server: Running, body: bytes) -> None:
         assert reply.status_code in (400, 404), (path, reply.text)
         assert len(reply.text) < 20_000
     assert server.client.get("/health").status_code == 200
+
+
+BODY = b'{"prompt": "a", "max_tokens": 1}'
+HEAD = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
+LOCAL, LENGTH = b"Host: localhost\r\n", b"Content-Length: 32\r\n"
+REQUESTS: dict[str, tuple[bytes, set[int]]] = {
+    "as it should be": (HEAD + LOCAL + LENGTH + b"\r\n" + BODY, {200}),
+    "a foreign host and ours": (HEAD + b"Host: evil.example\r\n" + LOCAL + LENGTH, {400}),
+    "ours and a foreign host": (HEAD + LOCAL + b"Host: evil.example\r\n" + LENGTH, {400}),
+    "two hosts in a header": (HEAD + b"Host: localhost, evil.example\r\n" + LENGTH, {400}),
+    "a host and a tab": (HEAD + b"Host: localhost\tevil.example\r\n" + LENGTH, {400}),
+    "a host of a user": (HEAD + b"Host: localhost:80@evil.example\r\n" + LENGTH, {400}),
+    "a host with a path": (HEAD + b"Host: localhost/evil.example\r\n" + LENGTH, {400}),
+    "a host of Latin-1": (HEAD + b"Host: localh\xf6st\r\n" + LENGTH, {400}),
+    "no host": (HEAD + LENGTH, {400}),
+    "a whole foreign URL": (
+        HEAD.replace(b"/v1", b"http://evil.example/v1") + b"Host: evil.example\r\n" + LENGTH,
+        {400, 404, 421},
+    ),
+    "two lengths": (HEAD + LOCAL + LENGTH + b"Content-Length: 5\r\n", {400}),
+    "a length below zero": (HEAD + LOCAL + b"Content-Length: -1\r\n", {400}),
+    "a length of a power": (HEAD + LOCAL + b"Content-Length: \xb2\r\n", {400}),
+    "a length and chunks": (HEAD + LOCAL + LENGTH + b"Transfer-Encoding: chunked\r\n", {400}),
+    "chunks that are none": (HEAD + LOCAL + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", {400}),
+    "a folded header": (HEAD + LOCAL + LENGTH + b"X: a\r\n b\r\n", {200, 400}),
+    "a header without a name": (HEAD + LOCAL + LENGTH + b": a\r\n", {400}),
+    "a megabyte of headers": (HEAD + LOCAL + (b"X: " + b"a" * 1000 + b"\r\n") * 1000, {400}),
+    "a path of a megabyte": (HEAD.replace(b"/v1", b"/" + b"a" * 2**20) + LOCAL, {400}),
+    "a path out of the folder": (b"GET /../../../etc/passwd HTTP/1.1\r\n" + LOCAL, {404}),
+    "an escaped path": (b"GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\n" + LOCAL, {404}),
+    "an escaped zero": (b"GET /page.css%00.html HTTP/1.1\r\n" + LOCAL, {404}),
+    "a path of escapes": (b"GET /%1b]0;owned%07 HTTP/1.1\r\n" + LOCAL, {404}),
+    "TRACE": (b"TRACE / HTTP/1.1\r\n" + LOCAL, {404, 405}),
+    "CONNECT": (b"CONNECT evil.example:80 HTTP/1.1\r\n" + LOCAL, {400, 404, 405}),
+    "a websocket": (
+        b"GET /v1/models HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" + LOCAL,
+        {200, 400},
+    ),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n", {400}),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", {400}),
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_a_forged_request_is_refused_and_the_next_is_answered(server: Running, kind: str) -> None:
+    sent, statuses = REQUESTS[kind]
+    whole = sent if b"\r\n\r\n" in sent else sent + b"\r\n"
+    with raw_connection(server) as connection:
+        try:
+            connection.sendall(whole)
+            with contextlib.suppress(OSError):  # the server has closed it
+                connection.shutdown(socket.SHUT_WR)
+            answer = connection.recv(2**16)
+        except ConnectionError:  # closed before all was read
+            answer = b""
+    assert not answer or int(answer.split()[1]) in statuses, answer
+    assert b"root:" not in answer
+    assert server.client.get("/health").status_code == 200
+
+
+SLOW = [b"", b"POST", HEAD, HEAD + LOCAL + LENGTH + b"\r\n", HEAD + LOCAL + LENGTH + b"\r\n{"]
+
+
+def test_clients_that_send_slowly_hold_up_nobody(server: Running) -> None:
+    with contextlib.ExitStack() as stack:
+        for part in SLOW * 20:
+            connection = stack.enter_context(raw_connection(server))
+            connection.sendall(part)
+        for _ in range(3):
+            assert server.post("/v1/completions", **ASK).status_code == 200
+
+
+def test_clients_that_never_read_hold_up_nobody(server: Running) -> None:
+    streamed = json.dumps({"prompt": "a", "max_tokens": 50, "stream": True}).encode()
+    length = f"Content-Length: {len(streamed)}\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):  # more than the engine runs at a time
+            connection = stack.enter_context(raw_connection(server))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            connection.sendall(HEAD + LOCAL + length + streamed)
+        assert server.post("/v1/completions", **ASK).status_code == 200
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_is_framed_by_nobody(server: Running) -> None:

@@ -16,15 +16,23 @@ class EventStream:
     """Cuts a stream of bytes into events; `feed` takes it in pieces of any size."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """Pieces of a line that has not ended, joined once it has: else each piece would copy all
+        that came before it."""
+        self._rest_bytes = 0
         self.is_done = False
         """Whether the server said that the stream is whole."""
 
     def feed(self, piece: bytes) -> list[Any]:
         """The documents of the events that are whole now. ValueError for what is no event stream of
         JSON."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > MAX_LINE_BYTES:
+        lines: list[bytes] = []
+        if b"\n" in piece:
+            *lines, piece = b"".join([*self._rest, piece]).split(b"\n")
+            self._rest, self._rest_bytes = [], 0
+        self._rest.append(piece)
+        self._rest_bytes += len(piece)
+        if self._rest_bytes > MAX_LINE_BYTES:
             raise ValueError(f"a line of more than {MAX_LINE_BYTES} bytes")
         documents = []
         for line in lines:

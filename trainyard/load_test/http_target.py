@@ -13,6 +13,7 @@ from typing import Any, Literal
 import aiohttp
 
 from trainyard import json_text
+from trainyard.config import MAX_SIZE
 from trainyard.errors import InfrastructureError
 from trainyard.load_test.driver import CLOCK, Answer, RequestError
 from trainyard.load_test.event_stream import EventStream
@@ -71,7 +72,8 @@ class HttpTarget:
         """The first name of /v1/models. InfrastructureError if there is no answer with one."""
         url = self._url + "/v1/models"
         try:
-            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=30)) as response:
+            limit = aiohttp.ClientTimeout(total=30)
+            async with self._session.get(url, timeout=limit, allow_redirects=False) as response:
                 if response.status != 200:
                     raise InfrastructureError(f"--url: {url} answers {await _message(response)}")
                 document = json_text.loads(await response.content.read(MAX_ERROR_BYTES))
@@ -92,7 +94,9 @@ class HttpTarget:
         """See `Target`."""
         body = self.body(request)
         try:
-            async with self._session.post(self._url + PATHS[self._endpoint], json=body) as response:
+            url = self._url + PATHS[self._endpoint]
+            # A redirect would measure, and send the prompts to, a server that nobody named.
+            async with self._session.post(url, json=body, allow_redirects=False) as response:
                 if response.status != 200:
                     raise RequestError(await _message(response))
                 if response.content_type != "text/event-stream":
@@ -140,23 +144,39 @@ def take_event(document: Any, at: float, answer: Answer) -> bool:
         raise RequestError("an event of the stream is no object")
     if document.get("error") is not None:
         raise RequestError(f"error in the stream: {_short(_words(document))}")
+    choices = document.get("choices") or []
+    if not isinstance(choices, list):
+        raise RequestError("the choices of an event are no list")
     is_finished = False
-    for choice in document.get("choices") or ():
-        if not isinstance(choice, dict):
-            raise RequestError("a choice in the stream is no object")
-        # The first event of a chat names the role, with no or an empty text: it is no token.
-        delta = choice.get("delta") or {}
-        text = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
-        if text:
-            answer.on_text(at, 1)
-        if choice.get("finish_reason") is not None:
-            answer.on_finish(str(choice["finish_reason"]))
-            is_finished = True
+    for choice in choices:
+        is_finished |= _take_choice(choice, at, answer)
     usage = document.get("usage")
-    if isinstance(usage, dict) and type(usage.get("completion_tokens")) is int:
-        prompt = usage.get("prompt_tokens")
-        answer.on_usage(prompt if type(prompt) is int else None, usage["completion_tokens"])
+    if isinstance(usage, dict) and (output := _count(usage, "completion_tokens")) is not None:
+        answer.on_usage(_count(usage, "prompt_tokens"), output)
     return is_finished
+
+
+def _take_choice(choice: Any, at: float, answer: Answer) -> bool:
+    # The first event of a chat names the role, with no or an empty text: it is no token.
+    delta = choice.get("delta") or {} if isinstance(choice, dict) else None
+    if not isinstance(delta, dict):
+        raise RequestError("a choice in the stream is no object")
+    if choice.get("text") or delta.get("content") or delta.get("reasoning_content"):
+        answer.on_text(at, 1)
+    if choice.get("finish_reason") is None:
+        return False
+    answer.on_finish(_short(str(choice["finish_reason"])))
+    return True
+
+
+def _count(usage: Mapping[str, Any], key: str) -> int | None:
+    """A number of tokens; None if the server does not say one."""
+    count = usage.get(key)
+    if type(count) is not int:
+        return None
+    if not 0 <= count <= MAX_SIZE:
+        raise RequestError(f"{key!r} in the stream is no number of tokens")
+    return count
 
 
 def base_url(url: str) -> str:

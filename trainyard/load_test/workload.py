@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainyard import json_text
-from trainyard.config import MAX_SIZE
 from trainyard.errors import DataError
 from trainyard.load_test.lengths import LengthDistribution
 
 BLOCK_TOKENS = 512
 """Tokens that one of the `hash_ids` of a trace stands for, as in Mooncake's published traces."""
+
+MAX_LENGTH = 2**24
+"""Tokens of a prompt or an output of a trace, above every context: prompts are made in memory."""
 
 LEAST_TIME, MOST_TIME = 0.0, 1e12
 """Milliseconds of a trace."""
@@ -67,7 +69,8 @@ class PromptMaker:
 
     def of_blocks(self, blocks: Sequence[int], index: int, length: int) -> tuple[int, ...]:
         """A prompt whose first tokens are those of the blocks, and the rest its own."""
-        tokens = [token for block in blocks for token in self._draw(f"block {block}", BLOCK_TOKENS)]
+        shared = blocks[: -(-length // BLOCK_TOKENS)]
+        tokens = [token for block in shared for token in self._draw(f"block {block}", BLOCK_TOKENS)]
         rest = max(length - len(tokens), 0)
         return (*tokens[:length], *self.of_length(index, rest))
 
@@ -158,7 +161,7 @@ def _line(text: str, name: str) -> TraceLine:
     at: Any = document.get("timestamp")
     is_number = isinstance(at, int | float) and not isinstance(at, bool)
     if not is_number or not LEAST_TIME <= at <= MOST_TIME:
-        raise DataError(f"{name}: 'timestamp' must be milliseconds from 0 on, got {at!r}")
+        raise DataError(f"{name}: 'timestamp' must be milliseconds from 0 on, got {at!r:.40}")
     words = document.get("text_input")
     if words is not None and (not isinstance(words, str) or not words):
         raise DataError(f"{name}: 'text_input' must be a text of at least a character")
@@ -179,6 +182,8 @@ def _line(text: str, name: str) -> TraceLine:
 
 def _length(document: Mapping[str, Any], key: str, name: str) -> int | None:
     value = document.get(key)
-    if value is not None and (type(value) is not int or not 1 <= value <= MAX_SIZE):
-        raise DataError(f"{name}: {key!r} must be a number of tokens from 1 on, got {value!r}")
+    if value is not None and (type(value) is not int or not 1 <= value <= MAX_LENGTH):
+        raise DataError(
+            f"{name}: {key!r} must be a number of tokens from 1 to {MAX_LENGTH}, got {value!r:.40}"
+        )
     return value

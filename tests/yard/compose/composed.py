@@ -44,9 +44,10 @@ def registered(folder: Path) -> Iterator[Compose]:
         yield yard
 
 
-def in_flow_image(yard: Compose, *command: str) -> str:
+def in_flow_image(yard: Compose, *command: str, seconds: float = 300) -> str:
     """What a command prints beside the server, in the image of the flows."""
-    return yard.run("run", "--rm", "--no-deps", "--no-TTY", "flow", *command).stdout
+    asked = ("run", "--rm", "--no-deps", "--no-TTY", "flow", *command)
+    return yard.run(*asked, seconds=seconds).stdout
 
 
 def api(yard: Compose) -> Api:

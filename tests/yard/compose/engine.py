@@ -24,7 +24,7 @@ EXPORT = re.compile(r"(\w+)=(\S+)")
 FILES = ("docker-compose.yml", "deploy/dev/compose.yml")
 REGISTRY = "yard-test"
 """Images of tests, beside those that a person built."""
-BUILD_SECONDS = 900
+BUILD_SECONDS = 1500
 
 
 @contextmanager

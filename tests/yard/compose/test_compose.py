@@ -28,6 +28,8 @@ UP_SECONDS = 120
 """The yard is up in this time, images present."""
 SCHEDULED_SECONDS = 120
 """From the registration to the end of the first scheduled run."""
+RECIPE_SECONDS = 1200
+"""A whole recipe: eight containers one after the other, four of which import torch."""
 SERVICES = {"browse", "postgres", "server", "store", "worker"}
 MANIFEST = "manifest.json"
 RECIPE_STAGES = ("plan", "merge", "pretrain", "reshard", "evaluate", "benchmark", "report")
@@ -180,9 +182,10 @@ def test_checks_of_the_yard_pass_from_within(registered: Compose) -> None:
     assert output.splitlines()[-1] == f"{count} ok, {len(of_ranks)} skipped", output
 
 
-def run_deployment(yard: Compose, name: str, **parameters: str) -> None:
+def run_deployment(yard: Compose, name: str, seconds: float = 300, **parameters: str) -> None:
     given = [part for key, value in parameters.items() for part in ("--param", f"{key}={value}")]
-    in_flow_image(yard, "prefect", "deployment", "run", f"{name}/compose", *given, "--watch")
+    command = ("prefect", "deployment", "run", f"{name}/compose", *given, "--watch")
+    in_flow_image(yard, *command, seconds=seconds)
 
 
 def test_a_flow_makes_it_in_a_container_beside_the_worker(
@@ -225,6 +228,7 @@ def test_schedule_refreshes_a_corpus(registered: Compose, monkeypatch: pytest.Mo
 
 
 @pytest.mark.full
+@pytest.mark.timeout(2700)  # its images with torch are built first: 752 s on a busy machine
 def test_a_whole_recipe_on_the_store_makes_what_processes_make(
     registered: Compose,
     tmp_path: Path,
@@ -240,7 +244,7 @@ def test_a_whole_recipe_on_the_store_makes_what_processes_make(
     text = SOURCES.format(home=home) + MODEL
     recipe = home / "tiny.toml"
     recipe.write_text(text)
-    run_deployment(registered, "pretrain-gpt", recipe=str(recipe))
+    run_deployment(registered, "pretrain-gpt", RECIPE_SECONDS, recipe=str(recipe))
 
     there = Yard(tmp_path, prefect_api)
     done = there.pretrain(there.recipe(text))
