@@ -23,7 +23,6 @@ from tests.flows.gc.yards import (
     digest_of,
     make,
     make_older,
-    parts_list,
     step,
     train,
 )
@@ -31,7 +30,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.backends.s3 import S3Backend
 from trainyard.artifacts.claim import acquire
 from trainyard.artifacts.leftovers import uploads
-from trainyard.artifacts.manifest import InputRecord, Manifest, PartRecord, publish, read_manifest
+from trainyard.artifacts.manifest import Manifest, PartRecord, publish, read_manifest
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError, ClaimHeldError, ConfigError
@@ -140,45 +139,6 @@ def test_a_version_is_known_by_its_path_below_the_root(tmp_path: Path) -> None:
     document["inputs"]["data_path"] = {"urls": [url, "/other"], "digest": "of both"}
     store.write_bytes(output.manifest_url, json.dumps(document).encode())
     assert "web/versions/0001-abc" in swept(str(tmp_path)).plan.kept
-
-
-def test_the_parts_of_a_virtual_dataset_stay_as_long_as_it_does(store_url: str) -> None:
-    corpus = Corpus(store_url)
-    used = corpus.publish("a", "b", is_virtual=True)
-    corpus.publish("b", "c", is_virtual=True)
-    current = corpus.publish("c", "d", is_virtual=True)
-    corpus.part("e")
-    part = corpus.part("f")  # in a list that no manifest names
-    store.write_bytes(
-        join(store_url, "mine/all.parts"), parts_list([part], join(store_url, "mine/all"))
-    )
-    train(join(store_url, "runs/one"), used)
-    found = swept(store_url)
-    assert not found.failed
-    left = store.list_files(join(store_url, "web/parts"))
-    names = {name.rpartition("/")[2][0] for name in left if name.endswith(".bin")}
-    assert names == {"a", "b", "c", "d", "f"}
-    assert store.exists(used + ".parts")
-    assert store.exists(current + ".parts")
-    assert kinds(found) == {"corpus version": 1, "corpus part": 1}
-    store.write_bytes(join(store_url, "mine/all.parts"), b"{}")
-    with pytest.raises(ArtifactError, match=r"all\.parts: not the parts of a virtual dataset"):
-        swept(store_url)
-
-
-def test_a_training_on_a_folder_of_parts_keeps_all_of_them(tmp_path: Path) -> None:
-    corpus = Corpus(str(tmp_path))
-    corpus.publish("a")
-    corpus.part("b")
-    folder = join(corpus.url, "parts", "options")
-    manifest = Manifest(stage="pretrain", inputs={"data_0": InputRecord((folder,), "d")})
-    publish(str(tmp_path / "run/manifest.json"), manifest, None)
-    assert kinds(swept(str(tmp_path))) == {}
-    store.delete(str(tmp_path / "run/manifest.json"))
-    elsewhere = InputRecord(("/mnt/other/web/parts/options/",), "d")  # on another machine
-    manifest = Manifest(stage="pretrain", inputs={"data_0": elsewhere})
-    publish(str(tmp_path / "run/manifest.json"), manifest, None)
-    assert kinds(swept(str(tmp_path))) == {}
 
 
 def test_an_unfinished_training_keeps_what_its_steps_were_trained_on(store_url: str) -> None:

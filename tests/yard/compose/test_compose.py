@@ -24,7 +24,7 @@ from trainyard.artifacts.manifest import read_manifest
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(900)]
 
-UP_SECONDS = 120
+UP_SECONDS = 300
 """The yard is up in this time, images present."""
 SCHEDULED_SECONDS = 120
 """From the registration to the end of the first scheduled run."""

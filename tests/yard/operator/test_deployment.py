@@ -56,7 +56,7 @@ def begin(yard: Yard, deployment: str, **parameters: str) -> str:
 
 def test_prefect_has_the_stages_of_a_flow(yard: Yard, server: Api, worker: Worker) -> None:
     run = begin(yard, "pretrain-gpt/local", recipe=yard.recipe(COLLECTED))
-    assert comes(120, lambda: server.state(run) in ENDED)
+    assert comes(300, lambda: server.state(run) in ENDED)
     assert server.state(run) == "COMPLETED", worker.output
 
     stages = {task["name"]: task["state_type"] for task in server.of_run("task_runs", run)}
