@@ -15,7 +15,7 @@ from flows.cli.flow_commands import RECIPE_FLOWS
 from tests.yard.operator.deployed import ENDED, Api, Worker, comes, register, working
 from tests.yard.yard import COLLECTED, ROOT, Yard
 
-pytestmark = [pytest.mark.yard, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.yard, pytest.mark.timeout(600)]
 
 LONG = COLLECTED.replace("train_iters = 6", "train_iters = 100000\nlog_interval = 10")
 STOP_SECONDS = 30
