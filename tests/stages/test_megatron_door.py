@@ -113,7 +113,22 @@ OF_OTHER_SCRIPTS = {
         "pretrain_gpt.py",
         "--num-experts 4 --moe-router-topk 2 --moe-router-dtype fp32 --softmax-type learnable "
         "--quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value 7.0 "
-        "--window-size 127,0 --window-attn-skip-freq 2 --export-force-local-attention",
+        "--window-size 127,0 --window-attn-skip-freq 2 --export-force-local-attention "
+        "--enable-gpt-oss",
+    ),
+    "deepseekv3_proxy_flex_tp1pp4emp16etp1cp1/model_config.yaml": (
+        "pretrain_gpt.py",
+        "--multi-latent-attention --kv-lora-rank 8 --qk-head-dim 8 --v-head-dim 8 "
+        "--qk-pos-emb-head-dim 4 --num-experts 4 --moe-layer-freq ([0]*1+[1]*1) "
+        "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep "
+        "--moe-router-pre-softmax --moe-router-score-function sigmoid --mtp-num-layers 1 "
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|tmL "
+        "--nproc-per-node 2 --enable-experimental --no-load-optim --no-load-rng",
+    ),
+    "hybrid/model_config.yaml": (
+        "pretrain_hybrid.py",
+        "--spec megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec "
+        "--hybrid-layer-pattern M- --mamba-head-dim 8 --mamba-num-heads 4 --mamba-num-groups 2",
     ),
     "modelopt/conf/deepseek-ai/DeepSeek-V2-Lite.sh": (
         "pretrain_gpt.py",
@@ -149,6 +164,8 @@ SMALL = (
 def test_options_of_scripts_of_other_releases_run(script: str) -> None:
     program, words = OF_OTHER_SCRIPTS[script]
     base = SMALL.replace("--num-layers 2 ", "") if "pattern" in words else SMALL
+    if "--enable-gpt-oss" in words:  # which says what the positions are
+        base = base.replace("--position-embedding-type rope ", "")
     done = door(program, *base.split(), *words.split())
     assert done.status == 0, done.err.splitlines()[-1]
 
