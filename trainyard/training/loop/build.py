@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -109,12 +109,7 @@ def build_train_module(
 
     no_decay: selects parameters without weight decay by global name; unset: vectors."""
     chunks = build_chunks(provider, sizes, parallel, precision, groups, device)
-    copies = {
-        name: original
-        for chunk in chunks
-        for name, parameter in chunk.named_parameters()
-        if (original := copy_of(parameter)) is not None
-    }
+    copies = _copied_names(chunks)
     gradients = [
         data_parallel_parts(
             *(chunk, parallel.data_parallel, precision, groups, copies, device),
@@ -157,6 +152,16 @@ def build_train_module(
 
     preparation = Preparation(groups, device, own_positions)
     return TrainModule(chunks, optimizer, groups, preparation, options, make_runner)
+
+
+def _copied_names(chunks: Sequence[nn.Module]) -> dict[str, str]:
+    """Names of parameters that repeat another's, each with the name of that one."""
+    return {
+        name: original
+        for chunk in chunks
+        for name, parameter in chunk.named_parameters()
+        if (original := copy_of(parameter)) is not None
+    }
 
 
 def build_chunks(
