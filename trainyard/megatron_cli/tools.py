@@ -11,6 +11,7 @@ from trainyard.megatron_cli.text_tools import BENCHMARK, GENERATE, SERVE
 from trainyard.megatron_cli.tool import CHECKPOINT_ARGS, NO_FILE, OF_A_CHECKPOINT, Tool
 
 POSITIONS = ("use-rotary-position-embeddings", "no-position-embedding", "rope-type")
+EXPERTS = ("moe-router-pre-softmax", "moe-token-dispatcher-type")
 
 TASKS = ("RACE", "MNLI", "QQP")
 RETRIEVER_TASKS = ("RETRIEVER-EVAL", "RET-FINETUNE-NQ", "ICT-ZEROSHOT-NQ")
@@ -41,7 +42,7 @@ RESHARD = Tool(
 PLAN = Tool(
     training="a plan does not depend on it",
     minds=f"{OF_THE_MODEL} {NEWER_MODEL} {OF_MEMORY} offload-optimizer-states",
-    rules=("logging-level", *POSITIONS, "sequence-parallel", "retro-add-retriever"),
+    rules=("logging-level", *POSITIONS, *EXPERTS, "sequence-parallel", "retro-add-retriever"),
 )
 
 OF_STAGE_PRETRAIN = ("use-checkpoint-args", "ckpt-convert-format", "ckpt-convert-save")

@@ -80,6 +80,7 @@ def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
         ("reshard", "--saver megatron --max-queue-size 50", "--saver megatron"),
         ("plan", "--num-layers 2 --train-iters 9 --profile", "--num-layers 2"),
         ("plan", "--sequence-parallel --num-layers 2", "--num-layers 2"),
+        ("plan", "--moe-token-dispatcher-type flex", "--moe-token-dispatcher-type alltoall"),
         ("plan", "--use-custom-fsdp --outer-dp-sharding-strategy no_shard", "--use-megatron-fsdp"),
         ("evaluate", "--batch-size 8 --fp16 --no-load-optim", "--micro-batch-size 8"),
         ("evaluate", "--task SQUAD --valid-data a b", "--task squad --valid-data a b"),
