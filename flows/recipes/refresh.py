@@ -3,7 +3,8 @@
 Under the root of a recipe, `yard/NAME/`:
 
     parts/OPTIONS/DIGEST*        tokens of one source, named by the digest of its contents
-    versions/VERSION/corpus*     the parts of a version in one pair
+    versions/VERSION/corpus*     a virtual dataset of the parts of a version, or, with virtual =
+                                 false in [merge], one pair with a copy of them
     versions/VERSION/version.json    its sources and options
     current.json                 the pointer: that document of the version to train on
 
@@ -84,7 +85,8 @@ def plan_refresh(recipe: Recipe, now: float | None = None) -> Refresh:
 def _options_digest(recipe: Recipe, template: Any) -> str:
     """Digest of all that affects tokens besides the sources: options, and the tokenizer's files."""
     files = [resolve("tokenizer", [url]).digest for url in template.inputs()["tokenizer"]]
-    return digest_document([digest_relevant(template), files, recipe.table("merge")])
+    merge = {key: value for key, value in recipe.table("merge").items() if key != "virtual"}
+    return digest_document([digest_relevant(template), files, merge])
 
 
 def check_refresh(recipe: Recipe) -> Any:
@@ -125,10 +127,13 @@ def _tokenize_jobs(recipe: Recipe, sources: Sequence[CorpusObject]) -> tuple[Sta
 def _merge_jobs(recipe: Recipe, version: CorpusVersion, template: Any) -> tuple[StageJob, ...]:
     parts = [source.part for source in unique_sources(version.sources)]
     names = unique_names(list(version.tokens), list(version.tokens))
+    # A version copies nothing: the tokens of a source are written once, however many versions come.
+    default = {"virtual": True} if "virtual" not in recipe.table("merge") else {}
+    inputs = {key: [part + template.file_stem(key) for part in parts] for key in version.tokens}
     return tuple(
         recipe.job(
             "merge",
-            {"input": [part + template.file_stem(key) for part in parts], "output_prefix": prefix},
+            {"input": inputs[key], "output_prefix": prefix, **default},
             "merge" if len(names) == 1 else f"merge-{name.lower()}",
         )
         for name, (key, prefix) in zip(names, version.tokens.items(), strict=True)

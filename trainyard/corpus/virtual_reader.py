@@ -1,11 +1,11 @@
 """Reads a virtual dataset: one index of all parts, kept on this node, and the tokens of each part.
 
-A part is opened when the first of its tokens is read, and only so many are open at once, since a
-process may have only a few hundred open files."""
+A part is opened when the first of its tokens is read, and only so many are open at once."""
 
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
 from bisect import bisect_right
 from collections import defaultdict
@@ -28,8 +28,9 @@ from trainyard.corpus.remote import CacheOptions, kept_whole
 from trainyard.corpus.virtual import VirtualDataset
 from trainyard.errors import ArtifactError, ConfigError
 
-MAX_OPEN = 256
-"""Parts of a dataset that are open at once."""
+MAX_OPEN = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 1 << 14)
+"""Parts of a dataset that are open at once: a quarter of the open files that a process may have,
+and of the maps."""
 
 REMAKE = "restore it, or run stages.merge --virtual again"
 

@@ -127,6 +127,14 @@ def test_a_change_of_speed_options_makes_no_new_version(root: str, first: Refres
     assert not plan_refresh(recipe(root, tokenize=TOKENIZE + "workers = 1\n")).is_news
 
 
+def test_a_version_copies_nothing_unless_a_pair_is_wanted(root: str, first: Refresh) -> None:
+    assert [job.document["virtual"] for job in first.merge] == [True]
+    write(root, "c", "7 8 9")
+    work = plan_refresh(recipe(root, tokenize=TOKENIZE + "[merge]\nvirtual = false\n"))
+    assert [job.document["virtual"] for job in work.merge] == [False]
+    assert tokenized(work) == ["c.jsonl"]  # the other parts stay as they are
+
+
 def test_two_keys_are_two_pairs(root: str) -> None:
     write(root, "a", "1")
     work = plan_refresh(recipe(root, tokenize=TOKENIZE + 'json_keys = ["text", "title"]\n'))
