@@ -42,6 +42,10 @@ class Row:
 ROWS = {
     "outputs": Row("index of n datasets of a folder", cases.index_outputs, (100, 300, 1000)),
     "inputs": Row("second run of the same", cases.index_again, (100, 300, 1000)),
+    "virtual": Row("merge --virtual of n pairs", cases.merge_virtual, (100, 300, 1000)),
+    "parts": Row(
+        "100,000 sequences of a virtual dataset of n pairs", cases.read_virtual, (100, 300, 1000)
+    ),
     "refresh": Row("corpus-refresh plans n sources", cases.refresh, (300, 1000, 3000)),
     "gc": Row("gc of a corpus in n parts", cases.collect, (300, 1000, 3000)),
     "run": Row(

@@ -58,6 +58,31 @@ def _index_command(count: int, scratch: Path) -> list[str]:
     return [sys.executable, "-m", "stages.index", *words, *output]
 
 
+def merge_virtual(count: int, scratch: Path) -> Callable[[], None]:
+    """A virtual dataset of pairs whose digests are known."""
+    _index_command(count, scratch)
+    words = ["--input", str(scratch / f"datasets-{count}"), "--virtual"]
+    words += ["--output-prefix", str(scratch / f"virtual-{count}/all")]
+    command = [sys.executable, "-m", "stages.merge", *words]
+    run_command(command)
+    return lambda: run_command([*command, "--force"])
+
+
+def read_virtual(count: int, scratch: Path) -> Callable[[], None]:
+    """100,000 reads all over a virtual dataset, which a host has opened before."""
+    merge_virtual(count, scratch)
+    prefix = str(scratch / f"virtual-{count}/all")
+    places = np.random.default_rng(SEED).integers(0, 20 * count, 100_000).tolist()
+    IndexedDataset(prefix)
+
+    def read() -> None:
+        dataset = IndexedDataset(prefix)
+        for place in places:
+            dataset.get(place)
+
+    return read
+
+
 def index_outputs(count: int, scratch: Path) -> Callable[[], None]:
     """A stage with four files for each dataset."""
     command = _index_command(count, scratch)

@@ -1,3 +1,4 @@
 """Join every .bin/.idx pair of a folder into one.
 
-Reads: Megatron token files of one type. Writes: PREFIX.bin and PREFIX.idx. Image: cpu."""
+Reads: Megatron token files of one type. Writes: PREFIX.bin and PREFIX.idx, or PREFIX.parts. Image:
+cpu."""

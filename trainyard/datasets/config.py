@@ -37,7 +37,7 @@ class DataConfig:
 
     data_path: tuple[str, ...] = location(())
     """Prefixes of .bin/.idx pairs, divided by --split: PREFIX ..., or WEIGHT PREFIX WEIGHT PREFIX
-    ..."""
+    ... A folder of pairs, or the prefix of a merge --virtual, is one dataset."""
     train_data_path: tuple[str, ...] = location(())
     """Prefixes for training only, instead of --data-path."""
     valid_data_path: tuple[str, ...] = location(())
