@@ -33,9 +33,12 @@ def put_parts(folder: str) -> None:
             writer.write_index(idx)
 
 
-@pytest.mark.parametrize("kind", ["file", "s3"])
+@pytest.mark.parametrize(
+    ("kind", "flags"), [("file", []), ("s3", []), ("file", ["--virtual"]), ("s3", ["--virtual"])]
+)
 def test_a_merge_of_large_pairs_survives_a_kill_anywhere(
     kind: str,
+    flags: list[str],
     zygote: Zygote,
     yard: Yard,
     tmp_path: Path,
@@ -52,7 +55,10 @@ def test_a_merge_of_large_pairs_survives_a_kill_anywhere(
     check_kill_anywhere(
         zygote,
         "stages.merge",
-        lambda name: ["--input", join(root, "parts"), "--output-prefix", join(root, name, "out")],
+        lambda name: [
+            *("--input", join(root, "parts"), "--output-prefix", join(root, name, "out")),
+            *flags,
+        ],
         lambda name: join(root, name, "out.manifest.json"),
         10,
     )
