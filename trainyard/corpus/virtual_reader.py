@@ -28,9 +28,15 @@ from trainyard.corpus.remote import CacheOptions, kept_whole
 from trainyard.corpus.virtual import VirtualDataset
 from trainyard.errors import ArtifactError, ConfigError
 
-MAX_OPEN = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 1 << 14)
-"""Parts of a dataset that are open at once: a quarter of the open files that a process may have,
-and of the maps."""
+
+def most_open(limit: int) -> int:
+    """Parts of a dataset that are open at once: a quarter of the open files that a process may
+    have, and of the maps. limit: of open files; `RLIM_INFINITY` for none."""
+    most = 1 << 14
+    return most if limit == resource.RLIM_INFINITY else max(1, min(limit // 4, most))
+
+
+MAX_OPEN = most_open(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 REMAKE = "restore it, or run stages.merge --virtual again"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,3 +221,10 @@ def test_a_folder_that_takes_no_index_is_named(tmp_path: Path) -> None:
     options = CacheOptions(tmp_path / "cache")
     with pytest.raises(ConfigError, match=r"cannot be written there .* TRAINYARD_CACHE"):
         read_index(str(tmp_path / "parts"), options)
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [(resource.RLIM_INFINITY, 1 << 14), (1 << 20, 1 << 14), (1024, 256), (3, 1)]
+)
+def test_open_parts_leave_files_to_others(limit: int, most: int) -> None:
+    assert virtual_reader.most_open(limit) == most
