@@ -183,6 +183,7 @@ def test_a_list_of_what_is_not_known_is_refused(
         IndexedDataset(str(tmp_path / "all"))
 
 
+@pytest.mark.slow
 def test_an_index_in_an_object_store_names_no_path_of_a_machine(s3_url: str) -> None:
     put_parts(store.join(s3_url, "parts"))
     url = store.join(s3_url, "v/all")
