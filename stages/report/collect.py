@@ -99,9 +99,9 @@ def datasheet(prefix: str) -> Markup:
     url = f"{prefix}.json"
     try:
         return section(store.read_json(url))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ArtifactError(
-            f"{url}: not the data of a datasheet ({error!r}); run stage datasheet again"
+            f"{url}: not the data of a datasheet ({repr(error)[:80]}); run stage datasheet again"
         ) from error
 
 

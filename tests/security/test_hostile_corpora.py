@@ -3,9 +3,11 @@ reason or a bad line, in bounded time, and none steers a terminal or a page."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,18 @@ import pytest
 
 from stages.clean.config import CleanConfig
 from stages.datasheet.config import DatasheetConfig
+from stages.datasheet.steps import read_step
 from stages.decontaminate.config import DecontaminateConfig
 from stages.dedup.config import DedupConfig
 from stages.mix.config import MixConfig
+from stages.report.collect import datasheet
 from stages.runtime.cli import stage_main
 from tests.security.test_broken_documents import BROKEN
-from tests.stages.clean_runs import prose, report
+from tests.stages.clean_runs import prose, report, write
 from tests.stages.html_page import Page, check_tags
 from trainyard.artifacts import store
+from trainyard.collection.datasheet import page
+from trainyard.errors import ArtifactError
 
 SOON_SECONDS = 30
 """Of a stage over all documents, on a busy machine; what stalls takes minutes for one."""
@@ -181,7 +187,101 @@ def test_a_corpus_of_them_has_a_sound_datasheet(
     words = ["--documents", f"{last}/documents-*.jsonl", "--folders", *folders]
     titled = ["--title", MARKUP, "--licenses", MARKUP, ESCAPE]
     make(capfd, "datasheet", DatasheetConfig, output, *words, *titled)
-    page = (tmp_path / "sheet.html").read_text()
-    check_tags(Page(page))
-    assert "\x1b" not in page
-    assert "\u202e" not in page
+    made = (tmp_path / "sheet.html").read_text()
+    check_tags(Page(made))
+    assert "\x1b" not in made
+    assert "\u202e" not in made
+
+
+VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    7,
+    10**30,
+    10**400,
+    0.5,
+    1e308,
+    MARKUP,
+    [],
+    [[1]],
+    {},
+    {"a": 1},
+]
+
+
+def places(document: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The keys that lead to each value of a document, but for all of a list after its first."""
+    if above:
+        yield above
+    if isinstance(document, dict | list) and document:
+        for key in document if isinstance(document, dict) else (0,):
+            yield from places(document[key], (*above, key))
+
+
+def changed(document: Any, place: tuple[Any, ...], value: Any) -> Any:
+    copied = copy.deepcopy(document)
+    inner = copied
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    return copied
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Outputs of stages, by their name, and the data of a datasheet of them."""
+    folder = tmp_path_factory.mktemp("reported")
+    source = write(folder / "in.jsonl", [{"text": prose(i % 7)} for i in range(12)])
+    leak = str(write(folder / "leak.jsonl", [{"text": prose(3)}]))
+    given = ["--workers", "1", "--input", str(source)]
+    more = {
+        "dedup": (DedupConfig, []),
+        "decontaminate": (DecontaminateConfig, ["--tasks", "mine", "--task-data", leak]),
+        "mix": (MixConfig, ["--sources", "web"]),
+    }
+    for stage, (config, words) in more.items():
+        argv = [*given, "--output-dir", str(folder / stage), *words]
+        assert stage_main(stage, config, f"stages.{stage}.run", argv=argv) == 0
+    argv = ["--documents", str(source), "--output-prefix", str(folder / "sheet"), "--folders"]
+    argv += [str(folder / stage) for stage in more]
+    assert stage_main("datasheet", DatasheetConfig, "stages.datasheet.run", argv=argv) == 0
+    return {**{stage: folder / stage for stage in more}, "sheet": folder / "sheet.json"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["dedup", "decontaminate", "mix"])
+def test_a_report_of_others_is_shown_or_refused(stage: str, reported: dict[str, Path]) -> None:
+    folder, sheet = reported[stage], json.loads(reported["sheet"].read_text())
+    report = json.loads((folder / "report.json").read_text())
+    texts = [text for text in BROKEN.values() if text]
+    texts += [json.dumps(changed(report, at, one)) for at in places(report) for one in VALUES]
+    for text in texts:
+        (folder / "report.json").write_text(text)
+        with contextlib.suppress(ArtifactError):
+            step = read_step(str(folder), 5)
+            check_tags(Page(page({**sheet, "steps": [step.document()]})))
+    (folder / "report.json").write_text(json.dumps(report))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line", [text for text in LINES.values() if text], ids=range(len(LINES) - 1)
+)
+def test_clusters_of_others_are_counted_or_refused(line: str, reported: dict[str, Path]) -> None:
+    path = reported["dedup"] / "clusters.jsonl"
+    path.write_bytes(line.encode(errors="surrogateescape"))
+    with pytest.raises(ArtifactError, match="not the report of a stage"):
+        read_step(str(reported["dedup"]), 5)
+
+
+@pytest.mark.slow
+def test_a_datasheet_of_others_is_on_the_card_or_refused(reported: dict[str, Path]) -> None:
+    path = reported["sheet"]
+    sheet = json.loads(path.read_text())
+    for at in places(sheet):
+        for value in VALUES:
+            path.write_text(json.dumps(changed(sheet, at, value)))
+            with contextlib.suppress(ArtifactError):
+                check_tags(Page(str(datasheet(str(path).removesuffix(".json")))))
+    path.write_text(json.dumps(sheet))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
@@ -15,9 +16,9 @@ Format = Callable[[float], str]
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """True for a finite int or float."""
+    """True for a finite float, or an int that is one when rounded."""
     kind = isinstance(value, int | float) and not isinstance(value, bool)
-    return kind and math.isfinite(value)
+    return kind and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def whole(value: float) -> str:

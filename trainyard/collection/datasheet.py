@@ -19,10 +19,13 @@ WIDTH, ROW, LABEL, NUMBER = 860, 24, 240, 190
 COLUMN, HEIGHT = 64, 150
 """Of a histogram: the width of a column, the height of the tallest."""
 EXCERPT = 200
+MOST_BITS = 64
+"""Of a number of characters."""
 
 
 def page(document: dict[str, Any]) -> str:
-    """The whole page."""
+    """The whole page. ArithmeticError, AttributeError, LookupError, TypeError or ValueError for
+    another document."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -225,6 +228,8 @@ def _lengths(lengths: Sequence[Sequence[int]]) -> Markup | None:
     counts = {one[0]: one[1] for one in lengths}
     if not counts:
         return None
+    if not all(0 <= bits <= MOST_BITS for bits in counts):
+        raise ValueError(f"no document has 2 ** {max(counts)} characters")
     span = range(min(counts), max(counts) + 1)
     bars = [(f"<{scaled(2**bits)}", counts.get(bits, 0)) for bits in span]
     return histogram(bars, "Documents by their number of characters, in powers of two")

@@ -8,13 +8,15 @@ from __future__ import annotations
 import heapq
 import zlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from trainyard.collection.documents import Place
 
 EXCERPT = 200
 """Characters of a text in a sample."""
+MOST = 2**63
+"""Below it are all counts."""
 
 
 @dataclass(slots=True)
@@ -43,6 +45,9 @@ class Reason:
         if len(self.samples) < most or number <= self.samples[-1][0]:
             row = [number, place.file, place.offset, why, text[:EXCERPT]]
             self.samples = heapq.nsmallest(most, [*self.samples, row])
+
+
+SAMPLE = (int, str, int, str, str)
 
 
 @dataclass(slots=True)
@@ -78,9 +83,12 @@ class Tally:
 
     @staticmethod
     def parse(document: dict[str, Any]) -> Tally:
-        """From `document`; TypeError or AttributeError for another one."""
+        """From `document`; TypeError, KeyError or AttributeError for another one."""
         reasons = {name: Reason(**one) for name, one in document["reasons"].items()}
-        return Tally(**{**document, "reasons": reasons})
+        found = Tally(**{**document, "reasons": reasons})
+        for one in (found, *reasons.values()):
+            _check(one)
+        return found
 
     def metrics(self) -> dict[str, Any]:
         """For the manifest."""
@@ -92,3 +100,14 @@ class Tally:
             "bad_lines": self.bad_lines,
             "dropped": {name: one.dropped for name, one in self.reasons.items()},
         }
+
+
+def _check(found: Tally | Reason) -> None:
+    for one in fields(found):
+        value = getattr(found, one.name)
+        if one.type == "int" and (type(value) is not int or abs(value) >= MOST):
+            raise TypeError(f"{one.name} is no count")
+    if isinstance(found, Reason):
+        kinds = [tuple(map(type, row)) for row in found.samples]
+        if not isinstance(found.samples, list) or any(kind != SAMPLE for kind in kinds):
+            raise TypeError("a sample is not [hash, file, offset, why, text]")
