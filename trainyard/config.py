@@ -82,8 +82,8 @@ class Variants:
         """The class that a document describes; ConfigError for a value that none has."""
         name = document.get(self.key, next(iter(self.classes)))
         if not isinstance(name, str) or name not in self.classes:
-            known = ", ".join(map(repr, self.classes))
-            raise ConfigError(f"{where}: {self.key} is {shown(name)}; choose one of {known}")
+            rule = choose_one(name, self.classes)
+            raise ConfigError(f"{where}: {self.key} is {shown(name)}; {rule}")
         return self.classes[name]
 
 
@@ -251,6 +251,14 @@ def suggest(
     return f"did you mean {near[0]!r}?" if near else f"{listed} {', '.join(known)}"
 
 
+def choose_one(value: Any, known: Iterable[Any]) -> str:
+    """The values that may be chosen, and the nearest to another one, whatever its case."""
+    spelt = {str(one).lower(): one for one in known}
+    near = nearest(value.lower(), spelt) if value and isinstance(value, str) else []
+    hint = f": did you mean {spelt[near[0]]!r}?" if near else ""
+    return f"choose one of {', '.join(map(repr, spelt.values()))}{hint}"
+
+
 def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
     """The names that begin with `name`, an abbreviation, in their order; else those spelt alike."""
     known = list(known)
@@ -316,9 +324,7 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
         return None if value is None else convert(value, inner, where)
     if origin is Literal:
         if value not in args:
-            raise ConfigError(
-                f"{where} is {shown(value)}; choose one of {', '.join(map(repr, args))}"
-            )
+            raise ConfigError(f"{where} is {shown(value)}; {choose_one(value, args)}")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):

@@ -86,8 +86,9 @@ class Tally:
         """From `document`; TypeError, KeyError or AttributeError for another one."""
         reasons = {name: Reason(**one) for name, one in document["reasons"].items()}
         found = Tally(**{**document, "reasons": reasons})
-        for one in (found, *reasons.values()):
-            _check(one)
+        _check(found)
+        for reason in reasons.values():
+            _check(reason)
         return found
 
     def metrics(self) -> dict[str, Any]:
