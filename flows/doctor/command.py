@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrainyardError as error:
         return fail(error)
     yard = YardContext(profile, root, given.submit)
-    chosen = [check for check in CHECKS if not given.only or check.name in given.only]
+    chosen = chosen_checks(given.only) if given.only else CHECKS
     if not given.json:
         print(f"yard {profile.name}: {yard.site.backend} jobs, all output under {yard.root}\n")
     findings = []
@@ -74,6 +74,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print_sum(findings)
     return _exit_status(worst(findings))
+
+
+def chosen_checks(names: Sequence[str]) -> list[Check[YardContext]]:
+    """The checks of these names, and those that they need: without the latter, a check of the
+    server would start a server of Prefect's own where none is named."""
+    wanted = set(names)
+    for check in reversed(CHECKS):  # what a check needs stands before it
+        if check.name in wanted:
+            wanted |= set(check.needs)
+    return [check for check in CHECKS if check.name in wanted]
 
 
 def _parser() -> argparse.ArgumentParser:

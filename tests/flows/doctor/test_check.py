@@ -18,7 +18,7 @@ from flows.doctor.check import (
     warn,
     worst,
 )
-from flows.doctor.command import CHECKS, print_finding
+from flows.doctor.command import CHECKS, chosen_checks, print_finding
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
 
@@ -29,6 +29,12 @@ def check(name: str, answer: CheckResult | Exception, *needs: str) -> Check[None
         return answer
 
     return Check(name, look, "somewhere", needs)
+
+
+def test_a_check_that_is_asked_for_brings_those_that_it_needs() -> None:
+    """`--only schedules` alone started a Prefect server without a password, and left it behind."""
+    found = [one.name for one in chosen_checks(["schedules", "store"])]
+    assert found == ["store", "Prefect", "versions", "schedules"]
 
 
 def test_only_checks_that_need_a_failed_one_are_skipped() -> None:
