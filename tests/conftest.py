@@ -6,7 +6,6 @@ import gc
 import itertools
 import logging
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import rotation
+from tests import left_out, rotation
 from tests.vectors import GOLDEN
 from trainyard.testing.pool import RankPool
 
@@ -36,8 +35,9 @@ settings.load_profile("yard")
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
-    """`--third`, which must be known before the command line is read."""
+    """`--third` must be known before the command line is read."""
     pluginmanager.register(rotation)
+    pluginmanager.register(left_out)
 
 
 # --- what running so many tests costs ----------------------------------------------------------
@@ -50,31 +50,6 @@ def pytest_collection_finish() -> None:
     """No collection of garbage walks over the tests and modules that stay until the end."""
     gc.enable()
     gc.freeze()
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file whose `pytestmark` has a marker that is left out need not be imported."""
-    left_out = _left_out(config.option.markexpr)
-    if not left_out or collection_path.suffix != ".py" or _is_named(collection_path, config):
-        return None
-    marks = re.search(r"^pytestmark = (\[[^\]]*\]|.*)", collection_path.read_text(), re.MULTILINE)
-    if marks and left_out.intersection(re.findall(r"\bpytest\.mark\.(\w+)", marks[1])):
-        return True
-    return None
-
-
-def _left_out(expression: str) -> set[str]:
-    """The markers that no test has which `expression` chooses, where it is one of plain `and`s."""
-    terms = expression.split(" and ")
-    if not all(re.fullmatch(r"(not )?\w+", term.strip()) for term in terms):
-        return set()
-    return {term.split()[1] for term in terms if term.strip().startswith("not ")}
-
-
-def _is_named(path: Path, config: pytest.Config) -> bool:
-    """A file that was asked for by its name is collected, and what is left out of it counted."""
-    folder = config.invocation_params.dir
-    return any((folder / given.split("::")[0]).resolve() == path for given in config.args)
 
 
 # --- what tests share --------------------------------------------------------------------------

@@ -42,10 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         with server:
             _say(server, given.host)
             # Serve first: health checks get an answer, however long the first listing takes.
-            threading.Thread(target=server.serve_forever, args=(60.0,), daemon=True).start()
-            _try_out(root)
-            while True:  # not signal.pause(): it would miss a signal that comes just before it
-                time.sleep(LOOK_SECONDS)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            try:
+                _try_out(root)
+                while True:  # not signal.pause(): it would miss a signal that comes just before it
+                    time.sleep(LOOK_SECONDS)
+            finally:
+                server.shutdown()  # a loop that serves a closed socket takes a whole core
     except Stopped:
         return 0
     except TrainyardError as error:

@@ -21,14 +21,9 @@ from prefect.server.services.perpetual_services import (
     register_and_schedule_perpetual_services,
 )
 from prefect.settings import PREFECT_SERVER_ANALYTICS_ENABLED, temporary_settings
-from prefect.settings.legacy import _get_valid_setting_names
-from prefect.settings.models.root import Settings
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from flows import ui
-from flows.cli import run_flow
-from flows.register.desired_state import HEARTBEAT
-from flows.server import ephemeral
+pytestmark = pytest.mark.slow  # and not collected by unit tests: imports of seconds
 
 SERVICES = {
     "ensure_cancelling_timeout_checks",
@@ -43,12 +38,6 @@ SERVICES = {
 """Those that a yard counts on."""
 
 
-def test_the_settings_that_we_give_are_settings_of_this_prefect() -> None:
-    given = {*ephemeral.SETTINGS, *ui.SETTINGS, *run_flow.PATIENCE, HEARTBEAT}
-    assert given - {"DO_NOT_TRACK"} - _get_valid_setting_names(Settings) == set()
-
-
-@pytest.mark.slow
 def test_services_run_and_plan_schedules(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     gc.collect()  # what tasks of earlier tests left is logged now, and not counted
     caplog.clear()

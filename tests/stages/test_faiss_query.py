@@ -109,6 +109,7 @@ def lengths(yard: Yard, table: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(table < 0, np.inf, found)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("num_found", [6, 40])
 def test_neighbors_are_the_nearest_chunks_of_other_documents(
     yard: Yard, tmp_path: Path, num_found: int

@@ -341,13 +341,13 @@ def test_two_ranks_train_stop_and_continue_as_one_run(tokens: str, tmp_path: Pat
 def test_a_validation_cut_short_on_two_ranks_is_repeated_on_one(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    train, valid = write_pair(data / "t", [60] * 40), write_pair(data / "v", [60] * 2001)
+    train, valid = write_pair(data / "t", [60] * 40), write_pair(data / "v", [60] * 801)
     folder, options = tmp_path / "run", {"log_interval": 1, "full_validation": True}
     options |= {"train_iters": 6, "split": None, "save_interval": 4, "data_path": None}
     options |= {"train_data_path": train, "valid_data_path": valid}
     process = start(*arguments("", folder, **options, nproc_per_node=2))
     wait_for_line(process, " iteration        3/")
-    time.sleep(0.5)  # into the validation behind step 4: thousands of batches
+    time.sleep(0.3)  # into the validation behind step 4: hundreds of batches
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 143, output

@@ -259,6 +259,7 @@ def test_partial_save_is_never_loaded(tmp_path: Path, monkeypatch: pytest.Monkey
         reshard(tmp_path / "theirs/iter_0000050", tmp_path / "back")
 
 
+@pytest.mark.slow
 def test_from_one_format_of_others_into_another(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     make("llama", tmp_path / "hf")

@@ -261,6 +261,7 @@ def test_the_files_of_guides_hold_the_same(old: OldProject, imported: Path, tmp_
     assert np.array_equal([pair.get(i) for i in range(len(pair))], old.neighbors)
 
 
+@pytest.mark.slow
 def test_embeddings_that_are_not_of_the_database_are_refused(
     old: OldProject, imported: Path, tmp_path: Path
 ) -> None:

@@ -328,6 +328,7 @@ def test_a_missing_bucket_ends_it_at_once(
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     assert main(["--root", "s3://no-such-bucket-here/yard", "--port", "0"]) == 2
     assert "error: s3://no-such-bucket-here" in capsys.readouterr().err
+    assert wait_until(lambda: not any("serve_forever" in t.name for t in threading.enumerate()), 5)
 
 
 def test_a_port_in_use_is_reported(tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def test_without_declared_names_any_file_with_the_prefix_is_refused(tmp_path: Pa
             )
 
 
+@pytest.mark.slow
 def test_twenty_thousand_listed_files_are_checked_quickly(tmp_path: Path) -> None:
     files = tuple(str(tmp_path / f"in/{i % 7}/{i}.jsonl") for i in range(20_000))
     inputs = {"input": Input("input", files, files, "digest")}

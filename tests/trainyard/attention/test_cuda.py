@@ -26,7 +26,10 @@ from trainyard.attention.masks import CAUSAL, cross_mask
 from trainyard.attention.select import Needs, build_backend, choose_backend, probe_device
 from trainyard.errors import ConfigError
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 S, D = 192, 64
 BF16 = {"out": 2e-2, "grad": 4e-2}

@@ -152,6 +152,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.few_cases(20)
 @pytest.mark.parametrize("name", ["index.json", "state.json", "config.json", "manifest.json"])
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_document_is_refused(step: Path, name: str, what: str) -> None:

@@ -87,6 +87,7 @@ SHARDS: dict[str, tuple[bytes, str]] = {
 }
 
 
+@pytest.mark.few_cases(12)
 @pytest.mark.parametrize("what", SHARDS)
 def test_a_tensor_file_that_is_none_is_refused(step: Path, what: str) -> None:
     data, words = SHARDS[what]

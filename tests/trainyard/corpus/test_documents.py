@@ -301,6 +301,7 @@ def test_a_file_that_shrank_is_refused(tmp_path: Path) -> None:
 LONG = r"line 2 \(byte 17\): the line has more than \d+ bytes, the limit of --max-document-bytes"
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("end", [b"", b"\n", b"\n" + GOOD])
 @pytest.mark.parametrize("size", [100, 1 << 20, 1 << 22])
 @pytest.mark.parametrize("ending", ["", ".gz"])

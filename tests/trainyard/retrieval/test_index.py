@@ -54,6 +54,7 @@ def test_an_index_filled_in_pieces_is_that_of_one_call_of_faiss(
         assert (ids == expected).mean() > (0.9 if index_str == "HNSW8" else 0.999)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("index_str", ["IVF16_HNSW8,SQ8", "IVF16,SQ8", "HNSW8"])
 def test_the_bytes_do_not_depend_on_threads(index_str: str) -> None:
     found = []

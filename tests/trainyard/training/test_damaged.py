@@ -68,6 +68,7 @@ def test_every_check_finds_a_changed_document(run: Path, name: str, verify: Veri
     assert skip_damaged(found, str(run), verify) == FoundSteps((2, 4), damaged=(6,))
 
 
+@pytest.mark.few_cases(5)
 @pytest.mark.parametrize("name", ["state.json", "manifest.json"])
 @pytest.mark.parametrize("text", ["", "[]", '{"stays"', None], ids=repr)
 @pytest.mark.parametrize("step", [2, 6])

@@ -125,6 +125,7 @@ def quantize(source: str, folder: Path, kind: Quantization) -> None:
         )
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_has_the_parameters_that_vllm_registers(
     plain: str, tmp_path: Path, kind: tuple[Method, Strategy]
@@ -165,6 +166,7 @@ def test_a_folder_has_the_parameters_that_vllm_registers(
     assert read_quantization(document, "") == Quantization(method, strategy)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_our_reader_gives_number_times_scale(
     plain: str, tmp_path: Path, kind: tuple[Method, Strategy]

@@ -14,7 +14,10 @@ from trainyard.models.norm import NORMS
 from trainyard.models.norms.kernels import build_norm_kernel
 from trainyard.models.norms.select import NormNeeds, choose_norm
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Of the largest value; parameters' gradients are sums over 256 rows, rounded once."""

@@ -130,6 +130,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_gigatoken_encodes_is_what_the_library_encodes(name: str) -> None:
     reference = library(**TAKEN[name])

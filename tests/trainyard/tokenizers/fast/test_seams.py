@@ -135,6 +135,7 @@ def bert(*, lower: bool = True) -> Library:
     return wordpiece_library({t: i for i, t in enumerate([*SPECIAL, *words])}, lower=lower)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("letters", [1, 20])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_parts_make_the_ids_of_the_whole(shape: str, letters: int) -> None:

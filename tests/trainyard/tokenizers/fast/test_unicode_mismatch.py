@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,26 +13,29 @@ from hypothesis import strategies as st
 from trainyard.tokenizers.base import flatten
 from trainyard.tokenizers.fast.unicode_mismatch import Suspects, flag_tokens, unassigned
 
-SUSPECTS, NFC_SUSPECTS = (
-    Suspects({i: bytes([i]) for i in range(256)}, nfc=nfc) for nfc in (False, True)
-)
+
+@cache
+def suspects_of_bytes(nfc: bool) -> Suspects:
+    """Made when a test asks, since each worker collects this file."""
+    return Suspects({i: bytes([i]) for i in range(256)}, nfc=nfc)
 
 
 @given(texts=st.lists(st.text(max_size=20), max_size=5))
 def test_no_suspect_is_overlooked(texts: list[str]) -> None:
-    for suspects in (SUSPECTS, NFC_SUSPECTS):
+    for suspects in map(suspects_of_bytes, (False, True)):
         rows = [list(text.encode()) for text in texts]
         found = suspects.find(texts, *flatten(rows))
         assert found == [i for i, text in enumerate(texts) if suspects.is_suspect(text)]
 
 
 def test_suspects_are_changed_by_nfc_or_unassigned() -> None:
-    assert not SUSPECTS.is_suspect("e\u0301 \u212b plain \u00e9 \u4f60 \U0001f600")
-    assert SUSPECTS.is_suspect("x" * (1 << 20) + "\u0378")
-    assert NFC_SUSPECTS.is_suspect("e\u0301")
-    assert NFC_SUSPECTS.is_suspect("\u212b")
-    assert NFC_SUSPECTS.is_suspect("\u1100\u1161")
-    assert not NFC_SUSPECTS.is_suspect("\u0e2a\u0e27\u0e31 \u00e9 \uac00 q\u0307")
+    plain, nfc = suspects_of_bytes(False), suspects_of_bytes(True)
+    assert not plain.is_suspect("e\u0301 \u212b plain \u00e9 \u4f60 \U0001f600")
+    assert plain.is_suspect("x" * (1 << 20) + "\u0378")
+    assert nfc.is_suspect("e\u0301")
+    assert nfc.is_suspect("\u212b")
+    assert nfc.is_suspect("\u1100\u1161")
+    assert not nfc.is_suspect("\u0e2a\u0e27\u0e31 \u00e9 \uac00 q\u0307")
     assert unassigned()[0x378]
     assert not unassigned()[0xE000]
 
@@ -42,7 +46,9 @@ def test_suspects_are_changed_by_nfc_or_unassigned() -> None:
 def test_pieces_of_a_text_are_suspect_where_the_whole_is(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainyard.tokenizers.fast.unicode_mismatch.CHUNK", 2)
-        assert NFC_SUSPECTS.is_suspect(text) == (not unicodedata.is_normalized("NFC", text))
+        assert suspects_of_bytes(True).is_suspect(text) == (
+            not unicodedata.is_normalized("NFC", text)
+        )
 
 
 def test_tokens_are_flagged_by_the_beginnings_of_characters() -> None:

@@ -62,6 +62,7 @@ def saves(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return sorted(staying), sorted(passing)
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("name", RUNS)
 @settings(max_examples=15)
 @given(saved=saves())

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from trainyard.errors import InfrastructureError
@@ -33,6 +34,7 @@ class CountedMailbox(StoreMailbox):
         return super().read(name)
 
 
+@pytest.mark.slow
 def test_of_ten_thousand_ranks_the_one_behind_is_named_with_few_requests(tmp_path: Path) -> None:
     world, behind = 10_000, 7321
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
