@@ -30,7 +30,7 @@ PAGE, DATA = ".html", ".json"
 REPORT, CLUSTERS = "report.json", "clusters.jsonl"
 SHOWN = 15
 """Hosts, sources and licences on the page."""
-MIX = "mix"
+FETCH, MIX = "fetch", "mix"
 
 
 @dataclass(slots=True)
@@ -101,6 +101,8 @@ def _read(folder: str, num_samples: int) -> Step:
     if found is None:
         raise ArtifactError(f"{folder}: no manifest.json, so no stage finished it; run that first")
     name, report = found[0].stage, store.read_json(join(folder, REPORT))
+    if found[0].config.get("source") == FETCH:  # collect, whose documents are URLs
+        name = FETCH
     try:
         if name == MIX:
             kept = sum(one["documents"] for one in report["sources"].values())
