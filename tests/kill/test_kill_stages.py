@@ -59,7 +59,10 @@ def test_a_stage_survives_a_kill_anywhere_on_s3(
 
 @pytest.mark.parametrize(
     ("source", "store"),
-    [("wikipedia", "file"), ("wikipedia", "s3"), ("warc", "file"), ("fetch", "file")],
+    [
+        *(("wikipedia", "file"), ("wikipedia", "s3"), ("warc", "file"), ("fetch", "file")),
+        *(pytest.param(source, "s3", marks=pytest.mark.full) for source in ("warc", "fetch")),
+    ],
 )
 def test_a_source_survives_a_kill_anywhere(
     source: str,
@@ -78,7 +81,7 @@ def test_a_source_survives_a_kill_anywhere(
             "stages.collect",
             lambda name: [*given, "--output-dir", join(root, name, "out")],
             lambda name: join(root, name, "out", "manifest.json"),
-            6 if source == "warc" else 10,
+            6 if source == "warc" or store == "s3" else 10,
         )
 
 
