@@ -4,8 +4,9 @@
     python -m benchmarks.collect clean near --peer-python ... --scale 0.05     some rows, smaller
 
 PEER is a virtual environment with datatrove[processing], datasketch, wikiextractor and orjson. All
-programs run with one worker, ours and the peer's in turn; ours are whole commands with digests and
-manifest, a peer's time is that of its inner loop. Data: --data (default ../shared/data) with
+programs run with one worker, ours and the peer's in turn, and are compared by processor time, which
+other work on the machine hardly changes. Ours are whole commands with digests and manifest, a
+peer's time is that of its inner loop. Data: --data (default ../shared/data) with
 corpora/corpus_en.jsonl; what is made lies in --scratch."""
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def loop(setting: Setting, name: str, path: Path) -> Prepare:
 
 
 def seconds_of(figure: Figure) -> float:
-    """What a peer's loop took, the median."""
+    """What a peer's loop took of a processor, the median."""
     return float(np.median([float(run.output.split()[-1]) for run in figure.runs]))
 
 
@@ -96,9 +97,10 @@ def size_mb(path: Path) -> float:
 
 def against(found: Figure, peer_seconds: float) -> tuple[float, str]:
     """How many times faster ours is, and its figures in words."""
-    ratio = peer_seconds / found.wall_seconds
-    spent = f"{found.wall_seconds:.2f} s ({found.spread}), {found.cpu_seconds:.2f} CPU s"
-    return ratio, f"{spent}, {found.peak_mb:.0f} MB; {ratio:.2f}x the peer ({peer_seconds:.2f} s)"
+    ratio = peer_seconds / found.cpu_seconds
+    spent = f"{found.cpu_seconds:.2f} CPU s, {found.wall_seconds:.2f} s ({found.spread})"
+    peer = f"{ratio:.2f}x the peer ({peer_seconds:.2f} CPU s)"
+    return ratio, f"{spent}, {found.peak_mb:.0f} MB; {peer}"
 
 
 # --- rows -------------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ async def collect_corpus(
     yard: str | None = None,
     profile: str = DEFAULT,
 ) -> dict[str, Any]:
-    """Collect, clean, deduplicate, decontaminate and mix, as far as the recipe has these tables;
-    publish a new version of the documents with its datasheet.
+    """Fetch, collect, clean, deduplicate, decontaminate and mix, as far as the recipe has these
+    tables; publish a new version of the documents with its datasheet.
 
     Args:
         recipe: TOML file with `corpus` and a table of options for each stage, of the sources or by

@@ -22,29 +22,29 @@ from flows.recipes.corpus_versions import (
     CURRENT,
     CorpusObject,
     CorpusVersion,
-    expand,
+    documents_of,
     find_sources,
     is_same,
     next_version,
     read_pointer,
     unique_sources,
 )
-from flows.recipes.recipe import Recipe
+from flows.recipes.recipe import FETCH, Recipe, stage_of
 from flows.recipes.stage_job import StageJob, build_config
 from trainyard.artifacts.digest import digest_document
 from trainyard.artifacts.inputs import resolve
 from trainyard.artifacts.manifest import read_manifest
 from trainyard.artifacts.output import Output
-from trainyard.artifacts.urls import basename, join
+from trainyard.artifacts.urls import join
 from trainyard.config import digest_relevant
 from trainyard.errors import ConfigError
 
-EACH = ("collect", "clean")
-"""Stages that each source goes through alone, in order."""
+EACH = (FETCH, "collect", "clean")
+"""Tables of the stages that each source goes through alone, in order."""
 TOGETHER = ("dedup", "decontaminate", "mix")
 """Stages that all sources go through together, in order."""
 DATASHEET = "datasheet"
-DOCUMENTS = "documents-*.jsonl"
+DOCUMENTS, PAGES = "documents-*.jsonl", "pages-*.warc.gz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +111,11 @@ def check_collection(recipe: Recipe) -> None:
             f"{recipe.where}: [mix] with an input mixes finished corpora, so other tables than "
             f"[mix] and [{DATASHEET}] have nothing to read; leave them out"
         )
+    if FETCH in recipe.tables and recipe.table("collect").get("source") != "warc":
+        raise ConfigError(
+            f"{recipe.where}: [{FETCH}] writes pages as WARC files, which only [collect] with "
+            'source = "warc" reads; add it'
+        )
 
 
 def _mixes_others(recipe: Recipe) -> bool:
@@ -131,15 +136,17 @@ def _sources(recipe: Recipe, options: str, each: Sequence[str]) -> tuple[CorpusO
     return tuple(replace(source, part=join(source.part, each[-1])) for source in found)
 
 
-def _options(recipe: Recipe, stage: str) -> Any:
+def _options(recipe: Recipe, table: str) -> Any:
     """All that affects what a stage makes besides its documents: its options and other inputs."""
-    if stage == "mix" and _mixes_others(recipe):
-        return recipe.table(stage)
+    if table == "mix" and _mixes_others(recipe):
+        return recipe.table(table)
     decided: dict[str, Any] = {"input": ["-"], "output_dir": "-"}
-    if stage == "mix":
+    if table == "mix":
         decided["sources"] = [recipe.name]
-    document = {**recipe.table(stage), **decided}
-    config = build_config(stage, document, f"{recipe.where} [{stage}]")
+    if table == FETCH:
+        decided["source"] = FETCH
+    document = {**recipe.table(table), **decided}
+    config = build_config(stage_of(table), document, f"{recipe.where} [{table}]")
     others = {
         name: resolve(name, urls).digest
         for name, urls in config.inputs().items()
@@ -161,15 +168,23 @@ def _of_each(
         if each and read_manifest(Output.directory(source.part).manifest_url) is None
     ]
     names = part_names([source.url for source in todo])
-    steps = []
-    for number, stage in enumerate(each):
+    steps: list[tuple[StageJob, ...]] = []
+    for number, table in enumerate(each):
         jobs = []
         for source, name in zip(todo, names, strict=True):
             folder = source.part.removesuffix(f"/{each[-1]}")
-            before = join(folder, each[number - 1], DOCUMENTS) if number else source.url
-            decided = {"input": [before], "output_dir": join(folder, stage)}
-            jobs.append(recipe.job(stage, decided, f"{stage}-{name.lower()}"))
-        steps.append(tuple(jobs))
+            before = source.url
+            if number:
+                made = PAGES if each[number - 1] == FETCH else DOCUMENTS
+                before = join(folder, each[number - 1], made)
+            decided = {"input": [before], "output_dir": join(folder, table)}
+            if table == FETCH:
+                decided["source"] = FETCH
+            jobs.append(
+                recipe.job(stage_of(table), decided, f"{table}-{name.lower()}", table=table)
+            )
+        # Lists name the same hosts, which are asked for one page at a time.
+        steps += [(job,) for job in jobs] if table == FETCH else [tuple(jobs)]
     return [step for step in steps if step]
 
 
@@ -185,9 +200,9 @@ def _of_all(
         folder = recipe.at("versions", version.version, stage)
         decided: dict[str, Any] = {"input": documents, "output_dir": folder}
         if stage == "mix" and _mixes_others(recipe):
-            decided["input"] = [_one_place(recipe, one) for one in recipe.table("mix")["input"]]
+            decided |= _places(recipe)
         elif stage == "mix":
-            decided |= {"sources": [recipe.name], "input": [_folder_of(recipe, documents)]}
+            decided["sources"] = [recipe.name] * len(documents)
         steps.append((_job(recipe, stage, decided),))
         documents = [join(folder, DOCUMENTS)]
         folders.append(folder)
@@ -205,31 +220,20 @@ def _datasheet(recipe: Recipe, version: CorpusVersion) -> str:
 def _job(recipe: Recipe, stage: str, decided: dict[str, Any]) -> StageJob:
     """A job; the flow replaces the pointers that [mix] may name by what they point to now."""
     if stage == "mix" and _mixes_others(recipe):
-        written = {k: v for k, v in recipe.table(stage).items() if k != "input"}
+        written = {k: v for k, v in recipe.table(stage).items() if k not in decided}
         recipe = replace(recipe, tables={**recipe.tables, stage: written})
     return recipe.job(stage, decided)
 
 
-def _one_place(recipe: Recipe, place: str) -> str:
-    """What a source of [mix] names: a pointer stands for the documents of its newest version."""
-    if basename(place) != CURRENT:
-        return place
-    found = read_pointer(place)
-    documents = found[0].documents if found is not None else ()
-    if len(documents) != 1:
-        expand([place])  # raises its errors
-        raise ConfigError(
-            f"{recipe.where} [mix] input: {place} names {len(documents)} folders of documents; add "
-            "[dedup], [decontaminate] or [mix] to its recipe, which make one of them"
-        )
-    return documents[0]
-
-
-def _folder_of(recipe: Recipe, documents: Sequence[str]) -> str:
-    """One place for all documents, as a source of a mixture has."""
-    if len(documents) == 1:
-        return documents[0]
-    raise ConfigError(
-        f"{recipe.where}: [mix] takes one place for its source, and there are {len(documents)}; "
-        "add [dedup], which makes one of them"
+def _places(recipe: Recipe) -> dict[str, list[str]]:
+    """The places of the sources of [mix], with the name of each: a pointer stands for all that its
+    newest version consists of."""
+    written = build_config(
+        "mix", {**recipe.table("mix"), "output_dir": "-"}, f"{recipe.where} [mix]"
     )
+    found = [
+        (name, one)
+        for name, place in zip(written.sources, written.input, strict=True)
+        for one in documents_of(place)
+    ]
+    return {"sources": [name for name, _ in found], "input": [one for _, one in found]}

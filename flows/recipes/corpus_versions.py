@@ -88,7 +88,7 @@ def expand(patterns: Sequence[str]) -> list[str]:
     stands for its documents."""
     found: list[str] = []
     for pattern in patterns:
-        for one in _documents(pattern) if basename(pattern) == CURRENT else [pattern]:
+        for one in documents_of(pattern):
             found += store.expand(one)
     return list(dict.fromkeys(found))
 
@@ -100,13 +100,16 @@ def datasheets(patterns: Sequence[str]) -> dict[str, list[str]]:
     return {"datasheets": found} if found else {}
 
 
-def _documents(pointer: str) -> tuple[str, ...]:
-    found = read_pointer(pointer)
+def documents_of(place: str) -> tuple[str, ...]:
+    """The patterns of the documents of a pointer's newest version; of another place, itself."""
+    if basename(place) != CURRENT:
+        return (place,)
+    found = read_pointer(place)
     if found is None:
-        raise ArtifactError(f"{pointer}: not there; run flow collect-corpus on that recipe first")
+        raise ArtifactError(f"{place}: not there; run flow collect-corpus on that recipe first")
     if not found[0].documents:
         raise ConfigError(
-            f"{pointer} points to tokens, not to documents; write it as tokens, not as corpus"
+            f"{place} points to tokens, not to documents; write it as tokens, not as corpus"
         )
     return found[0].documents
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from flows.recipes.recipe import FINETUNE, OF_ENCODER, stage_of
+from flows.recipes.recipe import FETCH, FINETUNE, OF_ENCODER, stage_of
 from flows.stage_configs import CONFIGS
 from trainyard.config import check_known, convert, leaves, other_names, suggest
 from trainyard.config_text import parse_document
@@ -29,7 +29,7 @@ TOP_LEVEL: dict[str, Any] = {
 """Keys above the tables of a recipe, with their types."""
 
 CORPUS_STAGES = ("collect", "train_tokenizer", "tokenize", "merge")
-COLLECTION_STAGES = ("collect", "clean", "dedup", "decontaminate", "mix", "datasheet")
+COLLECTION_STAGES = (FETCH, "collect", "clean", "dedup", "decontaminate", "mix", "datasheet")
 RELEASE_STAGES = ("reshard", "evaluate", "benchmark")
 RETRO_STAGES = ("retro_db", "retro_embed", "faiss_train", "faiss_add", "faiss_query")
 GPT_KEYS = ("corpus", "evaluation_data", "tokens")

@@ -50,7 +50,9 @@ OF_ENCODER = {"bert_tokenizer": "train_tokenizer", "bert_tokenize": "tokenize", 
 """Tables of the BERT that embeds Retro's chunks, and their stages."""
 FINETUNE = "finetune"
 """Table of an instruction tuning, which stage pretrain runs."""
-TABLES = (*(name for name in CONFIGS if name not in ASKED), *OF_ENCODER, FINETUNE)
+FETCH = "fetch"
+"""Table of a crawl of URL lists, which stage collect runs."""
+TABLES = (*(name for name in CONFIGS if name not in ASKED), *OF_ENCODER, FINETUNE, FETCH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +130,7 @@ class Recipe:
 
 def stage_of(table: str) -> str:
     """The stage whose options a table of a recipe holds."""
-    return {**OF_ENCODER, FINETUNE: "pretrain"}.get(table, table)
+    return {**OF_ENCODER, FINETUNE: "pretrain", FETCH: "collect"}.get(table, table)
 
 
 def yard_root(yard: str | None = None) -> str:

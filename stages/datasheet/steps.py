@@ -17,7 +17,7 @@ from trainyard.collection.tally import Tally
 from trainyard.errors import ArtifactError
 
 REPORT, CLUSTERS = "report.json", "clusters.jsonl"
-MIX = "mix"
+FETCH, MIX = "fetch", "mix"
 OF_TASK = ("ngrams", "occurrences", "documents")
 OF_SOURCE = ("documents", "size", "share", "epochs", "mixed_size", "mixed_share")
 
@@ -52,15 +52,18 @@ def read_step(folder: str, num_samples: int) -> Step:
     found = read_manifest(Output.directory(folder).manifest_url)
     if found is None:
         raise ArtifactError(f"{folder}: no manifest.json, so no stage finished it; run that first")
-    report, clusters = store.read_json(join(folder, REPORT)), join(folder, CLUSTERS)
+    name, report = found[0].stage, store.read_json(join(folder, REPORT))
+    clusters = join(folder, CLUSTERS)
+    if found[0].config.get("source") == FETCH:  # collect, whose documents are URLs
+        name = FETCH
     try:
-        if found[0].stage == MIX:
+        if name == MIX:
             sources = _numbers(report["sources"], OF_SOURCE)
             kept = sum(int(one["documents"]) for one in sources.values())
             return Step(MIX, Tally(documents=kept, kept=kept), mixture=sources)
         tally = Tally.parse({key: report[key] for key in asdict(Tally()) if key in report})
         tasks = _numbers(report.get("tasks", {}), OF_TASK)
-        step = Step(found[0].stage, tally, tasks)
+        step = Step(name, tally, tasks)
         if store.exists(clusters):
             step.clusters = _cluster_sizes(clusters)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from stages.runtime.document_units import UnitDone, UnitJob, reader_of
 from trainyard.artifacts import store
 from trainyard.collection.contamination.ngrams import Matcher
+from trainyard.collection.contamination.prefilter import Prefilter
 
 NGRAMS = "ngrams.json"
+BATCH_CHARS = 1 << 20
 
 
 def write_ngrams(folder: Path, owners: Mapping[str, Sequence[str]]) -> None:
@@ -33,6 +35,12 @@ def matcher_of(folder: str) -> Matcher:
     return Matcher(owners_of(folder).keys())
 
 
+@cache
+def prefilter_of(folder: str) -> Prefilter:
+    """Finds the texts that may have one."""
+    return Prefilter(owners_of(folder).keys())
+
+
 def name_of(job: UnitJob) -> str:
     """The file of a unit's counts."""
     return f"counts-{job.number:05d}.json"
@@ -40,16 +48,30 @@ def name_of(job: UnitJob) -> str:
 
 def count_unit(job: UnitJob) -> UnitDone:
     """Write the number of documents, the documents with hits, and the count of each n-gram."""
-    matcher = matcher_of(job.scratch)
+    prefilter, matcher = prefilter_of(job.scratch), matcher_of(job.scratch)
     counts: Counter[str] = Counter()
     hits: list[int] = []
-    number = -1
-    for number, item in enumerate(reader_of(job).items()):
-        found = list(matcher.hits(str(item.fields[job.config.documents.json_key])))
-        if found:
-            hits.append(number)
-            counts.update(hit.ngram for hit in found)
-    document = {"documents": number + 1, "hits": hits, "counts": dict(sorted(counts.items()))}
+    first = 0
+    for texts in _batches(job):
+        for number in prefilter.suspects(texts):
+            if found := list(matcher.hits(texts[number])):
+                hits.append(first + number)
+                counts.update(hit.ngram for hit in found)
+        first += len(texts)
+    document = {"documents": first, "hits": hits, "counts": dict(sorted(counts.items()))}
     name = name_of(job)
     data = json.dumps(document).encode()
     return UnitDone((store.write_bytes(store.join(job.folder, name), data, name),), {})
+
+
+def _batches(job: UnitJob) -> Iterator[list[str]]:
+    """The texts of a unit, about a million characters at once."""
+    texts: list[str] = []
+    size = 0
+    for item in reader_of(job).items():
+        texts.append(str(item.fields[job.config.documents.json_key]))
+        size += len(texts[-1])
+        if size >= BATCH_CHARS:
+            yield texts
+            texts, size = [], 0
+    yield texts

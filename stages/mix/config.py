@@ -30,11 +30,13 @@ class MixConfig(FolderInShares):
     input: tuple[str, ...] = location()
     """For each of --sources, a file, folder, pattern or URL."""
     sources: tuple[str, ...]
-    """Names of the sources; a document has its source and its epoch under the key `mixed`."""
+    """Names of the sources, one for each place of --input; places with the same name are one
+    source. A document has its source and its epoch under the key `mixed`."""
     output_dir: str = location()
     """Folder or URL for documents-N.jsonl and report.json."""
     weights: tuple[float, ...] | None = None
-    """Share of each source in the mixture, in proportion to each other."""
+    """Share of each source in the mixture, in proportion to each other, in the order of their
+    names."""
     temperature: float | None = None
     """Shares in proportion to size ** (1 / temperature): at 1 as they are, above it more level."""
     epochs: tuple[float, ...] | None = None
@@ -92,14 +94,14 @@ class MixConfig(FolderInShares):
     def _check_sources(self) -> None:
         if not self.sources or len(self.sources) != len(self.input):
             raise ConfigError(
-                f"--sources names {len(self.sources)} sources and --input {len(self.input)} "
-                "places; give one place for each"
+                f"--sources has {len(self.sources)} names and --input {len(self.input)} places; "
+                "give a name for each place, the same for all places of a source"
             )
         for name in self.sources:
-            if not SOURCE_NAME.fullmatch(name) or self.sources.count(name) > 1:
+            if not SOURCE_NAME.fullmatch(name):
                 raise ConfigError(
-                    f"--sources {name}: a name is of letters, digits, _, - and ., begins with a "
-                    "letter or digit, and is given once"
+                    f"--sources {name}: a name is of letters, digits, _, - and ., and begins with "
+                    "a letter or digit"
                 )
 
     def _check_proportions(self) -> None:
@@ -112,10 +114,10 @@ class MixConfig(FolderInShares):
             values = getattr(self, name)
             if values is None:
                 continue
-            if len(values) != len(self.sources):
+            if len(values) != len(names := self.places()):
                 raise ConfigError(
-                    f"{flag(name)} has {len(values)} numbers for {len(self.sources)} sources; "
-                    "give one for each"
+                    f"{flag(name)} has {len(values)} numbers for {len(names)} sources "
+                    f"({' '.join(names)}); give one for each"
                 )
             _check_positive(name, *values)
         _check_positive("max_epochs", self.max_epochs)
@@ -142,6 +144,13 @@ class MixConfig(FolderInShares):
         """The tokenizer that counts; ConfigError if it lacks an option."""
         return chosen_tokenizer(self)
 
+    def places(self) -> dict[str, tuple[str, ...]]:
+        """By source, its places."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, url in zip(self.sources, self.input, strict=True):
+            found[name] = (*found.get(name, ()), url)
+        return found
+
     def proportions(self) -> Proportions:
         """What is asked of the mixture."""
         return Proportions(self.weights, self.temperature, self.epochs, self.size, self.max_epochs)
@@ -150,9 +159,7 @@ class MixConfig(FolderInShares):
         """The sources, and the tokenizer's files."""
         tokenizer = self.tokenizer()
         return {
-            **{
-                f"source.{name}": (url,) for name, url in zip(self.sources, self.input, strict=True)
-            },
+            **{f"source.{name}": urls for name, urls in self.places().items()},
             "tokenizer": tokenizer.inputs() if tokenizer is not None else (),
         }
 

@@ -39,6 +39,7 @@ from trainyard.collection.documents import short_names
 from trainyard.collection.proportions import plan_epochs
 from trainyard.corpus.documents import check_inputs
 from trainyard.corpus.units import look_at, plan_units, share_of
+from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +91,11 @@ def plan_jobs(config: MixConfig, stage: StageRun) -> list[MixJob]:
     """The units of all sources, or of this rank's share. Raises the errors of the input."""
     assert stage.output is not None
     jobs: list[MixJob] = []
-    for name in config.sources:
+    read: dict[str, str] = {}
+    for name in config.places():
         given = stage.inputs[f"source.{name}"]
         files = check_inputs(given.urls, given.files, (config.json_key,))
+        _refuse_again(read, name, files)
         names = short_names(files)
         for unit in plan_units(look_at(files)):
             its = {source.url: names[source.url] for source in unit.sources}
@@ -106,6 +109,18 @@ def plan_jobs(config: MixConfig, stage: StageRun) -> list[MixJob]:
     return jobs
 
 
+def _refuse_again(read: dict[str, str], name: str, files: Sequence[str]) -> None:
+    """Refuse a file that is in the mixture already; add the others to `read`, with their source."""
+    for file in files:
+        if file in read:
+            both = name if read[file] == name else f"{read[file]} and {name}"
+            raise ConfigError(
+                f"--input names {file} twice, for source {both}; give it once, and repeat a source "
+                "by --epochs or --weights"
+            )
+        read[file] = name
+
+
 def _measure(config: MixConfig, stage: StageRun, jobs: Sequence[MixJob]) -> list[str]:
     folder = stage.work.url("sizes")
     own = [replace(job, folder=folder) for job in jobs]
@@ -117,8 +132,8 @@ def _plan(
     config: MixConfig, jobs: Sequence[MixJob], urls: Sequence[str]
 ) -> tuple[dict[str, Source], MixPlan]:
     """Add the sizes up; one file of sizes is in memory at a time."""
-    sources = {name: Source() for name in config.sources}
-    bins = {name: np.zeros(mixture.BINS, np.int64) for name in config.sources}
+    sources = {name: Source() for name in config.places()}
+    bins = {name: np.zeros(mixture.BINS, np.int64) for name in sources}
     for job, url in zip(jobs, urls, strict=True):
         found, total = Sizes.read(url), sources[job.source]
         total.documents += len(found.sizes)

@@ -25,14 +25,14 @@ IN_BACKGROUND = ("--async-save", "--save-interval", "1", "--save-retain-interval
 
 
 def kill_anywhere(
-    zygote: Zygote, yard: Yard, stage: str, root: str, options: tuple[str, ...] = ()
+    zygote: Zygote, yard: Yard, stage: str, root: str, points: int, options: tuple[str, ...] = ()
 ) -> None:
     check_kill_anywhere(
         zygote,
         f"stages.{stage}",
         lambda name: [*yard.arguments(stage, join(root, name, "out")), *options],
         lambda name: yard.manifest(stage, join(root, name, "out")),
-        POINTS[stage],
+        points,
     )
 
 
@@ -41,21 +41,28 @@ def test_a_stage_survives_a_kill_anywhere(
     stage: str, zygote: Zygote, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINYARD_CACHE", yard.at("cache"))
-    kill_anywhere(zygote, yard, stage, str(tmp_path))
+    kill_anywhere(zygote, yard, stage, str(tmp_path), POINTS[stage])
     assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("stage", ["tokenize", "merge", "index", "retro_db", "pretrain", "reshard"])
+ON_S3 = dict.fromkeys(("tokenize", "merge", "index", "retro_db"), 20)
+ON_S3 |= {"pretrain": 8, "reshard": 8, "clean": 6, "decontaminate": 6, "dedup": 6, "mix": 6}
+
+
+@pytest.mark.parametrize("stage", ON_S3)
 def test_a_stage_survives_a_kill_anywhere_on_s3(
     stage: str, zygote: Zygote, yard: Yard, s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINYARD_CACHE", yard.at("cache"))
-    kill_anywhere(zygote, yard, stage, s3_url)
+    kill_anywhere(zygote, yard, stage, s3_url, ON_S3[stage])
 
 
 @pytest.mark.parametrize(
     ("source", "store"),
-    [("wikipedia", "file"), ("wikipedia", "s3"), ("warc", "file"), ("fetch", "file")],
+    [
+        *(("wikipedia", "file"), ("wikipedia", "s3"), ("warc", "file"), ("fetch", "file")),
+        *(pytest.param(source, "s3", marks=pytest.mark.full) for source in ("warc", "fetch")),
+    ],
 )
 def test_a_source_survives_a_kill_anywhere(
     source: str,
@@ -74,7 +81,7 @@ def test_a_source_survives_a_kill_anywhere(
             "stages.collect",
             lambda name: [*given, "--output-dir", join(root, name, "out")],
             lambda name: join(root, name, "out", "manifest.json"),
-            6 if source == "warc" else 10,
+            6 if source == "warc" or store == "s3" else 10,
         )
 
 
@@ -102,4 +109,4 @@ def test_training_survives_a_kill_while_a_step_is_saved_in_the_background(
 ) -> None:
     root = str(tmp_path) if store == "file" else str(request.getfixturevalue("s3_url"))
     request.getfixturevalue("monkeypatch").setenv("TRAINYARD_CACHE", yard.at("cache"))
-    kill_anywhere(zygote, yard, "pretrain", root, IN_BACKGROUND)
+    kill_anywhere(zygote, yard, "pretrain", root, POINTS["pretrain"], IN_BACKGROUND)

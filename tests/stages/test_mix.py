@@ -166,6 +166,23 @@ def test_bad_lines_are_counted_or_refused(tmp_path: Path) -> None:
     assert (table["a"]["bad_lines"], table["a"]["mixed_documents"]) == (1, 3)
 
 
+def test_places_of_one_name_are_one_source(tmp_path: Path) -> None:
+    wiki, web = two(tmp_path)["input"]
+    books = str(source(tmp_path / "books.jsonl", 30, 2000))
+    given = {"sources": ["web", "wiki", "web"], "input": [web, wiki, books], "weights": [1, 1]}
+    table = mix(tmp_path / "out", **given)["sources"]
+    assert {name: one["documents"] for name, one in table.items()} == {"web": 190, "wiki": 40}
+    assert table["wiki"]["mixed_share"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    wiki, web = two(tmp_path)["input"]
+    with pytest.raises(ConfigError, match=r"wiki.jsonl twice, for source a and b; give it once"):
+        mix(tmp_path / "out", sources=["a", "b"], input=[wiki, f"{tmp_path}/w*.jsonl"])
+    with pytest.raises(ConfigError, match=r"web.jsonl twice, for source a; give it once"):
+        mix(tmp_path / "out", sources=["a", "a"], input=[web, web])
+
+
 def test_an_empty_source_is_refused(tmp_path: Path) -> None:
     given = two(tmp_path)
     Path(given["input"][1]).write_text('{"text": ""}\n')
@@ -176,8 +193,8 @@ def test_an_empty_source_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sources": ["a"]}, "--sources names 1 sources and --input 2 places"),
-        ({"sources": ["a", "a"]}, "--sources a: a name is .* given once"),
+        ({"sources": ["a"]}, "--sources has 1 names and --input 2 places"),
+        ({"sources": ["a", "a"], "weights": [1, 2]}, r"has 2 numbers for 1 sources \(a\)"),
         ({"sources": ["a", "../b"]}, r"--sources \.\./b: a name is of letters"),
         ({"weights": [1, 2], "temperature": 2.0}, "--weights and --temperature both decide"),
         ({"epochs": [1, 2], "size": 9}, "--epochs decides the size"),

@@ -95,9 +95,9 @@ class UnitReader:
             self.bad += [(Place(name, bad.offset, 0), bad) for bad in reader.bad]
 
 
-def as_line(fields: Mapping[str, Any]) -> bytes:
-    """A document as a line of JSONL, UTF-8; what orjson refuses, such as half a character of
-    UTF-16 in a key that no stage reads, is escaped."""
+def as_line(fields: Mapping[str, Any] | list[Any]) -> bytes:
+    """A document, or a list, as a line of JSONL, UTF-8; what orjson refuses, such as half a
+    character of UTF-16 in a key that no stage reads, is escaped."""
     try:
         return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:

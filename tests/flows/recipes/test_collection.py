@@ -13,7 +13,7 @@ from flows.recipes.collection import Collection, plan_collection
 from flows.recipes.corpus import corpus_files
 from flows.recipes.corpus_versions import publish, read_pointer
 from flows.recipes.pretrain import pretrain_jobs
-from flows.recipes.recipe import Recipe, parse_recipe, read_recipe
+from flows.recipes.recipe import Recipe, parse_recipe, read_recipe, stage_of
 from trainyard.artifacts import store
 from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.manifest import publish as publish_manifest
@@ -164,17 +164,19 @@ def test_the_recipes_of_the_repository_are_valid(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
     stages = [job.stage for job in plan_collection(written).jobs]
-    assert stages == [name for name in written.tables if name != "datasheet"] + ["datasheet"]
+    tables = [name for name in written.tables if name != "datasheet"]
+    assert stages == [stage_of(name) for name in (*tables, "datasheet")]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('corpus = ["a"]\n', r"has none of \[collect\], \[clean\]"),
+        ('corpus = ["a"]\n', r"has none of \[fetch\], \[collect\], \[clean\]"),
         ("[clean]\n", "collect-corpus needs sources"),
         ('corpus = ["a"]\n[mix]\ninput = ["b"]\n', "mixes finished corpora, and corpus names"),
         ('[dedup]\n[mix]\ninput = ["b"]\n', "have nothing to read"),
         ('corpus = ["a"]\n[dedup]\ninput = ["x"]\n', "input is decided by the flow"),
+        ('corpus = ["a"]\n[fetch]\n[clean]\n', r'only \[collect\] with source = "warc" reads'),
     ],
 )
 def test_a_recipe_that_collects_nothing_is_refused(text: str, message: str, tmp_path: Path) -> None:
@@ -184,8 +186,53 @@ def test_a_recipe_that_collects_nothing_is_refused(text: str, message: str, tmp_
         plan_collection(written)
 
 
-def test_several_sources_without_dedup_are_no_single_place_to_mix(tmp_path: Path) -> None:
+def test_what_several_sources_become_is_one_source_of_the_mixture(tmp_path: Path) -> None:
     write(tmp_path, "a", "1 2 3")
     write(tmp_path, "b", "4 5 6")
-    with pytest.raises(ConfigError, match=r"there are 2; add \[dedup\], which makes one"):
-        plan_collection(recipe(tmp_path, '[clean]\nrules = ["nfc"]\n[mix]\n'))
+    written = recipe(tmp_path, '[clean]\nrules = ["nfc"]\n[mix]\n')
+    work = plan_collection(written)
+    _, (mix,), _ = work.steps
+    assert mix.document["sources"] == ["web", "web"]
+    assert mix.document["input"] == [
+        f"{one.part}/documents-*.jsonl" for one in work.version.sources
+    ]
+    unmixed = recipe(tmp_path, '[clean]\nrules = ["nfc"]\n', "plain")
+    carry_out(unmixed, plan_collection(unmixed))
+    text = f'[mix]\nsources = ["a", "b"]\ninput = ["{tmp_path}/yard/plain/current.json", "x"]\n'
+    text += "weights = [1, 2]\n"
+    write(tmp_path, "x", "7 8 9")
+    both = parse_recipe(text.replace('"x"', f'"{tmp_path}/in/x.jsonl"'), "m.toml", str(tmp_path))
+    assert plan_collection(both).steps[0][0].document["sources"] == ["a", "a", "b"]
+
+
+LISTS = """
+[fetch]
+url_preset = "openwebtext"
+[collect]
+source = "warc"
+[clean]
+rules = ["nfc"]
+"""
+
+
+def test_lists_of_urls_are_fetched_one_after_another_and_each_once(tmp_path: Path) -> None:
+    write(tmp_path, "a", "1")
+    write(tmp_path, "b", "2")
+    written = recipe(tmp_path, LISTS)
+    work = plan_collection(written)
+    both = [["collect-a", "collect-b"], ["clean-a", "clean-b"], ["datasheet"]]
+    assert names(work) == [["fetch-a"], ["fetch-b"], *both]
+    (fetch,), _, (collect, _), (clean, _), (sheet,) = work.steps
+    part = work.version.sources[0].part.removesuffix("/clean")
+    assert (fetch.stage, fetch.document["source"]) == ("collect", "fetch")
+    assert fetch.document["input"] == [f"{tmp_path}/in/a.jsonl"]
+    assert fetch.document["output_dir"] == f"{part}/fetch"
+    assert collect.document["input"] == [f"{part}/fetch/pages-*.warc.gz"]
+    assert clean.document["input"] == [f"{part}/collect/documents-*.jsonl"]
+    assert [one.rpartition("/")[2] for one in sheet.document["folders"]][::2] == [*written.tables]
+    carry_out(written, work)
+    write(tmp_path, "c", "3")
+    new = [["fetch-c"], ["collect-c"], ["clean-c"], ["datasheet"]]
+    assert names(plan_collection(written)) == new
+    other = recipe(tmp_path, LISTS.replace("openwebtext", "none"))
+    assert names(plan_collection(other))[0] == ["fetch-a"]

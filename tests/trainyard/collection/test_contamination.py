@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.collection.contamination.ngrams import Matcher, task_ngrams, tasks_by_ngram
+from trainyard.collection.contamination.prefilter import KELVIN, Prefilter
 from trainyard.collection.contamination.split import clean_pieces, split_at
 from trainyard.collection.contamination.tasks import read_task
 from trainyard.collection.words import lowered
@@ -38,6 +39,33 @@ def test_hits_are_those_of_a_search_of_every_window() -> None:
         ]
         assert [(hit.word, hit.ngram) for hit in found] == expected
         assert all(text[hit.start :].startswith(hit.ngram.split()[0]) for hit in found)
+
+
+LETTERS = ["\u00e9t\u00e9", "\u0130", "\u212aelvin", "\u4e2d\u6587", "\u00df", "longer_than_8"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 6, 13])
+def test_every_text_with_an_ngram_is_a_suspect_and_no_strange_one_is(size: int) -> None:
+    rng = random.Random(size)
+    items = [" ".join(rng.choices([*WORDS, *LETTERS], k=size)) for _ in range(20)]
+    ngrams = task_ngrams(items, least=size, most=size)
+    signs = (" ", ", ", "\u2019", "\n\n", " \u2014 ", "\u0301 ")
+    texts = []
+    for number in range(200):
+        words = [f"{word}x{number}" for word in rng.choices(WORDS, k=30)]
+        if number % 2:
+            words[9:9] = rng.choice([str.upper, str.title, str])(rng.choice(items)).split()
+        texts.append("".join(word + rng.choice(signs) for word in words))
+    matcher, prefilter = Matcher(ngrams), Prefilter(ngrams)
+    having = {number for number, text in enumerate(texts) if any(matcher.hits(text))}
+    assert len(having) > 60
+    assert having <= set(prefilter.suspects(texts))
+    assert prefilter.suspects(texts[::2]) == []
+
+
+def test_no_other_letter_has_an_ascii_letter_as_its_lower_case() -> None:
+    letters = map(chr, range(128, 1 << 16))
+    assert [one for one in letters if one.lower().isascii()] == [KELVIN.decode()]
 
 
 def test_places_are_those_of_the_text_though_a_letter_gets_longer_in_lower_case() -> None:

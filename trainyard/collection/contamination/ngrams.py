@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from trainyard.collection.words import lowered
 
 WORD = re.compile(r"\w+")
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 TABLE_BITS = 22
+NGRAMS_AT_ONCE = 1 << 12
 
 Array = npt.NDArray[Any]
 
@@ -48,18 +50,17 @@ class Matcher:
 
     def __init__(self, ngrams: Set[str]) -> None:
         self._ngrams = ngrams
-        self._ids: dict[str, int] = {}
-        by_size: dict[int, list[list[int]]] = {}
-        for ngram in sorted(ngrams):
-            words = ngram.split(" ")
-            ids = [self._ids.setdefault(word, len(self._ids) + 1) for word in words]
-            by_size.setdefault(len(words), []).append(ids)
+        by_size: dict[int, list[str]] = {}
+        for ngram in ngrams:
+            by_size.setdefault(ngram.count(" ") + 1, []).append(ngram)
         self._tables = {}
         # The longest first, then from the shortest up, as upstream looks at a place.
         sizes = sorted(by_size)
         for size in sizes[-1:] + sizes[:-1]:
             table = np.zeros(1 << TABLE_BITS, np.bool_)
-            table[_slots(np.array(by_size[size], np.uint64).T)] = True
+            for start in range(0, len(by_size[size]), NGRAMS_AT_ONCE):
+                some = " ".join(by_size[size][start : start + NGRAMS_AT_ONCE])
+                table[_slots(_hashes(some).reshape(-1, size).T)] = True
             self._tables[size] = table
 
     def hits(self, text: str) -> Iterator[Hit]:
@@ -76,25 +77,30 @@ class Matcher:
 
     def _candidates(self, words: Sequence[str]) -> list[tuple[int, int]]:
         """(place, size), by place."""
-        known = self._ids.get
-        ids = np.fromiter((known(word, 0) for word in words), np.uint64, len(words))
-        if not ids.any():
+        if not words:
             return []
+        hashes = _hashes(" ".join(words))
         found = []
         for order, (size, table) in enumerate(self._tables.items()):
-            count = len(ids) - size + 1
+            count = len(hashes) - size + 1
             if count < 1:
                 continue
-            slots = _slots([ids[i : i + count] for i in range(size)])
+            slots = _slots([hashes[i : i + count] for i in range(size)])
             found += [(place, order, size) for place in np.flatnonzero(table[slots]).tolist()]
         return [(place, size) for place, _, size in sorted(found)]
 
 
+def _hashes(text: str) -> Array:
+    """(n,) u64 of words that one blank separates."""
+    words = text.encode(errors="surrogatepass").split(b" ")
+    return np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, words)), "<u8")
+
+
 def _slots(columns: Any) -> Array:
-    """Place in the table of each n-gram. columns: the ids of its words, one array a word."""
+    """Place in the table of each n-gram. columns: the hashes of its words, one array a word."""
     found = np.zeros(len(columns[0]), np.uint64)
-    for ids in columns:
-        found = found * MULTIPLIER + ids
+    for hashes in columns:
+        found = found * MULTIPLIER + hashes
     found ^= found >> np.uint64(32)
     return (found * MULTIPLIER) >> np.uint64(64 - TABLE_BITS)
 

@@ -66,11 +66,9 @@ class Corpus:
         self._files["order"].write(order.tobytes())
         self._files["ends"].write((part.shingle_ends + self._num_shingles).tobytes())
         self._files["shingles"].write(part.shingles.tobytes())
-        names = [json.dumps(name).encode() for name in part.named()]
-        ends = np.cumsum([len(name) for name in names], dtype=np.int64) + self._name_bytes
-        self._files["names"].write(b"".join(names))
-        self._files["name_ends"].write(ends.tobytes())
-        self._name_bytes += sum(map(len, names))
+        self._files["names"].write(part.names.tobytes())
+        self._files["name_ends"].write((part.name_ends + self._name_bytes).tobytes())
+        self._name_bytes += len(part.names)
         self.count += len(part.texts)
         self._num_shingles += len(part.shingles)
         return first
@@ -167,8 +165,10 @@ def _unite_bucket(documents: Array, corpus: Corpus, union: Union, rules: NearRul
     """Unite the similar documents of a bucket, by upstream's heuristic: a main document is compared
     with all others, and those that are similar leave; then the next one. The main document is the
     first by contents, where upstream draws one."""
+    if len({union.find(document) for document in documents.tolist()}) < 2:
+        return  # of one set already, as most are that share several bands
     measure = similarity(rules.measure)
-    left = corpus.sorted(documents).tolist() if len(documents) > 1 else []
+    left = corpus.sorted(documents).tolist()
     iterations = 0
     while len(left) > 1 and iterations != rules.heuristic_iter:
         main, *others = left

@@ -5,11 +5,9 @@ A file of fingerprints is an .npz without pickles; its arrays are the fields bel
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import numpy as np
 
@@ -42,7 +40,9 @@ class Fingerprints:
     line_numbers: Array
     """(m,) i64 which line of the document each is; of a run its first word."""
     names: Array
-    """u8: a JSON list with [file, offset, id] of each document."""
+    """u8: JSON [file, offset, id] of each document."""
+    name_ends: Array
+    """(n,) i64 ends of each document's part of `names`."""
 
     def pack(self) -> bytes:
         """The file."""
@@ -60,11 +60,6 @@ class Fingerprints:
             raise ArtifactError(
                 f"{where}: not a file of fingerprints ({error}); remove it and run again"
             ) from error
-
-    def named(self) -> list[list[Any]]:
-        """[file, offset, id] of each document."""
-        found: list[list[Any]] = json.loads(self.names.tobytes())
-        return found
 
 
 @dataclass(slots=True)
@@ -86,7 +81,7 @@ class Fingerprinter:
     _shingles: list[Array] = field(default_factory=list)
     _lines: list[bytes] = field(default_factory=list)
     _places: list[tuple[int, int]] = field(default_factory=list)
-    _names: list[list[Any]] = field(default_factory=list)
+    _names: list[bytes] = field(default_factory=list)
     _digested: list[tuple[Array, Array, Array]] = field(default_factory=list)
 
     BATCH = 1024
@@ -100,7 +95,7 @@ class Fingerprinter:
         rest = {name: value for name, value in item.fields.items() if name != ORIGIN}
         self._records.append(as_line(rest))
         self._sizes.append(len(text))
-        self._names.append([item.place.file, item.place.offset, item.fields.get("id")])
+        self._names.append(as_line([item.place.file, item.place.offset, item.fields.get("id")]))
         if self.shingler is not None:
             self._add_signature(self.shingler(plain))
         for at, line in self.split(text) if self.split is not None else ():
@@ -147,5 +142,6 @@ class Fingerprinter:
             lines,
             places[:, 0],
             places[:, 1],
-            np.frombuffer(json.dumps(self._names).encode(), np.uint8),
+            np.frombuffer(b"".join(self._names), np.uint8),
+            np.cumsum([len(one) for one in self._names], dtype=np.int64),
         )

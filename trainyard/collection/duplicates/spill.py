@@ -55,6 +55,7 @@ class Spill:
                 continue
             rows = np.fromfile(path, np.uint64).reshape(-1, self._columns)
             path.unlink()
+            rows = _repeated(rows)
             rows = rows[np.lexsort(rows.T[::-1])]
             keys = rows[:, : self._num_keys]
             same = (keys[1:] == keys[:-1]).all(axis=1)
@@ -66,3 +67,15 @@ class Spill:
             starts = np.concatenate(([True], ~same))[kept]
             bounds = np.append(np.flatnonzero(starts), int(kept.sum()))
             yield rows[kept], bounds
+
+
+def _repeated(rows: Array) -> Array:
+    """The rows whose first column is that of another row: mostly few, and to sort all rows by all
+    columns takes ten times as long."""
+    order = np.argsort(rows[:, 0])
+    first = rows[order, 0]
+    same = first[1:] == first[:-1]
+    kept = np.zeros(len(rows), np.bool_)
+    kept[order[1:][same]] = True
+    kept[order[:-1][same]] = True
+    return rows[kept]

@@ -2,7 +2,8 @@
 OpenWebText began with.
 
 The first rule that applies is the reason. One fault of the original is mended: a comma missing
-between `.7z` and `.ai` left both in."""
+between `.7z` and `.ai` left both in. The two lists are of that file: Copyright (c) 2020, NVIDIA
+CORPORATION, Apache License 2.0, as this project's own."""
 
 from __future__ import annotations
 

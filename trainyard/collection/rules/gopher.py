@@ -1,6 +1,6 @@
 """Gopher's rules for quality and repetition (Rae et al. 2021, arXiv:2112.11446, section A.1.1).
 
-A word is what whitespace separates."""
+A word is what whitespace separates. The eight stop words are of the paper's text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The rules of C4 and FineWeb for web pages.
 
 C4: Raffel et al. 2020, JMLR 21(140), section 2.2, in the order of its code, c4_utils.py of
-TensorFlow Datasets. FineWeb: Penedo et al. 2024, arXiv:2406.17557, section 3.6, as in datatrove."""
+TensorFlow Datasets. FineWeb: Penedo et al. 2024, arXiv:2406.17557, section 3.6, as in datatrove.
+The phrases and marks are of these two programs, both under the Apache License 2.0."""
 
 from __future__ import annotations
 
