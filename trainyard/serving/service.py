@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from trainyard.errors import InfrastructureError, TrainyardError
 from trainyard.inference.engine import Engine, EngineStats, Update
-from trainyard.inference.request import FinishReason, Request, TopTokens
+from trainyard.inference.request import BrokenOutputError, FinishReason, Request, TopTokens
 
 log = logging.getLogger(__name__)
 
@@ -255,17 +255,19 @@ class EngineService:
             del self._rows[row.number]
             row.number = None
 
-    def _pieces(self, updates: Sequence[Update]) -> Iterator[tuple[_Row, Piece]]:
+    def _pieces(self, updates: Sequence[Update]) -> Iterator[tuple[_Row, Piece | Exception]]:
         for update in updates:
             row = self._rows.get(update.number)
             if row is None:
                 continue
-            piece = _piece(update, row.is_first)
-            row.is_first = False
-            if piece.finish_reason is not None:
+            is_first, row.is_first = row.is_first, False
+            if update.completion.is_done:
                 del self._rows[update.number]
                 row.number = None
-            yield row, piece
+            if update.completion.is_broken:
+                yield row, BrokenOutputError()
+            else:
+                yield row, _piece(update, is_first)
 
 
 def _piece(update: Update, is_first: bool) -> Piece:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from tests.trainyard.serving.running import Running, running
 from tests.trainyard.serving.test_service import Counting
@@ -156,3 +160,25 @@ def test_a_client_that_hangs_up_before_its_answer_cancels_it(
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert engine.cancelled == [1]
+
+
+def test_a_text_with_nan_logits_fails_alone(generator: ModelOnRanks) -> None:
+    model = copy.deepcopy(generator.model)
+    with torch.no_grad():
+        model.embedding.position_embeddings.weight[20] = torch.nan
+    broken = replace(generator, model=model)
+    said = "the model computes NaN or infinite logits for this text"
+    with running(broken) as server:
+        long: dict[str, Any] = {"prompt": "a" * 18, "max_tokens": 8, "ignore_eos": True}
+        for _ in range(2):
+            reply = server.post("/v1/completions", **long)
+            assert (reply.status_code, reply.json()["error"]["type"]) == (500, "server_error")
+            assert reply.json()["error"]["message"].startswith(said)
+            assert server.post("/v1/completions", **long | {"max_tokens": 3}).status_code == 200
+        reply = server.put(prompts=["a" * 30], tokens_to_generate=0, logprobs=True)
+        assert reply.status_code == 500
+        assert reply.json()["message"].startswith(said)
+        streamed = server.post("/v1/completions", **long, stream=True).text
+        assert said in streamed.rstrip().splitlines()[-1]
+        assert server.client.get("/health").status_code == 200
+        assert server.served.service.stats.blocks_used == 0
