@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-IDLE_SECONDS = 30.0
+IDLE_SECONDS = 1.0
 """Between steps without work, by which ranks that follow know that the first one is alive."""
 
 
