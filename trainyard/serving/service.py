@@ -49,12 +49,26 @@ class Piece:
     """In the first piece of a request that asks for them, as `prompt_top`."""
     prompt_top: list[TopTokens]
 
+    def then(self, later: Piece) -> Piece:
+        """This piece and the next one of the same request as one."""
+        return Piece(
+            tokens=self.tokens + later.tokens,
+            log_probs=self.log_probs + later.log_probs,
+            top=self.top + later.top,
+            finish_reason=later.finish_reason,
+            prompt_log_probs=self.prompt_log_probs,
+            prompt_top=self.prompt_top,
+        )
+
 
 class Stream:
-    """The pieces of requests that belong together, for one reader on the loop."""
+    """The pieces of requests that belong together, for one reader on the loop. A reader that is
+    slower than the engine gets what came meanwhile in one piece, so that it catches up."""
 
     def __init__(self, num_requests: int) -> None:
-        self._arrived: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
+        self._arrived: dict[int, Piece | Exception] = {}
+        """What is not read, by the place of its request; the oldest first."""
+        self._news = asyncio.Event()
         self._num_unread = num_requests
         self.num_open = num_requests
         """Requests whose last piece has not arrived."""
@@ -67,7 +81,11 @@ class Stream:
         Raises what the engine says against a request, or EngineFailedError."""
         if not self._num_unread:
             raise StopAsyncIteration
-        index, piece = await self._arrived.get()
+        while not self._arrived:
+            self._news.clear()
+            await self._news.wait()
+        index = next(iter(self._arrived))
+        piece = self._arrived.pop(index)
         if isinstance(piece, Exception):
             raise piece
         self._num_unread -= piece.finish_reason is not None
@@ -76,7 +94,11 @@ class Stream:
     def put(self, index: int, piece: Piece | Exception) -> None:
         """Called on the loop."""
         self.num_open -= isinstance(piece, Exception) or piece.finish_reason is not None
-        self._arrived.put_nowait((index, piece))
+        before = self._arrived.get(index)
+        if isinstance(before, Piece) and isinstance(piece, Piece):
+            piece = before.then(piece)
+        self._arrived[index] = piece
+        self._news.set()
 
 
 @dataclass(slots=True, eq=False)
