@@ -143,7 +143,10 @@ def gathered_attention(
         # weight of 0 does not take that away.
         behind = torch.arange(most, device=q.device) >= lengths[own].unsqueeze(1)
         k, v = (
-            x[blocks].flatten(1, 2)[:, :most].masked_fill(behind[..., None, None], 0).transpose(1, 2)
+            x[blocks]
+            .flatten(1, 2)[:, :most]
+            .masked_fill(behind[..., None, None], 0)
+            .transpose(1, 2)
             for x in (keys, values)
         )
         new = torch.arange(count, device=q.device)

@@ -86,7 +86,9 @@ def test_the_ends_of_the_interval_give_an_allowed_token() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("how", [{"top_k": 1}, {"top_k": 0}, {"top_k": 3}, {"top_k": 0, "top_p": 0.5}])
+@pytest.mark.parametrize(
+    "how", [{"top_k": 1}, {"top_k": 0}, {"top_k": 3}, {"top_k": 0, "top_p": 0.5}]
+)
 def test_logits_that_are_no_numbers_give_no_token(value: float, how: dict[str, Any]) -> None:
     logits = torch.cat((LOGITS, LOGITS, torch.full_like(LOGITS, -math.inf)))
     logits[1, 3] = value
