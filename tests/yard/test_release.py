@@ -17,7 +17,7 @@ from tests.yard.yard import Ended, Yard
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.checkpoint.model import load_model
 
-pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(400)]
 
 LLAMA = """
 normalization = "RMSNorm"
@@ -213,7 +213,7 @@ def test_a_deployed_release_succeeds_or_fails_with_a_message(
         given = {"recipe": recipe, "checkpoint": step_url(yard, 2)}
         good = server.begin("release/local", **given, num_tokens_to_generate=2)
         bad = server.begin("release/local", recipe=recipe, checkpoint=step_url(yard, 3))
-        assert comes(150, lambda: {server.state(run) for run in (good, bad)} <= set(ENDED))
+        assert comes(240, lambda: {server.state(run) for run in (good, bad)} <= set(ENDED))
     assert server.state(good) == "COMPLETED", worker.output
     assert {task["name"] for task in server.of_run("task_runs", good)} == set(STAGES)
     (folder,) = (yard.tiny / "releases").glob("checkpoint-iter_0000002-*")
