@@ -132,6 +132,9 @@ class ErrorAnswer(BaseModel):
 Responses = dict[int | str, dict[str, Any]]
 """As FastAPI takes them."""
 
+EVENTS: dict[str, Any] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+"""Of status 200 of what can be streamed, beside the answer at once."""
+
 ERRORS: Responses = {
     status: {"model": ErrorAnswer, "description": text}
     for status, text in {
