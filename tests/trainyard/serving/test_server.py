@@ -81,16 +81,15 @@ def test_health_says_that_the_engine_failed(generator: ModelOnRanks) -> None:
         assert server.post("/v1/completions", prompt="a").status_code == 503
 
 
-def test_a_stream_that_has_begun_ends_with_the_failure(generator: ModelOnRanks) -> None:
-    (first,) = generator.tokenizer.encode("x")
-    engine = Counting(fails_at=first)
-    with running(generator, engine=engine) as server:
-        body = {"prompt": "a", "max_tokens": 50, "stream": True, "n": 50}
-        with server.client.stream("POST", "/v1/completions", json=body) as reply:
-            lines = (line for line in reply.iter_lines() if line)
-            next(lines)
-            engine.step = _fails  # type: ignore[method-assign]
-            last = list(lines)[-1]
+def test_a_stream_that_has_begun_ends_with_the_failure(gated: tuple[Running, Gated]) -> None:
+    server, engine = gated
+    engine.gate.release()
+    body = {"prompt": "a", "max_tokens": 50, "stream": True, "n": 2}
+    with server.client.stream("POST", "/v1/completions", json=body) as reply:
+        lines = (line for line in reply.iter_lines() if line)
+        next(lines)
+        engine.step = _fails  # type: ignore[method-assign]
+        last = list(lines)[-1]
     assert "the device is gone" in last
 
 
