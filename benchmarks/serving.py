@@ -9,14 +9,21 @@
 - mixed: prompts and outputs of 128 to 2,048 tokens (even over the logarithm), beside the static
   engine with batches of the requests in their order.
 - prefix: 64 requests that share their first 2,000 tokens, of which the cache knows the shared ones
-  or keeps nothing; mean time to the first token."""
+  or keeps nothing; mean time to the first token.
+
+On a GPU, compiling and recording the graphs takes a minute or more, and 512 requests of 1,000
+tokens over another one. What is done is said on standard error as it goes. A part ends after
+--seconds-per-part: its row is then of the tokens that were made by then, and says so."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import random
 import statistics
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -35,6 +42,9 @@ from trainyard.inference.static import run_requests
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.quantized import quantize_layers
 from trainyard.parallel.device import GIBIBYTE, device_name, peak_memory_bytes
+
+BEGAN = time.monotonic()
+SAY_SECONDS = 5.0
 
 TRT_LLM = 17_744.0
 """Output tokens/s, 1,000 in and 1,000 out, as published."""
@@ -76,18 +86,39 @@ class Times:
     total: float = 0.0
     num_tokens: int = 0
     steps: int = 0
+    was_cut: bool = False
+    """Whether the time was over before the requests had ended."""
 
 
-def drive(engine: DynamicEngine, requests: Sequence[Request], device: torch.device) -> Times:
-    """Queue all requests, and run them to their ends."""
-    clock, times = device_clock(device), Times()
+def say(text: str) -> None:
+    """A line of progress, with the seconds since the program began."""
+    print(f"{time.monotonic() - BEGAN:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+
+def drive(
+    engine: DynamicEngine,
+    requests: Sequence[Request],
+    device: torch.device,
+    what: str,
+    limit_seconds: float = math.inf,
+) -> Times:
+    """Queue all requests, and run them to their ends, or for so long."""
+    clock, times, said = device_clock(device), Times(), 0.0
+    total = sum(request.max_tokens for request in requests)
+    say(f"{what}: {len(requests)} requests, {total:,} new tokens")
     began = clock()
-    for request in requests:
-        engine.add(request)
+    numbers = [engine.add(request) for request in requests]
     while engine.has_work():
         updates = engine.step()
         now = clock() - began
         times.steps += 1
+        if now - said > SAY_SECONDS:
+            said = now
+            say(f"{what}: {times.num_tokens:,} tokens in {now:.0f} s, {times.steps} steps")
+        if now > limit_seconds:
+            times.was_cut = True
+            for number in numbers:
+                engine.cancel(number)
         for update in updates:
             times.first.setdefault(update.number, now)
             times.num_tokens += update.num_new
@@ -111,19 +142,21 @@ def build(model: GPTModel, sizes: Sizes, most: int, graphs: int, **options: Any)
         inference_dynamic_batching_num_cuda_graphs=graphs,
         **options,
     )
+    say(f"an engine with {graphs} CUDA graphs")
     engine = engine_of(model, config, max_seq_length=most)
     assert isinstance(engine, DynamicEngine)
     warm = [request_of(most // 2, 4, model.vocab_size, 10_000 + i) for i in range(4)]
-    drive(engine, warm, model.device)
+    drive(engine, warm, model.device, "warm-up")
     return engine
 
 
-def throughput(engine: DynamicEngine, model: GPTModel, sizes: Sizes) -> None:
+def throughput(engine: DynamicEngine, model: GPTModel, sizes: Sizes, limit: float) -> None:
     """Output tokens a second at full load."""
     requests = [
         request_of(sizes.length, sizes.new, model.vocab_size, i) for i in range(sizes.num_requests)
     ]
-    times, stats = drive(engine, requests, model.device), engine.stats()
+    times = drive(engine, requests, model.device, "throughput", limit)
+    stats = engine.stats()
     rate = times.num_tokens / times.total
     kept = list(model.parameters())
     for module in model.modules():
@@ -133,6 +166,7 @@ def throughput(engine: DynamicEngine, model: GPTModel, sizes: Sizes) -> None:
         f"{rate:,.0f} output tok/s ({rate / TRT_LLM:.2f}x TensorRT-LLM's), {times.steps} steps, "
         f"{times.total:.1f} s, weights {weights / GIBIBYTE:.1f} GiB, {stats.blocks_total} blocks, "
         f"peak {peak_memory_bytes(model.device) / GIBIBYTE:.1f} GiB, {stats.preemptions} preempted"
+        f"{_cut(times.was_cut)}"
     )
     name = f"throughput, {sizes.concurrent} concurrent, {sizes.length} in / {sizes.new} out"
     report(name, reached, f"{BARS['throughput']:,.0f} tok/s", rate >= BARS["throughput"])
@@ -148,8 +182,15 @@ def mixed_requests(sizes: Sizes, vocab: int) -> list[Request]:
     return [request_of(length(), length(), vocab, i) for i in range(sizes.num_mixed)]
 
 
-def static_rate(model: GPTModel, requests: Sequence[Request], size: int) -> float:
-    """Output tokens a second of batches of requests in their order."""
+def _cut(was_cut: bool) -> str:
+    return ", cut by --seconds-per-part" if was_cut else ""
+
+
+def static_rate(
+    model: GPTModel, requests: Sequence[Request], size: int, limit_seconds: float
+) -> tuple[float, bool]:
+    """Output tokens a second of batches of requests in their order, and whether the time was over
+    before the last one."""
     clock, seconds, tokens = device_clock(model.device), 0.0, 0
     for begin in range(0, len(requests), size):
         batch = requests[begin : begin + size]
@@ -160,24 +201,30 @@ def static_rate(model: GPTModel, requests: Sequence[Request], size: int) -> floa
         seconds += clock() - began
         del decoder
         _empty(model.device)
-    return tokens / seconds
+        say(f"mixed, static: {begin + len(batch)} of {len(requests)} requests in {seconds:.0f} s")
+        if seconds > limit_seconds:
+            return tokens / seconds, begin + size < len(requests)
+    return tokens / seconds, False
 
 
-def under_load(model: GPTModel, sizes: Sizes, graphs: int, parts: Sequence[str]) -> None:
+def under_load(
+    model: GPTModel, sizes: Sizes, graphs: int, parts: Sequence[str], limit: float
+) -> None:
     """What one engine measures: full load, and many lengths beside the static engine."""
     engine = build(model, sizes, 2 * sizes.mixed[1], graphs)
     if "throughput" in parts:
-        throughput(engine, model, sizes)
+        throughput(engine, model, sizes, limit)
     if "mixed" not in parts:
         return
     requests = mixed_requests(sizes, model.vocab_size)
-    times = drive(engine, requests, model.device)
+    times = drive(engine, requests, model.device, "mixed, dynamic", limit)
     rate = times.num_tokens / times.total
     del engine
     _empty(model.device)
-    other = static_rate(model, requests, sizes.static_batch)
+    other, was_cut = static_rate(model, requests, sizes.static_batch, limit)
     name = "mixed, {} to {} in and out, {} requests".format(*sizes.mixed, len(requests))
     reached = f"dynamic {rate:,.0f}, static {other:,.0f} output tok/s: {rate / other:.2f}x"
+    reached += _cut(times.was_cut or was_cut)
     report(name, reached, f"{BARS['mixed']}x", rate / other >= BARS["mixed"])
 
 
@@ -196,8 +243,10 @@ def prefix(model: GPTModel, sizes: Sizes) -> None:
             disable_prefix_caching=off,
             inference_dynamic_batching_block_size=size,
         )
-        drive(engine, [request_of(1, 1, model.vocab_size, 99, before)], model.device)
-        means[off] = statistics.fmean(drive(engine, requests, model.device).first.values())
+        known = [request_of(1, 1, model.vocab_size, 99, before)]
+        drive(engine, known, model.device, "prefix, the shared tokens")
+        name = f"prefix, cache {'off' if off else 'on'}"
+        means[off] = statistics.fmean(drive(engine, requests, model.device, name).first.values())
         del engine
         _empty(model.device)
     ratio = means[True] / means[False]
@@ -221,8 +270,13 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=tuple(BARS), default=list(BARS))
     parser.add_argument("--weights", choices=("int8", "fp8"), help="of the layers; unset: bf16")
     parser.add_argument("--graphs", type=int, default=16, help="CUDA graphs; 0: none")
+    parser.add_argument(
+        "--seconds-per-part", type=float, default=120.0, help="of measuring, at most"
+    )
     arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     device = torch.device(arguments.device)
+    say("the model")
     if device.type == "cuda":
         print(f"{device_name(device)}, torch {torch.__version__}")
         model, sizes = random_model(LLAMA_3_8B, VOCAB, device, torch.bfloat16), GPU
@@ -231,7 +285,8 @@ def main() -> None:
     if arguments.weights is not None:
         quantize_layers(model, arguments.weights)
     if {"throughput", "mixed"} & set(arguments.parts):
-        under_load(model, sizes, arguments.graphs, arguments.parts)
+        limit = arguments.seconds_per_part
+        under_load(model, sizes, arguments.graphs, arguments.parts, limit)
         _empty(device)
     if "prefix" in arguments.parts:
         prefix(model, sizes)

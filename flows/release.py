@@ -1,9 +1,10 @@
-"""Prepares a checkpoint for release: another layout, a Hugging Face folder, metrics.
+"""Prepares a checkpoint for release: another layout, a Hugging Face folder, metrics, a card.
 
     python -m flows.release recipes/quickstart.toml [--checkpoint URL] [--root DIR] [--profile NAME]
 
 Without --checkpoint it uses the checkpoint that pretrain_gpt made from the recipe, and reuses what
-exists already. The output for another checkpoint goes to releases/NAME under the root."""
+exists already. The output for another checkpoint goes to releases/NAME under the root. A checkpoint
+whose engines give other log-probabilities than its training is not released."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from typing import Any
 
 from prefect import flow
 
+from flows.pages.parity_page import show_parity
 from flows.recipes.force import forced_names
 from flows.recipes.inputs import check_inputs
 from flows.recipes.overrides import read_overrides
@@ -43,11 +45,11 @@ async def release(
     yard: str | None = None,
     profile: str = DEFAULT,
 ) -> dict[str, Any]:
-    """Reshard, export, evaluate and benchmark a checkpoint.
+    """Reshard, compare training and serving, export, evaluate and benchmark a checkpoint.
 
     Args:
-        recipe: TOML file whose [reshard], [evaluate] and [benchmark] are used, of the sources or by
-            path or URL.
+        recipe: TOML file whose [reshard], [parity], [evaluate], [benchmark] and [report] are used,
+            of the sources or by path or URL.
         checkpoint: Run folder or step folder. Empty: the checkpoint of the recipe.
         evaluation_data: Text to evaluate on. Empty: as the recipe says.
         num_shards: Files of the resharded checkpoint. Empty: as the recipe says.
@@ -75,7 +77,11 @@ async def release(
         await runner.expect(jobs.all())
         # Check under the lock: a training of this recipe that had it may have written it.
         await asyncio.to_thread(check_checkpoint, written, checkpoint, site.backend)
-        await runner.run(jobs.reshard, jobs.export)
+        await runner.run(jobs.reshard)
+        await runner.run(jobs.parity)  # before anything that others may take
+        await show_parity(jobs.parity.document["output_dir"])
+        await runner.run(jobs.export)
         await runner.run(jobs.evaluate)
         await runner.run(jobs.benchmark)  # alone: it measures times
+        await runner.run(jobs.card)
     return {"export": jobs.export.document["save_dir"], "stages": runner.documents()}

@@ -21,6 +21,7 @@ from stages.index.config import IndexConfig
 from stages.inspect.config import InspectConfig
 from stages.merge.config import MergeConfig
 from stages.mix.config import MixConfig
+from stages.parity.config import ParityConfig
 from stages.plan.config import PlanConfig
 from stages.pretrain.config import PretrainConfig
 from stages.quantize.config import QuantizeConfig
@@ -55,6 +56,7 @@ CONFIGS: dict[str, type[Any]] = {
     "inspect": InspectConfig,
     "merge": MergeConfig,
     "mix": MixConfig,
+    "parity": ParityConfig,
     "plan": PlanConfig,
     "pretrain": PretrainConfig,
     "report": ReportConfig,

@@ -34,8 +34,8 @@ PLAIN = (
 )
 """Stages without torch."""
 TRAINING = (
-    *("benchmark", "evaluate", "generate", "pretrain", "quantize", "reshard", "retro-embed"),
-    "serve",
+    *("benchmark", "evaluate", "generate", "parity", "pretrain", "quantize", "reshard"),
+    *("retro-embed", "serve"),
 )
 """Stages that have a CUDA image too."""
 TORCH = ("inspect", "retro-preprocess", *TRAINING)

@@ -25,6 +25,7 @@ TORCH_STAGES = [
     "evaluate",
     "generate",
     "inspect",
+    "parity",
     "pretrain",
     "quantize",
     "reshard",

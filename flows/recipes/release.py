@@ -1,4 +1,5 @@
-"""Jobs on a checkpoint: another layout, a Hugging Face export, evaluation. No Prefect here."""
+"""Jobs on a checkpoint: another layout, the gate of a release, a Hugging Face export, evaluation,
+the card. No Prefect here."""
 
 from __future__ import annotations
 
@@ -14,19 +15,28 @@ from trainyard.artifacts.output import MANIFEST, is_housekeeping
 from trainyard.artifacts.urls import basename, join, parent
 from trainyard.errors import ConfigError
 
+CARD = "release"
+"""Name of the card of a release, in its folder."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseJobs:
-    """The jobs on a checkpoint; the last two read the output of the first."""
+    """The jobs on a checkpoint; all but the second read the output of the first."""
 
     reshard: StageJob
     export: StageJob
+    parity: StageJob
+    """Of flow release alone, as the card: fails if the model is served otherwise than trained."""
     evaluate: StageJob
     benchmark: StageJob
+    card: StageJob
 
     def all(self) -> list[StageJob]:
-        """Every job."""
-        return [self.reshard, self.export, self.evaluate, self.benchmark]
+        """Every job of flow release."""
+        return [
+            *(self.reshard, self.parity, self.export),
+            *(self.evaluate, self.benchmark, self.card),
+        ]
 
 
 def release_jobs(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
@@ -37,11 +47,15 @@ def release_jobs(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
     reads = {"load": resharded}  # the trained model in its new layout
     export = {"load_dir": load, "save_dir": join(root, "export"), "saver": "hf"}
     measured = {**reads, "output_dir": join(root, "evaluation")}
+    made = {name: join(root, name) for name in ("export", "evaluation", "benchmark", "parity")}
+    card = {"checkpoint": resharded, **made, "output_prefix": join(root, CARD)}
     return ReleaseJobs(
         reshard=recipe.job("reshard", {"load_dir": load, "save_dir": resharded}),
         export=stage_job("reshard", export, f"{recipe.where} (export)", "export"),
+        parity=recipe.job("parity", {**reads, "output_dir": made["parity"]}),
         evaluate=recipe.job("evaluate", {**measured, "valid_data": [heldout_of(recipe)]}),
-        benchmark=recipe.job("benchmark", {**reads, "output_dir": join(root, "benchmark")}),
+        benchmark=recipe.job("benchmark", {**reads, "output_dir": made["benchmark"]}),
+        card=recipe.job("report", card, "release-card"),
     )
 
 

@@ -53,6 +53,12 @@ def verdict(result: LoadTestResult, attainment: float, goodput: Sequence[str]) -
         assert result.failed_rate is not None
         return f"No rate has {aim}; {three(result.failed_rate)} requests/s was the lowest."
     found = f"{three(result.highest_rate)} requests/s is the highest rate that has {aim}"
+    fastest = max(result.measurements, key=lambda one: one.request_rate or 0.0)
+    if result.failed_rate is None and fastest.summary["max_concurrency"] == len(fastest.records):
+        return (
+            f"{found}, but all {len(fastest.records)} requests were under way at once, so a higher "
+            "rate asks no more of the server: raise --num-requests."
+        )
     if result.failed_rate is None:
         return f"{found}, and no higher one was measured: raise --sweep-max-probes."
     near = "" if result.is_narrow else "; --sweep-max-probes ended the search"

@@ -86,6 +86,7 @@ def gather(config: ReportConfig) -> Card:
         evaluation=_document(ancestry, keys.get("evaluation"), "results.json"),
         timings=_volatile(ancestry, keys.get("benchmark"), "timings.json"),
         load=load,
+        parity=_document(ancestry, keys.get("parity"), "parity.json"),
         quantization=_document(ancestry, keys.get("quantized"), "quantization.json"),
         sampling=dict((generations or {}).get("sampling") or {}),
         samples=samples_of(generations, config.num_samples),

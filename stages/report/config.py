@@ -17,6 +17,7 @@ ARTIFACTS = (
     "export",
     "evaluation",
     "benchmark",
+    "parity",
     "quantized",
     "retro_neighbors",
 )
@@ -47,6 +48,8 @@ class ReportConfig:
     benchmark: str | None = location(None)
     """Folder of the benchmark's generations.json and timings.json, or of a load test's
     summary.json."""
+    parity: str | None = location(None)
+    """Folder of the parity stage: log-probabilities of the training beside those of the engines."""
     quantized: str | None = location(None)
     """Folder of the quantize stage: the perplexity before and after."""
     retro_neighbors: str | None = location(None)

@@ -83,6 +83,8 @@ class Card:
     timings: dict[str, Any] | None = None
     load: dict[str, Any] | None = None
     """summary.json of a load test."""
+    parity: dict[str, Any] | None = None
+    """parity.json: differences between the training's forward and the engines."""
     quantization: dict[str, Any] | None = None
     """quantization.json: sizes and perplexities before and after."""
     sampling: dict[str, Any] = field(default_factory=dict)

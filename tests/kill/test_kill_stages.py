@@ -19,6 +19,7 @@ LIGHT = ("collect", "train_tokenizer", "tokenize", "merge", "index", "plan", "re
 LIGHT += ("faiss_train", "faiss_add", "faiss_query", "retro_export", "retro_import")
 LIGHT += ("clean", "decontaminate", "dedup", "mix", "datasheet")
 HEAVY = ("pretrain", "quantize", "reshard", "evaluate", "benchmark", "generate", "retro_embed")
+HEAVY += ("parity",)
 POINTS = {**dict.fromkeys(LIGHT, 20), **dict.fromkeys(HEAVY, 8)}
 
 IN_BACKGROUND = ("--async-save", "--save-interval", "1", "--save-retain-interval", "4")

@@ -182,6 +182,7 @@ class Yard:
             "index": [*indexed, *data],
             "plan": [*MODEL, "--vocab-size", "300", "--micro-batch-size", "2"],
             "pretrain": [*flags, "--data-path", tokens, *tokenizer],
+            "parity": ["--load", load, "--prompts", "the yard", "--device", "cpu"],
             "quantize": ["--load-dir", load, *text],
             "reshard": ["--load-dir", load, "--saver", "hf"],
             "evaluate": [

@@ -103,6 +103,9 @@ def test_a_sweep_finds_the_highest_rate(server: FakeServer, tmp_path: Path) -> N
     assert [one["request_rate"] for one in summary["measurements"]] == [50, 100, 200]
     assert summary["highest_rate"] == 200
     assert "no higher one was measured" in summary["about"]["verdict"]
+    slow = options | {"sweep_max_probes": 1}
+    summary, _ = measured(tmp_path / "c", prompts=["tokens:300:0"], **slow)
+    assert "all 3 requests were under way at once" in summary["about"]["verdict"]
     options["goodput"] = ["ttft:1"]
     summary, _ = measured(tmp_path / "b", prompts=["tokens:10:0"], **options)
     assert [one["request_rate"] for one in summary["measurements"]] == [50, 25, 12.5]

@@ -40,6 +40,7 @@ ENOUGH = {
     "inspect": (NOWHERE,),
     "merge": ("--input", NOWHERE),
     "mix": ("--input", NOWHERE, "--sources", "a"),
+    "parity": ("--load", NOWHERE),
     "plan": (*MODEL, "--vocab-size", "300"),
     "pretrain": (*MODEL, "--data-path", NOWHERE, "--train-iters", "2", "--lr", "0.001"),
     "report": ("--checkpoint", NOWHERE),

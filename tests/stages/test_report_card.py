@@ -81,6 +81,14 @@ def test_a_quantization_and_a_load_test_are_shown() -> None:
     }
 
 
+def test_the_gate_of_a_release_is_shown() -> None:
+    rows = [{"engine": "static, one by one", "max_difference": 2e-6}, {"engine": "no figures"}]
+    parity = {"precision": "fp32", "tolerance": 0.001, "rows": rows}
+    section = page(parity=parity).sections["How good, how fast"]
+    assert "in nats, in fp32" in section.text
+    assert section.facts == {"static, one by one": "2e-06", "allowed": "0.001"}
+
+
 # --- losses -------------------------------------------------------------------------------------
 
 

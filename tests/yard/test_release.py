@@ -17,7 +17,7 @@ from tests.yard.yard import Ended, Yard
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.checkpoint.model import load_model
 
-pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(400)]
 
 LLAMA = """
 normalization = "RMSNorm"
@@ -45,9 +45,9 @@ TEXT = [(5 + 3 * place) % 250 for place in range(33)]
 
 TOKENS = 255
 STEPS = [2, 4, 6]
-STAGES = ("reshard", "export", "evaluate", "benchmark")
+STAGES = ("reshard", "parity", "export", "evaluate", "benchmark", "release-card")
 OF_CHECKPOINT = {"resharded": "reshard", "export": "reshard"}
-MADE = {**OF_CHECKPOINT, "evaluation": "evaluate", "benchmark": "benchmark"}
+MADE = {**OF_CHECKPOINT, "parity": "parity", "evaluation": "evaluate", "benchmark": "benchmark"}
 """Folders of a release, and the stage that publishes each."""
 
 SAME = {"rtol": 1e-5, "atol": 1e-5}
@@ -105,8 +105,9 @@ def check_published(folder: Path, checkpoint: str) -> None:
         read = found[name].inputs["checkpoint"]
         assert read.urls == (checkpoint,)
         assert read.digest == manifest(checkpoint).output_digest
-    for name in ("evaluation", "benchmark"):
+    for name in ("parity", "evaluation", "benchmark"):
         assert found[name].inputs["load"].digest == found["resharded"].output_digest
+    assert "Training beside serving" in (folder / "release.html").read_text()
 
 
 def exported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -212,7 +213,7 @@ def test_a_deployed_release_succeeds_or_fails_with_a_message(
         given = {"recipe": recipe, "checkpoint": step_url(yard, 2)}
         good = server.begin("release/local", **given, num_tokens_to_generate=2)
         bad = server.begin("release/local", recipe=recipe, checkpoint=step_url(yard, 3))
-        assert comes(150, lambda: {server.state(run) for run in (good, bad)} <= set(ENDED))
+        assert comes(240, lambda: {server.state(run) for run in (good, bad)} <= set(ENDED))
     assert server.state(good) == "COMPLETED", worker.output
     assert {task["name"] for task in server.of_run("task_runs", good)} == set(STAGES)
     (folder,) = (yard.tiny / "releases").glob("checkpoint-iter_0000002-*")
@@ -224,6 +225,16 @@ def test_a_deployed_release_succeeds_or_fails_with_a_message(
     assert state["type"] == "FAILED"
     assert state["message"].startswith(f"--checkpoint {step_url(yard, 3)}: no checkpoint there")
     assert server.of_run("task_runs", bad) == []
+
+
+def test_a_model_that_is_served_otherwise_than_trained_is_not_released(yard: Yard) -> None:
+    recipe = yard.folder / "strict.toml"
+    strict = "\n[parity]\ntolerance = 1e-12\n"
+    recipe.write_text((yard.folder / "tiny.toml").read_text() + strict)
+    ended = yard.run("-m", "flows.release", str(recipe), "--checkpoint", step_url(yard, 2))
+    assert (ended.status, ended.states()["parity"]) == (1, "failed")
+    assert "differ by more than --tolerance 1e-12 nats" in ended.err
+    assert not list((yard.folder / "yard" / "strict").rglob("export"))
 
 
 # --- refusals -------------------------------------------------------------------------------------

@@ -139,7 +139,16 @@ def gathered_attention(
         most = int(lengths[own].max())
         blocks = tables[own, : -(-most // keys.shape[1])]
         # (r, g, t, d) of r sequences
-        k, v = (x[blocks].flatten(1, 2)[:, :most].transpose(1, 2) for x in (keys, values))
+        # What is behind a sequence in its last block may be of a text whose values are NaN, and a
+        # weight of 0 does not take that away.
+        behind = torch.arange(most, device=q.device) >= lengths[own].unsqueeze(1)
+        k, v = (
+            x[blocks]
+            .flatten(1, 2)[:, :most]
+            .masked_fill(behind[..., None, None], 0)
+            .transpose(1, 2)
+            for x in (keys, values)
+        )
         new = torch.arange(count, device=q.device)
         places = starts[own].unsqueeze(1) + new
         mask = AttentionMask(

@@ -35,6 +35,8 @@ class Score(NamedTuple):
     """Sum of the negative log-likelihoods of the scored tokens in nats."""
     predicted: tuple[int, ...]
     """The likeliest token at the place of each scored one."""
+    losses: tuple[float, ...]
+    """The negative log-likelihood of each."""
 
 
 def is_greedy(request: Request, score: Score) -> bool:
@@ -90,7 +92,8 @@ class Scorer:
         # fp64: a window of a thousand targets in fp32 would lose digits.
         sums = [part.sum().item() for part in losses.split(counts)]
         likeliest = [tuple(part.tolist()) for part in logits.argmax(dim=-1).split(counts)]
-        return [Score(*pair) for pair in zip(sums, likeliest, strict=True)]
+        each = [tuple(part.tolist()) for part in losses.split(counts)]
+        return [Score(*of_one) for of_one in zip(sums, likeliest, each, strict=True)]
 
     def _padded(self, batch: Sequence[Request], longest: int) -> Tensor:
         rows = [[*r.tokens[:-1], *[0] * (longest + 1 - len(r.tokens))] for r in batch]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from trainyard.inference.decoders import Decoder
+from trainyard.inference.request import BrokenOutputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ def beam_search(
 ) -> list[BeamText]:
     """Up to `width` texts, the best first.
 
-    decoder: with room for `width` copies of the prompt. end: token that finishes a text."""
+    decoder: with room for `width` copies of the prompt. end: token that finishes a text. Raises
+    BrokenOutputError for logits that are NaN or infinite."""
     finished = Finished(width, length_penalty)
     logits = decoder.start([prompt] * width).logits
     beams: list[list[int]] = [[] for _ in range(width)]
@@ -70,6 +72,8 @@ def beam_search(
         # All beams are equal before their first token.
         candidates = (totals[:1] if length == 1 else totals).flatten()
         best = candidates.topk(min(2 * width, len(candidates)))
+        if best.values[0].isnan():
+            raise BrokenOutputError
         open_beams: list[tuple[int, int, float]] = []
         ranked = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         for rank, (place, total) in enumerate(ranked):

@@ -58,7 +58,7 @@ class Engine(Protocol):
 
     def step(self) -> list[Update]:
         """Compute once for what runs now. Empty if there is nothing to do; over several ranks it is
-        called every minute all the same, so that the others know that this one lives."""
+        called every second all the same, so that the others know that this one lives."""
 
     def has_work(self) -> bool:
         """Whether a step would compute anything."""

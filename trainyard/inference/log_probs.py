@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainyard.inference.request import Completion, TopTokens
+from trainyard.inference.request import NO_TOKEN, Completion, TopTokens
 
 OnToken = Callable[[int, int], None]
 """Called with the row and the token as each is made."""
@@ -77,20 +77,22 @@ def take_tokens(
     completions: Sequence[Completion],
     on_token: OnToken | None = None,
 ) -> None:
-    """Give every completion that goes on its token, with its score if it keeps scores.
+    """Give every completion that goes on its token, with its score if it keeps scores; one without
+    a token (NO_TOKEN) breaks.
 
     logits: (b, V) that the tokens were chosen by. on_token: called with row and token for each."""
     wanted = [c.request.top_n for c in completions if c.request.log_probs and not c.is_done]
-    scores = (
-        score(logits, torch.tensor(chosen, device=logits.device), max(wanted)) if wanted else None
-    )
+    scores = None
+    if wanted:
+        places = torch.tensor(chosen, device=logits.device).clamp(min=0)
+        scores = score(logits, places, max(wanted))
     for row, (token, completion) in enumerate(zip(chosen, completions, strict=True)):
         if completion.is_done:
             continue
-        if scores is not None and completion.request.log_probs:
+        if scores is not None and completion.request.log_probs and token != NO_TOKEN:
             completion.log_probs.append(float(scores.chosen[row]))
             if completion.request.top_n:
                 completion.top.append(scores.top_of(row)[: completion.request.top_n])
         completion.append(token)
-        if on_token is not None:
+        if on_token is not None and token != NO_TOKEN:
             on_token(row, token)

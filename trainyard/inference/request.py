@@ -8,11 +8,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from trainyard.errors import DataError
 from trainyard.inference.config import GREEDY, SamplingConfig
 
 FinishReason = Literal["stop", "length"]
 TopTokens = list[tuple[int, float]]
 """(token, log-probability), the likeliest first."""
+
+NO_TOKEN = -1
+"""Chosen where the logits are not numbers."""
+
+
+class BrokenOutputError(DataError):
+    """The logits of a text are NaN or infinite, so that it has no next token."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model computes NaN or infinite logits for this text, so no token can be chosen; "
+            "compute in bf16 or fp32 if that was fp16, else check the checkpoint"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +76,14 @@ class Completion:
     """Of the second token of the prompt, the third..."""
     prompt_top: list[TopTokens] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    """None while it goes on."""
+    """None while it goes on, and for an output that broke."""
+    is_broken: bool = False
+    """Whether it ended because the logits were not numbers (`BrokenOutputError`)."""
 
     @property
     def is_done(self) -> bool:
         """Whether it takes no more tokens."""
-        return self.finish_reason is not None
+        return self.finish_reason is not None or self.is_broken
 
     @property
     def may_stop(self) -> bool:
@@ -75,8 +91,11 @@ class Completion:
         return len(self.tokens) >= self.request.min_tokens
 
     def append(self, token: int) -> None:
-        """Take the next token, and end if it is the last."""
+        """Take the next token, and end if it is the last, or if there is none."""
         assert not self.is_done, "a token behind the end of an output"
+        if token == NO_TOKEN:
+            self.is_broken = True
+            return
         may_stop, request = self.may_stop, self.request
         self.tokens.append(token)
         by_text = request.is_stop is not None and request.is_stop(self.tokens)

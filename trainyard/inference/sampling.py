@@ -12,19 +12,22 @@ import torch
 from torch import Tensor
 
 from trainyard.inference.config import SamplingConfig
-from trainyard.inference.request import Completion, Request
+from trainyard.inference.request import NO_TOKEN, Completion, Request
 from trainyard.models.init import named_generator
 
 
 def choose_tokens(
     logits: Tensor, sampling: SamplingConfig, uniforms: Tensor | None, num_tokens: int = 0
 ) -> Tensor:
-    """One token a row, (b) int64, all rows by the same options.
+    """One token a row, (b) int64, all rows by the same options; NO_TOKEN where the logits are NaN
+    or infinite.
 
     logits: (b, V). uniforms: (b) fp64 in [0, 1), needed unless the choice is greedy. num_tokens: of
     each output so far."""
     if sampling.greedy:
-        return logits.argmax(dim=-1)
+        likeliest = logits.argmax(dim=-1, keepdim=True)  # that of a NaN, if there is one
+        is_number = logits.gather(-1, likeliest).isfinite()
+        return likeliest.masked_fill(~is_number, NO_TOKEN).squeeze(-1)
     assert uniforms is not None, "sampling needs a uniform number for each row"
     return draw(filtered_logits(logits, sampling, num_tokens), uniforms)
 
@@ -66,13 +69,15 @@ def keep_min_p(logits: Tensor, min_p: float) -> Tensor:
 
 
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """Inverse of the cumulative distribution at `uniforms`, (b) int64.
+    """Inverse of the cumulative distribution at `uniforms`, (b) int64; NO_TOKEN where there is no
+    distribution: a logit is NaN or infinite, or all are -inf.
 
     fp64: over 100,000 tokens an fp32 sum would lose the rare ones."""
     cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
     total = cumulative[:, -1]
     targets = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, targets.unsqueeze(1), right=True).squeeze(1)
+    chosen = torch.searchsorted(cumulative, targets.unsqueeze(1), right=True).squeeze(1)
+    return chosen.masked_fill(total.isnan(), NO_TOKEN)
 
 
 def request_generators(first: int, count: int, seed: int) -> list[torch.Generator]:

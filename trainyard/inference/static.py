@@ -17,7 +17,7 @@ from trainyard.errors import ConfigError
 from trainyard.inference.config import GREEDY, SamplingConfig, check_length
 from trainyard.inference.decoders import CachedDecoder, Decoder, Start
 from trainyard.inference.log_probs import OnToken, prompt_scores, take_tokens
-from trainyard.inference.request import Completion, Request
+from trainyard.inference.request import BrokenOutputError, Completion, Request
 from trainyard.inference.sampling import Sampler
 from trainyard.models.gpt.model import GPTModel
 from trainyard.parallel.device import check_memory
@@ -93,7 +93,7 @@ def run_requests(
 ) -> GenerationResult:
     """Run a batch of requests, for which the decoder has room, to their ends.
 
-    on_token: called for every new token of a row."""
+    on_token: called for every new token of a row. Raises BrokenOutputError if a text breaks."""
     completions = [Completion(request) for request in requests]
     sampler, step_seconds = Sampler(completions), []
     started = clock()
@@ -106,6 +106,8 @@ def run_requests(
     for logits, chosen in steps(decoder, sampler, start.logits):
         take_tokens(logits, chosen, completions, on_token)
         step_seconds.append(clock() - started)
+        if any(completion.is_broken for completion in completions):
+            raise BrokenOutputError
         if all(completion.is_done for completion in completions):
             break
         started = clock()
@@ -135,7 +137,7 @@ def steps_ahead(decoder: Decoder, sampler: Sampler, logits: Tensor) -> Steps:
         chosen = sampler.choose_alike(logits, number)
         tokens = _Copy(chosen)
         if number + 1 < last:
-            logits = decoder.step(chosen)
+            logits = decoder.step(chosen.clamp(min=0))  # NO_TOKEN has no embedding
         yield logits, tokens.read()
 
 

@@ -8,6 +8,7 @@ prompts, tokens, nothing (so that they do not give up waiting), or the end."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -135,7 +136,7 @@ class BatchEngine:
                 return []
             logits = self._start()
         else:
-            work = Pass("step", tokens=self._chosen)
+            work = Pass("step", tokens=[max(token, 0) for token in self._chosen])
             self._tell(work)
             logits = self._passes.run(work).logits
         return self._collect(logits)
@@ -205,7 +206,9 @@ class BatchEngine:
         completions = [completion for _, completion in self._rows]
         open_rows = [row for row, completion in enumerate(completions) if not completion.is_done]
         for completion in completions:
-            if not completion.request.max_tokens:  # its prompt is scored alone
+            if not all(map(math.isfinite, completion.prompt_log_probs)):
+                completion.is_broken = True
+            elif not completion.request.max_tokens:  # its prompt is scored alone
                 completion.finish_reason = "length"
         before = [len(completion.tokens) for completion in completions]
         self._chosen = self._sampler.choose(logits)

@@ -19,7 +19,7 @@ from trainyard.serving.access import note
 from trainyard.serving.chat_format import ChatFormat
 from trainyard.serving.disconnect import unless_gone
 from trainyard.serving.errors import bad_request
-from trainyard.serving.openai_answers import ERRORS, ChatAnswer, Responses
+from trainyard.serving.openai_answers import ERRORS, EVENTS, ChatAnswer, Responses
 from trainyard.serving.openai_fields import ChatFields, Message
 from trainyard.serving.openai_options import check_common, event_stream, text_options, usage
 from trainyard.serving.outputs import Output, Outputs, ServedModel, TextOptions
@@ -46,7 +46,7 @@ def chat_router(served: ServedModel) -> APIRouter:
             return await event_stream(request, job.chunks())
         return JSONResponse(await unless_gone(request, job.answer()))
 
-    answers: Responses = {200: {"model": ChatAnswer}, **ERRORS}
+    answers: Responses = {200: {"model": ChatAnswer, **EVENTS}, **ERRORS}
     for path in ("/v1/chat/completions", "/chat/completions"):
         router.add_api_route(
             path,

@@ -16,7 +16,7 @@ from trainyard.inference.texts import prompt_tokens
 from trainyard.serving.access import note
 from trainyard.serving.disconnect import unless_gone
 from trainyard.serving.errors import bad_request
-from trainyard.serving.openai_answers import ERRORS, CompletionAnswer, Responses
+from trainyard.serving.openai_answers import ERRORS, EVENTS, CompletionAnswer, Responses
 from trainyard.serving.openai_fields import CompletionFields
 from trainyard.serving.openai_options import check_common, event_stream, text_options, usage
 from trainyard.serving.outputs import Output, Outputs, ServedModel, TextOptions
@@ -39,7 +39,7 @@ def completions_router(served: ServedModel) -> APIRouter:
             return await event_stream(request, job.chunks())
         return JSONResponse(await unless_gone(request, job.answer()))
 
-    answers: Responses = {200: {"model": CompletionAnswer}, **ERRORS}
+    answers: Responses = {200: {"model": CompletionAnswer, **EVENTS}, **ERRORS}
     for path in ("/v1/completions", "/completions"):
         router.add_api_route(
             path,

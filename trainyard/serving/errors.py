@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from trainyard.errors import TrainyardError
+from trainyard.inference.request import BrokenOutputError
 from trainyard.logging import shortened
 from trainyard.serving.service import EngineFailedError, QueueFullError
 
@@ -70,6 +71,8 @@ def to_request_error(error: Exception) -> RequestError:
         return RequestError(HTTPStatus.TOO_MANY_REQUESTS, str(error), headers=retry)
     if isinstance(error, EngineFailedError):
         return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+    if isinstance(error, BrokenOutputError):
+        return RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
     if isinstance(error, TimeoutError):
         return RequestError(
             HTTPStatus.GATEWAY_TIMEOUT, "the request took too long and was cancelled"

@@ -112,6 +112,7 @@ def megatron_router(served: ServedModel) -> APIRouter:
             413: "The body is too large",
             415: "The body is not declared as JSON",
             429: "Too many requests wait; Retry-After says when to try again",
+            500: "The model computes NaN or infinite logits for a text",
             503: "The server ends, or its engine has failed",
             504: "The request took longer than the server allows",
         }.items()

@@ -132,6 +132,9 @@ class ErrorAnswer(BaseModel):
 Responses = dict[int | str, dict[str, Any]]
 """As FastAPI takes them."""
 
+EVENTS: dict[str, Any] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+"""Of status 200 of what can be streamed, beside the answer at once."""
+
 ERRORS: Responses = {
     status: {"model": ErrorAnswer, "description": text}
     for status, text in {
@@ -141,6 +144,7 @@ ERRORS: Responses = {
         413: "The body is too large",
         415: "The body is not declared as JSON",
         429: "Too many requests wait; Retry-After says when to try again",
+        500: "The model computes NaN or infinite logits for a text",
         503: "The server ends, or its engine has failed",
         504: "The request took longer than the server allows",
     }.items()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from trainyard.inference.texts import INCOMPLETE, LineEnds, StopWords
 from trainyard.serving.config import DefaultsConfig, LimitConfig
 from trainyard.serving.errors import bad_request
 from trainyard.serving.metrics import Metrics
-from trainyard.serving.service import EngineService, Piece
+from trainyard.serving.service import EngineService, Piece, Stream
 from trainyard.serving.text_stream import TextStream
 from trainyard.tokenizers.base import Tokenizer
 
@@ -208,14 +208,9 @@ class Outputs:
         that are open then, or when the iterator is closed, are cancelled."""
         clock = asyncio.get_running_loop().time
         began = clock()
-        deadline, first = began + self._seconds, [0.0] * len(self.all)
-        with self._service.open(self._requests) as stream:
-            while True:
-                async with asyncio.timeout_at(deadline):
-                    try:
-                        index, piece = await anext(stream)
-                    except StopAsyncIteration:
-                        return
+        first = [0.0] * len(self.all)
+        with self._service.open(self._requests) as stream, _ending(stream, began + self._seconds):
+            async for index, piece in stream:
                 output = self.all[index]
                 text = output.add(piece)
                 if output.tokens and len(output.tokens) == len(piece.tokens):
@@ -232,3 +227,14 @@ class Outputs:
             async for _ in steps:
                 pass
         return self.all
+
+
+@contextmanager
+def _ending(stream: Stream, deadline: float) -> Iterator[None]:
+    """A TimeoutError for the reader of a stream at a time of the loop's clock: one timer for all of
+    its pieces."""
+    timer = asyncio.get_running_loop().call_at(deadline, stream.put, 0, TimeoutError())
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -18,13 +18,13 @@ from typing import TypeVar
 
 from trainyard.errors import InfrastructureError, TrainyardError
 from trainyard.inference.engine import Engine, EngineStats, Update
-from trainyard.inference.request import FinishReason, Request, TopTokens
+from trainyard.inference.request import BrokenOutputError, FinishReason, Request, TopTokens
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-IDLE_SECONDS = 30.0
+IDLE_SECONDS = 1.0
 """Between steps without work, by which ranks that follow know that the first one is alive."""
 
 
@@ -49,12 +49,26 @@ class Piece:
     """In the first piece of a request that asks for them, as `prompt_top`."""
     prompt_top: list[TopTokens]
 
+    def then(self, later: Piece) -> Piece:
+        """This piece and the next one of the same request as one."""
+        return Piece(
+            tokens=self.tokens + later.tokens,
+            log_probs=self.log_probs + later.log_probs,
+            top=self.top + later.top,
+            finish_reason=later.finish_reason,
+            prompt_log_probs=self.prompt_log_probs,
+            prompt_top=self.prompt_top,
+        )
+
 
 class Stream:
-    """The pieces of requests that belong together, for one reader on the loop."""
+    """The pieces of requests that belong together, for one reader on the loop. A reader that is
+    slower than the engine gets what came meanwhile in one piece, so that it catches up."""
 
     def __init__(self, num_requests: int) -> None:
-        self._arrived: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
+        self._arrived: dict[int, Piece | Exception] = {}
+        """What is not read, by the place of its request; the oldest first."""
+        self._news = asyncio.Event()
         self._num_unread = num_requests
         self.num_open = num_requests
         """Requests whose last piece has not arrived."""
@@ -67,7 +81,11 @@ class Stream:
         Raises what the engine says against a request, or EngineFailedError."""
         if not self._num_unread:
             raise StopAsyncIteration
-        index, piece = await self._arrived.get()
+        while not self._arrived:
+            self._news.clear()
+            await self._news.wait()
+        index = next(iter(self._arrived))
+        piece = self._arrived.pop(index)
         if isinstance(piece, Exception):
             raise piece
         self._num_unread -= piece.finish_reason is not None
@@ -76,7 +94,11 @@ class Stream:
     def put(self, index: int, piece: Piece | Exception) -> None:
         """Called on the loop."""
         self.num_open -= isinstance(piece, Exception) or piece.finish_reason is not None
-        self._arrived.put_nowait((index, piece))
+        before = self._arrived.get(index)
+        if isinstance(before, Piece) and isinstance(piece, Piece):
+            piece = before.then(piece)
+        self._arrived[index] = piece
+        self._news.set()
 
 
 @dataclass(slots=True, eq=False)
@@ -255,17 +277,19 @@ class EngineService:
             del self._rows[row.number]
             row.number = None
 
-    def _pieces(self, updates: Sequence[Update]) -> Iterator[tuple[_Row, Piece]]:
+    def _pieces(self, updates: Sequence[Update]) -> Iterator[tuple[_Row, Piece | Exception]]:
         for update in updates:
             row = self._rows.get(update.number)
             if row is None:
                 continue
-            piece = _piece(update, row.is_first)
-            row.is_first = False
-            if piece.finish_reason is not None:
+            is_first, row.is_first = row.is_first, False
+            if update.completion.is_done:
                 del self._rows[update.number]
                 row.number = None
-            yield row, piece
+            if update.completion.is_broken:
+                yield row, BrokenOutputError()
+            else:
+                yield row, _piece(update, is_first)
 
 
 def _piece(update: Update, is_first: bool) -> Piece:

@@ -22,7 +22,8 @@ def test_every_stage_reads_the_checkpoints_from_where_they_are_saved() -> None:
     assert every.pretrain.output == Output.directory("s3://b/run")
     assert every.export.output == own.export.output
     after = [every.reshard, every.export, every.evaluate, every.benchmark]
-    assert release_jobs(moved).all() == after
+    released = release_jobs(moved)
+    assert [released.reshard, released.export, released.evaluate, released.benchmark] == after
 
 
 def test_another_run_in_a_chosen_folder_is_not_replaced() -> None:

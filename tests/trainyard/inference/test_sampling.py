@@ -10,6 +10,7 @@ import torch
 
 from trainyard.errors import ConfigError
 from trainyard.inference.config import SamplingConfig
+from trainyard.inference.request import NO_TOKEN
 from trainyard.inference.sampling import (
     choose_tokens,
     draw,
@@ -82,6 +83,18 @@ def test_the_ends_of_the_interval_give_an_allowed_token() -> None:
     logits = torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]])
     ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     assert draw(logits.expand(2, -1), ends).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "how", [{"top_k": 1}, {"top_k": 0}, {"top_k": 3}, {"top_k": 0, "top_p": 0.5}]
+)
+def test_logits_that_are_no_numbers_give_no_token(value: float, how: dict[str, Any]) -> None:
+    logits = torch.cat((LOGITS, LOGITS, torch.full_like(LOGITS, -math.inf)))
+    logits[1, 3] = value
+    uniforms = torch.tensor([0.5] * 3, dtype=torch.float64)
+    good, *bad = choose_tokens(logits, SamplingConfig(**how), uniforms).tolist()
+    assert (good in range(5), bad) == (True, [NO_TOKEN] * 2)
 
 
 def test_every_request_has_its_own_numbers_whatever_the_batch() -> None:

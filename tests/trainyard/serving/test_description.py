@@ -54,6 +54,9 @@ def test_every_route_is_described_with_its_errors(server: Running) -> None:
         operation = paths[path][method]
         assert {"200", "400", "401", "413", "429", "503", "504"} <= operation["responses"].keys()
         assert "422" not in operation["responses"]
+        kinds = operation["responses"]["200"]["content"].keys()
+        streams = {"text/event-stream"} if path.startswith("/v1/") else set()
+        assert kinds == {"application/json"} | streams
         name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         fields = document["components"]["schemas"][name.rpartition("/")[2]]
         assert fields["additionalProperties"] is False

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from tests.trainyard.serving.running import Running, running
 from tests.trainyard.serving.test_service import Counting
@@ -77,16 +81,15 @@ def test_health_says_that_the_engine_failed(generator: ModelOnRanks) -> None:
         assert server.post("/v1/completions", prompt="a").status_code == 503
 
 
-def test_a_stream_that_has_begun_ends_with_the_failure(generator: ModelOnRanks) -> None:
-    (first,) = generator.tokenizer.encode("x")
-    engine = Counting(fails_at=first)
-    with running(generator, engine=engine) as server:
-        body = {"prompt": "a", "max_tokens": 50, "stream": True, "n": 50}
-        with server.client.stream("POST", "/v1/completions", json=body) as reply:
-            lines = (line for line in reply.iter_lines() if line)
-            next(lines)
-            engine.step = _fails  # type: ignore[method-assign]
-            last = list(lines)[-1]
+def test_a_stream_that_has_begun_ends_with_the_failure(gated: tuple[Running, Gated]) -> None:
+    server, engine = gated
+    engine.gate.release()
+    body = {"prompt": "a", "max_tokens": 50, "stream": True, "n": 2}
+    with server.client.stream("POST", "/v1/completions", json=body) as reply:
+        lines = (line for line in reply.iter_lines() if line)
+        next(lines)
+        engine.step = _fails  # type: ignore[method-assign]
+        last = list(lines)[-1]
     assert "the device is gone" in last
 
 
@@ -156,3 +159,25 @@ def test_a_client_that_hangs_up_before_its_answer_cancels_it(
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert engine.cancelled == [1]
+
+
+def test_a_text_with_nan_logits_fails_alone(generator: ModelOnRanks) -> None:
+    model = copy.deepcopy(generator.model)
+    with torch.no_grad():
+        model.embedding.position_embeddings.weight[20] = torch.nan
+    broken = replace(generator, model=model)
+    said = "the model computes NaN or infinite logits for this text"
+    with running(broken) as server:
+        long: dict[str, Any] = {"prompt": "a" * 18, "max_tokens": 8, "ignore_eos": True}
+        for _ in range(2):
+            reply = server.post("/v1/completions", **long)
+            assert (reply.status_code, reply.json()["error"]["type"]) == (500, "server_error")
+            assert reply.json()["error"]["message"].startswith(said)
+            assert server.post("/v1/completions", **long | {"max_tokens": 3}).status_code == 200
+        reply = server.put(prompts=["a" * 30], tokens_to_generate=0, logprobs=True)
+        assert reply.status_code == 500
+        assert reply.json()["message"].startswith(said)
+        streamed = server.post("/v1/completions", **long, stream=True).text
+        assert said in streamed.rstrip().splitlines()[-1]
+        assert server.client.get("/health").status_code == 200
+        assert server.served.service.stats.blocks_used == 0

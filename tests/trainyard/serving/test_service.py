@@ -166,3 +166,16 @@ def test_work_between_steps_gets_its_result_or_its_error() -> None:
         return await service.run_alone(lambda: 5)
 
     assert run(Counting(), work) == 5
+
+
+def test_a_slow_reader_gets_what_came_meanwhile_at_once() -> None:
+    async def work(service: EngineService) -> list[tuple[int, list[int], str | None]]:
+        with service.open([request(10, 40), request(60, 30)]) as stream:
+            while stream.num_open:
+                await asyncio.sleep(0.001)
+            return [(i, piece.tokens, piece.finish_reason) async for i, piece in stream]
+
+    assert run(Counting(), work) == [
+        (0, [*range(10, 50)], "length"),
+        (1, [*range(60, 90)], "length"),
+    ]

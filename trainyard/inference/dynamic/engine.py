@@ -6,6 +6,7 @@ matrix products."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -223,7 +224,9 @@ class DynamicEngine:
                 continue
             entry = self._by_text[work.sequence]
             self._count_prompt(entry)
-            if not entry.request.max_tokens:
+            if not all(map(math.isfinite, entry.completion.prompt_log_probs)):
+                entry.completion.is_broken = True
+            elif not entry.request.max_tokens:
                 entry.completion.finish_reason = "length"
             turns.append(_Turn(entry, work, row))
             row += 1 + len(work.guesses)
@@ -241,8 +244,9 @@ class DynamicEngine:
         work, count, completion = turn.work, turn.count, turn.entry.completion
         text = work.sequence
         text.tokens += completion.tokens[len(completion.tokens) - count :]
-        # The last new token was not an input.
-        self._scheduler.advance(work, work.start + work.num_known + max(count - 1, 0))
+        if not completion.is_broken:  # whose keys and values nobody else shall find
+            # The last new token was not an input.
+            self._scheduler.advance(work, work.start + work.num_known + max(count - 1, 0))
         self._counters.generated_tokens += count
         if completion.is_done:
             self._forget(turn.entry)
@@ -263,7 +267,7 @@ def _choose(turns: Sequence[_Turn], logits: Tensor) -> None:
         goes_on = []
         for turn in going:
             place, completion, guesses = turn.count, turn.entry.completion, turn.work.guesses
-            turn.count += 1
+            turn.count += not completion.is_broken
             if completion.is_done or place == len(guesses):
                 continue
             if completion.tokens[-1] == guesses[place]:

@@ -7,6 +7,8 @@ wide as the longest request needs, and are read as far as a request is long."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +23,8 @@ from trainyard.inference.dynamic.batch import StepBatch
 from trainyard.inference.graphs import WARMUP_STEPS
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.layer_inputs import LayerInputs
+
+log = logging.getLogger(__name__)
 
 MULTIPLE = 8
 """Rows that products like."""
@@ -71,9 +75,12 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def record(self) -> None:
-        """Record all sizes, the largest first, whose memory the others use too."""
+        """Record all sizes, the largest first, whose memory the others use too. On a GPU the first
+        one compiles the layers, which takes a minute or more for a large model."""
         for size in reversed(self._sizes):
+            began = time.monotonic()
             self._recorded[size] = self._record(size)
+            log.info("step ready requests=%d seconds=%.1f", size, time.monotonic() - began)
 
     def takes(self, batch: StepBatch) -> bool:
         """Whether a step is of the recorded kind."""

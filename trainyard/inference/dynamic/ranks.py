@@ -21,8 +21,8 @@ from trainyard.inference.dynamic.runner import PagedRunner
 from trainyard.parallel.comm_errors import communicating, communication_errors
 from trainyard.parallel.groups import ProcessGroups
 
-BEAT_SECONDS = 5.0
-"""An idle first rank says so often that it lives; ranks wait for minutes."""
+BEAT_SECONDS = 1.0
+"""An idle first rank says so often that it lives; ranks wait for --distributed-timeout-minutes."""
 
 
 class Word(IntEnum):

@@ -23,7 +23,7 @@ from tests.trainyard.inference.small_models import (
 )
 from trainyard.errors import ConfigError
 from trainyard.inference.config import SamplingConfig
-from trainyard.inference.request import Completion, Request
+from trainyard.inference.request import BrokenOutputError, Completion, Request
 from trainyard.inference.static import run_requests
 from trainyard.testing.tolerances import BF16_LOG_PROBS, FP32_SUM_ORDER, relative_error
 
@@ -236,3 +236,36 @@ def test_a_step_padded_to_a_fixed_number_of_requests_changes_no_text() -> None:
     expected = run(model, prompts, 8, **SAMPLED).completions
     engine = build_engine(model, max_requests=9, inference_dynamic_batching_num_cuda_graphs=2)
     check_same(run_all(engine, requests_of(prompts, 8, **SAMPLED)), expected)
+
+
+BAD = 7
+"""A token whose embedding is NaN."""
+
+
+def broken_model() -> Any:
+    model: Any = build("llama")
+    with torch.no_grad():
+        model.embedding.word_embeddings.weight[BAD] = torch.nan
+    return model
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_a_text_whose_logits_are_nan_ends_alone_and_leaves_nothing_behind(
+    options: dict[str, Any],
+) -> None:
+    """Its blocks, of which others take the rest of what it wrote, included."""
+    good = [[t for t in prompt if t != BAD] for prompt in some_prompts(3, 9, 5)]
+    bad = [*good[0], 3, BAD, 4]
+    expected = run(build("llama"), good, 6, **options).completions
+    engine = build_engine(broken_model(), num_blocks=12, max_requests=2, max_tokens=7)
+    for _ in range(2):
+        first, last = requests_of([bad, bad], 6, **options)
+        found = run_all(engine, [first, *requests_of(good, 6, **options), last])
+        assert [one.is_broken for one in found] == [True, False, False, False, True]
+        assert found[0].tokens == found[0].log_probs == []
+        check_same(found[1:4], expected)
+
+
+def test_the_static_engine_says_that_a_text_broke() -> None:
+    with pytest.raises(BrokenOutputError, match="computes NaN or infinite logits for this text"):
+        run(broken_model(), [[3, 4], [BAD]], 4)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from tests.trainyard.inference.dynamic.engines import build_engine, requests_of, run_all
 from tests.trainyard.inference.dynamic.test_engine import SAMPLED, check_same
@@ -20,6 +23,7 @@ from trainyard.parallel.config import ParallelConfig
 from trainyard.parallel.dims import ParallelDims
 from trainyard.parallel.groups import build_groups
 from trainyard.parallel.pipeline.partition import partition
+from trainyard.serving.service import EngineService
 from trainyard.testing.pool import RankPool
 
 
@@ -96,3 +100,31 @@ def check_idle(seconds: float) -> None:
 @pytest.mark.distributed
 def test_an_idle_engine_says_from_time_to_time_that_it_lives(ranks: RankPool) -> None:
     ranks.run(check_idle, 2, 2 * BEAT_SECONDS)
+
+
+def check_served_after_a_pause(timeout_seconds: float) -> None:
+    (prompt,) = some_prompts(3)
+    expected = run(build("llama"), [prompt], 4).outputs[0]
+    engine = engine_of_rank("llama", 2, 1)
+    _set_pg_timeout(timedelta(seconds=timeout_seconds), engine._link._group)
+    if isinstance(engine, Follower):
+        engine.run()
+        return
+    service = EngineService(engine, max_queued=1)
+
+    async def work() -> list[int]:
+        service.start()
+        await asyncio.sleep(1.5 * timeout_seconds)
+        with service.open(requests_of([prompt], 4)) as stream:
+            tokens = [token async for _, piece in stream for token in piece.tokens]
+        await service.stop()
+        return tokens
+
+    with engine:
+        assert asyncio.run(work()) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_ranks_that_wait_longer_than_their_timeout_serve_again(ranks: RankPool) -> None:
+    ranks.run(check_served_after_a_pause, 2, 6.0)
