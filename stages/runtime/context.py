@@ -122,6 +122,8 @@ class StageRun:
     """True on rank 0, whose records make the manifest."""
     slot: ManifestSlot | None = None
     """The manifest to replace, or None."""
+    shares_lineage: str = ""
+    """That of the shares to join, if it is another."""
     libraries: dict[str, str] = field(default_factory=dict)
     """Versions of the libraries used, for the manifest."""
     facts: dict[str, Any] = field(default_factory=dict)

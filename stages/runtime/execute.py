@@ -20,6 +20,7 @@ from typing import Any
 from stages.runtime import ranks
 from stages.runtime.context import STOPPING, StageRun
 from stages.runtime.failure import clear_reports, report_outcome
+from stages.runtime.share_digests import SHARES_LINEAGE
 from stages.runtime.up_to_date import CODE_FILES, Decision, MadeInShares, decide, is_forced
 from trainyard.artifacts import retry, store
 from trainyard.artifacts.claim import acquire
@@ -140,7 +141,8 @@ def _finished_whole(job: StageInvocation, decision: Decision) -> tuple[Output, M
     found = read_manifest(whole.manifest_url) if whole is not None and not job.force else None
     if whole is None or found is None or is_forced(found[0], job.forced_by):
         return None
-    is_same = found[0].lineage == decision.lineage and found[0].code == decision.code
+    lineages = (found[0].lineage, found[0].run.get(SHARES_LINEAGE))
+    is_same = decision.lineage in lineages and found[0].code == decision.code
     return (whole, found[0]) if is_same else None
 
 
@@ -216,7 +218,7 @@ def _remove_empty(folders: list[Path]) -> None:
 def _adopt(run: StageRun, decision: Decision, force: bool) -> None:
     run.inputs, run.lineage, run.slot = decision.inputs, decision.lineage, decision.slot
     run.code, run.reason = decision.code["digest"], decision.reason or ""
-    run.is_forced = force
+    run.is_forced, run.shares_lineage = force, decision.shares_lineage
 
 
 def _manifest(
@@ -228,6 +230,7 @@ def _manifest(
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
         "reason": run.reason,
         **({"forced_by": job.forced_by} if job.forced_by else {}),
+        **({SHARES_LINEAGE: decision.shares_lineage} if decision.shares_lineage else {}),
         CODE_FILES: decision.code_files,
         "python": sys.version.split()[0],
         "platform": "-".join((system.sysname, system.release, system.machine)),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from stages.runtime.context import StageRun
+from trainyard.artifacts.inputs import NUM_THREADS
 from trainyard.artifacts.manifest import Manifest, read_manifest
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import parent
@@ -15,23 +17,47 @@ from trainyard.errors import ArtifactError
 SHOWN = 8
 
 
-def share_manifests(stage: StageRun, shares: Sequence[Output], program: str) -> list[Manifest]:
-    """The manifest of each share, in order. program: the stage that makes them.
+def share_manifests(
+    stage: StageRun,
+    shares: Sequence[Output],
+    program: str,
+    other: Callable[[Manifest], str | None] | None = None,
+) -> list[Manifest]:
+    """The manifest of each share, in order. program: the stage that makes them. other: says of what
+    else a share is made, if of anything.
 
     Raises ArtifactError for missing shares, and for those of other inputs, options or code."""
-    found = [read_manifest(share.manifest_url) for share in shares]
+    found = check_all_made(shares, read_all(shares), program)
+    reasons = [(other and other(one)) or _difference(one, stage) for one in found]
+    why = next(filter(None, reasons), None)
+    if why is not None:
+        ranks = [rank for rank, reason in enumerate(reasons) if reason == why]
+        raise ArtifactError(_unfit(shares, ranks, why, program))
+    return found
+
+
+def _difference(share: Manifest, stage: StageRun) -> str | None:
+    """How a share differs from what this run would make; None if it does not."""
+    if share.lineage != (stage.shares_lineage or stage.lineage):
+        return "made of other inputs or other options"
+    return "made of another code" if share.code.get("digest") != stage.code else None
+
+
+def read_all(shares: Sequence[Output]) -> list[Manifest | None]:
+    """The manifests of shares, several at a time: each may be a question to a far store."""
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="shares") as threads:
+        found = threads.map(lambda share: read_manifest(share.manifest_url), shares)
+        return [one[0] if one is not None else None for one in found]
+
+
+def check_all_made(
+    shares: Sequence[Output], found: Sequence[Manifest | None], program: str
+) -> list[Manifest]:
+    """These manifests; ArtifactError if some are missing."""
     missing = [rank for rank, one in enumerate(found) if one is None]
     if missing:
         raise ArtifactError(_unfit(shares, missing, "not made yet", program))
-    manifests = [one[0] for one in found if one is not None]
-    of_others = [rank for rank, one in enumerate(manifests) if one.lineage != stage.lineage]
-    if of_others:
-        why = "made of other inputs or other options"
-        raise ArtifactError(_unfit(shares, of_others, why, program))
-    older = [rank for rank, one in enumerate(manifests) if one.code.get("digest") != stage.code]
-    if older:
-        raise ArtifactError(_unfit(shares, older, "made of another code", program))
-    return manifests
+    return [one for one in found if one is not None]
 
 
 def _unfit(shares: Sequence[Output], ranks: Sequence[int], why: str, program: str) -> str:

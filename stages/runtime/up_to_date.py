@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from stages.runtime.share_digests import DigestedInShares, of_raw_files
 from trainyard.artifacts import store
+from trainyard.artifacts.block_digest import MARK, block_digest, version_mark
 from trainyard.artifacts.code_digest import changed_files, code_digest, code_files
 from trainyard.artifacts.digest import digest_document
-from trainyard.artifacts.inputs import Input, Manifests, resolve
+from trainyard.artifacts.inputs import Input, Manifests, OfRaw, resolve
 from trainyard.artifacts.manifest import (
     InputRecord,
     Manifest,
@@ -113,6 +115,8 @@ class Decision:
     manifest: Manifest | None
     remark: str = ""
     """What has changed without being a reason to run; empty: nothing."""
+    shares_lineage: str = ""
+    """That of the shares to join, if they go by versions of the input; otherwise empty."""
 
     def new_manifest(self, stage: str, **rest: Any) -> Manifest:
         """The manifest of the run after this decision."""
@@ -136,16 +140,27 @@ def decide(
     forced_by: id of the flow run that forces the stage; empty: none does.
     Raises ArtifactError for an input that does not exist."""
     versions = config.versions() if isinstance(config, MadeByVersions) else {}
-    manifests, given = Manifests(), config.inputs().items()
-    inputs = {name: _resolved(name, urls, config, manifests) for name, urls in given if urls}
+    manifests, output = Manifests(), config.output()
+    inputs = {
+        name: _resolved(name, urls, config, manifests, of_raw_files(stage, config, name, output))
+        for name, urls in config.inputs().items()
+        if urls
+    }
     options = digest_relevant(config)
     goes_on = config if isinstance(config, GoesOn) else None
     files = code_files(*modules)
     code = {"version": VERSION, "digest": code_digest(*modules), **versions}
-    digests = {name: i.digest for name, i in inputs.items()}
-    made_of: list[Any] = [stage, goes_on.identity() if goes_on else options, digests]
-    lineage = digest_document([*made_of, versions] if versions else made_of)
-    output = config.output()
+    made_of = [stage, goes_on.identity() if goes_on else options]
+
+    def lineage_of(inputs: dict[str, Input]) -> str:
+        digests = {name: i.digest for name, i in inputs.items()}
+        return digest_document([*made_of, digests, *([versions] if versions else [])])
+
+    lineage, of_shares = lineage_of(inputs), ""
+    if isinstance(config, DigestedInShares) and config.world_size and config.rank is None:
+        name = config.digested_input()
+        by_version = _resolved(name, config.inputs()[name], config, manifests, version_mark)
+        of_shares = lineage_of({**inputs, name: by_version})
     if output is None:
         return Decision(inputs, options, code, files, lineage, "it only prints", None, None)
     found = read_manifest(output.manifest_url)
@@ -173,7 +188,9 @@ def decide(
         reason = "--force was given"
     elif reason is None and manifest is not None and is_forced(manifest, forced_by):
         reason = "the flow run forces it"
-    return Decision(inputs, options, code, files, lineage, reason, slot, manifest, remark)
+    return Decision(
+        inputs, options, code, files, lineage, reason, slot, manifest, remark, of_shares
+    )
 
 
 def is_forced(manifest: Manifest, forced_by: str) -> bool:
@@ -181,10 +198,17 @@ def is_forced(manifest: Manifest, forced_by: str) -> bool:
     return bool(forced_by) and manifest.run.get("forced_by") != forced_by
 
 
-def _resolved(name: str, urls: tuple[str, ...], config: StageConfig, manifests: Manifests) -> Input:
+def _resolved(
+    name: str,
+    urls: tuple[str, ...],
+    config: StageConfig,
+    manifests: Manifests,
+    of_raw: OfRaw | None,
+) -> Input:
     """An input; an error names the option of the missing file."""
     try:
-        return resolve(name, urls, manifests)
+        found = resolve(name, urls, manifests, of_raw)
+        return found if of_raw != block_digest else replace(found, digest=MARK + found.digest)
     except ArtifactError as error:
         url = next((url for url in urls if str(error).startswith(f"{url}: ")), None)
         if url is None:

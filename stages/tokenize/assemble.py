@@ -21,6 +21,7 @@ from stages.tokenize.config import TokenizeConfig
 from stages.tokenize.pack import Pack, Summary
 from stages.tokenize.unit import TokenizeJob
 from trainyard.artifacts import inputs, store
+from trainyard.artifacts.block_digest import num_blocks
 from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import canonical
 from trainyard.corpus.documents import DocumentReader
@@ -63,6 +64,8 @@ class Assembly:
         self._added = 0
         self._lines: Counter[int] = Counter()
         self.totals = Totals()
+        self.digests: dict[str, dict[int, str]] = {}
+        """Of blocks of the input, by URL and number; of a share alone."""
         with ExitStack() as stack:
             bins = [
                 stack.enter_context(stage.open(config.file_stem(key) + ".bin"))
@@ -131,6 +134,9 @@ class Assembly:
             bad["line"] += shifts[i]
             write_bad_line(self._bad, {"source": canonical(source.url), **bad})
         self._count(unit.files, summary)
+        for source, digests in zip(unit.sources, summary.digests, strict=True):
+            blocks = enumerate(digests, num_blocks(source.start))
+            self.digests.setdefault(source.url, {}).update(blocks)
 
     def _count(self, files: Iterable[int], summary: Summary) -> None:
         self.totals.documents += summary.documents

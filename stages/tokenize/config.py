@@ -15,7 +15,7 @@ from trainyard.config import (
     location,
 )
 from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES, check_bound
-from trainyard.corpus.pairs import BAD_LINES, DOCS, PAIR, SHARE, SUMS
+from trainyard.corpus.pairs import BAD_LINES, BLOCKS, DOCS, PAIR, SHARE, SUMS
 from trainyard.corpus.sentences import model_inputs, nltk_version
 from trainyard.errors import ConfigError
 from trainyard.tokenizers.config import TokenizerConfig
@@ -146,7 +146,7 @@ class TokenizeConfig:
         stems = [self.file_stem(key) for key in self.json_keys]
         names = [stem + ending for stem in stems for ending in (*PAIR, DOCS, SUMS)]
         names += [BAD_LINES] if self.on_bad_line == "skip" else []
-        return [*names, ".shares" if self.rank is None else SHARE]
+        return [*names, *([".shares"] if self.rank is None else [SHARE, BLOCKS])]
 
     def share_prefix(self, rank: int) -> str:
         """The prefix of one rank's share."""
@@ -159,6 +159,14 @@ class TokenizeConfig:
     def spent(self) -> tuple[str, ...]:
         """Intermediate outputs to remove: the shares, also those of an abandoned fan-out."""
         return (self.shares_url,) if self.rank is None else ()
+
+    def digested_input(self) -> str:
+        """Shares digest the ranges of the corpus that they read."""
+        return "input"
+
+    def all_shares(self) -> list[Output]:
+        """The shares that are joined."""
+        return [Output.prefix(self.share_prefix(rank)) for rank in range(self.world_size or 0)]
 
     @property
     def shares_url(self) -> str:

@@ -46,6 +46,8 @@ class Summary:
     bad_lines: int = 0
     lines: list[int] = field(default_factory=list)
     """Lines seen in each of the unit's ranges."""
+    digests: list[list[str]] = field(default_factory=list)
+    """Of the blocks that begin in each range (`block_digest`); none where no share needs them."""
     dtype: str = ""
     bin_bytes: int = 0
     idx_bytes: int = 0

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from stages.runtime.context import StageRun
+from stages.runtime.share_digests import files_to_digest, write_blocks
 from stages.tokenize.assemble import Assembly, Totals
 from stages.tokenize.config import TokenizeConfig
 from stages.tokenize.shares import check_files, join_shares, write_share
 from stages.tokenize.unit import TokenizeJob, cached_splitter, cached_tokenizer, tokenize_unit
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import check_all_listed
+from trainyard.artifacts.store import FileInfo
 from trainyard.corpus.documents import check_inputs
 from trainyard.corpus.indexed import optimal_dtype
 from trainyard.corpus.units import InputFile, Unit, look_at, plan_units, share_of
@@ -46,7 +48,8 @@ def run(config: TokenizeConfig, stage: StageRun) -> dict[str, Any]:
         size = sum(file.size_bytes for file in sizes)
     else:
         units = _units(config, sizes)
-        check_all_listed({source.url for unit in units for source in unit.sources})
+        begun = {source.url for unit in units for source in unit.sources if source.start == 0}
+        check_all_listed(begun)  # by one share each
         totals = _tokenize(config, stage, sizes, units, tokenizer)
         size = sum(unit.size_bytes for unit in units)
     num_empty = sum(not file.size_bytes for file in sizes)
@@ -93,7 +96,7 @@ def _metrics(
 
 def _units(config: TokenizeConfig, sizes: Sequence[InputFile]) -> list[Unit]:
     """All units, or those of a share."""
-    units = plan_units(sizes)
+    units = plan_units(sizes, world_size=config.world_size)
     if config.rank is None or config.world_size is None:
         return units
     return share_of(units, config.rank, config.world_size)
@@ -112,7 +115,14 @@ def _tokenize(
         (stage.scratch / "copies").mkdir()
     scratch = str(stage.scratch)
     crew, computing = _crew(config, sizes, copies, tokenizer)
-    jobs = [TokenizeJob(unit, config, work_url, copies, scratch, computing) for unit in units]
+    digested = _to_digest(config, sizes, units)
+    jobs = [
+        TokenizeJob(
+            *(unit, config, work_url, copies, scratch, computing),
+            tuple(digested[s.url].size_bytes if s.url in digested else 0 for s in unit.sources),
+        )
+        for unit in units
+    ]
     there = stage.work.names()
     finished = {job.unit.name for job in jobs if f"packs/{job.packs[0]}" in there}
     dtype = optimal_dtype(tokenizer.vocab_size)
@@ -121,7 +131,18 @@ def _tokenize(
         totals = assembly.finish()
     if config.rank is not None:
         write_share(stage, totals)
+        write_blocks(stage, digested, assembly.digests)
     return totals
+
+
+def _to_digest(
+    config: TokenizeConfig, sizes: Sequence[InputFile], units: Sequence[Unit]
+) -> dict[str, FileInfo]:
+    """The files of which a share digests blocks as it reads its units."""
+    if config.rank is None:
+        return {}
+    mine = (sizes[number] for number in sorted({n for unit in units for n in unit.files}))
+    return files_to_digest((file.url, FileInfo(file.size_bytes, file.version)) for file in mine)
 
 
 def _crew(

@@ -5,20 +5,19 @@ counted from where it begins in a file, and `.share.json` says how many it saw."
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from stages.runtime.context import StageRun
+from stages.runtime.joined_shares import share_manifests
 from stages.tokenize.assemble import Totals, check_bad_lines, refuse_nothing, write_bad_line
 from stages.tokenize.config import TokenizeConfig
 from trainyard import json_text
 from trainyard.artifacts import store
-from trainyard.artifacts.manifest import Manifest, read_manifest
+from trainyard.artifacts.manifest import Manifest
 from trainyard.artifacts.urls import canonical
 from trainyard.corpus.merge import merge_index, merge_tokens, survey
 from trainyard.corpus.pairs import BAD_LINES, SHARE, SUMS
@@ -27,7 +26,6 @@ from trainyard.corpus.sums import BlockDigests
 from trainyard.errors import ArtifactError, ConfigError
 
 FORMAT_VERSION = 1
-SHOWN_RANKS = 8
 
 
 def write_share(stage: StageRun, totals: Totals) -> None:
@@ -47,9 +45,11 @@ def check_files(files: Sequence[str]) -> None:
 
 def join_shares(config: TokenizeConfig, stage: StageRun, files: Sequence[str]) -> Totals:
     """The shares of all ranks, laid end to end; `files` are those they were made of."""
-    assert config.world_size is not None
-    prefixes = [config.share_prefix(rank) for rank in range(config.world_size)]
-    _check(config, stage, [read_manifest(f"{prefix}.manifest.json") for prefix in prefixes])
+    share_manifests(
+        *(stage, config.all_shares(), "tokenize"),
+        partial(_other_version, versions=config.versions()),
+    )
+    prefixes = [share.url for share in config.all_shares()]
     shares = [_read_share(prefix) for prefix in prefixes]
     totals = _add_up(config, shares)
     refuse_nothing(config, totals)
@@ -61,41 +61,13 @@ def join_shares(config: TokenizeConfig, stage: StageRun, files: Sequence[str]) -
     return totals
 
 
-def _check(
-    config: TokenizeConfig, stage: StageRun, found: Sequence[tuple[Manifest, str] | None]
-) -> None:
-    """All ranks are done, of this very input, with these options and this code."""
-    missing = [rank for rank, one in enumerate(found) if one is None]
-    if missing:
-        raise ArtifactError(_unfit(config, missing, "not made yet"))
-    manifests = [one[0] for one in found if one is not None]
-    versions = config.versions()
-    reasons = [_difference(m, stage, versions) for m in manifests]
-    why = next(filter(None, reasons), None)
-    if why is not None:
-        ranks = [rank for rank, reason in enumerate(reasons) if reason == why]
-        raise ArtifactError(_unfit(config, ranks, why))
-
-
-def _difference(share: Manifest, stage: StageRun, versions: dict[str, str]) -> str | None:
-    """How a share differs from what this run would make; None if it does not."""
+def _other_version(share: Manifest, versions: Mapping[str, str]) -> str | None:
+    """Which library made a share in another version than this run's; None if none did."""
     for name, version in versions.items():
         found = share.code.get(name, version)
         if found != version:
             return f"made with {name} {found}, and this run has {version}"
-    if share.lineage != stage.lineage:
-        return "made of another input or other options"
-    return "made of another code" if share.code.get("digest") != stage.code else None
-
-
-def _unfit(config: TokenizeConfig, ranks: Sequence[int], why: str) -> str:
-    shown = ", ".join(map(str, ranks[:SHOWN_RANKS]))
-    rest = f" and {len(ranks) - SHOWN_RANKS} more" if len(ranks) > SHOWN_RANKS else ""
-    command = shlex.join([*sys.argv[1:], "--rank", str(ranks[0])])
-    return (
-        f"{config.shares_url}: of {config.world_size} shares, those of rank {shown}{rest} are "
-        f"{why}; run each, then this again: python -m stages.tokenize {command}"
-    )
+    return None
 
 
 def _read_share(prefix: str) -> Totals:

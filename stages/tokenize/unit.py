@@ -21,6 +21,7 @@ from stages.tokenize.config import TokenizeConfig
 from stages.tokenize.encode import Encoded, encode_block, find_difference, sampled
 from stages.tokenize.pack import Summary
 from trainyard.artifacts import store
+from trainyard.artifacts.block_digest import RangeDigests
 from trainyard.artifacts.store import OutputFile
 from trainyard.artifacts.urls import canonical
 from trainyard.corpus.documents import DocumentReader
@@ -64,6 +65,8 @@ class TokenizeJob:
     """Folder on this machine that the run removes at its end, even if workers die."""
     computing: int
     """Threads of a process that compute at once; the others wait for the store."""
+    digested: tuple[int, ...]
+    """Of each source the size of its file, if this share digests blocks of it; otherwise 0."""
 
     @property
     def packs(self) -> list[str]:
@@ -175,7 +178,8 @@ class _Work:
     def read(self, i: int) -> None:
         """The documents of source number `i`."""
         source = self._job.unit.sources[i]
-        config = self._config
+        config, size = self._config, self._job.digested[i]
+        digests = RangeDigests(source.url, source.start, source.end, size) if size else None
         reader = DocumentReader(
             source,
             config.json_keys,
@@ -184,6 +188,7 @@ class _Work:
             splitter=self._splitter,
             advice=ADVICE,
             max_bytes=config.max_document_bytes,
+            passing=digests.pass_by if digests else None,
         )
         blocks = reader.blocks()
         block = next(blocks, None)  # waits for the store, where its bytes come from one
@@ -194,6 +199,7 @@ class _Work:
                 block = next(blocks, None)
         self._record_bad(i, reader)
         self.summary.lines.append(reader.lines)
+        self.summary.digests.append(digests.finish() if digests else [])
 
     def _add(self, i: int, block: DocumentColumns, reader: DocumentReader) -> None:
         with _turn(self._job, block):

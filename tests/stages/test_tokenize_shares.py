@@ -123,7 +123,7 @@ def test_a_share_of_another_input_or_option_is_foreign(
     assert run(corpus, prefix, *other) == 0
     assert run(corpus, prefix, "--world-size", "2") == 1
     log = capsys.readouterr().err
-    assert "those of rank 1 are made of another input or other options" in log
+    assert "those of rank 1 are made of other inputs or other options" in log
     assert run(corpus, prefix, "--rank", "1", "--world-size", "2") == 0
     assert run(corpus, prefix, "--world-size", "2") == 0
 

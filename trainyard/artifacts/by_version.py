@@ -50,15 +50,12 @@ def remembered(
     what: names the result, and changes with its definition. The result must be JSON-able. One
     process of this machine computes it for a large file, and the others wait. size_bytes: of what
     `compute` reads, if the file only names it by digest."""
-    path = local_path(url)
-    absolute = str(path.resolve()) if path is not None else url
     found = store.info(url)
     is_large = (found.size_bytes if size_bytes is None else size_bytes) >= LARGE
     if what != DIGEST and not is_large:
         return compute()  # sooner than it is looked up
-    named = absolute if what == DIGEST else f"{absolute} {what}"
-    entry = digests_folder() / f"{digest_bytes(named.encode())[:32]}.json"
-    state = [absolute, found.size_bytes, found.version]
+    entry, absolute = _entry(url, what)
+    state: list[object] = [absolute, found.size_bytes, found.version]
     cached = _read(entry, state, what) if found.version else None
     if cached is not None:
         return cached
@@ -68,12 +65,33 @@ def remembered(
             return cached
         result = compute()
         if found.version and _is_settled(url):
-            try:
-                entry.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(entry, json.dumps({"state": state, what: result}).encode())
-            except OSError as error:
-                _warn_once(str(entry.parent), f"{type(error).__name__}: {error.strerror}")
+            _write(entry, state, what, result)
         return result
+
+
+def remember(url: str, what: str, result: object) -> None:
+    """Remember what others computed from the contents of the file at `url` in its present version,
+    as if `remembered` had."""
+    found = store.info(url)
+    if found.version and _is_settled(url):
+        entry, absolute = _entry(url, what)
+        _write(entry, [absolute, found.size_bytes, found.version], what, result)
+
+
+def _entry(url: str, what: str) -> tuple[Path, str]:
+    """The file of an entry, and the URL by which it is found."""
+    path = local_path(url)
+    absolute = str(path.resolve()) if path is not None else url
+    named = absolute if what == DIGEST else f"{absolute} {what}"
+    return digests_folder() / f"{digest_bytes(named.encode())[:32]}.json", absolute
+
+
+def _write(entry: Path, state: list[object], what: str, result: object) -> None:
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(entry, json.dumps({"state": state, what: result}).encode())
+    except OSError as error:
+        _warn_once(str(entry.parent), f"{type(error).__name__}: {error.strerror}")
 
 
 def _read(entry: Path, state: list[object], what: str) -> object:

@@ -57,22 +57,28 @@ class Input:
     digest: str
 
 
-def resolve(name: str, urls: Sequence[str], manifests: Manifests | None = None) -> Input:
+OfRaw = Callable[[str], str]
+"""What stands for the contents of a file that no manifest lists, by its URL."""
+
+
+def resolve(
+    name: str, urls: Sequence[str], manifests: Manifests | None = None, of_raw: OfRaw | None = None
+) -> Input:
     """The files behind the URLs of one input, in order, and their digest.
 
-    manifests: what was read for other inputs of the same decision.
+    manifests: what was read for other inputs of the same decision. of_raw: instead of `raw_digest`.
     Raises ArtifactError for a URL without files, and for an artifact that is being written."""
     manifests = Manifests() if manifests is None else manifests
-    parts = _each(lambda url: _resolve_one(url, manifests), urls)
+    parts = _each(lambda url: _resolve_one(url, manifests, of_raw), urls)
     files = tuple(file for files, _ in parts for file in files)
     digests = [digest for _, digest in parts]
     digest = digests[0] if len(digests) == 1 else digest_document(digests)
     return Input(name, tuple(urls), files, digest)
 
 
-def _resolve_one(url: str, manifests: Manifests) -> tuple[list[str], str]:
+def _resolve_one(url: str, manifests: Manifests, of_raw: OfRaw | None) -> tuple[list[str], str]:
     if has_glob(url):
-        return _files_alone(store.expand(url), manifests)
+        return _files_alone(store.expand(url), manifests, of_raw)
     pair = [] if is_web(url) else [url + end for end in PAIR if manifests.exists(url + end)]
     for manifest_url, base in _own_manifests(url):
         if base == url and not manifests.exists(manifest_url):
@@ -83,14 +89,14 @@ def _resolve_one(url: str, manifests: Manifests) -> tuple[list[str], str]:
         if found is not None:
             return _files_of(found, base), found.output_digest
     if manifests.exists(url):
-        return _files_alone([url], manifests)
+        return _files_alone([url], manifests, of_raw)
     if pair:
         # Not in the digest: the sidecar names locations, and tokens do not depend on them.
         sidecar = [url + SIDECAR] if manifests.exists(url + SIDECAR) else []
-        return sorted([*pair, *sidecar]), _files_alone(pair, manifests)[1]
+        return sorted([*pair, *sidecar]), _files_alone(pair, manifests, of_raw)[1]
     if not is_web(url) and manifests.exists(url + PARTS):
-        return _files_alone([url + PARTS], manifests)
-    return _folder(url, manifests)
+        return _files_alone([url + PARTS], manifests, of_raw)
+    return _folder(url, manifests, of_raw)
 
 
 def _each(work: Callable[[str], T], urls: Sequence[str]) -> list[T]:
@@ -135,19 +141,21 @@ def _files_of(manifest: Manifest, base: str) -> list[str]:
     return [base + path for path in sorted([*listed, *parts])]
 
 
-def _files_alone(urls: list[str], manifests: Manifests) -> tuple[list[str], str]:
-    digests = _each(manifests.file_digest, urls)
+def _files_alone(
+    urls: list[str], manifests: Manifests, of_raw: OfRaw | None
+) -> tuple[list[str], str]:
+    digests = _each(lambda file: manifests.file_digest(file, of_raw), urls)
     if len(urls) == 1:
         return urls, digests[0]
     sizes = (manifests.size(url) for url in urls)
     return urls, digest_files(zip(map(basename, urls), sizes, digests, strict=True))
 
 
-def _folder(url: str, manifests: Manifests) -> tuple[list[str], str]:
+def _folder(url: str, manifests: Manifests, of_raw: OfRaw | None) -> tuple[list[str], str]:
     root, files = url.rstrip("/") + "/", _files_in(url)
     names = [file.removeprefix(root) for file in files]
     sizes = map(manifests.size, files)
-    digests = _each(manifests.file_digest, files)
+    digests = _each(lambda file: manifests.file_digest(file, of_raw), files)
     return files, digest_files(zip(names, sizes, digests, strict=True))
 
 
@@ -204,12 +212,15 @@ class Manifests:
         listed = self._folder(parent(url)).get(basename(url))
         return store.info(url).size_bytes if listed is None else listed
 
-    def file_digest(self, url: str) -> str:
-        """The digest of one file: from the manifest that lists it, the cache, or the contents."""
+    def file_digest(self, url: str, of_raw: OfRaw | None = None) -> str:
+        """The digest of one file: of its manifest, else by `raw_digest`, or `of_raw`."""
+        record = self.listed(url)
+        return (of_raw or raw_digest)(url) if record is None else record.digest
+
+    def listed(self, url: str) -> FileRecord | None:
+        """The record that gives the digest of a file; None if none lists it with its size."""
         record = self.record(url)
-        if record is not None and record.size_bytes == self.size(url):
-            return record.digest
-        return raw_digest(url)
+        return record if record is not None and record.size_bytes == self.size(url) else None
 
     def record(self, url: str) -> FileRecord | None:
         """The file's record in the manifest of its artifact; None if no manifest lists it."""

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES, too_large
-from trainyard.corpus.formats.compression import BrokenError, contents
+from trainyard.corpus.formats.compression import BrokenError, Passing, contents
 from trainyard.corpus.formats.inputs import check_inputs, split_name, split_ranges
 from trainyard.corpus.formats.jsonl import json_rows
 from trainyard.corpus.formats.parse import (
@@ -69,7 +69,10 @@ class DocumentReader:
     A bad line raises DataError with file, line, byte, the beginning of the line and `advice`; with
     `on_bad_line="skip"` it goes to `bad` instead. A compressed file, or a row group, that is
     truncated is one bad line; the documents before it are read. A file is always an error if it
-    changes while it is read, lacks the column of a key, or is one JSON document over many lines."""
+    changes while it is read, lacks the column of a key, or is one JSON document over many lines.
+
+    `passing` is shown the bytes of the file in the order in which they are read; not of Parquet,
+    of which some columns are read."""
 
     def __init__(
         self,
@@ -81,6 +84,7 @@ class DocumentReader:
         splitter: Splitter | None = None,
         advice: str = "",
         max_bytes: int = MAX_DOCUMENT_BYTES,
+        passing: Passing | None = None,
     ) -> None:
         self.source = source
         self.keys = tuple(keys)
@@ -88,6 +92,7 @@ class DocumentReader:
         self.on_bad_line = on_bad_line
         self._split = splitter.split if splitter else None
         self._max_bytes = max_bytes
+        self._passing = passing
         self._advice = f"; {advice}" if advice else ""
         self.lines = 0
         """Lines (Parquet: rows) seen so far, including blank and bad ones."""
@@ -140,9 +145,11 @@ class DocumentReader:
     def _rows(self) -> Iterator[Rows]:
         kind, compression = split_name(self.source.url)
         if kind == "jsonl":
-            return json_rows(self.source, compression, self.keys, self._max_bytes)
+            return json_rows(self.source, compression, self.keys, self._max_bytes, self._passing)
         if kind == "text":
-            return _text_rows(self.source.url, compression, self.keys, self._max_bytes)
+            return _text_rows(
+                self.source.url, compression, self.keys, self._max_bytes, self._passing
+            )
         from trainyard.corpus.formats.parquet import parquet_rows
 
         return parquet_rows(self.source, self.keys, self.id_key, self._max_bytes)
@@ -221,12 +228,14 @@ def locate(url: str, offset: int, row: int | None = None) -> str:
     return f"{url}: line {number} (byte {offset})"
 
 
-def _text_rows(url: str, compression: str, keys: Sequence[str], max_bytes: int) -> Iterator[Rows]:
+def _text_rows(
+    url: str, compression: str, keys: Sequence[str], max_bytes: int, passing: Passing | None
+) -> Iterator[Rows]:
     data = bytearray()
     record = {}
     bad = []
     try:
-        for piece in contents(url, compression):
+        for piece in contents(url, compression, passing=passing):
             data += piece
             if len(data) > max_bytes:
                 raise FaultError(too_large(max_bytes, "the file, which is one document,"))

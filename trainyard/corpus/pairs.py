@@ -24,7 +24,10 @@ BAD_LINES = ".bad_lines.jsonl"
 SHARE = ".share.json"
 """Ending of the description of a share of token files."""
 
-BESIDE = (".failure.json", BAD_LINES, SHARE, SUMS)
+BLOCKS = ".blocks.json"
+"""Ending of what such a share says of the input that it read."""
+
+BESIDE = (".failure.json", BAD_LINES, SHARE, BLOCKS, SUMS)
 """Endings of other files that stages write next to pairs, apart from manifests, claims and
 unfinished work."""
 

@@ -1,6 +1,7 @@
-"""Which units of work the input falls into: a function of the files and their sizes alone.
+"""Which units of work the input falls into: a function of the files and their sizes, and of the
+number of ranks that may make shares of their own of it.
 
-Workers, partitions and ranks have no say in it, so what one run finished another can use."""
+Workers and partitions have no say in it, so what one run finished another can use."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainyard.artifacts import store
+from trainyard.artifacts.block_digest import BLOCK_BYTES
 from trainyard.corpus.documents import split_ranges
 from trainyard.corpus.formats.records import ByteRange
 
@@ -23,6 +25,11 @@ UNIT_BYTES = 8 << 20
 MAX_UNITS = 4096
 """Units of a large input grow instead of becoming more: each costs some calls of the store."""
 
+UNITS_A_RANK = 16
+"""At least, of a large input: ranks that have nearly as much to do end at nearly the same time."""
+
+MOST_BYTES_OF_RANKS = 32 << 20
+"""Of a unit of a share: 512 MB in 16 workers is what a kill of a task can cost."""
 
 LOOKING_AT_ONCE = 16
 """Files whose sizes are asked for at the same time: each may be a question to a far store."""
@@ -33,6 +40,7 @@ class InputFile(NamedTuple):
 
     url: str
     size_bytes: int
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +62,28 @@ def look_at(files: Sequence[str]) -> list[InputFile]:
     """The files with their sizes; warns of empty ones."""
     with ThreadPoolExecutor(LOOKING_AT_ONCE) as threads:
         found = list(threads.map(store.info, files))
-    sizes = [InputFile(url, info.size_bytes) for url, info in zip(files, found, strict=True)]
+    sizes = [
+        InputFile(url, info.size_bytes, info.version)
+        for url, info in zip(files, found, strict=True)
+    ]
     for file in sizes:
         if not file.size_bytes:
             log.warning("%s is empty", file.url)
     return sizes
 
 
-def unit_bytes_for(total_bytes: int, least_bytes: int | None = None) -> int:
-    """Bytes of a unit: it grows with the input alone. least_bytes: instead of UNIT_BYTES."""
-    return max(least_bytes or UNIT_BYTES, -(-total_bytes // MAX_UNITS))
+def unit_bytes_for(
+    total_bytes: int, least_bytes: int | None = None, world_size: int | None = None
+) -> int:
+    """Bytes of a unit: it grows with the input, and shrinks with the ranks that make shares, if
+    there are any. least_bytes: instead of UNIT_BYTES."""
+    if world_size is None:
+        grown = -(-total_bytes // MAX_UNITS)
+    else:
+        wanted = max(MAX_UNITS, UNITS_A_RANK * world_size)
+        grown = min(-(-total_bytes // wanted), MOST_BYTES_OF_RANKS)
+    least = least_bytes or UNIT_BYTES
+    return least if grown <= least else -(-grown // BLOCK_BYTES) * BLOCK_BYTES
 
 
 Split = Callable[[str, int, int], list[ByteRange]]
@@ -71,10 +91,15 @@ Split = Callable[[str, int, int], list[ByteRange]]
 
 
 def plan_units(
-    files: Sequence[InputFile], split: Split = split_ranges, least_bytes: int | None = None
+    files: Sequence[InputFile],
+    split: Split = split_ranges,
+    least_bytes: int | None = None,
+    world_size: int | None = None,
 ) -> list[Unit]:
-    """The units of all files, in the order of the output. least_bytes: instead of UNIT_BYTES."""
-    unit_bytes = unit_bytes_for(sum(file.size_bytes for file in files), least_bytes)
+    """The units of all files, in the order of the output. least_bytes, world_size: of
+    `unit_bytes_for`."""
+    total = sum(file.size_bytes for file in files)
+    unit_bytes = unit_bytes_for(total, least_bytes, world_size)
     units: list[Unit] = []
     gathered: list[tuple[int, ByteRange]] = []
     room = unit_bytes

@@ -32,6 +32,9 @@ XZ_MEMORY_BYTES = 1 << 30
 
 Feed = Callable[[Any, bytes], Iterator[bytes]]
 
+Passing = Callable[[int, bytes], None]
+"""Is shown the bytes of a file as they are read, each with its offset in the file."""
+
 
 class BrokenError(Exception):
     """The rest of the file cannot be read; the contents so far are good."""
@@ -49,24 +52,35 @@ class Codec(NamedTuple):
     """Whether to ignore zeros after the last member."""
 
 
-def contents(url: str, compression: str, start: int = 0, until: int = 0) -> Generator[bytes]:
+def contents(
+    url: str, compression: str, start: int = 0, until: int = 0, passing: Passing | None = None
+) -> Generator[bytes]:
     """The contents in pieces. An uncompressed file is read from byte `start` on; `until` is where
-    the caller probably stops.
+    the caller probably stops. passing: is shown the bytes as stored.
 
     Raises BrokenError for a damaged compressed file, and the errors of the store."""
+    passing = passing or _ignore
     if until and not compression and not store.is_local(url):
-        yield from _ranges(url, start, until)
+        yield from _ranges(url, start, until, passing)
         return
     with store.operation("read", url) as backend, backend.open_input(url) as file:
         if compression:
-            yield from _gathered(_decompressed(file, CODECS[compression]))
+            yield from _gathered(_decompressed(file, CODECS[compression], passing))
             return
         file.seek(start)
-        while piece := file.read(PIECE_BYTES):
+        rest = INPUT_BYTES
+        while piece := file.read(min(PIECE_BYTES, until - start if start < until else rest)):
+            rest *= 1 if start < until else 2  # of the last line, of which little is known
+            passing(start, piece)
+            start += len(piece)
             yield piece
 
 
-def _ranges(url: str, start: int, until: int) -> Iterator[bytes]:
+def _ignore(offset: int, data: bytes) -> None:
+    """No one wants to see the bytes."""
+
+
+def _ranges(url: str, start: int, until: int, passing: Passing) -> Iterator[bytes]:
     """The contents in few requests: a file object would read ahead as much as a unit of work."""
     size = store.info(url).size_bytes
     until += TAIL_BYTES
@@ -75,15 +89,18 @@ def _ranges(url: str, start: int, until: int) -> Iterator[bytes]:
         if 0 < until - end < TAIL_BYTES * 2:
             end = min(size, until)
         block = store.read_range(url, start, end)
+        passing(start, block)
         for at in range(0, len(block), PIECE_BYTES):
             yield block[at : at + PIECE_BYTES]
         start = end
 
 
-def _decompressed(file: BinaryIO, codec: Codec) -> Iterator[bytes]:
-    members = 0
+def _decompressed(file: BinaryIO, codec: Codec, passing: Passing) -> Iterator[bytes]:
+    members = offset = 0
     decoder: Any = None  # of the current member
     while data := file.read(INPUT_BYTES):
+        passing(offset, data)
+        offset += len(data)
         while data:
             if decoder is None:
                 if members and codec.padded and not data.strip(b"\0"):

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 
 from trainyard.artifacts import store
+from trainyard.artifacts.block_digest import BLOCK_BYTES
 from trainyard.corpus.formats.compression import CODECS
 from trainyard.corpus.formats.records import ByteRange
 from trainyard.errors import ConfigError
@@ -86,14 +87,17 @@ def _check_kinds(asked: set[str], files: Sequence[str], keys: Sequence[str]) -> 
 def split_ranges(url: str, size_bytes: int, unit_bytes: int) -> list[ByteRange]:
     """The units of a file of `size_bytes`, without gap or overlap; none for an empty file.
 
-    For JSONL, nearly equal ranges of at most `unit_bytes`. For Parquet, whose footer is read,
-    consecutive row groups of at most that size together, or one larger one."""
+    For JSONL, nearly equal ranges of at most `unit_bytes`, and of whole blocks (`block_digest`) if
+    those are smaller, so that who reads a range can digest its blocks. For Parquet, whose footer is
+    read, consecutive row groups of at most that size together, or one larger one."""
     kind, compression = split_name(url)
     if size_bytes == 0:
         return []
     if kind == "jsonl" and not compression:
-        pieces = -(-size_bytes // unit_bytes)
-        bounds = [size_bytes * i // pieces for i in range(pieces + 1)]
+        atom = BLOCK_BYTES if unit_bytes >= BLOCK_BYTES else 1
+        atoms = -(-size_bytes // atom)
+        pieces = -(-atoms // (unit_bytes // atom))
+        bounds = [min(atoms * i // pieces * atom, size_bytes) for i in range(pieces + 1)]
     elif kind == "parquet":
         bounds = _parquet_bounds(url, size_bytes, unit_bytes)
     else:

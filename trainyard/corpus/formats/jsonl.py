@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from trainyard.corpus.formats.bounds import too_large
+from trainyard.corpus.formats.compression import Passing
 from trainyard.corpus.formats.lines import BEGINNING, Lines, LongLine, TornError, line_blocks
 from trainyard.corpus.formats.parse import begins, excerpt, parse_lines
 from trainyard.corpus.formats.records import BadLine, ByteRange, Rows
@@ -19,14 +20,18 @@ SPREAD = (
 
 
 def json_rows(
-    source: ByteRange, compression: str, keys: Sequence[str], max_bytes: int
+    source: ByteRange,
+    compression: str,
+    keys: Sequence[str],
+    max_bytes: int,
+    passing: Passing | None = None,
 ) -> Iterator[Rows]:
     """The records of a range, about a megabyte of lines at once; a line of more than `max_bytes` is
-    a bad line."""
+    a bad line. passing: is shown the bytes as stored."""
     first = 1
     looked = source.start > 0
     try:
-        for offset, lines in line_blocks(source, compression, max_bytes):
+        for offset, lines in line_blocks(source, compression, max_bytes, passing):
             rows = _rows(offset, lines, first, keys, max_bytes)
             if not looked and (rows.bad or rows.records):
                 looked = True

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import cast
 
-from trainyard.corpus.formats.compression import PIECE_BYTES, BrokenError, contents
+from trainyard.corpus.formats.compression import PIECE_BYTES, BrokenError, Passing, contents
 from trainyard.corpus.formats.records import ByteRange
 from trainyard.errors import DataError
 
@@ -38,16 +38,18 @@ class TornError(Exception):
         self.beginning = beginning
 
 
-def line_blocks(source: ByteRange, compression: str, max_bytes: int) -> Iterator[tuple[int, Lines]]:
+def line_blocks(
+    source: ByteRange, compression: str, max_bytes: int, passing: Passing | None = None
+) -> Iterator[tuple[int, Lines]]:
     """Lines without their line feeds, about a megabyte at once, and where the first one begins.
 
     A long line comes alone. One of more than `max_bytes` becomes a `LongLine` before its end is
     searched, unless one read contains it. The caller may clear the list, to free a line while its
-    document is encoded."""
+    document is encoded. passing: is shown the bytes as stored."""
     reader = _Reader(source, bool(compression), max_bytes)
     # One byte early: a line feed there means that a line begins with the range.
     start = max(source.start - 1, 0)
-    with closing(contents(source.url, compression, start, source.end)) as pieces:
+    with closing(contents(source.url, compression, start, source.end, passing)) as pieces:
         try:
             for piece in pieces:
                 yield from reader.take(piece)

@@ -1,0 +1,132 @@
+"""Digests of an input that is read in shares: no process reads all of it.
+
+A share goes by the versions of the files, and digests the blocks of its own ranges as it reads
+them; the join combines those. Only the manifest that the join publishes has a digest in blocks. A
+later run digests its input in the way of the manifest that it finds.
+
+`.blocks.json` of a share has the files of which it read ranges, the versions that it saw, and the
+digests of the blocks that begin in its ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from stages.runtime.context import StageRun
+from stages.runtime.joined_shares import check_all_made, read_all
+from trainyard.artifacts import store
+from trainyard.artifacts.block_digest import MARK, block_digest, remember_digest, version_mark
+from trainyard.artifacts.inputs import Manifests, OfRaw
+from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.output import Output
+from trainyard.artifacts.store import FileInfo
+from trainyard.artifacts.urls import canonical
+from trainyard.corpus.pairs import BLOCKS
+from trainyard.errors import ArtifactError, DataError
+
+FORMAT_VERSION = 1
+
+SHARES_LINEAGE = "shares_lineage"
+"""Key in the `run` of a manifest: the lineage of the shares that were joined."""
+
+
+@runtime_checkable
+class DigestedInShares(Protocol):
+    """What the options of a stage have whose shares digest their own ranges of an input (see
+    `stages.tokenize`)."""
+
+    @property
+    def rank(self) -> int | None:
+        """The share to make; None for the whole."""
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of shares; None for a run without any."""
+
+    def digested_input(self) -> str:
+        """The name of that input."""
+
+    def all_shares(self) -> list[Output]:
+        """The shares, in order; empty for a run without any."""
+
+
+# --- a run decides ----------------------------------------------------------------------------
+
+
+def of_raw_files(stage: str, config: object, name: str, output: Output | None) -> OfRaw | None:
+    """What stands for the contents of the raw files of an input; None: their digests.
+
+    Raises ArtifactError if shares to join are missing, before the input is read."""
+    if not isinstance(config, DigestedInShares) or name != config.digested_input():
+        return None
+    if config.rank is not None:
+        return version_mark
+    found = read_manifest(output.manifest_url) if output is not None else None
+    if _combine_digests(stage, config.all_shares(), is_made=found is not None):
+        return block_digest
+    record = found[0].inputs.get(name) if found is not None else None
+    return block_digest if record is not None and record.digest.startswith(MARK) else None
+
+
+def _combine_digests(stage: str, shares: Sequence[Output], is_made: bool) -> bool:
+    """Remember the digests of the files that the shares read together. False if there are none to
+    join: of an output that is made, they are gone."""
+    found = read_all(shares)
+    if not shares or (is_made and not all(found)):
+        return False
+    check_all_made(shares, found, stage)
+    read = [_read_blocks(share.file_url(BLOCKS)) for share in shares]
+    for url in {url for one in read for url in one}:
+        seen = [one[url] for one in read if url in one]
+        if len({info for info, _ in seen}) == 1:  # or else the join refuses some of the shares
+            blocks = {number: digest for _, some in seen for number, digest in some.items()}
+            remember_digest(url, seen[0][0], blocks)
+    return True
+
+
+def _read_blocks(url: str) -> dict[str, tuple[FileInfo, dict[int, str]]]:
+    """The files of which a share read ranges, by URL: the version, and digests by block."""
+    document: Any = store.read_json(url)
+    try:
+        if document["format_version"] != FORMAT_VERSION:
+            raise ValueError("of another version")
+        return {
+            str(file): (
+                FileInfo(int(read["size_bytes"]), str(read["version"])),
+                {int(number): str(digest) for number, digest in read["digests"].items()},
+            )
+            for file, read in document["files"].items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{url}: not the blocks of a share ({error!r})") from error
+
+
+# --- a share digests --------------------------------------------------------------------------
+
+
+def files_to_digest(files: Iterable[tuple[str, FileInfo]]) -> dict[str, FileInfo]:
+    """Those of a share's files of which it digests blocks. Not a file that a manifest lists, which
+    has a digest, nor one without a version, which every share reads."""
+    manifests = Manifests()
+    return {url: info for url, info in files if info.version and not manifests.listed(url)}
+
+
+def write_blocks(
+    stage: StageRun, files: Mapping[str, FileInfo], digests: Mapping[str, Mapping[int, str]]
+) -> None:
+    """Write the `.blocks.json` of a share. digests: of blocks, by URL and number.
+
+    Raises DataError for a file that changed while it was read."""
+    for url, info in files.items():
+        if store.info(url) != info:
+            raise DataError(f"{url}: changed while it was read; run again")
+    read = {
+        canonical(url): {
+            "size_bytes": info.size_bytes,
+            "version": info.version,
+            "digests": {str(number): one for number, one in digests.get(url, {}).items()},
+        }
+        for url, info in files.items()
+    }
+    # Volatile: tokens do not depend on where the files are, and when they were written.
+    stage.write_json(BLOCKS, {"format_version": FORMAT_VERSION, "files": read}, volatile=True)
