@@ -80,7 +80,7 @@ async def corpus_refresh(
         await runner.expect(work.all())
         version, read = work.version, work.read
         if work.is_news:
-            await runner.run(*work.tokenize)
+            await runner.run_for_files(work.tokenize)
             await runner.run(*work.merge)
             read = await asyncio.to_thread(publish, written, version, work.read)
         note, is_new = describe(version, work.is_news), not version.announced

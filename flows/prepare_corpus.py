@@ -90,6 +90,6 @@ async def make_tokens(runner: StageRunner, jobs: CorpusJobs) -> None:
     """Run all stages from documents to one pair of token files."""
     await runner.run(jobs.collect)
     await runner.run(jobs.train_tokenizer)
-    await runner.run(*jobs.tokenize)
+    await runner.run_for_files(jobs.tokenize)
     await runner.drop_all_but(jobs.tokenize)
     await runner.run(jobs.merge)

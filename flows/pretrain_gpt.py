@@ -78,7 +78,7 @@ async def pretrain_gpt(
 async def _run_stages(runner: StageRunner, jobs: PretrainJobs) -> None:
     await runner.run(jobs.plan, jobs.collect)  # a layout that does not fit fails here
     await runner.run(jobs.train_tokenizer)
-    await runner.run(*jobs.tokenize)
+    await runner.run_for_files(jobs.tokenize)
     await runner.drop_all_but(jobs.tokenize)
     await runner.run(jobs.merge)
     await runner.run(jobs.pretrain)

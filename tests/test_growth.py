@@ -20,15 +20,27 @@ from flows.recipes.recipe import read_recipe
 from flows.recipes.refresh import plan_refresh
 from stages.runtime.context import WorkFolder
 from stages.runtime.up_to_date import decide
+from stages.tokenize.config import TokenizeConfig
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from tests.trainyard.corpus.token_files import write_tokens
 from trainyard.artifacts import store
+from trainyard.artifacts.block_digest import BLOCK_BYTES, num_blocks
 from trainyard.artifacts.inputs import MAX_ASKED, resolve
 from trainyard.artifacts.lines import file_record
 from trainyard.artifacts.manifest import Manifest, publish
 from trainyard.artifacts.output import Output
 from trainyard.checkpoint.plan import Slice, plan_files, plan_shards
 from trainyard.corpus.merge import survey
+from trainyard.corpus.units import (
+    MOST_BYTES_OF_RANKS,
+    UNIT_BYTES,
+    UNITS_A_RANK,
+    InputFile,
+    plan_units,
+    share_of,
+    unit_bytes_for,
+)
+from trainyard.tokenizers.config import TokenizerConfig
 
 TIMES = 4
 """How much larger the second size is."""
@@ -147,7 +159,57 @@ def test_a_merge_asks_twice_for_each_pair(tmp_path: Path) -> None:
             survey(pairs, tmp_path)
         return found["stat"] - count  # one more, of local files alone
 
-    assert (looked_at(20), looked_at(20 * TIMES)) == (2 * 20, 2 * 20 * TIMES)
+    assert looked_at(20 * TIMES) - looked_at(20) == 2 * 20 * (TIMES - 1)
+
+
+def test_a_finished_file_is_found_without_a_look_at_its_neighbours(tmp_path: Path) -> None:
+    """What one of many files costs in a job of many runs, in a folder of all of them."""
+
+    def counted(count: int) -> Counter[str]:
+        folder = tmp_path / f"files-{count}"
+        folder.mkdir()
+        for number in range(count):
+            (folder / f"{number:03d}.jsonl").write_text('{"text": "1"}\n')
+        config = TokenizeConfig(
+            input=(str(folder / "000.jsonl"),),
+            output_prefix=str(tmp_path / "parts" / "000"),
+            tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=9),
+        )
+        with operations() as found:
+            assert decide("tokenize", config, ("stages.tokenize.run",), False).reason
+        return found
+
+    few, many = counted(10), counted(10 * TIMES)
+    assert few == many
+    assert many["list"] == 0
+
+
+def test_units_of_shares_grow_in_number_with_the_ranks_and_not_beyond_a_bound() -> None:
+    tb = 10**12
+    assert unit_bytes_for(tb, world_size=10_000) == UNIT_BYTES
+    assert unit_bytes_for(10 * tb, world_size=10) == MOST_BYTES_OF_RANKS
+    assert unit_bytes_for(10 * tb) > MOST_BYTES_OF_RANKS
+
+    def least(num_ranks: int) -> int:
+        files = [InputFile("a.jsonl", UNITS_A_RANK * UNIT_BYTES * num_ranks)]
+        planned = plan_units(files, world_size=num_ranks)
+        return min(len(share_of(planned, rank, num_ranks)) for rank in (0, 1, num_ranks - 1))
+
+    assert least(50) == least(50 * TIMES) == UNITS_A_RANK
+
+
+def test_blocks_of_a_file_are_digested_once_by_all_ranks_together() -> None:
+    size = 3 * UNIT_BYTES * TIMES + 12_345
+
+    def blocks(num_ranks: int) -> list[int]:
+        planned = plan_units([InputFile("a.jsonl", size)], world_size=num_ranks)
+        sources = [source for unit in planned for source in unit.sources]
+        starts = [num_blocks(source.start) for source in sources]
+        ends = [num_blocks(source.end) for source in sources]
+        assert [source.start % BLOCK_BYTES for source in sources] == [0] * len(sources)
+        return [n for start, end in zip(starts, ends, strict=True) for n in range(start, end)]
+
+    assert blocks(2) == blocks(2 * TIMES) == list(range(num_blocks(size)))
 
 
 def test_a_refresh_lists_its_sources_and_looks_at_each(tmp_path: Path) -> None:

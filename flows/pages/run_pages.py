@@ -76,7 +76,8 @@ class RunPages:
         """Add a stage that finished."""
         self.summaries.append(summary)
         if self._progress is not None:
-            share = 100.0 * len(self.summaries) / max(len(self._jobs), 1)
+            done = sum(one.num_runs for one in self.summaries)
+            share = 100.0 * done / max(len(self._jobs), 1)
             await shown(aupdate_progress_artifact(self._progress, progress=share))
         if summary.stage == TRAINED and summary.manifest_url:
             await shown(self._show_loss(summary))

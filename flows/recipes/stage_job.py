@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flows.stage_configs import CONFIGS
+from trainyard.artifacts.digest import SHORT, digest_document
 from trainyard.artifacts.documents import read_text, suffix
 from trainyard.artifacts.error_text import nearest
 from trainyard.artifacts.output import MANIFEST, Output
@@ -37,6 +38,8 @@ class StageJob:
     label: str = ""
     num_shares: int = 0
     """Number of shares that make the output, by --rank and --world-size; 0: one job makes it."""
+    num_runs: int = 1
+    """Runs of the stage that the document lists; of several, each publishes an output."""
 
     @property
     def name(self) -> str:
@@ -111,6 +114,28 @@ def in_shares(job: StageJob, count: int) -> StageJob:
     document = {**job.document, "world_size": count}
     label = f"{job.name}{SHARES}"
     return StageJob(stage=job.stage, document=document, output=None, label=label, num_shares=count)
+
+
+def in_batches(jobs: Sequence[StageJob], most: int) -> list[StageJob]:
+    """These jobs of one stage, neighbours put together as runs of one job, if there are more than
+    `most`: each job costs a process, and a flow about a second."""
+    size = -(-len(jobs) // most)
+    if size < 2:
+        return list(jobs)
+    return [_batch(jobs[i : i + size]) for i in range(0, len(jobs), size)]
+
+
+def _batch(jobs: Sequence[StageJob]) -> StageJob:
+    """The job that makes the outputs of these, one after another (stages/runtime/batch.py)."""
+    first = jobs[0].document
+    common = {k: v for k, v in first.items() if all(job.document.get(k) == v for job in jobs)}
+    runs = [{k: v for k, v in job.document.items() if k not in common} for job in jobs]
+    document = {**common, "runs": runs}
+    # By its contents: a flow that starts again follows the job of the same files.
+    label = f"{jobs[0].stage}-batch-{digest_document(document)[:SHORT]}"
+    return StageJob(
+        stage=jobs[0].stage, document=document, output=None, label=label, num_runs=len(jobs)
+    )
 
 
 def joined(job: StageJob, count: int) -> StageJob:

@@ -18,6 +18,8 @@ class Summary:
     seconds: float
     output_digest: str = ""
     manifest_url: str = ""
+    num_runs: int = 1
+    """Runs in the stage's job, each with an output."""
     metrics: dict[str, Any] = field(default_factory=dict)
     log: str = ""
 

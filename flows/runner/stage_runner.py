@@ -16,7 +16,7 @@ from prefect import get_run_logger, runtime
 from flows.logs.prefect_handlers import keep_lines
 from flows.pages.run_pages import RunPages
 from flows.recipes.force import ALL
-from flows.recipes.stage_job import StageJob, in_shares, joined
+from flows.recipes.stage_job import StageJob, in_batches, in_shares, joined
 from flows.recipes.summary import Summary
 from flows.runner.cancellation import watch_signals
 from flows.runner.limits import StageLimit
@@ -36,6 +36,9 @@ AT_ONCE = {"process": 2, "container": 2}
 """Stages that run at once on one machine, if the flow lets several run."""
 AT_ONCE_SCHEDULED = 32
 """The same for a scheduler, which decides itself when each one begins."""
+
+ROUNDS = 4
+"""Times as many jobs as run at once: more files than that are put together in one job each."""
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +63,8 @@ class StageRunner:
         self._place = profile.stage_environment(root)
         shown = browsed(profile.yard_root(), profile.browse)
         self._pages = RunPages(flow, card, root, self._place.run_folder, shown)
-        self._slots = asyncio.Semaphore(AT_ONCE.get(self._place.backend, AT_ONCE_SCHEDULED))
+        self._at_once = AT_ONCE.get(self._place.backend, AT_ONCE_SCHEDULED)
+        self._slots = asyncio.Semaphore(self._at_once)
         self._limits: dict[str, StageLimit] = {}
         self._alone = alone
         self._force = force
@@ -120,6 +124,14 @@ class StageRunner:
             ):  # the failure for which the others were stopped
                 error = error.exceptions[0]
             raise error from None
+
+    async def run_for_files(self, jobs: Sequence[StageJob]) -> None:
+        """Run the jobs of one stage, one for each of any number of files: many files share a job,
+        unless a file is made in shares, or its job is forced by name."""
+        alone = [j for j in jobs if self._place.shares_of(j.stage) > 1 or j.name in self._force]
+        names = {job.name for job in alone}
+        others = [job for job in jobs if job.name not in names]
+        await self.run(*alone, *in_batches(others, ROUNDS * self._at_once))
 
     async def _one(self, job: StageJob) -> Summary:
         async with self._slots:

@@ -246,6 +246,14 @@ def _summarise(job: StageJob, spec: LaunchSpec, seconds: float) -> Summary:
         if found is None:
             raise TrainyardError(f"the stage succeeded, but {output.manifest_url} does not exist")
         manifest = found[0]
+    metrics = manifest.metrics
+    if job.num_runs > 1:
+        runs = outcome.get("runs", [])
+        if len(runs) != job.num_runs:
+            raise TrainyardError(
+                f"the stage succeeded, but reports {len(runs)} of {job.num_runs} runs"
+            )
+        metrics = {"outputs": len(runs), "made": sum(r["outcome"] == "ran" for r in runs)}
     return Summary(
         job=job.name,
         stage=job.stage,
@@ -254,6 +262,7 @@ def _summarise(job: StageJob, spec: LaunchSpec, seconds: float) -> Summary:
         seconds=round(seconds, 3),
         output_digest=manifest.output_digest if output is not None else "",
         manifest_url=output.manifest_url if output is not None else "",
-        metrics=manifest.metrics,
+        num_runs=job.num_runs,
+        metrics=metrics,
         log=_log_of(spec, spec.shares.indices if spec.shares else ()),
     )

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stages.runtime import parent_watch
+from stages.runtime.batch import check_outputs, options_of_runs
 from stages.runtime.common_options import CommonOptions, MegatronOptions, YamlOptions
-from stages.runtime.failure import report_failure
+from stages.runtime.failure import RunOutcome, report_failure, report_outcomes
 from stages.runtime.flags import check_required, read_flags
 from stages.runtime.help_text import print_help
 from stages.runtime.process_exit import exit_now, is_one_of_several, reader_is_gone
@@ -113,23 +114,28 @@ def _main(name: str, reader: OptionReader, modules: tuple[str, str], arguments: 
         if known is not None:
             arguments, remarks = in_our_spelling(arguments, known)
         arguments = _with_positional(arguments, reader.positional)
-        config, common = parse_options(reader.config_class, arguments, more, known, remarks)
+        configs, common = parse_runs(reader.config_class, arguments, more, known, remarks)
         our_logging.configure(common.log_level)
         log_remarks(name, remarks)
-        config = _resolved(config)
+        configs = list(map(_resolved, configs))
         if common.dry_run:
-            _check_ranks(config)
-            print(dump_toml(config), end="")
+            for config in configs:
+                _check_ranks(config)
+            print("\n".join(map(dump_toml, configs)), end="")
             return 0
         from stages.runtime.execute import (  # costs a tenth of a second: not for --help
             StageInvocation,
             execute,
         )
 
-        job = StageInvocation(
-            name, config, *modules, arguments, common.force, common.claim_wait_seconds
-        )
-        return execute(job)
+        rest = (*modules, arguments, common.force, common.claim_wait_seconds)
+        if len(configs) == 1:
+            return execute(StageInvocation(name, configs[0], *rest))
+        outcomes: list[RunOutcome] = []
+        for config in configs:
+            execute(StageInvocation(name, config, *rest, outcomes))
+        report_outcomes(outcomes)
+        return 0
     except BrokenPipeError:
         return reader_is_gone()
     except ModuleNotFoundError as error:
@@ -254,23 +260,51 @@ def parse_options(
     known: Vocabulary | None,
     remarks: list[str],
 ) -> tuple[Any, CommonOptions]:
-    """The configuration of a command line and its documents, and the options of every stage.
-    remarks: gets those of the documents."""
+    """As `parse_runs`, for a program that makes one run."""
+    (config,), common = parse_runs(config_class, arguments, more, known, remarks)
+    return config, common
+
+
+def parse_runs(
+    config_class: type,
+    arguments: list[str],
+    more: type | None,
+    known: Vocabulary | None,
+    remarks: list[str],
+) -> tuple[list[Any], CommonOptions]:
+    """The configurations of a command line and its documents, one unless a document lists several
+    runs (`batch`), and the options of every stage. remarks: gets those of the documents."""
     classes = (config_class, CommonOptions, *((more,) if more is not None else ()))
     flags = read_flags(arguments, *classes)
-    document, where = {}, "--config"
+    documents: list[dict[str, Any]] = [{}]
+    where = "--config"
     url, yaml_cfg = flags.pop("config", None), flags.pop("yaml_cfg", None)
     _refuse_two_documents(arguments)
     if url is not None:
         where = f"--config {url}"
-        document = _document(config_class, url, where)
+        documents = options_of_runs(config_class, _document(url, where), where)
     if yaml_cfg is not None:
-        if document:
+        if documents != [{}]:
             raise ConfigError("--config and --yaml-cfg each hold the options of a run; give one")
         where = f"--yaml-cfg {yaml_cfg}"
         document, said = _yaml_document(config_class, known, yaml_cfg, where, arguments)
+        documents = [document]
         remarks += said
     common = {name: flags.pop(name) for name, _, _ in leaves(CommonOptions) if name in flags}
+    where = where if documents != [{}] else "the command line"
+    configs = [_config_of(config_class, one, flags, where, remarks) for one in documents]
+    check_outputs(configs, where)
+    return configs, CommonOptions(**common)
+
+
+def _config_of(
+    config_class: type,
+    document: dict[str, Any],
+    flags: dict[str, Any],
+    where: str,
+    remarks: list[str],
+) -> Any:
+    """The configuration of a document, whose options flags override."""
     others = other_names(config_class)
     given = {others.get(name, name): value for name, value in document.items()} | flags
     resolving = _resolving(config_class)
@@ -278,9 +312,8 @@ def parse_options(
         below, said = resolving.beneath(given)
         remarks += said
         given = below | given
-    where = where if document else "the command line"
     check_required(partial_config(config_class, given, where))
-    return from_dict(config_class, given, where), CommonOptions(**common)
+    return from_dict(config_class, given, where)
 
 
 def _refuse_two_documents(arguments: list[str]) -> None:
@@ -290,12 +323,10 @@ def _refuse_two_documents(arguments: list[str]) -> None:
             raise ConfigError(f"--{name} is given {count} times; put all options in one document")
 
 
-def _document(config_class: type, url: str, where: str) -> dict[str, Any]:
+def _document(url: str, where: str) -> dict[str, Any]:
     from trainyard.artifacts.documents import suffix
 
-    document = parse_document(_text_of("--config", url), suffix(url), where)
-    check_keys(config_class, document, where)
-    return document
+    return parse_document(_text_of("--config", url), suffix(url), where)
 
 
 def _yaml_document(

@@ -19,7 +19,7 @@ from typing import Any
 
 from stages.runtime import ranks
 from stages.runtime.context import STOPPING, StageRun
-from stages.runtime.failure import clear_reports, report_outcome
+from stages.runtime.failure import RunOutcome, clear_reports, report_outcome
 from stages.runtime.share_digests import SHARES_LINEAGE
 from stages.runtime.up_to_date import CODE_FILES, Decision, MadeInShares, decide, is_forced
 from trainyard.artifacts import retry, store
@@ -46,6 +46,8 @@ class StageInvocation:
     """The command line, for the ranks that the job starts."""
     force: bool
     claim_wait_seconds: float
+    outcomes: list[RunOutcome] | None = None
+    """Gets how the run ended, if it is one of several in this process; None: it is reported."""
 
     @property
     def log(self) -> logging.Logger:
@@ -61,6 +63,13 @@ class StageInvocation:
     def forced_by(self) -> str:
         """The id of the flow run that forces this stage; empty if none does."""
         return os.environ.get(FORCE, "")
+
+    def report(self, found: RunOutcome) -> None:
+        """Tell how the run ended."""
+        if self.outcomes is None:
+            report_outcome(found)
+        else:
+            self.outcomes.append(found)
 
     def decide(self) -> Decision:
         """Whether the stage has work to do."""
@@ -245,14 +254,14 @@ def _manifest(
 def _report_noop(job: StageInvocation, output: Output, manifest: Manifest) -> None:
     digest = manifest.output_digest
     job.log.info("nothing to do, %s holds %s", output.url, digest[:12])
-    report_outcome("noop", "", output.manifest_url, digest)
+    job.report(RunOutcome("noop", "", output.manifest_url, digest))
 
 
 def _report_ran(job: StageInvocation, run: StageRun, manifest: Manifest) -> None:
     assert run.output is not None
     digest, seconds = manifest.output_digest, manifest.run["seconds"]
     job.log.info("done in %.1f s, %s holds %s", seconds, run.output.url, digest[:12])
-    report_outcome("ran", run.reason, run.output.manifest_url, digest)
+    job.report(RunOutcome("ran", run.reason, run.output.manifest_url, digest))
 
 
 # --- leftovers of killed runs -----------------------------------------------------------------

@@ -11,8 +11,10 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainyard.errors import (
     EXIT_DEFECT,
@@ -104,18 +106,29 @@ def report_failure(stage: str, error: BaseException, debug: bool) -> int:
     return status
 
 
-def report_outcome(outcome: str, reason: str, manifest_url: str, output_digest: str) -> None:
-    """Write outcome.json for a successful run: "ran" with its reason, or "noop"."""
-    _write(
-        "outcome.json",
-        {
-            "format_version": 1,
-            "outcome": outcome,
-            "reason": reason,
-            "manifest_url": manifest_url,
-            "output_digest": output_digest,
-        },
-    )
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How a successful run ended."""
+
+    outcome: Literal["ran", "noop"]
+    reason: str
+    """Why it ran; empty if it had nothing to do."""
+    manifest_url: str
+    output_digest: str
+
+
+def report_outcome(found: RunOutcome) -> None:
+    """Write outcome.json for a successful run."""
+    _write("outcome.json", {"format_version": 1, **asdict(found)})
+
+
+def report_outcomes(found: Sequence[RunOutcome]) -> None:
+    """Write outcome.json for several runs in one process, all successful."""
+    ran = [one for one in found if one.outcome == "ran"]
+    reason = f"{len(ran)} of {len(found)} had work: {ran[0].reason}" if ran else ""
+    together = RunOutcome("ran" if ran else "noop", reason, "", "")
+    runs = [asdict(one) for one in found]
+    _write("outcome.json", {"format_version": 1, **asdict(together), "runs": runs})
 
 
 def clear_reports() -> None:

@@ -176,6 +176,7 @@ class Manifests:
         self._listed: dict[str, dict[str, int]] = {}
         self._records: dict[str, dict[str, FileRecord]] = {}
         self._asked: Counter[str] = Counter()
+        self._sought: Counter[str] = Counter()
         self._listing_lock = Lock()
 
     def exists(self, url: str) -> bool:
@@ -208,8 +209,8 @@ class Manifests:
         return self._read[url]
 
     def size(self, url: str) -> int:
-        """Bytes of a file, from the listing of its folder."""
-        listed = self._folder(parent(url)).get(basename(url))
+        """Bytes of a file, from the listing of its folder if there is one."""
+        listed = self._listed.get(parent(url), {}).get(basename(url))
         return store.info(url).size_bytes if listed is None else listed
 
     def file_digest(self, url: str, of_raw: OfRaw | None = None) -> str:
@@ -249,8 +250,12 @@ class Manifests:
 
     def _covering(self, folder: str, name: str) -> list[str]:
         """Manifests in a folder that may list the file: the folder's, or one of its prefix."""
-        listed = self._folder(folder)  # looked up by name: there may be thousands of both
         names = [MANIFEST, *(f"{name[:end]}.{MANIFEST}" for end in range(1, len(name) + 1))]
+        self._sought[folder] += 1
+        if is_local(folder) and self._sought[folder] <= MAX_ASKED and folder not in self._listed:
+            # Of a few files: their folder may have thousands of others.
+            return [name for name in names if store.exists(join(folder, name))]
+        listed = self._folder(folder)  # looked up by name: there may be thousands of both
         return [name for name in names if name in listed]
 
     def _by_name(self, url: str) -> dict[str, FileRecord]:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from flows.backends.spec import Shares
-from flows.recipes.stage_job import in_shares, joined, stage_job
+from flows.recipes.stage_job import StageJob, in_batches, in_shares, joined, stage_job
 from flows.runner import stage_task
 from flows.runner.submission import SETTLED
 from flows.yard.profile import StageEnvironment
+from trainyard.errors import TrainyardError
 from trainyard.version import VERSION
 
 DOCUMENT = {
@@ -65,3 +66,37 @@ def test_a_job_without_shares_has_none(site: StageEnvironment) -> None:
 def test_a_stage_gets_the_version_of_its_flow(site: StageEnvironment) -> None:
     spec = stage_task._prepare(stage_job("tokenize", DOCUMENT, "test"), site)
     assert spec.environment == {"TRAINYARD_FLOW_VERSION": VERSION}
+
+
+def jobs_of(count: int) -> list[StageJob]:
+    """The jobs of some files of one corpus."""
+    files = [{"input": [f"{n}.jsonl"], "output_prefix": f"parts/{n}"} for n in range(count)]
+    return [stage_job("tokenize", DOCUMENT | one, "test", f"t-{n}") for n, one in enumerate(files)]
+
+
+def test_many_files_share_a_job_and_few_do_not() -> None:
+    assert in_batches(jobs_of(8), 8) == jobs_of(8)
+    assert in_batches([], 8) == []
+    batches = in_batches(jobs_of(20), 8)
+    assert [job.num_runs for job in batches] == [3] * 6 + [2]
+    assert len({job.name for job in batches}) == len(batches)
+    assert {job.output for job in batches} == {None}
+    runs = [{**job.document, **run} for job in batches for run in job.document["runs"]]
+    for run in runs:
+        del run["runs"]
+    assert runs == [dict(job.document) for job in jobs_of(20)]
+    assert [job.name for job in in_batches(jobs_of(20), 8)] == [job.name for job in batches]
+
+
+def test_a_job_of_many_files_reports_each(site: StageEnvironment) -> None:
+    (batch,) = in_batches(jobs_of(3), 1)
+    spec = stage_task._prepare(batch, site)
+    outcomes = [{"outcome": "noop"}, {"outcome": "ran"}]
+    path = Path(spec.run_directory, "outcome.json")
+    path.write_text(json.dumps({"outcome": "ran", "reason": "why", "runs": outcomes}))
+    with pytest.raises(TrainyardError, match="reports 2 of 3 runs"):
+        stage_task._summarise(batch, spec, 1.0)
+    path.write_text(json.dumps({"outcome": "ran", "runs": [*outcomes, {"outcome": "ran"}]}))
+    summary = stage_task._summarise(batch, spec, 1.0)
+    assert (summary.num_runs, summary.reused) == (3, False)
+    assert summary.metrics == {"outputs": 3, "made": 2}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -92,6 +94,46 @@ def test_a_run_publishes_and_a_second_one_has_nothing_to_do(store_url: str, tmp_
     assert "nothing to do" in toy()
     assert toy.left("outcome.json")["outcome"] == "noop"
     assert set(store.list_files(toy.output)) == {"upper.txt", "timing.json", "manifest.json"}
+
+
+def test_a_document_of_several_runs_has_one_outcome(toy: Toy, tmp_path: Path) -> None:
+    outputs = [str(tmp_path / name) for name in "abc"]
+    document = tmp_path / "runs.toml"
+    runs = "".join(f'[[runs]]\noutput_dir = "{output}"\n' for output in outputs)
+    document.write_text(f'suffix = "!"\n{runs}suffix = "?"\n')
+
+    def run() -> dict[str, Any]:
+        with mock.patch.dict(os.environ, toy.environment()):
+            line = ["tests.stages.toy", "--input", toy.input, "--config", str(document)]
+            done = run_program(*line)
+        assert done.status == 0, done.err
+        return toy.left("outcome.json")
+
+    assert run()["reason"] == "3 of 3 had work: there is no manifest yet"
+    ends = [Path(output, "upper.txt").read_text()[-2:] for output in outputs]
+    assert ends == ["!\n", "!\n", "?\n"]
+    Path(outputs[1], "upper.txt").unlink()
+    found = run()
+    assert [one["outcome"] for one in found["runs"]] == ["noop", "ran", "noop"]
+    assert found["reason"] == "1 of 3 had work: output file upper.txt is gone"
+    assert found["runs"][2]["manifest_url"] == f"{outputs[2]}/manifest.json"
+    assert run()["outcome"] == "noop"
+
+
+@pytest.mark.parametrize(
+    ("runs", "why"),
+    [
+        ("runs = 3", "'runs' must be a list of tables, one for each run"),
+        ("runs = []", "'runs' must be a list of tables, one for each run"),
+        ("[[runs]]\n[[runs]]", r"two runs write to .*out; give each an output"),
+        ("[[runs]]\nsufix = '!'", "run 0: .*sufix"),
+    ],
+)
+def test_a_wrong_document_of_runs_is_refused(toy: Toy, tmp_path: Path, runs: str, why: str) -> None:
+    document = tmp_path / "runs.toml"
+    document.write_text(runs)
+    assert re.search(why, toy("--config", str(document), expect=2))
+    assert not Path(toy.output).exists()
 
 
 def test_the_reason_of_a_rerun_names_what_changed(toy: Toy) -> None:
