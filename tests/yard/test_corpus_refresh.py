@@ -94,6 +94,35 @@ def test_only_new_sources_make_a_new_version(yard: Yard, prefect_api: dict[str, 
 
 
 @pytest.mark.full
+def test_many_files_share_a_job_and_each_is_made_once(yard: Yard) -> None:
+    for number in range(9):
+        write(yard.folder, f"many-{number}", f"{number} 1 2")
+    recipe = yard.recipe(
+        f'evaluation_data = "{yard.folder}/held.txt"\n{RECIPE.format(folder=yard.folder)}'
+    )
+    (yard.folder / "held.txt").write_text("1 2 3")
+
+    def prepare() -> tuple[list[str], dict[str, Any]]:
+        done = yard.run("-m", "flows.prepare_corpus", recipe)
+        assert done.status == 0, done.err
+        states = done.states()
+        merged = read_manifest(str(next(yard.folder.rglob("corpus_text_document.manifest.json"))))
+        assert merged is not None
+        batches = [state for job, state in states.items() if job.startswith("tokenize-batch-")]
+        assert len(batches) + 1 == len(states), "a merge beside them"
+        return batches, merged[0].metrics
+
+    batches, metrics = prepare()
+    assert batches == ["done"] * 6  # of two files each: 11 in at most 8 jobs
+    assert metrics["documents"] == 2 + 1 + 9
+    assert prepare() == (["reused"] * 6, metrics)
+    write(yard.folder, "many-4", "4 1 2", "5")
+    batches, metrics = prepare()
+    assert sorted(batches) == ["done", *["reused"] * 5]
+    assert metrics["documents"] == 2 + 1 + 10
+
+
+@pytest.mark.full
 def test_the_next_run_announces_the_version(yard: Yard, prefect_api: dict[str, str]) -> None:
     write(yard.folder, "late", "11 12")
     by_hand = replace(yard, environment={"TRAINYARD_CACHE": yard.environment["TRAINYARD_CACHE"]})
