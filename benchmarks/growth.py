@@ -46,6 +46,7 @@ ROWS = {
     "parts": Row(
         "100,000 sequences of a virtual dataset of n pairs", cases.read_virtual, (100, 300, 1000)
     ),
+    "files": Row("a job of n files, all tokenized before", cases.files_again, (100, 300, 1000)),
     "refresh": Row("corpus-refresh plans n sources", cases.refresh, (300, 1000, 3000)),
     "gc": Row("gc of a corpus in n parts", cases.collect, (300, 1000, 3000)),
     "run": Row(

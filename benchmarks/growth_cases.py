@@ -97,6 +97,24 @@ def index_again(count: int, scratch: Path) -> Callable[[], None]:
     return lambda: run_command(command)
 
 
+def files_again(count: int, scratch: Path) -> Callable[[], None]:
+    """A job of many files that are tokenized already."""
+    folder = scratch / f"files-{count}"
+    folder.mkdir(exist_ok=True)
+    runs = []
+    for number in range(count):
+        path = folder / f"{number:05d}.jsonl"
+        path.write_text(json.dumps({"text": str(number)}) + "\n")
+        os.utime(path, (1e9, 1e9))
+        runs.append({"input": [str(path)], "output_prefix": str(folder / f"parts/{number:05d}")})
+    document = scratch / f"files-{count}.json"
+    options = {"tokenizer_type": "NullTokenizer", "vocab_size": 10_000, "workers": 1}
+    document.write_text(json.dumps({**options, "runs": runs}))
+    command = [sys.executable, "-m", "stages.tokenize", "--config", str(document)]
+    run_command(command)
+    return lambda: run_command(command)
+
+
 def run_command(command: Sequence[str]) -> None:
     """Run a program to its end."""
     subprocess.run(command, check=True, capture_output=True)
