@@ -200,7 +200,6 @@ OWN = {
     "stages/decontaminate/run.py",
     "stages/dedup/decide.py",
     "trainyard/collection/duplicates/clusters.py",
-    "trainyard/collection/duplicates/fingerprints.py",
     "stages/mix/scatter.py",  # between the steps of a run
     "trainyard/collection/sources/html_reader.py",  # a string's length is bounded, of its process
     "stages/runtime/ranks.py",  # between a stage and its ranks
