@@ -12,7 +12,7 @@ from trainyard.artifacts import store
 from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.vectors import EmbeddingBlocks, VectorBlock
 
-ENCODED_BYTES = 64 << 20
+ENCODED_BYTES = 16 << 20
 """Vectors that are encoded at once."""
 
 

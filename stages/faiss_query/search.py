@@ -101,12 +101,12 @@ class BlockSearch:
         done: called with the number of chunks that were searched for since its last call."""
         ids = np.empty((stop - start, self.num_kept), np.int64)
         distances = np.empty(ids.shape, np.float32)
-        vectors, counts = self.embeddings.rows(np.arange(start, stop)), Counts()
-        for first in range(0, stop - start, ROWS):
-            rows = slice(first, min(first + ROWS, stop - start))
-            ids[rows], distances[rows], of_rows = self._of_rows(vectors[rows], start + first)
+        counts = Counts()
+        for first, vectors in self.embeddings.between(start, stop, ROWS):
+            rows = slice(first - start, first - start + len(vectors))
+            ids[rows], distances[rows], of_rows = self._of_rows(vectors, first)
             counts += of_rows
-            done(rows.stop - first)
+            done(len(vectors))
         return ids, distances, counts
 
     def _of_rows(self, vectors: Vectors, start: int) -> tuple[Ints, Floats, Counts]:
