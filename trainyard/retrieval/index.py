@@ -145,6 +145,35 @@ def add_codes(index: Any, codes: Codes, first: int | None = None) -> None:
     index.ntotal = inner.ntotal  # a transform in front has a count of its own
 
 
+def list_counts(index: Any, codes: Codes) -> NDArray[np.int64]:
+    """How many of these vectors belong into each list; their number alone where there are none."""
+    lists = _lists(index)
+    if lists is None:
+        return np.array([len(codes)])
+    width = lists.coarse_code_size()
+    numbers = np.zeros((len(codes), 8), np.uint8)
+    numbers[:, :width] = codes[:, :width]
+    return np.bincount(numbers.view("<i8")[:, 0], minlength=lists.nlist)
+
+
+def reserve(index: Any, counts: NDArray[np.int64]) -> None:
+    """Take the memory for so many more vectors in each list, as `list_counts` counts them.
+
+    faiss appends to a list vector by vector, and doubles its memory whenever it is full."""
+    lists = _lists(index)
+    if lists is None:
+        codes, code_size = _inner(index).codes, _inner(index).code_size
+        size = codes.size()
+        codes.resize(size + int(counts[0]) * code_size)
+        codes.resize(size)  # keeps the memory
+        return
+    held = lists.invlists
+    for number in np.flatnonzero(counts).tolist():
+        size = held.list_size(number)
+        held.resize(number, size + int(counts[number]))
+        held.resize(number, size)
+
+
 def add_vectors(index: Any, vectors: Vectors) -> None:
     """Add vectors to an index without codes, by one thread."""
     with _threads(1):
