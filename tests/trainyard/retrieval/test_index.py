@@ -54,6 +54,21 @@ def test_an_index_filled_in_pieces_is_that_of_one_call_of_faiss(
         assert (ids == expected).mean() > (0.9 if index_str == "HNSW8" else 0.999)
 
 
+@pytest.mark.parametrize("index_str", ["SQ8", "PCA8,IVF16,SQ4"])
+def test_memory_that_was_taken_before_changes_no_byte(index_str: str) -> None:
+    index, reserved = (faiss_index.create(16, index_str) for _ in range(2))
+    for one in (index, reserved):
+        faiss_index.train(one, VECTORS)
+    counts = faiss_index.list_counts(reserved, faiss_index.encode(reserved, VECTORS))
+    faiss_index.reserve(reserved, counts)
+    assert reserved.ntotal == 0
+    for one in (index, reserved):
+        fill(one, 700)
+    assert written(reserved) == written(index)
+    sizes = faiss_index.list_sizes(index)
+    assert counts.tolist() == ([3000] if sizes is None else sizes.tolist())
+
+
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("index_str", ["IVF16_HNSW8,SQ8", "IVF16,SQ8", "HNSW8"])
 def test_the_bytes_do_not_depend_on_threads(index_str: str) -> None:
