@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.retrieval import index as faiss_index
+from trainyard.retrieval import index_memory
 from trainyard.retrieval.vectors import EmbeddingBlocks, VectorBlock
 
 ENCODED_BYTES = 16 << 20
@@ -38,7 +39,7 @@ def fill(
             counts.append(_encode(index, blocks, block, stage, _name(block) in done))
             progress.update(len(block))
     if counts:  # first all codes, so that each list takes its memory once
-        faiss_index.reserve(index, np.sum(counts, axis=0))
+        index_memory.reserve(index, np.sum(counts, axis=0))
     for block in wanted:
         for start, codes in _kept_codes(stage, block, rows_at_once(blocks)):
             faiss_index.add_codes(index, codes, start)
@@ -51,13 +52,13 @@ def _encode(
     rows = rows_at_once(blocks)
     if is_done:
         pieces = _kept_codes(stage, block, rows)
-        return _sum(faiss_index.list_counts(index, codes) for _, codes in pieces)
+        return _sum(index_memory.list_counts(index, codes) for _, codes in pieces)
     counts = []
     with stage.work.open(_name(block)) as file:
         for _, vectors in blocks.read_block(block, rows):
             codes = faiss_index.encode(index, vectors)
             file.write(codes)
-            counts.append(faiss_index.list_counts(index, codes))
+            counts.append(index_memory.list_counts(index, codes))
     return _sum(counts)
 
 

@@ -24,6 +24,7 @@ from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.retrieval import index as faiss_index
+from trainyard.retrieval import index_memory
 from trainyard.retrieval.index_document import ADDED
 from trainyard.retrieval.recall import sample_ids
 from trainyard.retrieval.shards import Shards, nearest_of, search_part
@@ -109,7 +110,7 @@ def merge(config: FaissAddConfig, stage: StageRun, plan: Plan) -> tuple[Any, Sha
         first += file.count
     added = np.sum(counts, axis=0)
     expected = added + _sizes(whole)
-    faiss_index.reserve(whole, added)
+    index_memory.reserve(whole, added)
     for file in files:
         faiss_index.append(whole, faiss_index.load(file.path))
     joined = Shards((whole,))

@@ -11,6 +11,7 @@ faiss = pytest.importorskip("faiss")
 from tests.trainyard.retrieval.embedded import clustered  # noqa: E402
 from trainyard.errors import ArtifactError, ConfigError  # noqa: E402
 from trainyard.retrieval import index as faiss_index  # noqa: E402
+from trainyard.retrieval import index_memory  # noqa: E402
 from trainyard.retrieval.index_choice import choose_index  # noqa: E402
 
 VECTORS = clustered(3000, 16)
@@ -59,8 +60,8 @@ def test_memory_that_was_taken_before_changes_no_byte(index_str: str) -> None:
     index, reserved = (faiss_index.create(16, index_str) for _ in range(2))
     for one in (index, reserved):
         faiss_index.train(one, VECTORS)
-    counts = faiss_index.list_counts(reserved, faiss_index.encode(reserved, VECTORS))
-    faiss_index.reserve(reserved, counts)
+    counts = index_memory.list_counts(reserved, faiss_index.encode(reserved, VECTORS))
+    index_memory.reserve(reserved, counts)
     assert reserved.ntotal == 0
     for one in (index, reserved):
         fill(one, 700)
