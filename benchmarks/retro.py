@@ -130,6 +130,13 @@ def row_embed_on_gpu(setting: Setting) -> None:
     on_gpu(setting.runs)
 
 
+def row_memory(setting: Setting) -> None:
+    """Memory of adding to an index and of joining shares."""
+    from benchmarks.retro_memory import compare
+
+    compare(setting)
+
+
 def row_index(setting: Setting) -> None:
     """Adding and searching, beside plain calls of faiss; recall of the default index."""
     from benchmarks.retro_index import compare
@@ -142,6 +149,7 @@ ROWS: dict[str, Callable[[Setting], None]] = {
     "chunks_large": row_chunks_large,
     "embed": row_embed,
     "index": row_index,
+    "memory": row_memory,
 }
 
 ON_GPU: dict[str, Callable[[Setting], None]] = {"embed": row_embed_on_gpu}

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.corpus import Setting, report
 from benchmarks.retro_scale import SAMPLES, SEQ_LENGTH, project_of
 from stages.faiss_add.fill import fill
-from stages.faiss_query.search import BlockSearch, Search
+from stages.faiss_query.search import BlockSearch, Rules, Search
 from stages.runtime.context import StageRun
 from trainyard.artifacts.output import Output
 from trainyard.config import from_dict
@@ -124,10 +124,12 @@ def search_of(setting: Setting, project: Path, nprobe: int) -> BlockSearch:
     return BlockSearch(
         search=Search(Shards((index,)), nprobe, EF_SEARCH, FOUND),
         embeddings=blocks_of(project / "embeddings-samples"),
-        chunks=chunks,
-        database=ChunkDatabase(str(project / "db")),
-        pairs=find_datasets(str(project / "db"), chunks.prefixes),
-        excluded=None,
+        rules=Rules(
+            chunks,
+            ChunkDatabase(str(project / "db")),
+            find_datasets(str(project / "db"), chunks.prefixes),
+            excluded=None,
+        ),
         num_kept=KEPT,
     )
 

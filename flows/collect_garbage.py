@@ -46,7 +46,7 @@ async def collect_garbage(
         yard: Folder or URL of all artifacts; unset: variable YARD, else that of the profile, else
             `yard`.
         remove: Remove what is listed; unset: only list it.
-        keep_corpus_versions: Number of newest versions of each corpus that always stay.
+        keep_corpus_versions: Number of newest versions of each corpus or index that always stay.
         corpus_days: Days that a superseded version stays.
         claim_hours: Hours after which an unrenewed claim counts as stale.
         upload_hours: Hours that incomplete uploads and temporary files stay.

@@ -7,28 +7,22 @@ anything made from it is in use."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
-from flows.gc.contents import Contents, holding, remove_files
-from flows.gc.policy import DAY, Garbage, Policy, age
-from flows.gc.references import Collectable, Use, in_use, uses_of, uses_of_steps, uses_of_virtual
+from flows.gc.contents import Contents
+from flows.gc.policy import DAY, Policy, age
+from flows.gc.references import Collectable, Use, uses_of_virtual
+from flows.gc.versions import VERSION_FILE, Old, Pointer, number_of
 from flows.recipes.corpus_versions import CURRENT, CorpusVersion, read_pointer
-from flows.runner.run_lock import LOCK_FILE
 from trainyard.artifacts import store
-from trainyard.artifacts.claim import acquire
-from trainyard.artifacts.manifest import read_slot, retire
-from trainyard.artifacts.output import MANIFEST
-from trainyard.artifacts.store import FileInfo
 from trainyard.artifacts.urls import basename, join
-from trainyard.errors import ArtifactError, ClaimHeldError
+from trainyard.errors import ArtifactError
 
 log = logging.getLogger(__name__)
 
-VERSION_FILE = "version.json"
-BY = "gc"
-"""Name of this program in the mark of a manifest that it removes."""
+VERSION, PART = "corpus version", "corpus part"
+"""Kinds of garbage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +32,7 @@ class Corpus:
     name: str
     """Folder, relative to the yard's root."""
     current: CorpusVersion
-    pointer: FileInfo
-    """Of the file that names the current version."""
-
-
-@dataclass(frozen=True, slots=True)
-class Old:
-    """A unit to remove if nothing uses it."""
-
-    unit: Collectable
-    why: str
-    corpus: Corpus
+    pointer: Pointer
 
 
 def corpora(contents: Contents) -> list[Corpus]:
@@ -66,32 +50,16 @@ def corpora(contents: Contents) -> list[Corpus]:
                 log.warning("%s; its corpus is left alone", error)
                 continue
             if read is not None:
-                found.append(Corpus(folder, read[0], pointer))
+                found.append(Corpus(folder, read[0], Pointer(folder, pointer, recipe=folder)))
     return found
 
 
-def superseded(
-    contents: Contents, policy: Policy, running: Sequence[Use]
-) -> tuple[list[Garbage], dict[str, str]]:
-    """Garbage, and the old versions that are in use (place: user).
-
-    running: what flow runs and their jobs read now or later."""
-    old: list[Old] = []
-    for corpus in corpora(contents):
-        old += _old_versions(contents, corpus, policy)
-        old += _old_parts(contents, corpus, policy)
-    theirs = {name for one in old for name in one.unit.names}
-    others = [a for a in contents.artifacts if a.manifest_name not in theirs]
-    uses = [*uses_of(others), *uses_of_steps(contents, others), *running]
-    uses += uses_of_virtual(contents, (e.name for e in contents.entries if e.name not in theirs))
-    uses += [use for corpus in corpora(contents) for use in _of_versions(contents, corpus, theirs)]
-    kept = in_use([one.unit for one in old], uses, contents.root)
-    going = [one for one in old if one.unit.place not in kept]
-    versions = {place: by for place, by in kept.items() if "/versions/" in place}
-    return [_garbage(contents, one) for one in going], versions
+def old_of_corpus(contents: Contents, corpus: Corpus, policy: Policy) -> list[Old]:
+    """Its superseded versions, and the tokens of all sources."""
+    return [*_old_versions(contents, corpus, policy), *_old_parts(contents, corpus, policy)]
 
 
-def _of_versions(contents: Contents, corpus: Corpus, theirs: Iterable[str]) -> Iterable[Use]:
+def uses_of_versions(contents: Contents, corpus: Corpus, theirs: Iterable[str]) -> Iterable[Use]:
     """The references in the documents of kept versions."""
     gone = set(theirs)
     yield Use(join(corpus.name, CURRENT), _urls(corpus.current))
@@ -122,9 +90,9 @@ def _old_versions(contents: Contents, corpus: Corpus, policy: Policy) -> Iterabl
         version = entry.name.removeprefix(folder + "/").partition("/")[0]
         ages[version] = min(entry.age_seconds, ages.get(version, entry.age_seconds))
     at = {version: f"{folder}/{version}/{VERSION_FILE}" for version in ages}
-    current = _number(corpus.current.version)
-    there = [v for v in ages if at[v] in contents.sizes and _number(v) <= current]
-    order = sorted(there, key=_number, reverse=True)
+    current = number_of(corpus.current.version)
+    there = [v for v in ages if at[v] in contents.sizes and number_of(v) <= current]
+    order = sorted(there, key=number_of, reverse=True)
     newest = {corpus.current.version, *order[: policy.keep_corpus_versions]}
     for version, seconds in ages.items():
         place = f"{folder}/{version}"
@@ -133,15 +101,11 @@ def _old_versions(contents: Contents, corpus: Corpus, policy: Policy) -> Iterabl
         if version in there:
             since = contents.age(at[order[order.index(version) - 1]])
             if since >= policy.corpus_days * DAY:
-                yield Old(_unit(contents, place), f"superseded {age(since)} ago", corpus)
+                why = f"superseded {age(since)} ago"
+                yield Old(VERSION, _unit(contents, place), why, corpus.pointer)
         elif seconds >= policy.attempt_days * DAY:
             why = f"begun {age(seconds)} ago and never published"
-            yield Old(_unit(contents, place), why, corpus)
-
-
-def _number(version: str) -> int:
-    head = version.partition("-")[0]
-    return int(head) if head.isdecimal() else 0
+            yield Old(VERSION, _unit(contents, place), why, corpus.pointer)
 
 
 def _unit(contents: Contents, place: str) -> Collectable:
@@ -160,51 +124,5 @@ def _old_parts(contents: Contents, corpus: Corpus, policy: Policy) -> Iterable[O
         if contents.age(artifact.manifest_name) >= policy.corpus_days * DAY:
             names = (*(n for n in artifact.files if n in contents.sizes), artifact.manifest_name)
             unit = Collectable(artifact.base, names, (artifact,))
-            yield Old(unit, "tokens of a source that is in no version", corpus)
-
-
-# --- removing -----------------------------------------------------------------------------------
-
-
-def _garbage(contents: Contents, old: Old) -> Garbage:
-    is_part = f"{old.corpus.name}/parts/" in old.unit.place
-    return Garbage(
-        kind="corpus part" if is_part else "corpus version",
-        url=contents.url(old.unit.place),
-        size_bytes=contents.size(old.unit.names),
-        why=old.why,
-        remove=partial(_remove_locked, contents, old.corpus, partial(_remove, contents, old.unit)),
-    )
-
-
-def _remove_locked(contents: Contents, corpus: Corpus, remove: Callable[[], None]) -> None:
-    """Remove under the run lock of the corpus, since a flow may be about to reuse a part.
-
-    Raises ClaimHeldError if a flow works on the corpus."""
-    claim = acquire(join(contents.root, corpus.name, LOCK_FILE), 0)
-    try:
-        # Not read again: it names each source, and there may be as many removals.
-        pointer = join(contents.root, corpus.name, CURRENT)
-        if not store.exists(pointer) or store.info(pointer) != corpus.pointer:
-            raise ClaimHeldError(f"{corpus.name}: it has a new version; the next sweep checks it")
-        remove()
-    finally:
-        claim.release()
-
-
-def _remove(contents: Contents, unit: Collectable) -> None:
-    """Retire manifests first and remove them last, so that the next sweep finds what a kill leaves.
-    The document of a version is removed last of all."""
-    for artifact in unit.artifacts:
-        url = contents.url(artifact.manifest_name)
-        with holding(contents, artifact.base):
-            slot = read_slot(url)
-            if slot is not None:
-                retire(url, slot, BY)
-            remove_files(contents, artifact.files)
-    last = (MANIFEST, f"/{VERSION_FILE}")
-    remove_files(contents, [name for name in unit.names if not name.endswith(last)])
-    remove_files(contents, [name for name in unit.names if name.endswith(MANIFEST)])
-    for name in unit.names:
-        if name.endswith(VERSION_FILE):
-            store.delete(contents.url(name))
+            why = "tokens of a source that is in no version"
+            yield Old(PART, unit, why, corpus.pointer)

@@ -21,6 +21,10 @@ from trainyard.artifacts.parts_list import read_parts
 from trainyard.artifacts.urls import basename, canonical_each, is_hidden, join, parent
 from trainyard.errors import ArtifactError
 
+COPIED = {("faiss_add", "index"), ("retro_db", "base"), ("retro_embed", "base")}
+"""Inputs, by stage and name, that the output does not need any more: the database and the index
+that it grew from, which it holds itself."""
+
 STEP_CONFIG = "config.json"
 """File in a step of an unfinished training with its inputs, by digest."""
 
@@ -120,8 +124,10 @@ def uses_of(artifacts: Iterable[Artifact]) -> list[Use]:
     """The references of manifests."""
     found = []
     for artifact in artifacts:
-        if artifact.manifest is not None and artifact.manifest.inputs:
-            records = artifact.manifest.inputs.values()
+        manifest = artifact.manifest
+        if manifest is not None and manifest.inputs:
+            named = manifest.inputs.items()
+            records = [record for name, record in named if (manifest.stage, name) not in COPIED]
             urls = tuple(url for record in records for url in record.urls)
             found.append(Use(artifact.base, urls, frozenset(record.digest for record in records)))
     return found

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.gc.contents import Contents, look
-from flows.gc.corpora import superseded
+from flows.gc.corpora import VERSION
 from flows.gc.leftovers import (
     abandoned_outputs,
     open_uploads,
@@ -20,6 +20,7 @@ from flows.gc.leftovers import (
 from flows.gc.machine import old_runs, old_scratch, runs
 from flows.gc.policy import Garbage, Policy
 from flows.gc.references import uses_of_flows, uses_of_runs
+from flows.gc.superseded import superseded
 from trainyard.artifacts.leftovers import uploads
 from trainyard.artifacts.urls import local_path
 from trainyard.errors import ClaimHeldError, ConfigError, TrainyardError
@@ -87,9 +88,9 @@ def plan(
     found_runs = runs(homes)
     running = [run.folder for run in found_runs if run.may_run(policy)]
     uses = [*uses_of_runs(running), *uses_of_flows(contents)]
-    corpora, kept = superseded(contents, policy, uses)
+    versions, kept = superseded(contents, policy, uses)
     found = [
-        *corpora,
+        *versions,
         *stale_claims(contents),
         *unfinished_work(contents, policy),
         *abandoned_outputs(contents, policy),
@@ -128,7 +129,7 @@ def _refuse_missing(contents: Contents) -> None:
 
 def _once(contents: Contents, found: Sequence[Garbage]) -> list[Garbage]:
     """The garbage without the contents of corpus versions, which are removed as a whole."""
-    wholes = tuple(one.url.rstrip("/") + "/" for one in found if one.kind == "corpus version")
+    wholes = tuple(one.url.rstrip("/") + "/" for one in found if one.kind == VERSION)
     return [one for one in found if not wholes or not one.url.startswith(wholes)]
 
 

@@ -2,7 +2,8 @@
 
 Under the root of a recipe with [retro_db], `yard/NAME/retro/`:
 
-    VERSION/db, VERSION/index    chunk database and index of all sources of a version of the corpus
+    VERSION/db, VERSION/index    chunk database and index of all sources of a version of the corpus;
+                                 VERSION is that of the corpus and a digest of sources and options
     VERSION/embeddings           of the chunks that the version before does not have
     current.json                 the pointer: what the newest version consists of
 
@@ -102,7 +103,7 @@ def plan_retro(recipe: Recipe, corpus: CorpusVersion) -> RetroRefresh:
     stem = template.file_stem(template.json_keys[0])
     parts = [source.part + stem for source in unique_sources(corpus.sources)]
     options = _options_digest(recipe, corpus)
-    current, read = _read_pointer(recipe.at(RETRO, CURRENT))
+    current, read = read_retro_pointer(recipe.at(RETRO, CURRENT))
     if current is not None and current.options_digest != options:
         current = None
     if current is not None and set(current.data_path) == set(parts):
@@ -175,8 +176,10 @@ def _options_digest(recipe: Recipe, corpus: CorpusVersion) -> str:
     return digest_document([corpus.options_digest, encoder, *tables])
 
 
-def _read_pointer(url: str) -> tuple[RetroVersion | None, str | None]:
-    """The version that the pointer names, and the version of its file."""
+def read_retro_pointer(url: str) -> tuple[RetroVersion | None, str | None]:
+    """The version that a pointer names, and the version of its file; twice None if there is none.
+
+    Raises ArtifactError for a file that is no such pointer."""
     found = conditional.read_version(url)
     if found is None:
         return None, None

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stages.runtime.context import StageRun
 from trainyard.artifacts import store
 from trainyard.retrieval import index as faiss_index
+from trainyard.retrieval import index_memory
 from trainyard.retrieval.vectors import EmbeddingBlocks, VectorBlock
 
-ENCODED_BYTES = 64 << 20
+ENCODED_BYTES = 16 << 20
 """Vectors that are encoded at once."""
 
 
@@ -25,33 +27,58 @@ def fill(
     index: Any, blocks: EmbeddingBlocks, wanted: Sequence[VectorBlock], stage: StageRun
 ) -> None:
     """Add the vectors of these blocks under their ids. A rerun encodes only missing blocks."""
-    has_codes = faiss_index.facts(index).has_codes
-    rows = rows_at_once(blocks)
-    done = stage.work.names()
     with stage.progress(sum(map(len, wanted)), "vectors", "add") as progress:
-        for block in wanted:
-            name = f"codes/{block.start}-{block.end}"
-            if not has_codes:
-                for _, vectors in blocks.read_block(block, rows):
+        if not faiss_index.facts(index).has_codes:
+            for block in wanted:
+                for _, vectors in blocks.read_block(block, rows_at_once(blocks)):
                     faiss_index.add_vectors(index, vectors)
-            elif name in done:
-                codes = _read_codes(stage, name, len(block))
-                faiss_index.add_codes(index, codes, block.start)
-            else:
-                _encode_block(index, blocks, block, rows, stage, name)
+                progress.update(len(block))
+            return
+        counts, done = [], stage.work.names()
+        for block in wanted:
+            counts.append(_encode(index, blocks, block, stage, _name(block) in done))
             progress.update(len(block))
-
-
-def _encode_block(
-    index: Any, blocks: EmbeddingBlocks, block: VectorBlock, rows: int, stage: StageRun, name: str
-) -> None:
-    with stage.work.open(name) as file:
-        for start, vectors in blocks.read_block(block, rows):
-            codes = faiss_index.encode(index, vectors)
-            file.write(codes)
+    if counts:  # first all codes, so that each list takes its memory once
+        index_memory.reserve(index, np.sum(counts, axis=0))
+    for block in wanted:
+        for start, codes in _kept_codes(stage, block, rows_at_once(blocks)):
             faiss_index.add_codes(index, codes, start)
 
 
-def _read_codes(stage: StageRun, name: str, count: int) -> faiss_index.Codes:
-    codes = np.frombuffer(store.read_bytes(stage.work.url(name)), np.uint8)
-    return codes.reshape(count, -1)
+def _encode(
+    index: Any, blocks: EmbeddingBlocks, block: VectorBlock, stage: StageRun, is_done: bool
+) -> NDArray[np.int64]:
+    """Keep the codes of a block, unless a killed run has; how many are of each list."""
+    rows = rows_at_once(blocks)
+    if is_done:
+        pieces = _kept_codes(stage, block, rows)
+        return _sum(index_memory.list_counts(index, codes) for _, codes in pieces)
+    counts = []
+    with stage.work.open(_name(block)) as file:
+        for _, vectors in blocks.read_block(block, rows):
+            codes = faiss_index.encode(index, vectors)
+            file.write(codes)
+            counts.append(index_memory.list_counts(index, codes))
+    return _sum(counts)
+
+
+def _sum(counts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+    total: NDArray[np.int64] = np.sum(list(counts), axis=0)
+    return total
+
+
+def _kept_codes(
+    stage: StageRun, block: VectorBlock, rows: int
+) -> Iterator[tuple[int, faiss_index.Codes]]:
+    """The first id and the codes of each piece of a block."""
+    url = stage.work.url(_name(block))
+    width = store.info(url).size_bytes // len(block)
+    with store.open_input(url) as file:
+        for start in range(block.start, block.end, rows):
+            count = min(rows, block.end - start)
+            codes = np.frombuffer(file.read(count * width), np.uint8)
+            yield start, codes.reshape(count, width)
+
+
+def _name(block: VectorBlock) -> str:
+    return f"codes/{block.start}-{block.end}"

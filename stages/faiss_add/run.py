@@ -73,9 +73,10 @@ def run(config: FaissAddConfig, stage: StageRun) -> dict[str, Any]:
 def _filled(config: FaissAddConfig, stage: StageRun, plan: Plan) -> tuple[Any, Shards]:
     """Vectors in each list before something was added, None without lists, and the index."""
     if config.world_size is not None:
+        if not config.keep_shards:
+            return merge(config, stage, plan)
         shards = open_shares(config, stage, plan)
-        before = faiss_index.list_sizes(shards.parts[0])
-        return before, shards if config.keep_shards else merge(config, plan, shards)
+        return faiss_index.list_sizes(shards.parts[0]), shards
     index = open_base(config, plan, stage.scratch)
     before = faiss_index.list_sizes(index)
     fill(index, plan.blocks, plan.new, stage)

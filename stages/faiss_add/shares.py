@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stages.faiss_add.config import FaissAddConfig
 from stages.faiss_add.fill import fill
@@ -21,9 +24,10 @@ from trainyard.artifacts.output import Output
 from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.retrieval import index as faiss_index
+from trainyard.retrieval import index_memory
 from trainyard.retrieval.index_document import ADDED
 from trainyard.retrieval.recall import sample_ids
-from trainyard.retrieval.shards import Shards
+from trainyard.retrieval.shards import Shards, nearest_of, search_part
 
 log = logging.getLogger(__name__)
 
@@ -49,52 +53,89 @@ def write_share(config: FaissAddConfig, stage: StageRun, plan: Plan) -> int:
     return sum(map(len, blocks))
 
 
-def open_shares(config: FaissAddConfig, stage: StageRun, plan: Plan) -> Shards:
-    """The old vectors, if there are any, and all shares."""
+@dataclass(frozen=True, slots=True)
+class ShareFile:
+    """A share on this machine, compared with its manifest."""
+
+    path: Path
+    url: str
+    count: int
+    """Vectors that it must hold."""
+
+
+def share_files(config: FaissAddConfig, stage: StageRun, plan: Plan) -> list[ShareFile]:
+    """All shares. Raises ArtifactError for a missing one, and for one that is not as it was."""
     assert config.world_size is not None
-    base = open_base(config, plan, stage.scratch)
     shares = [Output.directory(config.share_folder(rank)) for rank in range(config.world_size)]
-    parts = [base] if plan.first else []
+    found = []
     for rank, manifest in enumerate(share_manifests(stage, shares, "faiss_add")):
         url = shares[rank].file_url(ADDED)
         record = manifest.record(ADDED)
         if record is None:
             raise ArtifactError(f"{shares[rank].manifest_url}: does not list {ADDED}")
         check_digest(url, record, inputs.read_digest(url))
-        part = faiss_index.read(inputs.fetch(url, stage.scratch))
         count = sum(map(len, plan.share(rank, config.world_size)))
-        faiss_index.check_described(part, plan.document, url, count)
-        parts.append(part)
-    return Shards(tuple(parts))
+        found.append(ShareFile(inputs.fetch(url, stage.scratch), url, count))
+    return found
 
 
-def merge(config: FaissAddConfig, plan: Plan, shards: Shards) -> Shards:
-    """All vectors in one index, which answers as the shards did. Raises DataError otherwise."""
+def open_shares(config: FaissAddConfig, stage: StageRun, plan: Plan) -> Shards:
+    """The old vectors, if there are any, and all shares."""
+    base = [open_base(config, plan, stage.scratch)] if plan.first else []
+    return Shards((*base, *(_open(plan, file) for file in share_files(config, stage, plan))))
+
+
+def _open(plan: Plan, file: ShareFile) -> Any:
+    part = faiss_index.read(file.path)
+    faiss_index.check_described(part, plan.document, file.url, file.count)
+    return part
+
+
+def merge(config: FaissAddConfig, stage: StageRun, plan: Plan) -> tuple[Any, Shards]:
+    """Vectors in each list before, and all vectors in one index, which answers as the shares do.
+
+    One share at a time is in memory beside that index. DataError if it answers otherwise."""
     ids = sample_ids(plan.blocks.num_vectors, COMPARED, config.seed)
-    queries, nprobe = plan.blocks.rows(ids), nprobes_of(config, plan.document)[-1]
     k = min(config.retro_query_num_neighbors_save + 1, plan.blocks.num_vectors)
-    nprobe, ef_search = min(nprobe, LISTS), config.retro_query_ef_search
-    before, sizes = shards.search(queries, k, nprobe, ef_search), shards.list_sizes()
-    whole, *rest = shards.parts
-    for part in rest:
-        faiss_index.append(whole, part)
+    nprobe = min(nprobes_of(config, plan.document)[-1], LISTS)
+    search = (plan.blocks.rows(ids), k, nprobe, config.retro_query_ef_search)
+    whole = open_base(config, plan, stage.scratch)
+    before, first = faiss_index.list_sizes(whole), int(whole.ntotal)
+    found = [search_part(whole, 0, *search)] if first else []
+    files, counts = share_files(config, stage, plan), []
+    for file in files:
+        part = _open(plan, file)
+        found.append(search_part(part, first, *search))
+        counts.append(_sizes(part))
+        first += file.count
+    added = np.sum(counts, axis=0)
+    expected = added + _sizes(whole)
+    index_memory.reserve(whole, added)
+    for file in files:
+        faiss_index.append(whole, faiss_index.load(file.path))
     joined = Shards((whole,))
-    after = joined.search(queries, k, nprobe, ef_search)
-    _refuse_other(plan, joined, sizes)
-    same = (before[0] == after[0]).all(axis=1) & (before[1] == after[1]).all(axis=1)
+    _refuse_other(plan, joined, expected)
+    wanted, after = nearest_of(found, k), joined.search(*search)
+    same = (wanted[0] == after[0]).all(axis=1) & (wanted[1] == after[1]).all(axis=1)
     if not same.all():
         raise DataError(
             f"merge: the joined index finds other neighbours of vector {ids[int(np.argmin(same))]} "
             "than its shares; it is not published, as a share was changed or there is a defect; "
             "remove the shares and make them again"
         )
-    log.info("merged shards=%d vectors=%d compared=%d", len(rest) + 1, joined.num_vectors, len(ids))
-    return joined
+    log.info("merged shards=%d vectors=%d compared=%d", len(found), joined.num_vectors, len(ids))
+    return before, joined
 
 
-def _refuse_other(plan: Plan, joined: Shards, sizes: Any) -> None:
+def _sizes(index: Any) -> NDArray[np.int64]:
+    """Vectors in each list, or in the index where it has none."""
+    sizes = faiss_index.list_sizes(index)
+    return np.array([index.ntotal]) if sizes is None else sizes
+
+
+def _refuse_other(plan: Plan, joined: Shards, sizes: NDArray[np.int64]) -> None:
     """Refuse a joined index that does not hold every vector once."""
-    same_lists = np.array_equal(np.asarray(sizes), np.asarray(joined.list_sizes()))
+    same_lists = np.array_equal(sizes, _sizes(joined.parts[0]))
     if joined.num_vectors != plan.blocks.num_vectors or not same_lists:
         raise DataError(
             f"merge: the joined index holds {joined.num_vectors} vectors, wanted "

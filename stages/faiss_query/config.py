@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trainyard.artifacts.folder_in_shares import FolderInShares
 from trainyard.artifacts.output import Output
-from trainyard.config import check_above_zero, execution, location
+from trainyard.config import (
+    MAX_RANKS,
+    check_above_zero,
+    check_at_least,
+    check_at_most,
+    execution,
+    location,
+)
 from trainyard.errors import ConfigError
 from trainyard.training.options.samples import RunSamplesConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaissQueryConfig:
+class FaissQueryConfig(FolderInShares):
     """Find the neighbours of every chunk of a training's samples. Give the options of the training
     that decide its samples. No neighbour comes from a document of the sample itself."""
 
@@ -46,6 +54,12 @@ class FaissQueryConfig:
     retro_db_data_path: tuple[str, ...] = location(())
     """Prefixes that the database was cut from, in its order, for --retro-exclude-evaluation and for
     the examples of the run card; default: those of the samples."""
+    rank: int | None = execution(None)
+    """With --world-size: search only for the blocks of this share, from 0. Shares may run at the
+    same time, on different machines."""
+    world_size: int | None = execution(None)
+    """Number of shares. Without --rank: join all finished shares; the result equals that of one
+    run."""
     retro_task_validate: float | None = execution(None)
     """Write nothing: search for this share of the blocks in --output-dir again, a seeded sample,
     and compare."""
@@ -71,6 +85,11 @@ class FaissQueryConfig:
             raise ConfigError(
                 f"--retro-task-validate is a share of the blocks, above 0 and at most 1, got {part}"
             )
+        if part is not None and self.world_size is not None:
+            raise ConfigError("--retro-task-validate checks a whole output; leave --world-size out")
+        check_at_least(self, 1, "world_size")
+        check_at_most(self, MAX_RANKS, "world_size")
+        self.check_rank()
         length, seq_length = self.retro_gpt_chunk_length, self.samples.seq_length
         if seq_length % length:
             raise ConfigError(
@@ -95,7 +114,7 @@ class FaissQueryConfig:
         }
 
     def output(self) -> Output | None:
-        """The folder of the table; None if blocks are only compared."""
+        """The folder of the table, or of a share; None if blocks are only compared."""
         if self.retro_task_validate is not None:
             return None
-        return Output.directory(self.output_dir)
+        return self.own_folder()

@@ -68,23 +68,30 @@ class Search:
         return 1000 * (time.monotonic() - began) / len(vectors)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockSearch:
-    """Finds the neighbours of any chunks of the samples."""
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which chunks of the database may be neighbours of which chunks of the samples."""
 
-    search: Search
-    embeddings: EmbeddingBlocks
     chunks: PretrainingChunks
     database: ChunkDatabase
     pairs: list[tuple[int, int]]
     """(dataset of the samples, dataset of the database) with the same documents."""
     excluded: NDArray[np.bool_] | None
     """(chunks of the database,) what may be no neighbour of any chunk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSearch:
+    """Finds the neighbours of any chunks of the samples."""
+
+    search: Search
+    embeddings: EmbeddingBlocks
+    rules: Rules
     num_kept: int
 
     @cached_property
     def _documents(self) -> DocumentChunks:
-        return DocumentChunks(self.database)
+        return DocumentChunks(self.rules.database)
 
     def neighbors(
         self, start: int, stop: int, done: Callable[[int], object]
@@ -94,27 +101,28 @@ class BlockSearch:
         done: called with the number of chunks that were searched for since its last call."""
         ids = np.empty((stop - start, self.num_kept), np.int64)
         distances = np.empty(ids.shape, np.float32)
-        vectors, counts = self.embeddings.rows(np.arange(start, stop)), Counts()
-        for first in range(0, stop - start, ROWS):
-            rows = slice(first, min(first + ROWS, stop - start))
-            ids[rows], distances[rows], of_rows = self._of_rows(vectors[rows], start + first)
+        counts = Counts()
+        for first, vectors in self.embeddings.between(start, stop, ROWS):
+            rows = slice(first - start, first - start + len(vectors))
+            ids[rows], distances[rows], of_rows = self._of_rows(vectors, first)
             counts += of_rows
-            done(rows.stop - first)
+            done(len(vectors))
         return ids, distances, counts
 
     def _of_rows(self, vectors: Vectors, start: int) -> tuple[Ints, Floats, Counts]:
         distances, found = self.search(vectors)
-        if found.size and not NO_CHUNK <= found.min() <= found.max() < len(self.database):
+        database = self.rules.database
+        if found.size and not NO_CHUNK <= found.min() <= found.max() < len(database):
             raise ArtifactError(
                 f"--index: it finds chunk {found.max() if found.min() >= NO_CHUNK else found.min()}"
-                f", and {self.database.url} has {len(self.database)}; run faiss_add again"
+                f", and {database.url} has {len(database)}; run faiss_add again"
             )
-        samples = (start + np.arange(len(vectors))) // self.chunks.chunks_per_sample
+        samples = (start + np.arange(len(vectors))) // self.rules.chunks.chunks_per_sample
         own = self._own_chunks(int(samples[0]), int(samples[-1]) + 1).among(found, samples)
         allowed = (found != NO_CHUNK) & ~own
         repeats = 0
-        if self.excluded is not None:
-            is_excluded = allowed & self.excluded[found]
+        if self.rules.excluded is not None:
+            is_excluded = allowed & self.rules.excluded[found]
             repeats, allowed = int(is_excluded.sum()), allowed & ~is_excluded
         ids, lengths = keep_nearest(found, distances, allowed, self.num_kept)
         held = (ids != NO_CHUNK).sum(axis=1)
@@ -130,9 +138,9 @@ class BlockSearch:
 
     def _own_chunks(self, first: int, last: int) -> OwnChunks:
         """The chunks of the database from documents of these samples."""
-        documents = self.chunks.documents(first, last)
+        documents = self.rules.chunks.documents(first, last)
         samples, begins, ends = [], [], []
-        for place, number in self.pairs:
+        for place, number in self.rules.pairs:
             mine = documents[documents[:, 1] == place]
             low, high = self._documents.ranges(np.full(len(mine), number), mine[:, 2])
             samples.append(mine[:, 0])
@@ -143,5 +151,5 @@ class BlockSearch:
             np.concatenate(samples or empty),
             np.concatenate(begins or empty),
             np.concatenate(ends or empty),
-            len(self.database),
+            len(self.rules.database),
         )

@@ -27,7 +27,7 @@ def validate(
     neighbours."""
     assert config.retro_task_validate is not None
     check_same_run(config, stage, Output.directory(config.output_dir))
-    table, num_chunks = Neighbors(config.output_dir), len(of_block.chunks)
+    table, num_chunks = Neighbors(config.output_dir), len(of_block.rules.chunks)
     chosen = sample_blocks(len(ranges), config.retro_task_validate)
     compared = 0
     with stage.progress(len(chosen), "blocks", "validate") as progress:

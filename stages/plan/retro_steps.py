@@ -49,12 +49,14 @@ class Step:
     disk_gb: float
     nodes: int
     """That it is shared over."""
+    alone: float = 0.0
+    """Of the seconds, those that one node spends after the shares of all: it joins them."""
     note: str = ""
 
     @property
     def seconds_on_nodes(self) -> float:
         """With all its nodes."""
-        return self.seconds / self.nodes
+        return (self.seconds - self.alone) / self.nodes + self.alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,7 @@ def plan_retro(target: Target, measured: Measured) -> RetroPlan:
     )
     used = min(target.training, MOST_POINTS_PER_LIST * lists) if lists else 0
     embedding, queries = fit(measured.embedding), query_bytes(index)
+    adding, rest = _add_seconds(measured, index)
     whole_query = fit([(query_bytes(i), s) for i, s in measured.queries]).at(queries)
     steps = (
         _one("retro_db", fit(measured.database).at(target.chunks), target, disk=_database_gb(
@@ -111,10 +114,10 @@ def plan_retro(target: Target, measured: Measured) -> RetroPlan:
             memory=2 * used * vector_gb, disk=lists * vector_gb),
         _shared("retro_embed, train", embedding.at(target.chunks), target,
             disk=target.chunks * vector_gb),
-        _one("faiss_add", _add_seconds(measured, index), target, memory=index_gb, disk=index_gb),
+        _shared("faiss_add", adding + rest, target, alone=rest, memory=index_gb, disk=index_gb),
         _shared("retro_embed, samples", embedding.at(target.query_chunks), target,
             disk=target.query_chunks * vector_gb),
-        _one("faiss_query", whole_query * target.query_chunks, target, memory=index_gb,
+        _shared("faiss_query", whole_query * target.query_chunks, target, memory=index_gb,
             disk=target.query_chunks * 12 * measured.num_saved / GIGABYTE),
     )  # fmt: skip
     return RetroPlan(
@@ -130,20 +133,37 @@ def _one(
     name: str, seconds: float, target: Target, *, memory: float = 0.0, disk: float = 0.0
 ) -> Step:
     """A step of one process."""
-    needed, notes = BASE_GB + memory, []
+    return _shared(name, seconds, target, alone=seconds, memory=memory, disk=disk)
+
+
+def _shared(
+    name: str,
+    seconds: float,
+    target: Target,
+    *,
+    alone: float = 0.0,
+    memory: float = 0.0,
+    disk: float = 0.0,
+) -> Step:
+    """A step in shares (--rank, --world-size), and `alone` of its seconds on one node. Each node
+    needs the memory."""
+    limit, needed, notes = 3600 * target.hours, BASE_GB + memory, []
     if needed > target.node_memory_gb:
         notes.append(f"needs more than {target.node_memory_gb:g} GB of memory")
-    if seconds > 3600 * target.hours:
-        notes.append(f"takes more than {target.hours:g} h, and one node does it all")
+    if alone > limit:
+        part = "all of it" if alone == seconds else "the end of it"
+        notes.append(f"takes more than {target.hours:g} h, and one node does {part}")
+    shared = seconds - alone
+    nodes = max(math.ceil(shared / (limit - alone)), 1) if alone < limit else 1
     return Step(
-        name=name, seconds=seconds, memory_gb=needed, disk_gb=disk, nodes=1, note="; ".join(notes)
+        name=name,
+        seconds=seconds,
+        alone=alone,
+        memory_gb=needed,
+        disk_gb=disk,
+        nodes=nodes,
+        note="; ".join(notes),
     )
-
-
-def _shared(name: str, seconds: float, target: Target, *, disk: float) -> Step:
-    """A step in shares (--rank, --world-size)."""
-    nodes = max(math.ceil(seconds / (3600 * target.hours)), 1)
-    return Step(name=name, seconds=seconds, memory_gb=BASE_GB, disk_gb=disk, nodes=nodes)
 
 
 # --- work -----------------------------------------------------------------------------------------
@@ -188,13 +208,15 @@ def _train_seconds(measured: Measured, index: IndexSample, used: int) -> float:
     return fit([(work(n, of), s) for n, of, s in measured.training]).at(work(used, index))
 
 
-def _add_seconds(measured: Measured, index: IndexSample) -> float:
+def _add_seconds(measured: Measured, index: IndexSample) -> tuple[float, float]:
+    """Of adding, and of the rest: reading, recall, writing."""
+
     def work(of: IndexSample) -> float:
         return of.num_vectors * of.dimensions * max(compared(of, OF_ADDING), 1.0)
 
     adding = fit([(work(of), s) for of, s, _ in measured.adding]).at(work(index))
     rest = [(float(of.num_vectors * of.dimensions), s) for of, _, s in measured.adding]
-    return adding + fit(rest).at(float(index.num_vectors * index.dimensions))
+    return adding, fit(rest).at(float(index.num_vectors * index.dimensions))
 
 
 def _database_gb(measured: Measured, chunks: int) -> float:

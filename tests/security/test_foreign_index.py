@@ -12,7 +12,7 @@ import pytest
 
 faiss = pytest.importorskip("faiss")
 
-from stages.faiss_query.search import BlockSearch  # noqa: E402
+from stages.faiss_query.search import BlockSearch, Rules  # noqa: E402
 from tests.trainyard.retrieval.embedded import clustered  # noqa: E402
 from trainyard.errors import ArtifactError  # noqa: E402
 from trainyard.retrieval import index as faiss_index  # noqa: E402
@@ -106,8 +106,9 @@ def test_an_index_that_finds_no_chunks_of_the_database_is_refused(ids: list[int]
         def __len__(self) -> int:
             return 7
 
-    given: Any = {"search": search, "database": Database(), "num_kept": 2, "excluded": None}
-    block = BlockSearch(**given, embeddings=Any, chunks=Any, pairs=[])
+    given: Any = {"search": search, "num_kept": 2, "embeddings": None}
+    rules: Any = Rules(Any, Database(), [], None)  # type: ignore[arg-type]
+    block = BlockSearch(**given, rules=rules)
     with pytest.raises(ArtifactError, match=r"--index: it finds chunk -?[0-9]+, and db has 7"):
         block._of_rows(np.zeros((3, 4), np.float32), 0)
 

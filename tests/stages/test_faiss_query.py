@@ -16,17 +16,19 @@ pytest.importorskip("faiss")
 
 from stages.faiss_add.config import FaissAddConfig
 from stages.faiss_add.run import run as run_add
-from stages.faiss_query import run as query_module
+from stages.faiss_query import table as table_module
 from stages.faiss_query.config import FaissQueryConfig
 from stages.faiss_query.run import run as run_query
 from stages.faiss_train.config import FaissTrainConfig
 from stages.faiss_train.run import run as run_train
 from stages.runtime.cli import stage_main
-from tests.stages.directly import run_directly
+from tests.stages.directly import Done, run_directly, run_program
 from tests.trainyard.retrieval.corpora import LENGTH, write_corpus
 from tests.trainyard.retrieval.embedded import write_blocks
 from tests.trainyard.retrieval.samples import Yard, make_yard, sentences
+from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_files
+from trainyard.artifacts.manifest import read_manifest
 from trainyard.errors import ArtifactError, ConfigError, DataError
 from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.examples import EXAMPLES, chosen_chunks
@@ -165,7 +167,7 @@ def test_blocks_of_a_killed_run_are_used(
 
     def search(index: Any, vectors: Any, *more: Any) -> Any:
         calls.append(len(vectors))
-        if len(calls) == 5:  # after a warm-up, an estimate and two blocks
+        if len(calls) == 6:  # after a warm-up, an estimate and two blocks, one in two pieces
             raise KeyboardInterrupt
         return original(index, vectors, *more)
 
@@ -173,13 +175,37 @@ def test_blocks_of_a_killed_run_are_used(
     monkeypatch.setattr(faiss_index, "search", search)
     with pytest.raises(KeyboardInterrupt):
         query(yard, tmp_path / "out")
-    calls[:] = [0] * 5
+    calls[:] = [0] * 6
     again = query(yard, tmp_path / "out")
-    assert calls[5:] == [8, 96, 30, 6]
+    assert calls[6:] == [8, 96, 14, 16, 6]
     for path in (tmp_path / "whole").iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
     again.pop("milliseconds_per_query")
     assert again.items() <= whole.items()
+
+
+@pytest.mark.slow
+def test_joined_shares_are_the_table_of_one_run(yard: Yard, store_url: str, tmp_path: Path) -> None:
+    into, count = f"{store_url}/out", ["--world-size", "3"]
+    words = words_of(yard)
+
+    def run(*more: str) -> Done:
+        return run_program("stages.faiss_query", *words, *more)
+
+    assert run("--output-dir", str(tmp_path / "whole")).status == 0
+    missing = run("--output-dir", into, *count)
+    assert missing.status == 1
+    assert "of 3 shares, those of rank 0, 1, 2 are not made yet" in missing.err
+    for rank in (2, 0, 1):
+        assert run("--output-dir", into, *count, "--rank", str(rank)).status == 0
+    assert run("--output-dir", into, *count).status == 0
+    whole, joined = (read_manifest(f"{at}/manifest.json") for at in (str(tmp_path / "whole"), into))
+    assert whole is not None
+    assert joined is not None
+    assert joined[0].files == whole[0].files
+    kinds = ("mean_neighbors", "share_fewer", "share_none", "share_own", "chunks")
+    assert [joined[0].metrics[k] for k in kinds] == [whole[0].metrics[k] for k in kinds]
+    assert not [name for name in store.list_files(store_url) if "shares" in name]
 
 
 def test_examples_are_chunks_of_the_table_with_their_neighbors_and_sources(
@@ -245,13 +271,13 @@ def test_a_leak_is_found_before_the_table_is_published(
         for pair in documents[:, 1:]
         if (rows == pair).all(axis=1).any()
     )
-    write = query_module.write_block
+    write = table_module.write_block
 
     def leaking(path: Path, ids: Any, distances: Any) -> None:
         ids[2, 0] = own
         write(path, ids, distances)
 
-    monkeypatch.setattr(query_module, "write_block", leaking)
+    monkeypatch.setattr(table_module, "write_block", leaking)
     with pytest.raises(DataError, match=f"leak test: neighbour {own} of chunk 2 is of a document"):
         query(yard, tmp_path)
     assert not (tmp_path / "neighbors.json").exists()

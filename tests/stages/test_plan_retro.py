@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -102,12 +103,26 @@ def test_a_billion_chunks_are_spread_over_nodes_where_a_step_can_be(
     steps = {step["name"]: step for step in found["steps"]}
     embedding = steps["retro_embed, train"]
     assert embedding["nodes"] == 35  # 10**6 s in shares of 8 h
-    assert {step["nodes"] for name, step in steps.items() if "embed" not in name} == {1}
+    assert [steps[name]["nodes"] for name in ("retro_db", "faiss_train")] == [1, 1]
+    query = steps["faiss_query"]
+    assert query["nodes"] == math.ceil(query["seconds"] / (8 * 3600)) > 1
     assert steps["faiss_add"]["memory_gb"] == pytest.approx(0.5 + 72, abs=0.1)
     printed = capsys.readouterr().out
-    assert "faiss_add: needs more than 64 GB of memory" in printed
-    assert "retro_db: takes more than 8 h, and one node does it all" in printed
+    assert "retro_db: takes more than 8 h, and one node does all of it" in printed
+    assert "faiss_add: needs more than 64 GB of memory; takes more than 8 h" in printed
     assert "1,000,000,000 chunks" in printed
+
+
+def test_adding_is_shared_and_its_end_is_not(measured: tuple[str, ...], tmp_path: Path) -> None:
+    found = plan(measured, tmp_path, retro_chunks=10**9, hours=24)
+    (add,) = (step for step in found["steps"] if step["name"] == "faiss_add")
+    assert add["alone"] == pytest.approx(10**9 / 20_000)  # 13.9 h of recall and writing
+    shared = add["seconds"] - add["alone"]
+    assert (
+        shared / add["nodes"] + add["alone"]
+        <= 24 * 3600
+        < shared / (add["nodes"] - 1) + add["alone"]
+    )
 
 
 def test_more_chunks_take_more_of_everything(measured: tuple[str, ...], tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.yard.yard import Yard
+from tests.yard.yard import HEADLINE, Ended, Yard
+from trainyard.artifacts.manifest import read_manifest
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(900)]
 
@@ -55,12 +56,25 @@ retro_cross_attention_layers = [2]
 {MODEL}"""
 
 
-def test_a_retro_from_nothing_and_again(
-    tmp_path: Path, prefect_api: dict[str, str], module_cache: str
-) -> None:
-    yard = Yard(tmp_path, {**prefect_api, "TRAINYARD_CACHE": module_cache})
+KILLS = {
+    "flows.build_retro": [("embed-train", "runs"), ("faiss_add", "done"), ("query-train", "runs")],
+    "flows.pretrain_retro": [("plan", "done"), ("pretrain", "runs")],
+}
+"""Lines of the flows' logs after which they get SIGKILL: within stages and between two."""
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tmp_path_factory: pytest.TempPathFactory, prefect_api: dict[str, str], module_cache: str
+) -> tuple[Yard, Ended]:
+    """A yard in which build-retro ran undisturbed."""
+    yard = Yard(tmp_path_factory.mktemp("whole"), {**prefect_api, "TRAINYARD_CACHE": module_cache})
+    return yard, yard.run("-m", "flows.build_retro", yard.recipe(RECIPE))
+
+
+def test_a_retro_from_nothing_and_again(whole: tuple[Yard, Ended]) -> None:
+    yard, built = whole
     recipe = yard.recipe(RECIPE)
-    built = yard.run("-m", "flows.build_retro", recipe)
     assert built.status == 0, built.err
     assert set(built.states().values()) == {"done"}
     assert Path(built.out.strip()) == yard.tiny / "retro"
@@ -76,3 +90,39 @@ def test_a_retro_from_nothing_and_again(
 
     again = yard.run("-m", "flows.pretrain_retro", recipe)
     assert set(again.states().values()) == {"reused"}, again.err
+
+
+def kill_at(yard: Yard, flow: str, job: str, state: str) -> None:
+    """Run a flow until a job is in a state, then SIGKILL."""
+    with yard.start("-m", flow, yard.recipe(RECIPE)) as process:
+        assert process.stderr is not None
+        found = (HEADLINE.match(line) for line in process.stderr)
+        seen = any(one is not None and one.group(1, 2) == (job, state) for one in found)
+        process.kill()
+    assert seen, f"{flow} ended and {job} was never {state}"
+
+
+def digests(yard: Yard) -> dict[str, str]:
+    """Of every output, but for the plan and the card, which name the yard."""
+    found = {path: read_manifest(str(path)) for path in yard.tiny.rglob("manifest.json")}
+    return {
+        str(path.relative_to(yard.tiny)): one[0].output_digest
+        for path, one in found.items()
+        if one is not None and one[0].stage not in ("plan", "report")
+    }
+
+
+def test_flows_that_are_killed_anywhere_end_as_the_undisturbed_one(
+    tmp_path: Path, whole: tuple[Yard, Ended]
+) -> None:
+    undisturbed, _ = whole
+    done = undisturbed.run("-m", "flows.pretrain_retro", undisturbed.recipe(RECIPE))
+    assert done.status == 0, done.err
+    yard = Yard(tmp_path, undisturbed.environment)
+    for flow, kills in KILLS.items():
+        for job, state in kills:
+            kill_at(yard, flow, job, state)
+        done = yard.run("-m", flow, yard.recipe(RECIPE))
+        assert done.status == 0, done.err
+    assert digests(yard) == digests(undisturbed)
+    assert not list(yard.folder.rglob("*.claim.json"))

@@ -83,7 +83,7 @@ def create(dimensions: int, index_str: str) -> Any:
             f"--retro-index-str {index_str!r}: faiss builds no index from it for vectors of "
             f"{dimensions} dimensions ({_faiss_words(error)}); an example: IVF4096,SQ8"
         ) from error
-    if isinstance(_inner(index), faiss.IndexIDMap):
+    if isinstance(innermost(index), faiss.IndexIDMap):
         raise ConfigError(
             f"--retro-index-str {index_str!r}: IDMap keeps ids of its own, and here the id of a "
             "vector is its place; leave it out"
@@ -93,8 +93,8 @@ def create(dimensions: int, index_str: str) -> Any:
 
 def facts(index: Any) -> IndexFacts:
     """What the index needs, trained or not."""
-    lists = _lists(index)
-    inner = _inner(index)
+    lists = inverted_file(index)
+    inner = innermost(index)
     has_codes = isinstance(inner, (faiss.IndexIVF, faiss.IndexFlatCodes)) and not isinstance(
         inner, faiss.IndexIVFFastScan
     )
@@ -108,7 +108,7 @@ def facts(index: Any) -> IndexFacts:
 
 def train(index: Any, vectors: Vectors) -> None:
     """Train the index; on all GPUs where faiss is built for them and finds some."""
-    lists = _lists(index)
+    lists = inverted_file(index)
     if lists is None or not isinstance(faiss.downcast_index(lists.quantizer), faiss.IndexHNSW):
         if lists is not None:
             _use_gpus(lists)
@@ -140,7 +140,7 @@ def add_codes(index: Any, codes: Codes, first: int | None = None) -> None:
     """Add vectors by their codes. first: id of the first of them; default: the next one."""
     first = index.ntotal if first is None else first
     ids = np.arange(first, first + len(codes), dtype=np.int64)
-    inner = _inner(index)
+    inner = innermost(index)
     inner.add_sa_codes(codes, ids)
     index.ntotal = inner.ntotal  # a transform in front has a count of its own
 
@@ -155,7 +155,7 @@ def stored_codes(index: Any, ids: NDArray[np.int64]) -> tuple[Codes, NDArray[np.
     """The codes of some vectors in the index, as `encode` gives them, and whether it has each.
 
     ids: increasing. Looks through all lists."""
-    inner: Any = _inner(index)
+    inner: Any = innermost(index)
     codes = np.zeros((len(ids), index.sa_code_size()), np.uint8)
     is_there = np.zeros(len(ids), np.bool_)
     if not isinstance(inner, faiss.IndexIVF):
@@ -183,14 +183,14 @@ def append(index: Any, other: Any) -> None:
     """Move all vectors of another index behind those of this one; both were trained as one.
 
     In lists they keep their ids, elsewhere ids go on."""
-    inner = _inner(index)
-    inner.merge_from(_inner(other), 0)
+    inner = innermost(index)
+    inner.merge_from(innermost(other), 0)
     index.ntotal = inner.ntotal
 
 
 def keeps_ids(index: Any) -> bool:
     """Whether each vector has an id of its own; else its id is its place in the index."""
-    return isinstance(_inner(index), faiss.IndexIVF)
+    return isinstance(innermost(index), faiss.IndexIVF)
 
 
 def search(
@@ -199,7 +199,7 @@ def search(
     """Squared distances and ids of the k nearest, both [queries, k]; id -1 where none was found.
 
     nprobe: lists that are searched, all at most. ef_search: of the graph, where there is one."""
-    lists = _lists(index)
+    lists = inverted_file(index)
     space = faiss.ParameterSpace()
     if lists is not None:
         space.set_index_parameter(index, "nprobe", min(nprobe, lists.nlist))
@@ -207,7 +207,7 @@ def search(
             # The graph cannot return more lists than it visits.
             wide = max(ef_search, min(nprobe, lists.nlist))
             space.set_index_parameter(index, "quantizer_efSearch", wide)
-    elif isinstance(_inner(index), faiss.IndexHNSW):
+    elif isinstance(innermost(index), faiss.IndexHNSW):
         space.set_index_parameter(index, "efSearch", max(ef_search, k))
     distances, ids = index.search(queries, k)
     return distances, ids
@@ -224,16 +224,16 @@ def count_compared(index: Any, num_queries: int) -> int:
     """Vectors that the queries since `reset_counters` were compared with: those of lists and graphs
     by faiss's own counters, over all shards."""
     shared: Any = faiss.cvar
-    if _lists(index) is not None:
+    if inverted_file(index) is not None:
         return int(shared.indexIVF_stats.ndis)
-    if isinstance(_inner(index), faiss.IndexHNSW):
+    if isinstance(innermost(index), faiss.IndexHNSW):
         return int(shared.hnsw_stats.ndis)
     return int(index.ntotal) * num_queries
 
 
 def vector_bytes(index: Any) -> int:
     """What an index holds of a vector to compare it with a query."""
-    inner = _inner(index)
+    inner = innermost(index)
     if isinstance(inner, faiss.IndexHNSW):
         inner = faiss.downcast_index(inner.storage)
     size = getattr(inner, "code_size", 0)  # without codes: the vector itself
@@ -242,7 +242,7 @@ def vector_bytes(index: Any) -> int:
 
 def list_sizes(index: Any) -> NDArray[np.int64] | None:
     """Vectors in each list of an inverted file; None for another index."""
-    lists = _lists(index)
+    lists = inverted_file(index)
     if lists is None:
         return None
     sizes = [lists.invlists.list_size(i) for i in range(lists.nlist)]
@@ -319,7 +319,7 @@ def use(index: Any, path: Path, count: int, k: int) -> None:
             add_codes(index, encode(index, vectors))
         elif not index.ntotal:  # some graphs are filled once
             add_vectors(index, vectors)
-        lists = _lists(index)
+        lists = inverted_file(index)
         search(index, vectors, k, 1 if lists is None else int(lists.nlist), count)
 
 
@@ -362,7 +362,7 @@ def _refusing(path: Path) -> Iterator[None]:
         raise ArtifactError(f"{path}: not an index of faiss ({_faiss_words(error)})") from error
 
 
-def _inner(index: Any) -> Any:
+def innermost(index: Any) -> Any:
     """The index behind rotations and other transforms."""
     inner = faiss.downcast_index(index)
     while isinstance(inner, faiss.IndexPreTransform):
@@ -370,7 +370,7 @@ def _inner(index: Any) -> Any:
     return inner
 
 
-def _lists(index: Any) -> Any | None:
+def inverted_file(index: Any) -> Any | None:
     """The inverted file of the index, or None."""
     return faiss.try_extract_index_ivf(index)
 

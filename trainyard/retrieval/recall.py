@@ -16,7 +16,7 @@ from trainyard.retrieval.vectors import Vectors
 TOLERANCE = 1e-5
 """Of the squared lengths: a distance from a product of matrices is off by some roundings."""
 
-ROWS = 8192
+ROWS = 2048
 """Vectors whose distances are computed at once."""
 
 NOTHING = -1

@@ -6,6 +6,7 @@ in the order of ids, as faiss has them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,23 +44,35 @@ class Shards:
         found: list[tuple[Vectors, Ints]] = []
         first = 0
         for part in self.parts:
-            distances, ids = faiss_index.search(part, queries, k, nprobe, ef_search)
-            if not faiss_index.keeps_ids(part):
-                ids = np.where(ids == NOTHING, NOTHING, ids + first)
-            found.append((np.where(ids == NOTHING, np.float32(np.inf), distances), ids))
+            found.append(search_part(part, first, queries, k, nprobe, ef_search))
             first += int(part.ntotal)
-        distances = np.concatenate([one for one, _ in found], axis=1)
-        ids = np.concatenate([one for _, one in found], axis=1)
-        order = np.lexsort((ids, distances), axis=1)[:, :k]
-        distances = np.take_along_axis(distances, order, axis=1)
-        ids = np.take_along_axis(ids, order, axis=1)
-        # What faiss says where it finds nothing.
-        return np.where(ids == NOTHING, np.finfo(np.float32).max, distances), ids
+        return nearest_of(found, k)
 
     def list_sizes(self) -> Ints | None:
         """Vectors in each list, over all shards; None without lists."""
         sizes = [faiss_index.list_sizes(part) for part in self.parts]
         return None if sizes[0] is None else np.sum([s for s in sizes if s is not None], axis=0)
+
+
+def search_part(
+    part: Any, first: int, queries: Vectors, k: int, nprobe: int, ef_search: int
+) -> tuple[Vectors, Ints]:
+    """Distances and ids of one shard. first: id of its first vector."""
+    distances, ids = faiss_index.search(part, queries, k, nprobe, ef_search)
+    if not faiss_index.keeps_ids(part):
+        ids = np.where(ids == NOTHING, NOTHING, ids + first)
+    return np.where(ids == NOTHING, np.float32(np.inf), distances), ids
+
+
+def nearest_of(found: Sequence[tuple[Vectors, Ints]], k: int) -> tuple[Vectors, Ints]:
+    """The nearest of what all shards found."""
+    distances = np.concatenate([one for one, _ in found], axis=1)
+    ids = np.concatenate([one for _, one in found], axis=1)
+    order = np.lexsort((ids, distances), axis=1)[:, :k]
+    distances = np.take_along_axis(distances, order, axis=1)
+    ids = np.take_along_axis(ids, order, axis=1)
+    # What faiss says where it finds nothing.
+    return np.where(ids == NOTHING, np.finfo(np.float32).max, distances), ids
 
 
 def open_shards(folder_url: str, document: IndexDocument, scratch: Path) -> Shards:

@@ -6,27 +6,29 @@ follow each other from 0. Retro embeds each chunk of its database under the chun
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.artifacts import inputs, store
-from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.digest import hasher
 from trainyard.artifacts.manifest import check_digest
 from trainyard.artifacts.store import FileRecord
 from trainyard.errors import ArtifactError, ConfigError, DataError
-from trainyard.retrieval.hdf5_arrays import find_array
+from trainyard.retrieval.hdf5_arrays import StoredArray, find_array
 
 Vectors = NDArray[np.float32]
 """[vectors, dimensions]"""
 
 DATASET = "data"
+PIECE_ROWS = 4096
+"""Vectors that are in memory while some of them are looked for."""
 _NAME = re.compile(r"blocks/([0-9]{1,19})-([0-9]{1,19})\.hdf5\Z")
 
 
@@ -118,38 +120,67 @@ class EmbeddingBlocks:
             yield from self.read_block(block, max_rows)
 
     def read_block(self, block: VectorBlock, max_rows: int) -> Iterator[tuple[int, Vectors]]:
-        """As `read`, of one block. Raises DataError for NaN and infinity."""
-        data = self._read(block)
-        for start in range(0, len(block), max_rows):
-            piece = data[start : start + max_rows]
-            _refuse_not_finite(piece, block, start)
-            yield block.start + start, piece
+        """As `read`, of one block, of which no more than a piece is in memory.
+
+        Raises DataError for NaN and infinity. Raises ArtifactError, after the last piece, for a
+        file that is not the one of the manifest: use nothing of a block that was not read to its
+        end."""
+        size_bytes = store.info(block.url).size_bytes
+        with store.open_input(block.url) as stream:
+            found = self._find(block, stream, size_bytes)
+            stream.seek(0)
+            digest, faulty = hasher(), None
+            digest.update(_read(stream, found.offset, block))
+            for start in range(0, len(block), max_rows):
+                count = min(max_rows, len(block) - start)
+                content = _read(stream, 4 * count * self.dimensions, block)
+                digest.update(content)
+                piece = np.frombuffer(content, np.float32).reshape(count, -1)
+                faulty = _not_finite(piece, block, start) if faulty is None else faulty
+                if faulty is None:
+                    yield block.start + start, piece
+            digest.update(stream.read())
+        if block.record is not None:
+            check_digest(block.url, block.record, digest.hexdigest())
+        if faulty is not None:  # and not because the file was damaged
+            raise faulty
+
+    def between(self, start: int, stop: int, max_rows: int) -> Iterator[tuple[int, Vectors]]:
+        """As `read`, of the ids from `start` up to `stop`."""
+        for block in self.blocks:
+            if block.start < stop and block.end > start:
+                for first, piece in self.read_block(block, max_rows):
+                    rows = piece[max(start - first, 0) : max(stop - first, 0)]
+                    if len(rows):
+                        yield max(first, start), rows
 
     def rows(self, ids: NDArray[np.int64]) -> Vectors:
         """The vectors of increasing ids."""
         out = np.empty((len(ids), self.dimensions), np.float32)
         for block in self.blocks:
-            first, last = np.searchsorted(ids, (block.start, block.end))
-            if first < last:
-                data = self._read(block)
-                out[first:last] = data[ids[first:last] - block.start]
-                _refuse_not_finite(out[first:last], block, 0)
+            begin, end = np.searchsorted(ids, (block.start, block.end))
+            if begin < end:
+                for start, piece in self.read_block(block, PIECE_ROWS):
+                    first, last = np.searchsorted(ids, (start, start + len(piece)))
+                    out[first:last] = piece[ids[first:last] - start]
         return out
 
-    def _read(self, block: VectorBlock) -> Vectors:
-        """The block as a whole in memory, compared with its manifest where there is one."""
-        content = store.read_bytes(block.url)
-        if block.record is not None:
-            check_digest(block.url, block.record, digest_bytes(content))
-        data: Vectors = find_array(io.BytesIO(content), len(content), DATASET, block.url).within(
-            content
-        )
-        if data.shape != (len(block), self.dimensions) or data.dtype != np.float32:
+    def _find(self, block: VectorBlock, stream: BinaryIO, size_bytes: int) -> StoredArray:
+        """Where the vectors of a block lie."""
+        found = find_array(stream, size_bytes, DATASET, block.url)
+        if found.shape != (len(block), self.dimensions) or found.dtype != np.float32:
             raise DataError(
-                f"{block.url}: {data.dtype} vectors of shape {data.shape}, expected float32 "
+                f"{block.url}: {found.dtype} vectors of shape {found.shape}, expected float32 "
                 f"({len(block)}, {self.dimensions}); make the embeddings again"
             )
-        return data
+        return found
+
+
+def _read(stream: BinaryIO, size: int, block: VectorBlock) -> bytes:
+    content = stream.read(size)
+    if len(content) < size:
+        raise ArtifactError(f"{block.url}: it was cut short while it was read; run this again")
+    return content
 
 
 def _dimensions(block: VectorBlock) -> int:
@@ -165,13 +196,15 @@ def _dimensions(block: VectorBlock) -> int:
     return found.shape[1]
 
 
-def _refuse_not_finite(vectors: Vectors, block: VectorBlock, start: int) -> None:
+def _not_finite(vectors: Vectors, block: VectorBlock, start: int) -> DataError | None:
+    """The error about the first row with NaN or infinity, if there is one."""
     # A sum is finite if its terms are, unless it overflows; then each row is looked at.
     if np.isfinite(vectors.sum()):
-        return
+        return None
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-    if bad.size:
-        raise DataError(
-            f"{block.url}: NaN or infinity in the embedding of row {start + bad[0]}; it cannot be "
-            "searched for, so find out why the embedder made it"
-        )
+    if not bad.size:
+        return None
+    return DataError(
+        f"{block.url}: NaN or infinity in the embedding of row {start + bad[0]}; it cannot be "
+        "searched for, so find out why the embedder made it"
+    )

@@ -20,6 +20,7 @@ from trainyard.serving.guard import Guard
 from trainyard.serving.megatron_api import megatron_router
 from trainyard.serving.outputs import ServedModel
 from trainyard.serving.page import page_router
+from trainyard.serving.retro_api import retro_router
 from trainyard.serving.status import Readiness, status_router
 from trainyard.shown_values import shown
 from trainyard.version import VERSION
@@ -49,7 +50,10 @@ def build_app(
         docs_url=None,  # these load scripts of other sites
         redoc_url=None,
     )
-    writing = [megatron_router(served), completions_router(served), chat_router(served)]
+    writing = [
+        *(megatron_router(served), completions_router(served), chat_router(served)),
+        retro_router(served),
+    ]
     others = [status_router(served, readiness), page_router()]
     for router in writing:
         app.include_router(router, dependencies=[Depends(readiness.check)])

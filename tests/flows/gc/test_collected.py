@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flows.gc.contents import look
-from flows.gc.corpora import superseded
 from flows.gc.policy import Policy
+from flows.gc.superseded import superseded
 from flows.recipes.corpus_versions import CURRENT, CorpusObject, CorpusVersion
 from tests.flows.gc.yards import make_older
 from trainyard.artifacts import store

@@ -11,6 +11,7 @@ faiss = pytest.importorskip("faiss")
 from tests.trainyard.retrieval.embedded import clustered  # noqa: E402
 from trainyard.errors import ArtifactError, ConfigError  # noqa: E402
 from trainyard.retrieval import index as faiss_index  # noqa: E402
+from trainyard.retrieval import index_memory  # noqa: E402
 from trainyard.retrieval.index_choice import choose_index  # noqa: E402
 
 VECTORS = clustered(3000, 16)
@@ -52,6 +53,21 @@ def test_an_index_filled_in_pieces_is_that_of_one_call_of_faiss(
         _, ids = faiss_index.search(one, VECTORS[:50], 5, nprobe=4, ef_search=16)
         _, expected = faiss_index.search(at_once, VECTORS[:50], 5, nprobe=4, ef_search=16)
         assert (ids == expected).mean() > (0.9 if index_str == "HNSW8" else 0.999)
+
+
+@pytest.mark.parametrize("index_str", ["SQ8", "PCA8,IVF16,SQ4"])
+def test_memory_that_was_taken_before_changes_no_byte(index_str: str) -> None:
+    index, reserved = (faiss_index.create(16, index_str) for _ in range(2))
+    for one in (index, reserved):
+        faiss_index.train(one, VECTORS)
+    counts = index_memory.list_counts(reserved, faiss_index.encode(reserved, VECTORS))
+    index_memory.reserve(reserved, counts)
+    assert reserved.ntotal == 0
+    for one in (index, reserved):
+        fill(one, 700)
+    assert written(reserved) == written(index)
+    sizes = faiss_index.list_sizes(index)
+    assert counts.tolist() == ([3000] if sizes is None else sizes.tolist())
 
 
 @pytest.mark.few_cases(1)

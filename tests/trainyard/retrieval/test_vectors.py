@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -26,6 +27,28 @@ def test_blocks_read_in_pieces_are_the_vectors(tmp_path: Path, rows: int) -> Non
     )
     ids = np.array([0, 5, 6, 22])
     assert np.array_equal(blocks.rows(ids), vectors[ids])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 23), (3, 4), (6, 15), (22, 23), (5, 5)])
+def test_a_range_is_read_across_blocks(tmp_path: Path, start: int, stop: int) -> None:
+    vectors = clustered(23, 4)
+    blocks = write_blocks(tmp_path, vectors, 7)
+    found = list(blocks.between(start, stop, 3))
+    assert [first for first, _ in found] == sorted({first for first, _ in found})
+    rows = [row for first, piece in found for row in zip(range(first, 23), piece, strict=False)]
+    assert [number for number, _ in rows] == list(range(start, stop))
+    assert all(np.array_equal(row, vectors[number]) for number, row in rows)
+
+
+def test_no_more_than_a_piece_is_in_memory(tmp_path: Path) -> None:
+    blocks = write_blocks(tmp_path, clustered(4000, 64), 4000)
+    tracemalloc.start()
+    try:
+        assert sum(len(piece) for _, piece in blocks.read(100)) == 4000
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4000 * 64 * 4 / 4, "a quarter of the block"
 
 
 def test_a_missing_block_is_named(tmp_path: Path) -> None:
