@@ -12,12 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_eager: Callable[[Any], Any] = torch.compiler.disable
-"""Triton kernels that autograd runs by functions of their own."""
+
+class SsmKernels:
+    """Those of the packages, which autograd runs by functions of their own, so that torch.compile
+    skips them."""
+
+    def __init__(self) -> None:
+        self.conv: Callable[..., Tensor] = torch.compiler.disable(_ssm_conv)
+        self.scan: Callable[..., Tensor] = torch.compiler.disable(_ssm_scan)
 
 
-@_eager
-def ssm_conv(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
+def _ssm_conv(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
     """As `conv.causal_conv`."""
     causal_conv1d: Any = importlib.import_module("causal_conv1d")
     out: Tensor = causal_conv1d.causal_conv1d_fn(
@@ -30,8 +35,7 @@ def ssm_conv(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None) 
     return out.transpose(1, 2)
 
 
-@_eager
-def ssm_scan(
+def _ssm_scan(
     x: Tensor,
     dt: Tensor,
     a: Tensor,

@@ -15,7 +15,7 @@ from torch.nn import functional
 from trainyard.attention.masks import AttentionMask, document_numbers
 from trainyard.models.mamba.config import CONV_WIDTH, MambaConfig
 from trainyard.models.mamba.conv import causal_conv, last_inputs
-from trainyard.models.mamba.fused import ssm_conv, ssm_scan, triton_conv, triton_scan
+from trainyard.models.mamba.fused import SsmKernels, triton_conv, triton_scan
 from trainyard.models.mamba.kernels import backend_on_cuda
 from trainyard.models.mamba.scan import chunked_scan, next_state
 from trainyard.models.recompute import recomputed
@@ -48,6 +48,7 @@ class MambaMixer(nn.Module):
         self.groups, self.head_dim = config.mamba_num_groups // tp, config.mamba_head_dim
         self.dt_min, self.dt_max = config.mamba_dt_min, config.mamba_dt_max
         self.chunk_size, self.backend = config.mamba_chunk_size, backend_on_cuda(config)
+        self._ssm = SsmKernels() if self.backend == "mamba_ssm" else None
         self.in_proj = ColumnParallelLinear(
             h, sum(sizes), bias=False, parallel=parallel, parts=sizes
         )
@@ -127,13 +128,14 @@ class MambaMixer(nn.Module):
     ) -> Tensor:
         """(b, s, di), what enters the last projection."""
         backend = self.backend if convolved.is_cuda else "torch"
-        conv = {"torch": causal_conv, "triton": triton_conv, "mamba_ssm": ssm_conv}[backend]
+        ssm = self._ssm if backend == "mamba_ssm" else None
+        conv = ssm.conv if ssm else triton_conv if backend == "triton" else causal_conv
         x, b, c = self._heads(conv(convolved, self.conv1d.weight, self.conv1d.bias, documents))
         steps, decay = self._steps(dt), self._decay()
-        if backend == "triton":
-            y: Tensor = triton_scan(x, steps, decay, b, c, documents)
-        elif backend == "mamba_ssm":
-            y = ssm_scan(x, steps, decay, b, c, self.chunk_size, documents)
+        if ssm is not None:
+            y: Tensor = ssm.scan(x, steps, decay, b, c, self.chunk_size, documents)
+        elif backend == "triton":
+            y = triton_scan(x, steps, decay, b, c, documents)
         else:
             y, _ = chunked_scan(x, steps, decay, b, c, self.chunk_size, documents)
         mixed: Tensor = self.norm(self._skipped(y, x), gate)

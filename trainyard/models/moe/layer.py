@@ -5,7 +5,6 @@ s sequence (this rank's part of it), b batch, h hidden."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,6 @@ from trainyard.models.moe.experts import Experts
 from trainyard.models.moe.router import Router
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.sharding import mark_partial_grad
-
-_eager: Callable[[Any], Any] = torch.compiler.disable
-"""How many rows an expert gets differs in every step, for which a compiler would compile anew."""
 
 
 def build_mlp(config: TransformerConfig, layer: int, parallel: ModelParallel) -> nn.Module:
@@ -41,26 +37,34 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(config, parallel)
         width = self.moe.moe_shared_expert_intermediate_size
         self.shared_experts = None if width is None else SharedExperts(config, width, parallel)
+        # Not a decorator: it imports the compiler, for which every program would wait a second.
+        self._uncompiled: Callable[[MixtureOfExperts, Tensor], Tensor]
+        self._uncompiled = torch.compiler.disable(_mixture)
 
-    @_eager
     def forward(self, x: Tensor) -> Tensor:
         """x: (s, b, h). Returns the same shape."""
-        tokens = x.flatten(0, 1)
-        chosen, kept = self.router(tokens, x.shape[1])
-        moe = self.moe
-        assert moe.num_experts is not None
-        pad = moe.moe_pad_expert_input_to_capacity
-        out = through_experts(
-            tokens,
-            chosen,
-            kept,
-            self.experts,
-            moe.num_experts,
-            self.parallel.experts,
-            gather=moe.moe_token_dispatcher_type == "allgather",
-            pad_to=routing.capacity(tokens.shape[0], moe) if pad else None,
-        ).view_as(x)
-        return out if self.shared_experts is None else out + self.shared_experts(x)
+        return self._uncompiled(self, x)
+
+
+def _mixture(layer: MixtureOfExperts, x: Tensor) -> Tensor:
+    """`forward`, not compiled: how many rows an expert gets differs in every step, for which a
+    compiler would compile anew."""
+    tokens = x.flatten(0, 1)
+    chosen, kept = layer.router(tokens, x.shape[1])
+    moe = layer.moe
+    assert moe.num_experts is not None
+    pad = moe.moe_pad_expert_input_to_capacity
+    out = through_experts(
+        tokens,
+        chosen,
+        kept,
+        layer.experts,
+        moe.num_experts,
+        layer.parallel.experts,
+        gather=moe.moe_token_dispatcher_type == "allgather",
+        pad_to=routing.capacity(tokens.shape[0], moe) if pad else None,
+    ).view_as(x)
+    return out if layer.shared_experts is None else out + layer.shared_experts(x)
 
 
 class SharedExperts(MLP):
