@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -98,3 +100,12 @@ def check_cut_layers(sp: bool) -> None:
 @pytest.mark.parametrize("sp", [False, True])
 def test_cut_layers_compile_whole_and_once(ranks: RankPool, sp: bool) -> None:
     ranks.run(check_cut_layers, 2, sp)
+
+
+@pytest.mark.slow
+def test_models_do_not_import_the_compiler() -> None:
+    """It takes a second, for which every stage with a model would wait."""
+    program = "import sys, trainyard.models.families, trainyard.training.pretrain"
+    program += "; print('torch._dynamo' in sys.modules)"
+    done = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert done.strip() == "False"
