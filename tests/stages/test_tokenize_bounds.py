@@ -117,7 +117,7 @@ def test_memory_is_bounded_for_one_word(shared: Path, tmp_path: Path, kind: str,
 def test_twenty_million_documents(shared: Path, tmp_path: Path) -> None:
     run = tokenized(write_short(tmp_path / "many.jsonl", MANY), shared)
     assert run.peak_bytes < CONSTANT
-    index, _ = read_index(str(tmp_path / "out_text_document"))
+    index = read_index(str(tmp_path / "out_text_document"))
     assert len(index.document_indices) == MANY + 1
     assert int(np.asarray(index.sequence_lengths).min()) > 3
 
