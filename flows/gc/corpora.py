@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from flows.gc.contents import Contents
 from flows.gc.policy import DAY, Policy, age
 from flows.gc.references import Collectable, Use, uses_of_virtual
-from flows.gc.versions import VERSION_FILE, Old, Pointer, number_of
+from flows.gc.versions import VERSION_FILE, Old, Pointer, number_of, unit_of
 from flows.recipes.corpus_versions import CURRENT, CorpusVersion, read_pointer
 from trainyard.artifacts import store
 from trainyard.artifacts.urls import basename, join
@@ -122,7 +122,5 @@ def _old_parts(contents: Contents, corpus: Corpus, policy: Policy) -> Iterable[O
         if not artifact.base.startswith(folder) or contents.is_at_work(artifact.base):
             continue
         if contents.age(artifact.manifest_name) >= policy.corpus_days * DAY:
-            names = (*(n for n in artifact.files if n in contents.sizes), artifact.manifest_name)
-            unit = Collectable(artifact.base, names, (artifact,))
             why = "tokens of a source that is in no version"
-            yield Old(PART, unit, why, corpus.pointer)
+            yield Old(PART, unit_of(contents, artifact), why, corpus.pointer)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from flows.gc.contents import Artifact, Contents
 from flows.gc.policy import DAY, Policy, age
-from flows.gc.references import Collectable, Use
-from flows.gc.versions import Old, Pointer, number_of
+from flows.gc.references import Use
+from flows.gc.versions import Old, Pointer, number_of, unit_of
 from flows.recipes.corpus_versions import CURRENT
 from flows.recipes.refresh_retro import RETRO, RetroVersion, read_retro_pointer
 from trainyard.artifacts import store
@@ -74,7 +74,7 @@ def old_of_index(contents: Contents, index: Index, policy: Policy) -> list[Old]:
             continue
         why = _why(contents, version, order, policy)
         if why is not None:
-            found += [Old(KIND, _unit(contents, a), why, index.pointer) for a in artifacts]
+            found += [Old(KIND, unit_of(contents, a), why, index.pointer) for a in artifacts]
     return found
 
 
@@ -109,8 +109,3 @@ def _why(contents: Contents, version: str, order: Sequence[str], policy: Policy)
         return f"superseded {age(since)} ago" if since >= policy.corpus_days * DAY else None
     last = min(entry.age_seconds for entry in contents.below(version))
     return f"of no version for {age(last)}" if last >= policy.attempt_days * DAY else None
-
-
-def _unit(contents: Contents, artifact: Artifact) -> Collectable:
-    names = (*(n for n in artifact.files if n in contents.sizes), artifact.manifest_name)
-    return Collectable(artifact.base.rstrip("/"), names, (artifact,))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from flows.gc.contents import Contents, holding, remove_files
+from flows.gc.contents import Artifact, Contents, holding, remove_files
 from flows.gc.policy import Garbage
 from flows.gc.references import Collectable
 from flows.recipes.corpus_versions import CURRENT
@@ -39,6 +39,12 @@ class Pointer:
     def name(self) -> str:
         """Its name, relative to the yard's root."""
         return join(self.folder, CURRENT)
+
+
+def unit_of(contents: Contents, artifact: Artifact) -> Collectable:
+    """One artifact, its manifest last."""
+    names = (*(n for n in artifact.files if n in contents.sizes), artifact.manifest_name)
+    return Collectable(artifact.base.rstrip("/"), names, (artifact,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,15 @@ def test_a_part_that_changed_is_refused_by_name(
         IndexedDataset(virtual).get(0)
 
 
+def put_changed_list(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Write a virtual dataset `all` whose list was changed by hand."""
+    put_parts(str(folder / "parts"))
+    merge(str(folder / "all"), str(folder / "parts"), virtual=True)
+    document = json.loads((folder / "all.parts").read_text())
+    change(document)
+    (folder / "all.parts").write_text(json.dumps(document))
+
+
 def renamed(name: str) -> Callable[[dict[str, Any]], object]:
     return lambda document: document["parts"][0].update(prefix=name)
 
@@ -154,11 +163,7 @@ def renamed(name: str) -> Callable[[dict[str, Any]], object]:
 def test_what_is_no_list_of_parts_is_refused(
     tmp_path: Path, change: Callable[[dict[str, Any]], object]
 ) -> None:
-    put_parts(str(tmp_path / "parts"))
-    merge(str(tmp_path / "all"), str(tmp_path / "parts"), virtual=True)
-    document = json.loads((tmp_path / "all.parts").read_text())
-    change(document)
-    (tmp_path / "all.parts").write_text(json.dumps(document))
+    put_changed_list(tmp_path, change)
     with pytest.raises(ArtifactError, match=r"all\.parts: not the parts of a virtual dataset"):
         IndexedDataset(str(tmp_path / "all"))
 
@@ -174,11 +179,7 @@ def test_what_is_no_list_of_parts_is_refused(
 def test_a_list_of_what_is_not_known_is_refused(
     tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
-    put_parts(str(tmp_path / "parts"))
-    merge(str(tmp_path / "all"), str(tmp_path / "parts"), virtual=True)
-    document = json.loads((tmp_path / "all.parts").read_text())
-    change(document)
-    (tmp_path / "all.parts").write_text(json.dumps(document))
+    put_changed_list(tmp_path, change)
     with pytest.raises(ArtifactError, match=message):
         IndexedDataset(str(tmp_path / "all"))
 
