@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,12 +130,16 @@ def _tree(pid: int) -> list[int]:
     while queue:
         process = queue.pop()
         found.append(process)
-        for children in Path(f"/proc/{process}/task").glob("*/children"):
-            try:
-                started = [int(child) for child in children.read_text().split()]
-            except OSError:  # it ended meanwhile
-                continue
-            queue += [child for child in started if not _is_vforked(child, process)]
+        queue += [child for child in _children(process) if not _is_vforked(child, process)]
+    return found
+
+
+def _children(process: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):  # the process ended meanwhile
+        for thread in Path(f"/proc/{process}/task").glob("*/children"):
+            with suppress(OSError):  # or this thread
+                found += map(int, thread.read_text().split())
     return found
 
 

@@ -182,6 +182,8 @@ class Manifests:
     def exists(self, url: str) -> bool:
         """Whether there is a file of that name. Beyond a few names in one folder, from a listing:
         one request for a thousand."""
+        if is_web(url):
+            return store.exists(url)  # a web server lists no folder
         folder = parent(url)
         if folder not in self._listed:
             self._asked[folder] += 1
@@ -192,7 +194,7 @@ class Manifests:
     def lists(self, url: str) -> bool:
         """Whether there is a file of that name, from the listing of its folder, which `record`
         needs too."""
-        return basename(url) in self._folder(parent(url))
+        return store.exists(url) if is_web(url) else basename(url) in self._folder(parent(url))
 
     def read(self, url: str) -> Manifest | None:
         """The manifest at a URL, None when there is none.

@@ -9,6 +9,7 @@ import pytest
 from tests.web import web_server
 from trainyard.artifacts import inputs, store
 from trainyard.artifacts.backends import http, readahead
+from trainyard.artifacts.digest import digest_bytes, digest_document
 from trainyard.artifacts.inputs import resolve
 from trainyard.errors import ArtifactError, ConfigError, InfrastructureError
 
@@ -129,3 +130,12 @@ def test_a_digest_is_remembered_where_the_server_tells_versions(
             assert resolve("input", [url]).digest == (local if versions else "read again")
         (tmp_path / "dir/a b.txt").write_bytes(DATA[::-1])
         assert resolve("input", [url]).digest != local
+
+
+def test_many_files_of_one_server_have_the_digests_of_their_contents(tmp_path: Path) -> None:
+    names = [f"{number}.txt" for number in range(20)]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    with web_server(tmp_path) as root:
+        found = resolve("input", [f"{root}/{name}" for name in names])
+    assert found.digest == digest_document([digest_bytes(name.encode()) for name in names])
