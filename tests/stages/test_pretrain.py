@@ -347,7 +347,7 @@ def test_a_validation_cut_short_on_two_ranks_is_repeated_on_one(tmp_path: Path) 
     options |= {"train_data_path": train, "valid_data_path": valid}
     process = start(*arguments("", folder, **options, nproc_per_node=2))
     wait_for_line(process, " iteration        3/")
-    time.sleep(0.3)  # into the validation behind step 4: hundreds of batches
+    time.sleep(0.5)  # into the validation behind step 4, of hundreds of batches: seconds
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 143, output
