@@ -140,7 +140,9 @@ def main(words: list[str]) -> None:
         weights = {n: p.detach() for n, p in model.named_parameters()}
         found = {"args": plain_args, "weights": weights, "iteration": iteration, "tokens": tokens}
         found["logits"] = core.logits(model, tokens)
-        torch.save({**found, "gradients": core.gradients(model, tokens)}, out)
+        other = model_of(args)  # the hooks of a training take the gradients away
+        other.load_state_dict(model.state_dict())
+        torch.save({**found, "gradients": core.gradients(other, tokens)}, out)
         dist.destroy_process_group()
 
 
