@@ -42,7 +42,11 @@ RESHARD = Tool(
 PLAN = Tool(
     training="a plan does not depend on it",
     minds=f"{OF_THE_MODEL} {NEWER_MODEL} {OF_MEMORY} offload-optimizer-states",
-    rules=("logging-level", *POSITIONS, *EXPERTS, "sequence-parallel", "retro-add-retriever"),
+    rules=(
+        *("logging-level", *POSITIONS, *EXPERTS, "sequence-parallel", "optimizer"),
+        *("retro-add-retriever", "spec", "hybrid-layer-pattern", "hybrid-override-pattern"),
+        *("recompute-modules", "moe-layer-recompute", "nproc-per-node"),
+    ),
 )
 
 OF_STAGE_PRETRAIN = ("use-checkpoint-args", "ckpt-convert-format", "ckpt-convert-save")
@@ -80,6 +84,7 @@ EVALUATE = Tool(
 RETRO_PREPROCESS = Tool(
     training="the options --retro-... and the BERT of --load decide what the project has",
     absent=(NO_FILE,),
+    renamed={"retro-num-neighbors-query": "retro-query-num-neighbors-query"},
 )
 
 TOOLS = {
