@@ -8,7 +8,14 @@ from __future__ import annotations
 from trainyard.megatron_cli.absent import LATER, OF_MEMORY, OF_THE_MODEL
 from trainyard.megatron_cli.newer import NEWER_MODEL
 from trainyard.megatron_cli.text_tools import BENCHMARK, GENERATE, SERVE
-from trainyard.megatron_cli.tool import CHECKPOINT_ARGS, NO_FILE, OF_A_CHECKPOINT, Tool
+from trainyard.megatron_cli.tool import (
+    CHECKPOINT_ARGS,
+    NO_FILE,
+    NOT_SPREAD,
+    OF_A_CHECKPOINT,
+    OF_FP8,
+    Tool,
+)
 
 POSITIONS = ("use-rotary-position-embeddings", "no-position-embedding", "rope-type")
 EXPERTS = ("moe-router-pre-softmax", "moe-token-dispatcher-type")
@@ -58,7 +65,8 @@ EVALUATE = Tool(
     rules=OF_A_CHECKPOINT,
     accepted=(
         CHECKPOINT_ARGS,
-        ("scores are computed in fp32, which 16 bits approximate", "fp16 bf16"),
+        NOT_SPREAD,
+        ("scores are computed in fp32, which 8 and 16 bits approximate", f"fp16 bf16 {OF_FP8}"),
         (
             "it belongs to other tasks",
             """

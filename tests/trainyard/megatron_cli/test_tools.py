@@ -197,6 +197,23 @@ def test_a_training_refuses_options_of_other_programs(line: str, message: str) -
     assert understand(["--img-h", "224"], PRETRAIN, {}).arguments == []
 
 
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("tokenizer-type", "the checkpoint brings its tokenizer"),
+        ("expert-model-parallel-size", "not the sequences or the experts"),
+        ("fp8-format", "--inference-weight-dtype fp8 compute in FP8"),
+    ],
+)
+def test_commands_that_generate_say_why_they_ignore_what_is_not_of_training_alone(
+    flag: str, reason: str
+) -> None:
+    for stage in ("benchmark", "generate", "serve"):
+        (remark,) = understand([f"--{flag}", "x"], KNOWN[stage], {}).remarks
+        assert remark.startswith(f"--{flag}: ignored: ")
+        assert remark.endswith(reason)
+
+
 def test_quotes_that_a_script_left_are_taken_off() -> None:
     words = ["--split", "'99,1,0'", "--data-path", '"a"', "b's"]
     assert understand(words, PRETRAIN, {}).arguments == [
