@@ -123,7 +123,8 @@ OF_OTHER_SCRIPTS = {
         "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep "
         "--moe-router-pre-softmax --moe-router-score-function sigmoid --mtp-num-layers 1 "
         "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|tmL "
-        "--nproc-per-node 2 --enable-experimental --no-load-optim --no-load-rng",
+        "--nproc-per-node 2 --enable-experimental --no-load-optim --no-load-rng "
+        "--recompute-granularity selective --recompute-modules mla_up_proj moe layernorm",
     ),
     "hybrid/model_config.yaml": (
         "pretrain_hybrid.py",

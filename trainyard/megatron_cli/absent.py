@@ -190,8 +190,31 @@ pipeline-model-parallel-split-rank
 """
 """Those that change the memory of a run: a plan refuses them."""
 
+HUGGING_FACE = "give --tokenizer-type HuggingFaceTokenizer, with the folder of its tokenizer.json"
+
 LATER_VALUES: dict[tuple[str, str], str] = {
-    ("optimizer", name): f"the optimizer {name} {LATER}; give muon, adam, lion or sgd"
-    for name in ("adaptive_muon", "soap")
+    **{
+        ("optimizer", name): f"the optimizer {name} {LATER}; give muon, adam, lion or sgd"
+        for name in ("adaptive_muon", "soap")
+    },
+    ("tokenizer-type", "Llama3Tokenizer"): HUGGING_FACE,
+    ("tokenizer-type", "MistralTokenizer"): HUGGING_FACE,
+    ("tokenizer-type", "NullMultimodalTokenizer"): f"models of images {LATER}; give NullTokenizer",
+    ("position-embedding-type", "mrope"): f"models of images {LATER}; give rope",
+    ("moe-router-load-balancing-type", "sinkhorn"): (
+        f"balance by Sinkhorn's iterations {LATER}; give aux_loss, seq_aux_loss, global_aux_loss "
+        "or none"
+    ),
+    ("cp-comm-type", "a2a+p2p"): (
+        "hierarchical context parallelism does not exist here; give p2p, a2a or allgather"
+    ),
+    ("fp8-recipe", "custom"): (
+        "quantizers of one's own do not exist here; give tensorwise or delayed"
+    ),
+    ("main-grads-dtype", "fp16"): (
+        "leave it out and give --grad-reduce-in-fp16, which keeps and sums the gradients of --fp16 "
+        "in 16 bits"
+    ),
+    ("ckpt-convert-format", "zarr"): "it is no longer written; give torch_dist or torch",
 }
 """Values of options that we have, by flag and value, which are refused."""

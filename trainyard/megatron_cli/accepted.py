@@ -183,7 +183,7 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         valid-neighbors-path database-path valid-database-path encoder-layers
         encoder-hidden-dropout encoder-attention-dropout k r m dpr-mode faiss-ckpt reuse-top
         original-db-file shuffle-topn chunk0 disable-encoder qa-space-pad retro-mask-encoder
-        without-title prefix question-in-encoder reset-eval
+        without-title prefix question-in-encoder reset-eval cyclic-train-iters
         """,
     ),
     (

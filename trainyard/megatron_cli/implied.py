@@ -11,6 +11,9 @@ from trainyard.megatron_cli.programs import EXAMPLE, Program
 DOCUMENTS = ("config", "yaml-cfg")
 """Options that bring a tokenizer of their own."""
 
+DEVICES = ("world-size", "data-parallel-size", "nproc-per-node")
+"""Options that say to a plan how many devices there are."""
+
 FILES = ("tokenizer-model", "vocab-file", "vocab", "merge-file")
 """Without them --use-checkpoint-args brings the checkpoint's."""
 
@@ -57,6 +60,9 @@ def implied(
             added += [name, value]
     if program.tokenizer_type and not _brings_tokenizer(given):
         added += ["--tokenizer-type", program.tokenizer_type]
+    ranks = environ.get("WORLD_SIZE", "1")
+    if program.stage == "plan" and ranks != "1" and not given & {*DEVICES}:
+        added += ["--world-size", ranks]  # all that Megatron-LM's program knows about devices
     return [*arguments, *added], added
 
 

@@ -7,6 +7,12 @@ from trainyard.errors import ConfigError
 from trainyard.megatron_cli.command_line import CommandLine, Rule
 from trainyard.megatron_cli.options import Option, unquoted
 
+PARTS_OF_MLP = ("moe", "moe_act", "shared_experts")
+"""Modules of Megatron-LM's --recompute-modules that belong to the MLP of a layer with experts."""
+
+OF_LATENTS = "mla_up_proj"
+"""The module that makes queries, keys and values of latents."""
+
 HYBRID_SPECS = ("mamba_stack_spec", "hybrid_stack_spec")
 """Last value of the --spec of Megatron-LM's hybrids, after its module."""
 
@@ -129,11 +135,49 @@ def _pre_softmax(line: CommandLine, option: Option) -> list[Option]:
 
 
 def _dispatcher(line: CommandLine, option: Option) -> list[Option]:
-    """`flex` is `alltoall` through kernels of DeepEP: the same tokens reach the same experts."""
-    if option.values != ["flex"]:
+    """`flex` is `alltoall` through kernels of DeepEP, `alltoall_seq` an older `alltoall`: the same
+    tokens reach the same experts."""
+    if option.values not in (["flex"], ["alltoall_seq"]):
         return [option]
-    line.remarks.append(f"{option.given} flex: alltoall, which sends the same tokens")
+    line.remarks.append(f"{option.given} {option.value}: alltoall, which sends the same tokens")
     return [Option(option.given, option.name, ["alltoall"])]
+
+
+def _recompute_modules(line: CommandLine, option: Option) -> list[Option]:
+    """Parts of a layer that are recomputed here with what stands around them, or kept. The results
+    are the same."""
+    parts = [value for value in option.values if value in PARTS_OF_MLP]
+    modules = ["mlp" if value in PARTS_OF_MLP else value for value in option.values]
+    if parts:
+        line.remarks.append(f"{option.given} {' '.join(parts)}: mlp, all of a layer's experts")
+    if OF_LATENTS in modules:
+        modules = [value for value in modules if value != OF_LATENTS]
+        if not modules:
+            raise ConfigError(
+                f"{option.given} {OF_LATENTS}: queries, keys and values that are made of latents "
+                "are kept; give core_attn, mlp or layernorm, or leave recomputation out"
+            )
+        line.remarks.append(f"{option.given} {OF_LATENTS}: what is made of latents is kept")
+    return [Option(option.given, option.name, list(dict.fromkeys(modules)))]
+
+
+def _moe_layer_recompute(line: CommandLine, option: Option) -> list[Option]:
+    """The flag from before --recompute-modules had moe."""
+    granularity = line.last("recompute-granularity")
+    if granularity is not None and granularity.values == ["full"]:
+        line.ignore(option, "--recompute-granularity full recomputes whole layers")
+        return []
+    modules = line.last("recompute-modules")
+    line.remarks.append(f"{option.given}: --recompute-modules mlp, all of a layer's experts")
+    if modules is not None:
+        modules.values = list(dict.fromkeys([*modules.values, "mlp"]))
+        return []
+    if granularity is not None or line.last("recompute-activations") is not None:
+        return [Option(option.given, "recompute-modules", ["core_attn", "mlp"])]
+    return [
+        Option(option.given, "recompute-granularity", ["selective"]),
+        Option(option.given, "recompute-modules", ["mlp"]),
+    ]
 
 
 MODEL_RULES: dict[str, Rule] = {
@@ -147,4 +191,6 @@ MODEL_RULES: dict[str, Rule] = {
     "hybrid-override-pattern": _hybrid_pattern,
     "moe-router-pre-softmax": _pre_softmax,
     "moe-token-dispatcher-type": _dispatcher,
+    "recompute-modules": _recompute_modules,
+    "moe-layer-recompute": _moe_layer_recompute,
 }

@@ -31,6 +31,14 @@ def _world_size(line: CommandLine, option: Option) -> list[Option]:
     return []
 
 
+def _ranks_of_plan(line: CommandLine, option: Option) -> list[Option]:
+    """A training on one machine has so many ranks; of several, --world-size counts all."""
+    if line.last("world-size", "data-parallel-size") is None:
+        return [Option(option.given, "world-size", option.values)]
+    line.ignore(option, "--world-size or --data-parallel-size says how many devices there are")
+    return []
+
+
 def _init_method(line: CommandLine, option: Option) -> list[Option]:
     address = urlsplit(option.value)
     if address.scheme == "env":
@@ -74,6 +82,7 @@ def _local_rank(line: CommandLine, option: Option) -> list[Option]:
 
 RANK_RULES: dict[str, Rule] = {
     "world-size": _world_size,
+    "nproc-per-node": _ranks_of_plan,
     "init-method": _init_method,
     "local-rank": _local_rank,
 }

@@ -25,6 +25,8 @@ RENAMED: dict[str, str] = {
     "encoder-seq-length": "seq-length",
     "encoder-num-layers": "num-layers",
     "model-parallel-size": "tensor-model-parallel-size",
+    "override-lr-scheduler": "override-opt-param-scheduler",
+    "use-checkpoint-lr-scheduler": "use-checkpoint-opt-param-scheduler",
     "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",
     "microbatch-group-size-per-vp-stage": "microbatch-group-size-per-virtual-pipeline-stage",
     "warmup": "lr-warmup-fraction",
@@ -40,6 +42,7 @@ RENAMED: dict[str, str] = {
     "muon-no-split-qkv": "no-muon-split-qkv",
     "bert-no-binary-head": "no-bert-binary-head",
     "retro-workdir": "retro-project-dir",
+    "retro-neighbors": "retro-num-neighbors",
     "s3-cache-path": "object-storage-cache-path",
     "no-check-for-nan-in-loss": "no-check-for-nan-in-loss-and-grad",
     "no-check-for-nan-in-grad": "no-check-for-nan-in-loss-and-grad",
@@ -71,7 +74,7 @@ VALUES: dict[tuple[str, str], str] = {
 NOT_OPTIONS = (
     *("use-rotary-position-embeddings", "no-position-embedding", "rope-type", "logging-level"),
     *("ckpt-step", "pretrained-checkpoint", "world-size", "init-method", "local-rank"),
-    *("retro-add-retriever", "data-folder", "spec", "enable-gpt-oss"),
+    *("retro-add-retriever", "data-folder", "spec", "enable-gpt-oss", "moe-layer-recompute"),
 )
 """Flags that are no options of ours, but say something about them."""
 
@@ -80,6 +83,7 @@ RULES = (
     *("mock-data", "no-load-optim", "sequence-parallel", "exit-signal", "optimizer"),
     *("hybrid-layer-pattern", "hybrid-override-pattern"),
     *("moe-router-pre-softmax", "moe-token-dispatcher-type"),
+    "recompute-modules",
 )
 """Flags of a training that are more than another spelling; `command` has the rule for each, and for
 those of tools."""
@@ -187,7 +191,7 @@ class Vocabulary:
 
     def hint(self, name: str) -> str:
         """The nearest known flags, for an unknown one."""
-        return flag_hint(name, sorted(self.known(), key=self._rank))
+        return flag_hint(name, sorted(dict.fromkeys(self.known()), key=self._rank))
 
     def known(self) -> list[str]:
         """All flags that have a meaning by their exact name."""
@@ -253,7 +257,7 @@ class ToolVocabulary(Vocabulary):
 
     def refusal(self, name: str, value: str) -> str | None:
         """Why a value of an option of ours is refused, if the option's own check does not say."""
-        return self._tool.later.get((name, value))
+        return self._tool.later.get((name, value)) or super().refusal(name, value)
 
     def known(self) -> list[str]:
         """The flags that do something here, by their exact name."""

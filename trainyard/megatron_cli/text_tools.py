@@ -6,10 +6,18 @@ from __future__ import annotations
 
 from trainyard.megatron_cli.absent import OF_THE_MODEL
 from trainyard.megatron_cli.newer import NEWER_MODEL
-from trainyard.megatron_cli.tool import CHECKPOINT_ARGS, NO_FILE, OF_A_CHECKPOINT, Rows, Tool
+from trainyard.megatron_cli.tool import (
+    CHECKPOINT_ARGS,
+    NO_FILE,
+    OF_A_CHECKPOINT,
+    OF_LOADED,
+    Rows,
+    Tool,
+)
 
 OF_INFERENCE: Rows = (
     CHECKPOINT_ARGS,
+    *OF_LOADED,
     ("a checkpoint that is missing is always refused", "exit-on-missing-checkpoint"),
     (
         "a batch that does not fit into memory is refused before it begins",
@@ -70,6 +78,7 @@ BENCHMARK = Tool(
     rules=(*OF_A_CHECKPOINT, *OF_REQUESTS),
     accepted=(
         CHECKPOINT_ARGS,
+        *OF_LOADED,
         ("a checkpoint that is missing is always refused", "exit-on-missing-checkpoint"),
         (
             "a batch that does not fit into memory is refused, and requests wait for it",
@@ -171,6 +180,7 @@ SERVE = Tool(
     accepted=(
         ("a checkpoint that is missing is always refused", "exit-on-missing-checkpoint"),
         CHECKPOINT_ARGS,
+        *OF_LOADED,
         (
             "requests wait until there is memory for them",
             """

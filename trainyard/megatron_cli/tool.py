@@ -44,6 +44,29 @@ CHECKPOINT_ARGS = (
     "use-checkpoint-args enable-gpt-oss model-provider",
 )
 
+OWN_TOKENIZER = (
+    "the checkpoint brings its tokenizer",
+    """
+    tokenizer-type tokenizer-model vocab-file merge-file vocab-size vocab-extra-ids
+    tiktoken-pattern tiktoken-num-special-tokens tiktoken-special-tokens
+    """,
+)
+
+NOT_SPREAD = (
+    "ranks share the layers and what is in them (--tensor-model-parallel-size, "
+    "--pipeline-model-parallel-size), not the sequences or the experts",
+    "context-parallel-size expert-model-parallel-size expert-tensor-parallel-size",
+)
+
+OF_FP8 = "fp8-format fp8-recipe fp8-margin fp8-amax-history-len fp8-amax-compute-algo"
+
+OF_LOADED: Rows = (
+    OWN_TOKENIZER,
+    NOT_SPREAD,
+    ("only stages.serve and stages.benchmark --inference-weight-dtype fp8 compute in FP8", OF_FP8),
+)
+"""Flags without effect on commands that generate text."""
+
 OF_A_CHECKPOINT = (
     "logging-level",
     "use-rotary-position-embeddings",

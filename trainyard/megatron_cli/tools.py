@@ -8,7 +8,14 @@ from __future__ import annotations
 from trainyard.megatron_cli.absent import LATER, OF_MEMORY, OF_THE_MODEL
 from trainyard.megatron_cli.newer import NEWER_MODEL
 from trainyard.megatron_cli.text_tools import BENCHMARK, GENERATE, SERVE
-from trainyard.megatron_cli.tool import CHECKPOINT_ARGS, NO_FILE, OF_A_CHECKPOINT, Tool
+from trainyard.megatron_cli.tool import (
+    CHECKPOINT_ARGS,
+    NO_FILE,
+    NOT_SPREAD,
+    OF_A_CHECKPOINT,
+    OF_FP8,
+    Tool,
+)
 
 POSITIONS = ("use-rotary-position-embeddings", "no-position-embedding", "rope-type")
 EXPERTS = ("moe-router-pre-softmax", "moe-token-dispatcher-type")
@@ -42,7 +49,11 @@ RESHARD = Tool(
 PLAN = Tool(
     training="a plan does not depend on it",
     minds=f"{OF_THE_MODEL} {NEWER_MODEL} {OF_MEMORY} offload-optimizer-states",
-    rules=("logging-level", *POSITIONS, *EXPERTS, "sequence-parallel", "retro-add-retriever"),
+    rules=(
+        *("logging-level", *POSITIONS, *EXPERTS, "sequence-parallel", "optimizer"),
+        *("retro-add-retriever", "spec", "hybrid-layer-pattern", "hybrid-override-pattern"),
+        *("recompute-modules", "moe-layer-recompute", "nproc-per-node"),
+    ),
 )
 
 OF_STAGE_PRETRAIN = ("use-checkpoint-args", "ckpt-convert-format", "ckpt-convert-save")
@@ -54,7 +65,8 @@ EVALUATE = Tool(
     rules=OF_A_CHECKPOINT,
     accepted=(
         CHECKPOINT_ARGS,
-        ("scores are computed in fp32, which 16 bits approximate", "fp16 bf16"),
+        NOT_SPREAD,
+        ("scores are computed in fp32, which 8 and 16 bits approximate", f"fp16 bf16 {OF_FP8}"),
         (
             "it belongs to other tasks",
             """
@@ -80,6 +92,7 @@ EVALUATE = Tool(
 RETRO_PREPROCESS = Tool(
     training="the options --retro-... and the BERT of --load decide what the project has",
     absent=(NO_FILE,),
+    renamed={"retro-num-neighbors-query": "retro-query-num-neighbors-query"},
 )
 
 TOOLS = {

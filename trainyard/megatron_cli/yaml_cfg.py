@@ -108,7 +108,8 @@ class _Reader:
         elif meaning.kind == "ours":
             self._set(meaning.name.replace("-", "_"), key, entry)
         elif meaning.kind == "rule":
-            raise self._error(entry, f"{key}: {self._rule(key, entry)}")
+            if _is_on(entry.value):
+                raise self._error(entry, f"{key}: {self._rule(key, entry)}")
         elif meaning.kind == "accepted":
             if _is_on(entry.value):
                 self.ineffective.setdefault(meaning.reason, []).append(key)
@@ -116,7 +117,8 @@ class _Reader:
             raise self._error(entry, f"{key}: {entry.value!r} is not supported: {meaning.reason}")
 
     def _rule(self, key: str, entry: YamlEntry) -> str:
-        return f"give it on the command line, --{flag(key)} {entry.value}"
+        value = "" if entry.value is True else f" {entry.value}"
+        return f"give it on the command line, --{flag(key)}{value}"
 
     def _meaning(self, key: str) -> Meaning:
         if key in CLASS_FIELDS.split():
@@ -135,6 +137,8 @@ class _Reader:
     def _set(self, name: str, key: str, entry: YamlEntry) -> None:
         value = entry.value
         if isinstance(value, str):
+            if (refusal := self.vocabulary.refusal(flag(name), value)) is not None:
+                raise self._error(entry, f"{key}: {value}: {refusal}")
             value = self.vocabulary.value(flag(name), value)
         if name not in self.annotations:  # a no_x name, which turns x off
             name = name.removeprefix("no_")

@@ -210,6 +210,13 @@ def test_a_tokenizer_of_ones_own_is_not_trained() -> None:
         jobs(text + "[train_tokenizer]\n")
 
 
+def test_a_recipe_says_what_a_change_of_code_does_to_a_finished_training() -> None:
+    every = jobs(TINY.replace("lr = 1e-3", 'lr = 1e-3\non_code_change = "redo"'))
+    assert every.pretrain.document["on_code_change"] == "redo"
+    with pytest.raises(ConfigError, match=r"'keep', 'redo'"):
+        jobs(TINY.replace("lr = 1e-3", 'lr = 1e-3\non_code_change = "never"'))
+
+
 # --- a preset -----------------------------------------------------------------------------------
 
 

@@ -208,3 +208,47 @@ use-layer-wise-distributed-optimizer use-mok-megakernel use-same-sampling-seed-a
 use-varlen-dataset validation-set-names varlen-mock-dataset-config-json
 """
 """Flags of Megatron-LM's main branch that no release up to 0.15 has."""
+
+CHOICES: dict[str, str] = {
+    "attention-backend": "flash fused unfused local auto",
+    "ckpt-convert-format": "torch torch_dist zarr",
+    "ckpt-format": "torch torch_dist zarr torch_dcp fsdp_dtensor",
+    "cp-comm-type": "p2p a2a allgather a2a+p2p",
+    "data-parallel-sharding-strategy": "no_shard optim optim_grads optim_grads_params",
+    "dataloader-type": "single cyclic external",
+    "distributed-backend": "nccl gloo",
+    "exp-avg-dtype": "fp32 fp16 bf16 fp8",
+    "exp-avg-sq-dtype": "fp32 fp16 bf16 fp8",
+    "fp8-amax-compute-algo": "most_recent max",
+    "fp8-format": "e4m3 hybrid",
+    "fp8-recipe": "tensorwise delayed mxfp8 blockwise custom",
+    "lr-decay-style": "constant linear cosine inverse-square-root WSD",
+    "lr-wsd-decay-style": "exponential linear cosine minus_sqrt",
+    "main-grads-dtype": "fp32 bf16 fp16",
+    "main-params-dtype": "fp32 fp16",
+    "moe-router-dtype": "fp32 fp64",
+    "moe-router-load-balancing-type": "aux_loss seq_aux_loss global_aux_loss sinkhorn none",
+    "moe-router-score-function": "softmax sigmoid",
+    "moe-token-dispatcher-type": "allgather alltoall alltoall_seq flex",
+    "moe-token-drop-policy": "probs position",
+    "muon-scale-mode": "spectral unit_rms_norm shape_scaling",
+    "muon-tp-mode": "blockwise duplicated distributed",
+    "non-persistent-ckpt-type": "global local in_memory",
+    "normalization": "LayerNorm RMSNorm",
+    "optimizer": "adam sgd muon dist_muon lion soap adaptive_muon",
+    "position-embedding-type": "learned_absolute rope yarn mrope relative none",
+    "recompute-granularity": "full selective",
+    "recompute-method": "uniform block",
+    "recompute-modules": "core_attn moe_act layernorm mla_up_proj mlp moe shared_experts",
+    "rerun-mode": "disabled validate_results report_stats report_determinism_stats",
+    "softmax-type": "vanilla off-by-one learnable",
+    "timing-log-option": "max minmax all",
+    "tokenizer-type": """
+        BertWordPieceLowerCase BertWordPieceCase GPT2BPETokenizer SentencePieceTokenizer
+        GPTSentencePieceTokenizer HuggingFaceTokenizer Llama2Tokenizer Llama3Tokenizer
+        MistralTokenizer TikTokenizer MultimodalTokenizer NullTokenizer NullMultimodalTokenizer
+        SFTTokenizer
+    """,
+    "weight-decay-incr-style": "constant linear cosine",
+}
+"""Values that Megatron-LM's options of a training offer, of 0.7 to main."""

@@ -121,6 +121,21 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
             "--moe-token-dispatcher-type alltoall --moe-router-score-function sigmoid",
         ),
         ("--moe-router-pre-softmax", "--moe-router-pre-softmax"),
+        ("--moe-token-dispatcher-type alltoall_seq", "--moe-token-dispatcher-type alltoall"),
+        (
+            "--recompute-modules core_attn moe_act mla_up_proj shared_experts",
+            "--recompute-modules core_attn mlp",
+        ),
+        ("--moe-layer-recompute", "--recompute-granularity selective --recompute-modules mlp"),
+        (
+            "--recompute-activations --moe-layer-recompute",
+            "--recompute-activations --recompute-modules core_attn mlp",
+        ),
+        (
+            "--moe-layer-recompute --recompute-activations --recompute-modules layernorm moe",
+            "--recompute-activations --recompute-modules layernorm mlp",
+        ),
+        ("--recompute-granularity full --moe-layer-recompute", "--recompute-granularity full"),
         (
             "--hybrid-layer-pattern MM*- --is-hybrid-model",
             "--hybrid-layer-pattern MM*- --num-layers 4 --is-hybrid-model",
@@ -139,6 +154,8 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
         ("--no-overlap-p2p-communication --lr 1", "--lr 1"),
         ("--disable-bias-gelu-fusion", "--no-bias-gelu-fusion"),
         ("--override-opt_param-scheduler", "--override-opt-param-scheduler"),
+        ("--override-lr-scheduler", "--override-opt-param-scheduler"),
+        ("--retro-neighbors 2", "--retro-num-neighbors 2"),
         ("--num_layers 2 --lr_decay_style cosine", "--num-layers 2 --lr-decay-style cosine"),
         ("--use-rotary-position-embeddings", "--position-embedding-type rope"),
         (
@@ -199,6 +216,7 @@ def test_other_spellings_are_translated(given: str, expected: str) -> None:
         ("--num-layer 2", "--num-layer is not an option: did you mean --num-layers or"),
         ("--tensor-model-parallel 2", "did you mean --tensor-model-parallel-size"),
         ("--hiden-size 2", "did you mean --hidden-size"),
+        ("--max-steps 2", "did you mean --train-steps or --warmup-steps"),
         ("--nothing-like-it 2", "--help lists all options"),
         ("--batch-size 2 --micro-batch-size 2", "--batch-size and --micro-batch-size are names of"),
         ("--seq-length 2 --encoder-seq-length 2", "are names of one option; give one"),
@@ -225,6 +243,7 @@ def test_other_spellings_are_translated(given: str, expected: str) -> None:
             "--multi-latent-attention --rope-type rope --rotary-scaling-factor 40",
             "--rope-type rope does not stretch, and --rotary-scaling-factor is 40",
         ),
+        ("--recompute-modules mla_up_proj", "made of latents are kept; give core_attn, mlp or"),
         ("--mtp-num-layers 1 --mtp-use-repeated-layer", "has a transformer layer of its own"),
         ("--spec my.module my_spec", "--spec my.module my_spec: pass a model of your own"),
         (

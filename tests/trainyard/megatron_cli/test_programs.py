@@ -106,6 +106,14 @@ def test_the_example_ends_with_its_steps_or_its_epochs(
     assert f"--train-iters {steps}" in added(EXAMPLE, line, environ)
 
 
+def test_a_memory_report_counts_the_ranks_of_a_launcher() -> None:
+    report, environ = "tools/report_theoretical_memory.py", {"WORLD_SIZE": "16"}
+    assert added(report, "--num-layers 2", environ) == "--world-size 16"
+    assert added(report, "--nproc-per-node 8", environ) == ""
+    assert added(report, "--num-layers 2", {"WORLD_SIZE": "1"}) == ""
+    assert added("tools/merge_datasets.py", "--input a", environ) == ""
+
+
 def test_the_example_warms_up_over_more_steps_than_it_has() -> None:
     small = added(EXAMPLE, "--train-steps=10")
     assert "--lr-warmup-iters 100" in small

@@ -16,7 +16,8 @@ from stages.reshard.config import ReshardConfig
 from stages.retro_preprocess.config import RetroPreprocessConfig
 from stages.serve.config import ServeConfig
 from stages.tokenize.config import TokenizeConfig
-from tests.trainyard.megatron_cli.flags import MAIN, TRAINING
+from tests.trainyard.megatron_cli.flags import CHOICES, MAIN, TRAINING
+from trainyard.config import leaves
 from trainyard.errors import ConfigError
 from trainyard.megatron_cli.command import understand
 from trainyard.megatron_cli.spellings import ToolVocabulary, Vocabulary, vocabulary
@@ -56,6 +57,25 @@ def test_every_flag_of_main_is_known_to_a_training() -> None:
     assert [name for name, kind in kinds.items() if kind == "unknown"] == []
 
 
+def test_every_value_that_megatron_offers_is_one_of_ours_or_refused_with_a_reason() -> None:
+    choices = {
+        name.replace("_", "-"): str(annotation) for name, annotation, _ in leaves(PretrainConfig)
+    }
+    for flag, values in CHOICES.items():
+        for value in values.split():
+            said = translated_or_refused(f"--{flag} {value}")
+            if said and not said[0].startswith(f"--{flag} {value}: "):
+                assert f"'{said[1]}'" in choices[said[0][2:]], (flag, value)
+
+
+def translated_or_refused(line: str) -> list[str]:
+    """The arguments of ours, none if the flag is ignored; or the one line of a refusal."""
+    try:
+        return understand(line.split(), PRETRAIN, {}).arguments
+    except ConfigError as error:
+        return [str(error)]
+
+
 @pytest.mark.parametrize("stage", TOOLS)
 def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
     known: Vocabulary = KNOWN[stage]
@@ -80,6 +100,12 @@ def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
         ("reshard", "--saver megatron --max-queue-size 50", "--saver megatron"),
         ("plan", "--num-layers 2 --train-iters 9 --profile", "--num-layers 2"),
         ("plan", "--sequence-parallel --num-layers 2", "--num-layers 2"),
+        ("plan", "--optimizer dist_muon", "--optimizer muon --use-distributed-optimizer"),
+        ("plan", "--spec x mamba_stack_spec --num-layers 2", "--model-type mamba --num-layers 2"),
+        ("plan", "--hybrid-layer-pattern MM*-", "--hybrid-layer-pattern MM*- --num-layers 4"),
+        ("plan", "--recompute-modules moe_act", "--recompute-modules mlp"),
+        ("plan", "--nproc-per-node 8", "--world-size 8"),
+        ("plan", "--nproc-per-node 8 --world-size 16", "--world-size 16"),
         ("plan", "--moe-token-dispatcher-type flex", "--moe-token-dispatcher-type alltoall"),
         ("plan", "--use-custom-fsdp --outer-dp-sharding-strategy no_shard", "--use-megatron-fsdp"),
         ("evaluate", "--batch-size 8 --fp16 --no-load-optim", "--micro-batch-size 8"),
@@ -98,6 +124,11 @@ def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
             "--expect num_layers=2",
         ),
         ("retro_preprocess", "--load b --num-layers 24 --DDP-impl local", "--load b"),
+        (
+            "retro_preprocess",
+            "--retro-num-neighbors-query 20",
+            "--retro-query-num-neighbors-query 20",
+        ),
         ("benchmark", "--max-batch-size 2 --top_p 0.5", "--inference-max-requests 2 --top-p 0.5"),
         (
             "benchmark",
@@ -127,6 +158,12 @@ def test_options_of_a_training_are_ignored_or_compared(
     ("stage", "line", "message"),
     [
         ("plan", "--mtp-use-repeated-layer", "has a transformer layer of its own"),
+        ("plan", "--spec my.module my_spec", "pass a model of your own to the library"),
+        (
+            "tokenize",
+            "--tokenizer-type Llama3Tokenizer",
+            "--tokenizer-type Llama3Tokenizer: give --tokenizer-type HuggingFaceTokenizer",
+        ),
         ("plan", "--outer-dp-sharding-strategy optim", "hold copies of each other's shards"),
         (
             "evaluate",
@@ -158,6 +195,23 @@ def test_a_training_refuses_options_of_other_programs(line: str, message: str) -
     with pytest.raises(ConfigError, match=message):
         understand(line.split(), PRETRAIN, {})
     assert understand(["--img-h", "224"], PRETRAIN, {}).arguments == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("tokenizer-type", "the checkpoint brings its tokenizer"),
+        ("expert-model-parallel-size", "not the sequences or the experts"),
+        ("fp8-format", "--inference-weight-dtype fp8 compute in FP8"),
+    ],
+)
+def test_commands_that_generate_say_why_they_ignore_what_is_not_of_training_alone(
+    flag: str, reason: str
+) -> None:
+    for stage in ("benchmark", "generate", "serve"):
+        (remark,) = understand([f"--{flag}", "x"], KNOWN[stage], {}).remarks
+        assert remark.startswith(f"--{flag}: ignored: ")
+        assert remark.endswith(reason)
 
 
 def test_quotes_that_a_script_left_are_taken_off() -> None:

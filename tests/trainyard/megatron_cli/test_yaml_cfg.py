@@ -85,6 +85,7 @@ def test_no_load_optim_needs_finetune() -> None:
         ("activation_func: swiglu\ngated_linear_unit: true\nswiglu: true", {"swiglu": True}),
         ("fp8: hybrid\nfp8_param: true\nfp8_wgrad: true", {"fp8_format": "hybrid"}),
         ("fp8: False", {}),
+        ("moe_layer_recompute: False", {}),
         (
             "num_moe_experts: 8\nexpert_model_parallel_size: 2\nfp8: null",
             {"num_experts": 8, "expert_model_parallel_size": 2},
@@ -163,6 +164,11 @@ def test_environment_variables_are_replaced() -> None:
         ("world_size: many", "line 1: world_size must be a whole number above 0, got 'many'"),
         ("world_size: 0", "world_size must be a whole number above 0, got 0"),
         ("ckpt_step: 5", "give it on the command line, --ckpt-step 5"),
+        ("moe_layer_recompute: True", "give it on the command line, --moe-layer-recompute$"),
+        (
+            "moe_router_load_balancing_type: sinkhorn",
+            "moe_router_load_balancing_type: sinkhorn: balance by Sinkhorn's iterations",
+        ),
         (
             "a: {world_size: 8}\nnproc_per_node: 4",
             "line 1 in a: world_size 8 contradicts nproc_per_node 4 in line 2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -271,7 +272,9 @@ def test_invalid_segments_are_refused(segments: object) -> None:
 
 @pytest.mark.kill
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("change", [{"train_iters": 7}, {"seed": 7, "new_run": True}])
+@pytest.mark.parametrize(
+    "change", [{"train_iters": 7}, {"seed": 7, "new_run": True}, {"on_code_change": "redo"}]
+)
 def test_a_run_that_goes_on_survives_a_kill_anywhere(
     change: dict[str, Any], tokens: str, finished: Path, tmp_path: Path
 ) -> None:
@@ -283,6 +286,16 @@ def test_a_run_that_goes_on_survives_a_kill_anywhere(
         save = tmp_path / name
         if not save.exists():
             shutil.copytree(finished, save)
+            if "on_code_change" in change:
+                make_older(save)
         return flags({**options, "save": save})
 
     check_kills(tmp_path, words, points=8)
+
+
+def make_older(run: Path) -> None:
+    """Make a finished run one of other sources."""
+    path = run / "manifest.json"
+    document = json.loads(path.read_text())
+    document["code"]["digest"] = "0" * 64
+    path.write_text(json.dumps(document))
