@@ -64,7 +64,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "corpus"
 
 
-def merge(source: Path, prefix: str, *more: str) -> int:
+def merge(source: Path | str, prefix: str, *more: str) -> int:
     """The command, in this process."""
     line = ["--input", str(source), "--output-prefix", prefix, *more]
     return stage_main("merge", MergeConfig, "stages.merge.run", argv=line)
@@ -126,6 +126,21 @@ def test_each_token_is_read_once(
     seen = read[".bin"]
     assert merge(corpus, prefix, "--world-size", "3") == 0
     assert read[".bin"] == seen, "the join read tokens"
+
+
+@pytest.mark.slow
+def test_pairs_in_an_object_store_are_merged_in_shares(
+    corpus: Path, tmp_path: Path, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+    whole, joined = str(tmp_path / "whole"), str(tmp_path / "joined")
+    assert merge(corpus, whole) == 0
+    assert merge(corpus, f"{s3_url}/parts/all") == 0
+    for rank in "01":
+        assert merge(f"{s3_url}/parts", joined, "--rank", rank, "--world-size", "2") == 0
+    assert merge(f"{s3_url}/parts", joined, "--world-size", "2") == 0
+    assert contents(joined)[:3] == contents(whole)[:3]
+    assert manifest(joined).output_digest == manifest(whole).output_digest
 
 
 @pytest.mark.slow
