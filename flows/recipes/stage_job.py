@@ -109,6 +109,14 @@ def stage_job(
     return StageJob(stage=stage, document=dict(document), output=config.output(), label=label)
 
 
+def num_shares(job: StageJob, count: int) -> int:
+    """Number of jobs that make this output together: `count`, or 1 for a merge that copies nothing
+    or whose place takes no shares."""
+    if count < 2 or job.stage != "merge":
+        return count
+    return count if build_config(job.stage, job.document, job.name).can_be_shared() else 1
+
+
 def in_shares(job: StageJob, count: int) -> StageJob:
     """The job that makes the shares of an output; it publishes nothing itself."""
     document = {**job.document, "world_size": count}

@@ -16,7 +16,7 @@ from prefect import get_run_logger, runtime
 from flows.logs.prefect_handlers import keep_lines
 from flows.pages.run_pages import RunPages
 from flows.recipes.force import ALL
-from flows.recipes.stage_job import StageJob, in_batches, in_shares, joined
+from flows.recipes.stage_job import StageJob, in_batches, in_shares, joined, num_shares
 from flows.recipes.summary import Summary
 from flows.runner.cancellation import watch_signals
 from flows.runner.limits import StageLimit
@@ -138,7 +138,7 @@ class StageRunner:
             place = self._place
             if self._force & {ALL, job.stage, job.name}:
                 place = replace(place, environment={**place.environment, FORCE: self._run})
-            shares = place.shares_of(job.stage)
+            shares = num_shares(job, place.shares_of(job.stage))
             if shares > 1:
                 await self._start(in_shares(job, shares), place)
                 job = joined(job, shares)

@@ -48,7 +48,7 @@ FRUITLESS_ATTEMPTS = 3
 MOST_RESUMED = 100
 """Highest resume_crashed: a run that crashes more often has another fault."""
 
-CAN_BE_SHARED = ("faiss_add", "faiss_query", "retro_embed", "tokenize")
+CAN_BE_SHARED = ("faiss_add", "faiss_query", "merge", "retro_embed", "tokenize")
 """Stages whose output several jobs can make in shares."""
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from trainyard.artifacts.folder_in_shares import PrefixInShares
 from trainyard.artifacts.output import Output, is_housekeeping
-from trainyard.artifacts.urls import has_glob, lies_in, parent
-from trainyard.config import location
+from trainyard.artifacts.urls import has_glob, is_local, lies_in, parent
+from trainyard.config import MAX_RANKS, check_at_least, check_at_most, execution, location
 from trainyard.corpus.pairs import BESIDE, stem
 from trainyard.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MergeConfig:
+class MergeConfig(PrefixInShares):
     """Merge .bin/.idx pairs into one pair, in the order of --input, and by name within a folder."""
 
     input: tuple[str, ...] = location()
@@ -28,12 +29,36 @@ class MergeConfig:
     """Merge multimodal pairs, whose indices have modes."""
     drop_provenance: bool = False
     """Merge without .docs sidecars, for pairs of which only some have one."""
+    rank: int | None = execution(None)
+    """With --world-size: copy only this share of the bytes, from 0. Shares may run at the same
+    time, on different machines that see the file system of --output-prefix."""
+    world_size: int | None = execution(None)
+    """Number of shares. Without --rank: join all finished shares; the result equals that of one
+    run."""
 
     def __post_init__(self) -> None:
         if not self.entries():
             raise ConfigError("--input names no pair")
         for entry in self.entries():
             self._refuse_own_output(entry)
+        check_at_least(self, 1, "world_size")
+        check_at_most(self, MAX_RANKS, "world_size")
+        self.check_rank()
+        self._check_shares()
+
+    def _check_shares(self) -> None:
+        if self.world_size is None:
+            return
+        if self.virtual:
+            raise ConfigError(
+                "--virtual copies nothing, so there is nothing to share out; leave --world-size out"
+            )
+        if not is_local(self.output_prefix):
+            raise ConfigError(
+                f"--world-size: shares write into one file of a shared file system, and "
+                f"--output-prefix {self.output_prefix} is not on one; leave --world-size out, or "
+                "give --virtual, which copies nothing"
+            )
 
     def _refuse_own_output(self, entry: str) -> None:
         if has_glob(entry):
@@ -62,8 +87,16 @@ class MergeConfig:
         return {"input": tuple(_all_files(entry) for entry in self.entries())}
 
     def output(self) -> Output | None:
-        """A prefix."""
-        return Output.prefix(self.output_prefix)
+        """The prefix of the output, or of a share."""
+        return self.own_prefix()
+
+    def can_be_shared(self) -> bool:
+        """Whether there is something to copy, to where several machines can write one file."""
+        return not self.virtual and is_local(self.output_prefix)
+
+    def digested_input(self) -> str:
+        """Shares digest the ranges of the .bin files that they read."""
+        return "input"
 
     def names_inputs(self) -> bool:
         """Only a virtual dataset names the pairs."""

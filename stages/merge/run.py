@@ -1,4 +1,5 @@
-"""Check all pairs, then copy them into one, or write the file that names them."""
+"""Check all pairs, then copy them into one, alone or in shares, or write the file that names
+them."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stages.merge.config import MergeConfig
+from stages.merge.shares import join_shares, make_share
 from stages.runtime.context import StageRun
 from trainyard.artifacts.inputs import Manifests, metrics_of
 from trainyard.artifacts.output import PARTS
@@ -33,10 +35,10 @@ log = logging.getLogger(__name__)
 
 def run(config: MergeConfig, stage: StageRun) -> dict[str, Any]:
     """Write PREFIX.bin, PREFIX.idx, PREFIX.sums, and PREFIX.docs when every pair has one; or
-    PREFIX.parts."""
+    PREFIX.parts; or a share of PREFIX.bin."""
     manifests, files = Manifests(), list(stage.inputs["input"].files)
     prefixes = _parts_of(find_pairs(config.entries(), files), files, manifests)
-    if config.virtual:
+    if config.virtual or config.rank is not None:
         parts = survey_outlines(prefixes, config.multimodal)
     else:
         parts = survey(prefixes, stage.scratch, config.multimodal)
@@ -45,8 +47,13 @@ def run(config: MergeConfig, stage: StageRun) -> dict[str, Any]:
             f"--input {' '.join(config.input)}: no token in any of {len(parts)} pairs, so there is "
             "nothing to train on"
         )
+    if config.rank is not None:
+        return make_share(config, stage, parts)
     keeps_provenance = not config.drop_provenance and have_provenance(parts, files)
-    if config.virtual:
+    if config.world_size is not None:
+        join_shares(config, stage, parts)
+        _write_beside(parts, stage, keeps_provenance)
+    elif config.virtual:
         found = parts_list(parts, manifests, keeps_provenance)
         stage.write_bytes(PARTS, found.encode(config.output_prefix + PARTS))
     else:
@@ -85,10 +92,14 @@ def _copy(parts: Sequence[TokenPart], stage: StageRun, keeps_provenance: bool) -
     with stage.progress(num_bytes, "bytes", "merge") as progress, stage.open(".bin") as out:
         sums = BlockDigests(out)
         merge_tokens(parts, out, progress.update)
-    with stage.open(".idx") as out:
-        merge_index(parts, stage.scratch, out)
     with stage.open(SUMS, volatile=True) as out:
         sums.write(out)
+    _write_beside(parts, stage, keeps_provenance)
+
+
+def _write_beside(parts: Sequence[TokenPart], stage: StageRun, keeps_provenance: bool) -> None:
+    with stage.open(".idx") as out:
+        merge_index(parts, stage.scratch, out)
     if keeps_provenance:
         with stage.open(".docs", volatile=True) as out:
             merge_provenance(parts, out, stage.scratch)

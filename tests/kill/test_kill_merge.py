@@ -66,3 +66,39 @@ def test_a_merge_of_large_pairs_survives_a_kill_anywhere(
     assert int(whole.sequence_lengths.sum()) == 2 * TOKENS + 1
     if kind == "file":
         assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
+
+
+SHARE = ("--rank", "0", "--world-size", "2")
+
+
+@pytest.mark.parametrize("kind", ["share", "join"])
+def test_a_merge_in_shares_survives_a_kill_anywhere(
+    kind: str, zygote: Zygote, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_CACHE", yard.at("cache"))
+    put_parts(str(tmp_path / "parts"))
+    for path in (tmp_path / "parts").iterdir():
+        os.utime(path, (1e9, 1e9))  # settled: their digests are remembered
+    made: set[str] = set()
+
+    def arguments(name: str) -> list[str]:
+        line = ["--input", str(tmp_path / "parts"), "--output-prefix", str(tmp_path / name / "out")]
+        if kind == "share":
+            return [*line, *SHARE]
+        for rank in "01" if name not in made else "":
+            given = [*line, "--rank", rank, *SHARE[2:]]
+            status, _, log = zygote.run("stages.merge", given)
+            assert status == 0, log
+        made.add(name)
+        return [*line, *SHARE[2:]]
+
+    def manifest(name: str) -> str:
+        ending = "out.shares/00000-of-00002" if kind == "share" else "out"
+        return str(tmp_path / name / f"{ending}.manifest.json")
+
+    check_kill_anywhere(zygote, "stages.merge", arguments, manifest, 12)
+    assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
+    if kind == "join":
+        assert not list(tmp_path.rglob("*.shares"))
+        whole = IndexedDataset(str(tmp_path / "undisturbed/out"))
+        assert int(whole.sequence_lengths.sum()) == 2 * TOKENS + 1

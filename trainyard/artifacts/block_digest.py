@@ -30,9 +30,9 @@ def combined(size_bytes: int, digests: Sequence[str]) -> str:
     return digests[0] if len(digests) == 1 else digest_document([BLOCK_BYTES, *digests])
 
 
-def num_blocks(size_bytes: int) -> int:
-    """Blocks of a file; an empty one has none."""
-    return -(-size_bytes // BLOCK_BYTES)
+def num_blocks(size_bytes: int, block_bytes: int | None = None) -> int:
+    """Blocks of a file, of BLOCK_BYTES by default; an empty one has none."""
+    return -(-size_bytes // (block_bytes or BLOCK_BYTES))
 
 
 def block_digest(url: str) -> str:
@@ -71,12 +71,16 @@ class RangeDigests:
     """The digests of the blocks that begin in a range of a file, mostly of bytes that were read
     anyway: bytes that do not pass by are read at the end."""
 
-    def __init__(self, url: str, start: int, end: int, file_bytes: int) -> None:
-        self.first = num_blocks(start)
+    def __init__(
+        self, url: str, start: int, end: int, file_bytes: int, block_bytes: int | None = None
+    ) -> None:
+        """block_bytes: of a block; BLOCK_BYTES by default."""
+        block_bytes = block_bytes or BLOCK_BYTES
+        self.first = num_blocks(start, block_bytes)
         """Number of the first block."""
-        self._url = url
-        self._at = self.first * BLOCK_BYTES
-        self._end = min(num_blocks(end) * BLOCK_BYTES, file_bytes)
+        self._url, self._block_bytes = url, block_bytes
+        self._at = self.first * block_bytes
+        self._end = min(num_blocks(end, block_bytes) * block_bytes, file_bytes)
         self._found: list[str] = []
         self._running = hasher()
 
@@ -86,11 +90,11 @@ class RangeDigests:
             return  # a gap, which `finish` reads with the rest
         view = memoryview(data)[self._at - offset : max(self._end - offset, 0)]
         while view:
-            part = view[: BLOCK_BYTES - self._at % BLOCK_BYTES]
+            part = view[: self._block_bytes - self._at % self._block_bytes]
             self._running.update(part)
             self._at += len(part)
             view = view[len(part) :]
-            if self._at % BLOCK_BYTES == 0 or self._at == self._end:
+            if self._at % self._block_bytes == 0 or self._at == self._end:
                 self._found.append(self._running.hexdigest())
                 self._running = hasher()
 

@@ -13,6 +13,7 @@ is compared."""
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,24 @@ class BlockDigests:
         """Write the .sums of all bytes so far; take no more after that."""
         if self._filled:
             self._found.extend(np.frombuffer(self._end_block(), np.uint8))
-        out.write(HEADER.pack(MAGIC, BLOCK_BYTES))
-        for digests in self._found.chunks():
-            out.write(digests.tobytes())
+        write_sums(out, (digests.tobytes() for digests in self._found.chunks()))
+
+
+def digest_blocks(data: bytes | memoryview) -> bytes:
+    """The digests, end to end, of the blocks in bytes that begin where a block does."""
+    view, found = memoryview(data), bytearray()
+    for start in range(0, len(view), BLOCK_BYTES):
+        running = hasher()
+        running.update(view[start : start + BLOCK_BYTES])
+        found += running.digest(length=DIGEST_BYTES)
+    return bytes(found)
+
+
+def write_sums(out: ByteSink, digests: Iterable[bytes]) -> None:
+    """Write a .sums of the digests of all blocks, given in pieces."""
+    out.write(HEADER.pack(MAGIC, BLOCK_BYTES))
+    for piece in digests:
+        out.write(piece)
 
 
 class Sums:
@@ -90,9 +106,12 @@ class Sums:
     def __len__(self) -> int:
         return len(self._digests) // DIGEST_BYTES
 
+    def digest(self, block: int) -> bytes:
+        """The digest of that block."""
+        return self._digests[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES].tobytes()
+
     def matches(self, block: int, data: memoryview) -> bool:
         """Whether these are the bytes of that block."""
-        size, running = DIGEST_BYTES, hasher()
+        running = hasher()
         running.update(data)
-        expected = self._digests[block * size : (block + 1) * size].tobytes()
-        return bool(running.digest(length=size) == expected)
+        return bool(running.digest(length=DIGEST_BYTES) == self.digest(block))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.backends.spec import Shares
-from flows.recipes.stage_job import StageJob, in_batches, in_shares, joined, stage_job
+from flows.recipes.stage_job import StageJob, in_batches, in_shares, joined, num_shares, stage_job
 from flows.runner import stage_task
 from flows.runner.submission import SETTLED
 from flows.yard.profile import StageEnvironment
@@ -46,6 +46,18 @@ def test_only_a_block_with_a_scheduler_makes_shares(site: StageEnvironment) -> N
     assert site.shares_of("merge") == 1
     here = StageEnvironment(run_folder="x", shares_by_stage={"tokenize": 4})
     assert here.shares_of("tokenize") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "count"),
+    [({}, 4), ({"virtual": True}, 1), ({"output_prefix": "s3://yard/out"}, 1)],
+)
+def test_a_merge_is_shared_out_where_shares_can_write_one_file(
+    more: dict[str, object], count: int
+) -> None:
+    document = {"input": ["parts"], "output_prefix": "out", **more}
+    assert num_shares(stage_job("merge", document, "test"), 4) == count
+    assert num_shares(stage_job("tokenize", DOCUMENT, "test"), 4) == 4
 
 
 def test_only_failed_shares_are_run_again(site: StageEnvironment) -> None:

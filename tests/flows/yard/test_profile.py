@@ -244,7 +244,7 @@ REFUSED: list[tuple[str, str]] = [
     ("[resources.pretrain]\nprocesses_per_node = 2", "nproc_per_node in the recipe"),
     ("[limits]\npretrain = 0", r"\[limits\] pretrain must be at least 1"),
     ("[shares]\ntokenize = 4", "a block with a scheduler"),
-    ('block = "slurm"\n[shares]\nmerge = 4', r"\[shares\].*'merge'"),
+    ('block = "slurm"\n[shares]\nreport = 4', r"\[shares\].*'report'"),
     ("gpu_memory_gib = 0", "gpu_memory_gib must be positive"),
     ("gpu_memory_gib = true", "gpu_memory_gib must be a number"),
     ('block = "slurm"\ngpu_memory_gib = 80', r"gpu_memory_gib \(80\) .*\[resources.pretrain\]"),
