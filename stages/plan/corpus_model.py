@@ -6,8 +6,8 @@ and the store itself work side by side, so the slowest of them sets the time. Wo
 (shares, or files) and these in units, as `trainyard.corpus.units` cuts them: cores without a unit
 wait, which counts as time of `shares`, `files` or `units`.
 
-Not modelled: text in fewer or longer documents than measured, files of unequal size, failures, and
-what else the machines do."""
+Not modelled: text in fewer or longer documents than measured, files of unequal size, merges in
+shares, failures, and what else the machines do."""
 
 from __future__ import annotations
 
