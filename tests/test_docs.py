@@ -16,6 +16,7 @@ import pytest
 
 from flows.recipes.recipe import parse_recipe, stage_of
 from flows.stage_configs import CONFIGS
+from stages.plan.corpus_config import CorpusPlanConfig
 from stages.plan.retro_config import RetroPlanConfig
 from stages.pretrain.classify_config import ClassifyConfig
 from stages.runtime.common_options import CommonOptions, MegatronOptions
@@ -160,8 +161,10 @@ def known_flags(config: type) -> set[str]:
 
 
 def is_known(stage: str, flag: str, given: set[str]) -> bool:
-    """Whether a stage takes it; pretrain takes Megatron-LM's too, plan with --retro its own."""
-    config = RetroPlanConfig if stage == "plan" and "--retro" in given else config_of(stage)
+    """Whether a stage takes it; pretrain takes Megatron-LM's too, plan with --retro or --corpus its
+    own."""
+    plans = {"--retro": RetroPlanConfig, "--corpus": CorpusPlanConfig} if stage == "plan" else {}
+    config = next((plan for word, plan in plans.items() if word in given), config_of(stage))
     if flag in known_flags(config):
         return True
     name = flag.removeprefix("--").replace("_", "-")

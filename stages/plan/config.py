@@ -69,7 +69,7 @@ class PlanConfig:
 
     --config takes a document of pretrain, such as the presets in recipes/models; options that a
     plan does not depend on are ignored. With --retro: plan the steps that build Retro's neighbours
-    instead; see --retro --help."""
+    instead, with --corpus: the preparation of a corpus; see --retro --help, --corpus --help."""
 
     DESCRIBES: ClassVar[tuple[str, ...]] = (
         "recompute_granularity",

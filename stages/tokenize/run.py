@@ -115,6 +115,7 @@ def _tokenize(
         (stage.scratch / "copies").mkdir()
     scratch = str(stage.scratch)
     crew, computing = _crew(config, sizes, copies, tokenizer)
+    stage.facts["workers"] = max(crew.processes, 1) * computing
     digested = _to_digest(config, sizes, units)
     jobs = [
         TokenizeJob(

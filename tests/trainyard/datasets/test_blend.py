@@ -98,7 +98,7 @@ def test_looking_at_few_of_many_datasets_changes_nothing(kind: str) -> None:
 
 
 def test_many_exhausted_datasets_equal_one_sample_at_a_time() -> None:
-    sizes = np.random.default_rng(6).integers(0, 40, 70).tolist()
+    sizes = np.random.default_rng(6).integers(0, 20, 140).tolist()
     index, _ = blend_exhaustive(sizes)
     limits = [float(size) for size in sizes]
     assert index.tolist() == greedy(limits, limits, sum(sizes))
