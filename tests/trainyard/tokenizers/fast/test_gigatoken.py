@@ -178,6 +178,7 @@ def test_new_characters_are_cut_as_the_library_cuts_them() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)  # a slow machine takes 230 s alone
 @pytest.mark.parametrize("name", ["gpt2", "cl100k", "nfc"])
 def test_every_character_is_cut_as_the_library_cuts_it(name: str) -> None:
     reference = library(**TAKEN[name])
