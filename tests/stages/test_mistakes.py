@@ -124,6 +124,7 @@ LINES = {
     "decontaminate --input {0}/a.jsonl --tasks squad": "--output-dir, --task-data are required",
     "mix --input {0}/a.jsonl --sources a b --output-dir {0}/o": "--sources has 2 names and --inp",
     "clean --input {0}/a.jsonl --output-dir {0}/o --preset C4": "did you mean 'c4'",
+    f"{CLEAN} --rules min_chars:limt=9": "min_chars has no 'limt'; did you mean 'limit'",
     f"{CLEAN} --rules min_char": "no rule 'min_char'; did you mean 'min_chars'",
     "collect --source wikipdia --output-dir {0}/o": "did you mean 'wikipedia'",
     "datasheet --documents {0}/notes --output-prefix {0}/o": "--documents: .*/notes/a must end",
