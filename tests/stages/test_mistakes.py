@@ -80,6 +80,9 @@ LINES = {
     f"{EVALUATE}notes": "--load .*/notes: no checkpoint there; found a; no step folder",
     f"{EVALUATE}tracker": "it has Megatron-LM's latest_checkpointed_iteration.txt but not the weig",
     f"{EVALUATE}empty": "1 --load .*/empty: no file matches; the folder is empty; a checkpoint is",
+    f"{EVALUATE}notes --tokenizer-type GPT2BPETokenizer": (
+        "--tokenizer-type GPT2BPETokenizer needs --vocab-file; or leave it out: the checkpoint"
+    ),
     f"{EVALUATE}notes --num-layer 2": r"--num-layer is not an option: did you mean --num-layers",
     f"{EVALUATE}notes --taks x": r"--taks is not an option: did you mean --task\?",
     "evaluate --task WIKITEXT": "--task is 'WIKITEXT'; .*: did you mean 'WIKITEXT103'",
@@ -114,7 +117,7 @@ LINES = {
     "classify --taks MNLI": r" classify: --taks is not an option: did you mean --task\?$",
     "classify --task MNLY": " classify: --task is 'MNLY'; .*: did you mean 'MNLI'",
     "finetune": " finetune: --load is required: the checkpoint to tune",
-    "finetune --load {0}/note": " finetune: --load .*/note: no checkpoint .*name is .*/notes",
+    "finetune --load {0}/note": r" finetune: --load \(or --pretrained-.*\) .*name is .*/notes",
     "parity --load {0}/notes --num-prompts 1000000000": "--num-prompts must be at most 100000",
     f"parity --load {{0}}/notes --num-input-tokens {2**62}": "--num-input-tokens must be at most",
     "generate --load {0}/notes --promts a": "did you mean --prompts",
