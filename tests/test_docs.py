@@ -181,6 +181,13 @@ def test_commands_run_as_they_stand(name: str) -> None:
     assert [line for line in code_lines(name) if bare.match(line)] == []
 
 
+def test_commands_in_recipes_and_profiles_run_as_they_stand() -> None:
+    files = [*ROOT.glob("recipes/**/*.toml"), *ROOT.glob("deploy/yards/*.toml")]
+    lines = [line for path in files for line in path.read_text().splitlines()]
+    bare = re.compile(r"(^|[^/\w])python -m")
+    assert [line for line in lines if bare.search(line) and "docker compose run" not in line] == []
+
+
 def test_modules_that_are_started_exist() -> None:
     modules = {module for name in NAMES for module in MODULE.findall(text_of(name))}
     modules -= {"stages.NAME"}

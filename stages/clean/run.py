@@ -40,8 +40,11 @@ def run(config: CleanConfig, stage: StageRun) -> dict[str, Any]:
     token_counter(config.tokenizer())
     if config.world_size is not None and config.rank is None:
         shares = config.all_shares()
-        join_units(stage, shares, "clean")
-        tallies = [read_tally(share.file_url(REPORT)) for share in shares]
+        manifests = join_units(stage, shares, "clean")
+        tallies = [
+            read_tally(share.file_url(REPORT), manifest)
+            for share, manifest in zip(shares, manifests, strict=True)
+        ]
     else:
         jobs = plan_jobs(stage, config)
         found = run_units(stage, jobs, clean_unit, config.workers, "clean")

@@ -57,8 +57,11 @@ def collect_sources(config: CollectConfig, stage: StageRun) -> dict[str, Any]:
         tallies = [Tally.parse(one) for one in fetch_pages(config, stage)]
     elif config.world_size is not None and config.rank is None:
         shares = config.all_shares()
-        join_units(stage, shares, "collect")
-        tallies = [read_tally(share.file_url(REPORT)) for share in shares]
+        manifests = join_units(stage, shares, "collect")
+        tallies = [
+            read_tally(share.file_url(REPORT), manifest)
+            for share, manifest in zip(shares, manifests, strict=True)
+        ]
     else:
         jobs = _plan(config, stage, [offsets for offsets, _ in indices])
         found = run_units(stage, jobs, collect_unit, config.workers, "collect")

@@ -11,6 +11,7 @@ from stages.datasheet.look import Found, LookJob, look_unit
 from stages.datasheet.steps import joined, read_step
 from stages.runtime.context import StageRun
 from stages.runtime.document_units import run_units
+from trainyard.artifacts.inputs import check_all_listed
 from trainyard.collection.datasheet import page
 from trainyard.collection.documents import short_names
 from trainyard.corpus.documents import check_inputs
@@ -49,7 +50,9 @@ def run(config: DatasheetConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def _look(config: DatasheetConfig, stage: StageRun) -> Found:
-    files = check_inputs(config.documents, stage.inputs["input"].files, (config.json_key,))
+    given = stage.inputs["input"].files
+    files = check_inputs(config.documents, given, (config.json_key,), "--documents")
+    check_all_listed(files)
     names = short_names(files)
     units = plan_units(look_at(files))
     total = max(sum(unit.size_bytes for unit in units), 1)

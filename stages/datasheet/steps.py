@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainyard import json_text
-from trainyard.artifacts import store
-from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.lines import read_listed_lines
+from trainyard.artifacts.manifest import read_listed_json, read_manifest
 from trainyard.artifacts.output import Output
+from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import join
 from trainyard.charts.numbers import is_number
 from trainyard.collection.tally import Tally
@@ -52,9 +53,11 @@ def read_step(folder: str, num_samples: int) -> Step:
     found = read_manifest(Output.directory(folder).manifest_url)
     if found is None:
         raise ArtifactError(f"{folder}: no manifest.json, so no stage finished it; run that first")
-    name, report = found[0].stage, store.read_json(join(folder, REPORT))
-    clusters = join(folder, CLUSTERS)
-    if found[0].config.get("source") == FETCH:  # collect, whose documents are URLs
+    manifest = found[0]
+    name = manifest.stage
+    report = read_listed_json(join(folder, REPORT), manifest.record(REPORT))
+    clusters = manifest.record(CLUSTERS)
+    if manifest.config.get("source") == FETCH:  # collect, whose documents are URLs
         name = FETCH
     try:
         if name == MIX:
@@ -64,8 +67,8 @@ def read_step(folder: str, num_samples: int) -> Step:
         tally = Tally.parse({key: report[key] for key in asdict(Tally()) if key in report})
         tasks = _numbers(report.get("tasks", {}), OF_TASK)
         step = Step(name, tally, tasks)
-        if store.exists(clusters):
-            step.clusters = _cluster_sizes(clusters)
+        if clusters is not None:
+            step.clusters = _cluster_sizes(join(folder, CLUSTERS), clusters)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(
             f"{folder}: not the report of a stage from documents to documents "
@@ -88,14 +91,13 @@ def joined(steps: list[Step], num_samples: int) -> list[Step]:
     return list(found.values())
 
 
-def _cluster_sizes(url: str) -> Counter[int]:
+def _cluster_sizes(url: str, record: FileRecord) -> Counter[int]:
     sizes: Counter[int] = Counter()
-    with store.open_input(url) as file:
-        for line in file:
-            others = json_text.loads(line)["others"]
-            if not isinstance(others, list):
-                raise TypeError("the others of a cluster are no list")
-            sizes[1 + len(others)] += 1
+    for line in read_listed_lines(url, record):
+        others = json_text.loads(line)["others"]
+        if not isinstance(others, list):
+            raise TypeError("the others of a cluster are no list")
+        sizes[1 + len(others)] += 1
     return sizes
 
 

@@ -18,6 +18,7 @@ from stages.runtime.document_units import (
     DOCUMENTS,
     DROPPED,
     UnitDone,
+    UnitFile,
     UnitFiles,
     UnitJob,
     files_of_shares,
@@ -26,6 +27,7 @@ from stages.runtime.document_units import (
     run_units,
 )
 from trainyard.artifacts import store
+from trainyard.artifacts.strict_json import parse_json
 from trainyard.collection.contamination.ngrams import task_ngrams, tasks_by_ngram
 from trainyard.collection.contamination.split import clean_pieces
 from trainyard.collection.contamination.tasks import read_task
@@ -73,11 +75,11 @@ def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
         run_units(stage, jobs, count_unit, config.workers, "count", lambda job: (name_of(job),))
         return {"units": len(jobs)}
     if config.world_size is None:
-        urls = _count(config, stage, jobs)
+        files = _count(config, stage, jobs)
     else:
         names = [name_of(job) for job in jobs]
-        urls = files_of_shares(stage, config.all_shares(), "decontaminate", names)
-    counts = [_read_counts(url) for url in urls]
+        files = files_of_shares(stage, config.all_shares(), "decontaminate", names)
+    counts = [_read_counts(file) for file in files]
     total: Counter[str] = Counter()
     for before, one in zip([None, *counts], counts, strict=False):
         one.first = before.first + before.documents if before else 0
@@ -105,18 +107,18 @@ def _refuse_empty(config: DecontaminateConfig, tasks: dict[str, set[str]]) -> No
             )
 
 
-def _count(config: DecontaminateConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list[str]:
+def _count(config: DecontaminateConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list[UnitFile]:
     folder = stage.work.url("counts")
     own = [replace(job, folder=folder) for job in jobs]
     run_units(stage, own, count_unit, config.workers, "count", lambda _: ())
-    return [store.join(folder, name_of(job)) for job in jobs]
+    return [UnitFile(store.join(folder, name_of(job))) for job in jobs]
 
 
-def _read_counts(url: str) -> Counts:
+def _read_counts(file: UnitFile) -> Counts:
     try:
-        return Counts(**store.read_json(url))
+        return Counts(**parse_json(file.read(), file.url))
     except TypeError as error:
-        raise ArtifactError(f"{url}: not the counts of a unit ({error}); remove it") from error
+        raise ArtifactError(f"{file.url}: not the counts of a unit ({error}); remove it") from error
 
 
 def _write_used(folder: Path, ngrams: dict[str, list[str]], counts: Sequence[Counts]) -> None:

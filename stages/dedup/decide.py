@@ -15,6 +15,7 @@ import numpy as np
 
 from stages.dedup.config import DedupConfig
 from stages.runtime.context import StageRun
+from stages.runtime.document_units import UnitFile
 from trainyard.artifacts import store
 from trainyard.collection.duplicates.clusters import (
     EXACT,
@@ -56,20 +57,20 @@ class Decisions:
         return Decisions(count, numbers, {int(k): v for k, v in cuts.items()})
 
 
-def decide(config: DedupConfig, stage: StageRun, urls: Sequence[str], folder: Path) -> int:
+def decide(config: DedupConfig, stage: StageRun, files: Sequence[UnitFile], folder: Path) -> int:
     """Write a file of decisions for each unit to `folder`, and the table of clusters to the output;
-    returns the number of clusters. urls: the fingerprints of all units, in order."""
+    returns the number of clusters. files: the fingerprints of all units, in order."""
     scratch = stage.scratch
     corpus = Corpus(scratch / "corpus")
-    sizes = [store.info(url).size_bytes for url in urls]
+    sizes = [store.info(file.url).size_bytes for file in files]
     guess = sum(sizes) // 32
     exact = Spill(scratch / "exact", 3, 2, guess // 4)
     near = Spill(scratch / "near", 2, 1, guess)
     lines = Spill(scratch / "lines", 5, 2, guess)
     firsts = []
     with stage.progress(sum(sizes), "bytes", "compare") as progress:
-        for url, size in zip(urls, sizes, strict=True):
-            part = Fingerprints.parse(store.read_bytes(url), url)
+        for file, size in zip(files, sizes, strict=True):
+            part = Fingerprints.parse(file.read(), file.url)
             first = corpus.add(part, config.keep)
             firsts.append(first)
             numbers = np.arange(first, first + len(part.texts), dtype=np.uint64)

@@ -17,6 +17,7 @@ from stages.runtime.document_units import (
     DOCUMENTS,
     DROPPED,
     UnitDone,
+    UnitFile,
     UnitFiles,
     UnitJob,
     files_of_shares,
@@ -52,13 +53,13 @@ def run(config: DedupConfig, stage: StageRun) -> dict[str, Any]:
         )
         return {"units": len(jobs)}
     if config.world_size is None:
-        urls = _make(config, stage, jobs)
+        files = _make(config, stage, jobs)
     else:
         names = [name_of(job) for job in jobs]
-        urls = files_of_shares(stage, config.all_shares(), "dedup", names)
+        files = files_of_shares(stage, config.all_shares(), "dedup", names)
     folder = stage.scratch / DECISIONS
     folder.mkdir()
-    clusters = decide(config, stage, urls, folder)
+    clusters = decide(config, stage, files, folder)
     found = run_units(stage, jobs, write_unit, config.workers, "write")
     whole = Tally.of(())
     for one in found:
@@ -71,12 +72,12 @@ def run(config: DedupConfig, stage: StageRun) -> dict[str, Any]:
     return {**whole.metrics(), "clusters": clusters}
 
 
-def _make(config: DedupConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list[str]:
+def _make(config: DedupConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list[UnitFile]:
     """Fingerprints in the work folder."""
     folder = stage.work.url("fingerprints")
     own = [replace(job, folder=folder) for job in jobs]
     run_units(stage, own, fingerprint_unit, config.workers, "fingerprint", lambda _: ())
-    return [store.join(folder, name_of(job)) for job in jobs]
+    return [UnitFile(store.join(folder, name_of(job))) for job in jobs]
 
 
 def write_unit(job: UnitJob) -> UnitDone:

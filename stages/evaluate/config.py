@@ -88,12 +88,15 @@ class EvaluateConfig:
                     "own"
                 )
             return None
-        return TokenizerConfig(
-            tokenizer_type=self.tokenizer_type,
-            vocab_file=self.vocab_file,
-            merge_file=self.merge_file,
-            tokenizer_model=self.tokenizer_model,
-        )
+        try:
+            return TokenizerConfig(
+                tokenizer_type=self.tokenizer_type,
+                vocab_file=self.vocab_file,
+                merge_file=self.merge_file,
+                tokenizer_model=self.tokenizer_model,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or leave it out: the checkpoint brings its own") from error
 
     @property
     def nproc_per_node(self) -> int:

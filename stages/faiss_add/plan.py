@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from stages.faiss_add.config import FaissAddConfig
-from trainyard.artifacts import inputs, store
+from trainyard.artifacts import inputs
 from trainyard.artifacts.urls import join
 from trainyard.errors import ConfigError
 from trainyard.machine import memory_bytes
 from trainyard.retrieval import index as faiss_index
-from trainyard.retrieval.index_document import DOCUMENT, EMPTY, IndexDocument
+from trainyard.retrieval.index_document import EMPTY, IndexDocument, read_index_document
 from trainyard.retrieval.recall import sample_ids
 from trainyard.retrieval.shards import open_shards
 from trainyard.retrieval.vectors import EmbeddingBlocks, VectorBlock
@@ -54,9 +54,7 @@ class Plan:
 
 def make_plan(config: FaissAddConfig) -> Plan:
     """Raises ConfigError for embeddings that do not belong to the index."""
-    where = join(config.index, DOCUMENT)
-    inputs.check_listed(where, inputs.Manifests())
-    document = IndexDocument.from_document(store.read_json(where), where)
+    document = read_index_document(config.index, "--index")
     blocks = EmbeddingBlocks.joined(
         [EmbeddingBlocks.find(inputs.resolve(url, (url,)).files, url) for url in config.embeddings]
     )

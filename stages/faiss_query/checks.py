@@ -6,6 +6,7 @@ import logging
 
 from stages.faiss_query.config import FaissQueryConfig
 from trainyard.artifacts import store
+from trainyard.artifacts.inputs import read_checked_json
 from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.machine import memory_bytes
@@ -59,7 +60,7 @@ def check_samples(config: FaissQueryConfig, identity: SamplesIdentity) -> None:
     if not store.exists(url):
         return
     try:
-        embedded = SamplesIdentity.from_document(store.read_json(url))
+        embedded = SamplesIdentity.from_document(read_checked_json(url))
     except (TypeError, KeyError) as error:
         raise ArtifactError(
             f"{url}: does not describe samples ({error!r}); make the embeddings again"

@@ -24,13 +24,11 @@ from stages.faiss_query.table import (
 )
 from stages.faiss_query.validate import validate
 from stages.runtime.context import StageRun
-from trainyard.artifacts import inputs, store
-from trainyard.artifacts.urls import join
+from trainyard.artifacts import inputs
 from trainyard.retrieval.chunk_database import ChunkDatabase
 from trainyard.retrieval.database_sources import find_datasets
 from trainyard.retrieval.hdf5 import merged_name
-from trainyard.retrieval.index_document import DOCUMENT as INDEX_DOCUMENT
-from trainyard.retrieval.index_document import IndexDocument
+from trainyard.retrieval.index_document import IndexDocument, read_index_document
 from trainyard.retrieval.neighbors import DOCUMENT, NeighborsDocument
 from trainyard.retrieval.pretraining_chunks import SamplesIdentity
 from trainyard.retrieval.shards import open_shards
@@ -43,11 +41,8 @@ log = logging.getLogger(__name__)
 def run(config: FaissQueryConfig, stage: StageRun) -> dict[str, Any]:
     """Write the blocks of the table, and `neighbors.json` about it; or those of a share; or join
     the shares; or compare a sample of blocks."""
-    inputs.check_in_folder(config.index, INDEX_DOCUMENT)
     inputs.check_in_folder(config.retro_db, merged_name("train"))
-    document = IndexDocument.from_document(
-        store.read_json(join(config.index, INDEX_DOCUMENT)), join(config.index, INDEX_DOCUMENT)
-    )
+    document = read_index_document(config.index, "--index")
     database = ChunkDatabase(config.retro_db)
     chunks = open_chunks(config.samples, config.retro_query_split, config.retro_gpt_chunk_length)
     blocks = EmbeddingBlocks.find(stage.inputs["embeddings"].files, config.embeddings)

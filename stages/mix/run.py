@@ -28,6 +28,7 @@ from stages.runtime.context import StageRun
 from stages.runtime.document_units import (
     DOCUMENTS,
     UnitDone,
+    UnitFile,
     files_of_shares,
     run_units,
 )
@@ -71,12 +72,12 @@ def run(config: MixConfig, stage: StageRun) -> dict[str, Any]:
         )
         return {"units": len(jobs)}
     if config.world_size is None:
-        urls = _measure(config, stage, jobs)
+        files = _measure(config, stage, jobs)
     else:
         names = [sizes_name(job) for job in jobs]
-        urls = files_of_shares(stage, config.all_shares(), "mix", names)
-    sources, plan = _plan(config, jobs, urls)
-    shards = _scatter(config, stage, jobs, urls, plan, sources)
+        files = files_of_shares(stage, config.all_shares(), "mix", names)
+    sources, plan = _plan(config, jobs, files)
+    shards = _scatter(config, stage, jobs, files, plan, sources)
     run_units(stage, shards, write_shard, config.workers, "shuffle")
     document = _report(config, sources, plan.num_shards)
     stage.write_json(REPORT, document)
@@ -121,21 +122,21 @@ def _refuse_again(read: dict[str, str], name: str, files: Sequence[str]) -> None
         read[file] = name
 
 
-def _measure(config: MixConfig, stage: StageRun, jobs: Sequence[MixJob]) -> list[str]:
+def _measure(config: MixConfig, stage: StageRun, jobs: Sequence[MixJob]) -> list[UnitFile]:
     folder = stage.work.url("sizes")
     own = [replace(job, folder=folder) for job in jobs]
     run_units(stage, own, measure_unit, config.workers, "measure", lambda _: ())
-    return [store.join(folder, sizes_name(job)) for job in jobs]
+    return [UnitFile(store.join(folder, sizes_name(job))) for job in jobs]
 
 
 def _plan(
-    config: MixConfig, jobs: Sequence[MixJob], urls: Sequence[str]
+    config: MixConfig, jobs: Sequence[MixJob], files: Sequence[UnitFile]
 ) -> tuple[dict[str, Source], MixPlan]:
     """Add the sizes up; one file of sizes is in memory at a time."""
     sources = {name: Source() for name in config.places()}
     bins = {name: np.zeros(mixture.BINS, np.int64) for name in sources}
-    for job, url in zip(jobs, urls, strict=True):
-        found, total = Sizes.read(url), sources[job.source]
+    for job, file in zip(jobs, files, strict=True):
+        found, total = Sizes.read(file), sources[job.source]
         total.documents += len(found.sizes)
         total.size += int(found.sizes.sum())
         total.text_bytes += found.text_bytes
@@ -172,13 +173,13 @@ def _scatter(
     config: MixConfig,
     stage: StageRun,
     jobs: Sequence[MixJob],
-    urls: Sequence[str],
+    files: Sequence[UnitFile],
     plan: MixPlan,
     sources: dict[str, Source],
 ) -> list[ShardJob]:
     """Put every document into the piece of its unit, and tell workers where the shards are."""
     folder = stage.work.url("pieces")
-    own = [replace(job, folder=folder, sizes_url=url) for job, url in zip(jobs, urls, strict=True)]
+    own = [replace(job, folder=folder, sizes=one) for job, one in zip(jobs, files, strict=True)]
     plan.write(stage.scratch)
     found = run_units(stage, own, scatter_unit, config.workers, "scatter", lambda _: ())
     pieces, bounds = [], []

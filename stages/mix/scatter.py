@@ -21,7 +21,7 @@ import numpy.typing as npt
 import xxhash
 
 from stages.mix.config import MixConfig
-from stages.runtime.document_units import UnitDone, UnitJob
+from stages.runtime.document_units import UnitDone, UnitFile, UnitJob
 from trainyard.artifacts import store
 from trainyard.collection import mixture
 from trainyard.collection.counting import counter_of
@@ -44,7 +44,7 @@ class MixJob(UnitJob):
     """A unit of one source."""
 
     source: str
-    sizes_url: str = ""
+    sizes: UnitFile | None = None
     """For the second pass: what the first one wrote."""
 
 
@@ -126,21 +126,22 @@ class Sizes:
     bad_lines: int
 
     @staticmethod
-    def read(url: str) -> Sizes:
+    def read(file: UnitFile) -> Sizes:
         """From the file; ArtifactError for a damaged one."""
         try:
-            with np.load(io.BytesIO(store.read_bytes(url)), allow_pickle=False) as arrays:
+            with np.load(io.BytesIO(file.read()), allow_pickle=False) as arrays:
                 numbers = int(arrays["text_bytes"]), int(arrays["bad_lines"])
                 return Sizes(arrays["sizes"], arrays["bins"], *numbers)
         except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
             raise ArtifactError(
-                f"{url}: not the sizes of a unit ({error}); remove it and run again"
+                f"{file.url}: not the sizes of a unit ({error}); remove it and run again"
             ) from error
 
 
 def scatter_unit(job: MixJob) -> UnitDone:
     """Write the blocks of a unit; facts: pieces, and documents and size in the mixture."""
-    sizes = Sizes.read(job.sizes_url).sizes
+    assert job.sizes is not None
+    sizes = Sizes.read(job.sizes).sizes
     piece = _Piece(job, MixPlan.read(Path(job.scratch)))
     number = -1
     for number, item in enumerate(reader_of(job).items()):

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import check_above_zero, check_at_least, execution, location
+from trainyard.config import (
+    MAX_SIZE,
+    check_above_zero,
+    check_at_least,
+    check_at_most,
+    execution,
+    location,
+)
 from trainyard.errors import ConfigError
 from trainyard.inference.config import LayoutConfig
 
@@ -15,6 +22,8 @@ TOLERANCES = {"fp32": 1e-3, "fp16": 0.05, "bf16": 0.25}
 place of the largest logits (10 to 20), or in fp32 of the sums behind them."""
 MAX_PROMPT, MAX_NEW = 64, 16
 """Tokens of the longest random prompt and of an output, unless given, for a model that has room."""
+MAX_PROMPTS = 100_000
+"""Random prompts that are made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +65,8 @@ class ParityConfig:
         if self.bf16 and self.fp16:
             raise ConfigError("give --bf16 or --fp16, not both")
         check_at_least(self, 1, "num_prompts", "num_input_tokens", "num_tokens_to_generate")
+        check_at_most(self, MAX_PROMPTS, "num_prompts")
+        check_at_most(self, MAX_SIZE, "num_input_tokens", "num_tokens_to_generate")
         if self.tolerance is not None:
             check_above_zero(self, "tolerance")
         if self.prompts and self.num_input_tokens is not None:

@@ -30,7 +30,11 @@ def run(config: ParityConfig, stage: StageRun) -> dict[str, Any]:
         check_family(loaded.config)
         half = max(loaded.config.positions // 2, 1)
         count = config.num_tokens_to_generate or min(MAX_NEW, half)
-        prompts = prompts_of(config, loaded, min(MAX_PROMPT, half))
+        longest = config.num_input_tokens or min(MAX_PROMPT, half)
+        if not config.prompts:  # before they are made
+            what = f"--num-input-tokens {longest}"
+            check_length(what, longest, count, loaded.config.positions)
+        prompts = prompts_of(config, loaded, longest)
         for prompt in prompts:
             check_length(
                 f"a prompt of {len(prompt)} tokens", len(prompt), count, loaded.config.positions
@@ -60,11 +64,11 @@ def run(config: ParityConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def prompts_of(config: ParityConfig, loaded: ModelOnRanks, longest: int) -> list[list[int]]:
-    """The prompts as tokens. longest: tokens of a random one, unless the options say."""
+    """The prompts as tokens. longest: tokens of the longest random one."""
     tokenizer = loaded.tokenizer
     if config.prompts:
         return [prompt_tokens(tokenizer, text) for text in config.prompts]
-    longest, number = config.num_input_tokens or longest, config.num_prompts
+    number = config.num_prompts
     generator = named_generator("parity", config.seed)
     lengths = [-(-longest * (index + 1) // number) for index in range(number)]
     return [

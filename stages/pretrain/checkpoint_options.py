@@ -17,6 +17,7 @@ from trainyard.models.families import read_model_config
 from trainyard.tokenizers.carried import CHAT_TEMPLATE, carried_options
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
+GIVEN_AS = "--load (or --pretrained-checkpoint)"
 
 
 def complete(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
             "--load is required: the checkpoint to tune, a run's folder or a step of it (or "
             "--pretrained-checkpoint); stages.reshard converts those of other programs"
         )
-    url, _ = locate_step(load, "--load")
+    url, _ = locate_step(load, GIVEN_AS)
     options = {"sft": True, "finetune": True, **_model(url, given), **given}
     return {**_tokenizer(url, options), **options}
 
@@ -36,7 +37,7 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
 def of_checkpoint(load: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the model and the tokenizer of a checkpoint of ours, by field name, that are
     not given."""
-    url, _ = locate_step(load, "--load")
+    url, _ = locate_step(load, GIVEN_AS)
     found = _model(url, given)
     return {**_tokenizer(url, given), **found}
 

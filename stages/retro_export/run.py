@@ -18,7 +18,7 @@ from trainyard.artifacts.store import FileRecord
 from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ConfigError
 from trainyard.retrieval.chunk_database import ChunkDatabase
-from trainyard.retrieval.index_document import ADDED, DOCUMENT, EMPTY, IndexDocument
+from trainyard.retrieval.index_document import ADDED, DOCUMENT, EMPTY, read_index_document
 from trainyard.retrieval.megatron_layout import PAR_ADD, check_share, index_files
 from trainyard.retrieval.neighbors import Neighbors, block_name, write_block
 from trainyard.retrieval.project import (
@@ -74,7 +74,7 @@ def _index_files(project: Project) -> Files:
     where = join(project.index, DOCUMENT)
     if not store.exists(where):
         return {}
-    document = IndexDocument.from_document(store.read_json(where), where)
+    document = read_index_document(project.index)
     if document.num_shards > 1:
         raise ConfigError(
             f"{project.index} is in {document.num_shards} shards, which Megatron-LM does not read; "

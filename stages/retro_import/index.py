@@ -11,7 +11,7 @@ from trainyard.artifacts.urls import join, parent
 from trainyard.errors import ConfigError
 from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval.chunk_database import ChunkDatabase
-from trainyard.retrieval.index_document import DOCUMENT, IndexDocument
+from trainyard.retrieval.index_document import DOCUMENT, IndexDocument, read_index_document
 from trainyard.retrieval.megatron_layout import IndexFiles
 from trainyard.retrieval.project import INDEX, Project
 
@@ -59,9 +59,8 @@ def _document(
     project: Project, found: IndexFiles, database: ChunkDatabase, index: Any, url: str
 ) -> IndexDocument:
     """That of retro_export beside the index, else what the files say."""
-    written = join(parent(url), DOCUMENT)
-    if store.exists(written):
-        return IndexDocument.from_document(store.read_json(written), written)
+    if store.exists(join(parent(url), DOCUMENT)):
+        return read_index_document(parent(url))
     facts = faiss_index.facts(index)
     sampled = sum(info.n_chunks_sampled for info in database.infos)
     wanted = project.config.retro_query_nprobe or MEGATRON_NPROBE

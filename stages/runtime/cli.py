@@ -116,7 +116,7 @@ def _main(name: str, reader: OptionReader, modules: tuple[str, str], arguments: 
         arguments = _with_positional(arguments, reader.positional)
         configs, common = parse_runs(reader.config_class, arguments, more, known, remarks)
         our_logging.configure(common.log_level)
-        log_remarks(name, remarks)
+        log_remarks(reader.program, remarks)
         configs = list(map(_resolved, configs))
         if common.dry_run:
             for config in configs:
@@ -140,12 +140,12 @@ def _main(name: str, reader: OptionReader, modules: tuple[str, str], arguments: 
         return reader_is_gone()
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("trainyard", "stages"):
-            return report_failure(name, error, debug)
+            return report_failure(name, error, debug, reader.program)
         extra = f"trainyard[{name.replace('_', '-')}]"
         missing = f"{sys.executable} has no module {error.name}: install {extra} there"
-        return report_failure(name, ConfigError(missing), debug)
+        return report_failure(name, ConfigError(missing), debug, reader.program)
     except (Exception, Stopped, KeyboardInterrupt) as error:
-        return report_failure(name, error, debug)
+        return report_failure(name, error, debug, reader.program)
 
 
 def _check_flow(name: str) -> None:
@@ -241,11 +241,11 @@ def in_our_spelling(arguments: list[str], known: Vocabulary) -> tuple[list[str],
     return understood.arguments, understood.remarks
 
 
-def log_remarks(name: str, remarks: list[str]) -> None:
+def log_remarks(program: str, remarks: list[str]) -> None:
     """Log the remarks once, not on every rank."""
     if os.environ.get("RANK", "0") == "0" and not _is_spawned_rank():
         for remark in remarks:
-            logging.getLogger(f"stages.{name}").info("%s", remark)
+            logging.getLogger(f"stages.{program}").info("%s", remark)
 
 
 def _is_spawned_rank() -> bool:

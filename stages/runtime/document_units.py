@@ -17,10 +17,10 @@ from stages.runtime.finished_files import copy_file
 from stages.runtime.joined_shares import share_manifests
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import check_all_listed
-from trainyard.artifacts.manifest import Manifest
+from trainyard.artifacts.manifest import Manifest, read_listed, read_listed_json
 from trainyard.artifacts.output import Output
 from trainyard.artifacts.store import FileRecord, OutputFile
-from trainyard.artifacts.urls import parent
+from trainyard.artifacts.urls import basename, parent
 from trainyard.collection.documents import UnitReader, as_line, short_names
 from trainyard.collection.options import DocumentsConfig
 from trainyard.collection.tally import Tally
@@ -108,6 +108,21 @@ class UnitJob:
     def final_names(self) -> tuple[str, ...]:
         """The files of the output that are made of it."""
         return tuple(map(self.name, KINDS))
+
+
+@dataclass(frozen=True, slots=True)
+class UnitFile:
+    """A file of a unit that one pass wrote and another reads."""
+
+    url: str
+    record: FileRecord | None = None
+    """In the manifest of a share; None: it is in the work folder of this run."""
+
+    def read(self) -> bytes:
+        """Its contents; ArtifactError if the manifest has another digest."""
+        if self.record is None:
+            return store.read_bytes(self.url)
+        return read_listed(self.url, self.record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,26 +251,26 @@ def join_units(stage: StageRun, shares: Sequence[Output], program: str) -> list[
 
 def files_of_shares(
     stage: StageRun, shares: Sequence[Output], program: str, names: Sequence[str]
-) -> list[str]:
-    """URLs of the files of units that shares hold, in the order of `names`."""
+) -> list[UnitFile]:
+    """The files of units that shares hold, in the order of `names`."""
     manifests = share_manifests(stage, shares, program)
-    urls = {
-        record.path: share.file_url(record.path)
+    files = {
+        record.path: UnitFile(share.file_url(record.path), record)
         for share, manifest in zip(shares, manifests, strict=True)
         for record in manifest.files
     }
-    missing = [name for name in names if name not in urls]
+    missing = [name for name in names if name not in files]
     if missing:
         raise ArtifactError(
             f"{parent(shares[0].url)}: no share has {missing[0]}; remove them and make them again"
         )
-    return [urls[name] for name in names]
+    return [files[name] for name in names]
 
 
-def read_tally(url: str) -> Tally:
-    """The report of a share."""
+def read_tally(url: str, manifest: Manifest) -> Tally:
+    """The report of a share with this manifest."""
     try:
-        return Tally.parse(store.read_json(url))
+        return Tally.parse(read_listed_json(url, manifest.record(basename(url))))
     except (AttributeError, KeyError, TypeError) as error:
         raise ArtifactError(f"{url}: not the report of a share ({error}); make it again") from error
 

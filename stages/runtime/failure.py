@@ -74,11 +74,12 @@ def read_step(file: Path) -> int | None:
         return None
 
 
-def report_failure(stage: str, error: BaseException, debug: bool) -> int:
-    """Log the error, write failure.json, and return the exit status."""
+def report_failure(stage: str, error: BaseException, debug: bool, program: str = "") -> int:
+    """Log the error, write failure.json, and return the exit status. program: the command, if it is
+    not that of the stage."""
     status = exit_status(error)
     kind = type(error).__name__
-    log = logging.getLogger(f"stages.{stage}")
+    log = logging.getLogger(f"stages.{program or stage}")
     message = shortened(str(error) or kind)
     if debug:
         print(printable("".join(traceback.format_exception(error))), end="", file=sys.stderr)
@@ -91,7 +92,7 @@ def report_failure(stage: str, error: BaseException, debug: bool) -> int:
         cause = "defect of trainyard" if status == EXIT_DEFECT else "infrastructure"
         log.error(
             "%s: %s: %s: %s (%s); --debug shows the traceback",
-            *(stage, cause, kind, message, _location(error)),
+            *(program or stage, cause, kind, message, _location(error)),
         )
     document = {
         "format_version": 1,

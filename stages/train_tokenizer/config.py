@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainyard.artifacts.output import Output
-from trainyard.config import location
+from trainyard.config import check_at_most, location
 from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES, check_bound
 from trainyard.errors import ConfigError
 
@@ -14,6 +14,8 @@ NUM_BYTES = 256
 SPECIAL_TOKENS = ("<|endoftext|>",)
 BERT_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LEAST_WORDPIECE = 100
+MAX_VOCAB_SIZE = 10_000_000
+"""Of a vocabulary to learn: the trainer makes room for all tokens before it reads a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class TrainTokenizerConfig:
             raise ConfigError(
                 f"--vocab-size must be at least {least} ({needs}), got {self.vocab_size}"
             )
+        check_at_most(self, MAX_VOCAB_SIZE, "vocab_size")
         check_bound(self.max_document_bytes)
         if not self.input:
             raise ConfigError("--input names no file")

@@ -22,7 +22,7 @@ from stages.mix.config import MixConfig
 from stages.report.collect import datasheet
 from stages.runtime.cli import stage_main
 from tests.security.test_broken_documents import BROKEN
-from tests.stages.clean_runs import prose, report, write
+from tests.stages.clean_runs import forge, prose, report, write
 from tests.stages.html_page import Page, check_tags
 from trainyard.artifacts import store
 from trainyard.collection.datasheet import page
@@ -257,11 +257,11 @@ def test_a_report_of_others_is_shown_or_refused(stage: str, reported: dict[str, 
     texts = [text for text in BROKEN.values() if text]
     texts += [json.dumps(changed(report, at, one)) for at in places(report) for one in VALUES]
     for text in texts:
-        (folder / "report.json").write_text(text)
+        forge(folder, "report.json", text.encode(errors="surrogateescape"))
         with contextlib.suppress(ArtifactError):
             step = read_step(str(folder), 5)
             check_tags(Page(page({**sheet, "steps": [step.document()]})))
-    (folder / "report.json").write_text(json.dumps(report))
+    forge(folder, "report.json", json.dumps(report).encode())
 
 
 @pytest.mark.slow
@@ -269,8 +269,7 @@ def test_a_report_of_others_is_shown_or_refused(stage: str, reported: dict[str, 
     "line", [text for text in LINES.values() if text], ids=range(len(LINES) - 1)
 )
 def test_clusters_of_others_are_counted_or_refused(line: str, reported: dict[str, Path]) -> None:
-    path = reported["dedup"] / "clusters.jsonl"
-    path.write_bytes(line.encode(errors="surrogateescape"))
+    forge(reported["dedup"], "clusters.jsonl", line.encode(errors="surrogateescape"))
     with pytest.raises(ArtifactError, match="not the report of a stage"):
         read_step(str(reported["dedup"]), 5)
 

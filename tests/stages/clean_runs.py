@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trainyard.artifacts import store
+from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.manifest import read_manifest
+from trainyard.artifacts.output import MANIFEST
+from trainyard.artifacts.store import FileRecord
 
 TEXT = "the yard opens before dawn and every train that has come is sorted with care by then"
 WORDS = TEXT.split()
@@ -28,6 +33,17 @@ def write(path: Path, rows: Iterable[Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def forge(folder: Path, name: str, data: bytes) -> None:
+    """Change a file of an output and its record in the manifest, as somebody who knows how."""
+    (folder / name).write_bytes(data)
+    found = read_manifest(str(folder / MANIFEST))
+    assert found is not None
+    now = FileRecord(name, len(data), digest_bytes(data))
+    files = tuple(now if one.path == name else one for one in found[0].files)
+    document = replace(found[0], files=files).to_document()
+    (folder / MANIFEST).write_text(json.dumps(document))
 
 
 def rows(folder: str | Path, kind: str) -> list[dict[str, Any]]:

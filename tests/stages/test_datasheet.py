@@ -16,7 +16,7 @@ from stages.dedup.config import DedupConfig
 from stages.mix.config import MixConfig
 from stages.report.collect import datasheet
 from stages.runtime.cli import stage_main
-from tests.stages.clean_runs import prose, write
+from tests.stages.clean_runs import forge, prose, write
 from tests.stages.directly import run_directly
 from tests.stages.html_page import check_sound
 from trainyard.artifacts import store
@@ -108,7 +108,7 @@ def test_a_folder_that_no_stage_reported_on_is_refused(tmp_path: Path, made: lis
     given = str(collected(tmp_path))
     with pytest.raises(ArtifactError, match=r"no manifest\.json"):
         sheet(tmp_path, given, folders=[str(tmp_path)])
-    Path(made[0], "report.json").write_text("{}")
+    forge(Path(made[0]), "report.json", b"{}")
     with pytest.raises(ArtifactError, match="not the report of a stage from documents"):
         sheet(tmp_path, given, folders=made[:1])
 

@@ -48,6 +48,16 @@ READERS: dict[str, tuple[str, ...]] = {
     "reshard to torch_dist": ("--load-dir", "run", "--save-dir", "OUT", "--saver", "torch_dist"),
     "evaluate": ("--load", "run", *EVALUATED, "--output-dir", "OUT"),
     "benchmark": ("--load", "run", "--prompts", "a", "--output-dir", "OUT"),
+    "generate": (
+        *("--load", "run", "--prompts", "a", "--num-tokens-to-generate", "2"),
+        *("--output-dir", "OUT"),
+    ),
+    "parity": (
+        *("--load", "run", "--num-prompts", "1", "--num-input-tokens", "4"),
+        *("--num-tokens-to-generate", "2", "--output-dir", "OUT"),
+    ),
+    "quantize": ("--load-dir", "run", "--save-dir", "OUT"),
+    "serve": ("--load", "run", "--port", "0"),
     "inspect": ("sound", "--diff", "run"),
     "verify": ("run",),
     "pretrain": (*TRAINED, *LEARNED, "--save", "OUT"),
@@ -76,6 +86,14 @@ READERS: dict[str, tuple[str, ...]] = {
         *("--load", "sound", "--task", "WIKITEXT103", "--valid-data", HELD_OUT),
         *("--output-dir", "OUT"),
     ),
+    "clean": ("--input", COLLECTED, "--output-dir", "OUT", "--rules", "min_chars:limit=2"),
+    "dedup": ("--input", COLLECTED, "--output-dir", "OUT", "--no-near"),
+    "decontaminate": (
+        *("--input", COLLECTED, "--output-dir", "OUT"),
+        *("--tasks", "mine", "--task-data", "text.jsonl"),
+    ),
+    "mix": ("--input", COLLECTED, "--sources", "a", "--output-dir", "OUT"),
+    "datasheet": ("--documents", COLLECTED, "--output-prefix", "OUT", "--num-identified", "0"),
 }
 WEIGHTS = [reader for reader, words in READERS.items() if "run" in words]
 STATES = ["reshard", "inspect", "verify"]
@@ -91,8 +109,11 @@ CASES = [
     *((reader, "a_text_document.sums") for reader in ("pretrain", "retro_db")),
     ("faiss_add", "index/empty.faissindex"),
     ("tokenize", "learned/tokenizer.json"),
-    ("tokenize collected", COLLECTED),
-    ("train_tokenizer", COLLECTED),
+    *(
+        (reader, COLLECTED)
+        for reader in ("tokenize collected", "train_tokenizer", "clean", "dedup", "decontaminate")
+    ),
+    *((reader, COLLECTED) for reader in ("mix", "datasheet")),
     ("evaluate collected", HELD_OUT),
 ]
 
@@ -146,11 +167,52 @@ def test_a_flipped_bit_is_refused(artifacts: Path, tmp_path: Path, reader: str, 
     assert not (here / "OUT.manifest.json").exists()
 
 
-@pytest.mark.parametrize("reader", WEIGHTS)
+@pytest.mark.parametrize("reader", [reader for reader in WEIGHTS if reader != "serve"])
 def test_what_is_whole_is_read(artifacts: Path, tmp_path: Path, reader: str) -> None:
     places = {path.name: str(path) for path in artifacts.iterdir()} | {"OUT": str(tmp_path / "out")}
     words = [places.get(word, word) for word in READERS[reader]]
     run_program(f"stages.{reader.split()[0]}", *words)
+
+
+SHARED = {
+    "clean": (("--rules", "min_chars:limit=2"), "report.json"),
+    "dedup": (("--no-near",), "fingerprints-*"),
+    "decontaminate": (("--tasks", "mine", "--task-data", "leak.jsonl"), "counts-*"),
+    "mix": (("--sources", "a"), "sizes-*"),
+}
+"""Options of a stage in shares, and a file of a share that the join reads."""
+
+
+@pytest.mark.parametrize("stage", SHARED)
+def test_a_share_with_a_flipped_bit_is_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [json.dumps({"text": f"{i} of the trains that come to the yard"}) for i in range(9)]
+    for name in ("text.jsonl", "leak.jsonl"):
+        Path(name).write_text("\n".join(rows))
+    options, name = SHARED[stage]
+    words = (f"stages.{stage}", "--input", "text.jsonl", "--output-dir", "out", *options)
+    run_program(*words, "--rank", "0", "--world-size", "1", expect=0)
+    (file,) = tmp_path.glob(f"**/{name}")
+    flip(file)
+    done = run_program(*words, "--world-size", "1", expect=1)
+    assert f"{file.name}: digest" in done.err
+    assert not (tmp_path / "out/manifest.json").exists()
+
+
+@pytest.mark.parametrize("name", ["report.json", "clusters.jsonl"])
+def test_a_datasheet_of_a_damaged_report_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.jsonl").write_text('{"text": "the same words"}\n' * 2)
+    run_program("stages.dedup", "--input", "text.jsonl", "--output-dir", "unique", expect=0)
+    flip(Path("unique", name))
+    words = ("--documents", "text.jsonl", "--folders", "unique", "--output-prefix", "sheet")
+    done = run_program("stages.datasheet", *words, expect=1)
+    assert f"unique/{name}: digest" in done.err
+    assert not Path("sheet.html").exists()
 
 
 @pytest.mark.parametrize("kind", ["model", "optimizer"])

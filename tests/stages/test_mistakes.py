@@ -25,6 +25,8 @@ TRAIN = (
 DATA = TRAIN.replace("--mock-data", "")
 TOKENIZE = "tokenize --input {0}/a.jsonl --output-prefix {0}/out"
 EVALUATE = "evaluate --task WIKITEXT103 --valid-data {0}/notes/a --load {0}/"
+LEARN = "train_tokenizer --input {0}/a.jsonl --output-dir {0}/o"
+CLEAN = "clean --input {0}/a.jsonl --output-dir {0}/o"
 INDEX = "index --data-path {0}/c_text_document --seq-length 16 --output-dir {0}/i"
 
 FLAGS = {
@@ -78,6 +80,9 @@ LINES = {
     f"{EVALUATE}notes": "--load .*/notes: no checkpoint there; found a; no step folder",
     f"{EVALUATE}tracker": "it has Megatron-LM's latest_checkpointed_iteration.txt but not the weig",
     f"{EVALUATE}empty": "1 --load .*/empty: no file matches; the folder is empty; a checkpoint is",
+    f"{EVALUATE}notes --tokenizer-type GPT2BPETokenizer": (
+        "--tokenizer-type GPT2BPETokenizer needs --vocab-file; or leave it out: the checkpoint"
+    ),
     f"{EVALUATE}notes --num-layer 2": r"--num-layer is not an option: did you mean --num-layers",
     f"{EVALUATE}notes --taks x": r"--taks is not an option: did you mean --task\?",
     "evaluate --task WIKITEXT": "--task is 'WIKITEXT'; .*: did you mean 'WIKITEXT103'",
@@ -99,12 +104,38 @@ LINES = {
     f"{INDEX} --global-batch-size 4 --train-iters {10**12}": "--train-iters must be at most",
     "blame --load {0}/notes --step 1 --rank -1": "--rank must be at least 0, got -1",
     "inspect": "--checkpoint is required and not given",
-    "inspect {0}/none": "--checkpoint .*/none: no checkpoint there; the folder is empty or missing",
+    "inspect {0}/none": "--checkpoint .*/none: no checkpoint there; the nearest name is .*/notes",
     "certify {0}/empty": "empty",
     "verify {0}/none": "1 .*none",
     "report --checkpoint {0}/none --output-prefix {0}/o": "1 --checkpoint .*none: no file matches",
     "collect --output-dir /proc/x": "/proc/x: this folder cannot be made",
     "train_tokenizer --input {0}/none --output-dir {0}/o --vocab-size 300": "1 --input .*: no file",
+    f"{LEARN} --vocab-size {2**31}": " train_tokenizer: --vocab-size must be at most 10000000",
+    f"{TOKENIZE} --tokenizer-type TikTokenizer --tokenizer-model {{0}}/a.jsonl "
+    f"--tiktoken-num-special-tokens {2**40}": "--tiktoken-num-special-tokens must be at most",
+    "classify": " classify: --num-layers.* are required and not given",
+    "classify --taks MNLI": r" classify: --taks is not an option: did you mean --task\?$",
+    "classify --task MNLY": " classify: --task is 'MNLY'; .*: did you mean 'MNLI'",
+    "finetune": " finetune: --load is required: the checkpoint to tune",
+    "finetune --load {0}/note": r" finetune: --load \(or --pretrained-.*\) .*name is .*/notes",
+    "parity --load {0}/notes --num-prompts 1000000000": "--num-prompts must be at most 100000",
+    f"parity --load {{0}}/notes --num-input-tokens {2**62}": "--num-input-tokens must be at most",
+    "generate --load {0}/notes --promts a": "did you mean --prompts",
+    "serve --load {0}/notes --port 99999999": "--port must be at most 65535, got 99999999",
+    "quantize --load {0}/notes --save-dir {0}/o": r"--load is not an option: .* --load-dir\?",
+    "dedup --input {0}/a.jsonl --output-dir {0}/o --jaccard-treshold 1": "--jaccard-threshold",
+    "decontaminate --input {0}/a.jsonl --tasks squad": "--output-dir, --task-data are required",
+    "mix --input {0}/a.jsonl --sources a b --output-dir {0}/o": "--sources has 2 names and --inp",
+    "clean --input {0}/a.jsonl --output-dir {0}/o --preset C4": "did you mean 'c4'",
+    f"{CLEAN} --rules min_chars:limt=9": "min_chars has no 'limt'; did you mean 'limit'",
+    f"{CLEAN} --rules min_char": "no rule 'min_char'; did you mean 'min_chars'",
+    "collect --source wikipdia --output-dir {0}/o": "did you mean 'wikipedia'",
+    "datasheet --documents {0}/notes --output-prefix {0}/o": "--documents: .*/notes/a must end",
+    "faiss_add --index {0}/notes --embeddings {0}/notes --output-dir {0}/o": (
+        "1 --index .*/notes: no index.json there; give the output of faiss_train"
+    ),
+    "retro_embed --retro-db {0}/notes": "--data-path, --tokenizer-type, --output-dir are requ",
+    "retro_explore {0}/notes": "1 .*/notes/config.json is missing: not the folder of a Retro",
 }
 
 LAUNCHED = {

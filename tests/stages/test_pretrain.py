@@ -295,6 +295,8 @@ def test_run_resumes_after_sigterm(pretrain: Pretrain, tokens: str, tmp_path: Pa
     (step,) = find_steps(str(folder))
     assert step >= 3
     assert f"saved step {step}" in output
+    last = output.splitlines()[-1]
+    assert last.endswith(f"step {step} is saved; run the same command to resume")
     more = {**options, "exit_interval": step + 2}
     log = pretrain(folder, **more, expect=143)
     assert f"resuming from step {step}" in log

@@ -22,6 +22,7 @@ from trainyard.artifacts.error_text import why_absent
 from trainyard.artifacts.manifest import Manifest, check_digest, read_manifest, read_slot
 from trainyard.artifacts.output import FINAL_NAMES, MANIFEST, PARTS, Output, is_housekeeping
 from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.strict_json import check_depth, parse_json
 from trainyard.artifacts.urls import (
     basename,
     has_glob,
@@ -282,6 +283,13 @@ def read_checked(url: str) -> bytes:
     if record is not None:
         check_digest(url, record, digest_bytes(data))
     return data
+
+
+def read_checked_json(url: str) -> Any:
+    """A JSON document, read with `read_checked`."""
+    document = parse_json(read_checked(url), url)
+    check_depth(document, url)
+    return document
 
 
 def check_listed(url: str, manifests: Manifests) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
+from trainyard.artifacts.error_text import what_is_there
 from trainyard.artifacts.manifest import (
     Manifest,
     ManifestSlot,
@@ -150,7 +151,7 @@ def _found(url: str, option: str) -> str:
         return "it is a file; give the folder of a run, or a step folder iter_XXXXXXX in it"
     names = list(store.list_files(url))
     if not names:
-        return "the folder is empty or missing; check the path"
+        return what_is_there(url)
     unfinished = sorted({n.split("/")[0] for n in names if step_of(n.split("/")[0]) is not None})
     if TRACKER in names:
         if any(name.endswith((".pt", ".distcp")) for name in names):

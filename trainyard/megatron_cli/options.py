@@ -60,7 +60,7 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[Option]]:
 
 def flag_hint(name: str, known: Sequence[str]) -> str:
     """A hint for an unknown flag, with up to three known ones. Names are without leading dashes."""
-    near = [name] if name in known else nearest(name, known, most=3)
+    near = [name] if name in known else nearest(name, dict.fromkeys(known), most=3)
     if not near:
         return "--help lists all options"
     return f"did you mean {' or '.join('--' + n for n in near)}?"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from trainyard.artifacts import store
+from trainyard.artifacts.inputs import read_checked_json
 from trainyard.errors import ArtifactError
 
 INFOS = "indexed_dataset_infos.json"
@@ -37,7 +38,7 @@ def read_infos(folder_url: str) -> list[DatasetInfo]:
     url = store.join(folder_url, INFOS)
     if not store.exists(url):
         raise ArtifactError(f"{url} is missing: not a chunk database, or not a finished one")
-    document: Any = store.read_json(url)
+    document: Any = read_checked_json(url)
     names = {field.name for field in fields(DatasetInfo)}
     if not isinstance(document, list) or not all(
         isinstance(entry, dict) and entry.keys() == names for entry in document

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trainyard.artifacts import store
+from trainyard.artifacts.inputs import read_checked_json
+from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.retrieval.checked_fields import check_fields
 
@@ -15,6 +18,18 @@ EMPTY = "empty.faissindex"
 """A trained index without vectors."""
 ADDED = "added.faissindex"
 """An index with all vectors; the id of a vector is its place."""
+
+
+def read_index_document(folder_url: str, option: str = "the index") -> IndexDocument:
+    """That of a folder, which `option` names in errors. ArtifactError if there is none, or if the
+    manifest of the folder has another."""
+    url = join(folder_url, DOCUMENT)
+    if not store.exists(url):
+        raise ArtifactError(
+            f"{option} {folder_url}: no {DOCUMENT} there; give the output of faiss_train or "
+            "faiss_add"
+        )
+    return IndexDocument.from_document(read_checked_json(url), url)
 
 
 def shard_names(num_shards: int) -> list[str]:

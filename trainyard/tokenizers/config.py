@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from trainyard.config import also, execution, from_table, location
+from trainyard.config import also, check_at_most, execution, from_table, location
 from trainyard.errors import ConfigError
 
 TokenizerType = Literal[
@@ -62,6 +62,9 @@ FILES = ("tokenizer_model", "vocab_file", "merge_file", "chat_template")
 
 MAX_VOCAB_SIZE = 2**31 - 1
 """Token files store ids in 32 bits."""
+
+MAX_SPECIAL_TOKENS = 1_000_000
+"""Of a TikTokenizer, which makes a name for each."""
 
 TAKES_EXTRA_IDS = ("BertWordPieceLowerCase", "BertWordPieceCase", "SentencePieceTokenizer")
 
@@ -149,6 +152,7 @@ class TokenizerConfig:
                 "--tiktoken-num-special-tokens must be at least 3, for <unk>, <s> and </s>, got "
                 f"{self.tiktoken_num_special_tokens}"
             )
+        check_at_most(self, MAX_SPECIAL_TOKENS, "tiktoken_num_special_tokens")
 
     def versions(self) -> dict[str, str]:
         """Name and version of the library that defines the ids; empty if there is none, or if it is

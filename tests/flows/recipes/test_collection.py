@@ -176,10 +176,14 @@ def test_the_recipes_of_the_repository_are_valid(
         ('corpus = ["a"]\n[mix]\ninput = ["b"]\n', "mixes finished corpora, and corpus names"),
         ('[dedup]\n[mix]\ninput = ["b"]\n', "have nothing to read"),
         ('corpus = ["a"]\n[dedup]\ninput = ["x"]\n', "input is decided by the flow"),
+        (
+            'corpus = ["a"]\n[collect]\nsource = "json"\n[clean]\nrules = ["min_chars:limt=9"]\n',
+            "min_chars has no 'limt'; did you mean 'limit'",
+        ),
         ('corpus = ["a"]\n[fetch]\n[clean]\n', r'only \[collect\] with source = "warc" reads'),
     ],
 )
-def test_a_recipe_that_collects_nothing_is_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_a_recipe_that_cannot_run_is_refused(text: str, message: str, tmp_path: Path) -> None:
     written = parse_recipe(text.replace('"a"', f'"{tmp_path}/in/*"'), "x.toml", str(tmp_path))
     write(tmp_path, "a", "1")
     with pytest.raises(ConfigError, match=message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import unicodedata
 from typing import Literal
@@ -11,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainyard.collection.rules.build import build_rule
+from trainyard.collection.rules.build import MODULES, build_rule
 from trainyard.collection.rules.form import fixed, in_order, normalized
 from trainyard.collection.rules.page import Drop, Edit, Page
 from trainyard.collection.rules.table import (
+    PARAMETERS,
     PRESETS,
     RULES,
     named,
@@ -295,6 +297,13 @@ def test_the_preset_openwebtext_is_upstreams_order() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_the_parameters_in_the_table_are_those_of_the_functions() -> None:
+    for name, module in RULES.items():
+        signature = inspect.signature(getattr(MODULES[module], name))
+        own = list(signature.parameters.values())[1:]
+        assert PARAMETERS.get(name, {}) == {one.name: type(one.default) for one in own}
+
+
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
@@ -302,6 +311,7 @@ def test_the_preset_openwebtext_is_upstreams_order() -> None:
         ("min_chars:200", "'200' is not KEY=VALUE"),
         ("min_chars:", "'' is not KEY=VALUE"),
         ("min_chars:least=200", "min_chars has no 'least', only limit"),
+        ("min_chars:limt=200", "min_chars has no 'limt'; did you mean 'limit'"),
         ("nfc:x=1", "no parameter at all"),
         ("min_chars:limit=1.5", "limit is a whole number, not '1.5'"),
         ("language:min=nan", "min must not be negative or infinite"),

@@ -26,7 +26,7 @@ LABELS = {"jsonl": "JSONL", "text": "plain text", "parquet": "Parquet"}
 SHOWN_FILES = 8
 
 
-def split_name(url: str) -> tuple[str, str]:
+def split_name(url: str, option: str = "--input") -> tuple[str, str]:
     """Format and compression of a file, such as ("jsonl", ".gz"); ConfigError if unknown."""
     name = store.basename(url)
     compression = next((ending for ending in CODECS if name.endswith(ending)), "")
@@ -35,25 +35,27 @@ def split_name(url: str) -> tuple[str, str]:
         if inner.endswith(ending) and not (kind == "parquet" and compression):
             return kind, compression
     raise ConfigError(
-        f"--input: {url} must end in one of {', '.join(FORMATS)}; all but .parquet may have "
+        f"{option}: {url} must end in one of {', '.join(FORMATS)}; all but .parquet may have "
         f"{', '.join(CODECS)} after that; rename it or leave it out"
     )
 
 
-def check_inputs(urls: Sequence[str], files: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:
+def check_inputs(
+    urls: Sequence[str], files: Sequence[str], keys: Sequence[str], option: str = "--input"
+) -> tuple[str, ...]:
     """The files to read, in order, without markers of other programs, such as `_SUCCESS`.
 
     Refuses unknown files, and different kinds in one folder.
 
-    urls: as given on the command line. files: the files that they name."""
+    urls: as given on the command line, with `option`. files: the files that they name."""
     asked = {url.rstrip("/") for url in urls}
     kept = tuple(file for file in files if not is_aside(file, asked))
     if len(kept) < len(files):
         passed = sorted(set(files).difference(kept))
         more = f" and {len(passed) - SHOWN_FILES} more" if len(passed) > SHOWN_FILES else ""
         shown = ", ".join(passed[:SHOWN_FILES])
-        log.info("--input: skipped names that begin with _ or a dot: %s%s", shown, more)
-    _check_kinds(asked, kept, keys)
+        log.info("%s: skipped names that begin with _ or a dot: %s%s", option, shown, more)
+    _check_kinds(asked, kept, keys, option)
     return kept
 
 
@@ -66,8 +68,8 @@ def is_aside(file: str, asked: set[str]) -> bool:
     return aside and path in asked
 
 
-def _check_kinds(asked: set[str], files: Sequence[str], keys: Sequence[str]) -> None:
-    kinds = {file: split_name(file)[0] for file in files}
+def _check_kinds(asked: set[str], files: Sequence[str], keys: Sequence[str], option: str) -> None:
+    kinds = {file: split_name(file, option)[0] for file in files}
     examples: dict[str, str] = {}
     for file in files:
         if file not in asked:
@@ -75,8 +77,8 @@ def _check_kinds(asked: set[str], files: Sequence[str], keys: Sequence[str]) -> 
     if len(examples) > 1:
         (a, first), (b, second) = itertools.islice(examples.items(), 2)
         raise ConfigError(
-            f"--input finds both {LABELS[a]} ({first}) and {LABELS[b]} ({second}); choose one by a "
-            "pattern, such as 'corpus/*.jsonl'"
+            f"{option} finds both {LABELS[a]} ({first}) and {LABELS[b]} ({second}); choose one by "
+            "a pattern, such as 'corpus/*.jsonl'"
         )
     if "text" in kinds.values() and len(keys) > 1:
         raise ConfigError(

@@ -167,6 +167,9 @@ def _num_blocks(model: GPTModel, config: DynamicConfig, groups: ProcessGroups, l
     given = config.inference_dynamic_batching_buffer_size_gb
     if given is None:
         of_request = -(-length // size)
+        what = f"the keys and values of one request of {length} tokens, in blocks of {size}, take"
+        advice = "lower --inference-max-seq-length or --inference-dynamic-batching-block-size"
+        check_memory(what, of_request * each, model.device, advice)
         wanted = config.inference_dynamic_batching_max_requests * of_request
         return _least(max(min(wanted, _memory(model.device) // each), of_request), groups, model)
     option = f"--inference-dynamic-batching-buffer-size-gb {given}"

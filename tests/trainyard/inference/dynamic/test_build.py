@@ -54,6 +54,12 @@ def test_a_buffer_without_a_block_or_beyond_the_machine_is_refused() -> None:
         engine_of(model, DynamicConfig(inference_dynamic_batching_buffer_size_gb=1e6))
 
 
+def test_a_block_beyond_the_machine_is_refused() -> None:
+    model: Any = build("gpt")
+    with pytest.raises(ConfigError, match=rf"in blocks of {2**50}, take .*-batching-block-size$"):
+        engine_of(model, DynamicConfig(inference_dynamic_batching_block_size=2**50))
+
+
 @pytest.mark.parametrize("kind", ["t5", "mamba", "bert"])
 def test_families_with_another_memory_are_refused(kind: str) -> None:
     class Config:
