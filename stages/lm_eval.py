@@ -18,6 +18,7 @@ from trainyard.errors import ConfigError, TrainyardError
 
 WRITING = ("--output_path",)
 """Options with which the harness writes files."""
+TRUSTING = "--trust_remote_code"
 
 
 def main(words: Sequence[str]) -> int:
@@ -45,10 +46,15 @@ def main(words: Sequence[str]) -> int:
 
 def arguments(words: Sequence[str]) -> list[str]:
     """The options for lm-eval: `--model trainyard` unless a model is named, and on ranks other than
-    0 none that writes."""
+    0 none that writes. ConfigError for one that trusts programs of others."""
     kept = list(words)
     if kept and kept[0] not in ("run", "ls", "validate") and "--model" not in kept:
         kept = ["--model", "trainyard", *kept]
+    if TRUSTING in kept and "trainyard" in kept:
+        raise ConfigError(
+            f"{TRUSTING} runs Python that comes with a model or a data set, and no checkpoint of "
+            "trainyard has any; leave it out"
+        )
     if os.environ.get("RANK", "0") == "0":
         return kept
     found = []

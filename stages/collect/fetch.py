@@ -24,6 +24,7 @@ from stages.runtime.document_units import (
 )
 from trainyard.artifacts import store
 from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.urls import has_credentials, show_url
 from trainyard.collection.documents import Place, dropped
 from trainyard.collection.fetch import client, url_rules
 from trainyard.collection.fetch.client import Answer, Fetcher, Hosts, Outcome
@@ -122,10 +123,12 @@ class _Batches:
         return None
 
     def _count_dropped(self, tally: Tally, listed: ListedUrl, outcome: Outcome) -> dict[str, Any]:
+        # One with a password is never fetched; its place in the list is known.
+        url = show_url(listed.url) if has_credentials(listed.url) else listed.url
         reason = tally.reasons[outcome.reason]
         reason.dropped += 1
-        reason.sample(self._config.num_samples, listed.place, outcome.why, listed.url)
-        fields = {"url": listed.url, ORIGIN: listed.place.document()}
+        reason.sample(self._config.num_samples, listed.place, outcome.why, url)
+        fields = {"url": url, ORIGIN: listed.place.document()}
         if outcome.attempts:
             return dropped(fields, outcome.reason, outcome.why, attempts=outcome.attempts)
         return dropped(fields, outcome.reason, outcome.why)

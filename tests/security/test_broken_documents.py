@@ -22,10 +22,14 @@ from flows.gc.sweep import Swept, sweep
 from flows.logs.lines import Followed
 from flows.pages.charts import loss_curve
 from flows.recipes.corpus_versions import CURRENT, read_pointer
+from stages.runtime import share_digests
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from trainyard import json_text
+from trainyard.artifacts import store
+from trainyard.artifacts.block_digest import remember_digest
+from trainyard.artifacts.inputs import raw_digest
 from trainyard.config_text import parse_document
-from trainyard.errors import ArtifactError, ConfigError
+from trainyard.errors import ArtifactError, ConfigError, TrainyardError
 from trainyard.tokenizers.chat import templates
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -219,3 +223,41 @@ def test_nobody_reads_foreign_json_without_a_word_on_deep_ones() -> None:
             if re.search(r"(?<!orjson)\bjson\.loads?\(", text) and "RecursionError" not in text:
                 found.add(str(path.relative_to(ROOT)))
     assert found == OWN
+
+
+# --- blocks of a share ------------------------------------------------------------------------
+
+READ_BLOCKS: dict[str, dict[str, Any]] = {
+    "no file": {"size_bytes": 1, "version": "1", "digests": {}, "url": "/nowhere"},
+    "other blocks": {"digests": {"1": "a"}},
+    "blocks below zero": {"digests": {"-1": "a"}},
+    "blocks beyond": {"size_bytes": 2**62, "digests": {"0": "a"}},
+    "a size below zero": {"size_bytes": -1, "digests": {}},
+    "a size of digits": {"size_bytes": "9" * 5000, "digests": {}},
+    "a number of digits": {"digests": {"9" * 5000: "a"}},
+    "a number of letters": {"digests": {"a": "a"}},
+    "lists of digests": {"digests": ["a"]},
+    "no digests": {"digests": None},
+    "a password": {"url": "https://me:hunter2@h/a", "digests": {"0": "a"}},
+}
+"""What the `.blocks.json` of a share may say of a file."""
+
+
+@pytest.mark.few_cases(4)
+@pytest.mark.parametrize("kind", READ_BLOCKS)
+def test_forged_blocks_of_a_share_are_no_digest(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("text")
+    info = store.info(str(tmp_path / "a"))
+    read = {"size_bytes": info.size_bytes, "version": info.version} | READ_BLOCKS[kind]
+    url = read.pop("url", str(tmp_path / "a"))
+    document = {"format_version": share_digests.FORMAT_VERSION, "files": {url: read}}
+    (tmp_path / "b.json").write_text(json.dumps(document))
+    before, words = raw_digest(str(tmp_path / "a")), ""
+    try:
+        ((found, blocks),) = share_digests._read_blocks(str(tmp_path / "b.json")).values()
+        assert not remember_digest(url, found, blocks)
+    except TrainyardError as error:
+        words = str(error)
+    assert "hunter2" not in words
+    assert len(words) < 500
+    assert raw_digest(str(tmp_path / "a")) == before

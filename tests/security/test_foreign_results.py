@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 
 from stages import compare, ensemble
+from stages.report.card import render
+from stages.report.facts import Card
+from stages.report.lineage import Lineage
+from tests.security.test_hostile_corpora import VALUES, changed, places
+from tests.stages.html_page import check_sound
 
 SECRET = "/etc/passwd"
 ESCAPE = "\x1b]0;owned\x07\u202e"
@@ -147,3 +152,20 @@ def test_a_name_steers_no_terminal(
     program: str, at: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     check(program, tmp_path, write(tmp_path / "evil", at, ESCAPE, None), capfd)
+
+
+PARITY = {
+    "step": 3,
+    "precision": "fp32",
+    "tolerance": 0.001,
+    "rows": [{"engine": "static", "max_difference": 1e-4, "mean_difference": 1e-5}],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+def test_a_parity_of_others_is_on_the_card_as_text(value: object) -> None:
+    lineage = Lineage(artifacts=(), edges=(), destination="")
+    for at in places(PARITY):
+        card = Card(title="run", lineage=lineage, parity=changed(PARITY, at, value))
+        check_sound(render(card))

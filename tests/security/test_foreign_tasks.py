@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from stages import lm_eval
 from tests.security.test_broken_documents import BROKEN
 from trainyard.collection.contamination.tasks import BY_ENDING, READERS, read_task
 from trainyard.datasets.classification.glue import read_pairs
 from trainyard.datasets.classification.race import read_race
 from trainyard.datasets.fine_tuning.conversations import ConversationFile
 from trainyard.datasets.fine_tuning.questions import PromptFormat, Question, Wording
-from trainyard.errors import TrainyardError
+from trainyard.errors import ConfigError, TrainyardError
 from trainyard.evaluation.choices import read_choices
 from trainyard.evaluation.config import QuestionConfig
 from trainyard.evaluation.questions import question_task, read_questions
@@ -125,3 +126,9 @@ def test_a_wording_is_no_format() -> None:
     prompt_format = PromptFormat(task="x", wording=Wording("", {"long": ask}, {"long": ("x",)}))
     prompt = prompt_format.prompt(Question("why", ("",), ()), Characters(), 900)
     assert "why {0.__class__} {:>9999999999}" in Characters().decode(prompt)
+
+
+@pytest.mark.parametrize("words", [["--tasks", "a"], ["run", "--model", "trainyard"]])
+def test_the_harness_trusts_no_program_of_a_data_set(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--trust_remote_code runs Python that comes with"):
+        lm_eval.arguments([*words, "--trust_remote_code"])

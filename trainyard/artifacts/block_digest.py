@@ -60,9 +60,12 @@ def version_mark(url: str) -> str:
 def remember_digest(url: str, found: FileInfo, blocks: Mapping[int, str]) -> bool:
     """Remember the digest of the file that has these blocks, by their numbers; False if some are
     missing, or the file is no longer in that version."""
-    if len(blocks) != num_blocks(found.size_bytes) or store.info(url) != found:
+    numbers = range(len(blocks))
+    if len(blocks) != num_blocks(found.size_bytes) or blocks.keys() != set(numbers):
         return False
-    digest = combined(found.size_bytes, [blocks[number] for number in range(len(blocks))])
+    if store.info(url) != found:
+        return False
+    digest = combined(found.size_bytes, [blocks[number] for number in numbers])
     remember(url, BLOCKS if len(blocks) > 1 else DIGEST, digest)
     return True
 

@@ -27,10 +27,20 @@ from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.inputs import Manifests
 from trainyard.artifacts.manifest import check_digest
 from trainyard.artifacts.strict_json import parse_json
-from trainyard.artifacts.urls import canonical, is_local, is_web, parent
+from trainyard.artifacts.urls import (
+    canonical,
+    has_credentials,
+    is_local,
+    is_web,
+    parent,
+    show_url,
+)
 from trainyard.errors import ArtifactError
 
 FORMAT_VERSION = 1
+MAX_PREFIX_CHARS = 4096
+"""Longest path of Linux; those of object stores are shorter."""
+SHOWN_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +133,12 @@ def _relative(prefix: str, url: str) -> str:
 def _absolute(name: str, url: str) -> str:
     """The prefix that a record in the file at `url` names. Raises ValueError for a place that a
     file from there has no business to name."""
-    if "\0" in name or is_web(name):
-        raise ValueError(f"{name!r} is not a prefix in a store")
+    shown = show_url(name)[:SHOWN_CHARS]
+    if "\0" in name or is_web(name) or has_credentials(name) or len(name) > MAX_PREFIX_CHARS:
+        raise ValueError(f"{shown!r} is not a prefix in a store")
     if "://" in name or name.startswith("/"):
         if is_local(name) and not is_local(url):
-            raise ValueError(f"{name!r}: a path of a machine, named in an object store")
+            raise ValueError(f"{shown!r}: a path of a machine, named in an object store")
         return name
     folder = canonical(parent(url))
     if is_local(url):

@@ -85,7 +85,9 @@ def files_of(prefix: str, manifests: Manifests | None = None) -> dict[str, str]:
 def _recorded(url: str, found: PartsList) -> VirtualDataset:
     dtype = TYPES.get(found.dtype)
     if dtype is None:
-        raise ArtifactError(f"{url}: tokens of type {found.dtype!r}; known are {', '.join(TYPES)}")
+        raise ArtifactError(
+            f"{url}: tokens of type {found.dtype[:40]!r}; known are {', '.join(TYPES)}"
+        )
     for part in found.parts:
         if part.size_bytes % dtype.itemsize:
             raise ArtifactError(

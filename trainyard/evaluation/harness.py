@@ -138,9 +138,7 @@ class TrainyardLM(LM):
         return answers
 
     def _generated(self, number: int, context: str, options: dict[str, Any]) -> str:
-        until = options.get("until") or []
-        stops = [until] if isinstance(until, str) else list(until)
-        count = int(options.get("max_gen_toks", NEW_TOKENS))
+        stops, count, sampling = generation_options(options)
         room = self.max_length - count
         if room < 1:
             raise ConfigError(
@@ -153,7 +151,7 @@ class TrainyardLM(LM):
             self._tokenizer,
             [prompt],
             count,
-            _sampling(options),
+            sampling,
             number,
             self._groups,
         )
@@ -165,6 +163,22 @@ class TrainyardLM(LM):
         """Hand answers to the cache of the harness."""
         for request, answer in zip(requests, answers, strict=True):
             self.cache_hook.add_partial(kind, request.args, answer)
+
+
+def generation_options(options: dict[str, Any]) -> tuple[list[str], int, SamplingConfig]:
+    """The texts that end an answer, its most tokens, and how they are chosen. ConfigError for a
+    value that is none, which the file of a task may have."""
+    until = options.get("until") or []
+    stops = [until] if isinstance(until, str) else until
+    if not isinstance(stops, list | tuple) or not all(isinstance(one, str) for one in stops):
+        raise ConfigError("generation_kwargs: `until` must be a text or a list of texts")
+    try:
+        count, sampling = int(options.get("max_gen_toks", NEW_TOKENS)), _sampling(options)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"generation_kwargs: {str(error)[:200]}") from error
+    if count < 1:
+        raise ConfigError(f"generation_kwargs: max_gen_toks must be at least 1, got {count}")
+    return list(stops), count, sampling
 
 
 def _sampling(options: dict[str, Any]) -> SamplingConfig:

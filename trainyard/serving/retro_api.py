@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field, StrictInt, StrictStr
 
-from trainyard.inference.neighbors import generate_with_neighbors
+from trainyard.inference.neighbors import check_counts, generate_with_neighbors
 from trainyard.inference.texts import prompt_tokens
 from trainyard.serving.access import note
 from trainyard.serving.disconnect import unless_gone
@@ -92,6 +92,7 @@ async def answer(served: ServedModel, fields: RetroFields) -> dict[str, Any]:
     check_common(served, shared)
     sampling = sampling_of(served, shared)
     prompt = await _tokens(served, fields.prompt, "prompt")
+    check_counts(generator.config, fields.neighbors, len(prompt))  # before a million are encoded
     chunks = [
         [await _tokens(served, one, "neighbors") for one in chunk] for chunk in fields.neighbors
     ]

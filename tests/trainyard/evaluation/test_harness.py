@@ -148,3 +148,32 @@ def test_a_generating_task_stops_at_its_words(
     assert found["exact_match,none"] == 0.5
     with pytest.raises(ConfigError, match="max_gen_toks 48 leaves no room for a context in 48"):
         backend.generate_until([Asked("a", max_gen_toks=48)])
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"until": 7},
+    {"until": [["a"]]},
+    {"until": {"a": 1}},
+    {"max_gen_toks": "all"},
+    {"max_gen_toks": 0},
+    {"max_gen_toks": -(10**9)},
+    {"max_gen_toks": 10**30},
+    {"max_gen_toks": float("inf")},
+    {"max_gen_toks": []},
+    {"temperature": "hot" * 10**5},
+    {"do_sample": True, "temperature": -1.0},
+    {"do_sample": True, "temperature": float("nan")},
+    {"do_sample": True, "temperature": 1.0, "top_k": -1},
+    {"do_sample": True, "temperature": 1.0, "top_k": "9" * 5000},
+    {"do_sample": True, "temperature": 1.0, "top_p": {}},
+]
+"""What the file of a task may say of its answers."""
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
+def test_options_of_a_task_that_cannot_be_are_refused_in_a_sentence(
+    backend: Any, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        backend._generated(0, "the yard", options)
+    assert len(str(refused.value)) < 400

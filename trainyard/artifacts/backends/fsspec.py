@@ -20,12 +20,20 @@ S3_OPTIONS = {
     "config_kwargs": CONFIG,
 }
 
+NO_STORES = frozenset({"async_wrapper", "asyncwrapper", "data", "dir", "ftp", "generic"})
+NO_STORES |= {"libarchive", "local", "reference", "tar", "zip"}
+"""What fsspec knows beside stores: files of this machine by another name, and what needs more than
+a URL, such as a host or another file system."""
+NO_STORES_RULE = "give a path, or the URL of an object in a store, such as s3://BUCKET/KEY"
+
 
 @lru_cache(maxsize=8)
 def _filesystem(protocol: str, process: int) -> Any:
     """One per process: its thread and connections do not survive a fork."""
     import fsspec
 
+    if protocol in NO_STORES:
+        raise ConfigError(f"{protocol}:// is no store; {NO_STORES_RULE}")
     try:
         filesystem = fsspec.filesystem(protocol, **(S3_OPTIONS if protocol in S3 else {}))
         if protocol in S3:
@@ -36,6 +44,8 @@ def _filesystem(protocol: str, process: int) -> Any:
             f"{protocol}:// needs a package that is not installed: {error}"
             + ("; run `pip install 'trainyard[s3]'`" if protocol in S3 else "")
         ) from error
+    except TypeError as error:  # an argument is missing, such as a host
+        raise ConfigError(f"{protocol}:// needs more than a URL; {NO_STORES_RULE}") from error
     except ValueError as error:
         raise ConfigError(f"{protocol}:// is not a storage protocol that fsspec knows") from error
 

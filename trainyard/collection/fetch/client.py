@@ -6,6 +6,7 @@ none, with every attempt."""
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from urllib.parse import urljoin, urlsplit
 import aiohttp
 from yarl import URL
 
+from trainyard.artifacts.urls import show_url
 from trainyard.collection.fetch.addresses import AddressError, CheckedResolver, check_address
 from trainyard.collection.fetch.options import FetchConfig
 from trainyard.collection.fetch.robots import (
@@ -38,6 +40,12 @@ MAX_RETRY_SECONDS = 120.0
 CONNECT_SECONDS = 15.0
 CHUNK_BYTES = 1 << 16
 MAX_URL_CHARS = 4096
+CONTROL = re.compile("[\x00-\x1f\x7f]")
+TOO_LONG = "it took too long"
+MAX_TIMEOUTS = 20
+"""Answers of a host that may take too long; then the rest of its batch is not asked for."""
+MAX_SITES = 500
+"""Sites whose robots.txt is kept: a list may name millions, and a site may have megabytes."""
 
 HEADERS = {"Accept": "text/html,application/xhtml+xml", "Accept-Encoding": "gzip, deflate"}
 
@@ -83,9 +91,16 @@ class Hosts:
 
     def __init__(self) -> None:
         self.robots: dict[str, Robots] = {}
-        """By scheme and host."""
+        """By scheme and host: of the last MAX_SITES."""
         self.free_at: dict[str, float] = {}
         """By host: when it may be asked again, by the clock of time.monotonic()."""
+
+    def keep(self, site: str, robots: Robots) -> Robots:
+        """Note the robots.txt of a site, in place of the oldest if there are too many."""
+        self.robots[site] = robots
+        if len(self.robots) > MAX_SITES:
+            del self.robots[next(iter(self.robots))]
+        return robots
 
 
 class Fetcher:
@@ -129,8 +144,8 @@ class Fetcher:
         done: Callable[[Outcome], None],
     ) -> None:
         """The pages of a host, one after another; those to try again come after all others."""
-        waiting = [(0.0, Outcome(url)) for url in urls]
-        while waiting:
+        waiting, timeouts = [(0.0, Outcome(url)) for url in urls], 0
+        while waiting and timeouts < MAX_TIMEOUTS:
             waiting.sort(key=lambda one: one[0])
             not_before, outcome = waiting.pop(0)
             await asyncio.sleep(max(0.0, not_before - time.monotonic()))
@@ -143,11 +158,16 @@ class Fetcher:
                 fault = _as_fault(error)
                 outcome.reason, outcome.why = fault.reason, fault.why
                 outcome.attempts.append(fault.why)
+                timeouts += fault.why == TOO_LONG
                 tries = len(outcome.attempts)
                 if fault.wait_seconds is not None and tries < self._config.max_attempts:
                     pause = max(fault.wait_seconds, self._config.host_delay_seconds * 2**tries)
                     waiting.append((time.monotonic() + min(pause, MAX_RETRY_SECONDS), outcome))
                     continue
+            done(outcome)
+        for _, outcome in waiting:
+            outcome.reason = UNREACHABLE
+            outcome.why = f"its host took too long {MAX_TIMEOUTS} times; fetch it in another run"
             done(outcome)
 
     async def _page(self, session: aiohttp.ClientSession, url: str) -> Answer:
@@ -167,25 +187,27 @@ class Fetcher:
         raise FetchError(REDIRECTS, f"more than {self._config.max_redirects} redirects")
 
     def _check_url(self, url: str) -> None:
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise FetchError(SCHEME, f"no URL: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise FetchError(SCHEME, f"no http:// or https:// URL: {url[:80]}")
-        if len(url) > MAX_URL_CHARS or "@" in parts.netloc:
-            raise FetchError(SCHEME, "a URL with a user, or of more than 4096 characters")
-        check_address(parts.hostname, self._config.allow_private_addresses)
+        if len(url) > MAX_URL_CHARS:
+            raise FetchError(SCHEME, f"a URL of more than {MAX_URL_CHARS} characters")
+        if CONTROL.search(url):
+            raise FetchError(SCHEME, "a URL with a control character, such as a line feed")
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise FetchError(SCHEME, f"no http:// or https:// URL: {show_url(url)[:80]}")
+        if "@" in parts.netloc:
+            raise FetchError(SCHEME, "a URL with a user")
+        # As it is connected to: a full-width 127.0.0.1 has become one that needs no resolver.
+        check_address(_target(url).raw_host or "", self._config.allow_private_addresses)
 
     async def _robots(self, session: aiohttp.ClientSession, url: str) -> Robots:
         """The robots.txt of a site. Without one all is allowed; if its server fails, nothing is
         (RFC 9309, 2.3.1)."""
         parts = urlsplit(url)
         site = f"{parts.scheme}://{parts.netloc}"
-        if site not in self._hosts.robots:
-            self._hosts.robots[site] = await self._read_robots(session, f"{site}/robots.txt")
-        return self._hosts.robots[site]
+        known = self._hosts.robots.get(site)
+        if known is not None:
+            return known
+        return self._hosts.keep(site, await self._read_robots(session, f"{site}/robots.txt"))
 
     async def _read_robots(self, session: aiohttp.ClientSession, url: str) -> Robots:
         for _ in range(self._config.max_redirects + 1):
@@ -215,9 +237,7 @@ class Fetcher:
         which the first `max_bytes` are enough."""
         await self._wait_for(_host(url), max(delay_seconds, self._config.host_delay_seconds))
         headers = {"Accept-Encoding": "identity"} if types is None else {}
-        # The URL as it is, or as its server sent it: nothing is to be quoted a second time.
-        target = URL(url, encoded=url.isascii() and " " not in url)
-        async with session.get(target, allow_redirects=False, headers=headers) as response:
+        async with session.get(_target(url), allow_redirects=False, headers=headers) as response:
             if response.status in REDIRECTING and "Location" in response.headers:
                 return urljoin(url, response.headers["Location"].strip()).partition("#")[0]
             if response.status != 200:
@@ -236,8 +256,7 @@ class Fetcher:
                 for name, value in response.raw_headers
                 if name.lower() != b"transfer-encoding"
             ]
-            status = f"{response.status} {response.reason or ''}".strip()
-            return Answer(url, status, tuple(kept), bytes(body[:max_bytes]))
+            return Answer(url, _status_line(response), tuple(kept), bytes(body[:max_bytes]))
 
     async def _wait_for(self, host: str, delay_seconds: float) -> None:
         """Wait until a host may be asked, which then is not free for the delay."""
@@ -252,6 +271,17 @@ def _host(url: str) -> str:
         return (urlsplit(url).hostname or "").lower()
     except ValueError:
         return ""
+
+
+def _target(url: str) -> URL:
+    """The URL as it is, or as its server sent it: nothing is to be quoted a second time."""
+    return URL(url, encoded=url.isascii() and " " not in url)
+
+
+def _status_line(response: aiohttp.ClientResponse) -> str:
+    """Such as `200 OK`: of a reason in any bytes, what is printable ASCII."""
+    printable = re.sub("[^ -~]", "?", response.reason or "")
+    return f"{response.status} {printable[:80]}".strip()
 
 
 def _bad_status(response: aiohttp.ClientResponse) -> FetchError:
@@ -271,7 +301,7 @@ def _as_fault(error: Exception) -> FetchError:
     if cause is not None:
         return FetchError(ADDRESS, str(cause))
     if isinstance(error, ValueError):
-        return FetchError(SCHEME, f"no URL: {str(error)[:200]}")
+        return FetchError(SCHEME, "no valid URL")  # what the error quotes may be a password
     if isinstance(error, TimeoutError):
-        return FetchError(UNREACHABLE, "it took too long", 0.0)
+        return FetchError(UNREACHABLE, TOO_LONG, 0.0)
     return FetchError(UNREACHABLE, type(error).__name__, 0.0)

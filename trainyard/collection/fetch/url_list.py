@@ -15,7 +15,6 @@ from trainyard.corpus.formats.records import ByteRange
 from trainyard.errors import DataError
 
 MAX_LINE_BYTES = 1 << 20
-SHOWN_CHARS = 80
 
 
 class ListedUrl(NamedTuple):
@@ -35,9 +34,9 @@ def listed_urls(source: ByteRange, name: str) -> Iterator[ListedUrl]:
         try:
             url = json_text.loads(stripped)["url"] if is_json else stripped.decode()
         except (ValueError, KeyError, TypeError) as error:
+            rule = "be an object with a string `url`" if is_json else "be a URL in UTF-8"
             raise DataError(
-                f"{source.url}: the line at byte {offset} has no URL: "
-                f"{stripped[:SHOWN_CHARS].decode('utf-8', 'replace')!r}"
+                f"{source.url}: the line at byte {offset} has no URL; it must {rule}"
             ) from error
         if not isinstance(url, str):
             raise DataError(f"{source.url}: the `url` of the line at byte {offset} is no string")
