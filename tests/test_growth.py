@@ -31,15 +31,13 @@ from trainyard.artifacts.manifest import Manifest, publish
 from trainyard.artifacts.output import Output
 from trainyard.checkpoint.plan import Slice, plan_files, plan_shards
 from trainyard.corpus.merge import survey
-from trainyard.corpus.units import (
+from trainyard.corpus.unit_sizes import (
     MOST_BYTES_OF_RANKS,
     UNIT_BYTES,
     UNITS_A_RANK,
-    InputFile,
-    plan_units,
-    share_of,
     unit_bytes_for,
 )
+from trainyard.corpus.units import InputFile, plan_units, share_of
 from trainyard.tokenizers.config import TokenizerConfig
 
 TIMES = 4

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trainyard.corpus.units import LOOKING_AT_ONCE, unit_bytes_for
+from trainyard.corpus.unit_sizes import LOOKING_AT_ONCE, unit_bytes_for
 
 MEGABYTE = 1e6
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.artifacts.urls import join
-from trainyard.corpus import units
+from trainyard.corpus import unit_sizes
 from trainyard.testing.kill import Zygote, check_kill_anywhere
 
 pytestmark = [pytest.mark.kill, pytest.mark.timeout(900)]
@@ -28,7 +28,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("corpus")
     lines = [json.dumps({"text": f"{TEXT} {i} " * 40, "title": [f"{i}."]}) for i in range(60)]
     lines[20:20] = ["{", '{"body": 1}']
-    blank = " " * (units.UNIT_BYTES // 2)  # skipped at no cost
+    blank = " " * (unit_sizes.UNIT_BYTES // 2)  # skipped at no cost
     for name in "abc":
         path = root / f"in/{name}.jsonl"
         path.parent.mkdir(exist_ok=True)

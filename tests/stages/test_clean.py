@@ -15,13 +15,13 @@ from stages.runtime.cli import stage_main
 from tests.stages.clean_runs import contents, origin, prose, report, rows, write
 from tests.stages.directly import run_directly
 from trainyard.artifacts import store
-from trainyard.corpus import units
+from trainyard.corpus import unit_sizes
 from trainyard.errors import ConfigError, DataError
 
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "UNIT_BYTES", 1500)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 1500)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_units_decide_file_names_alone(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clean(corpus, tmp_path / "small", rules=RULES)
-    monkeypatch.setattr(units, "UNIT_BYTES", 1 << 20)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 1 << 20)
     clean(corpus, tmp_path / "large", rules=RULES)
     for kind in ("documents", "dropped"):
         assert rows(tmp_path / "small", kind) == rows(tmp_path / "large", kind)

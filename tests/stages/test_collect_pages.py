@@ -17,7 +17,7 @@ from tests.stages.directly import run_directly
 from tests.trainyard.collection.fetch.bad_server import BadServer
 from tests.trainyard.collection.sources.warcs import Warc, html
 from trainyard.artifacts import store
-from trainyard.corpus import units
+from trainyard.corpus import unit_sizes
 from trainyard.errors import ConfigError
 
 FETCH = {"source": "fetch", "allow_private_addresses": True, "host_delay_seconds": 0.0}
@@ -147,7 +147,7 @@ def test_folders_of_html_in_shares_are_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_warc_files_in_shares_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "UNIT_BYTES", 2000)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 2000)
     warc = Warc(tmp_path / "a.warc.gz")
     for number in range(12):
         warc.response(f"https://a/{number}", html(f"Page {number}", f"Words {number}").encode())

@@ -16,7 +16,7 @@ from stages.runtime.cli import stage_main
 from tests.stages.clean_runs import contents, report, rows
 from tests.stages.directly import run_directly
 from trainyard.artifacts import store
-from trainyard.corpus import units
+from trainyard.corpus import unit_sizes
 from trainyard.errors import ConfigError, DataError
 from trainyard.testing import wiki_dump
 from trainyard.testing.wiki_dump import Plan, Planted, evaluation_items, write_dump
@@ -26,7 +26,7 @@ PLAN = Plan(articles=60, words=60, seed=7, leaked_share=0.1, near_duplicate_shar
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "UNIT_BYTES", 9000)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 9000)
     sources.site_of.cache_clear()
 
 
@@ -86,7 +86,7 @@ def test_what_was_planted_is_in_the_documents(dump: tuple[Path, Planted], tmp_pa
 def test_any_shares_and_stores_give_the_same_bytes(
     dump: tuple[Path, Planted], tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(units, "UNIT_BYTES", 15_000)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 15_000)
     collect(dump[0], tmp_path / "whole")
     given = store.join(store_url, "in/wiki.xml.bz2")
     store.write_bytes(given, dump[0].read_bytes())

@@ -14,13 +14,13 @@ from stages.runtime.cli import stage_main
 from tests.stages.clean_runs import contents, report, rows, write
 from tests.stages.directly import run_directly
 from trainyard.collection.contamination.ngrams import Matcher, task_ngrams
-from trainyard.corpus import units
+from trainyard.corpus import unit_sizes
 from trainyard.errors import ConfigError, DataError
 
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "UNIT_BYTES", 8000)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 8000)
 
 
 def sentences(seed: int, count: int = 12) -> list[str]:

@@ -14,7 +14,7 @@ from stages.dedup.config import DedupConfig
 from stages.runtime.cli import stage_main
 from tests.stages.clean_runs import contents, origin, report, rows, write
 from tests.stages.directly import run_directly
-from trainyard.corpus import units
+from trainyard.corpus import unit_sizes
 from trainyard.errors import ConfigError
 
 WORDS = 120
@@ -23,7 +23,7 @@ WORDS = 120
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "UNIT_BYTES", 12_000)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 12_000)
 
 
 def text(seed: int, num_changed: int = 0, num_words: int = WORDS) -> str:

@@ -18,7 +18,7 @@ from stages.runtime.cli import stage_main
 from tests.stages.clean_runs import contents, prose, report, rows, write
 from tests.stages.directly import run_directly
 from trainyard.collection.mixture import BINS, bins_of, copies_of, threshold
-from trainyard.corpus import units
+from trainyard.corpus import unit_sizes
 from trainyard.errors import ConfigError, DataError
 
 
@@ -65,7 +65,7 @@ def test_neither_workers_nor_units_nor_pieces_nor_files_change_a_byte(
 ) -> None:
     options = {"epochs": [2.5, 0.3], **two(tmp_path)}
     mix(tmp_path / "one", **options)
-    monkeypatch.setattr(units, "UNIT_BYTES", 4000)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 4000)
     monkeypatch.setattr(scatter, "PIECE_BYTES", 1000)
     mix(tmp_path / "many", **options)
     assert contents(tmp_path / "many") == contents(tmp_path / "one")

@@ -14,14 +14,14 @@ import pytest
 from stages.tokenize import run as tokenize_run
 from tests.stages.tokenize_runs import NULL, documents, files, numbered, origins, tokenize, write
 from trainyard.artifacts import store
-from trainyard.corpus import units
+from trainyard.corpus import unit_sizes
 from trainyard.errors import InfrastructureError
 from trainyard.tokenizers.null import NullTokenizer
 
 
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "UNIT_BYTES", 200)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 200)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_sentences_are_split_in_the_same_run(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NLTK_DATA", str(shared / "data/nltk_data"))
-    monkeypatch.setattr(units, "UNIT_BYTES", 100)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 100)
     texts = ["One is here. Two is there.\nThree!", "", "Only one"]
     path = write(tmp_path / "a.jsonl", *({"text": t, "title": t[:4]} for t in texts))
     kept = {"tokenizer_type": "ByteLevelTokenizer", "vocab_size": None}
@@ -116,7 +116,7 @@ def test_any_workers_partitions_and_units_give_the_same_bytes(
     expected = files(tmp_path / "whole")
     cases = [(40, 1, 1, False), (97, 2, 7, True), (300, 4, 2, True), (500, 3, 1, False)]
     for unit_bytes, workers, partitions, side_by_side in cases:
-        monkeypatch.setattr(units, "UNIT_BYTES", unit_bytes)
+        monkeypatch.setattr(unit_sizes, "UNIT_BYTES", unit_bytes)
         monkeypatch.setattr(NullTokenizer, "releases_gil", side_by_side)
         prefix = tmp_path / f"{unit_bytes}"
         given = {"workers": workers, "partitions": partitions, "append_eod": True}
@@ -129,7 +129,7 @@ def test_every_document_knows_where_it_came_from(
 ) -> None:
     lines = (numbers / "a.jsonl").read_text().splitlines(keepends=True)
     (numbers / "a.jsonl").write_text("".join([*lines[:7], "\n", " \n", *lines[7:]]))
-    monkeypatch.setattr(units, "UNIT_BYTES", 150)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 150)
     tokenize(numbers, tmp_path / "out", json_keys=["text", "id"][:1])
     rows = documents(tmp_path / "out")
     for k, origin in enumerate(origins(tmp_path / "out")):
@@ -162,7 +162,7 @@ def test_inputs_come_as_listed_and_from_patterns_sorted(numbers: Path, tmp_path:
 def test_a_file_may_be_listed_twice(
     numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(units, "UNIT_BYTES", 300)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 300)
     tokenize("", tmp_path / "out", input=[str(numbers / "a.jsonl")] * 2)
     found = origins(tmp_path / "out")
     assert found[:45] == found[45:]

@@ -19,7 +19,7 @@ from stages.runtime.cli import stage_main
 from stages.tokenize import run as tokenize_run
 from stages.tokenize.config import TokenizeConfig
 from tests.stages.tokenize_runs import command, documents, numbered, origins, tokenize, write
-from trainyard.corpus import units
+from trainyard.corpus import unit_sizes
 from trainyard.errors import ConfigError, DataError
 from trainyard.tokenizers.null import NullTokenizer
 
@@ -38,7 +38,7 @@ BAD: list[tuple[bytes, str]] = [
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "UNIT_BYTES", 200)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 200)
     monkeypatch.setattr(tokenize_run, "available_cores", lambda: 4)
 
 

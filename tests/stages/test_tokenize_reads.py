@@ -16,7 +16,7 @@ import pytest
 
 from tests.stages.tokenize_runs import files, manifest
 from trainyard.artifacts.block_digest import MARK
-from trainyard.corpus.units import UNIT_BYTES
+from trainyard.corpus.unit_sizes import UNIT_BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -12,14 +12,14 @@ from stages.runtime.cli import stage_main
 from stages.tokenize.config import TokenizeConfig
 from tests.stages.tokenize_runs import command, files, manifest, numbered, write
 from trainyard.artifacts import store
-from trainyard.corpus import units
+from trainyard.corpus import unit_sizes
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "UNIT_BYTES", 200)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 200)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def run(source: Path | str, prefix: str, *more: str) -> int:
 def test_joined_shares_are_the_bytes_of_one_run(
     corpus: Path, tmp_path: Path, world_size: int, unit_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(units, "UNIT_BYTES", unit_bytes)  # the larger ones leave two ranks no work
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", unit_bytes)  # 4,000 leaves two ranks no work
     whole, joined = str(tmp_path / "whole"), str(tmp_path / "joined")
     assert run(corpus, whole) == 0
     size = ("--world-size", str(world_size))

@@ -19,10 +19,11 @@ from stages.tokenize.encode import encode_block, sampled
 from stages.tokenize.pack import Pack, Summary
 from tests.stages.tokenize_runs import documents, files, numbered, tokenize, write
 from trainyard.artifacts import store
-from trainyard.corpus import units
+from trainyard.corpus import unit_sizes
 from trainyard.corpus.formats.records import DocumentColumns
 from trainyard.corpus.indexed import IndexedWriter
-from trainyard.corpus.units import InputFile, plan_units, share_of, unit_bytes_for
+from trainyard.corpus.unit_sizes import unit_bytes_for
+from trainyard.corpus.units import InputFile, plan_units, share_of
 from trainyard.errors import ArtifactError
 from trainyard.tokenizers.config import TokenizerConfig
 from trainyard.tokenizers.null import NullTokenizer
@@ -57,7 +58,7 @@ def test_units_cover_every_file_in_order() -> None:
         assert sum(r.size_bytes for r in own) == file.size_bytes
         assert all(a.end == b.start for a, b in itertools.pairwise(own))
     assert [r.url for r in ranges] == sorted(r.url for r in ranges)
-    assert all(unit.size_bytes <= units.UNIT_BYTES for unit in planned)
+    assert all(unit.size_bytes <= unit_sizes.UNIT_BYTES for unit in planned)
     assert [len(unit.sources) for unit in planned] == [1, 1, 1, 1, 2, 1, 1, 1, 2]
 
 
@@ -172,7 +173,7 @@ def test_large_texts_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(unit_module, "LARGE_LETTERS", 1)
     monkeypatch.setattr(unit_module, "encode_block", counted)
-    monkeypatch.setattr(units, "UNIT_BYTES", 200)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 200)
     monkeypatch.setattr(NullTokenizer, "releases_gil", True)
     tokenize(path, tmp_path / "turns", workers=2)
     assert files(tmp_path / "turns") == files(tmp_path / "plain")
@@ -182,7 +183,7 @@ def test_large_texts_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_document_longer_than_many_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = {"text": " ".join(["7"] * 5000)}
     path = write(tmp_path / "a.jsonl", {"text": "1"}, long, {"text": "2"})
-    monkeypatch.setattr(units, "UNIT_BYTES", 300)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 300)
     tokenize(path, tmp_path / "out", workers=2)
     assert documents(tmp_path / "out") == [[[1]], [[7] * 5000], [[2]]]
 
@@ -206,7 +207,7 @@ def test_threads_that_wait_for_a_store_take_turns_at_the_tokenizer(
         return encoded
 
     monkeypatch.setattr(unit_module, "encode_block", counted)
-    monkeypatch.setattr(units, "UNIT_BYTES", 2000)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 2000)
     tokenize(path, store.join(s3_url, "a"), workers=1)
     assert len(threads) == tokenize_run.WAITING
     assert files(store.join(s3_url, "a")) == files(tmp_path / "plain")

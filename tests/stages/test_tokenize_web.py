@@ -12,13 +12,13 @@ from tests.stages.directly import Done, run_program
 from tests.stages.tokenize_runs import files, numbered, write
 from tests.trainyard.tokenizers.fast.test_gigatoken import library
 from tests.web import web_server
-from trainyard.corpus import units
+from trainyard.corpus import unit_sizes
 
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two files and a tokenizer."""
-    monkeypatch.setattr(units, "UNIT_BYTES", 500)
+    monkeypatch.setattr(unit_sizes, "UNIT_BYTES", 500)
     path = write(tmp_path / "in/a.jsonl", *numbered(60))
     (tmp_path / "in/b.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     document = json.loads(library().to_str())
