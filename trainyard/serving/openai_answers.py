@@ -132,8 +132,10 @@ class ErrorAnswer(BaseModel):
 Responses = dict[int | str, dict[str, Any]]
 """As FastAPI takes them."""
 
-EVENTS: dict[str, Any] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
-"""Of status 200 of what can be streamed, beside the answer at once."""
+EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+EVENTS: dict[str, Any] = {"content": {"text/event-stream": {"itemSchema": EVENT}}}
+"""Of status 200 of what can be streamed, beside the answer at once; as FastAPI describes a stream
+of events."""
 
 ERRORS: Responses = {
     status: {"model": ErrorAnswer, "description": text}
