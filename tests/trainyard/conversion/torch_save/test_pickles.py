@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from trainyard.confinement import ROOT
 from trainyard.conversion.torch_save.pickle_names import ANYTHING
@@ -118,6 +117,8 @@ def test_one_process_reads_many_pickles_independently(tmp_path: Path) -> None:
 
 def test_objects_may_be_keys() -> None:
     """As those of the index of torch's distributed checkpoint are."""
+    from torch.distributed.checkpoint.metadata import MetadataIndex  # takes a second
+
     names = "torch.distributed."
     index = {MetadataIndex("a", (0, 1)): 1, MetadataIndex("b"): 2}
     found = unpickle(pickle.dumps(index), "x", allow=(names,)).tree
