@@ -39,6 +39,7 @@ class Payload:
         return self.call
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("inside", [False, True], ids=["bare", "in the args"])
 def test_a_payload_is_refused_by_name_and_not_run(
@@ -54,6 +55,7 @@ def test_a_payload_is_refused_by_name_and_not_run(
     assert witness.exists()
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("payload", "name"),
     [
@@ -349,6 +351,7 @@ BUILDS: dict[str, tuple[bytes, str]] = {
 }
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("what", BUILDS)
 def test_a_state_cannot_change_the_reader(what: str) -> None:
     code, words = BUILDS[what]
@@ -382,6 +385,7 @@ STRANGE: list[tuple[Callable[[], bytes], str]] = [
 ]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("code", "words"), STRANGE)
 def test_limits_and_tables_apply_even_if_anything_is_allowed(
     code: Callable[[], bytes], words: str
