@@ -50,6 +50,15 @@ def pytest_collection_finish() -> None:
     """No collection of garbage walks over the tests and modules that stay until the end."""
     gc.enable()
     gc.freeze()
+    _let_torch_propagate()
+
+
+def _let_torch_propagate() -> None:
+    """pytest attaches two handlers to each logger that keeps its records to itself, three times a
+    test: a millisecond for the sixty of torch. Those that propagate reach the handlers at root."""
+    for name, logger in logging.Logger.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 # --- what tests share --------------------------------------------------------------------------

@@ -146,6 +146,7 @@ def test_every_contract_has_an_import_planted_against_it() -> None:
     assert list(PLANTED) == names
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("contract", PLANTED)
 def test_a_contract_holds_and_a_wrong_import_breaks_it(contract: str) -> None:
     rule = contracts()[contract]

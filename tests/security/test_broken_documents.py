@@ -115,7 +115,7 @@ def test_broken_settings_of_a_tokenizer_are_a_message(name: str) -> None:
         )
 
 
-@pytest.mark.few_cases(3)
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("suffix", [".json", ".yaml", ".toml"])
 @pytest.mark.parametrize("text", ["[" * DEEP, "a = " + "[" * DEEP, '{"a":' * DEEP])
 def test_a_deep_configuration_is_a_message(suffix: str, text: str) -> None:

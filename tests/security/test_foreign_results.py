@@ -121,6 +121,7 @@ def check(
     return status, words
 
 
+@pytest.mark.few_cases(8)
 @each_program
 @pytest.mark.parametrize(("at", "value"), DOCUMENTS, ids=lambda x: repr(x)[:40])
 def test_a_hostile_passport_is_a_sentence(
@@ -129,6 +130,7 @@ def test_a_hostile_passport_is_a_sentence(
     check(program, tmp_path, write(tmp_path / "evil", at, value, None), capfd)
 
 
+@pytest.mark.few_cases(8)
 @each_program
 @pytest.mark.parametrize("rows", ROW_FILES.values(), ids=ROW_FILES)
 def test_a_hostile_row_is_a_sentence(

@@ -115,6 +115,7 @@ def used(url: str, text: str = "a b </s>") -> None:
     tokenizer.encode_batch([text, text])
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(("given", "words"), TOKENIZERS.values(), ids=TOKENIZERS)
 def test_a_hostile_tokenizer_is_refused(given: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises((ArtifactError, ConfigError), match=words):

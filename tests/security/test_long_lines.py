@@ -47,7 +47,7 @@ def chunks(unit: bytes, size: int) -> list[bytes]:
     return [(unit * (CHUNK // len(unit) + 1))[:CHUNK]] * (size // CHUNK)
 
 
-@pytest.mark.few_cases(3)
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_long_line_takes_time_in_its_length_and_is_cut(name: str) -> None:
     lines, found = Lines(), []

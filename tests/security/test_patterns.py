@@ -20,6 +20,8 @@ from trainyard.collection.sources.wikitext import CLOSING, PREFIXES, simple_drop
 from trainyard.collection.words import word_pattern
 from trainyard.tokenizers.fast.seams import letter_seam, word_seam
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 2**11
 SOON = 0.003
 """Seconds in which LENGTH of linear work is done many times over, and quadratic work is not."""

@@ -62,6 +62,7 @@ def made(tmp_path: Path) -> list[str]:
     return [first, second, third, make("mix", MixConfig, tmp_path / "mixture", *words)]
 
 
+@pytest.mark.slow
 def test_the_funnel_counts_what_each_rule_removed(tmp_path: Path, made: list[str]) -> None:
     found = sheet(tmp_path, f"{made[-1]}/documents-*.jsonl", folders=made, licenses=["CC0"])
     assert list(funnel_rows(found["steps"])) == [

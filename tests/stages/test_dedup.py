@@ -81,7 +81,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_order_and_the_files_of_the_input_decide_nothing(
     tmp_path: Path, options: dict[str, Any]

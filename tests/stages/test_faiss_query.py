@@ -208,6 +208,7 @@ def test_joined_shares_are_the_table_of_one_run(yard: Yard, store_url: str, tmp_
     assert not [name for name in store.list_files(store_url) if "shares" in name]
 
 
+@pytest.mark.slow
 def test_examples_are_chunks_of_the_table_with_their_neighbors_and_sources(
     yard: Yard, tmp_path: Path
 ) -> None:
@@ -260,6 +261,7 @@ def test_what_repeats_an_evaluation_set_is_no_neighbor(yard: Yard, tmp_path: Pat
     assert metrics["share_evaluation"] > 0
 
 
+@pytest.mark.slow
 def test_a_leak_is_found_before_the_table_is_published(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

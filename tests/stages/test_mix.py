@@ -60,6 +60,7 @@ def test_without_proportions_every_document_is_there_once_and_keeps_all_its_keys
     assert ids(tmp_path / "out") != sorted(ids(tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_neither_workers_nor_units_nor_pieces_nor_files_change_a_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -278,6 +278,7 @@ def test_a_family_that_does_not_generate_has_no_memory_of_generation() -> None:
 PRESETS = sorted((Path(__file__).parents[2] / "recipes" / "models").glob("*.toml"))
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
 def test_every_preset_can_be_planned(preset: Path) -> None:
     document = tomllib.loads(preset.read_text())

@@ -61,6 +61,7 @@ def test_the_nearest_layout_has_the_fewest_changes() -> None:
     assert first.changes == {"use_distributed_optimizer": True}
 
 
+@pytest.mark.slow
 def test_if_no_layout_fits_the_fewest_sufficient_devices_are_named() -> None:
     alone = config(CUT_8B, gpu_memory_gib=10)
     usable = USABLE * 10 * GIBIBYTE

@@ -165,6 +165,7 @@ def test_without_the_option_no_summary_is_written(
     assert not (tmp_path / SPEED).exists()
 
 
+@pytest.mark.slow
 def test_a_library_call_writes_the_same_summary_and_keeps_that_of_a_finished_run(
     tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

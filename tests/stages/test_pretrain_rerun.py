@@ -40,6 +40,7 @@ def break_step(monkeypatch: pytest.MonkeyPatch, step: int, times: int) -> None:
     monkeypatch.setattr(GPTModel, "forward_step", broken)
 
 
+@pytest.mark.slow
 def test_a_faulty_machine_is_found_by_a_rerun_elsewhere(
     tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

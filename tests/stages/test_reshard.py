@@ -199,7 +199,7 @@ def test_resharding_the_converted_changes_nothing(tmp_path: Path) -> None:
     assert contents(tmp_path / "one") == contents(tmp_path / "again")
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("saver", ["core", "legacy"])
 def test_through_files_of_megatron_and_back(saver: str, tmp_path: Path) -> None:
     save_gpt(str(tmp_path / "run"), random_gpt(GPT))

@@ -35,6 +35,7 @@ def test_an_upcycled_model_computes_what_the_dense_one_does(config: object, tmp_
     assert all(p.std() > 0 for p in routers)
 
 
+@pytest.mark.slow
 def test_only_a_dense_gpt_is_upcycled(tmp_path: Path) -> None:
     make("mixtral", tmp_path / "hf")
     with pytest.raises(ConfigError, match="holds a GPT with experts"):

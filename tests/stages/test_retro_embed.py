@@ -47,6 +47,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- what is embedded ---------------------------------------------------------------------------
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("kind", ["train", "sampled", "valid"])
 def test_every_chunk_has_its_vector_under_its_number(kind: str, yard: Path, tmp_path: Path) -> None:
     metrics = run(yard, tmp_path / "out", chunks=kind)
@@ -152,7 +153,7 @@ def test_ranks_give_the_same_bytes(yard: Path, tmp_path: Path) -> None:
     assert "nothing to do" in run_process("stages.retro_embed", *again)
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 6])
 def test_joined_shares_are_the_bytes_of_one_run(count: int, yard: Path, tmp_path: Path) -> None:
     whole = command(yard, tmp_path / "whole")

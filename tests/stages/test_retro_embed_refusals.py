@@ -44,6 +44,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- validation ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_blocks_computed_again_are_equal(
     yard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

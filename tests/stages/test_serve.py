@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import httpx
-import openai
 import pytest
 
 from stages.generate.config import GenerateConfig
@@ -147,6 +146,8 @@ def test_the_interactive_client_shows_answers_and_errors(server: Served, expecte
 
 @pytest.mark.slow
 def test_sigterm_lets_a_stream_finish_and_ends_with_0(checkpoint: str) -> None:
+    import openai  # a second, which unit tests need not pay
+
     with served("--load", checkpoint) as found:
         client = openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0)
         name = client.models.list().data[0].id

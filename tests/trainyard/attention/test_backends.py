@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
 
 from tests.trainyard.attention.cases import (
     KINDS,
@@ -324,6 +322,10 @@ def test_a_gradient_comes_back_laid_out_like_the_output(order: tuple[int, ...]) 
 @pytest.mark.parametrize(("follows", "copies"), [((2, 0, 1, 3), 0), ((0, 1, 2, 3), 1)])
 def test_compiled_gradients_are_copied_if_needed(follows: tuple[int, ...], copies: int) -> None:
     """Heads lie between batch and channels, as attention leaves them in (s, b, n, d)."""
+    # A second, which unit tests need not pay.
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+
     torch.compiler.reset()  # what other tests compiled of the same function
     seen: list[str] = []
 

@@ -218,6 +218,7 @@ COUNTS: list[Any] = [
 ]
 
 
+@pytest.mark.few_cases(8)
 @pytest.mark.parametrize("value", COUNTS)
 @pytest.mark.parametrize("of", ["shape", "offset", "whole"])
 def test_shapes_and_offsets_are_counts(step: Path, of: str, value: Any) -> None:

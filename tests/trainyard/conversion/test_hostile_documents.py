@@ -140,6 +140,7 @@ def test_real_models_are_within_the_bounds() -> None:
     check_model(deep, 64000, 20000, "there")
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("index", "words"),
     [
@@ -170,6 +171,7 @@ def meta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -262,6 +264,7 @@ T5: dict[str, Any] = {
 }
 
 
+@pytest.mark.few_cases(8)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

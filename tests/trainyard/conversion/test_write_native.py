@@ -69,6 +69,7 @@ def test_a_step_holds_what_the_source_holds(num_shards: int, tmp_path: Path) -> 
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("the yard")) == "the yard"
 
 
+@pytest.mark.slow
 def test_equal_sources_give_equal_bytes(tmp_path: Path) -> None:
     make("gpt2", tmp_path / "hf")
     for name in "ab":

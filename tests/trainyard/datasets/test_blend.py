@@ -41,7 +41,7 @@ def test_blend_equals_megatrons() -> None:
     assert sample.tolist() == case["dataset_sample_index"]
 
 
-@pytest.mark.few_cases(3)
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "weights",
     [

@@ -48,6 +48,7 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, 20), max_size=3), min_size=1, max_s
 )
 
 
+@pytest.mark.slow
 @given(documents=DOCUMENTS, num_samples=st.none() | st.integers(1, 30), extra=st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_pieces_are_the_tokens_of_a_sample_and_occurrences_their_inverse(

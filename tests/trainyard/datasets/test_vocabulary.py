@@ -57,6 +57,7 @@ def test_a_file_is_refused_when_it_is_opened(tmp_path: Path, way: str, token: in
     assert "--tokenizer-model" in text
 
 
+@pytest.mark.slow
 def test_a_large_file_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 3 * NUM_BLOCKS * BLOCK_TOKENS
     monkeypatch.setattr(vocabulary, "WHOLE_TOKENS", size - 1)

@@ -42,6 +42,7 @@ def given(folder: Path) -> TokenizerConfig:
     )
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_of_any_kind_gives_the_same_vectors(kind: str, tmp_path: Path) -> None:
     make(tmp_path / "hf", "MegatronBertForPreTraining")

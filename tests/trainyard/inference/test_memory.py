@@ -17,6 +17,7 @@ UNCUT = ("google's t5",)
 """Stages do not share a table of relative positions."""
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize(
     ("kind", "pp"),
     [(kind, pp) for kind in KINDS[:-1] for pp in (1, 2) if kind not in UNCUT or pp == 1],

@@ -42,6 +42,7 @@ def ours(split: str) -> list[tuple[float, float] | None]:
     return [bound if bound[0] < bound[1] else None for bound in parse_split(split)]
 
 
+@pytest.mark.slow
 def test_fractional_splits_cut_at_megatrons_documents(golden: dict[str, Any]) -> None:
     assert CORE.split_digests(ours) == golden["splits"]
     assert CORE.split_digests(numpys) == golden["splits"]

@@ -21,6 +21,8 @@ from trainyard.models.mamba.model import MambaModel
 from trainyard.parallel.model import ALONE, ModelParallel
 from trainyard.testing.pool import RankPool
 
+pytestmark = pytest.mark.slow
+
 SMALL = small_gpt.SMALL | {"hidden_dropout": 0.1, "attention_dropout": 0.0}
 LLAMA = small_gpt.LLAMA | {"qk_layernorm": True}
 SELECTIVE = {"recompute_granularity": "selective"}
@@ -63,7 +65,6 @@ HYBRID: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 def test_each_kind_of_layer_of_a_hybrid_compiles_whole_and_once() -> None:
     torch._dynamo.reset()
     config = MambaConfig(**SMALL | HYBRID)
@@ -81,7 +82,6 @@ def test_each_kind_of_layer_of_a_hybrid_compiles_whole_and_once() -> None:
 RARER = ("window", "fp32 residual", "core")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=[pytest.mark.full] * (kind in RARER)) for kind in KINDS],
@@ -102,10 +102,9 @@ def test_cut_layers_compile_whole_and_once(ranks: RankPool, sp: bool) -> None:
     ranks.run(check_cut_layers, 2, sp)
 
 
-@pytest.mark.slow
-def test_models_do_not_import_the_compiler() -> None:
-    """It takes a second, for which every stage with a model would wait."""
+def test_models_import_neither_the_compiler_nor_fully_sharded_data_parallelism() -> None:
+    """Each takes a second, for which every stage with a model would wait."""
     program = "import sys, trainyard.models.families, trainyard.training.pretrain"
-    program += "; print('torch._dynamo' in sys.modules)"
+    program += "; print({'torch._dynamo', 'torch.distributed.fsdp'} & sys.modules.keys())"
     done = subprocess.check_output([sys.executable, "-c", program], text=True)
-    assert done.strip() == "False"
+    assert done.strip() == "set()"

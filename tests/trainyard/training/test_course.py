@@ -88,6 +88,7 @@ def listing(folder: Path) -> dict[str, int]:
 # --- the course may change ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", EVERY_CHANGE)
 def test_a_run_that_goes_on_equals_load_into_another_folder(
     change: str, tokens: str, run: Path, tmp_path: Path
@@ -120,6 +121,7 @@ def test_manifest_and_ledger_keep_each_segment_with_its_options(tokens: str, run
     assert entries == {5: {"options": changed, "schedule": second.schedule}}
 
 
+@pytest.mark.slow
 def test_options_may_change_between_two_saved_steps(tokens: str, tmp_path: Path) -> None:
     """The last step before the change is temporary: the next one that stays has its lines."""
     save, options = tmp_path / "run", {**TINY, "save_interval": 5, "train_iters": 6}
@@ -212,6 +214,7 @@ def test_other_options_are_refused_when_no_step_is_left(
     assert listing(run) == before
 
 
+@pytest.mark.slow
 def test_new_run_replaces_and_is_harmless_when_repeated(tokens: str, run: Path) -> None:
     anew = {**TINY, "seed": 7, "new_run": True}
     assert go(tokens, run, **anew, dies_after=2) == "died"

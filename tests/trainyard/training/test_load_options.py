@@ -143,6 +143,7 @@ def test_no_load_optim_needs_load(tokens: str, tmp_path: Path) -> None:
 # --- --skip-train -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["save", "load"])
 def test_skip_train_measures_and_changes_nothing(
     place: str, tokens: str, run: Path, capsys: pytest.CaptureFixture[str]

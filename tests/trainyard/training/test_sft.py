@@ -91,6 +91,7 @@ def loss_and_gradients(model: GPTModel, batch: Batch) -> tuple[torch.Tensor, lis
     return loss.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", ["default", "nemotron-nano-v2"])
 @pytest.mark.parametrize("position", ["rope", "learned_absolute"])
 def test_a_packed_batch_has_the_loss_and_gradients_of_its_conversations_one_by_one(
@@ -245,6 +246,7 @@ def evaluate_directly(options: dict[str, Any]) -> dict[str, Any]:
     return run_evaluate(from_dict(EvaluateConfig, options), StageRun("evaluate", {}, None))
 
 
+@pytest.mark.slow
 def test_a_retro_is_tuned_without_neighbours_and_its_decoder_is_a_gpt(
     chat: tuple[str, str], tmp_path: Path
 ) -> None:

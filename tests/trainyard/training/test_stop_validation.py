@@ -159,6 +159,7 @@ def test_a_run_stopped_anywhere_ends_as_the_undisturbed(
         assert heard.measured == [0, 3, 6]
 
 
+@pytest.mark.slow
 def test_a_stop_takes_effect_between_the_batches_of_a_validation(tmp_path: Path) -> None:
     calls = count(1)
     # Three steps look once each; the fifth look is before the second batch of the measurement.

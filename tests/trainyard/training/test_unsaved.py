@@ -55,6 +55,7 @@ def test_it_trains_as_with_save_and_keeps_nothing(
     assert [line["step"] for line in resumed.ledger] == [7]
 
 
+@pytest.mark.slow
 def test_a_stop_says_what_is_lost(tokens: str, caplog: pytest.LogCaptureFixture) -> None:
     assert unsaved(tokens, exit_interval=2).outcome == "paused"
     assert "stopped after step 2 (--exit-interval); without --save it is lost" in caplog.text

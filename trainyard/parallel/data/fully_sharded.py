@@ -15,22 +15,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
 
 from trainyard.parallel.data.buffers import Member
 from trainyard.parallel.shard_groups import ShardGroups
 from trainyard.parallel.sharding import HeldRows, copy_marks, held_part, mark_rows
+
+if TYPE_CHECKING:  # a second that every training would take to start, and few shard so
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +46,8 @@ class FullSharding:
     @property
     def policy(self) -> MixedPrecisionPolicy:
         """The same for torch."""
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
         return MixedPrecisionPolicy(
             param_dtype=self.params_dtype,
             reduce_dtype=self.grads_dtype,
@@ -71,6 +70,8 @@ class FullyShardedModel:
         """Make these modules units, the innermost first. Returns the parameters that they took,
         sharded, in the order of the model; those that are frozen are left out. ignored: parameters
         that stay whole."""
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
         staying = set(ignored)
         whole = dict(self._model.named_parameters())
         before = {name: p for name, p in whole.items() if p not in staying}
@@ -111,6 +112,8 @@ class FullyShardedModel:
 
     def finish_building(self) -> None:
         """All units are made: let stages run, which call `forward_step`."""
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
         step = getattr(self._model, "forward_step", None)
         if step is None:
             return

@@ -59,7 +59,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: t for f in files for name, t in safetensors.torch.load_file(f).items()}
 
 
-@pytest.mark.few_cases(6)
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     theirs = make(name, tmp_path)
@@ -72,7 +72,7 @@ def test_the_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, **SAME_LOGITS)
 
 
-@pytest.mark.few_cases(6)
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("name", [n for n in MODELS if n != "qwen2 some windows"])
 def test_in_and_out_gives_the_same_files(name: str, tmp_path: Path) -> None:
     make(name, tmp_path / "in")
@@ -102,6 +102,7 @@ ROTARY: dict[str, Any] = {
 }
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     "config",
     [

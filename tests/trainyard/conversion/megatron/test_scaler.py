@@ -69,6 +69,7 @@ def read(root: Path, loader: str = "core") -> dict[str, Any]:
         return state_document(source)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -178,6 +179,7 @@ def test_an_fp16_run_without_a_scale_logs_a_warning(
     assert ("--initial-loss-scale" in caplog.text) == warned
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("scaler", "message"),
     [

@@ -44,7 +44,7 @@ def weights(**options: Any) -> tuple[T5Config, dict[str, Tensor]]:
     return config, {name: tensor.detach() for name, tensor in model.named_parameters()}
 
 
-@pytest.mark.few_cases(3)
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("kind", ["legacy", "transformer_engine", "local"])
 @pytest.mark.parametrize("options", [{}, RELATIVE], ids=["learned", "relative"])

@@ -64,6 +64,7 @@ def options_of(layout: Layout) -> dict[str, Any]:
     return {**styles[layout.spelling], **degrees}
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("config", "layout"), CASES, ids=lambda v: getattr(v, "spelling", ""))
 def test_the_files_are_those_of_the_format(
     tmp_path: Path, config: GPTConfig, layout: Layout
@@ -141,6 +142,7 @@ def handed_on(name: str, tensor: Tensor) -> Tensor:
     return torch.cat([tensor[:TOKENS], mean.expand(PADDED_VOCAB - TOKENS, -1)])
 
 
+@pytest.mark.slow
 def test_legacy_to_core_and_back_is_the_same(tmp_path: Path) -> None:
     weights = {n: t.bfloat16() for n, t in weights_of(random_gpt(GPT)).items()}
     options = {"lr": 1e-4, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95}
@@ -189,6 +191,7 @@ def test_torch_takes_the_optimizer(tmp_path: Path) -> None:
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("spelling", "wanted"),
     [("core", [1.0, 0.0]), ("engine", [1.0, 0.0]), ("legacy", [0.0, 1.0])],
@@ -242,7 +245,7 @@ def test_a_decoupled_learning_rate_is_recognised_by_either_key(
     assert_states(read_all(made)[0], {"exp_avg": states["exp_avg"]})
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("true_vocab_size", [257, 100, None])
 def test_the_vocabulary_is_cut_or_its_last_row_repeated(
     tmp_path: Path, true_vocab_size: int | None

@@ -126,6 +126,7 @@ def rezip(
     return out.getvalue()
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

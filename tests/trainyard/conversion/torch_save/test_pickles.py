@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from trainyard.confinement import ROOT
 from trainyard.conversion.torch_save.pickle_names import ANYTHING
@@ -40,6 +39,7 @@ class Payload:
         return self.call
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("inside", [False, True], ids=["bare", "in the args"])
 def test_a_payload_is_refused_by_name_and_not_run(
@@ -55,6 +55,7 @@ def test_a_payload_is_refused_by_name_and_not_run(
     assert witness.exists()
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("payload", "name"),
     [
@@ -118,6 +119,8 @@ def test_one_process_reads_many_pickles_independently(tmp_path: Path) -> None:
 
 def test_objects_may_be_keys() -> None:
     """As those of the index of torch's distributed checkpoint are."""
+    from torch.distributed.checkpoint.metadata import MetadataIndex  # takes a second
+
     names = "torch.distributed."
     index = {MetadataIndex("a", (0, 1)): 1, MetadataIndex("b"): 2}
     found = unpickle(pickle.dumps(index), "x", allow=(names,)).tree
@@ -348,6 +351,7 @@ BUILDS: dict[str, tuple[bytes, str]] = {
 }
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("what", BUILDS)
 def test_a_state_cannot_change_the_reader(what: str) -> None:
     code, words = BUILDS[what]
@@ -381,6 +385,7 @@ STRANGE: list[tuple[Callable[[], bytes], str]] = [
 ]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("code", "words"), STRANGE)
 def test_limits_and_tables_apply_even_if_anything_is_allowed(
     code: Callable[[], bytes], words: str

@@ -67,6 +67,7 @@ def test_round_trip(origins: list[Origin], tmp_path_factory: pytest.TempPathFact
         assert provenance.documents_of(source).tolist() == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(origins=ORIGINS, cuts=st.lists(st.integers(0, 12), max_size=4))
 def test_joined_parts_are_the_whole(

@@ -208,6 +208,7 @@ def kept_by_a_layer(kind: dict[str, Any], dtype: torch.dtype) -> float:
     return (kept(4) - kept(2)) / 2 / (2 * 64)
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "kind", [{}, {"quick_geglu": True}, {"quick_gelu": True}, {"squared_relu": True}]

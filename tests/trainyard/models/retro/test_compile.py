@@ -12,6 +12,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from tests.trainyard.models.retro.small_retro import build, some_neighbors, some_tokens
 from trainyard.models.retro.model import RetroModel
 
+pytestmark = pytest.mark.slow
+
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "selective": {
@@ -31,7 +33,6 @@ def step(model: RetroModel) -> list[torch.Tensor]:
     return [losses.detach(), *gradients]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_compile_whole(kind: str) -> None:
     torch._dynamo.reset()

@@ -85,6 +85,7 @@ def test_its_parameters_are_as_many_as_its_options_say(kind: str) -> None:
     assert sum(p.numel() for p in model.parameters()) == model.config.num_params(ROWS)
 
 
+@pytest.mark.few_cases(2)
 @each_kind
 def test_a_padded_row_gives_what_it_gives_alone_without_padding(kind: str) -> None:
     model, given = build(kind), batch()

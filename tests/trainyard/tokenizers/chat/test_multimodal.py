@@ -107,6 +107,7 @@ def theirs(folder: Find) -> Any:
 # --- conversations ----------------------------------------------------------------------------
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("name", MULTIMODAL_FORMATS)
 def test_layout_is_that_of_transformers(built: Built, theirs: Any, name: str) -> None:
     for chat in (CHAT, CHAT[1:3], [{"role": "user", "content": "  a \n"}]):

@@ -265,6 +265,7 @@ def test_memory_stays_within_bounds_over_endless_new_words() -> None:
 # --- long texts -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_long_texts_are_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     words = " some words of plain text ".join([*HOSTILE, *random_texts(30), "\u0378"])
     document = json.loads(library(added_tokens=[END, added("<a b>", WORD)]).to_str())

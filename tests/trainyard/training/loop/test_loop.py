@@ -52,6 +52,7 @@ def test_the_ledger_counts_samples_and_tokens_and_reads_back_to_the_same_bits() 
     assert lines[0]["learning_rate"] == 0.01
 
 
+@pytest.mark.slow
 def test_the_loss_falls() -> None:
     training = replace(TRAINING, train_iters=40, eval_interval=40, eval_at_start=True)
     train_module = build_train_module(training)

@@ -154,6 +154,7 @@ def test_a_step_run_twice_is_the_same_step() -> None:
     assert "6 steps were run twice, 0 gave another loss" in judge.report()
 
 
+@pytest.mark.slow
 def test_without_a_fault_the_judge_adds_no_computation_and_no_synchronization() -> None:
     """Each micro-batch is taken when the one before is done, and the norm is measured once."""
     order: list[str] = []

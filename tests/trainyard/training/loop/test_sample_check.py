@@ -285,6 +285,7 @@ RUNS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(RUNS)
 @settings(max_examples=40)
 def test_the_ledger_has_the_served_samples_under_any_layout(run: Run) -> None:

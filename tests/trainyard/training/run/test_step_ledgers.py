@@ -154,7 +154,7 @@ def test_damage_in_an_old_step_is_logged_at_the_start_and_the_run_finishes(
     assert (f"iter_{step:07d}/ledger.jsonl" in listed) == ledger(run, step).exists()
 
 
-@pytest.mark.few_cases(5)
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("verify", ["none", "sizes", "digests"])
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_ledger_skips_the_step_under_every_check(
