@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trainyard.artifacts.folder_in_shares import PrefixInShares
 from trainyard.artifacts.output import Output
 from trainyard.config import (
     MAX_RANKS,
@@ -22,7 +23,7 @@ from trainyard.tokenizers.config import TokenizerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeConfig:
+class TokenizeConfig(PrefixInShares):
     """Turn text into Megatron token files PREFIX_KEY_document.bin and .idx, and .docs of origins.
 
     The bytes written depend on the input and the options alone: not on workers, partitions, ranks,
@@ -148,30 +149,9 @@ class TokenizeConfig:
         names += [BAD_LINES] if self.on_bad_line == "skip" else []
         return [*names, *([".shares"] if self.rank is None else [SHARE, BLOCKS])]
 
-    def share_prefix(self, rank: int) -> str:
-        """The prefix of one rank's share."""
-        return f"{self.shares_url}/{rank:05d}-of-{self.world_size:05d}"
-
-    def whole(self) -> Output | None:
-        """For a share: the whole output."""
-        return Output.prefix(self.output_prefix) if self.rank is not None else None
-
-    def spent(self) -> tuple[str, ...]:
-        """Intermediate outputs to remove: the shares, also those of an abandoned fan-out."""
-        return (self.shares_url,) if self.rank is None else ()
-
     def digested_input(self) -> str:
         """Shares digest the ranges of the corpus that they read."""
         return "input"
-
-    def all_shares(self) -> list[Output]:
-        """The shares that are joined."""
-        return [Output.prefix(self.share_prefix(rank)) for rank in range(self.world_size or 0)]
-
-    @property
-    def shares_url(self) -> str:
-        """The folder of all shares, removed when the whole output exists."""
-        return f"{self.output_prefix}.shares"
 
     def file_stem(self, key: str) -> str:
         """What follows the prefix in the names of a key's files, by Megatron's rule."""
