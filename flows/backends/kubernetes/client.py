@@ -93,6 +93,7 @@ class KubernetesClient:
         self._context = context
         self.contact = contact.current()
         self._api: Any = None
+        self._renewing = asyncio.Lock()
 
     async def open(self) -> KubernetesClient:
         """Read the credentials; ConfigError if there are none."""
@@ -236,6 +237,7 @@ class KubernetesClient:
         self.contact.ask()
         for pause in pauses(self.patience_seconds):
             await asyncio.sleep(pause)
+            used = self._api
             try:
                 answer = await self._request(METHODS[verb], path, query or {}, body)
             except UnavailableError as error:
@@ -247,10 +249,8 @@ class KubernetesClient:
                     return None
                 if error.status != 401 or is_renewed:
                     raise self.error_for(error, verb, kind) from error
-                is_renewed = True  # tokens of a plugin last minutes
-                old = self._api
-                await self.open()
-                await old.close()  # streams of it break, and are opened again
+                is_renewed = True
+                await self._renew(used)
             else:
                 self.contact.answer()
                 return answer
@@ -258,6 +258,14 @@ class KubernetesClient:
             f"the API server of Kubernetes has been unavailable for {self.patience_seconds:.0f} s "
             f"({verb} {path}): {failure}"
         ) from failure
+
+    async def _renew(self, refused: Any) -> None:
+        """Read the credentials again, unless another request did so since: tokens of a plugin last
+        minutes. Requests and streams with the old ones break, and are repeated."""
+        async with self._renewing:
+            if self._api is refused:
+                await self.open()
+                await refused.close()
 
     async def _request(
         self, method: str, path: str, query: Mapping[str, str], body: Document | None
@@ -278,16 +286,22 @@ class KubernetesClient:
         timeout: float | tuple[float, float],
     ) -> Any:
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        return await self._api.call_api(
-            path,
-            method,
-            query_params=list(query.items()),
-            header_params={"Accept": "application/json, */*", "Content-Type": kind},
-            body=body,
-            auth_settings=["BearerToken"],
-            _preload_content=False,
-            _request_timeout=timeout,
-        )
+        used = self._api
+        try:
+            return await used.call_api(
+                path,
+                method,
+                query_params=list(query.items()),
+                header_params={"Accept": "application/json, */*", "Content-Type": kind},
+                body=body,
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _request_timeout=timeout,
+            )
+        except (AssertionError, RuntimeError) as error:  # aiohttp's, if a session was closed
+            if used is self._api:
+                raise
+            raise UnavailableError("the credentials were renewed meanwhile") from error
 
     def _path(self, kind: str, name: str = "") -> str:
         path = PATHS[kind].format(namespace=self.namespace)

@@ -275,6 +275,37 @@ def test_a_replaced_token_is_read_again(fake: FakeKube, tmp_path: Path) -> None:
     assert log_of(block).read_text() == "".join(f"step {number}\n" for number in range(30))
 
 
+def test_requests_in_flight_outlive_a_replaced_token(fake: FakeKube) -> None:
+    first = fake.kubeconfig.read_text()
+
+    async def ask_while_tokens_change() -> None:
+        client = await KubernetesClient("yard", str(fake.kubeconfig)).open()
+        answers = [0] * 8
+
+        async def ask(number: int) -> None:
+            while True:
+                await client.find("Pod", "none")
+                answers[number] += 1
+
+        async with asyncio.TaskGroup() as group:
+            asking = [group.create_task(ask(number)) for number in range(len(answers))]
+            for token in (f"token-{number}" for number in range(5)):
+                before = tuple(answers)
+                while any(now <= old for now, old in zip(answers, before, strict=True)):
+                    await asyncio.sleep(0.01)
+                fake.kubeconfig.write_text(first.replace(TOKEN, token))
+                fake.token = token
+            for task in asking:
+                task.cancel()
+        await client.close()
+
+    try:
+        asyncio.run(ask_while_tokens_change())
+    finally:
+        fake.token = TOKEN
+        fake.kubeconfig.write_text(first)
+
+
 @pytest.mark.full
 def test_requests_wait_for_an_unavailable_server(fake: FakeKube, tmp_path: Path) -> None:
     block = job(fake, tmp_path, "away-1", training(30))
