@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.energy import joules
 from benchmarks.shapes import SHAPES, Shape, flops_per_token
 
 
@@ -131,9 +133,11 @@ def run(shape: Shape, steps: int, warmup: int, accumulate: int) -> dict[str, flo
     weights = list(model.parameters())
     masters = [w.detach().float().requires_grad_() for w in weights]
     optimizer = torch.optim.AdamW(masters, lr=1e-4, betas=(0.9, 0.95), fused=True)
-    times = []
+    times, begin = [], math.nan
     for step in range(warmup + steps):
         torch.cuda.synchronize()
+        if step == warmup:
+            begin = joules()
         began = time.perf_counter()
         for _ in range(accumulate):
             tokens = torch.randint(0, shape.vocab, (shape.mbs, shape.seq + 1), device="cuda")
@@ -149,12 +153,14 @@ def run(shape: Shape, steps: int, warmup: int, accumulate: int) -> dict[str, flo
         if step >= warmup:
             times.append(time.perf_counter() - began)
     seconds = statistics.median(times)
-    rate = shape.mbs * accumulate * shape.seq / seconds
+    tokens = shape.mbs * accumulate * shape.seq
+    rate = tokens / seconds
     return {
         "name": shape.name,
         "tokens_per_second": rate,
         "mfu": rate * flops_per_token(shape) / 989e12,
         "gigabytes": torch.cuda.max_memory_allocated() / 1e9,
+        "joules_per_token": (joules() - begin) / (tokens * steps),
     }
 
 

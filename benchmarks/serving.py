@@ -160,7 +160,8 @@ def throughput(engine: DynamicEngine, model: GPTModel, sizes: Sizes, limit: floa
     rate = times.num_tokens / times.total
     kept = list(model.parameters())
     for module in model.modules():
-        kept += getattr(module, "quantized", None) or ()
+        if quantized := getattr(module, "quantized", None):
+            kept += [quantized.values, quantized.scale]
     weights = sum(p.numel() * p.element_size() for p in kept)
     reached = (
         f"{rate:,.0f} output tok/s ({rate / TRT_LLM:.2f}x TensorRT-LLM's), {times.steps} steps, "

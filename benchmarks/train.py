@@ -11,7 +11,10 @@ Memory is the peak of torch's allocator on the first rank."""
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import itertools
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -20,10 +23,13 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import megatron_peer
+from benchmarks.energy import joules
 from benchmarks.shapes import SHAPES, Shape, flops_per_token
 from trainyard.corpus.indexed import IndexedWriter
 
 STEPS, WARMUP = 20, 10
+LOGGED = re.compile(r"iteration +(\d+)/")
 PEAK = 989e12
 """bf16 operations a second of an H100 or H200 by the data sheet, without sparsity."""
 
@@ -90,34 +96,70 @@ def measure_stage(
     prefix = write_tokens(folder, shape, batch * (STEPS + WARMUP + 1))
     save = folder / f"run-{shape.name}-{layout or 'one'}-{accumulate}"
     words = command(shape, layout, gpus, accumulate, prefix, save) + extra
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(words)}\n{done.stdout[-4000:]}")
+    drawn, said = {}, []
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            if logged := LOGGED.search(line):
+                drawn[int(logged[1])] = joules()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words)}\n{''.join(said)[-4000:]}")
     lines = [json.loads(line) for line in (save / "timings.jsonl").read_text().splitlines()]
     steady = [line for line in lines if line["step"] > WARMUP]
     rate = statistics.median(line["tokens_per_second"] for line in steady) / gpus
+    tokens = statistics.median(line["tokens_per_second"] * line["ms"] / 1e3 for line in steady)
     return {
         "tokens_per_second": rate,
         "mfu": rate * flops_per_token(shape) / PEAK,
         "gigabytes": max(line["memory_bytes"] for line in steady) / 1e9,
+        "joules_per_token": (drawn[STEPS + WARMUP] - drawn[WARMUP]) / (STEPS * tokens / gpus),
     }
 
 
-def measure_peer(shape: Shape, accumulate: int) -> dict[str, float]:
-    """The plain loop in a process of its own."""
-    words = [sys.executable, "-m", "benchmarks.plain_torch", shape.name]
-    done = subprocess.run(
-        [*words, "--accumulate", str(accumulate)], stdout=subprocess.PIPE, text=True, check=True
-    )
+def measure_peer(words: list[str]) -> dict[str, float]:
+    """A peer in a process of its own."""
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)}\n{done.stderr[-4000:]}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def plain(shape: Shape, accumulate: int) -> list[str]:
+    """The command of the plain loop."""
+    words = [sys.executable, "-m", "benchmarks.plain_torch", shape.name]
+    return [*words, "--accumulate", str(accumulate)]
+
+
+def megatron(
+    shape: Shape, layout: str, gpus: int, accumulate: int, extra: list[str]
+) -> list[str] | None:
+    """The command of Megatron-Core; None where it cannot run this."""
+    is_there = all(map(importlib.util.find_spec, ("megatron", "transformer_engine")))
+    if not is_there or shape.state or layout not in megatron_peer.LAYOUTS:
+        return None
+    run = [sys.executable, "-m"]
+    if gpus > 1:
+        run += ["torch.distributed.run", "--nproc-per-node", str(gpus), "-m"]
+    words = [*run, "benchmarks.megatron_peer", shape.name, "--layout", layout]
+    given = dict(itertools.pairwise(extra))
+    fp8 = [
+        word
+        for name in ("--fp8-format", "--fp8-recipe")
+        if name in given
+        for word in (name, given[name])
+    ]
+    return [*words, "--accumulate", str(accumulate), *fp8]
 
 
 def cells(figures: dict[str, float]) -> str:
     """As the table shows them."""
     return (
         f"{figures['tokens_per_second']:,.0f} tok/s, {100 * figures['mfu']:.1f} %, "
-        f"{figures['gigabytes']:.1f} GB"
+        f"{figures['gigabytes']:.1f} GB, {1e3 * figures['joules_per_token']:.2f} mJ"
     )
 
 
@@ -129,23 +171,31 @@ def main() -> None:
     parser.add_argument("--layout", choices=LAYOUTS, default="")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--peers", choices=("all", "plain", "megatron", "none"), default="all")
     parser.add_argument("--scratch", type=Path)
     args, extra = parser.parse_known_args()
     folder = args.scratch or Path(tempfile.mkdtemp(prefix="trainyard-train-"))
     folder.mkdir(parents=True, exist_ok=True)
-    print("| shape | layout | trainyard, per GPU | plain torch loop | ratio |")
+    print("| shape | layout | trainyard, per GPU | plain torch loop | Megatron-Core |")
     print("| --- | --- | --- | --- | --- |")
     for name in args.shapes or known:
         shape = SHAPES[name]
-        has_peer = not (args.no_peer or shape.experts or shape.state)
-        peer = measure_peer(shape, args.accumulate) if has_peer else None
+        commands = {
+            "plain": None if shape.experts or shape.state else plain(shape, args.accumulate),
+            "megatron": megatron(shape, args.layout, args.gpus, args.accumulate, extra),
+        }
+        peers = [
+            measure_peer(words) if words and args.peers in ("all", peer) else None
+            for peer, words in commands.items()
+        ]
         ours = measure_stage(shape, args.layout, args.gpus, args.accumulate, folder, extra)
-        beside = "" if peer is None else cells(peer)
         rate = ours["tokens_per_second"]
-        ratio = "" if peer is None else f"{rate / peer['tokens_per_second']:.2f}"
+        beside = [
+            "" if peer is None else f"{cells(peer)}: {rate / peer['tokens_per_second']:.2f}x"
+            for peer in peers
+        ]
         layout = f"{args.layout or 'one'} x{args.gpus} ga{args.accumulate}"
-        print(f"| {name} | {layout} | {cells(ours)} | {beside} | {ratio} |", flush=True)
+        print(f"| {name} | {layout} | {cells(ours)} | {' | '.join(beside)} |", flush=True)
 
 
 if __name__ == "__main__":

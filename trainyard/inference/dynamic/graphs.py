@@ -70,6 +70,11 @@ class DecodeGraphs:
         self._compiled: Callable[[Tensor, LayerInputs], Tensor] = self._layers
         if compiled:
             self._compiled = torch.compile(self._layers, fullgraph=True, dynamic=True)
+            # The compiler takes sizes that are equal at first, such as 256 requests and blocks of
+            # 256 tokens, for equal always, unless it knows that one of them never changes.
+            for layer in model.decoder.numbers:
+                for blocks in cache.blocks(layer):
+                    torch._dynamo.mark_static(blocks)
         self._pool = torch.cuda.graph_pool_handle() if self._is_cuda else None
         self._recorded: dict[int, _Recorded] = {}
 
@@ -127,6 +132,7 @@ class DecodeGraphs:
         columns[4] = 1
         tables = row[5 * size :].view(size, width)
         tables.fill_(self._cache.scratch)
+        torch._dynamo.mark_static(tables, 1)
         layout = PagedLayout(
             positions=columns[1].unsqueeze(0),
             blocks=columns[2],

@@ -1,0 +1,20 @@
+"""Joules that a GPU has drawn, by the counter of the driver (package nvidia-ml-py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+
+
+def joules() -> float:
+    """Of the first GPU since the driver was loaded; nan where nothing counts them."""
+    if importlib.util.find_spec("pynvml") is None:
+        return math.nan
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        return int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
+    finally:
+        pynvml.nvmlShutdown()
