@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trainyard.attention.layer_state import StateCache
 from trainyard.attention.paged import PagedLayout
 
 
@@ -17,6 +18,8 @@ class PagedKVCache:
 
     layout: PagedLayout
     """Of the step that is computed."""
+    states: StateCache
+    """Of layers that keep those instead."""
 
     def __init__(
         self,
