@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.trainyard.inference.dynamic.engines import build_engine, requests_of, run_all
 from tests.trainyard.inference.small_models import MAMBAS, build, decoder_of, run, some_prompts
 from trainyard.inference.decoders import CachedDecoder
 from trainyard.inference.request import Request
@@ -47,3 +48,19 @@ def test_a_recorded_step_has_the_tokens_of_the_cpu(kind: str) -> None:
     decoder = CachedDecoder(on_gpu, len(PROMPTS), 17 + COUNT, compiled=True)
     assert run_requests(decoder, requests).outputs == expected
     assert run_requests(decoder, requests).outputs == expected, "a next batch"
+
+
+@pytest.mark.parametrize(("kind", "num_graphs"), [("hybrid moe", 0), ("mamba", 2), ("hybrid", 2)])
+def test_the_dynamic_engine_has_the_tokens_of_the_cpu(kind: str, num_graphs: int) -> None:
+    on_cpu, on_gpu = models_of(kind)
+    expected = run(on_cpu, PROMPTS, COUNT).outputs
+    engine = build_engine(
+        on_gpu,
+        num_blocks=20,
+        max_requests=3,
+        max_tokens=11,
+        inference_dynamic_batching_num_cuda_graphs=num_graphs,
+    )
+    for _ in range(2):
+        found = run_all(engine, requests_of(PROMPTS, COUNT), arrive_every=2)
+        assert [one.tokens for one in found] == expected

@@ -204,7 +204,9 @@ def _environment(pid: int) -> list[bytes]:
     return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("gpt", DynamicEngine), ("t5", BatchEngine)])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("gpt", DynamicEngine), ("hybrid", DynamicEngine), ("t5", BatchEngine)]
+)
 def test_each_family_runs_on_the_engine_that_can(kind: str, expected: type) -> None:
     options = {"load": "x", "inference_dynamic_batching_max_requests": 2}
     engine = build(from_dict(ServeConfig, options), loaded_of(small_model(kind)))
