@@ -79,6 +79,10 @@ class PagedKVCache:
         if v is not None:
             values[at] = v
 
+    def tensors(self) -> list[Tensor]:
+        """Keys and values of all layers."""
+        return [*self._keys.values(), *self._values.values()]
+
     def blocks(self, layer: int) -> tuple[Tensor, Tensor]:
         """All keys (N, B, g, d) and values (N, B, g, d_v) of a layer."""
         return self._keys[layer], self._values[layer]

@@ -58,9 +58,12 @@ class SlotStates:
 
     def clear(self, slots: Tensor) -> None:
         """Make the states of these slots, (r) int64, those before a first token."""
-        for held in self._held.values():
-            for kept in held:
-                kept.index_fill_(0, slots, 0)
+        for kept in self.tensors():
+            kept.index_fill_(0, slots, 0)
+
+    def tensors(self) -> list[Tensor]:
+        """The states of all layers."""
+        return [kept for held in self._held.values() for kept in held]
 
     def through(self, layer: int, inputs: Inputs, advance: Advance) -> Tensor:
         """See `StateCache`; inputs and answers are (1, T, ...)."""

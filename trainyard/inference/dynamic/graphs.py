@@ -78,9 +78,8 @@ class DecodeGraphs:
             self._compiled = torch.compile(self._layers, fullgraph=True, dynamic=True)
             # The compiler takes sizes that are equal at first, such as 256 requests and blocks of
             # 256 tokens, for equal always, unless it knows that one of them never changes.
-            for layer in model.decoder.numbers:
-                for blocks in cache.blocks(layer):
-                    torch._dynamo.mark_static(blocks)
+            for kept in (*cache.tensors(), *cache.states.tensors()):
+                torch._dynamo.mark_static(kept)
         self._pool = torch.cuda.graph_pool_handle() if self._is_cuda else None
         self._recorded: dict[int, _Recorded] = {}
 

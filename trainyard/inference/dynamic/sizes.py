@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import pairwise
 
 import torch
@@ -14,6 +15,8 @@ from trainyard.models.costs.inference_memory import kv_numbers, state_bytes
 from trainyard.models.gpt.model import GPTModel
 from trainyard.parallel.device import GIBIBYTE, check_memory
 from trainyard.parallel.groups import ProcessGroups
+
+log = logging.getLogger(__name__)
 
 OF_GPU, OF_MACHINE = 0.9, 0.5
 """Shares of the memory that the cache takes at most, unless its size is given."""
@@ -63,12 +66,15 @@ def cache_sizes(
         )
         memory, least = int(given * GIBIBYTE), 1
         if memory < block + slot:
+            beside = " beside the states of a request" if slot else ""
             raise ConfigError(
                 f"--inference-dynamic-batching-buffer-size-gb {given} holds no block of {size} "
-                f"tokens and the states of a request, which take {(block + slot) / GIBIBYTE:.3g} "
-                "GiB; raise it, or lower --inference-dynamic-batching-block-size"
+                f"tokens{beside}, which takes {(block + slot) / GIBIBYTE:.3g} GiB; raise it, or "
+                "lower --inference-dynamic-batching-block-size"
             )
     slots = min(most, max((memory - least * block) // slot, 1)) if slot else most
+    if slots < most:
+        log.info("memory for the states of %d requests at once, not of %d", slots, most)
     blocks = max((memory - slots * slot) // block, least) if block else slots * of_request
     if given is None:
         blocks = min(blocks, slots * of_request)

@@ -85,7 +85,7 @@ def test_slots_of_states_come_before_blocks_and_are_as_many_as_fit() -> None:
     assert sizes(9 * block + 5 * slot) == (9, 5)
     assert sizes(block + 2.5 * slot) == (1 + slot // 2 // block, 2)
     assert sizes(block + slot) == (1, 1)
-    with pytest.raises(ConfigError, match="holds no block of 4 tokens and the states of a request"):
+    with pytest.raises(ConfigError, match="holds no block of 4 tokens beside the states of a"):
         sizes(slot)
 
 
