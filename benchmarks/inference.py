@@ -2,6 +2,8 @@
 
     python -m benchmarks.inference                   CPU: both in turn, the same weights and prompts
     python -m benchmarks.inference --device cuda     a GPU: Llama-3-8B's shape, bf16
+    python -m benchmarks.inference --device cuda --shapes mamba-130m hybrid-800m
+                                                     presets of recipes/models; no bar
 
 CPU: random weights, fp32, greedy, prompts of 64 tokens, 64 new ones; seconds of the fastest of each
 setting's runs, since other work on a machine only adds. Both may use what is faster here: we a
@@ -10,13 +12,15 @@ on accelerators alone). All must make the same tokens.
 
 GPU: 1,024 tokens in, 128 out. Model-bandwidth utilisation is the bytes that a step reads (weights
 but the rows of the embedding, keys and values) over its time, as a share of the bytes that a copy
-of the device reads and writes in that time. The first token is not counted."""
+of the device reads and writes in that time. The first token is not counted. A state is read and
+written in every step."""
 
 from __future__ import annotations
 
 import argparse
 import statistics
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,11 +29,15 @@ from typing import Any
 import torch
 
 from benchmarks.corpus import report
+from stages.plan.config import PlanConfig
+from trainyard.config import from_dict
 from trainyard.conversion.loaders import open_source
 from trainyard.inference.decoders import CachedDecoder
 from trainyard.inference.measure import device_clock
 from trainyard.inference.request import Request
 from trainyard.inference.static import GenerationResult, generate, run_requests
+from trainyard.models.costs.inference_memory import kv_numbers, state_bytes
+from trainyard.models.families import family_of
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.parallel.device import default_dtype, device_name
@@ -75,7 +83,9 @@ LLAMA_3_8B: dict[str, Any] = {
     "disable_bias_linear": True,
     "untie_embeddings_and_output_weights": True,
 }
-VOCAB = 128256
+LLAMA = "Llama-3-8B shape"
+VOCABS = {LLAMA: 128256, "mamba-130m": 50288, "hybrid-800m": 256000}
+"""Rows of the embedding, by shape: Llama-3-8B's, or a preset."""
 GPU_BARS = {1: 0.80}
 """Least share of the copy bandwidth, by batch."""
 GPU_RATES = {8: 2 * 809.0, 64: 2.5 * 3194.0}
@@ -167,42 +177,69 @@ def compare(name: str, ours: GPTModel, theirs: Any, prompts: list[list[int]], ru
 # --- a GPU ------------------------------------------------------------------------------------
 
 
-def on_gpu(batches: Sequence[int], runs: int) -> None:
-    """A row for each batch, with the step as a CUDA graph and without."""
+def on_gpu(shapes: Sequence[str], batches: Sequence[int], runs: int) -> None:
+    """A row for each shape and batch, with the step as a CUDA graph and without."""
     device = torch.device("cuda")
     bandwidth = copy_bandwidth(device)
     print(f"{device_name(device)}, torch {torch.__version__}: copy {bandwidth / 1e12:.2f} TB/s")
-    model = random_model(LLAMA_3_8B, VOCAB, device, torch.bfloat16)
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    table = model.embedding
+    for name in shapes:
+        is_llama = name == LLAMA
+        config = GPTConfig(**LLAMA_3_8B) if is_llama else preset(name)
+        model = random_model(config, VOCABS[name], device, torch.bfloat16)
+        for_shape(f"{name}, bf16", model, batches, runs, bandwidth, has_bars=is_llama)
+
+
+def preset(name: str) -> GPTConfig:
+    """The model of a preset in recipes/models."""
+    path = Path(__file__).parents[1] / "recipes" / "models" / f"{name}.toml"
+    config = from_dict(PlanConfig, tomllib.loads(path.read_text()) | {"vocab_size": 1}, name).model
+    assert isinstance(config, GPTConfig)
+    return config
+
+
+def for_shape(
+    shape: str,
+    model: GPTModel,
+    batches: Sequence[int],
+    runs: int,
+    bandwidth: float,
+    *,
+    has_bars: bool,
+) -> None:
+    """The rows of a model."""
+    config, table = model.config, model.embedding
     assert table is not None
-    read = weights - sum(p.numel() * p.element_size() for p in table.parameters())
+    read = sum(p.numel() * p.element_size() for p in model.parameters())
+    if config.untie_embeddings_and_output_weights:
+        read -= sum(p.numel() * p.element_size() for p in table.parameters())
+    layers = range(config.num_layers)
+    of_token, state = kv_numbers(config, layers) * 2, state_bytes(config, layers, 1, 2)
     for batch in batches:
         for graphs in (True, False):
             result = timed(model, batch, runs, graphs=graphs)
             step = statistics.median(result.step_seconds[1:])
-            tokens = GPU_LENGTH + GPU_NEW / 2
-            kv = batch * tokens * 2 * model.config.num_layers * model.config.kv_size * 2
-            share = (read + kv) / step / bandwidth
+            kept = batch * ((GPU_LENGTH + GPU_NEW / 2) * of_token + 2 * state)
+            share = (read + kept) / step / bandwidth
             rate = batch / step
             reached = (
                 f"TPOT {step * 1e3:.2f} ms, {rate:,.0f} tok/s, {100 * share:.0f} % of the copy "
                 f"bandwidth, first token {result.step_seconds[0] * 1e3:.1f} ms"
             )
-            name = f"Llama-3-8B shape, bf16, batch {batch}, CUDA graph {'on' if graphs else 'off'}"
-            least, fastest = GPU_BARS.get(batch, 0.0), GPU_RATES.get(batch, 0.0)
+            name = f"{shape}, batch {batch}, CUDA graph {'on' if graphs else 'off'}"
+            least = GPU_BARS.get(batch, 0.0) if has_bars else 0.0
+            fastest = GPU_RATES.get(batch, 0.0) if has_bars else 0.0
             bar = f"{100 * least:.0f} %" if least else f"{fastest:,.0f} tok/s"
             report(name, reached, bar, share >= least and rate >= fastest)
 
 
 def random_model(
-    shape: dict[str, Any], vocab: int, device: torch.device, dtype: torch.dtype
+    config: GPTConfig, vocab: int, device: torch.device, dtype: torch.dtype
 ) -> GPTModel:
-    """A GPT with random weights."""
+    """A GPT or a Mamba with random weights."""
     with device, default_dtype(dtype), torch.no_grad():
-        model = GPTModel(GPTConfig(**shape), vocab)
+        model: GPTModel = family_of(config).load_class()(config, vocab)
         for name, parameter in model.named_parameters():
-            if "layernorm" in name:
+            if "norm" in name:
                 parameter.fill_(1.0)
             else:
                 parameter.normal_(std=0.02)
@@ -211,7 +248,7 @@ def random_model(
 
 def timed(model: GPTModel, batch: int, runs: int, *, graphs: bool) -> GenerationResult:
     """The run with the fastest step in the median, after one that compiles and records."""
-    prompts = random_prompts(batch, GPU_LENGTH, VOCAB)
+    prompts = random_prompts(batch, GPU_LENGTH, model.vocab_size)
     requests = [Request(prompt=p, max_tokens=GPU_NEW, number=i) for i, p in enumerate(prompts)]
     decoder = CachedDecoder(model, batch, GPU_LENGTH + GPU_NEW, compiled=graphs)
     results = [run_requests(decoder, requests) for _ in range(runs + 1)]
@@ -235,12 +272,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--models", nargs="+", choices=tuple(SHAPES), default=list(SHAPES))
+    parser.add_argument(
+        "--shapes", nargs="+", choices=tuple(VOCABS), default=[LLAMA], help="on a GPU"
+    )
     parser.add_argument("--batches", nargs="+", type=int)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2, help="of the CPU")
     arguments = parser.parse_args()
     if arguments.device == "cuda":
-        on_gpu(arguments.batches or [1, 8, 64], arguments.runs)
+        on_gpu(arguments.shapes, arguments.batches or [1, 8, 64], arguments.runs)
     else:
         torch.set_num_threads(arguments.threads)
         on_cpu(arguments.models, arguments.batches or [1, 8], arguments.runs)

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.corpus import report
-from benchmarks.inference import LLAMA_3_8B, VOCAB, random_model
+from benchmarks.inference import LLAMA, LLAMA_3_8B, VOCABS, random_model
 from trainyard.inference.decoders import CachedDecoder
 from trainyard.inference.dynamic.build import engine_of
 from trainyard.inference.dynamic.config import DynamicConfig
@@ -39,6 +39,7 @@ from trainyard.inference.dynamic.engine import DynamicEngine
 from trainyard.inference.measure import device_clock
 from trainyard.inference.request import Request
 from trainyard.inference.static import run_requests
+from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.quantized import quantize_layers
 from trainyard.parallel.device import GIBIBYTE, device_name, peak_memory_bytes
@@ -280,9 +281,10 @@ def main() -> None:
     say("the model")
     if device.type == "cuda":
         print(f"{device_name(device)}, torch {torch.__version__}")
-        model, sizes = random_model(LLAMA_3_8B, VOCAB, device, torch.bfloat16), GPU
+        config, vocab = GPTConfig(**LLAMA_3_8B), VOCABS[LLAMA]
+        model, sizes = random_model(config, vocab, device, torch.bfloat16), GPU
     else:
-        model, sizes = random_model(TINY, 512, device, torch.float32), CPU
+        model, sizes = random_model(GPTConfig(**TINY), 512, device, torch.float32), CPU
     if arguments.weights is not None:
         quantize_layers(model, arguments.weights)
     if {"throughput", "mixed"} & set(arguments.parts):

@@ -11,6 +11,7 @@ from stages.evaluate.config import EvaluateConfig
 from stages.runtime.context import StageRun
 from trainyard.artifacts.digest import SHORT
 from trainyard.artifacts.inputs import resolve
+from trainyard.checkpoint.model import SCORERS
 from trainyard.evaluation.contamination_report import Contamination
 from trainyard.evaluation.examples import Examples
 from trainyard.evaluation.metrics import Row, Summary
@@ -18,14 +19,7 @@ from trainyard.evaluation.passport import FORMAT_VERSION, RESULTS, rows_name, se
 from trainyard.evaluation.passport import tokenizer_digest as digest_of
 from trainyard.evaluation.ranks import evaluation_ranks
 from trainyard.evaluation.scoring import Scorer
-from trainyard.evaluation.tasks import (
-    TASKS,
-    NoUnits,
-    Subject,
-    Units,
-    families_for,
-    score_all,
-)
+from trainyard.evaluation.tasks import TASKS, NoUnits, Subject, Units, score_all
 from trainyard.inference.load import ModelOnRanks, load_on_ranks
 from trainyard.progress import Progress
 from trainyard.version import VERSION
@@ -42,7 +36,7 @@ def run(config: EvaluateConfig, stage: StageRun) -> dict[str, Any]:
             device,
             layout=config.layout,
             groups=groups,
-            families=families_for(config.evaluation.task),
+            families=SCORERS,
             tokenizer=config.given_tokenizer(),
             expect=config.expect,
         )

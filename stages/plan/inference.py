@@ -49,7 +49,8 @@ def inference_document(config: PlanConfig) -> dict[str, Any] | None:
         "kv_bytes_per_source_token": memory.kv_per_source_token,
         "tokens_per_request": memory.tokens,
         "source_tokens_per_request": memory.source_tokens,
-        "kv_bytes_per_request": memory.per_request,
+        "kv_bytes_per_request": memory.kv_per_request,
+        "state_bytes_per_request": memory.state,
         "requests_that_fit": None if limit is None else memory.requests_in(limit * GIBIBYTE),
     }
 
@@ -62,11 +63,13 @@ def inference_lines(config: PlanConfig) -> list[str]:
     length = f"{memory.tokens:,} tokens"
     if memory.source_tokens:
         length += f" after a text of {memory.source_tokens:,}"
-    kib, mib = memory.kv_per_token / 2**10, memory.per_request / 2**20
+    kib, mib = memory.kv_per_token / 2**10, memory.kv_per_request / 2**20
     lines = [
         f"Generation, a device without workspaces: weights {memory.weights / GIBIBYTE:,.2f} GiB",
         f"  keys and values: {kib:,.1f} KiB per token, {mib:,.1f} MiB per request of {length}",
     ]
+    if memory.state:
+        lines.append(f"  states: {memory.state / 2**20:,.1f} MiB per request of any length")
     if config.inference_memory_gib is not None:
         fit = memory.requests_in(config.inference_memory_gib * GIBIBYTE)
         lines.append(f"  requests that fit in {config.inference_memory_gib:g} GiB: {fit:,}")

@@ -135,7 +135,7 @@ def test_a_model_other_than_that_of_the_tensors_is_refused_before_allocation(
         ({"num_input_tokens": 10**15}, "--num-input-tokens 1000000000000000 and --num-tokens"),
         (
             {"num_input_tokens": 5, "inference_max_requests": 10**12},
-            "--inference-max-requests 1000000000000: the keys and values .* take .* GiB, and this "
+            "--inference-max-requests 1000000000000: the cache .* takes .* GiB, and this "
             "machine has .* GiB of memory; generate for fewer",
         ),
     ],

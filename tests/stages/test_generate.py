@@ -20,8 +20,19 @@ from trainyard.errors import ConfigError, DataError
 from trainyard.inference.static import generate
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
+from trainyard.models.mamba.config import MambaConfig
 
 MODEL = GPTConfig(num_layers=2, hidden_size=32, num_attention_heads=2, seq_length=64)
+HYBRID = MambaConfig(
+    num_layers=3,
+    hidden_size=32,
+    num_attention_heads=2,
+    seq_length=64,
+    hybrid_layer_pattern="M*-",
+    mamba_head_dim=8,
+    mamba_state_dim=8,
+    mamba_num_groups=2,
+)
 TEXTS = ("the yard", "a", "trains of words", "x y", "shunts")
 EOD = 0
 
@@ -57,6 +68,15 @@ def test_every_prompt_is_continued_by_the_engine(
     ).decode
     assert [row["generated_text"] for row in rows] == [decode(tokens) for tokens in expected]
     assert {row["finish_reason"] for row in rows} == {"length"}
+
+
+def test_a_hybrid_is_continued_by_the_engine(tmp_path: Path) -> None:
+    model = random_gpt(HYBRID)
+    save_gpt(str(tmp_path / "run"), model)
+    rows = texts_of(str(tmp_path / "run"), tmp_path / "out", ignore_eod=True)
+    prompts = [row["prompt_tokens"] for row in rows]
+    expected = [generate(model, [prompt], 6).outputs[0] for prompt in prompts]
+    assert [row["generated_tokens"] for row in rows] == expected
 
 
 def test_files_of_prompts_give_what_the_command_line_gives(checkpoint: str, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_the_engines_agree_with_the_training(checkpoint: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [*GPTS, "retro"])
+@pytest.mark.parametrize("kind", [*GPTS, "hybrid", "retro"])
 def test_every_family_of_both_engines_agrees(kind: str) -> None:
     prompts = [[*range(2, 2 + length)] for length in (1, 9, 20)]
     for row in measure_parity(loaded_of(build(kind)), prompts, 8):

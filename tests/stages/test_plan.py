@@ -266,11 +266,24 @@ def test_sizes_that_do_not_match_are_refused(changes: dict[str, Any], named: str
 
 
 def test_a_family_that_does_not_generate_has_no_memory_of_generation() -> None:
-    mamba: dict[str, Any] = {"model_type": "mamba", "mamba_num_groups": 1}
-    assert plan(configure(**mamba))["inference"] is None
+    assert plan(configure(model_type="bert"))["inference"] is None
     assert plan(configure())["inference"] is not None
-    with pytest.raises(ConfigError, match="--inference-memory-gib: a --model-type mamba generates"):
-        plan(configure(**mamba, inference_memory_gib=80.0))
+    with pytest.raises(ConfigError, match="--inference-memory-gib: a --model-type bert generates"):
+        plan(configure(model_type="bert", inference_memory_gib=80.0))
+
+
+def test_the_state_of_a_mamba_takes_the_same_for_a_request_of_any_length() -> None:
+    mamba: dict[str, Any] = {"model_type": "mamba", "mamba_num_groups": 1, "bf16": True}
+    config = configure(**mamba, inference_max_seq_length=64)
+    found = plan(config)["inference"]
+    assert found["kv_bytes_per_request"] == 0
+    model = config.model
+    convolved, ssm = 3 * (2 * model.hidden_size + 2 * 128) * 2, 2 * model.hidden_size * 128 * 4
+    assert found["state_bytes_per_request"] == model.num_layers * (convolved + ssm)
+    assert found == plan(configure(**mamba, inference_max_seq_length=640))["inference"] | {
+        "tokens_per_request": 64
+    }
+    assert any(line.startswith("  states: ") for line in report(config).splitlines())
 
 
 # --- presets, context parallelism -------------------------------------------------------------

@@ -23,6 +23,7 @@ from stages.generate.run import run
 from stages.serve.config import ServeConfig
 from stages.serve.run import build
 from tests.stages.directly import run_directly, run_program
+from tests.stages.test_generate import HYBRID
 from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from tests.trainyard.inference.small_models import build as small_model
 from tests.trainyard.serving.running import loaded_of
@@ -34,6 +35,7 @@ from trainyard.serving.batch_engine import BatchEngine
 
 MODEL = GPTConfig(num_layers=2, hidden_size=32, num_attention_heads=2, seq_length=64)
 TEXT = "the yard"
+MAMBA_SPEC = ("megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def expected(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """What stages.generate writes for the prompt, greedily."""
-    out = tmp_path_factory.mktemp("out")
+    return generated(checkpoint, tmp_path_factory.mktemp("out"))
+
+
+def generated(checkpoint: str, out: Path) -> str:
     options: dict[str, Any] = {"prompts": [TEXT], "num_tokens_to_generate": 8, "device": "cpu"}
     run_directly(GenerateConfig, run, load=checkpoint, output_dir=str(out), **options)
     text: str = json.loads((out / "generations.jsonl").read_text())["generated_text"]
@@ -112,6 +117,15 @@ def server(checkpoint: str) -> Iterator[Served]:
 @pytest.mark.slow
 def test_megatrons_command_serves_what_generate_writes(server: Served, expected: str) -> None:
     assert server.greedy() == TEXT + expected
+
+
+@pytest.mark.slow
+def test_the_server_of_mambas_serves_what_generate_writes(tmp_path: Path) -> None:
+    save_gpt(str(tmp_path / "run"), random_gpt(HYBRID))
+    program = ("stages.megatron", "tools/run_mamba_text_generation_server.py")
+    model = ["--num-layers", "3", "--hybrid-layer-pattern", "M*-", "--spec", *MAMBA_SPEC]
+    with served("--load", str(tmp_path / "run"), *model, module=program) as found:
+        assert found.greedy() == TEXT + generated(str(tmp_path / "run"), tmp_path)
 
 
 @pytest.mark.slow
@@ -190,7 +204,9 @@ def _environment(pid: int) -> list[bytes]:
     return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("gpt", DynamicEngine), ("t5", BatchEngine)])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("gpt", DynamicEngine), ("hybrid", DynamicEngine), ("t5", BatchEngine)]
+)
 def test_each_family_runs_on_the_engine_that_can(kind: str, expected: type) -> None:
     options = {"load": "x", "inference_dynamic_batching_max_requests": 2}
     engine = build(from_dict(ServeConfig, options), loaded_of(small_model(kind)))

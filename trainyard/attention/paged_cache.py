@@ -1,14 +1,18 @@
-"""Keys and values of any number of sequences in blocks, of which a step computes the next tokens.
+"""Keys and values of any number of sequences in blocks, of which a step computes the next tokens;
+layers without them have states in slots.
 
 The tokens of a step are one row: those of one sequence behind those of another. A latent, of which
 the values are the first channels of the keys, is stored once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from trainyard.attention.paged import PagedLayout
+from trainyard.attention.slot_states import SlotStates
 
 
 class PagedKVCache:
@@ -24,32 +28,35 @@ class PagedKVCache:
         block_size: int,
         heads: tuple[tuple[int, int], tuple[int, int]],
         *,
-        layers: range,
+        layers: Iterable[int],
+        states: SlotStates | None = None,
         is_latent: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        """heads: see `AttentionSizes.cached_heads`. layers: of this pipeline stage. One block more
-        is made, for tokens that belong to no sequence."""
+        """heads: see `AttentionSizes.cached_heads`. layers: those with attention of this pipeline
+        stage. states: of its other layers. One block more is made, for tokens that belong to no
+        sequence."""
         self.num_blocks, self.block_size = num_blocks, block_size
         self.scratch = num_blocks
         """The block that no sequence has."""
-        self._first = layers.start
+        self.states = SlotStates({}) if states is None else states
         shape = (num_blocks + 1, block_size)
         (groups, width), (value_groups, value_width) = heads
         if is_latent:
             width += value_width
         # Zeros: what is behind a sequence is masked, and must not be NaN.
-        self._keys = [
-            torch.zeros((*shape, groups, width), dtype=dtype, device=device) for _ in layers
-        ]
+        self._keys = {
+            layer: torch.zeros((*shape, groups, width), dtype=dtype, device=device)
+            for layer in layers
+        }
         if is_latent:
-            self._values = [keys[..., : heads[0][1]] for keys in self._keys]
+            self._values = {layer: keys[..., : heads[0][1]] for layer, keys in self._keys.items()}
         else:
-            self._values = [
-                torch.zeros((*shape, value_groups, value_width), dtype=dtype, device=device)
-                for _ in layers
-            ]
+            self._values = {
+                layer: torch.zeros((*shape, value_groups, value_width), dtype=dtype, device=device)
+                for layer in self._keys
+            }
 
     def positions(self, num_new: int) -> Tensor:
         """(1, T) of the new tokens."""
@@ -72,6 +79,10 @@ class PagedKVCache:
         if v is not None:
             values[at] = v
 
+    def tensors(self) -> list[Tensor]:
+        """Keys and values of all layers."""
+        return [*self._keys.values(), *self._values.values()]
+
     def blocks(self, layer: int) -> tuple[Tensor, Tensor]:
         """All keys (N, B, g, d) and values (N, B, g, d_v) of a layer."""
-        return self._keys[layer - self._first], self._values[layer - self._first]
+        return self._keys[layer], self._values[layer]

@@ -13,14 +13,14 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from trainyard.checkpoint.model import SCORERS, WRITERS
+from trainyard.checkpoint.model import SCORERS
 from trainyard.errors import ConfigError
 from trainyard.evaluation.continuations import Continuations
 from trainyard.evaluation.generation import generated
 from trainyard.evaluation.ranks import evaluation_ranks
 from trainyard.evaluation.scoring import Request, Score, Scorer, is_greedy
 from trainyard.inference.config import LayoutConfig, SamplingConfig
-from trainyard.inference.load import check_family, load_on_ranks
+from trainyard.inference.load import load_on_ranks
 from trainyard.parallel.groups import gather_objects
 
 NEW_TOKENS = 256
@@ -57,7 +57,7 @@ class TrainyardLM(LM):
         atexit.register(stack.close)
         self._groups, where = stack.enter_context(evaluation_ranks(layout, device or "auto"))
         loaded = load_on_ranks(load, where, layout=layout, groups=self._groups, families=SCORERS)
-        self._load, self._model, self._tokenizer = load, loaded.model, loaded.tokenizer
+        self._model, self._tokenizer = loaded.model, loaded.tokenizer
         self._batch_size = int(batch_size)
         self._scorer = Scorer(loaded.model, self._groups, self._batch_size)
         self._continuations = Continuations.of(loaded.tokenizer)
@@ -124,7 +124,6 @@ class TrainyardLM(LM):
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """For each (context, options): the text behind it, up to the first of `until`."""
-        check_family(self._load, self._model.config, WRITERS)
         dp, dp_rank = self._groups.dims.dp, self._groups.dp_rank
         own = {
             number: self._generated(number, *requests[number].args)

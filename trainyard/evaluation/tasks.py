@@ -9,9 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainyard.checkpoint.model import SCORERS, WRITERS
 from trainyard.evaluation.choices import open_choices
-from trainyard.evaluation.config import OF_QUESTIONS, EvaluationConfig, QuestionConfig
+from trainyard.evaluation.config import EvaluationConfig, QuestionConfig
 from trainyard.evaluation.examples import Examples
 from trainyard.evaluation.lambada import open_passages
 from trainyard.evaluation.metrics import Row
@@ -41,12 +40,6 @@ class Subject:
     """URL of the data."""
     config: EvaluationConfig
     questions: QuestionConfig
-
-
-def families_for(task: str) -> tuple[str, ...]:
-    """Model families that a task can be given: those that predict the next token, and write texts
-    if it generates answers."""
-    return tuple(n for n in SCORERS if n in WRITERS or task not in OF_QUESTIONS)
 
 
 def _text(subject: Subject) -> Examples:

@@ -1,8 +1,8 @@
 """Models at work on a fixed batch: logits of the next token, step by step.
 
-A decoder holds the keys and values of its batch. Under tensor and pipeline parallelism every rank
-of a model calls the same methods with the same tokens, and gets the same logits. s tokens, b batch,
-h hidden, V vocabulary."""
+A decoder holds the keys and values of its batch, and the states of layers that keep those instead.
+Under tensor and pipeline parallelism every rank of a model calls the same methods with the same
+tokens, and gets the same logits. s tokens, b batch, h hidden, V vocabulary."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Decoder(Protocol):
     """What the engine needs of a model."""
 
     cache_bytes: int
-    """Memory of all keys and values."""
+    """Memory of all keys, values and states."""
 
     def start(self, prompts: Sequence[Sequence[int]], top_n: int | None = None) -> Start:
         """Begin a batch, the first or a next one of the same size. top_n: score the prompts too,
@@ -86,7 +86,7 @@ class Stepping:
 
 
 class CachedDecoder(Stepping):
-    """A GPT with a cache; a Retro without neighbours too."""
+    """A GPT with a cache; a Mamba, a hybrid, and a Retro without neighbours too."""
 
     def __init__(
         self,
@@ -140,8 +140,9 @@ class CachedDecoder(Stepping):
         def layers(received: Tensor | None) -> Tensor:
             return self._gpt.hidden_states(tokens, kv_cache=self.cache, received=received)
 
+        self.cache.begin(counts)
         hidden = self.through(tokens.shape[1], tokens.shape[0], layers)
-        self.cache.advance(counts)
+        self.cache.advance()
         return hidden
 
     def _scores(self, hidden: Tensor, tokens: Tensor, top_n: int) -> Scores | None:
@@ -214,8 +215,9 @@ class EncoderDecoder(Stepping):
                 column, self._source, self._padding, self.cache, self._source_cache, received
             )
 
+        self.cache.begin([1] * len(tokens))
         hidden = self.through(1, len(tokens), decoder)
-        self.cache.advance([1] * len(tokens))
+        self.cache.advance()
         return self.logits(hidden[-1])
 
     def reorder(self, rows: Sequence[int]) -> None:

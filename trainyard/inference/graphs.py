@@ -75,16 +75,17 @@ class FixedStep:
         return self._model.logits(out[-1])[:, : self._vocab_size]
 
     def _record(self) -> None:
-        """Record a step; lengths are put back, and what warm-up steps wrote is overwritten."""
-        lengths = self._cache.device_lengths.clone()
+        """Record a step; lengths and states are put back, and the next step writes over the keys
+        and values of warm-up steps."""
+        before = self._cache.copies()
         stream = torch.cuda.Stream(self._tokens.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARMUP_STEPS):
                 self._step()
-                self._cache.device_lengths.copy_(lengths)
+                self._cache.put_back(before)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._logits = self._step()
-        self._cache.device_lengths.copy_(lengths)
+        self._cache.put_back(before)

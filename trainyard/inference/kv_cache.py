@@ -1,4 +1,5 @@
-"""Keys and values of a fixed batch of sequences, each row as long as its own sequence.
+"""Keys and values of a fixed batch of sequences, each row as long as its own sequence, and the
+states of layers that keep those instead.
 
 The tokens of a row have positions 0 .. length - 1. Entries behind them are padding of a ragged
 batch: no token attends to them, and the next tokens overwrite them. Multi-latent attention keeps
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trainyard.attention.masks import causal_mask
+from trainyard.inference.layer_states import StaticStates, empty_states
 from trainyard.models.config import TransformerConfig
 
 
@@ -32,31 +34,37 @@ class StaticKVCache:
         device: torch.device | str = "cpu",
     ) -> None:
         """layers: of this pipeline stage; unset: all of the model. tp_size: ranks that share the
-        heads."""
-        self._first = 0 if layers is None else layers.start
-        count = config.num_layers if layers is None else len(layers)
+        heads. Layers without attention have no keys and values."""
+        layers = range(config.num_layers) if layers is None else layers
+        self.capacity = capacity
+        """Tokens that a row has room for."""
         # A tensor for each layer: of a part of a larger one, a compiled step makes a copy.
         self._keys, self._values = (
-            [
-                torch.zeros((batch_size, heads, capacity, channels), dtype=dtype, device=device)
-                for _ in range(count)
-            ]
+            {
+                layer: torch.zeros(
+                    (batch_size, heads, capacity, channels), dtype=dtype, device=device
+                )
+                for layer in layers
+                if config.has_attention(layer)
+            }
             for heads, channels in config.cached_heads(tp_size)
+        )
+        self.states = StaticStates(
+            empty_states(
+                config, batch_size, layers=layers, tp_size=tp_size, dtype=dtype, device=device
+            )
         )
         self._lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self._rows = torch.arange(batch_size, device=device).unsqueeze(1)
         self.lengths = [0] * batch_size
         """Cached tokens of each row."""
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that a row has room for."""
-        return int(self._keys[0].shape[2])
+        self._new = [0] * batch_size
 
     @property
     def size_bytes(self) -> int:
-        """Memory of all keys and values."""
-        return sum(x.numel() * x.element_size() for x in (*self._keys, *self._values))
+        """Memory of all keys, values and states."""
+        kept = (*self._keys.values(), *self._values.values())
+        return sum(x.numel() * x.element_size() for x in kept) + self.states.size_bytes
 
     def positions(self, num_new: int) -> Tensor:
         """(b, s) positions of the next `num_new` tokens of each row."""
@@ -72,7 +80,7 @@ class StaticKVCache:
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v, (b, g, s, d), to each row; return (b, g, t, d) of both."""
-        keys, values = self._keys[layer - self._first], self._values[layer - self._first]
+        keys, values = self._keys[layer], self._values[layer]
         num_new = k.shape[2]
         seen = max(self.lengths) + num_new
         assert seen <= self.capacity, f"{seen} tokens in a cache of {self.capacity}"
@@ -85,22 +93,32 @@ class StaticKVCache:
             values[self._rows, :, places] = v.transpose(1, 2)
         return keys[:, :, :seen], values[:, :, :seen]
 
-    def advance(self, counts: Sequence[int]) -> None:
-        """Count `counts[row]` of the tokens written last as cached; the rest were padding."""
-        self.lengths = [old + new for old, new in zip(self.lengths, counts, strict=True)]
-        self._lengths += torch.tensor(counts, device=self._lengths.device)
+    def begin(self, counts: Sequence[int]) -> None:
+        """Say before a pass that `counts[row]` of its tokens count, and the rest are padding."""
+        self._new = list(counts)
+        is_even = min(counts) == max(counts)
+        self.states.counts = None if is_even else torch.tensor(counts, device=self._lengths.device)
+
+    def advance(self) -> None:
+        """Count the tokens of the pass that `begin` announced as cached."""
+        self.lengths = [old + new for old, new in zip(self.lengths, self._new, strict=True)]
+        self._lengths += torch.tensor(self._new, device=self._lengths.device)
+        self.states.counts = None
 
     def clear(self) -> None:
         """Forget all tokens, for a next batch."""
         self.lengths = [0] * len(self.lengths)
         self._lengths.zero_()
+        self.states.clear()
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Row i becomes a copy of row `rows[i]`, as beams of a search do."""
         order = torch.tensor(rows, device=self._lengths.device)
         self._keys, self._values = (
-            [x.index_select(0, order) for x in held] for held in (self._keys, self._values)
+            {layer: x.index_select(0, order) for layer, x in held.items()}
+            for held in (self._keys, self._values)
         )
+        self.states.reorder(order)
         self._lengths, self._rows = self._lengths[order], self._rows[: len(rows)]
         self.lengths = [self.lengths[row] for row in rows]
 
@@ -123,16 +141,22 @@ class FixedShapeCache(StaticKVCache):
         """Append k and v, (b, g, 1, d); return all of both, (b, g, capacity, d)."""
         if not self.is_fixed:
             return super().extend(layer, k, v)
-        keys, values = self._keys[layer - self._first], self._values[layer - self._first]
+        keys, values = self._keys[layer], self._values[layer]
         places = self._lengths.unsqueeze(1)
         keys[self._rows, :, places] = k.transpose(1, 2)
         values[self._rows, :, places] = v.transpose(1, 2)
         return keys, values
 
-    @property
-    def device_lengths(self) -> Tensor:
-        """(b) int64, the cached tokens of each row as the device counts them."""
-        return self._lengths
+    def copies(self) -> list[Tensor]:
+        """Of what a step changes and does not write over, for `put_back`: the lengths on the
+        device, and the states."""
+        return [self._lengths.clone(), *self.states.copies()]
+
+    def put_back(self, copies: Sequence[Tensor]) -> None:
+        """Make these what they were."""
+        lengths, *states = copies
+        self._lengths.copy_(lengths)
+        self.states.put_back(states)
 
     def move_on(self) -> None:
         """Count a token of every row as cached, on the device alone."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from trainyard.checkpoint.load import Checkpoint, open_checkpoint, restore
-from trainyard.checkpoint.model import SCORERS, WRITERS, check_tensors
+from trainyard.checkpoint.model import WRITERS, check_tensors
 from trainyard.checkpoint.model_config import model_config
 from trainyard.checkpoint.model_tensors import model_tensors, names_over
 from trainyard.checkpoint.shared_load import LoadGroups
@@ -151,16 +151,12 @@ def load_tokenizer(url: str) -> Tokenizer:
 
 
 def check_family(url: str, config: TransformerConfig, families: Sequence[str]) -> None:
-    """Refuse a model of another family than these: `WRITERS`, `SCORERS` or those that are both."""
-    if config.model_type in families:
-        return
-    missing = (
-        "predict the next token" if config.model_type not in SCORERS else "write texts by itself"
-    )
-    raise ConfigError(
-        f"--load {url} holds a {config.model_type}, which does not {missing}; name a checkpoint of "
-        f"another family ({', '.join(families)})"
-    )
+    """Refuse a model of another family than these: `WRITERS` or `SCORERS`."""
+    if config.model_type not in families:
+        raise ConfigError(
+            f"--load {url} holds a {config.model_type}, which does not predict the next token; "
+            f"name a checkpoint of another family ({', '.join(families)})"
+        )
 
 
 def _open(url: str, tp: int) -> _Opened:

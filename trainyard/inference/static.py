@@ -19,6 +19,7 @@ from trainyard.inference.decoders import CachedDecoder, Decoder, Start
 from trainyard.inference.log_probs import OnToken, prompt_scores, take_tokens
 from trainyard.inference.request import BrokenOutputError, Completion, Request
 from trainyard.inference.sampling import Sampler
+from trainyard.models.costs.inference_memory import kv_numbers, state_bytes
 from trainyard.models.gpt.model import GPTModel
 from trainyard.parallel.device import check_memory
 from trainyard.parallel.groups import ALONE, ProcessGroups
@@ -32,7 +33,7 @@ class GenerationResult:
     step_seconds: list[float]
     """Time of each step by the caller's clock; the first includes the pass over the prompts."""
     cache_bytes: int
-    """Memory of the key and value cache."""
+    """Memory of the cache: keys, values and states."""
 
     @property
     def outputs(self) -> list[list[int]]:
@@ -196,12 +197,13 @@ def check_room(model: GPTModel, num_prompts: int, length: int, max_new_tokens: i
     device."""
     config = model.config
     check_length(f"--num-input-tokens {length}", length, max_new_tokens, config.positions)
-    of_token = sum(heads * channels for heads, channels in config.cached_heads())
-    row = config.num_layers * of_token * (length + max_new_tokens)
+    layers, each = range(config.num_layers), model.dtype.itemsize
+    row = kv_numbers(config, layers) * (length + max_new_tokens) * each
+    row += state_bytes(config, layers, 1, each)
     check_memory(
-        f"--inference-max-requests {num_prompts}: the keys and values of this many prompts of "
-        f"{length + max_new_tokens} tokens take",
-        float(num_prompts * row * model.dtype.itemsize),
+        f"--inference-max-requests {num_prompts}: the cache of this many prompts of "
+        f"{length + max_new_tokens} tokens takes",
+        float(num_prompts * row),
         model.device,
         "generate for fewer at a time",
     )

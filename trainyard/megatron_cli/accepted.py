@@ -152,7 +152,10 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "convolution and scan of a Mamba layer are recomputed in the backward pass",
         "disable-mamba-mem-eff-path",
     ),
-    ("it only applies to generation with Mamba layers", "mamba-inference-*"),
+    (
+        "the state of a Mamba layer is fp32, and what its convolution sees has the weights' type",
+        "mamba-inference-*",
+    ),
     (
         "sharded weights are gathered layer by layer, in memory that torch allocates; how changes "
         "no result",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainyard.attention.base import Numerics, Softmax
+from trainyard.attention.layer_state import StateCache
 from trainyard.attention.masks import CAUSAL, AttentionMask
 from trainyard.attention.paged import paged_attention
 from trainyard.attention.paged_cache import PagedKVCache
@@ -33,7 +34,12 @@ log = logging.getLogger(__name__)
 
 
 class KVCache(Protocol):
-    """Keys and values of the tokens before this call, one row for each sequence of the batch."""
+    """Keys and values of the tokens before this call, one row for each sequence of the batch, and
+    the states of layers that keep those instead."""
+
+    @property
+    def states(self) -> StateCache:
+        """Of the layers that have `state_shapes`."""
 
     def positions(self, num_new: int) -> Tensor:
         """(b, s) positions of `num_new` further tokens of each sequence."""

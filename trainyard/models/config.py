@@ -19,6 +19,7 @@ from trainyard.models.layer_pattern import window_of_layer
 from trainyard.models.moe_config import DENSE, MoEConfig, check_expert_parallel, check_layers
 from trainyard.models.mtp_config import NO_MTP, MTPConfig, check_mtp, check_mtp_layout
 from trainyard.models.param_counts import attention_params, mixture_params, mlp_params
+from trainyard.models.state_shape import StateShape
 from trainyard.parallel.config import ParallelConfig
 
 LLAMA3_LENGTH = 8192
@@ -291,6 +292,10 @@ class TransformerConfig(AttentionSizes):
     def has_attention(self, layer: int) -> bool:
         """Whether layer `layer`, counted from 0 over the whole model, has self-attention."""
         return True
+
+    def state_shapes(self, layer: int, tp: int = 1) -> tuple[StateShape, ...]:
+        """What layer `layer` keeps of each text in place of keys and values, on one of tp ranks."""
+        return ()
 
     @property
     def other_products(self) -> Mapping[str, int]:

@@ -15,6 +15,7 @@ from trainyard.checkpoint.layout import ShardedTensor
 from trainyard.checkpoint.save import StepContents, save_step
 from trainyard.config import to_dict
 from trainyard.conversion.source import Source
+from trainyard.models.families import family_of
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
@@ -90,7 +91,7 @@ def tokenizer_files() -> dict[str, bytes]:
 
 def random_gpt(config: GPTConfig, seed: int = 1) -> GPTModel:
     """A model in which no parameter is 0 or 1, so that a swapped one is seen."""
-    model = GPTModel(config, PADDED_VOCAB, true_vocab_size=257)
+    model: GPTModel = family_of(config).load_class()(config, PADDED_VOCAB, true_vocab_size=257)
     init_parameters(model, seed)
     return perturb(model, seed=seed, scale=0.05).eval()
 

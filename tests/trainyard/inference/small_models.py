@@ -17,6 +17,7 @@ from trainyard.models.families import family_of
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.init import init_parameters
 from trainyard.models.latent_config import LatentConfig
+from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.model import TransformerModel
 from trainyard.models.moe_config import MoEConfig
 from trainyard.models.pipeline_stage import WHOLE, PipelineStage
@@ -64,7 +65,22 @@ T5S: dict[str, dict[str, Any]] = {
         "lm_head_bias": False,
     },
 }
-KINDS = (*GPTS, *T5S, "retro")
+MAMBA: dict[str, Any] = {
+    "position_embedding_type": "none",
+    "normalization": "RMSNorm",
+    "disable_bias_linear": True,
+    "mamba_state_dim": 8,
+    "mamba_head_dim": 8,
+    "mamba_num_groups": 2,
+    "mamba_chunk_size": 8,
+}
+MAMBAS: dict[str, dict[str, Any]] = {
+    "mamba": MAMBA,
+    "hybrid": MAMBA | LLAMA | {"hybrid_layer_pattern": "M-M*"},
+    "hybrid moe": MAMBA
+    | {"hybrid_layer_pattern": "M*ME", "moe": MoEConfig(num_experts=4, moe_router_topk=2)},
+}
+KINDS = (*GPTS, *MAMBAS, *T5S, "retro")
 LATENTS: dict[str, Any] = LLAMA | {
     "group_query_attention": False,
     "num_query_groups": 1,
@@ -95,6 +111,8 @@ MORE_GPTS: dict[str, dict[str, Any]] = {
 
 
 def config_of(kind: str) -> GPTConfig | T5Config:
+    if kind in MAMBAS:
+        return MambaConfig(**(SIZES | MAMBAS[kind]))
     if (options := (GPTS | MORE_GPTS).get(kind)) is not None:
         return GPTConfig(**(SIZES | options))
     return T5Config(**(SIZES | {"decoder_num_layers": 2, "decoder_seq_length": 24} | T5S[kind]))

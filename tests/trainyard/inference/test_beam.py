@@ -27,9 +27,9 @@ def search(model: GPTModel, width: int, penalty: float = 1.0, words: int = 64) -
     return beam_search(decoder, prompt, LENGTH, width=width, length_penalty=penalty, end=END)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.5])
-def test_a_search_wide_enough_finds_the_best_of_all_texts(penalty: float) -> None:
-    model = build("llama")
+@pytest.mark.parametrize(("kind", "penalty"), [("llama", 0.0), ("llama", 1.5), ("hybrid", 1.5)])
+def test_a_search_wide_enough_finds_the_best_of_all_texts(kind: str, penalty: float) -> None:
+    model = build(kind)
     assert isinstance(model, GPTModel)
     (prompt,) = some_prompts(6)
     scores = {}
@@ -45,7 +45,7 @@ def test_a_search_wide_enough_finds_the_best_of_all_texts(penalty: float) -> Non
         assert text.score == pytest.approx(scores[tuple(text.tokens)], rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["gpt", "t5"])
+@pytest.mark.parametrize("kind", ["gpt", "hybrid", "t5"])
 def test_one_beam_is_greedy(kind: str) -> None:
     model, (prompt,) = build(kind), some_prompts(7)
     (found,) = beam_search(decoder_of(model, [prompt], 8), prompt, 8, width=1)

@@ -54,7 +54,9 @@ def check_cut_model(kind: str, tp: int, pp: int) -> None:
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2)], ids=["tp2", "pp2", "tp2 pp2"])
-@pytest.mark.parametrize("kind", ["gpt", "llama", "mistral", "mixtral", "t5"])
+@pytest.mark.parametrize(
+    "kind", ["gpt", "llama", "mistral", "mixtral", "hybrid", "hybrid moe", "t5"]
+)
 def test_a_cut_model_generates_as_one_process(ranks: RankPool, kind: str, tp: int, pp: int) -> None:
     ranks.run(check_cut_model, tp * pp, kind, tp, pp)
 

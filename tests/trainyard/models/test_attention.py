@@ -115,8 +115,9 @@ def test_tokens_through_a_cache_equal_the_whole(kind: str) -> None:
     for begin, end in ((0, 7), (7, 8), (8, 12), (12, 16)):
         num_new = end - begin
         rotary = build_rotary(settings, cache.positions(num_new), torch.float32)
+        cache.begin([num_new] * B)
         parts.append(module(x[begin:end], rotary, as_mask(cache.mask(num_new)), cache))
-        cache.advance([num_new] * B)
+        cache.advance()
     assert_agree(torch.cat(parts), whole)
 
 
@@ -126,8 +127,9 @@ def test_ragged_rows_of_a_cache_equal_rows_alone(kind: str) -> None:
     settings = config(**KINDS[kind])
     module, x = build(settings).eval(), some_input()
     cache, lengths = StaticKVCache(settings, B, S), [9, 4]
+    cache.begin(lengths)
     module(x[:9], rotary_of(settings, torch.arange(9)), as_mask(cache.mask(9)), cache)
-    cache.advance(lengths)
+    cache.advance()
     rotary = build_rotary(settings, cache.positions(3), torch.float32)
     following = torch.stack([x[n : n + 3, row] for row, n in enumerate(lengths)], dim=1)
     out = module(following, rotary, as_mask(cache.mask(3)), cache)

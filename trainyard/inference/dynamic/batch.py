@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainyard.attention.paged import PagedLayout
+from trainyard.attention.slot_states import Ragged, StateGroup
 from trainyard.inference.dynamic.scheduler import Work
 
 Ints = NDArray[np.int64]
@@ -37,6 +38,8 @@ class StepBatch:
     """(P) of T, after which a known token is scored."""
     score_targets: Ints
     """(P) those tokens."""
+    slots: Ints
+    """(R) slot of the states of each sequence."""
     top_n: int = 0
     """Likeliest tokens beside each scored one."""
 
@@ -63,17 +66,17 @@ class StepBatch:
         """All of it in one row."""
         sizes = [*self.tables.shape, len(self.tokens), len(self.logit_rows), len(self.score_rows)]
         parts = [self.counts, self.firsts, self.tables.reshape(-1), self.tokens]
-        parts += [self.logit_rows, self.score_rows, self.score_targets]
+        parts += [self.logit_rows, self.score_rows, self.score_targets, self.slots]
         return np.concatenate([np.array([*sizes, self.top_n], np.int64), *parts])
 
     @staticmethod
     def decoded(row: Ints) -> StepBatch:
         """What `encoded` gave."""
         r, m, t, rows, scores, top_n = (int(size) for size in row[:_HEADER])
-        ends = np.cumsum([_HEADER, r, r, r * m, t, rows, scores])
-        counts, firsts, tables, tokens, logits, places, targets = np.split(row, ends)[1:]
+        ends = np.cumsum([_HEADER, r, r, r * m, t, rows, scores, scores])
+        counts, firsts, tables, tokens, logits, places, targets, slots = np.split(row, ends)[1:]
         return StepBatch(
-            counts, firsts, tables.reshape(r, m), tokens, logits, places, targets, top_n
+            counts, firsts, tables.reshape(r, m), tokens, logits, places, targets, slots, top_n
         )
 
 
@@ -104,6 +107,7 @@ def batch_of(works: Sequence[Work], scored: Sequence[Sequence[int]], top_n: int)
         logit_rows=_row(logit_rows),
         score_rows=_row(score_rows),
         score_targets=_row(targets),
+        slots=_row(work.sequence.slot for work in works),
         top_n=top_n,
     )
 
@@ -118,6 +122,26 @@ def on_device(rows: Sequence[Ints], device: torch.device) -> list[Tensor]:
     if device.type == "cuda":
         whole = whole.pin_memory().to(device, non_blocking=True)
     return list(whole.split([len(row) for row in rows]))
+
+
+def state_groups(batch: StepBatch, device: torch.device) -> list[StateGroup]:
+    """The sequences of a step by how many new tokens they have, to the next power of 2: less than
+    half of a group is padding, and there are few groups."""
+    if batch.counts.max() == 1:
+        return [StateGroup(on_device([batch.slots], device)[0])]
+    starts = np.cumsum(batch.counts) - batch.counts
+    sizes = np.ceil(np.log2(batch.counts)).astype(np.int64)
+    groups = []
+    for size in np.unique(sizes):
+        own = np.flatnonzero(sizes == size)
+        counts = batch.counts[own]
+        new = np.arange(counts.max())
+        places = starts[own, None] + np.minimum(new, counts[:, None] - 1)
+        rows = np.flatnonzero(new < counts[:, None])
+        parts = [batch.slots[own], counts, places.reshape(-1), rows, places.reshape(-1)[rows]]
+        slots, counted, flat, kept, written = on_device(parts, device)
+        groups.append(StateGroup(slots, Ragged(counted, flat.view(places.shape), kept, written)))
+    return groups
 
 
 def layout_of(

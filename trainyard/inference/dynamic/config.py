@@ -17,20 +17,22 @@ class DynamicConfig:
     no text depends on any of these, up to rounding."""
 
     inference_dynamic_batching_buffer_size_gb: float | None = execution(None)
-    """Memory of keys and values on each rank, in GiB; unset: what the requests need at their
-    longest, within 9 tenths of a GPU's free memory, or half of the machine's."""
+    """Memory of keys, values and states on each rank, in GiB; unset: what the requests need at
+    their longest, within 9 tenths of a GPU's free memory, or half of the machine's."""
     inference_dynamic_batching_buffer_guaranteed_fraction: float = execution(0.01)
     """Part of the blocks that no new request may take while others run, for their next tokens."""
     inference_dynamic_batching_block_size: int = execution(256)
     """Tokens of a block of keys and values."""
     inference_dynamic_batching_max_requests: int = execution(256)
-    """Requests that run at once; further ones wait."""
+    """Requests that run at once; further ones wait. Fewer run if the memory lacks room for the
+    states of so many, where layers have those."""
     inference_dynamic_batching_max_tokens: int = execution(8192)
     """Tokens of a step over all requests: one of each text that is continued, the rest prompts."""
     disable_chunked_prefill: bool = execution(False)
     """Compute each prompt in one step, also where that makes it longer than others."""
     disable_prefix_caching: bool = execution(False)
-    """Do not look for blocks that hold the beginning of a prompt already."""
+    """Do not look for blocks that hold the beginning of a prompt already. Never done for models
+    with Mamba-2 layers, whose states are not kept."""
     inference_weight_dtype: Literal["int8", "fp8"] | None = None
     """Keep the matrices of the layers in 8 bits, with a scale for each output channel: half the
     memory of bf16, and of fp8 on a Hopper GPU faster products; unset: as they are computed with."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainyard.attention.paged_cache import PagedKVCache
 from trainyard.inference.decoders import Stepping
-from trainyard.inference.dynamic.batch import StepBatch, layout_of, on_device
+from trainyard.inference.dynamic.batch import StepBatch, layout_of, on_device, state_groups
 from trainyard.inference.dynamic.graphs import DecodeGraphs
 from trainyard.inference.log_probs import Scores, no_scores, score_places
 from trainyard.models.gpt.model import GPTModel
@@ -26,7 +26,7 @@ class StepOutput(NamedTuple):
 
 
 class PagedRunner(Stepping):
-    """A GPT, or a part of it, with a cache in blocks."""
+    """A GPT, a Mamba or a hybrid, or a part of it, with a cache in blocks and slots."""
 
     def __init__(
         self,
@@ -43,10 +43,14 @@ class PagedRunner(Stepping):
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepOutput:
         """Compute a step; all ranks call this with the same one."""
+        device, states = self.model.device, self.cache.states
+        if not states.is_empty and len(begun := batch.slots[batch.firsts == 0]):
+            states.clear(on_device([begun], device)[0])
         if self.graphs is not None and self.graphs.takes(batch):
             return StepOutput(self.graphs(batch), None)
-        device = self.model.device
         tokens, self.cache.layout = layout_of(batch, self.cache.block_size, device)
+        if not states.is_empty:
+            states.groups = state_groups(batch, device)
 
         def layers(received: Tensor | None) -> Tensor:
             return self._gpt.hidden_states(tokens, kv_cache=self.cache, received=received)

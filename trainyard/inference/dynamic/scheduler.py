@@ -1,4 +1,5 @@
-"""What to compute next: which texts, how many tokens of each, in which blocks. No torch.
+"""What to compute next: which texts, how many tokens of each, in which blocks, and in which slot
+the states of each. No torch.
 
 Continuous batching: every step takes a token of each text that is being continued, and fills the
 rest of its budget with prompts, in chunks. A text is admitted when there are blocks for all of its
@@ -14,6 +15,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trainyard.inference.dynamic.blocks import NO_TEXT, BlockPool, Digest, digest_of
+
+NO_SLOT = -1
+"""Of a text that waits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +39,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     digests: list[Digest] = field(default_factory=list)
     """Of its full blocks, as far as they were needed."""
+    slot: int = NO_SLOT
+    """Where the states of its layers are while it runs, if they have any."""
     was_admitted: bool = False
 
     @property
@@ -70,7 +76,7 @@ Guess = Callable[[Sequence], tuple[int, ...]]
 
 
 class Scheduler:
-    """The texts that wait and those that run, and the blocks that these hold."""
+    """The texts that wait and those that run, and the blocks and slots that these hold."""
 
     def __init__(
         self,
@@ -82,9 +88,10 @@ class Scheduler:
         reserve: int = 0,
         chunked: bool = True,
     ) -> None:
-        """block_size: tokens of a block. max_requests: texts that run at once. max_tokens: of a
-        step. reserve: blocks that an admission leaves free while other texts run. chunked: prompts
-        are cut to what is left of a step; otherwise a longer one has a step of its own."""
+        """block_size: tokens of a block. max_requests: texts that run at once, each in a slot.
+        max_tokens: of a step. reserve: blocks that an admission leaves free while other texts run.
+        chunked: prompts are cut to what is left of a step; otherwise a longer one has a step of its
+        own."""
         assert max_tokens >= max_requests, "a step has a token of each text that runs"
         self.pool, self.block_size = pool, block_size
         self.max_requests, self.max_tokens = max_requests, max_tokens
@@ -92,6 +99,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         """Both the most urgent first."""
+        self._free_slots = list(range(max_requests))
         self.preemptions = 0
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -180,6 +188,9 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks, sequence.num_computed = [], 0
+        if sequence.slot != NO_SLOT:
+            self._free_slots.append(sequence.slot)
+            sequence.slot = NO_SLOT
 
     # --- texts that wait ------------------------------------------------------------------
 
@@ -201,6 +212,7 @@ class Scheduler:
             self.pool.share(found)
             own = self.pool.take(self.blocks_for(len(sequence.tokens)) - len(found))
             sequence.blocks, sequence.num_computed = [*found, *own], start
+            sequence.slot = self._free_slots.pop()
             if not sequence.was_admitted:
                 sequence.was_admitted, sequence.num_found = True, start
             insort(self.running, sequence, key=lambda one: one.urgency)

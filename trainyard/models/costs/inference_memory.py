@@ -1,14 +1,15 @@
-"""Memory of generation: weights, and keys and values of the tokens of each request.
+"""Memory of generation: weights, and of each request keys and values of its tokens, and states.
 
 Of the device that holds most, as the engines of `trainyard.inference` allocate it: grouped queries
 keep the heads of their groups alone, and latents stand for keys and values; tensor parallelism cuts
-heads and matrices, experts among them; each pipeline stage keeps its own layers. Recomputation,
-context and expert parallelism are of trainings and change nothing here. Not counted: workspaces of
-kernels, logits, hidden states. Standard library
-only."""
+heads and matrices, experts among them; each pipeline stage keeps its own layers. A layer without
+attention has no keys and values; that of Mamba-2 has a state, however long the request.
+Recomputation, context and expert parallelism are of trainings and change nothing here. Not counted:
+workspaces of kernels, logits, hidden states. Standard library only."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from trainyard.models.config import TransformerConfig
@@ -25,19 +26,41 @@ class InferenceMemory:
     """Keys and values of one token of a request; of a T5, of the decoder."""
     kv_per_source_token: float
     """Of one token that the decoder of a T5 looks at in its encoder; 0 for other families."""
+    state: float
+    """States of a request; 0 for a family without."""
     tokens: int
     """Of a request with its output."""
     source_tokens: int
 
     @property
-    def per_request(self) -> float:
+    def kv_per_request(self) -> float:
         """Keys and values of one request."""
         source = self.source_tokens * self.kv_per_source_token
         return self.tokens * self.kv_per_token + source
 
+    @property
+    def per_request(self) -> float:
+        """What is kept of one request."""
+        return self.kv_per_request + self.state
+
     def requests_in(self, memory: float) -> int:
         """How many requests fit into so many bytes beside the weights."""
         return max(int((memory - self.weights) // self.per_request), 0)
+
+
+def kv_numbers(config: TransformerConfig, layers: range, tp: int = 1) -> int:
+    """Keys and values of one token in these layers, as numbers of the type of the weights."""
+    of_layer = sum(heads * channels for heads, channels in config.cached_heads(tp))
+    return of_layer * sum(map(config.has_attention, layers))
+
+
+def state_bytes(config: TransformerConfig, layers: range, tp: int, bytes_each: int) -> int:
+    """The states of one request in these layers. bytes_each: of a weight."""
+    return sum(
+        math.prod(one.shape) * (4 if one.is_fp32 else bytes_each)
+        for layer in layers
+        for one in config.state_shapes(layer, tp)
+    )
 
 
 def inference_memory(
@@ -63,15 +86,15 @@ def inference_memory(
             has_embedding=number == 0,
             has_output=number == layout.pp - 1,
         ) + expert_parameters_here(config, layout, layers)
-        kept = config.cached_heads(layout.tp)
-        of_layer = sum(heads * channels for heads, channels in kept) * bytes_each
         is_t5 = config.model_type == "t5"
-        decoding = sum(layer >= config.num_layers for layer in layers) if is_t5 else len(layers)
+        decoding = range(max(layers.start, config.num_layers), layers.stop) if is_t5 else layers
+        of_token = kv_numbers(config, decoding, layout.tp) * bytes_each
         stages.append(
             InferenceMemory(
                 weights=weights * bytes_each,
-                kv_per_token=decoding * of_layer,
-                kv_per_source_token=decoding * of_layer if is_t5 else 0.0,
+                kv_per_token=of_token,
+                kv_per_source_token=of_token if is_t5 else 0.0,
+                state=state_bytes(config, layers, layout.tp, bytes_each),
                 tokens=tokens,
                 source_tokens=config.seq_length if is_t5 else 0,
             )

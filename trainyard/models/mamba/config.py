@@ -22,6 +22,7 @@ from trainyard.models.mamba import costs
 from trainyard.models.mamba import pattern as letters
 from trainyard.models.mamba.pattern import ATTENTION, EXPERTS, MAMBA, MLP
 from trainyard.models.param_counts import attention_params, mixture_params, mlp_params
+from trainyard.models.state_shape import StateShape
 from trainyard.parallel.config import CP, TP, ParallelConfig
 from trainyard.parallel.divisible import divides
 
@@ -182,6 +183,18 @@ class MambaConfig(GPTConfig):
     def has_attention(self, layer: int) -> bool:
         """Whether layer `layer` is self-attention."""
         return self.layer_kinds[layer] == ATTENTION
+
+    def state_shapes(self, layer: int, tp: int = 1) -> tuple[StateShape, ...]:
+        """Of a Mamba layer: the last inputs of the convolution, (w - 1, di + 2 g n), and the state
+        of each head, (g, r, p, n) as in `mixer`."""
+        if self.layer_kinds[layer] != MAMBA:
+            return ()
+        groups = self.mamba_num_groups
+        heads = (groups // tp, self.mamba_heads // groups, self.mamba_head_dim)
+        return (
+            StateShape((CONV_WIDTH - 1, sum(self.convolved_sizes) // tp)),
+            StateShape((*heads, self.mamba_state_dim), is_fp32=True),
+        )
 
     @property
     def other_products(self) -> Mapping[str, int]:

@@ -32,9 +32,15 @@ def causal_conv(
     return functional.silu(out).to(x.dtype)
 
 
-def last_inputs(x: Tensor, before: Tensor | None, reach: int) -> Tensor:
-    """(b, reach, c): what a convolution over further tokens needs of x, (b, l, c)."""
-    return _after(before, x, reach)[:, x.shape[1] :]
+def last_inputs(x: Tensor, before: Tensor, counts: Tensor | None = None) -> Tensor:
+    """(b, w - 1, c): what a convolution over further tokens needs of x, (b, l, c), and of `before`,
+    the same of the tokens before. counts: (b) tokens of each row, the rest is padding; unset: l."""
+    reach = before.shape[1]
+    padded = _after(before, x, reach)
+    if counts is None:
+        return padded[:, x.shape[1] :]
+    places = counts.unsqueeze(1) + torch.arange(reach, device=x.device)
+    return padded.take_along_dim(places.unsqueeze(-1), dim=1)
 
 
 def _after(before: Tensor | None, x: Tensor, reach: int) -> Tensor:

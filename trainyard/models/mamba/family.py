@@ -11,6 +11,7 @@ MAMBA = ModelFamily(
     module="trainyard.models.mamba.model:MambaModel",
     sample_format="trainyard.models.gpt.samples:sample_format",
     predicts_next=True,
+    generates=True,
     layer_sums=layer_sums,
     kernels="trainyard.models.mamba.kernels:report_mamba",
     flops_per_iteration=flops_per_iteration,

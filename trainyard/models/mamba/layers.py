@@ -52,14 +52,13 @@ class MambaLayer(_Layer):
     def __init__(self, config: MambaConfig, layer: int, parallel: ModelParallel = ALONE) -> None:
         super().__init__(config)
         self.pre_mixer_layernorm = build_norm(config, parallel)
-        self.mixer = MambaMixer(config, parallel)
+        self.mixer = MambaMixer(config, layer, parallel)
 
     def forward(self, x: Tensor, inputs: LayerInputs, place: DropoutPlace | None = None) -> Tensor:
         """x: (s, b, h). place: of dropout; None disables it. Returns (s, b, h)."""
-        assert inputs.kv_cache is None, "a cache of keys has no states; see MambaMixer.step"
 
         def mix(normalised: Tensor) -> Tensor:
-            out: Tensor = self.mixer(normalised, inputs.mask)
+            out: Tensor = self.mixer(normalised, inputs.mask, inputs.kv_cache)
             return out
 
         return self._added(x, self.pre_mixer_layernorm, mix, place)

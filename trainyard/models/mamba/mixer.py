@@ -6,13 +6,13 @@ state of a channel; di = g r p. g and di are those of this tensor-parallel rank.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainyard.attention.layer_state import Inputs, State
 from trainyard.attention.masks import AttentionMask, document_numbers
+from trainyard.models.attention import KVCache
 from trainyard.models.mamba.config import CONV_WIDTH, MambaConfig
 from trainyard.models.mamba.conv import causal_conv, last_inputs
 from trainyard.models.mamba.fused import SsmKernels, triton_conv, triton_scan
@@ -24,22 +24,14 @@ from trainyard.parallel.sharding import Parts, even_shard, mark_shard
 from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
 
-class MambaState(NamedTuple):
-    """What a mixer keeps of the tokens before, instead of their keys and values."""
-
-    conv: Tensor
-    """(b, w - 1, di + 2 g n) last inputs of the convolution."""
-    ssm: Tensor
-    """(b, g, r, p, n) fp32."""
-
-
 class MambaMixer(nn.Module):
     """Rows of in_proj are the gate z, then x, B and C, which pass the convolution, then the time
     step of each head. Tensor parallelism shards each of the five between groups, and the rest with
     them."""
 
-    def __init__(self, config: MambaConfig, parallel: ModelParallel = ALONE) -> None:
+    def __init__(self, config: MambaConfig, layer: int, parallel: ModelParallel = ALONE) -> None:
         super().__init__()
+        self.layer = layer
         tp, h = parallel.tp_size, config.hidden_size
         sizes = config.projected_sizes
         di, gn = config.inner_size // tp, config.group_size // tp
@@ -59,11 +51,16 @@ class MambaMixer(nn.Module):
         self.norm = GatedNorm(config, parallel)
         self.out_proj = RowParallelLinear(config.inner_size, h, bias=False, parallel=parallel)
 
-    def forward(self, x: Tensor, mask: AttentionMask) -> Tensor:
+    def forward(self, x: Tensor, mask: AttentionMask, kv_cache: KVCache | None = None) -> Tensor:
         """x: (s, b, h), (s / tp, b, h) under sequence parallelism. mask: of which only the bounds
-        of documents matter: none sees the state of another. Returns a tensor like x."""
-        assert mask.dense is None, "a state space knows no mask but the bounds of documents"
+        of documents matter: none sees the state of another. kv_cache: has the states of the texts
+        that x goes on with, of `MambaConfig.state_shapes`; it needs no mask. Returns a tensor like
+        x."""
         gate, convolved, dt = self._projected(x)
+        if kv_cache is not None:
+            answers = kv_cache.states.through(self.layer, (convolved, dt), self._continued)
+            return self._output(self.norm(answers, gate))
+        assert mask.dense is None, "a state space knows no mask but the bounds of documents"
         documents = None
         if mask.bounds is not None:
             documents = document_numbers(mask.bounds, gate.shape[1])
@@ -75,45 +72,29 @@ class MambaMixer(nn.Module):
             y: Tensor = recomputed(self._mixed, *inputs, draws=False)
         else:
             y = self._mixed(*inputs)
-        out: Tensor = self.out_proj(y.transpose(0, 1))
-        return out
+        return self._output(y)
 
-    # --- with a state -------------------------------------------------------------------------
-
-    def empty_state(self, batch_size: int) -> MambaState:
-        """The state before the first token."""
-        weight = self.conv1d.weight
-        heads = (self.groups, self.sizes[2] // self.groups, self.head_dim)
-        n = self.convolved_sizes[1] // self.groups
-        return MambaState(
-            weight.new_zeros(batch_size, CONV_WIDTH - 1, weight.shape[0]),
-            torch.zeros(batch_size, *heads, n, device=weight.device),
+    def _continued(
+        self, inputs: Inputs, state: State, counts: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """An `Advance`: a prompt or a part of it by the scan, one token by the recurrence. Answers
+        are (b, s, di), without the gate."""
+        (convolved, dt), (before, ssm) = inputs, state
+        if counts is not None:
+            padding = torch.arange(convolved.shape[1], device=counts.device) >= counts.unsqueeze(1)
+            convolved = convolved.masked_fill(padding.unsqueeze(-1), 0)
+        x, b, c = self._heads(
+            causal_conv(convolved, self.conv1d.weight, self.conv1d.bias, before=before)
         )
-
-    def extend(self, x: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
-        """x: (s, b, h) further tokens of each sequence, such as a prompt. Returns a tensor like x,
-        and the state behind them."""
-        gate, convolved, dt = self._projected(x)
-        heads, b, c = self._heads(
-            causal_conv(convolved, self.conv1d.weight, self.conv1d.bias, before=state.conv)
-        )
-        y, ssm = chunked_scan(
-            heads, self._steps(dt), self._decay(), b, c, self.chunk_size, state=state.ssm
-        )
-        conv = last_inputs(convolved, state.conv, CONV_WIDTH - 1)
-        return self._output(self._skipped(y, heads), gate), MambaState(conv, ssm)
-
-    def step(self, x: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
-        """x: (1, b, h) the next token of each sequence. As `extend`, by the recurrence."""
-        gate, convolved, dt = self._projected(x)
-        heads, b, c = self._heads(
-            causal_conv(convolved, self.conv1d.weight, self.conv1d.bias, before=state.conv)
-        )
-        y, ssm = next_state(
-            state.ssm, heads[:, 0], self._steps(dt)[:, 0], self._decay(), b[:, 0], c[:, 0]
-        )
-        conv = last_inputs(convolved, state.conv, CONV_WIDTH - 1)
-        return self._output(self._skipped(y.unsqueeze(1), heads), gate), MambaState(conv, ssm)
+        steps, decay = self._steps(dt), self._decay()
+        if counts is not None:
+            steps = steps.masked_fill(padding[..., None, None], 0)  # which changes no state
+        if x.shape[1] == 1:
+            y, ssm = next_state(ssm, x[:, 0], steps[:, 0], decay, b[:, 0], c[:, 0])
+            y = y.unsqueeze(1)
+        else:
+            y, ssm = chunked_scan(x, steps, decay, b, c, self.chunk_size, state=ssm)
+        return self._skipped(y, x), (last_inputs(convolved, before, counts), ssm)
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -165,8 +146,9 @@ class MambaMixer(nn.Module):
         skip = self.D.float().view(self.groups, -1, 1) * x.float()
         return (y.float() + skip).to(x.dtype).flatten(2)
 
-    def _output(self, y: Tensor, gate: Tensor) -> Tensor:
-        out: Tensor = self.out_proj(self.norm(y, gate).transpose(0, 1))
+    def _output(self, mixed: Tensor) -> Tensor:
+        """(s, b, h) of what the gated norm gives."""
+        out: Tensor = self.out_proj(mixed.transpose(0, 1))
         return out
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from trainyard.inference.dynamic.build import engine_of
 from trainyard.inference.dynamic.config import DynamicConfig
 from trainyard.inference.dynamic.engine import DynamicEngine
+from trainyard.inference.dynamic.sizes import block_bytes, slot_bytes
 from trainyard.inference.request import Completion, Request
 from trainyard.models.gpt.model import GPTModel
 from trainyard.parallel.groups import ALONE, ProcessGroups
@@ -26,13 +27,12 @@ def build_engine(
     groups: ProcessGroups = ALONE,
     **options: Any,
 ) -> Any:
-    """An engine, or a follower, with so many blocks."""
-    of_token = sum(heads * width for heads, width in model.config.cached_heads(groups.dims.tp))
-    layers = -(-model.config.num_layers // groups.dims.pp)
+    """An engine, or a follower, with so many blocks, and a slot for each request."""
+    each = model.dtype.itemsize
+    blocks = num_blocks * block_bytes(model.config, groups, block_size, each)
+    slots = max_requests * slot_bytes(model.config, groups, each)
     config = DynamicConfig(
-        inference_dynamic_batching_buffer_size_gb=(
-            num_blocks * block_size * of_token * layers * model.dtype.itemsize / GIB
-        ),
+        inference_dynamic_batching_buffer_size_gb=(blocks + slots) / GIB,
         inference_dynamic_batching_buffer_guaranteed_fraction=0.0,
         inference_dynamic_batching_block_size=block_size,
         inference_dynamic_batching_max_requests=max_requests,

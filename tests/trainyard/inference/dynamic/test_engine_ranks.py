@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from tests.trainyard.inference.dynamic.engines import build_engine, requests_of, run_all
 from tests.trainyard.inference.dynamic.test_engine import SAMPLED, check_same
-from tests.trainyard.inference.small_models import build, run, some_prompts
+from tests.trainyard.inference.small_models import MAMBAS, build, run, some_prompts
 from trainyard.errors import CommunicationError
 from trainyard.inference.dynamic.engine import DynamicEngine
 from trainyard.inference.dynamic.ranks import BEAT_SECONDS, Follower, Word
@@ -39,8 +39,9 @@ def engine_of_rank(kind: str, tp: int, pp: int, **options: Any) -> DynamicEngine
 
 
 def check_cut_engine(kind: str, tp: int, pp: int) -> None:
+    guesses = 0 if kind in MAMBAS else 2
     engine = engine_of_rank(
-        kind, tp, pp, num_blocks=9, max_requests=3, max_tokens=7, num_speculative_tokens=2
+        kind, tp, pp, num_blocks=9, max_requests=3, max_tokens=7, num_speculative_tokens=guesses
     )
     if isinstance(engine, Follower):
         engine.run()
@@ -57,7 +58,10 @@ def check_cut_engine(kind: str, tp: int, pp: int) -> None:
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("kind", "tp", "pp"),
-    [("llama", 2, 2), ("deepseek", 2, 1), ("gpt-oss", 1, 2), ("mixtral", 2, 1), ("gpt", 1, 2)],
+    [
+        *(("llama", 2, 2), ("deepseek", 2, 1), ("gpt-oss", 1, 2), ("mixtral", 2, 1), ("gpt", 1, 2)),
+        *(("hybrid", 2, 1), ("hybrid moe", 1, 2)),
+    ],
 )
 def test_a_cut_model_serves_as_one_process(ranks: RankPool, kind: str, tp: int, pp: int) -> None:
     ranks.run(check_cut_engine, tp * pp, kind, tp, pp)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from trainyard.inference.dynamic.blocks import BlockPool
-from trainyard.inference.dynamic.scheduler import Scheduler, Sequence, Work
+from trainyard.inference.dynamic.scheduler import NO_SLOT, Scheduler, Sequence, Work
 
 SIZE = 4
 
@@ -49,7 +49,10 @@ def check(scheduler: Scheduler, works: list[Work]) -> None:
         assert work.sequence in scheduler.running
         assert work.start == work.sequence.num_computed
         assert work.end <= len(work.sequence.blocks) * SIZE
-    assert all(not one.blocks for one in scheduler.waiting)
+    assert all(not one.blocks and one.slot == NO_SLOT for one in scheduler.waiting)
+    slots = [one.slot for one in scheduler.running]
+    assert len(set(slots)) == len(slots)
+    assert set(slots) <= set(range(scheduler.max_requests))
 
 
 def run_randomly(seed: int, operations: int) -> int:

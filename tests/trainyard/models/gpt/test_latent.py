@@ -66,8 +66,9 @@ def test_a_cache_of_latents_gives_the_same_logits_as_the_whole_text() -> None:
     cache = StaticKVCache(model.config, 2, 12)
     parts = []
     for piece in tokens.split([7, 1, 4], dim=1):
+        cache.begin([piece.shape[1]] * 2)
         parts.append(model(piece, kv_cache=cache))
-        cache.advance([piece.shape[1]] * 2)
+        cache.advance()
     torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens), rtol=1e-5, atol=1e-6)
     of_token = MLA.kv_lora_rank + MLA.qk_pos_emb_head_dim
     assert cache.size_bytes == 2 * 2 * 12 * of_token * 4

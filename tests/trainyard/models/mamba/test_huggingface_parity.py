@@ -19,6 +19,7 @@ from trainyard.conversion.huggingface.folder import write_hf_folder
 from trainyard.conversion.huggingface.read import open_huggingface
 from trainyard.conversion.huggingface.to_hf import targets
 from trainyard.errors import ArtifactError, ConfigError
+from trainyard.inference.static import generate
 from trainyard.models.init import init_parameters
 from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.mamba.model import MambaModel
@@ -119,6 +120,20 @@ def test_the_same_logits_and_gradients(kind: str) -> None:
         torch.testing.assert_close(
             target.convert(grad), gradients[target.name], rtol=1e-3, atol=1e-5, msg=target.name
         )
+
+
+@each_kind
+def test_greedy_texts_are_those_of_transformers(kind: str) -> None:
+    model = perturbed(kind)
+    reference = theirs(model)
+    reference.generation_config.eos_token_id = None
+    generator = torch.Generator().manual_seed(9)
+    # `generate` takes a 0 for padding.
+    prompts = [torch.randint(1, ROWS, (n,), generator=generator).tolist() for n in (19, 4, 1)]
+    for prompt, output in zip(prompts, generate(model, prompts, 12).outputs, strict=True):
+        wanted = reference.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+        assert [*prompt, *output] == wanted[0].tolist()
+        assert len(set(output)) > 2, "a text that says something"
 
 
 @each_kind

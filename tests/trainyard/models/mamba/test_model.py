@@ -9,10 +9,10 @@ import torch
 
 from trainyard.attention.masks import AttentionMask
 from trainyard.errors import ConfigError
+from trainyard.inference.kv_cache import StaticKVCache
 from trainyard.models.init import init_parameters
 from trainyard.models.latent_config import LatentConfig
 from trainyard.models.mamba.config import MambaConfig
-from trainyard.models.mamba.mixer import MambaMixer
 from trainyard.models.mamba.model import MambaModel
 from trainyard.models.mamba.pattern import spread
 from trainyard.models.moe_config import MoEConfig
@@ -93,19 +93,23 @@ def test_the_size_of_chunks_changes_nothing(chunk_size: int) -> None:
     torch.testing.assert_close(found, model_of()(tokens), **CLOSE)
 
 
-@pytest.mark.parametrize("num_prompt", [0, 1, 7])
-def test_steps_after_a_prompt_equal_the_whole_sequence(num_prompt: int) -> None:
-    mixer = model_of().decoder.layers["0"].mixer
-    assert isinstance(mixer, MambaMixer)
-    x = torch.randn(12, 2, 32)
-    state, parts = mixer.empty_state(2), []
-    if num_prompt:
-        prompt, state = mixer.extend(x[:num_prompt], state)
-        parts.append(prompt)
-    for place in range(num_prompt, 12):
-        out, state = mixer.step(x[place : place + 1], state)
-        parts.append(out)
-    torch.testing.assert_close(torch.cat(parts), mixer(x, AttentionMask()), **CLOSE)
+@torch.no_grad()
+def test_pieces_of_texts_through_a_cache_equal_the_whole() -> None:
+    model, lengths = model_of().eval(), [(2, 7), (1, 1), (5, 2), (1, 1), (3, 1)]
+    texts = [torch.randint(VOCAB, (1, sum(own))) for own in zip(*lengths, strict=True)]
+    cache, parts = StaticKVCache(model.config, 2, 16), ([], [])
+    for counts in lengths:
+        tokens = torch.full((2, max(counts)), VOCAB - 1)
+        for row, count in enumerate(counts):
+            begin = cache.lengths[row]
+            tokens[row, :count] = texts[row][0, begin : begin + count]
+        cache.begin(counts)
+        logits = model(tokens, kv_cache=cache)
+        cache.advance()
+        for row, count in enumerate(counts):
+            parts[row].append(logits[row, :count])
+    for text, found in zip(texts, parts, strict=True):
+        torch.testing.assert_close(torch.cat(found), model(text)[0], **CLOSE)
 
 
 def test_recomputed_layers_have_the_same_gradients() -> None:
