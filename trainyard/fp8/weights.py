@@ -6,6 +6,8 @@ elsewhere as int8. out, in: sizes of the matrix."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -71,11 +73,23 @@ def _multiplies_in_fp8(values: Tensor) -> bool:
     return sized and torch.cuda.get_device_capability(values.device) >= (9, 0)
 
 
+def _cast_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (r, in) in E4M3, and the scale of each, (r, 1) fp32."""
+    scale = rows.abs().amax(dim=1, keepdim=True).float().clamp(min=LEAST) / LARGEST["fp8"]
+    return (rows.float() / scale).to(E4M3), scale
+
+
+@functools.cache
+def _cast_rows_at_once() -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """`_cast_rows` in one kernel instead of five, for layers that are not compiled: prompts."""
+    return torch.compile(_cast_rows, dynamic=True)
+
+
 def _fp8_product(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
-    rows = x.flatten(0, -2)
-    own = rows.abs().amax(dim=1, keepdim=True).float().clamp(min=LEAST) / LARGEST["fp8"]
+    cast_rows = _cast_rows if torch.compiler.is_compiling() else _cast_rows_at_once()
+    cast, own = cast_rows(x.flatten(0, -2))
     out: Tensor = torch._scaled_mm(
-        (rows.float() / own).to(E4M3),
+        cast,
         values.t(),
         own,
         scale.unsqueeze(0),

@@ -223,21 +223,22 @@ class DynamicEngine:
                 self._scheduler.advance(work, work.end)
                 continue
             entry = self._by_text[work.sequence]
-            self._count_prompt(entry)
-            if not all(map(math.isfinite, entry.completion.prompt_log_probs)):
-                entry.completion.is_broken = True
-            elif not entry.request.max_tokens:
-                entry.completion.finish_reason = "length"
+            if not entry.was_counted:
+                self._end_prompt(entry)
             turns.append(_Turn(entry, work, row))
             row += 1 + len(work.guesses)
         _choose(turns, output.logits)
         return [self._update(turn) for turn in turns]
 
-    def _count_prompt(self, entry: _Entry) -> None:
-        if not entry.was_counted:
-            entry.was_counted = True
-            self._counters.prompt_tokens += len(entry.request.prompt)
-            self._counters.cached_prompt_tokens += entry.text.num_found
+    def _end_prompt(self, entry: _Entry) -> None:
+        """The prompt is computed: count it, and end a request that wants no more or that broke."""
+        entry.was_counted = True
+        self._counters.prompt_tokens += len(entry.request.prompt)
+        self._counters.cached_prompt_tokens += entry.text.num_found
+        if not all(map(math.isfinite, entry.completion.prompt_log_probs)):
+            entry.completion.is_broken = True
+        elif not entry.request.max_tokens:
+            entry.completion.finish_reason = "length"
 
     def _update(self, turn: _Turn) -> Update:
         """Take note of a request's new tokens."""

@@ -131,8 +131,10 @@ class Scheduler:
         """Take note that the cache holds the first `num_computed` tokens of a text."""
         sequence, size = work.sequence, self.block_size
         sequence.num_computed = num_computed
-        self._name_blocks(sequence, num_computed // size)
-        for place in range(work.start // size, num_computed // size):
+        if (end := num_computed // size) == work.start // size:
+            return
+        self._name_blocks(sequence, end)
+        for place in range(work.start // size, end):
             self.pool.publish(sequence.blocks[place], sequence.digests[place])
 
     # --- texts that run -------------------------------------------------------------------
