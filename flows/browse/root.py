@@ -4,6 +4,7 @@ statuses of its refusals."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -12,6 +13,7 @@ from pathlib import Path
 from trainyard.artifacts import store
 from trainyard.artifacts.backends.fsspec import S3
 from trainyard.artifacts.urls import (
+    basename,
     canonical,
     check_relative,
     is_local,
@@ -31,6 +33,12 @@ KINDS = {
 }
 """Kinds of files that are shown: run cards, manifests, logs, recipes, submitted scripts. Tokens and
 checkpoints are not shown."""
+
+PROFILES = re.compile(
+    r"profile-rank[0-9]+-steps-[0-9]+-[0-9]+\.json\.gz|memory-history-rank[0-9]+\.pickle"
+)
+"""Names of files that run cards link to; a browser keeps them and does not open them."""
+DOWNLOAD = "application/octet-stream"
 
 RUNS = ".runs"
 """Run folders: the only hidden name that is shown. Prefect's database, claims and files that are
@@ -75,9 +83,12 @@ class Root:
         return not name or any(self.entries(name))
 
     def kind(self, name: str) -> str | None:
-        """The content type of a file by its suffix, or that of a link's target; None if it is not
+        """The content type of a file by its name, or that of a link's target; None if it is not
         shown."""
-        return KINDS.get(os.path.splitext(self._place(name))[1].lower())
+        place = self._place(name)
+        if PROFILES.fullmatch(basename(place)):
+            return DOWNLOAD
+        return KINDS.get(os.path.splitext(place)[1].lower())
 
     def is_shown(self, name: str) -> bool:
         """Whether a file is of a kind that is shown; False also if it no longer exists."""

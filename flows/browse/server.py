@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from flows.browse.listing import listing
-from flows.browse.root import KINDS, TEXT, RefusedError, Root
+from flows.browse.root import DOWNLOAD, KINDS, TEXT, RefusedError, Root
 from trainyard.artifacts.urls import basename, join
 from trainyard.errors import ArtifactError, InfrastructureError, TrainyardError
 from trainyard.hosts import OURS, RULE, host_name, not_ours
@@ -32,9 +32,11 @@ HEALTH = "/.health"
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'; sandbox"
+    "form-action 'none'; frame-ancestors 'none'; sandbox allow-downloads"
 )
-"""Stricter than the run card's own policy: no page may be framed, post or have an origin."""
+"""Stricter than the run card's own policy: no page may be framed, post or have an origin. A click
+may download a file, as the links of run cards do; nothing does so without one, since that takes a
+script or a frame."""
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -190,7 +192,8 @@ class Handler(BaseHTTPRequestHandler):
                 f"{', '.join(sorted(KINDS))}",
             )
         size, blocks = held.enter_context(self.server.root.opened(name))
-        return Response(HTTPStatus.OK, kind, size, blocks)
+        headers = {"Content-Disposition": "attachment"} if kind == DOWNLOAD else {}
+        return Response(HTTPStatus.OK, kind, size, blocks, headers)
 
     def _folder(self, name: str) -> Response:
         root = self.server.root

@@ -13,7 +13,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.output import MANIFEST, is_housekeeping
 from trainyard.artifacts.urls import basename, join, parent
-from trainyard.errors import ConfigError
+from trainyard.errors import ArtifactError
 
 CARD = "release"
 """Name of the card of a release, in its folder."""
@@ -60,19 +60,19 @@ def release_jobs(recipe: Recipe, checkpoint: str | None = None) -> ReleaseJobs:
 
 
 def check_checkpoint(recipe: Recipe, checkpoint: str | None, backend: str) -> None:
-    """Raise ConfigError if there is no checkpoint. A stage would notice later, and report a fault
-    of the data. A folder that only containers may see is not checked."""
+    """Raise ArtifactError if there is no checkpoint, before any stage runs. A folder that only
+    containers may see is not checked."""
     load = _load(recipe, checkpoint)
     if is_elsewhere(load, backend):
         return
     if not all(map(is_housekeeping, store.list_files(load))):
         return
     if not checkpoint:
-        raise ConfigError(
+        raise ArtifactError(
             f"{recipe.where}: its training has left no checkpoint in {load}; run flow pretrain-gpt "
             f"on it first, or name another checkpoint by --checkpoint"
         )
-    raise ConfigError(
+    raise ArtifactError(
         f"--checkpoint {load}: no checkpoint there; give the folder of a run, or of a step in it"
         f"{_steps_beside(load)}"
     )

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainyard.artifacts.output import Output
-from trainyard.config import check_above_zero, check_at_least, location
+from trainyard.config import check_above_zero, check_at_least, check_at_most, location
 from trainyard.errors import ConfigError
 
 AUTO = "auto"
 """The index is chosen by the number of vectors; the log says why."""
+
+MOST_VECTORS = 1 << 40
+"""Of an index: over fifty times the chunks of the largest database in use (InstructRetro)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class FaissTrainConfig:
         if not self.retro_index_str.strip():
             raise ConfigError("--retro-index-str is empty; leave it out for one that fits")
         check_above_zero(self, "retro_index_ntrain", "index_size")
+        check_at_most(self, MOST_VECTORS, "index_size")
         check_at_least(self, 0, "seed")
         if not 0 < self.retro_index_train_load_fraction <= 1:
             raise ConfigError(

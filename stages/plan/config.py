@@ -10,6 +10,7 @@ from stages.plan.moments import with_moments
 from trainyard.artifacts.output import Output
 from trainyard.config import (
     MAX_SIZE,
+    also,
     check_above_zero,
     check_at_least,
     check_at_most,
@@ -153,7 +154,7 @@ class PlanConfig:
     """Devices that share each expert; unset: as --tensor-model-parallel-size."""
     data_parallel_size: int | None = None
     """Replicas; unset: from --world-size, otherwise 1."""
-    world_size: int | None = None
+    world_size: int | None = also("nproc_per_node", default=None)
     """Devices in all: tensor x pipeline x context x data-parallel size."""
     sequence_parallel: bool = False
     """Split norms and dropout along the sequence over the tensor-parallel devices."""
@@ -182,8 +183,7 @@ class PlanConfig:
     """Memory of a device. A layout that needs more is refused, and the error names the nearest
     layouts that fit; unset: no limit."""
     inference_max_seq_length: int | None = None
-    """Tokens of a request with its output, for the memory of generation; unset: the positions of
-    the model."""
+    """Tokens of a request with its output, for the memory of generation; unset: all positions."""
     inference_memory_gib: float | None = None
     """Memory of a device that generates, to say how many requests fit; unset: that is not said."""
     json: bool = execution(False)

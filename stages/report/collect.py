@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from stages.report.config import ARTIFACTS, ReportConfig
 from stages.report.facts import Card, Option, Sample, Save
 from stages.report.lineage import Ancestry, Artifact
+from stages.report.profiles import profiles_of
 from stages.report.retrieval import gather_retrieval
 from stages.report.steps import Speeds, Step, Steps
 from trainyard.artifacts import store
@@ -47,9 +48,6 @@ TRAINED = ("pretrain", "reshard")
 LEDGER = "ledger.jsonl"
 TIMINGS = "timings.jsonl"
 PERFORMANCE = "performance.json"
-LOGS = "logs"
-PROFILES = ("profile-", "memory-history-")
-"""Beginnings of the names of profiles in LOGS of a run folder."""
 SAVES = "saves.jsonl"
 
 T = TypeVar("T")
@@ -125,7 +123,8 @@ def _training(config: ReportConfig, ancestry: Ancestry, key: str) -> dict[str, A
         "steps": steps,
         "expert_loads": expert_loads(line),
         "options": options_of(checkpoint.config),
-        "environment": environment(trained, profiles_of(key)),
+        "environment": environment(trained),
+        "profiles": profiles_of(key, folder_of(config)),
         "measured": measured(trained),
         "performance": _volatile(ancestry, key, PERFORMANCE),
         "saves": saves_of(key, checkpoint),
@@ -148,9 +147,14 @@ def check_trained(url: str, manifest: Manifest) -> None:
 
 def title(config: ReportConfig) -> str:
     """--title, else the name of the folder that holds the card."""
+    return config.title or basename(folder_of(config).rstrip("/")) or "run"
+
+
+def folder_of(config: ReportConfig) -> str:
+    """The URL of the folder that holds the card."""
     output = config.output()
     assert output is not None
-    return config.title or basename(output.folder_url.rstrip("/")) or "run"
+    return output.folder_url
 
 
 def _document(ancestry: Ancestry, key: str | None, name: str) -> dict[str, Any] | None:
@@ -325,15 +329,8 @@ def read_goodput(url: str | None) -> dict[str, Any] | None:
 # --- environment and speed ----------------------------------------------------------------------
 
 
-def profiles_of(run_url: str) -> list[str]:
-    """Profiles beside a run (--profile, --record-memory-history), by their paths in its folder."""
-    folder = join(run_url, LOGS)
-    names = sorted(store.list_folder(folder))
-    return [f"{LOGS}/{name}" for name in names if name.startswith(PROFILES)]
-
-
-def environment(trained: Artifact, profiles: Sequence[str] = ()) -> tuple[tuple[str, str], ...]:
-    """Versions and machine of the training run, as far as they were recorded, and its profiles."""
+def environment(trained: Artifact) -> tuple[tuple[str, str], ...]:
+    """Versions and machine of the training run, as far as they were recorded."""
     device, ranks = trained.metrics.get("device"), trained.metrics.get("ranks")
     threads = trained.metrics.get("threads")
     rows = [
@@ -345,7 +342,6 @@ def environment(trained: Artifact, profiles: Sequence[str] = ()) -> tuple[tuple[
         ("processes", ranks),
         ("threads of each", threads),
         ("machine", trained.run.get("platform")),
-        *(("profile, in the folder of the run", path) for path in profiles),
     ]
     return tuple((name, str(value)) for name, value in rows if value)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stages.report.lineage import Lineage
+from stages.report.profiles import Profile
 from stages.report.retrieval import Retrieval
 from stages.report.steps import Steps
 from trainyard.charts.markup import Markup
@@ -63,6 +64,7 @@ class Card:
     that fell on each expert."""
     options: tuple[Option, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    profiles: tuple[Profile, ...] = ()
     measured: dict[str, float] = field(default_factory=dict)
     """Step time, throughput and memory of the training."""
     performance: dict[str, Any] | None = None

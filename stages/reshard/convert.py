@@ -28,7 +28,7 @@ def _cast(config: ReshardConfig, source: Source) -> Source:
     if config.number_format is None:
         return source
     try:
-        return Cast(source, config.number_format)
+        return Cast(source, config.number_format, with_states=config.saver in MEGATRON)
     except BaseException:
         source.close()
         raise

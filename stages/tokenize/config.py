@@ -88,7 +88,7 @@ class TokenizeConfig(PrefixInShares):
             )
         self._check_numbers()
         self._check_sentences()
-        self._check_ranks()
+        self.check_rank()
 
     def _check_numbers(self) -> None:
         check_at_least(self, 1, "workers", "partitions", "log_interval", "world_size")
@@ -113,17 +113,6 @@ class TokenizeConfig(PrefixInShares):
         for flag, given in (("--keep-newlines", self.keep_newlines), ("--lang", self.lang)):
             if given not in (False, "english"):
                 raise ConfigError(f"{flag} needs --split-sentences: nothing is split without it")
-
-    def _check_ranks(self) -> None:
-        if self.rank is None:
-            return
-        if self.world_size is None:
-            raise ConfigError(f"--rank {self.rank} needs --world-size, the number of ranks")
-        if not 0 <= self.rank < self.world_size:
-            raise ConfigError(
-                f"--rank {self.rank}: ranks of --world-size {self.world_size} are 0 to "
-                f"{self.world_size - 1}"
-            )
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """The corpus, the tokenizer's files, and the model that finds the ends of sentences."""

@@ -82,10 +82,12 @@ def check_sound(page: str) -> Page:
 
 
 def check_tags(parsed: Page) -> None:
-    """Well-formed, and no tag or attribute that loads or runs something."""
+    """Well-formed, no tag or attribute that loads or runs something, and relative links only."""
     assert parsed.open == []
     names = {tag for tag, _ in parsed.tags}
     assert not names & {"script", "link", "iframe", "img", "object", "embed", "use", "base"}
-    for _, attributes in parsed.tags:
-        assert not {"href", "src", "srcset", "data", "action"} & attributes.keys()
+    for tag, attributes in parsed.tags:
+        assert not {"src", "srcset", "data", "action"} & attributes.keys()
+        link = attributes.get("href")
+        assert link is None or (tag == "a" and not re.match("[a-zA-Z0-9+.-]*:|/", link))
         assert not any(name.startswith("on") for name in attributes)

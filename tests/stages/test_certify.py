@@ -301,7 +301,7 @@ def test_data_provided_by_a_program_is_unavailable(copied: Path) -> None:
 def test_a_folder_without_a_run_is_refused(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give the folder of the run, above it"):
         found_in(whole / "iter_0000003")
-    with pytest.raises(ConfigError, match="no checkpoint there"):
+    with pytest.raises(ArtifactError, match="no checkpoint there"):
         found_in(tmp_path)
     shutil.copytree(whole / "iter_0000003", tmp_path / "run/iter_0000003")
     (tmp_path / "run/iter_0000003/ledger.jsonl").unlink()

@@ -117,6 +117,7 @@ def test_an_index_that_finds_too_little_is_not_published(embeddings: Path, tmp_p
         ({"retro_index_ntrain": 100}, "needs 1,248 training vectors .* there are 100"),
         ({"retro_index_str": "IVF32,Nothing"}, "--retro-index-str 'IVF32,Nothing'"),
         ({"retro_index_train_load_fraction": 1.5}, "above 0 and at most 1, got 1.5"),
+        ({"index_size": 2**62}, "--index-size must be at most 1099511627776, got 4611"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(

@@ -14,7 +14,7 @@ from tests.trainyard.corpus.token_files import write_tokens
 from tests.trainyard.tokenizers.chat.chats import pair, write_folder
 from tests.trainyard.training.resumed_runs import RUN, leg
 from trainyard.config import from_dict
-from trainyard.errors import ConfigError
+from trainyard.errors import ArtifactError, ConfigError
 
 TEMPLATE = (
     "{% for turn in messages %}{% if turn.role == 'user' %}Q: {{ turn.content }}\nA:"
@@ -95,5 +95,5 @@ def test_given_options_win_and_a_table_of_positions_keeps_its_length(base: Path)
 def test_what_cannot_be_tuned_is_refused(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--load is required: the checkpoint to tune"):
         complete({"data_path": ["x.jsonl"]})
-    with pytest.raises(ConfigError, match="no checkpoint there"):
+    with pytest.raises(ArtifactError, match="no checkpoint there"):
         complete({"load": str(tmp_path)})

@@ -102,10 +102,14 @@ LINES = {
     "merge --input {0}/notes --output-prefix {0}/o": "1 .*notes/a is not half of a .bin/.idx pair",
     f"{INDEX} --train-iters 2": "--global-batch-size",
     f"{INDEX} --global-batch-size 4 --train-iters {10**12}": "--train-iters must be at most",
+    f"{TOKENIZE} --tokenizer-type NullTokenizer --vocab-size 9 --rank 2 --world-size 2": (
+        "--rank 2: shares of --world-size 2 are 0 to 1"
+    ),
+    "retro_explore --retro-project-dir {0}/none": "1 .*none/config.json is missing: not the folder",
     "blame --load {0}/notes --step 1 --rank -1": "--rank must be at least 0, got -1",
     "inspect": "--checkpoint is required and not given",
-    "inspect {0}/none": "--checkpoint .*/none: no checkpoint there; the nearest name is .*/notes",
-    "certify {0}/empty": "empty",
+    "inspect {0}/none": "1 --checkpoint .*/none: no checkpoint there; the nearest name is .*/notes",
+    "certify {0}/empty": "1 .*empty",
     "verify {0}/none": "1 .*none",
     "report --checkpoint {0}/none --output-prefix {0}/o": "1 --checkpoint .*none: no file matches",
     "collect --output-dir /proc/x": "/proc/x: this folder cannot be made",

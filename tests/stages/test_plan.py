@@ -16,6 +16,7 @@ import pytest
 
 from stages.plan.config import PlanConfig
 from stages.plan.run import plan, report, run
+from stages.runtime.cli import parse_options
 from tests.stages.directly import run_directly, run_program
 from trainyard.config import digest_relevant, from_dict
 from trainyard.errors import ConfigError
@@ -331,6 +332,16 @@ def test_flags_override_a_preset() -> None:
         "Devices: 64 = 2 tensor x 1 pipeline x 4 context x 8 data parallel; sequence parallel; "
         "distributed optimizer; 128 x 1 samples a replica and step\n"
     ) in done.out
+
+
+def test_a_document_of_pretrain_is_planned_for_the_ranks_that_it_starts(tmp_path: Path) -> None:
+    run = {"nproc_per_node": 4, "train_iters": 5, "tensor_model_parallel_size": 2}
+    document = plan(configure(**run))
+    assert (document["num_devices"], document["data_parallel_size"]) == (4, 2)
+    (tmp_path / "run.json").write_text(json.dumps({**GPT_345M, **run}))
+    arguments = ["--config", str(tmp_path / "run.json"), "--world-size", "16"]
+    over, _ = parse_options(PlanConfig, arguments, None, None, [])
+    assert over.num_devices == 16
 
 
 def test_a_key_that_is_no_option_of_pretrain_either_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -130,6 +131,22 @@ def parent(url: str) -> str:
 def basename(url: str) -> str:
     """The last part of a URL."""
     return url.rstrip("/").rpartition("/")[2]
+
+
+def relative(url: str, folder: str) -> str | None:
+    """The path from a folder to a URL in the same store; None if they are in different stores."""
+    at, start = canonical(url), canonical(folder)
+    if is_local(at) and is_local(start):
+        return os.path.relpath(at, start)
+    (store, _, key), (other, _, prefix) = (_in_bucket(one) for one in (at, start))
+    return posixpath.relpath(f"/{key}", f"/{prefix}") if store == other else None
+
+
+def _in_bucket(url: str) -> tuple[str, str, str]:
+    """`s3://bucket`, a slash, and what follows."""
+    scheme, mark, rest = url.partition("://")
+    bucket, slash, key = rest.partition("/")
+    return f"{scheme}{mark}{bucket}", slash, key
 
 
 def has_glob(url: str) -> bool:

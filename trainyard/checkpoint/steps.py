@@ -98,7 +98,8 @@ def step_document(step_url: str, name: str) -> Any:
 def locate_step(url: str, option: str) -> tuple[str, Manifest]:
     """The step folder of a URL (a step, or the latest step of a run) and its manifest.
 
-    Raises ConfigError, which names `option` and what was found instead."""
+    Raises an error that names `option`: ArtifactError if nothing is there, as for any input that is
+    missing, else ConfigError, with what was found instead."""
     url = url.rstrip("/") or url
     if store.exists(join(url, INDEX)):
         manifest = manifest_of(url)
@@ -109,7 +110,8 @@ def locate_step(url: str, option: str) -> tuple[str, Manifest]:
         return url, manifest
     found = _latest(url) or _latest(url)  # a run may remove all listed steps after newer ones
     if found is None:
-        raise ConfigError(f"{option} {url}: no checkpoint there; {_found(url, option)}")
+        kind = ConfigError if store.exists(url) or store.list_files(url) else ArtifactError
+        raise kind(f"{option} {url}: no checkpoint there; {_found(url, option)}")
     step, manifest = found
     return join(url, step_folder(step)), manifest
 

@@ -21,18 +21,20 @@ WEIGHTS, MAIN = "model.", "optimizer.param."
 class Cast(Closing):
     """A source with weights of one format; `close` closes the source."""
 
-    def __init__(self, source: Source, number_format: str) -> None:
-        """number_format: fp32, bf16 or fp16. Raises ConfigError if a training goes on from the
-        weights themselves, which then must not be rounded."""
+    def __init__(self, source: Source, number_format: str, *, with_states: bool) -> None:
+        """number_format: fp32, bf16 or fp16. with_states: whether states of an optimizer are
+        written too. Raises ConfigError if a training goes on from them and the weights themselves,
+        which then must not be rounded."""
         dtype = FORMATS[number_format]
         names = [name for name in source.specs if name.startswith(WEIGHTS)]
         has_states = len(names) < len(source.specs)
         has_main = any(name.startswith(MAIN) for name in source.specs)
         rounds = any(source.specs[n].size_bytes > _size(source.specs[n], dtype) for n in names)
-        if rounds and has_states and not has_main:
+        if with_states and rounds and has_states and not has_main:
             raise ConfigError(
                 f"--{number_format}: {source.url} has states of an optimizer that updates the "
-                "weights themselves, so rounding them would change the training; leave it out"
+                "weights themselves, so rounding them would change the training; leave it out, or "
+                "write the weights alone with --saver hf, and convert those"
             )
         self._source, self._dtype = source, dtype
         self.url, self.step, self.config = source.url, source.step, source.config

@@ -5,6 +5,7 @@ arrive together count as arriving together."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from types import TracebackType
@@ -204,7 +205,11 @@ def _words(document: Any) -> str:
 
 def _reason(error: Exception) -> str:
     """One line for all errors of a kind: without ports of this side."""
-    return _short(re.sub(r"\('[^()]*\)", "", str(error))) or type(error).__name__
+    text = str(error)
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno is not None:
+        # asyncio's words leave out why, as in "Connect call failed ('127.0.0.1', 9)".
+        text = re.sub(r"Connect call failed \([^()]*\)", os.strerror(error.os_error.errno), text)
+    return _short(re.sub(r"\('[^()]*\)", "", text)) or type(error).__name__
 
 
 def _short(text: str) -> str:

@@ -28,6 +28,8 @@ class Program:
 
 
 VISION = "models of images come later"
+ENCODERS = ("clip", "internvit", "radio", "siglip")
+IMAGE_TASKS = ("ai2d", "chartqa", "coco", "mathvista", "mmmu", "ocrbench", "textvqa", "vqav2")
 DETOXIFICATION = f"detoxification {LATER}"
 QUANTIZE = (
     "use stages.quantize, which writes FP8 or INT8 weights for vLLM and transformers "
@@ -123,6 +125,10 @@ PROGRAMS: tuple[Program, ...] = (
         "examples/multimodal/train.py",
         "examples/multimodal/run_text_generation.py",
         "examples/multimodal/combine_state_dicts.py",
+        *(f"examples/multimodal/model_converter/{name}_converter.py" for name in ENCODERS),
+        "examples/multimodal/model_converter/vision_model_tester.py",
+        *(f"examples/multimodal/evaluation/evaluate_{name}.py" for name in IMAGE_TASKS),
+        "tasks/vision/main.py",
         "examples/mimo/train.py",
         "run_vlm_text_generation.py",
         "tools/run_vlm_text_generation.py",
@@ -146,17 +152,20 @@ PROGRAMS: tuple[Program, ...] = (
         QUANTIZE,
         "examples/post_training/modelopt/quantize.py",
         "examples/deploy/text_generation_ptq.py",
+        "examples/export/ptq_and_trtllm_export/text_generation_ptq.py",
         "examples/inference/quantization/text_generation_ptq.py",
     ),
     *_without(
         TENSORRT,
         "examples/deploy/trtllm_text_generation.py",
+        "examples/export/ptq_and_trtllm_export/trtllm_text_generation.py",
         "examples/inference/quantization/trtllm_text_generation.py",
         "examples/export/trtllm_export/single_device_export/gpt_single_device_cpu_export.py",
         "examples/export/trtllm_export/distributed_export/gpt_distributed_gpu_export.py",
     ),
     *_without(
         OTHER_MODELOPT,
+        "examples/export/knowledge_distillation/pretrain_gpt_modelopt.py",
         "examples/post_training/modelopt/prune.py",
         "examples/post_training/modelopt/train.py",
         "examples/post_training/modelopt/validate.py",
@@ -170,6 +179,7 @@ PROGRAMS: tuple[Program, ...] = (
         "use stages.reshard, which converts to and from Hugging Face folders",
         "examples/post_training/modelopt/convert_model.py",
         "examples/post_training/modelopt/export.py",
+        "examples/gptoss/01_convert_from_hf.py",
     ),
     *_without(
         "use stages.finetune, on files of conversations (docs/finetune.md)",
@@ -238,7 +248,8 @@ PROGRAMS: tuple[Program, ...] = (
         "tools/retro/main.py",
     ),
     *_without(
-        "use stages.inspect, which shows the tensors of any checkpoint",
+        "use stages.inspect, which shows the tensors of any checkpoint, or stages.reshard, which "
+        "converts them",
         "tools/checkpoint/checkpoint_inspector.py",
     ),
     *_without(

@@ -43,6 +43,8 @@ def _pretrained_checkpoint(line: CommandLine, option: Option) -> list[Option]:
         )
     if load is not None:
         line.options = [o for o in line.options if o.name != "load"]
+    # Messages about the checkpoint name --load.
+    line.remarks.append(f"{option.given}: the same as --load {option.value} --finetune")
     return [
         Option(option.given, "load", option.values),
         *([] if line.last("finetune") else [Option(option.given, "finetune", [])]),

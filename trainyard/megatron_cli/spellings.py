@@ -176,6 +176,8 @@ class Vocabulary:
 
     def value(self, name: str, text: str) -> str:
         """A value of an option of ours in our spelling."""
+        if name in ("loader", "saver"):  # Megatron-LM takes the name of the plug-in's module too
+            text = text.removeprefix(f"{name}_")
         return text if text in self._choices.get(name, ()) else VALUES.get((name, text), text)
 
     def ours(self, name: str) -> str | None:

@@ -99,7 +99,9 @@ class RunCallbacks:
             config.watch.hang_timeout_minutes,
             end=host.end_process,
         )
-        self._profiles = build_profiles(config.profiling, groups.rank, device, self._logs_folder)
+        self._profiles = build_profiles(
+            config.profiling, groups.rank, device, self._logs_folder, config.save
+        )
         self._timer_report = self._build_timer_report()
         self.wait = DataWait(self._hang.beat)
         self.summary_files = SummaryFiles(

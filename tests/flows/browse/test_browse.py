@@ -45,14 +45,25 @@ Ask = Callable[..., Reply]
 
 
 @contextmanager
-def asking(url: str, *names: str) -> Iterator[Ask]:
-    """A running server of a root; requests to it, with a path that is sent as it is written."""
+def serving(url: str, *names: str) -> Iterator[int]:
+    """A running server of a root; its port."""
     with bound(Root(url), LOCAL, 0, names) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def asking(url: str, *names: str) -> Iterator[Ask]:
+    """A running server of a root; requests to it, with a path that is sent as it is written."""
+    with serving(url, *names) as port:
 
         def ask(path: str, method: str = "GET", **headers: str) -> Reply:
-            connection = http.client.HTTPConnection(LOCAL, server.server_port, timeout=20)
+            connection = http.client.HTTPConnection(LOCAL, port, timeout=20)
             connection.putrequest(method, path, skip_host="Host" in headers)
             for name, value in headers.items():
                 connection.putheader(name, value)
@@ -62,11 +73,7 @@ def asking(url: str, *names: str) -> Iterator[Ask]:
             connection.close()
             return reply
 
-        try:
-            yield ask
-        finally:
-            server.shutdown()
-            thread.join()
+        yield ask
 
 
 @pytest.fixture
@@ -94,7 +101,7 @@ def test_a_card_is_served_whole_and_runs_no_script(ask: Ask) -> None:
     assert (reply.status, reply.kind, reply.body) == (200, "text/html; charset=utf-8", CARD)
     policy = reply.headers["Content-Security-Policy"].split("; ")
     assert {"default-src 'none'", "style-src 'unsafe-inline'", "img-src data:"} < set(policy)
-    assert {"sandbox", "frame-ancestors 'none'", "form-action 'none'"} < set(policy)
+    assert {"sandbox allow-downloads", "frame-ancestors 'none'", "form-action 'none'"} < set(policy)
     assert reply.headers["X-Content-Type-Options"] == "nosniff"
     assert reply.headers["Cross-Origin-Resource-Policy"] == "same-origin"
     assert "Access-Control-Allow-Origin" not in reply.headers

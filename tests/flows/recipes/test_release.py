@@ -13,7 +13,7 @@ from flows.recipes.release import check_checkpoint
 from flows.runner.run_lock import LOCK_FILE
 from flows.yard.profile import CONTAINED
 from trainyard.artifacts import store
-from trainyard.errors import ConfigError
+from trainyard.errors import ArtifactError
 
 RECIPE = '[reshard]\n[evaluate]\ntask = "WIKITEXT103"\n[benchmark]\nprompts = ["The"]\n'
 
@@ -37,7 +37,7 @@ def test_what_is_there_may_be_released(recipe: Recipe) -> None:
 
 def test_a_recipe_without_a_checkpoint_gives_an_error(recipe: Recipe) -> None:
     store.write_bytes(recipe.at("checkpoint", ".claim.json"), b"{}")  # of a training that begins
-    with pytest.raises(ConfigError, match=r"tiny\.toml: its training has left no checkpoint in"):
+    with pytest.raises(ArtifactError, match=r"tiny\.toml: its training has left no checkpoint in"):
         check_checkpoint(recipe, None, "process")
 
 
@@ -45,9 +45,9 @@ def test_a_missing_checkpoint_is_named_with_the_existing_steps(recipe: Recipe) -
     for step in (2, 4):
         publish(recipe.at("checkpoint", f"iter_000000{step}"))
     beside = r"--checkpoint .*/iter_0000003: no checkpoint there.*: iter_0000002, iter_0000004$"
-    with pytest.raises(ConfigError, match=beside):
+    with pytest.raises(ArtifactError, match=beside):
         check_checkpoint(recipe, recipe.at("checkpoint", "iter_0000003"), "process")
-    with pytest.raises(ConfigError, match=r"--checkpoint .*/elsewhere: no .* of a step in it$"):
+    with pytest.raises(ArtifactError, match=r"--checkpoint .*/elsewhere: no .* of a step in it$"):
         check_checkpoint(recipe, recipe.at("elsewhere"), "kubernetes")
 
 
@@ -59,7 +59,7 @@ def test_a_folder_in_containers_is_not_checked(
     if backend in CONTAINED:
         check_checkpoint(recipe, elsewhere, backend)
         return
-    with pytest.raises(ConfigError, match="no checkpoint there"):
+    with pytest.raises(ArtifactError, match="no checkpoint there"):
         check_checkpoint(recipe, elsewhere, backend)
 
 
@@ -68,9 +68,9 @@ def test_release_waits_for_a_running_flow(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "tiny.toml").write_text(RECIPE)
     monkeypatch.setattr(flow_commands, "run_program", lambda *_, **given: (3, given))
     arguments = [str(tmp_path / "tiny.toml"), "--root", str(tmp_path / "yard")]
-    assert flow_main("release", arguments) == 2
+    assert flow_main("release", arguments) == 1
     turn = tmp_path / "yard" / "tiny" / LOCK_FILE
     turn.parent.mkdir(parents=True)
     turn.write_text("{}")
     assert flow_main("release", arguments) == 3
-    assert flow_main("release", [*arguments, "--checkpoint", str(tmp_path / "none")]) == 2
+    assert flow_main("release", [*arguments, "--checkpoint", str(tmp_path / "none")]) == 1

@@ -13,7 +13,7 @@ from tests.trainyard.checkpoint.samples import save
 from trainyard.artifacts import store
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.checkpoint.steps import locate_step
-from trainyard.errors import ArtifactError, ConfigError
+from trainyard.errors import ArtifactError
 
 Act = Callable[[], object]
 
@@ -87,7 +87,7 @@ def test_a_step_that_was_asked_for_by_name_and_goes_is_an_error_in_words(
     behind("iter_0000100/manifest.json", 1, removes(run, 100))
     with pytest.raises(ArtifactError, match=r"iter_0000100/index.json: there is no such file"):
         open_checkpoint(str(step))
-    with pytest.raises(ConfigError, match="no checkpoint there"):
+    with pytest.raises(ArtifactError, match="no checkpoint there"):
         locate_step(str(step), "--load")
 
 

@@ -149,7 +149,7 @@ def test_a_step_that_failed_to_be_replaced_does_not_exist(
 
 
 def test_a_wrong_path_says_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--load .*: no checkpoint there; "):
+    with pytest.raises(ArtifactError, match=r"--load .*: no checkpoint there; "):
         open_checkpoint(str(tmp_path / "nowhere"))
     for name, words in [
         ("latest_checkpointed_iteration.txt", "Megatron-LM"),

@@ -120,7 +120,8 @@ def test_a_server_that_is_not_there_is_an_error_of_every_request() -> None:
         target = HttpTarget("http://127.0.0.1:9", "completions", "m", {}, seed=None)
         async with target:
             with pytest.raises(
-                InfrastructureError, match=r"--url: http://127.*/v1/models does not answer"
+                InfrastructureError,
+                match=r"--url: http://127.*/v1/models does not answer: .*Connection refused",
             ):
                 await target.served_model()
             requests = [PlannedRequest(index=0, prompt="a", max_tokens=1)]

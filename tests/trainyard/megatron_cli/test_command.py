@@ -284,6 +284,11 @@ def test_instruction_data_is_named_as_for_sft_retro() -> None:
         ours("--data-folder /d")
 
 
+def test_what_messages_call_a_pretrained_checkpoint_is_said() -> None:
+    said = "--pretrained-checkpoint: the same as --load p --finetune"
+    assert remarks("--pretrained-checkpoint p --save s") == [said]
+
+
 def test_ignored_flags_are_grouped_by_reason() -> None:
     line = "--no-rope-fusion --moe-permute-fusion --no_masked_softmax_fusion --lr 1"
     first, second = remarks(line)

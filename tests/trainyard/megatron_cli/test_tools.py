@@ -98,6 +98,11 @@ def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
         ("merge", "--input a --lr 1 --use-torch-fsdp2", "--input a"),
         ("reshard", "--model-type GPT --loader mcore", "--model-type GPT --loader core"),
         ("reshard", "--saver megatron --max-queue-size 50", "--saver megatron"),
+        (
+            "reshard",
+            "--loader loader_mixtral_hf --saver saver_core",
+            "--loader mixtral_hf --saver core",
+        ),
         ("plan", "--num-layers 2 --train-iters 9 --profile", "--num-layers 2"),
         ("plan", "--sequence-parallel --num-layers 2", "--num-layers 2"),
         ("plan", "--optimizer dist_muon", "--optimizer muon --use-distributed-optimizer"),

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.browser import chromium
 from tests.trainyard.serving.running import NAME, Running, running
 from trainyard.inference.load import ModelOnRanks
 
 pytestmark = pytest.mark.slow
 
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 KEY = "0123456789abcdef0123"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api")
-    program = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if program is None:
-        pytest.skip("no Chromium is installed")
-    with api.sync_playwright() as playwright:
-        options = ["--no-sandbox", "--disable-dev-shm-usage"]
-        found = playwright.chromium.launch(executable_path=program, args=options)
+    with chromium() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture

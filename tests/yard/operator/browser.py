@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import base64
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
-import pytest
-
+from tests.browser import chromium
 from tests.security.attacks import Target
 from tests.yard.operator.deployed import BUSY_SECONDS
 
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 GENERATIONS = {"v1": "", "v2": "/v2"}
 """Both kinds of pages that a Prefect server has, with their prefix."""
 PATIENCE_MS = 30_000
@@ -25,19 +22,12 @@ PATIENCE_MS = 30_000
 @contextmanager
 def browser_page(server: Target) -> Iterator[Any]:
     """A page of a browser that has logged in; skips where there is no Chromium."""
-    api = pytest.importorskip("playwright.sync_api")
-    program = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if program is None:
-        pytest.skip("no Chromium is installed")
     password = base64.b64encode(server.password.encode()).decode()
-    with api.sync_playwright() as playwright:
-        options = ["--no-sandbox", "--disable-dev-shm-usage"]
-        browser = playwright.chromium.launch(executable_path=program, args=options)
+    with chromium() as browser:
         context = browser.new_context(viewport={"width": 1400, "height": 2200})
         context.add_init_script(f"localStorage.setItem('prefect-password', '{password}')")
         context.set_default_timeout(PATIENCE_MS)
         yield context.new_page()
-        browser.close()
 
 
 class Form:

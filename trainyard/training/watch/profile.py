@@ -1,17 +1,20 @@
 """Profiles of a few steps (--profile) and of the memory of a device (--record-memory-history).
 
 A rank marks its steps for nsys (`nsys profile --capture-range cudaProfilerApi`), or writes a trace
-of torch's profiler. The files are beside the run, and no part of it."""
+of torch's profiler. The files are in logs/ of the run folder, and no part of the run."""
 
 from __future__ import annotations
 
 import logging
+import shutil
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 import torch
 
-from trainyard.errors import ConfigError
+from trainyard.artifacts import store
+from trainyard.artifacts.urls import join
+from trainyard.errors import ConfigError, TrainyardError
 from trainyard.training.loop.events import Callback, StepEvent
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.profile import ProfileConfig
@@ -21,20 +24,22 @@ log = logging.getLogger(__name__)
 MAX_ALLOCATIONS = 100_000
 """Entries of the memory history, as in Megatron-LM: the newest stay."""
 
-PREFIXES = ("profile-", "memory-history-")
-"""Of the files, which the run card names."""
-
 
 def build_profiles(
-    config: ProfileConfig, rank: int, device: torch.device, folder: Path
+    config: ProfileConfig, rank: int, device: torch.device, folder: Path, save: str | None = None
 ) -> list[Callback]:
-    """The profiles of a rank; ConfigError for one that needs a CUDA device and has none."""
+    """The profiles of a rank; ConfigError for one that needs a CUDA device and has none.
+
+    folder: where they are written; save: the run folder, to which they are moved from there if it
+    is in an object store."""
     if rank not in config.profile_ranks:
         return []
     is_cuda = device.type == "cuda"
     found: list[Callback] = []
     if config.profile and config.use_pytorch_profiler:
-        found.append(StepTrace(config, rank, folder))
+        steps = f"{config.profile_step_start + 1}-{config.profile_step_end}"
+        path = folder / f"profile-rank{rank:04d}-steps-{steps}.json.gz"
+        found.append(StepTrace(config, path, save))
     elif config.profile:
         if not is_cuda:
             raise ConfigError(
@@ -45,8 +50,25 @@ def build_profiles(
     if config.record_memory_history:
         if not is_cuda:
             raise ConfigError("--record-memory-history needs a CUDA device; leave it out")
-        found.append(MemoryHistory(folder / f"memory-history-rank{rank:04d}.pickle"))
+        found.append(MemoryHistory(folder / f"memory-history-rank{rank:04d}.pickle", save))
     return found
+
+
+def moved(path: Path, save: str | None) -> str:
+    """Move a file from this machine to logs/ of a run folder in an object store; its new place.
+
+    An error is logged, and the file stays: it is not worth a training."""
+    if save is None or store.local_path(save) is not None:
+        return str(path)
+    url = join(save, "logs", path.name)
+    try:
+        with path.open("rb") as file, store.open_output(url) as out:
+            shutil.copyfileobj(file, out)
+        path.unlink()
+    except (OSError, TrainyardError) as error:
+        log.warning("%s stays: %s", path, error)
+        return str(path)
+    return url
 
 
 class StepWindow(Callback):
@@ -107,10 +129,9 @@ class StepWindow(Callback):
 class StepTrace(StepWindow):
     """A trace of torch's profiler: operations with their shapes, on the CPU and the device."""
 
-    def __init__(self, config: ProfileConfig, rank: int, folder: Path) -> None:
+    def __init__(self, config: ProfileConfig, path: Path, save: str | None) -> None:
         super().__init__(config)
-        steps = f"{self._first + 1}-{self._last}"
-        self._path = folder / f"profile-rank{rank:04d}-steps-{steps}.json.gz"
+        self._path, self._save = path, save
         self._profiler = torch.profiler.profile(record_shapes=True)
 
     def start(self) -> None:
@@ -126,7 +147,8 @@ class StepTrace(StepWindow):
         self._profiler.stop()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._profiler.export_chrome_trace(str(self._path))
-        log.info("wrote profile path=%s (open it in ui.perfetto.dev)", self._path)
+        path = moved(self._path, self._save)
+        log.info("wrote profile path=%s (open it in ui.perfetto.dev)", path)
 
 
 class StepRanges(StepWindow):
@@ -154,8 +176,8 @@ class StepRanges(StepWindow):
 class MemoryHistory(Callback):
     """The allocations on a CUDA device with their stacks, until the run ends or fails."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, save: str | None) -> None:
+        self._path, self._save = path, save
 
     def begin(self, state: TrainState) -> None:
         """Start recording."""
@@ -166,7 +188,8 @@ class MemoryHistory(Callback):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         torch.cuda.memory._dump_snapshot(str(self._path))
         torch.cuda.memory._record_memory_history(enabled=None)
-        log.info("wrote memory history path=%s (for pytorch.org/memory_viz)", self._path)
+        path = moved(self._path, self._save)
+        log.info("wrote memory history path=%s (for pytorch.org/memory_viz)", path)
 
     def failed(self) -> None:
         """Write the snapshot: it shows what ran out of memory."""

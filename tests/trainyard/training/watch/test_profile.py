@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from stages.report.collect import profiles_of
 from tests.trainyard.datasets.test_gpt import write_pair
 from tests.trainyard.training.resumed_runs import RUN, go
+from trainyard.artifacts import store
 from trainyard.errors import ConfigError
 from trainyard.training.loop.events import NextStep, StepEvent
 from trainyard.training.loop.ledger import Ledger, StepRecord
 from trainyard.training.loop.state import TrainState
 from trainyard.training.loop.throughput import StepTiming
 from trainyard.training.options.profile import ProfileConfig
-from trainyard.training.watch.profile import StepWindow, build_profiles
+from trainyard.training.watch.profile import StepWindow, build_profiles, moved
 
 CPU = torch.device("cpu")
 TRACED: dict[str, Any] = {"profile": True, "use_pytorch_profiler": True}
@@ -76,13 +76,30 @@ def test_a_trace_is_beside_the_run_and_changes_nothing(tmp_path: Path) -> None:
     names = {event.get("name", "") for event in events}
     assert {"aten::embedding", "step 3", "step 4"} <= names
     assert not names & {"step 2", "step 5"}
-    assert profiles_of(str(tmp_path / "run")) == ["logs/profile-rank0000-steps-3-4.json.gz"]
-    assert profiles_of(str(tmp_path / "plain")) == []
     digests = [
         json.loads((tmp_path / name / "manifest.json").read_text())["output_digest"]
         for name in ("plain", "run")
     ]
     assert digests[0] == digests[1]
+
+
+@pytest.mark.slow
+def test_a_trace_of_a_run_in_an_object_store_is_moved_there(s3_url: str, tmp_path: Path) -> None:
+    config = ProfileConfig(**TRACED, profile_step_start=0, profile_step_end=1)
+    name = "profile-rank0000-steps-1-1.json.gz"
+    (trace,) = build_profiles(config, 0, CPU, tmp_path, s3_url)
+    trace.begin(TrainState(0))
+    trace.end()
+    assert b"step 1" in gzip.decompress(store.read_bytes(store.join(s3_url, "logs", name)))
+    assert not (tmp_path / name).exists()
+
+
+def test_a_trace_that_cannot_be_moved_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "trace").write_bytes(b"1")
+    assert moved(tmp_path / "trace", "s4://yard/run") == str(tmp_path / "trace")
+    assert "trace stays: s4:// is not" in caplog.text
 
 
 def test_only_the_named_ranks_are_profiled() -> None:
