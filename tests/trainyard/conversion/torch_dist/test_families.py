@@ -12,11 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainyard.checkpoint.samples import random_gpt
 from tests.trainyard.conversion.megatron import test_t5
-from tests.trainyard.conversion.megatron.converted_runs import save_weights
-from tests.trainyard.conversion.torch_dist.families import FAMILIES, Sample, impl_of, written
+from tests.trainyard.conversion.megatron.converted_runs import save_trained, save_weights
+from tests.trainyard.conversion.megatron.test_read import states_of
+from tests.trainyard.conversion.torch_dist.families import (
+    FAMILIES,
+    MIXTRAL,
+    Sample,
+    impl_of,
+    written,
+)
 from tests.trainyard.conversion.torch_dist.frozen_keys import GOLDEN
-from tests.trainyard.conversion.torch_dist.test_write import load_with_torch
+from tests.trainyard.conversion.torch_dist.test_write import convert, load_with_torch
 from tests.trainyard.conversion.torch_dist.torch_dist_files import (
     Planner,
     Stored,
@@ -125,6 +133,18 @@ def test_half_precision_stays_and_biases_of_the_choice_are_fp32(tmp_path: Path) 
         for name, tensor in ours.items()
     }
     check(written(tmp_path, (config, half)), (config, half))
+
+
+def test_states_of_a_mixture_are_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = random_gpt(MIXTRAL).state_dict()
+    states = {kind: states_of(whole)[kind] for kind in ("exp_avg", "exp_avg_sq")}
+    save_trained(tmp_path / "run", whole, states, MIXTRAL)
+    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
+        made = convert(checkpoint, tmp_path / "made")
+    assert "with experts only weights are written" in caplog.text
+    assert load_with_torch(made / "iter_0000100").keys() == golden()["experts"]["tensors"].keys()
 
 
 def test_a_t5_may_have_a_deeper_decoder_only_where_megatron_lm_computes_it(tmp_path: Path) -> None:
