@@ -130,8 +130,8 @@ class ReshardConfig:
     target_expert_parallel_size: int | None = None
     """Expert-parallel ranks that core files are for. Unset: 1."""
     saver_transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
-    """Names of norms in core files: those of Transformer Engine's layers, or of the local
-    layers."""
+    """Names of norms in core files, and in torch_dist of layers with experts: those of Transformer
+    Engine's layers, or of the local layers."""
     saver_checkpoint_type: Literal["meta", "hf"] | None = None
     """Layout that --saver llama_mistral writes: consolidated.NN.pth and params.json as Meta and
     Mistral publish them (meta), or the files that `transformers` loads (hf, the default)."""

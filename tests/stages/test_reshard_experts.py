@@ -47,7 +47,6 @@ def test_only_a_dense_gpt_is_upcycled(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"saver": "torch_dist"}, "--saver torch_dist writes no model with experts"),
         ({"saver": "legacy"}, "has no --num-experts"),
         (
             {"saver": "llama_mistral", "saver_checkpoint_type": "meta"},
@@ -55,7 +54,7 @@ def test_only_a_dense_gpt_is_upcycled(tmp_path: Path) -> None:
         ),
         ({"saver": "core", "target_expert_parallel_size": 3}, r"\(3\) must divide the 4 experts"),
     ],
-    ids=["torch_dist", "legacy", "meta", "core"],
+    ids=["legacy", "meta", "core"],
 )
 def test_formats_without_experts_refuse_them(
     options: dict[str, Any], message: str, tmp_path: Path

@@ -34,6 +34,12 @@ def single_name(path: str) -> str:
     return path if match is None else name_of_expert(match[1], int(match[2]))
 
 
+def sharded_name(stacked: str) -> str:
+    """The key of `torch_dist` of a tensor of all experts; any other name as it is."""
+    match = STACKED.fullmatch(stacked)
+    return stacked if match is None else f"{match[1]}experts.{match[2]}"
+
+
 def name_of_expert(stacked: str, expert: int) -> str:
     """The name of one expert's matrix, of that of all."""
     match = STACKED.fullmatch(stacked)

@@ -261,6 +261,12 @@ def their_name(
     return name
 
 
+def is_in_mixture(name: str, config: TransformerConfig) -> bool:
+    """Whether a parameter, by its name in the whole model, is of a layer with experts."""
+    layer = config.num_layers if name.startswith(PREDICTION) else layer_of(name)
+    return layer is not None and config.has_experts(layer)
+
+
 def repeated_names(name: str, style: str, family: ModelType) -> tuple[str, ...]:
     """Further paths under which a file has a parameter of ours."""
     return t5_names.CORE_COPIES.get(name, ()) if family == "t5" and style != "legacy" else ()

@@ -289,6 +289,8 @@ def has_optimizer(model: WholeModel) -> bool:
 def _why_no_optimizer(model: WholeModel) -> str | None:
     if model.config.model_type != "gpt":
         return "only that of a GPT is written"
+    if model.config.experts.enabled:  # Megatron-LM gives the experts an optimizer of their own
+        return "with experts only weights are written"
     if model.config.latent.enabled or model.config.mtp.mtp_num_layers is not None:
         return "with latents or multi-token prediction only weights are written"
     names = [name.removeprefix("model.") for name in model.specs if name.startswith("model.")]

@@ -52,6 +52,7 @@ from trainyard.conversion.megatron.names import (
     ModelClass,
     TransformerImpl,
     has_tied_copy,
+    is_in_mixture,
     layer_of,
     nested,
     registration_order,
@@ -68,7 +69,7 @@ from trainyard.conversion.megatron.optimizer import (
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_save.write import LazyTensor, lazy_tensors, writing_torch_file
 from trainyard.errors import ConfigError
-from trainyard.models.gpt.checkpoint_names import EMBEDDING, OUTPUT, PREDICTION
+from trainyard.models.gpt.checkpoint_names import EMBEDDING, OUTPUT
 from trainyard.parallel.pipeline.partition import Partition, arrange, nearest, stages_in_order
 
 log = logging.getLogger(__name__)
@@ -333,18 +334,17 @@ class _RankWriter:
 
     def _path(self, short: str, name: str) -> str:
         """The path of a parameter; short: its name as numbered on this rank."""
-        target, config, layer = self._target, self._model.config, layer_of(name)
-        if name.startswith(PREDICTION):
-            layer = config.num_layers
+        target, config = self._target, self._model.config
         path = their_name(
             short,
             target.style,
             config.model_type,
-            in_mixture=layer is not None and config.has_experts(layer),
+            in_mixture=is_in_mixture(name, config),
             latents=config.latent.enabled,
         )
-        is_grouped = target.style == "transformer_engine" and config.experts.moe_grouped_gemm
-        return grouped_name(path) if is_grouped else path
+        # Megatron-LM's hybrids have no other experts.
+        is_grouped = config.experts.moe_grouped_gemm or config.model_type == "mamba"
+        return grouped_name(path) if is_grouped and target.style == "transformer_engine" else path
 
     def _lazy(self, name: str) -> LazyTensor:
         model, target = self._model, self._target

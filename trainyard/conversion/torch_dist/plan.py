@@ -1,18 +1,21 @@
 """Plans a `torch_dist` checkpoint: the pieces of its tensors, and its common.pt.
 
-Keys and shapes are Megatron core's for a homogeneous GPT: all layers in one tensor, [L, ...], one
-piece each. Optimizer states have the shape of their parameter: as in the plain optimizer
-(`fp32_param`), or for --use-distributed-optimizer as in its `fully_reshardable` kind (`param`).
-Both load under any parallel layout."""
+Keys and shapes are Megatron core's (`names`): where layers are alike, all of them in one tensor,
+[L, ...], of one piece each. Optimizer states have the shape of their parameter: as in the plain
+optimizer (`fp32_param`), or for --use-distributed-optimizer as in its `fully_reshardable` kind
+(`param`). Both load under any parallel layout."""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from trainyard.checkpoint.safetensors.header import TensorSpec
+from trainyard.conversion.megatron.experts import SHARDED
 from trainyard.conversion.megatron.model import CHECKPOINT_VERSION, WholeModel, args_document
+from trainyard.conversion.megatron.names import TransformerImpl
 from trainyard.conversion.megatron.optimizer import (
     HALF_SPECS,
     MAIN,
@@ -20,24 +23,43 @@ from trainyard.conversion.megatron.optimizer import (
     groups_document,
     scaler_document,
 )
-from trainyard.conversion.torch_dist.names import extra_states, stacked_key
+from trainyard.conversion.torch_dist.names import places_of
 from trainyard.errors import ArtifactError
-from trainyard.models.gpt.checkpoint_names import EMBEDDING
+from trainyard.models.bert import checkpoint_names as bert_names
+from trainyard.models.config import ModelType, TransformerConfig
+from trainyard.models.gpt.checkpoint_names import (
+    EMBEDDING,
+    PREDICTION,
+    PREDICTION_ATTENTION,
+    WITH_EXTRA_STATE,
+)
+from trainyard.models.mamba import checkpoint_names as mamba_names
+from trainyard.models.t5 import checkpoint_names as t5_names
 from trainyard.parallel.pipeline.partition import arrange
 
 Shape = tuple[int, ...]
 
+HEADS: dict[ModelType, tuple[str, ...]] = {
+    "bert": bert_names.WITH_EXTRA_STATE,
+    "t5": t5_names.WITH_EXTRA_STATE,
+    "mamba": mamba_names.WITH_EXTRA_STATE,
+}
+"""Heads with an `_extra_state`."""
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenPiece:
-    """One of our tensors: a whole tensor of theirs, or one layer of it."""
+    """One of our tensors, or rows of it: a whole tensor of theirs, or one layer of it."""
 
     key: str
     name: str
     """Our full name: "model.NAME"."""
     spec: TensorSpec
-    """Type and shape of our tensor."""
+    """Type and shape of the piece, without an axis of layers."""
+    begin: int
+    """Our row where it begins."""
     layer: int | None
+    """Its place in the axis of layers; None: the tensor has none."""
     num_layers: int
 
     @property
@@ -56,6 +78,11 @@ class WrittenPiece:
         """Shape of the piece."""
         return self.spec.shape if self.layer is None else (1, *self.spec.shape)
 
+    @property
+    def source_offset(self) -> Shape:
+        """Offset of the piece in our tensor."""
+        return (self.begin, *(0 for _ in self.spec.shape[1:])) if self.spec.shape else ()
+
 
 @dataclass(frozen=True, slots=True)
 class TorchDistPlan:
@@ -73,26 +100,65 @@ class TorchDistPlan:
         return sum(piece.spec.size_bytes for piece in self.pieces)
 
 
-def plan_torch_dist(model: WholeModel, with_optimizer: bool) -> TorchDistPlan:
-    """Plan the files of a model. Raises ArtifactError if its layers differ in type or shape."""
+def plan_torch_dist(
+    model: WholeModel,
+    with_optimizer: bool,
+    transformer_impl: TransformerImpl = "transformer_engine",
+) -> TorchDistPlan:
+    """Plan the files of a model. Raises ArtifactError if layers that share a tensor differ in type
+    or shape."""
     names = [n.removeprefix("model.") for n in model.specs if n.startswith("model.")]
-    pieces = [_piece(model, "", f"model.{name}", name) for name in names]
-    if with_optimizer:
-        for kind, source in _kinds(model):
-            prefix = f"optimizer.state.{kind}."
-            pieces += [_piece(model, prefix, f"{source}.{name}", name) for name in names]
+    weights = list(_pieces(model, "", "model", names, transformer_impl))
+    states = [
+        piece
+        for kind, source in (_kinds(model) if with_optimizer else ())
+        for piece in _pieces(model, f"optimizer.state.{kind}.", source, names, transformer_impl)
+    ]
+    pieces = [*weights, *states]
     _check_layers(model, pieces)
-    keys = {piece.key for piece in pieces}
     return TorchDistPlan(
         tuple(sorted(pieces, key=lambda piece: (piece.key, piece.layer or 0))),
-        tuple(extra_states(keys, model.config.num_layers)),
-        _common(model, names, with_optimizer),
+        tuple(_extra_states(weights, model.config)),
+        _common(model, names, with_optimizer, transformer_impl),
     )
 
 
-def _piece(model: WholeModel, prefix: str, full: str, name: str) -> WrittenPiece:
-    key, layer = stacked_key(name)
-    return WrittenPiece(prefix + key, full, model.specs[full], layer, model.config.num_layers)
+def _pieces(
+    model: WholeModel, prefix: str, source: str, names: list[str], impl: TransformerImpl
+) -> Iterator[WrittenPiece]:
+    for name in names:
+        full = f"{source}.{name}"
+        spec = model.specs[full]
+        for place in places_of(name, model.config, impl):
+            shape = spec.shape if place.size is None else (place.size, *spec.shape[1:])
+            yield WrittenPiece(
+                prefix + place.key,
+                full,
+                TensorSpec(spec.dtype, shape),
+                place.begin,
+                place.layer,
+                model.config.num_layers,
+            )
+
+
+def _extra_states(weights: Iterable[WrittenPiece], config: TransformerConfig) -> list[str]:
+    """Names of the pickled objects that Megatron core requires besides tensors: FP8 scales of
+    Transformer Engine's modules, which are written empty."""
+    single = [*HEADS.get(config.model_type, ())]
+    depths = range(config.mtp.mtp_num_layers or 0)
+    single += [f"{PREDICTION}{depth}.{PREDICTION_ATTENTION}" for depth in depths]
+    found = {f"{module}._extra_state/shard_0_1" for module in single}
+    for piece in weights:
+        module = mamba_names.part_of(piece.key)[0].rpartition(".")[0]
+        if not f".{module}".endswith(WITH_EXTRA_STATE):
+            continue
+        layers = [] if piece.layer is None else [(piece.layer, piece.num_layers)]
+        experts = piece.spec.shape[0] if SHARDED in piece.key else 1
+        for expert in range(experts):
+            axes = [*layers, (expert, experts)] if SHARDED in piece.key else layers or [(0, 1)]
+            places, sizes = (".".join(map(str, numbers)) for numbers in zip(*axes, strict=True))
+            found.add(f"{module}._extra_state/shard_{places}_{sizes}")
+    return sorted(found)
 
 
 def _kinds(model: WholeModel) -> list[tuple[str, str]]:
@@ -128,10 +194,12 @@ def _check_layers(model: WholeModel, pieces: list[WrittenPiece]) -> None:
 # --- common.pt ------------------------------------------------------------------------------------
 
 
-def _common(model: WholeModel, names: list[str], with_optimizer: bool) -> dict[str, Any]:
+def _common(
+    model: WholeModel, names: list[str], with_optimizer: bool, impl: TransformerImpl
+) -> dict[str, Any]:
     content: dict[str, Any] = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
     common: dict[str, Any] = {
-        "args": Namespace(**_args(model, with_optimizer)),
+        "args": Namespace(**_args(model, with_optimizer, impl)),
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": model.step,
         "num_floating_point_operations_so_far": 0,
@@ -158,13 +226,13 @@ def _optimizer(model: WholeModel, names: list[str]) -> dict[str, Any]:
     return {"optimizer": inner, **scaler} if is_half else inner
 
 
-def _args(model: WholeModel, with_optimizer: bool) -> dict[str, Any]:
+def _args(model: WholeModel, with_optimizer: bool, impl: TransformerImpl) -> dict[str, Any]:
     return args_document(
         model,
         tp=1,
         split=arrange([model.config.num_layers], pp=1),
         is_legacy=False,
-        transformer_impl="transformer_engine",
+        transformer_impl=impl,
         ckpt_format="torch_dist",
         use_dist_ckpt=True,
         use_distributed_optimizer=is_distributed(model),

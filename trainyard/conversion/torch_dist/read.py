@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainyard.artifacts import store
@@ -30,6 +31,7 @@ from trainyard.checkpoint.safetensors.header import TensorSpec
 from trainyard.conversion.documents import read_document
 from trainyard.conversion.megatron.args import config_of
 from trainyard.conversion.megatron.folder import BACKEND, find_iteration
+from trainyard.conversion.megatron.inferred import FACTS
 from trainyard.conversion.megatron.names import family_in
 from trainyard.conversion.megatron.optimizer import HALF, MAIN, MOMENTS, Unknown
 from trainyard.conversion.megatron.optimizer import num_updates as updates_of
@@ -60,7 +62,7 @@ from trainyard.conversion.torch_dist.index import (
 from trainyard.conversion.torch_dist.names import Named, Source, name_tensors
 from trainyard.conversion.torch_dist.tensors import StoredTensors
 from trainyard.conversion.torch_save.file import TORCH_DTYPES
-from trainyard.errors import ArtifactError, ConfigError
+from trainyard.errors import ArtifactError
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.checkpoint_names import EMBEDDING
 
@@ -68,9 +70,6 @@ log = logging.getLogger(__name__)
 
 GATHERED = re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\..+\.param_state/shard_\d+_\d+")
 """An object with all states of one rank of the model, of the kind dp_zero_gather_scatter."""
-
-UNREAD = {"t5": "a T5", "mamba": "a hybrid with Mamba layers"}
-"""Families whose keys are not known here."""
 
 REMEDY = {
     "dp_reshardable": "save it again there with --dist-ckpt-optim-fully-reshardable",
@@ -82,16 +81,6 @@ REMEDY = {
 `distrib_optim_sharding_type`."""
 
 
-def _bert_options(index: StoredIndex) -> dict[str, Any]:
-    """What the tensors of a BERT say of its heads and token types."""
-    types = index.tensors.get("embedding.tokentype_embeddings.weight")
-    return {
-        "model_type": "bert",
-        "bert_binary_head": "binary_head.weight" in index.tensors,
-        "num_tokentypes": types.logical_shape[0] if types is not None else 0,
-    }
-
-
 class TorchDistSource(Closing):
     """A `Source`. Use it as a context manager, or `close` it after reading."""
 
@@ -99,18 +88,15 @@ class TorchDistSource(Closing):
         self.url, self.step = find_iteration(url)
         has_common_file = _check_backend(self.url)
         index = read_index(join(self.url, METADATA))
+        self._stored = index.tensors
         _check_files(self.url, index.ends)
         with Common(self.url, has_common_file, index) as common:
             tree, where = common.tree, common.url
             options = {key: value for key, value in given.items() if value is not None}
             self.family = family_in(index.tensors)
-            if self.family in UNREAD:
-                raise ConfigError(
-                    f"{where}: is {UNREAD[self.family]} in torch_dist, which this version does "
-                    "not read; save it in Megatron-LM with --ckpt-format torch"
-                )
-            heads = _bert_options(index) if self.family == "bert" else {}
-            self.args = {**common.args, **options, **heads}
+            args = {**common.args, **options}
+            named = self._named(index, tied=not args.get("untie_embeddings_and_output_weights"))
+            self.args = {**args, **self._facts(named)}
             check_iteration(self.step, iteration_in(tree, where), where)
             self.config: TransformerConfig = config_of(self.args, where)
             self._updates = updates_of(common.optimizer, common.read, self.step)
@@ -118,9 +104,7 @@ class TorchDistSource(Closing):
         self.consumed_train_samples = samples_in(self.args, where)
         self.scheduler = schedule_in(tree, where)
         """State of the schedules, as in the file, or None."""
-        self._stored = index.tensors
         self._common = where
-        named = self._named()
         self._sources: dict[str, Source] = {
             name: source for name, source in named.sources.items() if name.startswith("model.")
         }
@@ -146,19 +130,35 @@ class TorchDistSource(Closing):
 
     # --- the model ------------------------------------------------------------------------
 
-    def _named(self) -> Named:
-        shapes = {key: tensor.logical_shape for key, tensor in self._stored.items()}
-        tied = not self.config.untie_embeddings_and_output_weights
+    def _named(self, index: StoredIndex, *, tied: bool) -> Named:
+        shapes = {key: tensor.logical_shape for key, tensor in index.tensors.items()}
         try:
             return name_tensors(shapes, tied=tied, family=self.family)
         except ValueError as error:
             raise ArtifactError(f"{self.url}: {error}") from error
 
+    def _facts(self, named: Named) -> dict[str, Any]:
+        """Arguments that follow from the tensors."""
+        shapes = {
+            name.removeprefix("model."): self._spec(name, source).shape
+            for name, source in named.sources.items()
+            if name.startswith("model.")
+        }
+        return FACTS[self.family](shapes)
+
     def _spec(self, name: str, source: Source | None = None) -> TensorSpec:
+        """Type and shape of one of our tensors. Raises ArtifactError if its parts do not fit."""
         source = source or self._sources[name]
-        stored = self._stored[source.key]
-        shape = stored.logical_shape if source.layer is None else stored.logical_shape[1:]
-        return TensorSpec(DTYPE_NAMES[TORCH_DTYPES[stored.dtype]], shape)
+        parts = [self._stored[key] for key in source.keys]
+        skipped = 0 if source.layer is None else 1
+        shapes = [part.logical_shape[skipped:] for part in parts]
+        alike = {(part.dtype, shape[1:]) for part, shape in zip(parts, shapes, strict=True)}
+        if len(parts) > 1 and (len(alike) > 1 or not all(shapes)):
+            raise ArtifactError(f"{self.url}: {', '.join(source.keys)} do not fit together")
+        dtype = DTYPE_NAMES[TORCH_DTYPES[parts[0].dtype]]
+        if len(parts) == 1:
+            return TensorSpec(dtype, shapes[0])
+        return TensorSpec(dtype, (sum(shape[0] for shape in shapes), *shapes[0][1:]))
 
     def _vocabulary(self) -> int:
         found = self.specs.get(f"model.{EMBEDDING}")
@@ -193,7 +193,8 @@ class TorchDistSource(Closing):
 
     def _kinds(self) -> tuple[str, ...]:
         """Kinds of states to read; fp32 weights need no fp32 copies."""
-        is_half = any(_is_half(self._stored[s.key]) for s in self._sources.values())
+        keys = (key for source in self._sources.values() for key in source.keys)
+        is_half = any(_is_half(self._stored[key]) for key in keys)
         return (*MOMENTS, MAIN) if is_half else MOMENTS
 
     def _states(self, states: Mapping[str, Source]) -> dict[str, TensorSpec]:
@@ -217,6 +218,8 @@ class TorchDistSource(Closing):
     ) -> dict[str, TensorSpec]:
         shapes = {name.removeprefix("model."): spec.shape for name, spec in self.specs.items()}
         try:
+            if self.family in ("t5", "mamba"):
+                raise Unknown("this version knows the order only of a GPT or BERT")
             found = states_in_buckets(self._stored, keys, shapes, self.config, self.args)
             found_state = updates_and_scaler(self.url, index.objects, keys, self.step)
             self._updates, self._scaler = found_state
@@ -236,7 +239,7 @@ class TorchDistSource(Closing):
         }
 
     def _opened(self, more: Iterable[str] = ()) -> StoredTensors:
-        used = {source.key for source in self._sources.values()} | set(more)
+        used = {key for source in self._sources.values() for key in source.keys} | set(more)
         return StoredTensors(self.url, {key: self._stored[key] for key in sorted(used)})
 
     # --- tensors --------------------------------------------------------------------------
@@ -247,11 +250,15 @@ class TorchDistSource(Closing):
             _, kind, parameter = name.split(".", 2)
             return self._joined[parameter].read(self._tensors, kind)
         source = self._sources[name]
-        shape = self._stored[source.key].logical_shape
-        if source.layer is None:
-            return self._tensors.read(source.key, (0,) * len(shape), shape)
-        begin = (source.layer, *(0 for _ in shape[1:]))
-        return self._tensors.read(source.key, begin, (1, *shape[1:]))[0]
+        parts = [self._read(key, source.layer) for key in source.keys]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _read(self, key: str, layer: int | None) -> Tensor:
+        """A stored tensor, or one layer of it."""
+        shape = self._stored[key].logical_shape
+        if layer is None:
+            return self._tensors.read(key, (0,) * len(shape), shape)
+        return self._tensors.read(key, (layer, *(0 for _ in shape[1:])), (1, *shape[1:]))[0]
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
         """Empty: Megatron-LM keeps the tokenizer elsewhere."""

@@ -47,7 +47,9 @@ from trainyard.checkpoint.reshard import OpenFile
 from trainyard.checkpoint.safetensors.file import DTYPES, Sink
 from trainyard.checkpoint.steps import TRACKER
 from trainyard.conversion.megatron.folder import BACKEND, RELEASE, iteration_folder
+from trainyard.conversion.megatron.lacking import refuse_for_megatron
 from trainyard.conversion.megatron.model import WholeModel, whole_model
+from trainyard.conversion.megatron.names import TransformerImpl
 from trainyard.conversion.megatron.optimizer import has_optimizer
 from trainyard.conversion.source import Source
 from trainyard.conversion.torch_dist.common import COMMON
@@ -58,8 +60,6 @@ from trainyard.conversion.torch_dist.plan import (
     plan_torch_dist,
 )
 from trainyard.conversion.torch_save.write import LazyTensor, write_torch_file
-from trainyard.errors import ConfigError
-from trainyard.models.config import TransformerConfig
 
 BACKEND_DOCUMENT = {
     "sharded_backend": "torch_dist",
@@ -77,6 +77,7 @@ def write_torch_dist(
     *,
     num_files: int = 1,
     tp: int = 1,
+    transformer_impl: TransformerImpl = "transformer_engine",
     distributed_optimizer: bool | None = None,
     true_vocab_size: int | None = None,
     make_vocab_size_divisible_by: int | None = None,
@@ -90,17 +91,18 @@ def write_torch_dist(
     open_file: starts a file by its name below the folder for Megatron-LM's --load.
     num_files: number of `.distcp` files. true_vocab_size: tokens of the tokenizer, to pad the
     vocabulary again for `tp` ranks (`tp` has no other effect). expect: called before the first file
-    with the total bytes of tensors that `advance` will report. distributed_optimizer: layout of the
-    optimizer's states; None: that of the run.
+    with the total bytes of tensors that `advance` will report. transformer_impl: layers that
+    Megatron-LM will build, which name the norms of layers with experts differently.
+    distributed_optimizer: layout of the optimizer's states; None: that of the run.
     Raises ConfigError, before anything is written, for a model that Megatron-LM does not
     support."""
     model = whole_model(source, tp, true_vocab_size, make_vocab_size_divisible_by)
-    _refuse_for_torch_dist(model.config)
+    refuse_for_megatron(model.config, pp=1)
     if distributed_optimizer is not None:
         options = {**model.options, "use_distributed_optimizer": distributed_optimizer}
         model = replace(model, options=options)
     with_optimizer = save_optimizer and has_optimizer(model)
-    plan = plan_torch_dist(model, with_optimizer)
+    plan = plan_torch_dist(model, with_optimizer, transformer_impl)
     expect(plan.size_bytes)
     folder = iteration_folder(model.step)
     writer = _Writer(lambda name: open_file(f"{folder}/{name}"), num_files)
@@ -111,25 +113,6 @@ def write_torch_dist(
         out.write(json.dumps(BACKEND_DOCUMENT).encode())
     with open_file(TRACKER) as out:
         out.write((str(model.step) if model.step else RELEASE).encode())
-
-
-def _refuse_for_torch_dist(config: TransformerConfig) -> None:
-    """Refuse models whose names and layout in this format are not known here."""
-    if config.model_type != "gpt":
-        raise ConfigError(
-            f"--saver torch_dist writes only a GPT, not a {config.model_type}; use --saver "
-            "core or legacy"
-        )
-    if config.latent.enabled or config.mtp.mtp_num_layers is not None:
-        raise ConfigError(
-            "--saver torch_dist writes no model with latents or multi-token prediction; use "
-            "--saver core, or keep the checkpoint in our format (--saver trainyard)"
-        )
-    if config.experts.enabled:
-        raise ConfigError(
-            "--saver torch_dist writes no model with experts; use --saver core, or keep the "
-            "checkpoint in our format (--saver trainyard)"
-        )
 
 
 def _save(writer: _Writer, planner: _Planner) -> None:
@@ -183,8 +166,8 @@ class _Planner(SavePlanner):
         assert index.offset is not None
         piece = self._pieces[index.fqn, tuple(index.offset)]
         self._advance(piece.spec.size_bytes)
-        whole = self._model.read_slice(piece.name, (0,) * len(piece.spec.shape), piece.spec.shape)
-        return whole.reshape(piece.shape)
+        found = self._model.read_slice(piece.name, piece.source_offset, piece.spec.shape)
+        return found.reshape(piece.shape)
 
 
 def _item(piece: WrittenPiece) -> WriteItem:

@@ -30,6 +30,10 @@ LEGACY_HEADS_READ = LEGACY_HEADS | {"lm_head.layernorm.": "lm_head.layer_norm."}
 HEADS_IN_ORDER = ("lm_head.", "output_layer.", "binary_head.", "pooler.")
 """Prefixes of the heads in the order of the files."""
 
+WITH_EXTRA_STATE = ("output_layer",)
+"""Modules outside the layers, beside the final norm, that keep an `_extra_state` in Megatron core's
+sharded checkpoints, with a weight of their own or without."""
+
 # --- Hugging Face, in the order of its files --------------------------------------------------
 
 EMBEDDING: Names = (

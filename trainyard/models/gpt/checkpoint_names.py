@@ -138,15 +138,27 @@ REGISTRATION_ORDER: dict[str, tuple[str, ...]] = {
 """Parameters of a layer in the order in which Megatron's modules register them: the order of the
 file, by which an optimizer numbers its states."""
 
-WITH_EXTRA_STATE = (
-    "self_attention.linear_qkv",
-    "self_attention.linear_proj",
-    "self_attention.q_layernorm",
-    "self_attention.k_layernorm",
-    "mlp.linear_fc1",
-    "mlp.linear_fc2",
+WITH_EXTRA_STATE = tuple(
+    f".{module}"
+    for module in (
+        *("input_layernorm", "pre_mlp_layernorm", "pre_cross_attn_layernorm", "final_layernorm"),
+        *("self_attention.linear_qkv", "self_attention.linear_proj", "self_attention.q_layernorm"),
+        *("self_attention.k_layernorm", "self_attention.core_attention"),
+        *("self_attention.linear_q_proj",),
+        *("self_attention.linear_q_down_proj", "self_attention.linear_q_up_proj"),
+        *("self_attention.linear_kv_down_proj", "self_attention.linear_kv_up_proj"),
+        *("cross_attention.linear_q", "cross_attention.linear_kv", "cross_attention.linear_proj"),
+        *("mlp.linear_fc1", "mlp.linear_fc2", "mlp.experts.experts.linear_fc1"),
+        *("mlp.experts.experts.linear_fc2", "mlp.shared_experts.linear_fc1"),
+        *("mlp.shared_experts.linear_fc2", "mixer.in_proj", "mixer.out_proj", "final_norm"),
+        *("enorm", "hnorm", "eh_proj"),
+    )
 )
-"""Modules of a layer that keep an `_extra_state` in Megatron core's sharded checkpoints."""
+"""Ends of names of modules with weights that keep an `_extra_state` in Megatron core's sharded
+checkpoints."""
+
+PREDICTION_ATTENTION = "transformer_layer.self_attention.core_attention"
+"""Module of a depth of multi-token prediction that keeps one up to core 0.15, without weights."""
 
 # --- Hugging Face, in the order of its files --------------------------------------------------
 

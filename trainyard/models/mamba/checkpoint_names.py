@@ -18,6 +18,30 @@ Transformer Engine's layers: prefixes of names, and ours."""
 FINAL_NORM, THEIR_FINAL_NORM = "decoder.final_layernorm.", "decoder.final_norm."
 """Ours, and that of a hybrid."""
 
+_PARTS = {
+    "mixer.in_proj.weight": ("z", "x", "B", "C", "dt"),
+    "mixer.conv1d.weight": ("x", "B", "C"),
+    "mixer.conv1d.bias": ("x", "B", "C"),
+}
+"""Tensors that `torch_dist` has in parts, with the letters of the parts, in the order of rows."""
+
+
+def letters_of(name: str) -> tuple[str, ...]:
+    """The letters of the parts of a tensor; none if it is whole."""
+    return next((letters for end, letters in _PARTS.items() if name.endswith(f".{end}")), ())
+
+
+def part_of(key: str) -> tuple[str, int]:
+    """The name of the whole tensor, and the number of the part of it that a key is."""
+    whole, _, letter = key.rpartition(".")
+    letters = letters_of(whole)
+    return (whole, letters.index(letter)) if letter in letters else (key, 0)
+
+
+WITH_EXTRA_STATE = ("output_layer",)
+"""Modules outside the layers, beside the final norm, that keep an `_extra_state` in Megatron core's
+sharded checkpoints, with a weight of their own or without."""
+
 # --- Hugging Face, in the order of its files --------------------------------------------------
 
 PREFIX, NEWER_PREFIX = "backbone.", "model."

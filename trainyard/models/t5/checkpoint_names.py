@@ -51,6 +51,10 @@ LEGACY_ACROSS_READ = LEGACY_ACROSS | {
 }
 """All spellings."""
 
+WITH_EXTRA_STATE = ("output_layer", "lm_head.output_layer")
+"""Modules outside the layers, beside the final norm, that keep an `_extra_state` in Megatron core's
+sharded checkpoints, with a weight of their own or without."""
+
 # --- Hugging Face, in the order of its files --------------------------------------------------
 
 SHARED: Names = (("shared.weight", "embedding.word_embeddings.weight", "whole"),)

@@ -34,7 +34,7 @@ from trainyard.checkpoint.safetensors.file import spec_of
 from trainyard.conversion.megatron.progress import tokens_of
 from trainyard.conversion.torch_dist.index import fills, read_index
 from trainyard.conversion.torch_dist.read import TorchDistSource, open_torch_dist
-from trainyard.errors import ArtifactError, ConfigError
+from trainyard.errors import ArtifactError
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.moe_config import MoEConfig
 
@@ -107,14 +107,6 @@ def test_any_layout_reads_back_as_the_same_model(
             config.query_groups,
             config.swiglu,
         )
-
-
-def test_a_t5_is_refused(tmp_path: Path) -> None:
-    folder = write_around(tmp_path, GPT, Layout(), PADDED_VOCAB)
-    key = "decoder.layers.cross_attention.linear_q.weight"
-    quietly_save(folder, **{key: torch.zeros(2, 4, 4)})
-    with pytest.raises(ConfigError, match=r"is a T5 in torch_dist, .* with --ckpt-format torch"):
-        open_torch_dist(str(tmp_path))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import checkpoint as dcp
 
 from tests.trainyard.checkpoint.samples import PADDED_VOCAB
-from tests.trainyard.conversion.megatron import test_write
+from tests.trainyard.conversion.megatron import converted_runs
 from tests.trainyard.conversion.megatron.converted_runs import RUN, save_trained
 from tests.trainyard.conversion.megatron.test_read import states_of
 from tests.trainyard.conversion.torch_dist.test_read import (
@@ -54,7 +54,7 @@ def made_of(
     states = states_of(whole)
     distributed = options.pop("run_is_distributed", False)
     run = {**RUN, "use_distributed_optimizer": distributed}
-    monkeypatch.setattr(test_write, "RUN", run)
+    monkeypatch.setattr(converted_runs, "RUN", run)
     save_trained(tmp_path / "run", whole, states, config)
     with open_checkpoint(str(tmp_path / "run")) as checkpoint:
         return convert(checkpoint, tmp_path / "made", **options), whole, states

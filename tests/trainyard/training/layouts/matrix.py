@@ -75,8 +75,13 @@ def all_tested() -> list[Cut]:
 
 def written(page: str) -> str:
     """The page with the table as it is now."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{table(all_tested())}\n\n{END}{rest.split(END)[1]}"
+    return replaced(page, BEGIN, table(all_tested()))
+
+
+def replaced(page: str, begin: str, made: str) -> str:
+    """The page with other text between the marks of one table."""
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{made}\n\n{END}{rest.split(END, 1)[1]}"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,130 @@
+"""The table of docs/models.md of formats and precisions: what `reshard` writes of each family.
+
+    python -m tests.stages.reshard_matrix --write
+
+A cell is made of the cases of `test_reshard_matrix`: it has the precisions in which a round trip is
+tested, or a dash where the test has a refusal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from tests.trainyard.conversion.megatron import test_bert, test_latent, test_mamba, test_t5
+from tests.trainyard.conversion.megatron.converted_runs import ROWS
+from tests.trainyard.conversion.torch_dist.families import (
+    EXPERTS,
+    LATENT,
+    MIXTRAL,
+    Sample,
+    gpt,
+)
+from tests.trainyard.models.retro import small_retro
+from tests.trainyard.training.layouts.matrix import PAGE, replaced
+from trainyard.models.init import init_parameters
+from trainyard.models.moe_config import MoEConfig
+from trainyard.models.retro.config import RetroConfig
+from trainyard.models.retro.model import RetroModel
+
+BEGIN = "<!-- generated: python -m tests.stages.reshard_matrix --write -->"
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def retro() -> Sample:
+    """The weights of a small Retro."""
+    config = RetroConfig(**small_retro.SMALL_RETRO)
+    model = RetroModel(config, ROWS)
+    init_parameters(model, 3)
+    return config, {name: tensor.detach() for name, tensor in model.named_parameters()}
+
+
+SHARED = replace(test_latent.EXPERTS, moe_shared_expert_intermediate_size=24)
+FAMILIES: dict[str, Callable[[], Sample]] = {
+    "GPT": partial(gpt, replace(MIXTRAL, moe=MoEConfig())),
+    "GPT, experts": partial(gpt, MIXTRAL),
+    "GPT, latent attention": partial(gpt, replace(LATENT, norm_epsilon=1e-6)),
+    "GPT, multi-token prediction": partial(
+        gpt, replace(test_latent.LATENT, norm_epsilon=1e-6, moe=SHARED)
+    ),
+    "BERT": partial(test_bert.weights, bias_gelu_fusion=False),
+    "T5": test_t5.weights,
+    "Retro": retro,
+    "Mamba-2, hybrids": partial(
+        test_mamba.weights, **test_mamba.KINDS["hybrid"], squared_relu=True
+    ),
+}
+GOOGLE_T5: dict[str, Any] = {
+    **{"position_embedding_type": "relative", "normalization": "RMSNorm", "softmax_scale": 1.0},
+    **{"disable_bias_linear": True, "relu": True, "lm_head_bias": False},
+    "scale_lm_head_input": True,
+}
+OTHERS: dict[tuple[str, str], Callable[[], Sample]] = {
+    ("T5", "Hugging Face"): partial(test_t5.weights, **GOOGLE_T5)
+}
+"""Where one model does not fit all formats of its family."""
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "trainyard": {"num_shards": 2},
+    "core, `torch`": {
+        **{"saver": "core", "target_tensor_parallel_size": 2},
+        "target_pipeline_parallel_size": 2,
+    },
+    "legacy, `torch`": {"saver": "legacy", "target_tensor_parallel_size": 2},
+    "core, `torch_dist`": {"saver": "torch_dist", "num_shards": 2},
+    "Hugging Face": {"saver": "hf"},
+    "Meta": {
+        **{"saver": "llama_mistral", "saver_checkpoint_type": "meta"},
+        "target_tensor_parallel_size": 2,
+    },
+}
+"""Options of `reshard`."""
+
+CORE, LEGACY, META = "core, `torch`", "legacy, `torch`", "Meta"
+REFUSED = {
+    *(("Retro", name) for name in FORMATS if name != "trainyard"),
+    *((family, META) for family in FAMILIES if family != "GPT"),
+    *((family, LEGACY) for family in FAMILIES if family.startswith(("GPT,", "Mamba"))),
+}
+"""Formats that have no such model."""
+
+
+def sample_of(family: str, name: str) -> Sample:
+    """The model of a case."""
+    return OTHERS.get((family, name), FAMILIES[family])()
+
+
+def options_of(family: str, name: str, config: Any) -> dict[str, Any]:
+    """Options of `reshard` for a case: ranks of every kind that the format has for the family."""
+    options = dict(FORMATS[name])
+    if name == CORE and family == "T5":
+        del options["target_pipeline_parallel_size"]
+    if name == CORE and config.experts.num_experts == EXPERTS.num_experts:
+        options["target_expert_parallel_size"] = 2
+    return options
+
+
+def table() -> str:
+    """The table, in Markdown."""
+    lines = [f"| | {' | '.join(FORMATS)} |", f"|{' --- |' * (1 + len(FORMATS))}"]
+    said = ", ".join(PRECISIONS)
+    for family in FAMILIES:
+        cells = ["-" if (family, name) in REFUSED else said for name in FORMATS]
+        lines.append(f"| {family} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def written(page: str) -> str:
+    """The page with the table as it is now."""
+    return replaced(page, BEGIN, table())
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        raise SystemExit("give --write")
+    PAGE.write_text(written(PAGE.read_text()))
