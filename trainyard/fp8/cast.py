@@ -23,14 +23,17 @@ SMALLEST = 2.0**-100
 
 
 class Fp8Pair(NamedTuple):
-    """A matrix (m, k) in 8 bits in both layouts; its values are `rows / scale`."""
+    """A matrix (m, k) in 8 bits in both layouts. A stored number times its inverse scale is the
+    value."""
 
     rows: Tensor
     """(m, k), k innermost."""
     columns: Tensor
     """(k, m), m innermost: the transpose."""
-    inverse_scale: Tensor
-    """() fp32: a stored number times this is the value."""
+    row_scale: Tensor
+    """Inverse scale of `rows`, fp32: () for one of all numbers, or (blockwise.py) for parts."""
+    column_scale: Tensor
+    """Inverse scale of `columns`."""
 
 
 def cast_pair(x: Tensor, dtype: torch.dtype) -> Fp8Pair:
@@ -49,7 +52,8 @@ def amax_of(x: Tensor) -> Tensor:
 def cast_scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Pair:
     """(m, k) in 8 bits, multiplied by a scale, () fp32; what is too large becomes the largest."""
     rows, columns = _cast_op(x, scale, dtype)
-    return Fp8Pair(rows, columns, scale.reciprocal())
+    inverse = scale.reciprocal()
+    return Fp8Pair(rows, columns, inverse, inverse)
 
 
 def _cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 CAPABILITY = (8, 9)
 """The first GPUs with 8-bit tensor cores: Ada, then Hopper."""
+HOPPER = (9, 0)
+"""The GPUs for which cuBLAS has blockwise products, from CUDA 12.9 on."""
 
 
 def report_fp8(recipe: Fp8Recipe, device: torch.device, *, say: bool = True) -> None:
@@ -30,9 +32,22 @@ def report_fp8(recipe: Fp8Recipe, device: torch.device, *, say: bool = True) -> 
                 f"--fp8-format {recipe.format} needs a GPU of compute capability 8.9 or more (Ada, "
                 f"Hopper), and this one has {found[0]}.{found[1]}; leave it out"
             )
+        if recipe.scaling == "blockwise":
+            _check_blockwise(found, torch.version.cuda)
         how = "tensor cores"
     if say:
         log.info("fp8 format=%s recipe=%s: %s", recipe.format, recipe.scaling, how)
+
+
+def _check_blockwise(capability: tuple[int, int], cuda: str | None) -> None:
+    """Raise ConfigError where cuBLAS has no blockwise products."""
+    version = tuple(int(part) for part in (cuda or "0.0").split(".")[:2])
+    if capability != HOPPER or version < (12, 9):
+        raise ConfigError(
+            "--fp8-recipe blockwise needs a Hopper GPU (compute capability 9.0) and a torch for "
+            f"CUDA 12.9 or newer; found {capability[0]}.{capability[1]} and CUDA {cuda}; give "
+            "tensorwise"
+        )
 
 
 def use_fp8(model: nn.Module, recipe: Fp8Recipe, first: int = 0, last: int = 0) -> None:

@@ -170,7 +170,9 @@ def test_the_recipe_and_the_16_bit_format_are_checked() -> None:
     PrecisionConfig(bf16=True, fp8_recipe="delayed")  # without effect
     with pytest.raises(ConfigError, match="--fp8-format hybrid needs --bf16"):
         PrecisionConfig(fp8_format="hybrid")
-    with pytest.raises(ConfigError, match="--fp8-recipe blockwise is not implemented; give tensor"):
-        PrecisionConfig(bf16=True, fp8_format="e4m3", fp8_recipe="blockwise")
+    with pytest.raises(ConfigError, match="--fp8-recipe mxfp8 is not implemented; give blockwise"):
+        PrecisionConfig(bf16=True, fp8_format="e4m3", fp8_recipe="mxfp8")
+    with pytest.raises(ConfigError, match="no blockwise products of e5m2; give --fp8-format e4m3"):
+        PrecisionConfig(bf16=True, fp8_format="hybrid", fp8_recipe="blockwise")
     with pytest.raises(ConfigError, match="--fp8-amax-history-len must be at least 1"):
         PrecisionConfig(fp8_amax_history_len=0)

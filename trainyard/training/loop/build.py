@@ -229,7 +229,7 @@ def whole_parameter_count(train_module: TrainModule) -> int:
     return sum({name: count for stage in stages for name, count in stage.items()}.values())
 
 
-HISTORY_IDLE = "no effect: they only apply with --fp8-recipe delayed, and it is tensorwise"
+HISTORY_IDLE = "no effect: they only apply with --fp8-recipe delayed"
 
 GRAPHS = 64
 """Limit of compiled variants of a layer: training and evaluation, with a mask and without, for each
