@@ -41,12 +41,17 @@ def cast_pair(x: Tensor, dtype: torch.dtype) -> Fp8Pair:
 
     Rounds to nearest even. Infinities and NaN give NaN scales or numbers, so that they reach the
     loss."""
-    return cast_scaled(x, torch.finfo(dtype).max / amax_of(x).clamp(min=SMALLEST), dtype)
+    return cast_scaled(x, scale_of(amax_of(x), dtype), dtype)
 
 
 def amax_of(x: Tensor) -> Tensor:
     """The largest magnitude; () fp32."""
     return x.abs().amax().float()
+
+
+def scale_of(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """What brings a largest magnitude, fp32, to the largest of `dtype`."""
+    return torch.finfo(dtype).max / largest.clamp(min=SMALLEST)
 
 
 def cast_scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Pair:

@@ -17,6 +17,8 @@ def check_fp8(
 ) -> None:
     """Raise ConfigError for sizes that 8-bit products cannot have, and for what they exclude."""
     if precision.fp8 is None:
+        if parallel.data_parallel.fp8_param_gather:
+            raise ConfigError("--fp8-param-gather needs --fp8-format; add it, or leave this out")
         return
     alignment = precision.fp8.alignment
     if parallel.tp_comm_overlap:
