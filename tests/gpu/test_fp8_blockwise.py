@@ -1,4 +1,4 @@
-"""Blockwise FP8 on a Hopper GPU: the cast in Triton, the products of cuBLAS, a training.
+"""Blockwise and rowwise FP8 on a Hopper GPU: the cast in Triton, the products, a training.
 
 python -m pytest -m gpu -s tests/gpu/test_fp8_blockwise.py    -s: with speeds"""
 
@@ -30,6 +30,7 @@ pytestmark = [
 ]
 
 BLOCKWISE = Fp8Recipe("e4m3", "blockwise")
+RECIPES = [BLOCKWISE, Fp8Recipe("e4m3", "rowwise"), Fp8Recipe("hybrid", "rowwise")]
 TOKENS = 8192
 MATRICES = {
     "qkv": (4096, 6144),
@@ -111,8 +112,9 @@ def columns(pair: Fp8Pair) -> tuple[Tensor, Tensor]:
     return pair.columns, pair.column_scale
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_linear_map_is_that_of_a_cpu(compiled: bool) -> None:
+def test_a_linear_map_is_that_of_a_cpu(recipe: Fp8Recipe, compiled: bool) -> None:
     torch._dynamo.reset()
     x, weight, bias = draw(64, 2, 256, seed=1), draw(384, 256, seed=2), draw(384, seed=3)
     grad = draw(64, 2, 384, seed=4)
@@ -120,7 +122,7 @@ def test_a_linear_map_is_that_of_a_cpu(compiled: bool) -> None:
     found = []
     for device, product in (("cuda", run), ("cpu", fp8_linear)):
         leaves = [t.detach().to(device).requires_grad_() for t in (x, weight, bias)]
-        y = product(*leaves, BLOCKWISE)
+        y = product(*leaves, recipe)
         y.backward(grad.to(device))
         found.append([y, *(leaf.grad for leaf in leaves)])
     for ours, right in zip(*found, strict=True):
@@ -129,18 +131,20 @@ def test_a_linear_map_is_that_of_a_cpu(compiled: bool) -> None:
         assert distance(ours.cpu(), right) < 4e-3
 
 
+@pytest.mark.parametrize("recipe", RECIPES[:2], ids=lambda recipe: recipe.scaling)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_not_finite_after_a_product(poison: float) -> None:
+def test_what_is_not_finite_is_not_finite_after_a_product(poison: float, recipe: Fp8Recipe) -> None:
     x, weight = draw(128, 256, seed=1), draw(128, 256, seed=2)
     x[3, 5] = poison
-    y = fp8_linear(x, weight, None, BLOCKWISE)
+    y = fp8_linear(x, weight, None, recipe)
     assert not y[3].isfinite().any()
-    assert y[4:].isfinite().all()
+    assert y[4:].isfinite().all()  # no row but its own
 
 
-def test_gpt_345m_trains_as_in_bf16(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scaling", ["blockwise", "rowwise"])
+def test_gpt_345m_trains_as_in_bf16(scaling: str, tmp_path: Path) -> None:
     words = [*SHAPES["gpt-345m"].flags(), *TRAINING.split()]
-    runs = {"bf16": [], "fp8": ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise"]}
+    runs = {"bf16": [], "fp8": ["--fp8-format", "e4m3", "--fp8-recipe", scaling]}
     found = {}
     for name, more in runs.items():
         save = tmp_path / name

@@ -13,14 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trainyard.fp8.cast import SMALLEST, Fp8Pair
+from trainyard.fp8.cast import SMALLEST, Fp8Pair, power_of_two_scale
 from trainyard.fp8.recipe import TILE
 from trainyard.kernels.available import TRITON
 
 SCALES_MULTIPLE = 4
 """Scales of blocks that cuBLAS reads at a time."""
-EXPONENT = 0x7F800000
-"""Bits of an fp32 number that say its power of two."""
 
 
 def cast_tiles(x: Tensor, dtype: torch.dtype) -> Fp8Pair:
@@ -31,12 +29,6 @@ def cast_tiles(x: Tensor, dtype: torch.dtype) -> Fp8Pair:
 def cast_blocks(x: Tensor, dtype: torch.dtype) -> Fp8Pair:
     """(m, k) in 8 bits, a scale for each block of 128 x 128."""
     return Fp8Pair(*_cast_op(x, dtype, True))
-
-
-def power_of_two_scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
-    """The largest power of two that brings no magnitude above the largest of `dtype`; fp32."""
-    exact = torch.finfo(dtype).max / largest.float().clamp(min=SMALLEST)
-    return (exact.view(torch.int32) & EXPONENT).view(torch.float32)
 
 
 def decode(values: Tensor, inverse_scale: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ FORWARD = torch.float8_e4m3fn
 WIDE = torch.float8_e5m2
 """Dtype with a wider range and one bit less, for gradients."""
 
+EXPONENT = 0x7F800000
+"""Bits of an fp32 number that say its power of two."""
 SMALLEST = 2.0**-100
 """Maxima below count as this, so that the scale stays finite; a tensor of zeros stays zeros."""
 
@@ -31,7 +33,7 @@ class Fp8Pair(NamedTuple):
     columns: Tensor
     """(k, m), m innermost: the transpose."""
     row_scale: Tensor
-    """Inverse scale of `rows`, fp32: () for one of all numbers, or (blockwise.py) for parts."""
+    """Inverse scale of `rows`, fp32: () for all numbers, (m) for rows, or blockwise.py's."""
     column_scale: Tensor
     """Inverse scale of `columns`."""
 
@@ -52,6 +54,11 @@ def amax_of(x: Tensor) -> Tensor:
 def scale_of(largest: Tensor, dtype: torch.dtype) -> Tensor:
     """What brings a largest magnitude, fp32, to the largest of `dtype`."""
     return torch.finfo(dtype).max / largest.clamp(min=SMALLEST)
+
+
+def power_of_two_scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """The largest power of two that brings no magnitude above the largest of `dtype`; fp32."""
+    return (scale_of(largest.float(), dtype).view(torch.int32) & EXPONENT).view(torch.float32)
 
 
 def cast_scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Pair:

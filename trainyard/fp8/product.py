@@ -21,12 +21,14 @@ def scaled_product(
 ) -> Tensor:
     """a b^T in `dtype`, plus bias. a: (m, k), b: (n, k), both 8 bits, k innermost. Returns (m, n).
 
-    inverse_a, inverse_b: both of the whole tensors, or both of parts: then a has tiles, and b tiles
-    or blocks. fast: where scales are of whole tensors, add up in the tensor cores' own registers,
+    inverse_a, inverse_b: both of whole tensors, of rows, or of parts (blockwise.py): then a has
+    tiles, and b tiles or blocks. fast: but for parts, add up in the tensor cores' own registers,
     with fewer bits; forward passes bear it."""
-    if inverse_a.ndim:
-        product: Tensor = _blockwise_op(a, b, inverse_a, inverse_b, dtype)
-        return product if bias is None else product + bias
+    if inverse_a.ndim == 2:
+        of_parts: Tensor = _blockwise_op(a, b, inverse_a, inverse_b, dtype)
+        return of_parts if bias is None else of_parts + bias
+    if inverse_a.ndim == 1:
+        inverse_a, inverse_b = inverse_a.unsqueeze(1), inverse_b.unsqueeze(0)
     if a.is_cuda:
         out: Tensor = torch._scaled_mm(
             a,

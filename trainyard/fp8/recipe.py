@@ -8,9 +8,9 @@ from typing import Literal
 
 Format = Literal["e4m3", "hybrid"]
 """e4m3 (4 bits of exponent, 3 of mantissa) everywhere, or e4m3 forward and e5m2 for gradients."""
-Recipe = Literal["tensorwise", "delayed", "blockwise"]
+Recipe = Literal["tensorwise", "delayed", "rowwise", "blockwise"]
 """What a scale comes from: the present maximum of a tensor (tensorwise), its maxima of past steps
-(delayed), or the present maximum of a tile or block of it (blockwise)."""
+(delayed), or the present maximum of a row (rowwise), or of a tile or block (blockwise)."""
 AmaxAlgorithm = Literal["most_recent", "max"]
 
 ALIGNMENT = 16
@@ -36,3 +36,8 @@ class Fp8Recipe:
     def alignment(self) -> int:
         """Sizes of matrices are multiples of this."""
         return TILE if self.scaling == "blockwise" else ALIGNMENT
+
+    @property
+    def survives_decoding(self) -> bool:
+        """Whether weights that are decoded to bf16 are cast to the same values again."""
+        return self.scaling in ("tensorwise", "blockwise")

@@ -64,11 +64,11 @@ class PrecisionConfig:
     fp8_format: Literal["e4m3", "hybrid"] | None = None
     """With --bf16, compute the matrix products of the layers in 8-bit floating point: e4m3, or e5m2
     for gradients (hybrid). Weights, attention and output layer stay in bfloat16."""
-    fp8_recipe: Literal["tensorwise", "delayed", "blockwise", "mxfp8"] = "tensorwise"
+    fp8_recipe: Literal["tensorwise", "delayed", "rowwise", "blockwise", "mxfp8"] = "tensorwise"
     """How 8-bit tensors are scaled: by their present maximum (tensorwise), by the maxima of past
-    steps (delayed, Megatron-LM's default), or weights by the maximum of each block of 128 x 128 and
-    others by that of each 128 numbers (blockwise, as DeepSeek-V3; needs --fp8-format e4m3); mxfp8
-    is not implemented."""
+    steps (delayed, Megatron-LM's default), each row by its maximum (rowwise, torchao's), or weights
+    by the maximum of each block of 128 x 128 and others by that of each 128 numbers (blockwise, as
+    DeepSeek-V3; needs --fp8-format e4m3); mxfp8 is not implemented."""
     fp8_margin: int = 0
     """With --fp8-recipe delayed, leave room for this many doublings of the maximum."""
     fp8_amax_history_len: int = 1
@@ -161,12 +161,11 @@ class PrecisionConfig:
         """Of the products of the layers; None: they have the format of the weights."""
         if self.fp8_format is None:
             return None
+        assert self.fp8_recipe != "mxfp8", "refused"
         if self.fp8_recipe == "delayed":
             history = (self.fp8_margin, self.fp8_amax_history_len, self.fp8_amax_compute_algo)
             return Fp8Recipe(self.fp8_format, "delayed", *history)
-        return Fp8Recipe(
-            self.fp8_format, "blockwise" if self.fp8_recipe == "blockwise" else "tensorwise"
-        )
+        return Fp8Recipe(self.fp8_format, self.fp8_recipe)
 
     @property
     def has_idle_history(self) -> bool:

@@ -25,7 +25,7 @@ from trainyard.parallel.model import ALONE
 from trainyard.training.options.fp8_checks import check_fp8
 
 RECIPE = Fp8Recipe("hybrid")
-BLOCKWISE = Fp8Recipe("e4m3", "blockwise")
+ROWWISE, BLOCKWISE = Fp8Recipe("e4m3", "rowwise"), Fp8Recipe("e4m3", "blockwise")
 SIZES: dict[str, Any] = {
     "num_layers": 4,
     "hidden_size": 32,
@@ -89,7 +89,7 @@ def losses(recipe: Fp8Recipe | None, width: int, steps: int = 30) -> list[float]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "width"), [(RECIPE, 64), (BLOCKWISE, 128)])
+@pytest.mark.parametrize(("recipe", "width"), [(RECIPE, 64), (ROWWISE, 64), (BLOCKWISE, 128)])
 def test_a_model_learns_in_8_bits_as_in_16(recipe: Fp8Recipe, width: int) -> None:
     in_16, in_8 = losses(None, width), losses(recipe, width)
     assert in_8[0] == pytest.approx(in_16[0], rel=0.01)

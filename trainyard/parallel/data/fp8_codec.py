@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from trainyard.fp8.blockwise import power_of_two_scale
-from trainyard.fp8.cast import FORWARD, scale_of
-from trainyard.fp8.recipe import TILE
+from trainyard.fp8.cast import FORWARD, power_of_two_scale, scale_of
+from trainyard.fp8.recipe import TILE, Recipe
 from trainyard.parallel.data.buffers import Bucket, BufferSlot
 
 LIMIT = torch.finfo(FORWARD).max
@@ -27,17 +25,18 @@ LIMIT = torch.finfo(FORWARD).max
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weights:
-    """Weights whose products cast them to 8 bits by their own maxima."""
+    """Weights that products cast to 8 bits."""
 
     names: Collection[str]
-    scaling: Literal["tensorwise", "blockwise"]
+    scaling: Recipe
+    """One that survives decoding."""
 
 
 class Fp8Codec:
     """Encodes this rank's pieces of buckets and decodes whole buckets. After each update, `measure`
     comes first."""
 
-    def __init__(self, scaling: Literal["tensorwise", "blockwise"], group: ProcessGroup) -> None:
+    def __init__(self, scaling: Recipe, group: ProcessGroup) -> None:
         """group: the ranks that have the pieces of each bucket."""
         self._scaling, self._group = scaling, group
         self._scales: dict[BufferSlot, Tensor] = {}

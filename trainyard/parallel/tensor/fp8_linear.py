@@ -18,6 +18,7 @@ from trainyard.fp8.cast import FORWARD, WIDE, Fp8Pair, amax_of, cast_pair, cast_
 from trainyard.fp8.delayed import TENSORS, DelayedScaling
 from trainyard.fp8.product import scaled_product
 from trainyard.fp8.recipe import Fp8Recipe, Recipe
+from trainyard.fp8.rowwise import cast_rows
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.tensor.collectives import (
     all_gather,
@@ -78,6 +79,8 @@ def _cast(
     """In 8 bits, and with delayed scaling the maximum."""
     if scaling == "blockwise":
         return (cast_blocks if which == WEIGHT else cast_tiles)(x, dtype), None
+    if scaling == "rowwise":
+        return cast_rows(x, dtype), None
     if scales is None:
         return cast_pair(x, dtype), None
     return cast_scaled(x, scales[which].clone(), dtype), amax_of(x)

@@ -229,7 +229,7 @@ def whole_parameter_count(train_module: TrainModule) -> int:
     return sum({name: count for stage in stages for name, count in stage.items()}.values())
 
 
-GATHER_IDLE = "no effect with --fp8-recipe delayed, whose maxima are of bfloat16 weights"
+GATHER_IDLE = "no effect: it only applies with --fp8-recipe tensorwise and blockwise"
 HISTORY_IDLE = "no effect: they only apply with --fp8-recipe delayed"
 
 GRAPHS = 64
@@ -296,7 +296,7 @@ def report_kernels(
         if say and config.precision.has_idle_history:
             log.info("--fp8-margin and --fp8-amax-...: %s", HISTORY_IDLE)
         gathers = config.parallel.data_parallel.fp8_param_gather
-        if say and gathers and config.precision.fp8.scaling == "delayed":
+        if say and gathers and not config.precision.fp8.survives_decoding:
             log.info("--fp8-param-gather: %s", GATHER_IDLE)
     report_optimizer(config.optimizer, device, say=say)
     report_moments(config.precision, config.optimizer.adam_beta2, say=say)

@@ -68,11 +68,11 @@ def data_parallel_parts(
 def _sent_in_8_bits(
     chunk: nn.Module, config: DataParallelConfig, precision: PrecisionConfig
 ) -> Fp8Weights | None:
-    """Weights whose scales are those of themselves; delayed scaling has others."""
-    scaling = None if precision.fp8 is None else precision.fp8.scaling
-    if not config.fp8_param_gather or scaling is None or scaling == "delayed":
+    """The weights that can be, if they are to be."""
+    recipe = precision.fp8
+    if not config.fp8_param_gather or recipe is None or not recipe.survives_decoding:
         return None
-    return Fp8Weights(fp8_weights(chunk), scaling)
+    return Fp8Weights(fp8_weights(chunk), recipe.scaling)
 
 
 def _fully_sharded(

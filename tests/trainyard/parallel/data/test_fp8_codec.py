@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from trainyard.fp8.blockwise import cast_blocks, decode
 from trainyard.fp8.cast import FORWARD, cast_pair
+from trainyard.fp8.recipe import Recipe
 from trainyard.parallel.data import param_gather
 from trainyard.parallel.data.data_parallel import DataParallel
 from trainyard.parallel.data.fp8_codec import Fp8Weights
 from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.testing.pool import RankPool
 
-Scaling = Literal["tensorwise", "blockwise"]
 WIDTHS = (256, 384, 128)
 WEIGHTS = ("0.weight", "1.weight")
 
@@ -37,7 +37,7 @@ def updated() -> list[Tensor]:
     return found
 
 
-def gather(scaling: Scaling, overlap: bool, bucket_size: int | None) -> dict[str, Any]:
+def gather(scaling: Recipe, overlap: bool, bucket_size: int | None) -> dict[str, Any]:
     """Parameters of which each rank has updated its own part, fetched by 8 bits and then whole."""
     model = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(WIDTHS)))
     model = model.bfloat16()
@@ -88,7 +88,7 @@ def gather(scaling: Scaling, overlap: bool, bucket_size: int | None) -> dict[str
     }
 
 
-def values(weight: Tensor, scaling: Scaling) -> list[Tensor]:
+def values(weight: Tensor, scaling: Recipe) -> list[Tensor]:
     """What products multiply, or what says as much; a block may have half the scale, and twice the
     numbers."""
     if scaling == "tensorwise":
@@ -103,7 +103,7 @@ def values(weight: Tensor, scaling: Scaling) -> list[Tensor]:
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize(("overlap", "size"), [(False, None), (True, 1000)])
 def test_a_product_multiplies_the_values_of_weights_gathered_whole(
-    scaling: Scaling, world_size: int, overlap: bool, size: int | None, ranks: RankPool
+    scaling: Recipe, world_size: int, overlap: bool, size: int | None, ranks: RankPool
 ) -> None:
     for found in ranks.run(gather, world_size, scaling, overlap, size):
         both = zip(found["rounded"], updated(), strict=True)

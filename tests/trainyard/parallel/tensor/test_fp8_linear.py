@@ -13,6 +13,7 @@ from torch import Tensor
 from trainyard.fp8.blockwise import cast_blocks, cast_tiles, decode
 from trainyard.fp8.cast import FORWARD, WIDE, Fp8Pair, cast_pair
 from trainyard.fp8.recipe import Fp8Recipe
+from trainyard.fp8.rowwise import cast_rows
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.sharding import shard_of
 from trainyard.parallel.tensor.fp8_linear import fp8_linear
@@ -21,7 +22,7 @@ from trainyard.testing.pool import RankPool
 
 S, B, IN, OUT = 16, 2, 32, 64
 HYBRID, E4M3 = Fp8Recipe("hybrid"), Fp8Recipe("e4m3")
-BLOCKWISE = Fp8Recipe("e4m3", "blockwise")
+ROWWISE, BLOCKWISE = Fp8Recipe("e4m3", "rowwise"), Fp8Recipe("e4m3", "blockwise")
 EIGHT_BITS, OF_GRADIENTS = 0.05, 0.1
 """Relative distance that two roundings to e4m3, and to e5m2, may make."""
 BF16 = 2.0**-8
@@ -57,6 +58,31 @@ def test_the_three_products_are_those_of_the_cast_tensors(
     assert distance(x.grad, grad8 @ weight8) < BF16
     assert distance(weight.grad, grad8.flatten(0, 1).t() @ x8.flatten(0, 1)) < BF16
     assert distance(bias.grad, grad.double().sum((0, 1))) < BF16
+
+
+def test_rowwise_products_have_a_scale_for_each_row_and_column() -> None:
+    x, weight = draw(S, B, IN, seed=1).requires_grad_(), draw(OUT, IN, seed=2).requires_grad_()
+    bias, grad = draw(OUT, seed=3).requires_grad_(), draw(S, B, OUT, seed=4)
+    x.data[3, 1] *= 2**12
+    weight.data[:, 5] *= 2**-12
+    y = fp8_linear(x, weight, bias, ROWWISE)
+    y.backward(grad)
+    pairs = (cast_rows(t.detach().flatten(0, -2), FORWARD) for t in (x, weight, grad))
+    (rows_x, columns_x), (rows_w, columns_w), (rows_g, columns_g) = (
+        (
+            pair.rows.double() * pair.row_scale.double().unsqueeze(1),
+            pair.columns.double() * pair.column_scale.double().unsqueeze(1),
+        )
+        for pair in pairs
+    )
+    for rows, exact in ((rows_x, x.flatten(0, 1)), (columns_w, weight.t())):
+        moved = (rows - exact.detach().double()).abs()
+        least = exact.detach().double().abs().amax(1, keepdim=True) / 448 * 2.0**-9
+        assert (moved <= torch.maximum(exact.detach().double().abs() * 2.0**-4, least)).all()
+    assert distance(y.flatten(0, 1), rows_x @ rows_w.t() + bias.detach()) < BF16
+    assert x.grad is not None
+    assert distance(x.grad.flatten(0, 1), rows_g @ columns_w.t()) < BF16
+    assert distance(weight.grad, columns_g @ columns_x.t()) < BF16
 
 
 def test_blockwise_products_have_the_tiles_along_what_they_sum_over() -> None:
@@ -101,7 +127,7 @@ def check(kind: type[Any], recipe: Fp8Recipe, cut: dict[str, bool]) -> None:
     scales its part, of bf16 where tiles are the same."""
     times = recipe.alignment // 16
     width_in, width_out = IN * times, OUT * times
-    forward, backward = (EIGHT_BITS, OF_GRADIENTS) if times == 1 else (BF16, BF16)
+    forward, backward = (BF16, BF16) if recipe == BLOCKWISE else (EIGHT_BITS, OF_GRADIENTS)
     parallel = ModelParallel(tp=dist.group.WORLD, **cut)
     layer = kind(width_in, width_out, bias=False, parallel=parallel).bfloat16()
     layer.fp8 = recipe
@@ -146,7 +172,7 @@ def check(kind: type[Any], recipe: Fp8Recipe, cut: dict[str, bool]) -> None:
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear])
-@pytest.mark.parametrize("recipe", [HYBRID, BLOCKWISE], ids=["tensorwise", "blockwise"])
+@pytest.mark.parametrize("recipe", [HYBRID, ROWWISE, BLOCKWISE], ids=lambda r: r.scaling)
 @pytest.mark.parametrize("cut", [{}, {"sequence_parallel": True}], ids=["tp", "sp"])
 def test_a_cut_layer_is_one_ranks(
     ranks: RankPool, kind: type[Any], recipe: Fp8Recipe, cut: dict[str, bool]
