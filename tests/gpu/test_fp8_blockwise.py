@@ -141,22 +141,6 @@ def test_what_is_not_finite_is_not_finite_after_a_product(poison: float, recipe:
     assert y[4:].isfinite().all()  # no row but its own
 
 
-@pytest.mark.parametrize("scaling", ["blockwise", "rowwise"])
-def test_gpt_345m_trains_as_in_bf16(scaling: str, tmp_path: Path) -> None:
-    words = [*SHAPES["gpt-345m"].flags(), *TRAINING.split()]
-    runs = {"bf16": [], "fp8": ["--fp8-format", "e4m3", "--fp8-recipe", scaling]}
-    found = {}
-    for name, more in runs.items():
-        save = tmp_path / name
-        run_process("stages.pretrain", *words, *more, "--save", str(save), expect=0, seconds=400)
-        found[name] = ledger(save)
-    assert found["bf16"][-1]["lm_loss"] < 0.95 * found["bf16"][0]["lm_loss"]
-    for plain, ours in zip(found["bf16"], found["fp8"], strict=True):
-        print(f"step {plain['step']}: loss {plain['lm_loss']:.5f}, fp8 {ours['lm_loss']:.5f}")
-        assert ours["lm_loss"] == pytest.approx(plain["lm_loss"], rel=0.02), plain["step"]
-        assert ours["grad_norm"] == pytest.approx(plain["grad_norm"], rel=0.15), plain["step"]
-
-
 def test_speeds_for_a_person_to_read() -> None:
     """Bytes that casts move, and operations of products, beside one scale for a tensor."""
     for name in ("qkv", "fc1", "fc2"):
@@ -185,3 +169,27 @@ def test_speeds_for_a_person_to_read() -> None:
         taken = seconds(lambda x=x, w=weight: x @ w.t())
         print(f"{name}: product in bf16 {operations / taken / 1e12:.0f} TFLOP/s")
         assert max(times.values()) < 1.0
+
+
+def train(save: Path, *words: str) -> list[dict[str, Any]]:
+    """The ledger of a training of gpt-345m."""
+    options = (*SHAPES["gpt-345m"].flags(), *TRAINING.split(), *words, "--save", str(save))
+    run_process("stages.pretrain", *options, expect=0, seconds=400)
+    return ledger(save)
+
+
+@pytest.fixture(scope="module")
+def in_bf16(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return train(tmp_path_factory.mktemp("bf16") / "run")
+
+
+@pytest.mark.parametrize("scaling", ["blockwise", "rowwise"])
+def test_gpt_345m_trains_as_in_bf16(
+    scaling: str, in_bf16: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    found = train(tmp_path / "run", "--fp8-format", "e4m3", "--fp8-recipe", scaling)
+    assert in_bf16[-1]["lm_loss"] < 0.95 * in_bf16[0]["lm_loss"], "nothing was learnt"
+    for plain, ours in zip(in_bf16, found, strict=True):
+        print(f"step {plain['step']}: loss {plain['lm_loss']:.5f}, fp8 {ours['lm_loss']:.5f}")
+        assert ours["lm_loss"] == pytest.approx(plain["lm_loss"], rel=0.02), plain["step"]
+        assert ours["grad_norm"] == pytest.approx(plain["grad_norm"], rel=0.15), plain["step"]
