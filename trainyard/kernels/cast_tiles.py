@@ -1,5 +1,5 @@
-"""The cast of a matrix to 8 bits with a scale for each 128 numbers or each block of 128 x 128: one
-read, both layouts and their scales written. In place of `fp8.blockwise.cast_both`."""
+"""The cast of a bf16 matrix to 8 bits with a scale for each 128 numbers or each block of 128 x 128:
+one read, both layouts and their scales written. In place of `fp8.blockwise.cast_both`."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def cast_tiles(
     smallest: float,
     blocks: bool,
 ) -> None:
-    """Fill the others from x (m, k), whose sizes are multiples of `tile`. smallest: least maximum
-    that counts."""
+    """Fill the others from x (m, k), bf16, whose sizes are multiples of `tile`. smallest: least
+    maximum that counts."""
     if x.stride(1) != 1:
         x = x.contiguous()
     m, k = x.shape
