@@ -41,7 +41,8 @@ MATRICES = {
 """Input and output of layers of Llama-3-8B, and of one whose width has 10 blocks of 128."""
 
 TRAINING = (
-    "--micro-batch-size 8 --global-batch-size 8 --train-iters 20 --eval-iters 0 --lr 2e-4 --bf16"
+    "--micro-batch-size 8 --global-batch-size 8 --train-iters 20 --eval-iters 0 --bf16"
+    " --lr 5e-5 --lr-warmup-iters 10"
     " --mock-data --split 100,0,0 --tokenizer-type NullTokenizer --vocab-size 1000 --no-save-optim"
     " --nproc-per-node 1"
 )
