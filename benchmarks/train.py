@@ -2,7 +2,9 @@
 
     python -m benchmarks.train                                one GPU, every shape
     python -m benchmarks.train gpt-1.3b --layout tp2 --gpus 2
+    python -m benchmarks.train llama-8b-half --fp8-format e4m3 --fp8-recipe blockwise
 
+Options that it does not have itself go to the stage.
 Each row is one run of `stages.pretrain` over token files that are made first (random tokens, so
 that the loss stays where it begins and nothing is learnt), medians of the steps after the first
 ten; the peer is `benchmarks.plain_torch` in a process of its own, on the same GPU, before it.

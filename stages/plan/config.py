@@ -104,9 +104,9 @@ class PlanConfig:
     fp32: bool = False
     """Count bytes of weights in fp32."""
     fp8_format: Literal["e4m3", "hybrid"] | None = None
-    """Compute in FP8; weights stay in 16 bits without --fp8-param-gather."""
+    """Compute in FP8; weights stay in 16 bits."""
     fp8_param_gather: bool = False
-    """Count bytes of weights in FP8."""
+    """Gather weights in FP8, which are decoded where they arrive: the same bytes."""
     grad_reduce_in_bf16: bool = False
     """Count bytes of gradients in bfloat16."""
     grad_reduce_in_fp16: bool = False
@@ -308,14 +308,12 @@ class PlanConfig:
     @property
     def number_format(self) -> str:
         """The format of weights, in `BYTES_OF`."""
-        if self.fp8_param_gather:
-            return "fp8"
         return "fp16" if self.fp16 else "fp32" if self.fp32 else "bf16"
 
     def precision(self) -> PrecisionConfig:
         """The formats of gradients and moments, as a run configures them."""
         return PrecisionConfig(
-            bf16=self.number_format in ("bf16", "fp8"),
+            bf16=self.number_format == "bf16",
             fp16=self.fp16,
             grad_reduce_in_bf16=self.grad_reduce_in_bf16,
             grad_reduce_in_fp16=self.grad_reduce_in_fp16,

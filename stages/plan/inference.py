@@ -11,8 +11,8 @@ from trainyard.errors import ConfigError
 from trainyard.models.costs.inference_memory import InferenceMemory, inference_memory
 from trainyard.models.families import family_of
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
-"""Of a weight in generation, which has no FP8."""
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Of a weight in generation."""
 
 
 def memory_of(config: PlanConfig) -> InferenceMemory | None:

@@ -81,6 +81,19 @@ def test_two_gpus_train_as_one(
         assert ours["grad_norm"] == pytest.approx(right["grad_norm"], rel=0.05), ours["step"]
 
 
+@pytest.mark.parametrize("recipe", ["tensorwise", "blockwise"])
+def test_weights_gathered_in_8_bits_train_as_whole_ones(
+    recipe: str, tokens: str, tmp_path: Path
+) -> None:
+    words = [*LAYOUTS["zero2"].split(), "--ffn-hidden-size", "768", "--fp8-format", "e4m3"]
+    found = []
+    for more in ([], ["--fp8-param-gather"]):
+        save = tmp_path / f"run{len(more)}"
+        train(tokens, save, 2, *words, "--fp8-recipe", recipe, *more)
+        found.append([line["lm_loss"] for line in ledger(save)])
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
 def test_sharded_weights_resume_whole_and_the_other_way_round(tokens: str, tmp_path: Path) -> None:
     fsdp = ("--use-torch-fsdp2", "--exit-interval", "10")
     train(tokens, tmp_path / "run", 2, *fsdp, expect=143)

@@ -18,19 +18,24 @@ FORWARD = torch.float8_e4m3fn
 WIDE = torch.float8_e5m2
 """Dtype with a wider range and one bit less, for gradients."""
 
+EXPONENT = 0x7F800000
+"""Bits of an fp32 number that say its power of two."""
 SMALLEST = 2.0**-100
 """Maxima below count as this, so that the scale stays finite; a tensor of zeros stays zeros."""
 
 
 class Fp8Pair(NamedTuple):
-    """A matrix (m, k) in 8 bits in both layouts; its values are `rows / scale`."""
+    """A matrix (m, k) in 8 bits in both layouts. A stored number times its inverse scale is the
+    value."""
 
     rows: Tensor
     """(m, k), k innermost."""
     columns: Tensor
     """(k, m), m innermost: the transpose."""
-    inverse_scale: Tensor
-    """() fp32: a stored number times this is the value."""
+    row_scale: Tensor
+    """Inverse scale of `rows`, fp32: () for all numbers, (m) for rows, or blockwise.py's."""
+    column_scale: Tensor
+    """Inverse scale of `columns`."""
 
 
 def cast_pair(x: Tensor, dtype: torch.dtype) -> Fp8Pair:
@@ -38,7 +43,7 @@ def cast_pair(x: Tensor, dtype: torch.dtype) -> Fp8Pair:
 
     Rounds to nearest even. Infinities and NaN give NaN scales or numbers, so that they reach the
     loss."""
-    return cast_scaled(x, torch.finfo(dtype).max / amax_of(x).clamp(min=SMALLEST), dtype)
+    return cast_scaled(x, scale_of(amax_of(x), dtype), dtype)
 
 
 def amax_of(x: Tensor) -> Tensor:
@@ -46,10 +51,21 @@ def amax_of(x: Tensor) -> Tensor:
     return x.abs().amax().float()
 
 
+def scale_of(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """What brings a largest magnitude, fp32, to the largest of `dtype`."""
+    return torch.finfo(dtype).max / largest.clamp(min=SMALLEST)
+
+
+def power_of_two_scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """The largest power of two that brings no magnitude above the largest of `dtype`; fp32."""
+    return (scale_of(largest.float(), dtype).view(torch.int32) & EXPONENT).view(torch.float32)
+
+
 def cast_scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Pair:
     """(m, k) in 8 bits, multiplied by a scale, () fp32; what is too large becomes the largest."""
     rows, columns = _cast_op(x, scale, dtype)
-    return Fp8Pair(rows, columns, scale.reciprocal())
+    inverse = scale.reciprocal()
+    return Fp8Pair(rows, columns, inverse, inverse)
 
 
 def _cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

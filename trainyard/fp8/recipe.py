@@ -8,13 +8,15 @@ from typing import Literal
 
 Format = Literal["e4m3", "hybrid"]
 """e4m3 (4 bits of exponent, 3 of mantissa) everywhere, or e4m3 forward and e5m2 for gradients."""
-Recipe = Literal["tensorwise", "delayed"]
-"""What a scale comes from, one for all numbers of a tensor: their present maximum (tensorwise), or
-the maxima of past steps (delayed)."""
+Recipe = Literal["tensorwise", "delayed", "rowwise", "blockwise"]
+"""What a scale comes from: the present maximum of a tensor (tensorwise), its maxima of past steps
+(delayed), or the present maximum of a row (rowwise), or of a tile or block (blockwise)."""
 AmaxAlgorithm = Literal["most_recent", "max"]
 
 ALIGNMENT = 16
 """8-bit products take sizes that are multiples of this."""
+TILE = 128
+"""Numbers in a row that have a scale with the blockwise recipe; blocks are as high as wide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +31,13 @@ class Fp8Recipe:
     """Delayed: steps whose maxima are kept."""
     amax_compute_algo: AmaxAlgorithm = "most_recent"
     """Delayed: which of them counts."""
+
+    @property
+    def alignment(self) -> int:
+        """Sizes of matrices are multiples of this."""
+        return TILE if self.scaling == "blockwise" else ALIGNMENT
+
+    @property
+    def survives_decoding(self) -> bool:
+        """Whether weights that are decoded to bf16 are cast to the same values again."""
+        return self.scaling in ("tensorwise", "blockwise")

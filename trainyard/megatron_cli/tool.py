@@ -58,7 +58,9 @@ NOT_SPREAD = (
     "context-parallel-size expert-model-parallel-size expert-tensor-parallel-size",
 )
 
-OF_FP8 = "fp8-format fp8-recipe fp8-margin fp8-amax-history-len fp8-amax-compute-algo"
+OF_FP8 = (
+    "fp8-format fp8-recipe fp8-margin fp8-amax-history-len fp8-amax-compute-algo fp8-param-gather"
+)
 
 OF_LOADED: Rows = (
     OWN_TOKENIZER,

@@ -18,21 +18,36 @@ log = logging.getLogger(__name__)
 
 CAPABILITY = (8, 9)
 """The first GPUs with 8-bit tensor cores: Ada, then Hopper."""
+HOPPER = (9, 0)
+"""The GPUs for which torch has blockwise products..."""
+FIRST_CUDA = (12, 9)
+"""... and the first cuBLAS that has them."""
 
 
 def report_fp8(recipe: Fp8Recipe, device: torch.device, *, say: bool = True) -> None:
     """Raise ConfigError for a GPU that has no 8-bit products; say: log how they are made."""
     how = "emulated: cast to 8 bits, multiplied in fp32"
     if device.type == "cuda":
-        found = torch.cuda.get_device_capability(device)
-        if found < CAPABILITY:
-            raise ConfigError(
-                f"--fp8-format {recipe.format} needs a GPU of compute capability 8.9 or more (Ada, "
-                f"Hopper), and this one has {found[0]}.{found[1]}; leave it out"
-            )
+        check_device(recipe, torch.cuda.get_device_capability(device), torch.version.cuda)
         how = "tensor cores"
     if say:
         log.info("fp8 format=%s recipe=%s: %s", recipe.format, recipe.scaling, how)
+
+
+def check_device(recipe: Fp8Recipe, capability: tuple[int, int], cuda: str | None) -> None:
+    """Raise ConfigError for a GPU, or a torch for a CUDA, without these products."""
+    found = f"{capability[0]}.{capability[1]}"
+    if capability < CAPABILITY:
+        raise ConfigError(
+            f"--fp8-format {recipe.format} needs a GPU of compute capability 8.9 or more (Ada, "
+            f"Hopper), and this one has {found}; leave it out"
+        )
+    version = tuple(int(part) for part in (cuda or "0.0").split(".")[:2])
+    if recipe.scaling == "blockwise" and (capability != HOPPER or version < FIRST_CUDA):
+        raise ConfigError(
+            "--fp8-recipe blockwise needs a Hopper GPU (compute capability 9.0) and a torch for "
+            f"CUDA 12.9 or newer; found {found} and CUDA {cuda}; give tensorwise"
+        )
 
 
 def use_fp8(model: nn.Module, recipe: Fp8Recipe, first: int = 0, last: int = 0) -> None:
@@ -48,6 +63,15 @@ def use_fp8(model: nn.Module, recipe: Fp8Recipe, first: int = 0, last: int = 0) 
                         module.fp8 = recipe
                         if recipe.scaling == "delayed":
                             module.delayed = DelayedScaling(recipe, module.weight.device)
+
+
+def fp8_weights(model: nn.Module) -> set[str]:
+    """Names of the weights that `use_fp8` has products cast."""
+    return {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear) and module.fp8 is not None
+    }
 
 
 def delayed_scalings(model: nn.Module) -> dict[str, DelayedScaling]:

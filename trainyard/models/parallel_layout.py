@@ -34,7 +34,6 @@ BYTES_OF: dict[str, ParameterBytes] = {
     "bf16": ParameterBytes(PARAMETER_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES),  # 18, or 6 + 12/d
     "fp16": ParameterBytes(2, 2, 16),  # 20, or 4 + 16/d
     "fp32": ParameterBytes(4, 4, 8),  # 16, or 8 + 8/d
-    "fp8": ParameterBytes(1, 4, 12),  # 17, or 5 + 12/d: weights in FP8 (--fp8-param-gather)
 }
 """By the format of the weights; d is the number of replicas."""
 

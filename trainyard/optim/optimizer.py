@@ -340,10 +340,16 @@ class ModelOptimizer:
         self._has_main = True
 
     def finish_parameters(self) -> None:
-        """Wait for all parameters, before anything but a forward pass reads them."""
-        for chunk in self.chunks:
-            if chunk.gather is not None:
-                chunk.gather.finish()
+        """Wait for all parameters, before anything but a forward pass reads them. Those that were
+        sent in 8 bits are made from the main copies once more."""
+        gathers = [chunk.gather for chunk in self.chunks if chunk.gather is not None]
+        for gather in gathers:
+            gather.finish()
+        if any(gather.is_rounded for gather in gathers):
+            for unit in self._units:
+                unit.publish()
+        for gather in gathers:
+            gather.finish_exactly()
 
 
 def _root(square: float) -> float:

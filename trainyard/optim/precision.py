@@ -64,9 +64,11 @@ class PrecisionConfig:
     fp8_format: Literal["e4m3", "hybrid"] | None = None
     """With --bf16, compute the matrix products of the layers in 8-bit floating point: e4m3, or e5m2
     for gradients (hybrid). Weights, attention and output layer stay in bfloat16."""
-    fp8_recipe: Literal["tensorwise", "delayed", "blockwise", "mxfp8"] = "tensorwise"
-    """How 8-bit tensors are scaled: by their present maximum (tensorwise), or by the maxima of past
-    steps (delayed, Megatron-LM's default); blockwise and mxfp8 are not implemented."""
+    fp8_recipe: Literal["tensorwise", "delayed", "rowwise", "blockwise", "mxfp8"] = "tensorwise"
+    """How 8-bit tensors are scaled: by their present maximum (tensorwise), by the maxima of past
+    steps (delayed, Megatron-LM's default), each row by its maximum (rowwise, torchao's), or weights
+    by the maximum of each block of 128 x 128 and others by that of each 128 numbers (blockwise, as
+    DeepSeek-V3; needs --fp8-format e4m3); mxfp8 is not implemented."""
     fp8_margin: int = 0
     """With --fp8-recipe delayed, leave room for this many doublings of the maximum."""
     fp8_amax_history_len: int = 1
@@ -139,10 +141,15 @@ class PrecisionConfig:
                 f"--fp8-format {self.fp8_format} needs --bf16, the format of weights and of all "
                 "that is not a matrix product"
             )
-        if self.fp8_format is not None and self.fp8_recipe not in ("tensorwise", "delayed"):
+        if self.fp8_format is not None and self.fp8_recipe == "mxfp8":
             raise ConfigError(
-                f"--fp8-recipe {self.fp8_recipe} is not implemented; give tensorwise, which scales "
-                "by the maximum of the tensor itself, or delayed"
+                "--fp8-recipe mxfp8 is not implemented; give blockwise, which scales each 128 "
+                "numbers, or tensorwise"
+            )
+        if self.fp8_format == "hybrid" and self.fp8_recipe == "blockwise":
+            raise ConfigError(
+                "--fp8-format hybrid and --fp8-recipe blockwise: torch has no blockwise products "
+                "of e5m2; give --fp8-format e4m3, whose range a scale for each 128 numbers suits"
             )
         check_at_least(self, 0, "fp8_margin")
         check_at_least(self, 1, "fp8_amax_history_len")
@@ -154,10 +161,11 @@ class PrecisionConfig:
         """Of the products of the layers; None: they have the format of the weights."""
         if self.fp8_format is None:
             return None
-        if self.fp8_recipe != "delayed":
-            return Fp8Recipe(self.fp8_format)
-        history = (self.fp8_margin, self.fp8_amax_history_len, self.fp8_amax_compute_algo)
-        return Fp8Recipe(self.fp8_format, "delayed", *history)
+        assert self.fp8_recipe != "mxfp8", "refused"
+        if self.fp8_recipe == "delayed":
+            history = (self.fp8_margin, self.fp8_amax_history_len, self.fp8_amax_compute_algo)
+            return Fp8Recipe(self.fp8_format, "delayed", *history)
+        return Fp8Recipe(self.fp8_format, self.fp8_recipe)
 
     @property
     def has_idle_history(self) -> bool:

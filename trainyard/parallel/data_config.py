@@ -51,6 +51,9 @@ class DataParallelConfig:
     """Add gradients up over ranks while backward still works on earlier layers."""
     overlap_param_gather: bool = execution(False)
     """Fetch updated parameters while forward already works; with --use-distributed-optimizer."""
+    fp8_param_gather: bool = execution(False)
+    """With --fp8-format and --use-distributed-optimizer, fetch updated weights as the 8-bit numbers
+    that products cast them to: half the bytes, and the same results."""
     ddp_bucket_size: int | None = execution(None)
     """Numbers in a bucket; unset: 40 million or a million for each rank with
     --overlap-grad-reduce, else all of them."""
@@ -70,6 +73,15 @@ class DataParallelConfig:
             raise ConfigError(
                 "--overlap-param-gather needs --use-distributed-optimizer; add it, or leave this "
                 "out"
+            )
+        if self.fp8_param_gather and self.fully_shards:
+            raise ConfigError(
+                f"--fp8-param-gather and {self.asked_by}: only --use-distributed-optimizer gathers "
+                "in 8 bits; leave one of them out"
+            )
+        if self.fp8_param_gather and self.sharding == "no_shard":
+            raise ConfigError(
+                "--fp8-param-gather needs --use-distributed-optimizer; add it, or leave this out"
             )
         if self.ddp_pad_buckets_for_high_nccl_busbw and self.sharding != "optim":
             raise ConfigError(

@@ -20,7 +20,7 @@ def value(x: Tensor, dtype: torch.dtype) -> Tensor:
     pair = cast_pair(x, dtype)
     assert torch.equal(pair.columns.view(torch.uint8), pair.rows.view(torch.uint8).t())
     assert pair.columns.is_contiguous()
-    return pair.rows.double() * pair.inverse_scale.double()
+    return pair.rows.double() * pair.row_scale.double()
 
 
 @pytest.mark.parametrize("dtype", BITS)
@@ -47,7 +47,7 @@ def test_the_largest_magnitude_is_kept_and_what_is_stored_survives(dtype: torch.
 def test_zeros_stay_zeros_and_one_row_has_a_transpose_of_its_own() -> None:
     pair = cast_pair(torch.zeros(1, 16), FORWARD)
     assert not pair.rows.float().any()
-    assert pair.inverse_scale.isfinite()
+    assert pair.row_scale.isfinite()
     assert pair.rows.data_ptr() != pair.columns.data_ptr()
 
 

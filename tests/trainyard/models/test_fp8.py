@@ -10,7 +10,7 @@ import torch
 from tests.trainyard.models.small_gpt import LLAMA
 from trainyard.errors import ConfigError
 from trainyard.fp8.recipe import Fp8Recipe
-from trainyard.models.fp8 import use_fp8
+from trainyard.models.fp8 import check_device, fp8_weights, use_fp8
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.init import init_parameters
@@ -20,10 +20,12 @@ from trainyard.models.pipeline_stage import PipelineStage
 from trainyard.models.t5.config import T5Config
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.model import ALONE
 from trainyard.training.options.fp8_checks import check_fp8
 
 RECIPE = Fp8Recipe("hybrid")
+ROWWISE, BLOCKWISE = Fp8Recipe("e4m3", "rowwise"), Fp8Recipe("e4m3", "blockwise")
 SIZES: dict[str, Any] = {
     "num_layers": 4,
     "hidden_size": 32,
@@ -48,6 +50,7 @@ def test_the_four_matrices_of_each_layer_are_cast_and_nothing_else() -> None:
     names = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1")
     expected = {f"decoder.layers.1.{name}" for name in (*names, "mlp.linear_fc2")}
     assert in_8_bits(model) == expected
+    assert fp8_weights(model) == {f"{name}.weight" for name in expected}
 
 
 def test_first_and_last_layers_are_those_of_the_whole_model() -> None:
@@ -58,15 +61,17 @@ def test_first_and_last_layers_are_those_of_the_whole_model() -> None:
         assert bool(in_8_bits(model)) == has_some
 
 
-def losses(fp8: bool, steps: int = 30) -> list[float]:
+def losses(recipe: Fp8Recipe | None, width: int, steps: int = 30) -> list[float]:
+    """width: hidden size, and tokens of a step."""
     torch.manual_seed(1)
-    model = GPTModel(config(num_layers=2), 64).bfloat16()
+    sizes = {"num_layers": 2, "hidden_size": width, "ffn_hidden_size": 2 * width}
+    model = GPTModel(config(**sizes), 64).bfloat16()
     init_parameters(model, 1)
-    if fp8:
-        use_fp8(model, RECIPE)
+    if recipe is not None:
+        use_fp8(model, recipe)
     masters = [p.detach().float().requires_grad_() for p in model.parameters()]
     optimizer = torch.optim.Adam(masters, lr=3e-3)
-    tokens = torch.arange(64).view(4, 16) * 5 % 64
+    tokens = torch.arange(width).view(-1, 16) * 5 % 64
     found = []
     for _ in range(steps):
         loss = model.loss(tokens, tokens.roll(-1, 1)).mean()
@@ -84,8 +89,9 @@ def losses(fp8: bool, steps: int = 30) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_model_learns_in_8_bits_as_in_16() -> None:
-    in_16, in_8 = losses(fp8=False), losses(fp8=True)
+@pytest.mark.parametrize(("recipe", "width"), [(RECIPE, 64), (ROWWISE, 64), (BLOCKWISE, 128)])
+def test_a_model_learns_in_8_bits_as_in_16(recipe: Fp8Recipe, width: int) -> None:
+    in_16, in_8 = losses(None, width), losses(recipe, width)
     assert in_8[0] == pytest.approx(in_16[0], rel=0.01)
     assert in_8[-1] < in_8[0] / 2
     assert in_8[-1] == pytest.approx(in_16[-1], rel=0.15)
@@ -129,6 +135,25 @@ def test_a_model_learns_in_8_bits_as_in_16() -> None:
             1,
             r"keeps 1 \+ 3 layers in bfloat16, which leaves none of 4 layers",
         ),
+        (
+            {"hidden_size": 128, "ffn_hidden_size": 128},
+            {"fp8_format": "e4m3", "fp8_recipe": "blockwise"},
+            {},
+            1,
+            "--micro-batch-size x --seq-length is 16, and --fp8-recipe blockwise needs a multiple "
+            "of 128",
+        ),
+        (
+            {},
+            {"fp8_format": None},
+            {
+                "data_parallel": DataParallelConfig(
+                    use_distributed_optimizer=True, fp8_param_gather=True
+                )
+            },
+            1,
+            "--fp8-param-gather needs --fp8-format; add it",
+        ),
         ({"moe": MoEConfig(num_experts=4)}, {}, {}, 1, "products of experts come in 16 bits only"),
         (
             {
@@ -152,10 +177,41 @@ def test_what_cannot_be_is_refused_in_words(
     with pytest.raises(ConfigError, match=words):
         check_fp8(
             GPTConfig(**(SIZES | {"ffn_hidden_size": 64} | model)),
-            PrecisionConfig(bf16=True, fp8_format="hybrid", **precision),
+            PrecisionConfig(bf16=True, **{"fp8_format": "hybrid", **precision}),
             ParallelConfig(**parallel),
             micro_batch_size,
         )
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "recipe", "words"),
+    [
+        ((8, 0), "13.0", RECIPE, "--fp8-format hybrid needs a GPU of compute capability 8.9"),
+        ((8, 9), "13.0", BLOCKWISE, r"blockwise needs a Hopper GPU .* found 8.9 and CUDA 13.0"),
+        ((10, 0), "13.0", BLOCKWISE, "found 10.0 and CUDA 13.0; give tensorwise"),
+        ((9, 0), "12.8", BLOCKWISE, "CUDA 12.9 or newer; found 9.0 and CUDA 12.8"),
+    ],
+)
+def test_a_gpu_without_these_products_is_refused(
+    capability: tuple[int, int], cuda: str, recipe: Fp8Recipe, words: str
+) -> None:
+    check_device(recipe, (9, 0), "13.0")
+    with pytest.raises(ConfigError, match=words):
+        check_device(recipe, capability, cuda)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "--fp8-param-gather needs --use-distributed-optimizer; add it"),
+        ({"use_torch_fsdp2": True}, "--fp8-param-gather and --use-torch-fsdp2: only --use-distrib"),
+    ],
+)
+def test_weights_are_gathered_in_8_bits_by_the_distributed_optimizer_alone(
+    options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        DataParallelConfig(fp8_param_gather=True, **options)
 
 
 def test_encoder_and_decoder_of_a_t5_are_checked_each_for_itself() -> None:
@@ -170,7 +226,9 @@ def test_the_recipe_and_the_16_bit_format_are_checked() -> None:
     PrecisionConfig(bf16=True, fp8_recipe="delayed")  # without effect
     with pytest.raises(ConfigError, match="--fp8-format hybrid needs --bf16"):
         PrecisionConfig(fp8_format="hybrid")
-    with pytest.raises(ConfigError, match="--fp8-recipe blockwise is not implemented; give tensor"):
-        PrecisionConfig(bf16=True, fp8_format="e4m3", fp8_recipe="blockwise")
+    with pytest.raises(ConfigError, match="--fp8-recipe mxfp8 is not implemented; give blockwise"):
+        PrecisionConfig(bf16=True, fp8_format="e4m3", fp8_recipe="mxfp8")
+    with pytest.raises(ConfigError, match="no blockwise products of e5m2; give --fp8-format e4m3"):
+        PrecisionConfig(bf16=True, fp8_format="hybrid", fp8_recipe="blockwise")
     with pytest.raises(ConfigError, match="--fp8-amax-history-len must be at least 1"):
         PrecisionConfig(fp8_amax_history_len=0)

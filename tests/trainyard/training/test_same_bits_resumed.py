@@ -6,10 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from tests.stages.pretrain_runs import arguments
 from tests.trainyard.datasets.test_gpt import write_pair
-from tests.trainyard.training.resumed_runs import certificate, check_kills, digest, go, ledger
+from tests.trainyard.training.resumed_runs import (
+    RUN,
+    certificate,
+    check_kills,
+    digest,
+    go,
+    ledger,
+    leg,
+)
+from trainyard.parallel.data.buffers import Bucket
+from trainyard.parallel.data.fp8_codec import Fp8Codec
 from trainyard.testing.pool import RankPool
 
 pytestmark = pytest.mark.slow
@@ -46,6 +57,10 @@ NARROW = {
     "exp_avg_dtype": "bf16",
     "exp_avg_sq_dtype": "bf16",
 }
+BLOCKWISE = {
+    **{"hidden_size": 128, "seq_length": 64, "num_layers": 1},
+    **{"bf16": True, "fp8_format": "e4m3", "fp8_recipe": "blockwise"},
+}
 KINDS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd"},
     "lion": {"optimizer": "lion"},
@@ -61,6 +76,7 @@ KINDS: dict[str, dict[str, Any]] = {
         **{"bf16": True, "fp8_format": "hybrid", "fp8_recipe": "delayed"},
         **{"fp8_amax_history_len": 4, "fp8_amax_compute_algo": "max", "fp8_margin": 1},
     },
+    "fp8 blockwise": BLOCKWISE,
     "fp16, constant scale": {"fp16": True, "loss_scale": 128.0},
     "fp16, sgd": {**FP16, "optimizer": "sgd"},
     "linear": {"lr_decay_style": "linear"},
@@ -148,6 +164,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         **{**ZERO, **OVERLAP, "optimizer": "muon", "bf16": True},
         **{"tensor_model_parallel_size": 2, "world_size": 4},
     },
+    "dp 2, zero, overlap, fp8, gathered in 8 bits": {
+        **{**ZERO, **OVERLAP, "ddp_bucket_size": 2000, "fp8_param_gather": True},
+        **{"bf16": True, "fp8_format": "hybrid"},
+    },
     "dp 2, zero, lion": {**ZERO, "optimizer": "lion"},
     "dp 2, weights sharded, fp16": {"use_torch_fsdp2": True, **FP16},
     "dp 4, gradients sharded, two instances": {
@@ -198,6 +218,47 @@ def test_lion_is_the_same_with_its_state_sharded(
     ]
     assert losses[0] == losses[1]
     assert losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["fp8", "fp8 blockwise"])
+def test_weights_gathered_in_8_bits_change_no_bit_of_a_training(
+    kind: str, tokens: str, ranks: RankPool, tmp_path: Path
+) -> None:
+    """Unclipped: other buckets sum a norm in another order."""
+    options = {**SMALL, **KINDS[kind], **ZERO, "clip_grad": 0.0}
+    folders = {gathers: tmp_path / str(gathers) for gathers in (False, True)}
+    for gathers, folder in folders.items():
+        paths = {"data_path": [tokens], "save": str(folder)}
+        document = {**RUN, **options, **paths, "fp8_param_gather": gathers}
+        updates = options["train_iters"] if gathers else 0
+        assert ranks.run(encoded_buckets, 2, document) == [updates, updates]
+    whole, in_8_bits = ([line["lm_loss"] for line in ledger(folder)] for folder in folders.values())
+    assert whole == in_8_bits
+    assert weights(folders[False]) == weights(folders[True])
+
+
+def encoded_buckets(options: dict[str, Any]) -> int:
+    """How many buckets this rank encodes in a training; one is all that is in 8 bits."""
+    encode, count = Fp8Codec.encode, 0
+
+    def counted(codec: Fp8Codec, bucket: Bucket) -> Tensor:
+        nonlocal count
+        count += 1
+        return encode(codec, bucket)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fp8Codec, "encode", counted)
+        assert leg(options) == "finished"
+    return count
+
+
+def weights(folder: Path) -> list[bytes]:
+    """The files of the weights of all checkpoints."""
+    found = sorted(folder.glob("iter_*/model-*.safetensors"))
+    assert found
+    return [path.read_bytes() for path in found]
 
 
 # --- killed by the system -----------------------------------------------------------------------

@@ -16,9 +16,12 @@ from trainyard.errors import ConfigError
 from trainyard.models.costs.flops import MODEL_FLOPS
 from trainyard.models.family import GIVEN, PER_PARAMETER
 from trainyard.optim.config import OptimizerConfig
+from trainyard.optim.precision import PrecisionConfig
+from trainyard.parallel.config import ParallelConfig
+from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.model import ALONE
 from trainyard.training.logging.run_info import RunInfo
-from trainyard.training.loop.build import report_kernels
+from trainyard.training.loop.build import GATHER_IDLE, report_kernels
 from trainyard.training.overrides import Overrides
 from trainyard.training.pretrain import pretrain
 
@@ -45,6 +48,28 @@ def test_one_rank_logs_the_chosen_kernels(
     with caplog.at_level(logging.INFO):
         report_kernels(options(tmp_path), ALONE, CPU, is_built_in=is_built_in, say=say)
     assert caplog.messages == lines
+
+
+@pytest.mark.parametrize(
+    ("recipe", "has_effect"),
+    [("tensorwise", True), ("delayed", False), ("rowwise", False)],
+)
+def test_what_gathers_no_weights_in_8_bits_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, recipe: Any, has_effect: bool
+) -> None:
+    gathered = ParallelConfig(
+        data_parallel=DataParallelConfig(use_distributed_optimizer=True, fp8_param_gather=True)
+    )
+    config = options(
+        tmp_path,
+        model=replace(MODEL, hidden_size=32, num_attention_heads=2, seq_length=16),
+        precision=PrecisionConfig(bf16=True, fp8_format="e4m3", fp8_recipe=recipe),
+        parallel=gathered,
+    )
+    with caplog.at_level(logging.INFO):
+        report_kernels(config, ALONE, CPU, is_built_in=False, say=True)
+    said = [line for line in caplog.messages if line.startswith("--fp8-param-gather")]
+    assert said == ([] if has_effect else [f"--fp8-param-gather: {GATHER_IDLE}"])
 
 
 def test_a_run_logs_kernels_and_conventions_before_its_first_step(

@@ -27,6 +27,7 @@ from trainyard.parallel.comm_errors import communicating
 from trainyard.parallel.data.accumulate import put_gradient
 from trainyard.parallel.data.buckets import shard_multiple
 from trainyard.parallel.data.buffers import Bucket, BufferSlot, Member, build_buckets
+from trainyard.parallel.data.fp8_codec import Fp8Codec, Fp8Weights
 from trainyard.parallel.data.param_gather import ParameterGather
 from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.model import group_size
@@ -65,6 +66,7 @@ class DataParallel:
         shards: ShardGroups | None = None,
         grad_dtype: torch.dtype | None = None,
         alone: Collection[str] = (),
+        fp8: Fp8Weights | None = None,
         of_experts: bool = False,
         always_flat: bool = False,
     ) -> None:
@@ -73,7 +75,8 @@ class DataParallel:
         added up; unset: the parameters' own.
 
         alone: names of parameters that have a bucket each, so that they are cut alike on a stage
-        that holds other parameters besides (the tied word embedding). of_experts: the parameters
+        that holds other parameters besides (the tied word embedding). fp8: weights that the
+        distributed optimizer sends in 8 bits; unset: none. of_experts: the parameters
         are those of routed experts, and `group` is theirs. always_flat: one rank alone in full
         precision has buckets, too."""
         config = config or DataParallelConfig()
@@ -85,13 +88,15 @@ class DataParallel:
         self._overlap = config.overlap_grad_reduce and group is not None
         is_alone = group is None and not always_flat
         whole = is_alone and all(m.parameter.dtype in FULL_PRECISION for m in self.members)
-        self.buckets = [] if whole else self._build(config, grad_dtype, alone)
+        sent_in_8_bits = () if fp8 is None or not self.is_sharded else fp8.names
+        self.buckets = [] if whole else self._build(config, grad_dtype, alone, sent_in_8_bits)
         copies = self._shards.copies
         self._sums = [_BucketSum(b, group, self.shard_group, copies) for b in self.buckets]
         self.gather: ParameterGather | None = None
         if self.shard_group is not None:
+            codec = None if fp8 is None else Fp8Codec(fp8.scaling, self.shard_group)
             overlap = config.overlap_param_gather
-            self.gather = ParameterGather(self.buckets, self.shard_group, overlap)
+            self.gather = ParameterGather(self.buckets, self.shard_group, overlap, codec)
         self._armed = False
         self._num_started = 0
         self._grads: dict[Tensor, Tensor] = {}
@@ -101,7 +106,11 @@ class DataParallel:
                 self._install(total, place)
 
     def _build(
-        self, config: DataParallelConfig, grad_dtype: torch.dtype | None, alone: Collection[str]
+        self,
+        config: DataParallelConfig,
+        grad_dtype: torch.dtype | None,
+        alone: Collection[str],
+        sent_in_8_bits: Collection[str],
     ) -> list[Bucket]:
         num_ranks = group_size(self.group)
         num_shards = self._shards.num_shards if self.is_sharded else 1
@@ -117,6 +126,7 @@ class DataParallel:
             num_shards=num_shards,
             shard=self._shards.shard_rank if self.is_sharded else 0,
             alone=alone,
+            sent_in_8_bits=sent_in_8_bits,
         )
 
     def _install(self, total: _BucketSum, place: BufferSlot) -> None:

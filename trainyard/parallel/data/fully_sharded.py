@@ -185,6 +185,9 @@ class FullyShardedPart:
 class _Freed:
     """In place of ParameterGather: units gather by themselves."""
 
+    is_rounded = False
+    """No weight was sent in 8 bits."""
+
     def __init__(self, model: FullyShardedModel) -> None:
         self._model = model
 
@@ -198,6 +201,9 @@ class _Freed:
     def finish(self) -> None:
         """Let others read this rank's rows."""
         self._model.reshard()
+
+    def finish_exactly(self) -> None:
+        """Nothing: weights are sent in their own format."""
 
 
 def mesh_of(groups: ShardGroups, device: torch.device) -> DeviceMesh:

@@ -2,7 +2,8 @@
 
 Input, weight and gradient are each cast once, in both layouts; for the backward pass the input is
 kept in 8 bits, half the bytes of bf16. Under tensor parallelism a rank scales the part of a tensor
-that it has, so results differ from one rank's by the rounding of 8 bits."""
+that it has by the maximum of that, so results differ from one rank's by the rounding of 8 bits;
+blockwise, each number has the scale that it has on one rank."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from trainyard.fp8.blockwise import cast_blocks, cast_tiles
 from trainyard.fp8.cast import FORWARD, WIDE, Fp8Pair, amax_of, cast_pair, cast_scaled
-from trainyard.fp8.delayed import DelayedScaling
+from trainyard.fp8.delayed import TENSORS, DelayedScaling
 from trainyard.fp8.product import scaled_product
-from trainyard.fp8.recipe import Fp8Recipe
+from trainyard.fp8.recipe import Fp8Recipe, Recipe
+from trainyard.fp8.rowwise import cast_rows
 from trainyard.parallel.model import ModelParallel
 from trainyard.parallel.tensor.collectives import (
     all_gather,
@@ -36,7 +39,7 @@ def fp8_linear(
     """x W^T + b on this rank alone. x: (..., in), weight: (out, in). Returns (..., out). delayed:
     scales of past steps; None: by the tensors themselves."""
     y: Tensor = _Fp8Linear.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, recipe.format == "hybrid", *_scaling(delayed)
+        x, weight, bias, recipe.scaling, recipe.format == "hybrid", *_scaling(delayed)
     )
     return y
 
@@ -55,7 +58,7 @@ def fp8_column_linear(
     if parallel.tp is None:
         return fp8_linear(x, weight, bias, recipe, delayed)
     y: Tensor = _Fp8ColumnLinear.apply(  # type: ignore[no-untyped-call]
-        *(x, weight, bias, recipe.format == "hybrid", *_scaling(delayed)),
+        *(x, weight, bias, recipe.scaling, recipe.format == "hybrid", *_scaling(delayed)),
         *(parallel.tp, parallel.sequence_parallel),
     )
     return y
@@ -66,46 +69,53 @@ def _scaling(delayed: DelayedScaling | None) -> tuple[Tensor | None, Tensor | No
     return (None, None) if delayed is None else (delayed.scales, delayed.probe)
 
 
+INPUT, WEIGHT, GRADIENT = range(TENSORS)
+"""Their places in what delayed scaling keeps."""
+
+
 def _cast(
-    x: Tensor, dtype: torch.dtype, scales: Tensor | None, which: int
+    x: Tensor, dtype: torch.dtype, scaling: Recipe, scales: Tensor | None, which: int
 ) -> tuple[Fp8Pair, Tensor | None]:
     """In 8 bits, and with delayed scaling the maximum."""
+    if scaling == "blockwise":
+        return (cast_blocks if which == WEIGHT else cast_tiles)(x, dtype), None
+    if scaling == "rowwise":
+        return cast_rows(x, dtype), None
     if scales is None:
         return cast_pair(x, dtype), None
     return cast_scaled(x, scales[which].clone(), dtype), amax_of(x)
 
 
 def _forward(
-    ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, hybrid: bool, scales: Tensor | None
+    ctx: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scaling: Recipe,
+    hybrid: bool,
+    scales: Tensor | None,
 ) -> Tensor:
     """The product; keeps what the backward pass needs."""
-    left, largest_x = _cast(x.flatten(0, -2), FORWARD, scales, 0)
-    right, largest_weight = _cast(weight, FORWARD, scales, 1)
-    y = scaled_product(
-        left.rows,
-        right.rows,
-        left.inverse_scale,
-        right.inverse_scale,
-        x.dtype,
-        bias=bias,
-        fast=True,
-    )
+    left, largest_x = _cast(x.flatten(0, -2), FORWARD, scaling, scales, INPUT)
+    right, largest_weight = _cast(weight, FORWARD, scaling, scales, WEIGHT)
+    operands = (left.rows, right.rows, left.row_scale, right.row_scale)
+    y = scaled_product(*operands, x.dtype, bias=bias, fast=True)
     ctx.save_for_backward(
-        *(left.columns, left.inverse_scale, right.columns, right.inverse_scale),
+        *(left.columns, left.column_scale, right.columns, right.column_scale),
         *(scales, largest_x, largest_weight),
     )
-    ctx.grad_dtype = WIDE if hybrid else FORWARD
+    ctx.scaling, ctx.grad_dtype = scaling, WIDE if hybrid else FORWARD
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
 def _input_gradient(grad: Fp8Pair, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """grad W. weight: (in, out). Returns (m, in)."""
-    return scaled_product(grad.rows, weight, grad.inverse_scale, scale, dtype)
+    return scaled_product(grad.rows, weight, grad.row_scale, scale, dtype)
 
 
 def _weight_gradient(grad: Fp8Pair, x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """grad^T x. x: (in, m). Returns (out, in)."""
-    return scaled_product(grad.columns, x, grad.inverse_scale, scale, dtype)
+    return scaled_product(grad.columns, x, grad.column_scale, scale, dtype)
 
 
 class _Fp8Linear(torch.autograd.Function):
@@ -115,18 +125,19 @@ class _Fp8Linear(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        scaling: Recipe,
         hybrid: bool,
         scales: Tensor | None,
         probe: Tensor | None,
     ) -> Tensor:
-        return _forward(ctx, x, weight, bias, hybrid, scales)
+        return _forward(ctx, x, weight, bias, scaling, hybrid, scales)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, x_scale, weight, weight_scale, scales, largest_x, largest_weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         flat = grad.flatten(0, -2)
-        pair, largest_grad = _cast(flat, ctx.grad_dtype, scales, 2)
+        pair, largest_grad = _cast(flat, ctx.grad_dtype, ctx.scaling, scales, GRADIENT)
         grad_x = grad_weight = None
         if needs_x:
             grad_x = _input_gradient(pair, weight, weight_scale, grad.dtype)
@@ -135,7 +146,7 @@ class _Fp8Linear(torch.autograd.Function):
             grad_weight = _weight_gradient(pair, x, x_scale, grad.dtype)
         return (
             *(grad_x, grad_weight, flat.sum(0) if needs_bias else None),
-            *(None, None, _maxima(largest_x, largest_weight, largest_grad)),
+            *(None, None, None, _maxima(largest_x, largest_weight, largest_grad)),
         )
 
 
@@ -148,6 +159,7 @@ class _Fp8ColumnLinear(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        scaling: Recipe,
         hybrid: bool,
         scales: Tensor | None,
         probe: Tensor | None,
@@ -156,15 +168,16 @@ class _Fp8ColumnLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
         whole = all_gather(x, group) if sequence_parallel else x
-        return _forward(ctx, whole, weight, bias, hybrid, scales)
+        return _forward(ctx, whole, weight, bias, scaling, hybrid, scales)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, x_scale, weight, weight_scale, scales, largest_x, largest_weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        pair, largest_grad = _cast(grad.flatten(0, -2), ctx.grad_dtype, scales, 2)
+        flat = grad.flatten(0, -2)
+        pair, largest_grad = _cast(flat, ctx.grad_dtype, ctx.scaling, scales, GRADIENT)
         arguments = (
-            *(pair.rows, pair.columns, pair.inverse_scale, x, x_scale, weight, weight_scale),
+            *(*pair, x, x_scale, weight, weight_scale),
             *(grad.shape[0], ctx.group.group_name, ctx.sequence_parallel, needs_x, needs_weight),
             grad.dtype,
         )
@@ -173,8 +186,8 @@ class _Fp8ColumnLinear(torch.autograd.Function):
         return (
             grad_x if needs_x else None,
             grad_weight if needs_weight else None,
-            grad.flatten(0, -2).sum(0) if needs_bias else None,
-            *(None, None, _maxima(largest_x, largest_weight, largest_grad)),
+            flat.sum(0) if needs_bias else None,
+            *(None, None, None, _maxima(largest_x, largest_weight, largest_grad)),
             *(None, None),
         )
 
@@ -190,6 +203,7 @@ def _column_backward(
     grad_rows: Tensor,
     grad_columns: Tensor,
     grad_scale: Tensor,
+    grad_column_scale: Tensor,
     x: Tensor,
     x_scale: Tensor,
     weight: Tensor,
@@ -202,7 +216,8 @@ def _column_backward(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x, (s, b, in) or its part, and of W; one that is not needed is empty."""
-    group, pair = group_called(group_name), Fp8Pair(grad_rows, grad_columns, grad_scale)
+    group = group_called(group_name)
+    pair = Fp8Pair(grad_rows, grad_columns, grad_scale, grad_column_scale)
     # Two tensors: what a custom operator returns must not share memory.
     grad_x, grad_weight = grad_scale.new_empty(0, dtype=dtype), grad_scale.new_empty(0, dtype=dtype)
     if needs_x:
@@ -226,6 +241,7 @@ def _(
     grad_rows: Tensor,
     grad_columns: Tensor,
     grad_scale: Tensor,
+    grad_column_scale: Tensor,
     x: Tensor,
     x_scale: Tensor,
     weight: Tensor,

@@ -229,7 +229,8 @@ def whole_parameter_count(train_module: TrainModule) -> int:
     return sum({name: count for stage in stages for name, count in stage.items()}.values())
 
 
-HISTORY_IDLE = "no effect: they only apply with --fp8-recipe delayed, and it is tensorwise"
+GATHER_IDLE = "no effect: it only applies with --fp8-recipe tensorwise and blockwise"
+HISTORY_IDLE = "no effect: they only apply with --fp8-recipe delayed"
 
 GRAPHS = 64
 """Limit of compiled variants of a layer: training and evaluation, with a mask and without, for each
@@ -294,5 +295,8 @@ def report_kernels(
         report_fp8(config.precision.fp8, device, say=say)
         if say and config.precision.has_idle_history:
             log.info("--fp8-margin and --fp8-amax-...: %s", HISTORY_IDLE)
+        gathers = config.parallel.data_parallel.fp8_param_gather
+        if say and gathers and not config.precision.fp8.survives_decoding:
+            log.info("--fp8-param-gather: %s", GATHER_IDLE)
     report_optimizer(config.optimizer, device, say=say)
     report_moments(config.precision, config.optimizer.adam_beta2, say=say)

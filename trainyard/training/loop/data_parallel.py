@@ -8,11 +8,13 @@ import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 
+from trainyard.models.fp8 import fp8_weights
 from trainyard.models.tied import EMBEDDING
 from trainyard.optim.build import grads_dtype, params_dtype
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.data.chunk import Chunk
 from trainyard.parallel.data.data_parallel import DataParallel
+from trainyard.parallel.data.fp8_codec import Fp8Weights
 from trainyard.parallel.data.fully_sharded import FullSharding, FullyShardedModel, FullyShardedPart
 from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.parallel.groups import ProcessGroups
@@ -42,6 +44,7 @@ def data_parallel_parts(
         return _fully_sharded(chunk, config, precision, groups, device)
     named = list(chunk.named_parameters())
     apart = groups.has_expert_grid
+    fp8 = _sent_in_8_bits(chunk, config, precision)
 
     def part(group: ProcessGroup | None, shards: ShardGroups, *, of_experts: bool) -> DataParallel:
         return DataParallel(
@@ -51,6 +54,7 @@ def data_parallel_parts(
             shards=shards,
             grad_dtype=grads_dtype(precision),
             alone={EMBEDDING, *copies},
+            fp8=fp8,
             of_experts=of_experts,
             always_flat=always_flat,
         )
@@ -59,6 +63,16 @@ def data_parallel_parts(
     if not apart:
         return [dense]
     return [dense, part(groups.expert_dp, groups.expert_dp_shards, of_experts=True)]
+
+
+def _sent_in_8_bits(
+    chunk: nn.Module, config: DataParallelConfig, precision: PrecisionConfig
+) -> Fp8Weights | None:
+    """The weights that can be, if they are to be."""
+    recipe = precision.fp8
+    if not config.fp8_param_gather or recipe is None or not recipe.survives_decoding:
+        return None
+    return Fp8Weights(fp8_weights(chunk), recipe.scaling)
 
 
 def _fully_sharded(

@@ -17,7 +17,10 @@ def check_fp8(
 ) -> None:
     """Raise ConfigError for sizes that 8-bit products cannot have, and for what they exclude."""
     if precision.fp8 is None:
+        if parallel.data_parallel.fp8_param_gather:
+            raise ConfigError("--fp8-param-gather needs --fp8-format; add it, or leave this out")
         return
+    alignment = precision.fp8.alignment
     if parallel.tp_comm_overlap:
         raise ConfigError(
             "--tp-comm-overlap and --fp8-format: products in pieces come in 16 bits only; leave "
@@ -48,9 +51,10 @@ def check_fp8(
     for name, length in model.part_lengths.items():
         sizes[f"--micro-batch-size x {name}"] = (micro_batch_size * length // cp, of_a_part)
     for name, (size, where) in sizes.items():
-        if size % ALIGNMENT:
+        if size % alignment:
+            option = "format" if alignment == ALIGNMENT else "recipe blockwise"
             raise ConfigError(
-                f"{name}{where} is {size}, and --fp8-format needs a multiple of {ALIGNMENT}"
+                f"{name}{where} is {size}, and --fp8-{option} needs a multiple of {alignment}"
             )
 
 
@@ -66,7 +70,7 @@ def _of_attention(model: TransformerConfig, tp: int, of_a_rank: str) -> dict[str
     made = model.num_attention_heads * (latent.qk_head_dim + latent.v_head_dim)
     return {
         "--kv-lora-rank": (latent.kv_lora_rank, ""),
-        "--q-lora-rank": (latent.q_lora_rank or ALIGNMENT, ""),
+        "--q-lora-rank": (latent.q_lora_rank or 0, ""),
         "the width of all query heads": (model.query_size // tp, of_a_rank),
         "the width of keys and values": (made // tp, of_a_rank),
         "the width of all value heads": (model.context_size // tp, of_a_rank),
