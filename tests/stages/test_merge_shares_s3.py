@@ -127,6 +127,30 @@ def test_a_killed_share_goes_on_after_its_last_segment(
     assert contents(prefix) == contents(str(tmp_path / "whole"))
 
 
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_join_that_was_killed_as_it_completed_the_object_goes_on(
+    is_done: bool, tmp_path: Path, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, prefix = put_raw(str(tmp_path / "raw")), join(s3_url, "out")
+    make_shares(source, prefix, 1, "0")
+    call = S3Backend.call
+
+    def killed(self: S3Backend, method: str, **arguments: Any) -> Any:
+        if method != "complete_multipart_upload":
+            return call(self, method, **arguments)
+        if is_done:
+            call(self, method, **arguments)
+        raise InfrastructureError("the store is away")
+
+    monkeypatch.setattr(S3Backend, "call", killed)
+    assert merge(source, prefix, "--world-size", "1") == 3
+    assert store.exists(prefix + ".bin") == is_done
+    monkeypatch.setattr(S3Backend, "call", call)
+    assert merge(source, prefix, "--world-size", "1") == 0
+    assert merge(source, str(tmp_path / "whole")) == 0
+    assert contents(prefix) == contents(str(tmp_path / "whole"))
+
+
 def test_a_store_that_does_not_copy_gets_the_bytes(
     tmp_path: Path, s3_url: str, calls: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
