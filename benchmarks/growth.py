@@ -42,6 +42,7 @@ class Row:
 ROWS = {
     "outputs": Row("index of n datasets of a folder", cases.index_outputs, (100, 300, 1000)),
     "inputs": Row("second run of the same", cases.index_again, (100, 300, 1000)),
+    "merge": Row("merge of n pairs", cases.merge_pairs, (100, 300, 1000)),
     "virtual": Row("merge --virtual of n pairs", cases.merge_virtual, (100, 300, 1000)),
     "parts": Row(
         "100,000 sequences of a virtual dataset of n pairs", cases.read_virtual, (100, 300, 1000)

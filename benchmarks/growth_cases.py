@@ -58,14 +58,23 @@ def _index_command(count: int, scratch: Path) -> list[str]:
     return [sys.executable, "-m", "stages.index", *words, *output]
 
 
-def merge_virtual(count: int, scratch: Path) -> Callable[[], None]:
-    """A virtual dataset of pairs whose digests are known."""
+def _merge(count: int, scratch: Path, *more: str) -> Callable[[], None]:
     _index_command(count, scratch)
-    words = ["--input", str(scratch / f"datasets-{count}"), "--virtual"]
-    words += ["--output-prefix", str(scratch / f"virtual-{count}/all")]
+    words = ["--input", str(scratch / f"datasets-{count}"), *more]
     command = [sys.executable, "-m", "stages.merge", *words]
     run_command(command)
     return lambda: run_command([*command, "--force"])
+
+
+def merge_pairs(count: int, scratch: Path) -> Callable[[], None]:
+    """One pair of pairs whose digests are known."""
+    return _merge(count, scratch, "--output-prefix", str(scratch / f"merged-{count}/all"))
+
+
+def merge_virtual(count: int, scratch: Path) -> Callable[[], None]:
+    """A virtual dataset of pairs whose digests are known."""
+    prefix = str(scratch / f"virtual-{count}/all")
+    return _merge(count, scratch, "--virtual", "--output-prefix", prefix)
 
 
 def read_virtual(count: int, scratch: Path) -> Callable[[], None]:

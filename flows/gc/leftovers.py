@@ -4,6 +4,7 @@ files, incomplete uploads."""
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -203,7 +204,7 @@ def open_uploads(contents: Contents, policy: Policy) -> Iterator[Garbage]:
     """Old incomplete uploads outside the outputs of living runs."""
     for upload in uploads(contents.root):
         name = upload.url.removeprefix(contents.root.rstrip("/") + "/")
-        if upload.age_seconds >= policy.upload_hours * HOUR and not contents.is_at_work(name):
+        if upload.age_seconds >= _keep_upload_seconds(contents, name, policy):
             yield Garbage(
                 kind="unfinished upload",
                 url=upload.url,
@@ -211,3 +212,12 @@ def open_uploads(contents: Contents, policy: Policy) -> Iterator[Garbage]:
                 why=f"begun {age(upload.age_seconds)} ago",
                 remove=partial(abort, upload),
             )
+
+
+def _keep_upload_seconds(contents: Contents, name: str, policy: Policy) -> float:
+    """How old an upload to this name may be; one whose parts were made by shares waits for the
+    join as long as other unfinished work."""
+    shares = f"{name.removesuffix('.bin')}.shares"
+    if contents.is_at_work(name) or contents.has_work_in(shares):
+        return math.inf
+    return policy.attempt_days * DAY if contents.below(shares) else policy.upload_hours * HOUR

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from trainyard.artifacts.folder_in_shares import PrefixInShares
 from trainyard.artifacts.output import Output, is_housekeeping
-from trainyard.artifacts.urls import has_glob, is_local, lies_in, parent
+from trainyard.artifacts.urls import has_glob, lies_in, parent
 from trainyard.config import MAX_RANKS, check_at_least, check_at_most, execution, location
 from trainyard.corpus.pairs import BESIDE, stem
 from trainyard.errors import ConfigError
@@ -31,7 +31,7 @@ class MergeConfig(PrefixInShares):
     """Merge without .docs sidecars, for pairs of which only some have one."""
     rank: int | None = execution(None)
     """With --world-size: copy only this share of the bytes, from 0. Shares may run at the same
-    time, on different machines that see the file system of --output-prefix."""
+    time, on different machines that all see --output-prefix."""
     world_size: int | None = execution(None)
     """Number of shares. Without --rank: join all finished shares; the result equals that of one
     run."""
@@ -44,20 +44,9 @@ class MergeConfig(PrefixInShares):
         check_at_least(self, 1, "world_size")
         check_at_most(self, MAX_RANKS, "world_size")
         self.check_rank()
-        self._check_shares()
-
-    def _check_shares(self) -> None:
-        if self.world_size is None:
-            return
-        if self.virtual:
+        if self.virtual and self.world_size is not None:
             raise ConfigError(
                 "--virtual copies nothing, so there is nothing to share out; leave --world-size out"
-            )
-        if not is_local(self.output_prefix):
-            raise ConfigError(
-                f"--world-size: shares write into one file of a shared file system, and "
-                f"--output-prefix {self.output_prefix} is not on one; leave --world-size out, or "
-                "give --virtual, which copies nothing"
             )
 
     def _refuse_own_output(self, entry: str) -> None:
@@ -91,8 +80,8 @@ class MergeConfig(PrefixInShares):
         return self.own_prefix()
 
     def can_be_shared(self) -> bool:
-        """Whether there is something to copy, to where several machines can write one file."""
-        return not self.virtual and is_local(self.output_prefix)
+        """Whether there is something to copy."""
+        return not self.virtual
 
     def digested_input(self) -> str:
         """Shares digest the ranges of the .bin files that they read."""

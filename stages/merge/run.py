@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stages.merge.config import MergeConfig
-from stages.merge.shares import join_shares, make_share
+from stages.merge.shares import abort_uploads, join_shares, make_share
 from stages.runtime.context import StageRun
 from trainyard.artifacts.inputs import Manifests, metrics_of
 from trainyard.artifacts.output import PARTS
@@ -58,6 +58,7 @@ def run(config: MergeConfig, stage: StageRun) -> dict[str, Any]:
         stage.write_bytes(PARTS, found.encode(config.output_prefix + PARTS))
     else:
         _copy(parts, stage, keeps_provenance)
+    abort_uploads(config)
     metrics = {
         "pairs": len(parts),
         "documents": sum(part.num_documents for part in parts),

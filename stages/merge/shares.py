@@ -1,28 +1,33 @@
 """Fan-out: shares write blocks of one .bin, each its own; the join names it and writes the index.
 
-The .bin is made in PREFIX.shares (`shared_file`). A share is an artifact beside it: `.nodes`, the
-digests of its blocks (`subtree_digest`); `.block_sums`, what PREFIX.sums has of them;
-`.share.json`, the file and the blocks that it wrote; `.blocks.json`, digests of what it read. So
-the join copies nothing, and reads no token."""
+The .bin is made in PREFIX.shares (`shared_file`), or in an object store as an upload to PREFIX.bin
+(`shared_upload`). A share is an artifact in PREFIX.shares: `.nodes`, the digests of its blocks
+(`subtree_digest`); `.block_sums`, what PREFIX.sums has of them; `.share.json`, the file and the
+blocks that it wrote; `.blocks.json`, digests of what it read. So the join copies nothing, and reads
+no token."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from stages.merge.config import MergeConfig
+from stages.merge.place import Place, place_of
 from stages.runtime.context import StageRun
 from stages.runtime.joined_shares import share_manifests
 from stages.runtime.share_digests import files_to_digest, write_blocks
-from trainyard.artifacts import store
-from trainyard.artifacts.digest import SHORT, digest_document
+from trainyard.artifacts import shared_upload, store
+from trainyard.artifacts.backends.readahead import ByteRange
+from trainyard.artifacts.digest import SHORT, digest_bytes
 from trainyard.artifacts.inputs import Manifests, check_listed
 from trainyard.artifacts.output import Output
-from trainyard.artifacts.shared_file import SharedFile, join_in
+from trainyard.artifacts.shared_file import SharedFile
+from trainyard.artifacts.shared_upload import SharedUpload
 from trainyard.artifacts.store import FileInfo, FileRecord
 from trainyard.artifacts.subtree_digest import digest_of_nodes
+from trainyard.artifacts.urls import is_local
 from trainyard.corpus import merged_blocks
 from trainyard.corpus.merge import TokenPart
 from trainyard.corpus.merged_blocks import Digests, Expected, MergedTokens, make_blocks
@@ -42,14 +47,17 @@ SEGMENT_BYTES = 512 << 20
 """Bytes that a killed share writes again, at most."""
 
 
-def share_of(num_blocks: int, rank: int, world_size: int) -> range:
-    """The blocks of a share: neighbours, as many as any other share has, or one more or less."""
-    return range(num_blocks * rank // world_size, num_blocks * (rank + 1) // world_size)
+def share_of(num_blocks: int, rank: int, world_size: int, unit: int = 1) -> range:
+    """The blocks of a share: neighbours, in whole units of so many blocks, as many units as any
+    other share has, or one more or less."""
+    num_units = -(-num_blocks // unit)
+    begin, end = (num_units * n // world_size * unit for n in (rank, rank + 1))
+    return range(begin, min(end, num_blocks))
 
 
-def _key(stage: StageRun) -> str:
-    """The key of the file that these inputs, options and code make."""
-    return digest_document([stage.shares_lineage or stage.lineage, stage.code])[:SHORT]
+def _short(file_id: str) -> str:
+    """For names of units of work: the id of an upload may be long."""
+    return digest_bytes(file_id.encode())[:SHORT]
 
 
 # --- a share ----------------------------------------------------------------------------------
@@ -60,21 +68,24 @@ def make_share(config: MergeConfig, stage: StageRun, parts: Sequence[TokenPart])
     assert config.rank is not None
     assert config.world_size is not None
     merged = MergedTokens(parts)
-    blocks = share_of(merged.num_blocks, config.rank, config.world_size)
+    place = place_of(config, stage, merged)
+    blocks = share_of(merged.num_blocks, config.rank, config.world_size, place.unit)
     sources = merged.sources(blocks)
     digested = files_to_digest((s.url, FileInfo(s.size_bytes, s.version)) for s in sources)
     expected = Expected(_listed_sums(stage, merged, blocks), frozenset(digested))
     stage.begin_replacing()
-    file = join_in(config.shares_url, _key(stage), merged.size_bytes)
+    file = place.join_in()
     digests: dict[str, dict[int, str]] = {}
+    etags: dict[int, str] = {}
     with stage.open(NODES) as nodes, stage.open(BLOCK_SUMS) as sums:
-        for found in _make_segments(stage, file, merged, blocks, expected):
-            nodes.write(found.nodes)
-            sums.write(found.sums)
-            for url, some in found.raw.items():
+        for made in _make_segments(stage, file, merged, blocks, place.unit, expected):
+            nodes.write(made.digests.nodes)
+            sums.write(made.digests.sums)
+            etags |= made.etags
+            for url, some in made.digests.raw.items():
                 digests.setdefault(url, {}).update(some)
     document = {"format_version": FORMAT_VERSION, "file": file.id, "blocks": len(blocks)}
-    stage.write_json(SHARE, document, volatile=True)
+    stage.write_json(SHARE, {**document, "etags": etags}, volatile=True)
     write_blocks(stage, digested, digests)
     metrics = {"blocks": len(blocks), "bytes": merged.num_bytes(blocks)}
     log.info("wrote blocks=%d bytes=%d", *metrics.values())
@@ -100,33 +111,55 @@ def _listed_sums(stage: StageRun, merged: MergedTokens, blocks: range) -> dict[s
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """What is to know of blocks that are written."""
+
+    digests: Digests
+    etags: dict[int, str]
+    """Of the parts of an upload, by number."""
+
+    def to_document(self) -> dict[str, Any]:
+        found = self.digests
+        hexadecimal = {"nodes": found.nodes.hex(), "sums": found.sums.hex()}
+        return {**asdict(found), **hexadecimal, "etags": self.etags}
+
+    @staticmethod
+    def from_document(document: dict[str, Any]) -> _Segment:
+        raw = {url: {int(n): d for n, d in some.items()} for url, some in document["raw"].items()}
+        nodes, sums = (bytes.fromhex(document[name]) for name in ("nodes", "sums"))
+        etags = {int(number): etag for number, etag in document["etags"].items()}
+        return _Segment(Digests(nodes, sums, raw), etags)
+
+
 def _make_segments(
-    stage: StageRun, file: SharedFile, merged: MergedTokens, blocks: range, expected: Expected
-) -> Iterator[Digests]:
-    step = max(1, SEGMENT_BYTES // merged_blocks.BLOCK_BYTES)
+    stage: StageRun,
+    file: SharedFile | SharedUpload,
+    merged: MergedTokens,
+    blocks: range,
+    unit: int,
+    expected: Expected,
+) -> Iterator[_Segment]:
+    def ranges(start: int, end: int) -> list[ByteRange]:
+        found = merged.ranges(start, end)
+        return [ByteRange(p.source.url, p.start, p.end, p.source.version) for p in found]
+
+    step = unit * max(1, SEGMENT_BYTES // (unit * merged_blocks.BLOCK_BYTES))
     segments = [blocks[at : at + step] for at in range(0, len(blocks), step)]
-    with file.opened() as out, stage.progress(merged.num_bytes(blocks), "bytes", "merge") as bar:
+    num_bytes = merged.num_bytes(blocks)
+    with file.opened(ranges) as out, stage.progress(num_bytes, "bytes", "merge") as bar:
         for segment in segments:
-            key = f"{file.id}-{segment.start:012d}"
+            key = f"{_short(file.id)}-{segment.start:012d}"
             done = stage.work.published(key)
             if done is not None:
                 bar.update(merged.num_bytes(segment))
-                yield _from_document(done)
+                yield _Segment.from_document(done)
                 continue
             found = make_blocks(merged, segment, expected, out.write, bar.update)
-            out.sync()
+            made = _Segment(found, out.sync())
             stage.check_claim()
-            stage.work.publish(key, _to_document(found))
-            yield found
-
-
-def _to_document(found: Digests) -> dict[str, Any]:
-    return {**asdict(found), "nodes": found.nodes.hex(), "sums": found.sums.hex()}
-
-
-def _from_document(document: dict[str, Any]) -> Digests:
-    raw = {url: {int(n): d for n, d in some.items()} for url, some in document["raw"].items()}
-    return Digests(bytes.fromhex(document["nodes"]), bytes.fromhex(document["sums"]), raw)
+            stage.work.publish(key, made.to_document())
+            yield made
 
 
 # --- the join ---------------------------------------------------------------------------------
@@ -134,50 +167,61 @@ def _from_document(document: dict[str, Any]) -> Digests:
 
 def join_shares(config: MergeConfig, stage: StageRun, parts: Sequence[TokenPart]) -> None:
     """Write PREFIX.sums, and give the .bin that the shares wrote its name."""
-    assert stage.output is not None
     shares = config.all_shares()
-    file_id = _common_file(stage, shares)
-    size = MergedTokens(parts).size_bytes
+    place = place_of(config, stage, MergedTokens(parts))
+    file_id, etags = _common_file(stage, shares)
     digest = digest_of_nodes(b"".join(store.read_bytes(one.file_url(NODES)) for one in shares))
     with stage.open(SUMS, volatile=True) as out:
         write_sums(out, (store.read_bytes(one.file_url(BLOCK_SUMS)) for one in shares))
-    _publish(config, stage, SharedFile(config.shares_url, _key(stage), file_id), size)
-    stage.record(FileRecord(".bin", size, digest))
+    _publish(stage, place, place.file(file_id), etags)
+    stage.record(FileRecord(".bin", place.size_bytes, digest))
 
 
-def _common_file(stage: StageRun, shares: Sequence[Output]) -> str:
-    """The id of the file that all shares wrote."""
+def abort_uploads(config: MergeConfig) -> None:
+    """Remove what shares uploaded and no join took, now that the whole output is there."""
+    if is_local(config.output_prefix):
+        return
+    if config.world_size is not None or store.list_folder(config.shares_url):
+        shared_upload.abort_all(Output.prefix(config.output_prefix).file_url(".bin"))
+
+
+def _common_file(stage: StageRun, shares: Sequence[Output]) -> tuple[str, dict[int, str]]:
+    """The id of the file that all shares wrote, and the ETags of its parts."""
     share_manifests(stage, shares, "merge")
-    ids = [_read_share(one.file_url(SHARE)) for one in shares]
-    if len(set(ids)) > 1:
+    found = [_read_share(one.file_url(SHARE)) for one in shares]
+    ids = {file_id for file_id, _ in found}
+    if len(ids) > 1:
         raise ArtifactError(
-            f"{store.parent(shares[0].url)}: its shares were written into {len(set(ids))} files, "
+            f"{store.parent(shares[0].url)}: its shares were written into {len(ids)} files, "
             "as one was removed in between; make all of them again, with --force"
         )
-    return ids[0]
+    return ids.pop(), {number: etag for _, etags in found for number, etag in etags.items()}
 
 
-def _publish(config: MergeConfig, stage: StageRun, file: SharedFile, size: int) -> None:
+def _publish(
+    stage: StageRun, place: Place, file: SharedFile | SharedUpload, etags: dict[int, str]
+) -> None:
     """Name the file, unless a killed join did: one that began to has left a note."""
-    assert stage.output is not None
-    url, note = stage.output.file_url(".bin"), f"named-{file.id}"
+    note = f"named-{_short(file.id)}"
     if file.exists():
         stage.begin_final(".bin")
+        store.delete(place.bin_url)  # after the note, a file of that name is this one
         stage.work.publish(note, {})
-        file.publish(url)
-    elif stage.work.published(note) is None or store.info(url).size_bytes != size:
+        file.publish(place.bin_url, etags)
+    elif stage.work.published(note) is None or not store.exists(place.bin_url):
         raise ArtifactError(
             f"{file.url}: the file that the shares wrote is gone; make all of them again, with "
             "--force"
         )
 
 
-def _read_share(url: str) -> str:
-    """The id of the file that a share wrote."""
+def _read_share(url: str) -> tuple[str, dict[int, str]]:
+    """The id of the file that a share wrote, and the ETags of its parts."""
     document: Any = store.read_json(url)
     try:
         if document["format_version"] != FORMAT_VERSION:
             raise ValueError("of another version")
-        return str(document["file"])
-    except (KeyError, TypeError, ValueError) as error:
+        etags = {int(number): str(etag) for number, etag in document["etags"].items()}
+        return str(document["file"]), etags
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{url}: not the account of a share ({error!r})") from error

@@ -10,6 +10,7 @@ import pytest
 
 from tests.kill.yard import Yard
 from trainyard.artifacts import store
+from trainyard.artifacts.leftovers import uploads
 from trainyard.artifacts.urls import join
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
 from trainyard.testing.kill import Zygote, check_kill_anywhere
@@ -71,18 +72,27 @@ def test_a_merge_of_large_pairs_survives_a_kill_anywhere(
 SHARE = ("--rank", "0", "--world-size", "2")
 
 
+@pytest.mark.parametrize("place", ["file", "s3"])
 @pytest.mark.parametrize("kind", ["share", "join"])
 def test_a_merge_in_shares_survives_a_kill_anywhere(
-    kind: str, zygote: Zygote, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    place: str,
+    zygote: Zygote,
+    yard: Yard,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRAINYARD_CACHE", yard.at("cache"))
-    put_parts(str(tmp_path / "parts"))
-    for path in (tmp_path / "parts").iterdir():
-        os.utime(path, (1e9, 1e9))  # settled: their digests are remembered
+    root = str(tmp_path) if place == "file" else str(request.getfixturevalue("s3_url"))
+    put_parts(join(root, "parts"))
+    if place == "file":
+        for path in (tmp_path / "parts").iterdir():
+            os.utime(path, (1e9, 1e9))  # settled: their digests are remembered
     made: set[str] = set()
 
     def arguments(name: str) -> list[str]:
-        line = ["--input", str(tmp_path / "parts"), "--output-prefix", str(tmp_path / name / "out")]
+        line = ["--input", join(root, "parts"), "--output-prefix", join(root, name, "out")]
         if kind == "share":
             return [*line, *SHARE]
         for rank in "01" if name not in made else "":
@@ -94,11 +104,13 @@ def test_a_merge_in_shares_survives_a_kill_anywhere(
 
     def manifest(name: str) -> str:
         ending = "out.shares/00000-of-00002" if kind == "share" else "out"
-        return str(tmp_path / name / f"{ending}.manifest.json")
+        return join(root, name, f"{ending}.manifest.json")
 
-    check_kill_anywhere(zygote, "stages.merge", arguments, manifest, 12)
+    points = 12 if place == "file" else 6
+    check_kill_anywhere(zygote, "stages.merge", arguments, manifest, points)
     assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
     if kind == "join":
-        assert not list(tmp_path.rglob("*.shares"))
-        whole = IndexedDataset(str(tmp_path / "undisturbed/out"))
+        assert not [name for name in store.list_files(root) if ".shares/" in name]
+        assert uploads(root) == []
+        whole = IndexedDataset(join(root, "undisturbed", "out"))
         assert int(whole.sequence_lengths.sum()) == 2 * TOKENS + 1

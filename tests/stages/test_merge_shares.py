@@ -14,6 +14,7 @@ import pytest
 
 from stages.merge import shares as merge_shares
 from stages.merge.config import MergeConfig
+from stages.merge.shares import share_of
 from stages.runtime.cli import stage_main
 from stages.tokenize.config import TokenizeConfig
 from tests.stages.tokenize_runs import manifest, numbered, write
@@ -223,13 +224,21 @@ def test_missing_shares_are_named(
     assert not Path(prefix + ".shares").exists()
 
 
+def test_shares_are_whole_units_of_nearly_equal_number() -> None:
+    for num_blocks, world_size, unit in [(10, 3, 1), (10, 3, 4), (2, 5, 1), (9, 5, 2), (1, 1, 8)]:
+        shares = [share_of(num_blocks, rank, world_size, unit) for rank in range(world_size)]
+        assert [block for share in shares for block in share] == list(range(num_blocks))
+        assert all(share.start % unit == 0 for share in shares if share)
+        sizes = [-(-len(share) // unit) for share in shares]
+        assert max(sizes) - min(sizes) <= 1
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [
         ({"rank": 0}, "needs --world-size"),
         ({"rank": 2, "world_size": 2}, "are 0 to 1"),
         ({"world_size": 2, "virtual": True}, "--virtual copies nothing"),
-        ({"world_size": 2, "output_prefix": "s3://b/out"}, "one file of a shared file system"),
     ],
 )
 def test_shares_that_cannot_be(more: dict[str, Any], why: str) -> None:

@@ -7,14 +7,16 @@ The machines agree on it by a small document that the first one creates:
     FOLDER/KEY.ID       the file, of its full size from the start
 
 Whoever finds KEY.json without the file, since it was published or removed, begins another with
-another id. So ranges that were written to different files are told apart by the id."""
+another id. So ranges that were written to different files are told apart by the id.
+`shared_upload` is the same for an object."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +25,9 @@ from trainyard.artifacts.conditional import put_if_absent, read_version, replace
 from trainyard.artifacts.strict_json import parse_json
 from trainyard.artifacts.urls import join
 from trainyard.errors import ArtifactError
+
+ID = re.compile(r"[^\s/\\]{1,1024}")
+"""Of a file, whose name has it, or of an upload: no path."""
 
 
 class SharedFile:
@@ -40,8 +45,8 @@ class SharedFile:
         return path
 
     @contextmanager
-    def opened(self) -> Iterator[OpenRanges]:
-        """For writing ranges."""
+    def opened(self, ranges: Callable[[int, int], Sequence[object]]) -> Iterator[OpenRanges]:
+        """For writing ranges. ranges: where bytes come from; of no use here."""
         with store.operation("open", self.url):
             file = os.open(self.path, os.O_WRONLY)
         try:
@@ -53,8 +58,8 @@ class SharedFile:
         """Whether it is there, and so not published yet."""
         return store.exists(self.url)
 
-    def publish(self, target_url: str) -> None:
-        """Give it its final name; nothing is copied."""
+    def publish(self, target_url: str, etags: Mapping[int, str]) -> None:
+        """Give it its final name; nothing is copied. etags: what `sync` gave, so nothing."""
         target = store.local_path(target_url)
         assert target is not None, target_url
         with store.operation("publish", target_url):
@@ -77,31 +82,54 @@ class OpenRanges:
                 count = os.pwrite(self._file, view, start)
                 view, start = view[count:], start + count
 
-    def sync(self) -> None:
-        """Return when all bytes written so far are on the disk."""
+    def sync(self) -> dict[int, str]:
+        """Return when all bytes written so far are on the disk; a file has no ETags of parts."""
         with store.operation("write", self._url):
             os.fsync(self._file)
+        return {}
 
 
 def join_in(folder_url: str, key: str, size_bytes: int) -> SharedFile:
     """The file that is being made under this key, begun if there is none."""
+
+    def begin() -> str:
+        file = SharedFile(folder_url, key, uuid.uuid4().hex[:12])
+        _begin(file, size_bytes)
+        return file.id
+
+    file_id = agree(
+        folder_url,
+        key,
+        exists=lambda file_id: SharedFile(folder_url, key, file_id).exists(),
+        begin=begin,
+        discard=lambda file_id: store.delete(SharedFile(folder_url, key, file_id).url),
+    )
+    return SharedFile(folder_url, key, file_id)
+
+
+def agree(
+    folder_url: str,
+    key: str,
+    exists: Callable[[str], bool],
+    begin: Callable[[], str],
+    discard: Callable[[str], None],
+) -> str:
+    """The id in KEY.json, if what it names exists; else that of what `begin` begins, or another
+    machine at the same time, and ours is discarded."""
     agreed_url = join(folder_url, f"{key}.json")
     while True:
         found = read_version(agreed_url)
-        if found is not None:
-            file = SharedFile(folder_url, key, _id_in(found[0], agreed_url))
-            if file.exists():
-                return file
-        file = SharedFile(folder_url, key, uuid.uuid4().hex[:12])
-        _begin(file, size_bytes)
-        document = json.dumps({"id": file.id}).encode()
+        if found is not None and exists(agreed := _id_in(found[0], agreed_url)):
+            return agreed
+        ours = begin()
+        document = json.dumps({"id": ours}).encode()
         if found is None:
             is_ours = put_if_absent(agreed_url, document) is not None
         else:
             is_ours = replace_if_match(agreed_url, document, found[1]) is not None
         if is_ours:
-            return file
-        store.delete(file.url)  # another machine was first
+            return ours
+        discard(ours)
 
 
 def _begin(file: SharedFile, size_bytes: int) -> None:
@@ -124,6 +152,6 @@ def _sync(folder: Path) -> None:
 def _id_in(data: bytes, url: str) -> str:
     document = parse_json(data, url)
     found = document.get("id") if isinstance(document, dict) else None
-    if not isinstance(found, str) or not found.isalnum():
+    if not isinstance(found, str) or not ID.fullmatch(found):
         raise ArtifactError(f"{url}: not the description of a file that is being made; remove it")
     return found

@@ -330,6 +330,20 @@ def test_an_upload_that_nobody_completes_is_aborted(s3_url: str) -> None:
     assert kinds(swept(s3_url)) == {}
 
 
+def test_an_upload_of_shares_waits_for_the_join(s3_url: str) -> None:
+    backend = S3Backend("s3")
+    backend.call("create_multipart_upload", **backend.address(join(s3_url, "out.bin")))
+    work = join(s3_url, "out.shares", "00000-of-00002.claim.json")
+    claim(work, OTHERS)
+    assert kinds(swept(s3_url)) == {}  # a share is at work
+    store.delete(work)
+    store.write_bytes(join(s3_url, "out.shares", "key.json"), b"{}")
+    patient = Policy(upload_hours=0, attempt_days=1e5)  # moto's uploads all began in 2010
+    assert kinds(swept(s3_url, patient)) == {}
+    assert kinds(swept(s3_url)) == {"unfinished upload": 1}
+    assert uploads(s3_url) == []
+
+
 def test_an_empty_root_of_a_store_is_refused(s3_url: str) -> None:
     with pytest.raises(ConfigError, match="nothing is there"):
         sweep(join(s3_url, "yrad"), [], AT_ONCE, remove=True, is_named=True)

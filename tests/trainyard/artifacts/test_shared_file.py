@@ -16,7 +16,7 @@ def test_all_that_begin_at_once_write_one_file(tmp_path: Path) -> None:
 
     def write(number: int) -> str:
         file = join_in(folder, "key", 80)
-        with file.opened() as out:
+        with file.opened(lambda start, end: []) as out:
             out.write(10 * number, bytes([number]) * 10)
             out.sync()
         return file.id
@@ -26,7 +26,7 @@ def test_all_that_begin_at_once_write_one_file(tmp_path: Path) -> None:
     assert len(ids) == 1
     file = SharedFile(folder, "key", ids.pop())
     assert {path.name for path in Path(folder).iterdir()} == {"key.json", f"key.{file.id}"}
-    file.publish(str(tmp_path / "whole"))
+    file.publish(str(tmp_path / "whole"), {})
     assert (tmp_path / "whole").read_bytes() == b"".join(bytes([n]) * 10 for n in range(8))
     assert join_in(folder, "key", 80).id != file.id  # it is published: whoever comes begins another
 

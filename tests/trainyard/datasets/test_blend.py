@@ -53,7 +53,7 @@ def test_blend_equals_megatrons() -> None:
         [0.999, 0.001],
         [1e-9, 1.0],
         [1 / 3, 1 / 7, 1 / 11, 1 / 13],
-        list(np.random.default_rng(0).random(17)),
+        list(np.random.default_rng(0).random(40)),
     ],
 )
 def test_many_lanes_equal_one_sample_at_a_time(weights: list[float]) -> None:
@@ -86,19 +86,22 @@ def greedy_arrays(shares: NDArray[np.float64], num_samples: int) -> list[int]:
 def test_looking_at_few_of_many_datasets_changes_nothing(kind: str) -> None:
     random = np.random.default_rng(5)
     drawn = {
-        "equal": np.ones(300),
-        "uniform": random.random(300),
-        "heavy tail": random.pareto(1, 300),
+        "equal": np.ones(320),
+        "uniform": random.random(320),
+        "heavy tail": random.pareto(1, 320),
     }
     index, sample = blend(drawn[kind].tolist(), 20_000)
     assert index.tolist() == greedy_arrays(normalise(drawn[kind].tolist()), 20_000)
-    for number in range(300):
+    for number in range(320):
         served = sample[index == number]
         assert served.tolist() == list(range(len(served)))
 
 
-def test_many_exhausted_datasets_equal_one_sample_at_a_time() -> None:
-    sizes = np.random.default_rng(6).integers(0, 20, 140).tolist()
+@pytest.mark.parametrize(("num_datasets", "largest"), [(140, 9), (320, 5)])
+def test_many_exhausted_datasets_equal_one_sample_at_a_time(
+    num_datasets: int, largest: int
+) -> None:
+    sizes = np.random.default_rng(6).integers(0, largest + 1, num_datasets).tolist()
     index, _ = blend_exhaustive(sizes)
     limits = [float(size) for size in sizes]
     assert index.tolist() == greedy(limits, limits, sum(sizes))

@@ -90,14 +90,26 @@ def _split_evenly(part: ByteRange, longest: int) -> list[ByteRange]:
 class MultipartUpload:
     """An object being uploaded: invisible until `complete`, removed by `abort`."""
 
-    def __init__(self, backend: Multipart, url: str) -> None:
+    def __init__(self, backend: Multipart, url: str, upload_id: str | None = None) -> None:
+        """upload_id: of an upload that was begun before, here or elsewhere; None: begin one."""
         self._backend = backend
         self._url = url
-        self._target = backend.address(url)
-        reply = backend.call("create_multipart_upload", **self._target)
-        self._target["UploadId"] = reply["UploadId"]
-        self._etags: dict[int, str] = {}
+        target = backend.address(url)
+        if upload_id is None:
+            upload_id = str(backend.call("create_multipart_upload", **target)["UploadId"])
+        self.id = upload_id
+        self._target: dict[str, str] = {**target, "UploadId": upload_id}
+        self.etags: dict[int, str] = {}
+        """Of the parts that were made, by number."""
         self._size = 0
+
+    def exists(self) -> bool:
+        """Whether it is neither completed nor aborted."""
+        try:
+            self._backend.call("list_parts", **self._target, MaxParts=1)
+        except FileNotFoundError:
+            return False
+        return True
 
     def fill(
         self,
@@ -113,7 +125,7 @@ class MultipartUpload:
             log.info("%d files are more than the parts of an upload: reading them", len(sources))
             parts = self._plan(sources, may_copy=False)
         first = next((n for n, planned in enumerate(parts, 1) if planned.is_copied), None)
-        if first is not None and not self._can_copy(first, parts[first - 1]):
+        if first is not None and not self.can_copy(first, parts[first - 1].ranges[0]):
             parts = self._plan(sources, may_copy=False)
         self._make(parts, digest, on_bytes, read)
 
@@ -128,9 +140,10 @@ class MultipartUpload:
         copy_bytes = min(max(COPY_BYTES, self._size // (MAX_PARTS // 2)), MAX_PART)
         return plan_parts(ranges, copy_bytes, max(UPLOAD_BYTES, self._size // (MAX_PARTS - 1000)))
 
-    def _can_copy(self, number: int, planned: UploadPart) -> bool:
+    def can_copy(self, number: int, part: ByteRange) -> bool:
+        """Copy a part; False, with a warning, if the store does not do that."""
         try:
-            self._copy(number, planned.ranges[0])
+            self.copy(number, part)
         except InfrastructureError as error:
             log.warning("the store does not copy parts itself, reading them instead: %s", error)
             return False
@@ -150,8 +163,8 @@ class MultipartUpload:
             for number, planned in enumerate(parts, 1):
                 while len(pending) >= IN_FLIGHT:
                     pending.popleft().result()
-                if planned.is_copied and number not in self._etags:
-                    pending.append(executor.submit(self._copy, number, planned.ranges[0]))
+                if planned.is_copied and number not in self.etags:
+                    pending.append(executor.submit(self.copy, number, planned.ranges[0]))
                 buffer = bytearray()
                 for _ in blocks(planned.ranges):
                     block = next(data)
@@ -167,7 +180,8 @@ class MultipartUpload:
             data.close()  # type: ignore[attr-defined]  # a generator; stops its threads
             executor.shutdown(wait=True, cancel_futures=True)
 
-    def _copy(self, number: int, part: ByteRange) -> None:
+    def copy(self, number: int, part: ByteRange) -> None:
+        """Let the store make one part of a range of an object; callable from any thread."""
         reply = self._backend.call(
             "upload_part_copy",
             **self._target,
@@ -175,16 +189,16 @@ class MultipartUpload:
             CopySource=self._backend.address(part.url),
             CopySourceRange=f"bytes={part.start}-{part.end - 1}",
         )
-        self._etags[number] = reply["CopyPartResult"]["ETag"]
+        self.etags[number] = reply["CopyPartResult"]["ETag"]
 
     def upload(self, number: int, data: bytes | bytearray) -> None:
         """Upload one part, numbered from 1; callable from any thread."""
         reply = self._backend.call("upload_part", **self._target, PartNumber=number, Body=data)
-        self._etags[number] = reply["ETag"]
+        self.etags[number] = reply["ETag"]
 
     def complete(self, size_bytes: int) -> None:
         """Make the object appear."""
-        parts = [{"PartNumber": n, "ETag": tag} for n, tag in sorted(self._etags.items())]
+        parts = [{"PartNumber": n, "ETag": tag} for n, tag in sorted(self.etags.items())]
         try:
             self._backend.call(
                 "complete_multipart_upload", **self._target, MultipartUpload={"Parts": parts}
