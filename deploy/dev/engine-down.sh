@@ -32,8 +32,8 @@ if ! gone; then
     echo "engine-down.sh: dockerd $(cat "$PID") is still there after 30 s" >&2
     exit 1
   fi
-  ip link delete docker0 2>/dev/null || true
 fi
+if [ -e "$DIR/docker0" ]; then ip link delete docker0 2>/dev/null || true; fi
 # The engine's network namespaces stay mounted after it has ended.
 for held in "$DIR"/exec/netns/*; do
   if mountpoint -q "$held"; then umount "$held" || umount --lazy "$held"; fi

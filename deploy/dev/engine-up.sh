@@ -69,6 +69,8 @@ start_engine() {
   # Enable forwarding first: an engine that enables it itself sets the machine's policy to DROP,
   # which blocks traffic between other network namespaces of this machine, such as a Slurm's.
   sysctl -qw net.ipv4.ip_forward=1
+  # The bridge that the engine makes; engine-down.sh removes it, and none that was there before.
+  [ -e /sys/class/net/docker0 ] || touch "$DIR/docker0"
   setsid nohup dockerd --host "$DOCKER_HOST" --data-root "$DATA" --exec-root "$DIR/exec" \
     --pidfile "$DIR/dockerd.pid" >"$DIR/dockerd.log" 2>&1 </dev/null &
   for ((i = 0; i < SECONDS_TO_WAIT * 5; i++)); do

@@ -28,6 +28,20 @@ def test_what_is_removed(tmp_path: Path, purge: bool, first: bool) -> None:
     assert other.exists()
 
 
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_bridge_of_another_engine_stays(tmp_path: Path, is_ours: bool) -> None:
+    folder, asked = tmp_path / "engine", tmp_path / "asked"
+    folder.mkdir()
+    if is_ours:
+        (folder / "docker0").touch()  # as engine-up.sh does where there was none
+    program = tmp_path / "ip"
+    program.write_text(f'#!/bin/sh\necho "$@" >>{asked}\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run([SCRIPT, folder], env=environment, check=True)
+    assert (asked.read_text() if asked.exists() else "") == "link delete docker0\n" * is_ours
+
+
 def test_an_option_that_is_none_is_refused(tmp_path: Path) -> None:
     done = subprocess.run([SCRIPT, "--force"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2

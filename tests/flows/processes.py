@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+BEGUN_SECONDS = 60.0
+"""Until a program that imports Prefect has begun, on a busy machine."""
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -40,5 +42,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 def read_pid(file: Path) -> int:
     """The process id that a program writes to a file."""
-    assert wait_until(lambda: file.exists() and file.read_text().endswith("\n")), f"no {file}"
+    written = wait_until(lambda: file.exists() and file.read_text().endswith("\n"), BEGUN_SECONDS)
+    assert written, f"no {file}"
     return int(file.read_text())

@@ -312,6 +312,21 @@ def test_the_message_has_the_reported_step_and_the_schedulers_reason() -> None:
     assert outcome.message == "preempted: other jobs took its nodes (Slurm says PREEMPTED)"
 
 
+@pytest.mark.parametrize(
+    "evidence",
+    [{"failure": {**STOPPED, "step": 40}, "exit_code": 143}, {"exit_code": 143}],
+    ids=["with a report", "without"],
+)
+def test_a_stray_signal_is_told_as_slurms(evidence: dict[str, Any]) -> None:
+    seen = JobEnd(**evidence, was_requeued=True, message="job 17: Slurm says FAILED")
+    outcome = classify_exit("pretrain", seen)
+    assert outcome.message == (
+        "Slurm requeued it, and then stopped the new run as if it were the old one "
+        "(job 17: Slurm says FAILED)"
+    )
+    assert outcome.step == evidence.get("failure", {}).get("step")
+
+
 def test_every_kind_has_an_exit_status_and_only_infrastructure_is_retried() -> None:
     assert set(EXIT_STATUS) == set(Kind)
     assert {EXIT_STATUS[kind] for kind in RETRYABLE} == {3}

@@ -22,6 +22,7 @@ from flows.backends.run_folder import LOG, STOP_RECORD, SUBMITTED, job_key
 from flows.backends.slurm.options import SlurmOptions
 from flows.backends.slurm.script import EXIT, SCRIPT, job_name
 from flows.backends.spec import LaunchSpec
+from flows.cli.run_flow import fail
 from flows.recipes.stage_job import stage_job
 from flows.recipes.summary import Summary
 from flows.runner.stage_task import StageEnvironment, run_stage_task
@@ -85,13 +86,18 @@ def test_the_message_of_a_wrong_option_reaches_the_outcome(tmp_path: Path) -> No
     assert caught.value.outcome.kind is Kind.CONFIG
 
 
-def test_a_refusal_of_slurm_is_a_wrong_option(tmp_path: Path) -> None:
+def test_a_refusal_of_slurm_is_a_wrong_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = stage_job("plan", {**MODEL, "vocab_size": 300, "output_dir": str(tmp_path)}, "test")
     nowhere = SlurmOptions(partition="nowhere")
     place = StageEnvironment(run_folder=str(tmp_path), backend="slurm", slurm=nowhere)
     with disable_run_logger(), pytest.raises(StageError, match="Invalid partition") as caught:
         asyncio.run(run_stage_task.fn(job, place))
-    assert caught.value.exit_status == 2
+    assert fail(caught.value) == 2
+    (script,) = tmp_path.glob(f"plan/*/{SCRIPT}")
+    assert capsys.readouterr().err.endswith(f"       submitted: {script}\n")
+    assert not script.with_name(LOG).exists()  # so it is not named
 
 
 HELD = """
