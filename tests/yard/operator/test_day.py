@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 from flows.server.home import PASSWORD, URL
+from tests import browser
 from tests.security.attacks import Target
 from tests.yard.faults.faults import free_port, plan, steps, training
-from tests.yard.operator.browser import CHROMIUM, GENERATIONS, Form, browser_page
+from tests.yard.operator.browser import GENERATIONS, Form, browser_page
 from tests.yard.operator.deployed import ENDED, WholeServer, comes, pids, register, working
 from tests.yard.operator.scheduled import ARRIVALS, ONE_AT_A_TIME, every, first_of
 from tests.yard.yard import Yard, write_corpus
@@ -196,7 +197,7 @@ def by_every_way(day: Day) -> None:
     run = day.server.begin("run-stage/site", stage="plan", config=document)
     day.ends(run)
     made = (output / "manifest.json").stat()
-    if any(map(shutil.which, CHROMIUM)):
+    if any(map(shutil.which, browser.NAMES)):
         for generation in GENERATIONS:
             day.ends(by_the_form(day, generation, document))
     asked = ["--param=stage=plan", f"--param=config={document}"]
