@@ -77,6 +77,8 @@ class Variants:
     key: str
     classes: Mapping[str, type]
     """The first is that of a document without the key."""
+    words: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """How messages name the choice of a value; unset: as its flag."""
 
     def chosen(self, document: Mapping[str, Any], where: str) -> type:
         """The class that a document describes; ConfigError for a value that none has."""
@@ -87,10 +89,10 @@ class Variants:
         return self.classes[name]
 
 
-def one_of(key: str, classes: Mapping[str, type]) -> Mapping[str, Variants]:
+def one_of(key: str, classes: Mapping[str, type], **words: str) -> Mapping[str, Variants]:
     """Metadata of a field with a nested configuration of one of several classes, which share the
     field `key` and differ in its value. Flat keys are those of all classes."""
-    return {VARIANTS: Variants(key, classes)}
+    return {VARIANTS: Variants(key, classes, words)}
 
 
 # --- the flat key space -----------------------------------------------------------------------
@@ -234,10 +236,9 @@ def check_variants(cls: type, document: Mapping[str, Any], where: str) -> None:
         for value, other in variants.classes.items():
             for name, _, field in leaves(other):
                 if name not in ours and document.get(name, field.default) != field.default:
-                    raise ConfigError(
-                        f"{where}: {name} ({flag(name)}) only applies with "
-                        f"{flag(variants.key)} {value}; leave it out"
-                    )
+                    chosen_by = variants.words.get(value, f"{flag(variants.key)} {value}")
+                    what = f"{where}: {name} ({flag(name)})"
+                    raise ConfigError(f"{what} only applies with {chosen_by}; leave it out")
 
 
 def suggest(

@@ -27,7 +27,11 @@ FAMILIES: dict[str, ModelFamily] = {
 }
 """By --model-type; a document without it is a GPT's."""
 
-MODEL_OPTIONS = one_of("model_type", {name: f.config for name, f in FAMILIES.items()})
+MODEL_OPTIONS = one_of(
+    "model_type",
+    {name: f.config for name, f in FAMILIES.items()},
+    **{name: f"--model-type {name} (pretrain_{name}.py)" for name in FAMILIES},
+)
 """Metadata of a field with the options of a model of any family."""
 
 

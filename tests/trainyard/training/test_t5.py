@@ -104,7 +104,10 @@ DOCUMENT: dict[str, Any] = {**RUN, "data_path": ["x"], "save": "y", "vocab_file"
             {"position_embedding_type": "relative", "attention_backend": "flash"},
             "--attention-backend flash adds nothing to scores",
         ),
-        ({"decoder_num_layers": 3, "model_type": "gpt"}, "only applies with --model-type t5"),
+        (
+            {"decoder_num_layers": 3, "model_type": "gpt"},
+            r"only applies with --model-type t5 \(pretrain_t5.py\)",
+        ),
         (
             {"position_embedding_type": "relative", "model_type": "bert"},
             "--position-embedding-type relative is for --model-type t5, and this is a bert",
