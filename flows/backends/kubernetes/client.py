@@ -124,8 +124,9 @@ class KubernetesClient:
 
     async def close(self) -> None:
         """Close all connections, open streams included."""
-        if self._api is not None:
-            await self._api.close()
+        async with self._renewing:
+            if self._api is not None:
+                await self._api.close()
 
     # --- objects ------------------------------------------------------------------------------
 
@@ -298,8 +299,11 @@ class KubernetesClient:
                 _preload_content=False,
                 _request_timeout=timeout,
             )
-        except (AssertionError, RuntimeError) as error:  # aiohttp's, if a session was closed
-            if used is self._api:
+        # What aiohttp raises if a session was closed; a request that waits for DNS is cancelled.
+        except (AssertionError, RuntimeError, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            assert task is not None
+            if used is self._api or task.cancelling():
                 raise
             raise UnavailableError("the credentials were renewed meanwhile") from error
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp.resolver import ThreadedResolver
 
 from flows.backends.kubernetes.client import KubernetesClient
 from flows.backends.kubernetes.job import KubernetesJob
@@ -303,6 +304,37 @@ def test_requests_in_flight_outlive_a_replaced_token(fake: FakeKube) -> None:
         asyncio.run(ask_while_tokens_change())
     finally:
         fake.token = TOKEN
+        fake.kubeconfig.write_text(first)
+
+
+def test_a_request_that_waits_for_dns_outlives_a_replaced_token(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_asked, is_known = asyncio.Event(), asyncio.Event()
+    look_up = ThreadedResolver.resolve
+
+    async def slow(self: ThreadedResolver, *arguments: Any, **options: Any) -> Any:
+        is_asked.set()
+        await is_known.wait()
+        return await look_up(self, *arguments, **options)
+
+    async def ask_and_renew() -> tuple[list[Any], str]:
+        client = await KubernetesClient("yard", str(fake.kubeconfig)).open()
+        try:
+            request = asyncio.create_task(client.find("Pod", "none"))
+            await is_asked.wait()
+            await client._renew(client._api)
+            is_known.set()
+            return await request
+        finally:
+            await client.close()
+
+    monkeypatch.setattr(ThreadedResolver, "resolve", slow)
+    first = fake.kubeconfig.read_text()
+    fake.kubeconfig.write_text(first.replace("127.0.0.1", "localhost"))
+    try:
+        assert asyncio.run(ask_and_renew())[0] == []
+    finally:
         fake.kubeconfig.write_text(first)
 
 
