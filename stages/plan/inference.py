@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from stages.plan.config import PlanConfig
@@ -15,9 +16,9 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Of a weight in generation."""
 
 
-def memory_of(config: PlanConfig) -> InferenceMemory | None:
-    """Of the most loaded device; None for a family that does not generate. Raises ConfigError where
-    it was asked for all the same."""
+def memory_of(config: PlanConfig) -> list[InferenceMemory]:
+    """Of a device of each pipeline stage; empty for a family that does not generate. Raises
+    ConfigError where it was asked for all the same."""
     model = config.model
     if not family_of(model).generates:
         options = ("inference_max_seq_length", "inference_memory_gib")
@@ -26,7 +27,7 @@ def memory_of(config: PlanConfig) -> InferenceMemory | None:
                 f"{' and '.join(given)}: a --model-type {model.model_type} generates no text here; "
                 "leave it out"
             )
-        return None
+        return []
     longest = model.output_length if model.model_type == "t5" else model.positions
     return inference_memory(
         model,
@@ -38,39 +39,41 @@ def memory_of(config: PlanConfig) -> InferenceMemory | None:
 
 
 def inference_document(config: PlanConfig) -> dict[str, Any] | None:
-    """Bytes, and with --inference-memory-gib the requests that fit."""
-    memory = memory_of(config)
-    if memory is None:
+    """Bytes, each of the stage with the most, and with --inference-memory-gib the requests that fit
+    on every stage."""
+    stages = memory_of(config)
+    if not stages:
         return None
     limit = config.inference_memory_gib
+    fit = math.inf if limit is None else min(one.requests_in(limit * GIBIBYTE) for one in stages)
     return {
-        "weight_bytes": memory.weights,
-        "kv_bytes_per_token": memory.kv_per_token,
-        "kv_bytes_per_source_token": memory.kv_per_source_token,
-        "tokens_per_request": memory.tokens,
-        "source_tokens_per_request": memory.source_tokens,
-        "kv_bytes_per_request": memory.kv_per_request,
-        "state_bytes_per_request": memory.state,
-        "requests_that_fit": None if limit is None else memory.requests_in(limit * GIBIBYTE),
+        "weight_bytes": max(one.weights for one in stages),
+        "kv_bytes_per_token": max(one.kv_per_token for one in stages),
+        "kv_bytes_per_source_token": max(one.kv_per_source_token for one in stages),
+        "tokens_per_request": stages[0].tokens,
+        "source_tokens_per_request": stages[0].source_tokens,
+        "kv_bytes_per_request": max(one.kv_per_request for one in stages),
+        "state_bytes_per_request": max(one.state for one in stages),
+        "requests_that_fit": int(fit) if math.isfinite(fit) else None,
     }
 
 
 def inference_lines(config: PlanConfig) -> list[str]:
     """The same for a person."""
-    memory = memory_of(config)
-    if memory is None:
+    found = inference_document(config)
+    if found is None:
         return []
-    length = f"{memory.tokens:,} tokens"
-    if memory.source_tokens:
-        length += f" after a text of {memory.source_tokens:,}"
-    kib, mib = memory.kv_per_token / 2**10, memory.kv_per_request / 2**20
+    length = f"{found['tokens_per_request']:,} tokens"
+    if found["source_tokens_per_request"]:
+        length += f" after a text of {found['source_tokens_per_request']:,}"
+    kib, mib = found["kv_bytes_per_token"] / 2**10, found["kv_bytes_per_request"] / 2**20
+    weights = found["weight_bytes"] / GIBIBYTE
     lines = [
-        f"Generation, a device without workspaces: weights {memory.weights / GIBIBYTE:,.2f} GiB",
+        f"Generation, a device without workspaces: weights {weights:,.2f} GiB",
         f"  keys and values: {kib:,.1f} KiB per token, {mib:,.1f} MiB per request of {length}",
     ]
-    if memory.state:
-        lines.append(f"  states: {memory.state / 2**20:,.1f} MiB per request of any length")
-    if config.inference_memory_gib is not None:
-        fit = memory.requests_in(config.inference_memory_gib * GIBIBYTE)
+    if states := found["state_bytes_per_request"]:
+        lines.append(f"  states: {states / 2**20:,.1f} MiB per request of any length")
+    if (fit := found["requests_that_fit"]) is not None:
         lines.append(f"  requests that fit in {config.inference_memory_gib:g} GiB: {fit:,}")
     return lines

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from stages.plan.config import PlanConfig
+from stages.plan.inference import memory_of
 from stages.plan.run import plan, report, run
 from stages.runtime.cli import parse_options
 from tests.stages.directly import run_directly, run_program
@@ -285,6 +286,25 @@ def test_the_state_of_a_mamba_takes_the_same_for_a_request_of_any_length() -> No
         "tokens_per_request": 64
     }
     assert any(line.startswith("  states: ") for line in report(config).splitlines())
+
+
+@pytest.mark.parametrize("pattern", ["M*M*----", "M*M*----M---"])
+def test_a_stage_that_keeps_little_of_a_request_does_not_decide_how_many_fit(pattern: str) -> None:
+    hybrid: dict[str, Any] = {
+        "model_type": "mamba",
+        "mamba_num_groups": 1,
+        "num_layers": len(pattern),
+        "hybrid_layer_pattern": pattern,
+        "untie_embeddings_and_output_weights": True,
+        "bf16": True,
+    }
+    split = configure(**hybrid, pipeline_model_parallel_size=2, inference_memory_gib=8.0)
+    first, second = memory_of(split)
+    assert first.per_request > second.per_request
+    found = plan(split)["inference"]
+    assert found["requests_that_fit"] == (8 * 2**30 - first.weights) // first.per_request
+    assert found["kv_bytes_per_request"] == first.kv_per_request > 0
+    assert found["weight_bytes"] == max(first.weights, second.weights)
 
 
 # --- presets, context parallelism -------------------------------------------------------------

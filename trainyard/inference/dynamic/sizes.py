@@ -45,18 +45,20 @@ def cache_sizes(
 ) -> tuple[int, int]:
     """Blocks of the cache, and slots: the same on every rank.
 
-    Slots come first, as many as --inference-dynamic-batching-max-requests if they fit beside the
-    blocks of one request; blocks get the rest."""
+    As many slots as --inference-dynamic-batching-max-requests, if beside each there is room for the
+    blocks of half of the longest request; else as many as there are with those. Blocks get the
+    rest. Memory of a block and a slot for what belongs to no request is taken off."""
     size = config.inference_dynamic_batching_block_size
     block = block_bytes(model.config, groups, size, model.dtype.itemsize)
     slot = slot_bytes(model.config, groups, model.dtype.itemsize)
     given = config.inference_dynamic_batching_buffer_size_gb
     of_request, most = -(-length // size), config.inference_dynamic_batching_max_requests
+    scratch = block + slot
     if given is None:
         what = f"the cache of one request of {length} tokens, in blocks of {size}, takes"
         advice = "lower --inference-max-seq-length or --inference-dynamic-batching-block-size"
-        check_memory(what, of_request * block + slot, model.device, advice)
-        memory, least = _memory(model.device), of_request
+        check_memory(what, of_request * block + slot + scratch, model.device, advice)
+        memory, least = _memory(model.device) - scratch, of_request
     else:
         check_memory(
             f"--inference-dynamic-batching-buffer-size-gb {given} is",
@@ -64,17 +66,24 @@ def cache_sizes(
             model.device,
             "lower it",
         )
-        memory, least = int(given * GIBIBYTE), 1
+        memory, least = int(given * GIBIBYTE) - scratch, 1
         if memory < block + slot:
             beside = " beside the states of a request" if slot else ""
             raise ConfigError(
                 f"--inference-dynamic-batching-buffer-size-gb {given} holds no block of {size} "
-                f"tokens{beside}, which takes {(block + slot) / GIBIBYTE:.3g} GiB; raise it, or "
-                "lower --inference-dynamic-batching-block-size"
+                f"tokens{beside}: two of each, one for padding, take "
+                f"{2 * (block + slot) / GIBIBYTE:.3g} GiB; raise it, or lower "
+                "--inference-dynamic-batching-block-size"
             )
-    slots = min(most, max((memory - least * block) // slot, 1)) if slot else most
+    # Requests of half the length are enough to keep all slots busy.
+    beside_each = -(-of_request // 2) * block
+    slots = min(most, max(memory // (slot + beside_each), 1)) if slot else most
     if slots < most:
-        log.info("memory for the states of %d requests at once, not of %d", slots, most)
+        log.info(
+            "memory holds the states of %d requests; "
+            "--inference-dynamic-batching-max-requests %d is lowered to that",
+            *(slots, most),
+        )
     blocks = max((memory - slots * slot) // block, least) if block else slots * of_request
     if given is None:
         blocks = min(blocks, slots * of_request)

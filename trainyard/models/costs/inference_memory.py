@@ -1,9 +1,10 @@
 """Memory of generation: weights, and of each request keys and values of its tokens, and states.
 
-Of the device that holds most, as the engines of `trainyard.inference` allocate it: grouped queries
-keep the heads of their groups alone, and latents stand for keys and values; tensor parallelism cuts
-heads and matrices, experts among them; each pipeline stage keeps its own layers. A layer without
-attention has no keys and values; that of Mamba-2 has a state, however long the request.
+Of a device of each pipeline stage, as the engines of `trainyard.inference` allocate it: grouped
+queries keep the heads of their groups alone, and latents stand for keys and values; tensor
+parallelism cuts heads and matrices, experts among them; each pipeline stage keeps its own layers. A
+layer without attention has no keys and values; that of Mamba-2 has a state, however long the
+request, and a stage of MLPs alone has neither.
 Recomputation, context and expert parallelism are of trainings and change nothing here. Not counted:
 workspaces of kernels, logits, hidden states. Standard library only."""
 
@@ -43,9 +44,12 @@ class InferenceMemory:
         """What is kept of one request."""
         return self.kv_per_request + self.state
 
-    def requests_in(self, memory: float) -> int:
-        """How many requests fit into so many bytes beside the weights."""
-        return max(int((memory - self.weights) // self.per_request), 0)
+    def requests_in(self, memory: float) -> float:
+        """How many requests fit into so many bytes beside the weights: a whole number, or inf where
+        nothing of a request is kept."""
+        if memory < self.weights:
+            return 0
+        return (memory - self.weights) // self.per_request if self.per_request else math.inf
 
 
 def kv_numbers(config: TransformerConfig, layers: range, tp: int = 1) -> int:
@@ -70,8 +74,10 @@ def inference_memory(
     *,
     bytes_each: int,
     tokens: int,
-) -> InferenceMemory:
-    """layout: tensor and pipeline parallelism decide. bytes_each: of a weight, a key or a value.
+) -> list[InferenceMemory]:
+    """Of a device of each pipeline stage.
+
+    layout: tensor and pipeline parallelism decide. bytes_each: of a weight, a key or a value.
     tokens: of a request with its output; of a T5, of its decoder, and its text is --seq-length."""
     layout = replace(layout, ep=1, expert_tp=layout.tp)
     count = -(-config.all_layers // layout.pp)
@@ -99,4 +105,4 @@ def inference_memory(
                 source_tokens=config.seq_length if is_t5 else 0,
             )
         )
-    return max(stages, key=lambda stage: stage.weights + stage.per_request)
+    return stages

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 from trainyard.inference.dynamic.build import engine_of
 from trainyard.inference.dynamic.config import DynamicConfig
 from trainyard.inference.dynamic.engine import DynamicEngine
-from trainyard.inference.dynamic.sizes import block_bytes, slot_bytes
 from trainyard.inference.request import Completion, Request
 from trainyard.models.gpt.model import GPTModel
 from trainyard.parallel.groups import ALONE, ProcessGroups
-
-GIB = 2**30
 
 
 def build_engine(
@@ -28,18 +26,16 @@ def build_engine(
     **options: Any,
 ) -> Any:
     """An engine, or a follower, with so many blocks, and a slot for each request."""
-    each = model.dtype.itemsize
-    blocks = num_blocks * block_bytes(model.config, groups, block_size, each)
-    slots = max_requests * slot_bytes(model.config, groups, each)
     config = DynamicConfig(
-        inference_dynamic_batching_buffer_size_gb=(blocks + slots) / GIB,
         inference_dynamic_batching_buffer_guaranteed_fraction=0.0,
         inference_dynamic_batching_block_size=block_size,
         inference_dynamic_batching_max_requests=max_requests,
         inference_dynamic_batching_max_tokens=max_tokens,
         **options,
     )
-    return engine_of(model, config, groups)
+    sizes = (num_blocks, max_requests)
+    with mock.patch("trainyard.inference.dynamic.build.cache_sizes", return_value=sizes):
+        return engine_of(model, config, groups)
 
 
 def requests_of(prompts: Sequence[Sequence[int]], count: int, **options: Any) -> list[Request]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainyard.inference.dynamic.engines import GIB, build_engine
+from tests.trainyard.inference.dynamic.engines import build_engine
 from tests.trainyard.inference.small_models import build
 from trainyard.config import from_dict
 from trainyard.errors import ConfigError
@@ -70,23 +70,31 @@ def test_families_that_do_not_continue_a_text_are_refused(kind: str) -> None:
         check_family(FAMILIES[kind].config(**sizes))
 
 
-def test_slots_of_states_come_before_blocks_and_are_as_many_as_fit() -> None:
+def test_slots_of_states_leave_room_for_blocks() -> None:
     model: Any = build("hybrid")
     block, slot = (f(model.config, ALONE, *n, 4) for f, n in ((block_bytes, [4]), (slot_bytes, [])))
 
     def sizes(count: float) -> tuple[int, int]:
         options = {
-            "inference_dynamic_batching_buffer_size_gb": count / GIB,
+            "inference_dynamic_batching_buffer_size_gb": count / 2**30,
             "inference_dynamic_batching_block_size": 4,
             "inference_dynamic_batching_max_requests": 5,
         }
         return cache_sizes(model, from_dict(DynamicConfig, options), ALONE, 48)
 
-    assert sizes(9 * block + 5 * slot) == (9, 5)
-    assert sizes(block + 2.5 * slot) == (1 + slot // 2 // block, 2)
-    assert sizes(block + slot) == (1, 1)
+    def bytes_of(blocks: float, slots: float) -> float:
+        """With what is for padding."""
+        return (blocks + 1) * block + (slots + 1) * slot
+
+    assert sizes(bytes_of(70, 5)) == (70, 5)
+    assert sizes(bytes_of(30, 5)) == (30, 5), "6 blocks, half of 48 tokens, for each"
+    num_blocks, num_slots = sizes(bytes_of(20, 5))
+    assert num_slots < 5
+    assert num_blocks >= 6 * num_slots
+    assert num_blocks * block + num_slots * slot <= 20 * block + 5 * slot
+    assert sizes(bytes_of(1, 1)) == (1, 1)
     with pytest.raises(ConfigError, match="holds no block of 4 tokens beside the states of a"):
-        sizes(slot)
+        sizes(bytes_of(0, 1))
 
 
 def test_a_model_without_attention_has_as_many_blocks_as_its_requests_want() -> None:
