@@ -69,12 +69,16 @@ start_engine() {
   # Enable forwarding first: an engine that enables it itself sets the machine's policy to DROP,
   # which blocks traffic between other network namespaces of this machine, such as a Slurm's.
   sysctl -qw net.ipv4.ip_forward=1
-  # The bridge that the engine makes; engine-down.sh removes it, and none that was there before.
-  [ -e /sys/class/net/docker0 ] || touch "$DIR/docker0"
+  local had_bridge=
+  [ ! -e /sys/class/net/docker0 ] || had_bridge=yes
   setsid nohup dockerd --host "$DOCKER_HOST" --data-root "$DATA" --exec-root "$DIR/exec" \
     --pidfile "$DIR/dockerd.pid" >"$DIR/dockerd.log" 2>&1 </dev/null &
   for ((i = 0; i < SECONDS_TO_WAIT * 5; i++)); do
-    answers && return
+    if answers; then
+      # engine-down.sh removes the bridge that this engine made, and none that was there before.
+      [ -n "$had_bridge" ] || touch "$DIR/docker0"
+      return
+    fi
     sleep 0.2
   done
   fail "no answer after $SECONDS_TO_WAIT s; the end of $DIR/dockerd.log: $(tail -n 5 "$DIR/dockerd.log")"

@@ -37,7 +37,7 @@ checkpoints are not shown."""
 PROFILES = re.compile(
     r"profile-rank[0-9]+-steps-[0-9]+-[0-9]+\.json\.gz|memory-history-rank[0-9]+\.pickle"
 )
-"""Names of files that run cards link to; a browser keeps them and does not open them."""
+"""Names of files that run cards link to; a browser saves them instead of opening them."""
 DOWNLOAD = "application/octet-stream"
 
 RUNS = ".runs"

@@ -189,7 +189,7 @@ class Handler(BaseHTTPRequestHandler):
             raise RefusedError(
                 HTTPStatus.FORBIDDEN,
                 f"{join(self.server.root.url, name)}: files of this kind are not shown, only "
-                f"{', '.join(sorted(KINDS))}",
+                f"{', '.join(sorted(KINDS))}, and profiles of a training",
             )
         size, blocks = held.enter_context(self.server.root.opened(name))
         headers = {"Content-Disposition": "attachment"} if kind == DOWNLOAD else {}

@@ -106,7 +106,7 @@ class PlanConfig:
     fp8_format: Literal["e4m3", "hybrid"] | None = None
     """Compute in FP8; weights stay in 16 bits."""
     fp8_param_gather: bool = False
-    """Gather weights in FP8, which are decoded where they arrive: the same bytes."""
+    """Changes no memory: weights that were gathered in FP8 are kept in 16 bits."""
     grad_reduce_in_bf16: bool = False
     """Count bytes of gradients in bfloat16."""
     grad_reduce_in_fp16: bool = False
@@ -274,7 +274,8 @@ class PlanConfig:
             product = " x ".join(f"{flag} ({size})" for flag, size in degrees.items())
             near = [ranks * given] if given else [ranks * n for n in (replicas, replicas + 1) if n]
             raise ConfigError(
-                f"--world-size ({self.world_size}) must be {product} x {last}: "
+                f"--world-size, or nproc_per_node of a document, is {self.world_size} and must be "
+                f"{product} x {last}: "
                 f"{' or '.join(map(str, near))} would do"
             )
         return replicas

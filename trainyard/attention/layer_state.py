@@ -17,7 +17,7 @@ State = tuple[Tensor, ...]
 """(b, ...) each, of the shapes of `TransformerConfig.state_shapes`."""
 Advance = Callable[[Inputs, State, Tensor | None], tuple[Tensor, State]]
 """(inputs, states before, counts) -> what the layer answers to each token, (b, s, ...), and the
-states behind them. counts: (b) int64, tokens of each text; those behind them are padding, which may
+states after them. counts: (b) int64, tokens of each text; those after them are padding, which may
 hold anything and changes no state. None: there is no padding."""
 
 

@@ -153,7 +153,7 @@ ACCEPTED: tuple[tuple[str, str], ...] = (
         "disable-mamba-mem-eff-path",
     ),
     (
-        "the state of a Mamba layer is fp32, and what its convolution sees has the weights' type",
+        "a Mamba layer keeps its state in fp32, its convolution's inputs in the weights' type",
         "mamba-inference-*",
     ),
     (

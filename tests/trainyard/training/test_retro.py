@@ -160,7 +160,7 @@ def test_other_tools_work_on_a_retro_or_say_why_not(yard: Yard, tmp_path: Path) 
         load_model(str(run), model_type="gpt")
     for saver, message in {
         "core": "a Retro is not written in Megatron-LM's formats",
-        "torch_dist": "--saver torch_dist writes only a GPT, not a retro",
+        "torch_dist": "a Retro is not written in Megatron-LM",
         "hf": "--saver hf: transformers has no Retro",
     }.items():
         with pytest.raises(ConfigError, match=message):

@@ -90,7 +90,7 @@ def engine_of(
     scheduler = Scheduler(
         BlockPool(
             num_blocks,
-            # A block that is found spares no computation of a state, of which nothing is kept.
+            # Prefixes cannot be reused: the states behind them are not kept.
             keeps_texts=not config.disable_prefix_caching and not _has_states(model.config),
         ),
         size,

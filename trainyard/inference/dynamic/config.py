@@ -24,8 +24,8 @@ class DynamicConfig:
     inference_dynamic_batching_block_size: int = execution(256)
     """Tokens of a block of keys and values."""
     inference_dynamic_batching_max_requests: int = execution(256)
-    """Requests that run at once; further ones wait. Fewer run if the memory lacks room for the
-    states of so many, where layers have those."""
+    """Requests that run at once; further ones wait. Lowered if memory cannot hold the states
+    of so many, where layers have those."""
     inference_dynamic_batching_max_tokens: int = execution(8192)
     """Tokens of a step over all requests: one of each text that is continued, the rest prompts."""
     disable_chunked_prefill: bool = execution(False)
