@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -193,12 +194,47 @@ def test_shares_of_an_upload_that_is_gone_are_made_again(
     make_shares(source, prefix, 2, "01")
     shared_upload.abort_all(prefix + ".bin")
     assert merge(source, prefix, size) == 1
-    assert "the file that the shares wrote is gone; make all" in capsys.readouterr().err
+    assert "out.bin that the shares made is gone: completed, or aborted" in capsys.readouterr().err
     assert merge(source, prefix, "--rank", "0", size, "--force") == 0
     assert merge(source, prefix, size) == 1
     assert "its shares were written into 2 files" in capsys.readouterr().err
     assert merge(source, prefix, "--rank", "1", size, "--force") == 0
     assert merge(source, prefix, size) == 0
+    assert store.info(prefix + ".bin").size_bytes == 2 * sum(SIZES)
+
+
+def test_shares_that_tell_of_too_few_parts_make_no_shorter_object(
+    tmp_path: Path, s3_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, prefix = put_raw(str(tmp_path / "raw")), join(s3_url, "out")
+    make_shares(source, prefix, 1, "0")
+    url = join(prefix + ".shares", "00000-of-00001.share.json")
+    document = store.read_json(url)
+    del document["etags"]["3"]
+    store.write_bytes(url, json.dumps(document).encode())
+    assert merge(source, prefix, "--world-size", "1") == 1
+    assert "its shares tell of 2 parts of the .bin, which has 3" in capsys.readouterr().err
+    assert not store.exists(prefix + ".bin")
+
+
+def test_a_run_that_may_not_list_uploads_is_complete(
+    tmp_path: Path,
+    s3_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, prefix = put_raw(str(tmp_path / "raw")), join(s3_url, "out")
+    make_shares(source, prefix, 2, "0")
+    call = S3Backend.call
+
+    def denied(self: S3Backend, method: str, **arguments: Any) -> Any:
+        if method == "list_multipart_uploads":
+            raise InfrastructureError(f"the store refused {method}: AccessDenied")
+        return call(self, method, **arguments)
+
+    monkeypatch.setattr(S3Backend, "call", denied)
+    assert merge(source, prefix) == 0
+    assert "could not clean up" in capsys.readouterr().err
     assert store.info(prefix + ".bin").size_bytes == 2 * sum(SIZES)
 
 
