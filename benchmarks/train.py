@@ -7,14 +7,14 @@
 Options that it does not have itself go to the stage.
 Each row is one run of `stages.pretrain` over token files that are made first (random tokens, so
 that the loss stays where it begins and nothing is learnt), medians of the steps after the first
-ten; the peer is `benchmarks.plain_torch` in a process of its own, on the same GPU, before it.
+ten; the peer is `benchmarks.plain_torch` in a process of its own, on the same GPU, before it. It
+computes in bf16, so it is no peer with --fp8-format.
 Memory is the peak of torch's allocator on the first rank."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import itertools
 import json
 import re
 import statistics
@@ -137,7 +137,7 @@ def plain(shape: Shape, accumulate: int) -> list[str]:
 
 
 def megatron(
-    shape: Shape, layout: str, gpus: int, accumulate: int, extra: list[str]
+    shape: Shape, layout: str, gpus: int, accumulate: int, fp8: list[str]
 ) -> list[str] | None:
     """The command of Megatron-Core; None where it cannot run this."""
     is_there = all(map(importlib.util.find_spec, ("megatron", "transformer_engine")))
@@ -147,13 +147,6 @@ def megatron(
     if gpus > 1:
         run += ["torch.distributed.run", "--nproc-per-node", str(gpus), "-m"]
     words = [*run, "benchmarks.megatron_peer", shape.name, "--layout", layout]
-    given = dict(itertools.pairwise(extra))
-    fp8 = [
-        word
-        for name in ("--fp8-format", "--fp8-recipe")
-        if name in given
-        for word in (name, given[name])
-    ]
     return [*words, "--accumulate", str(accumulate), *fp8]
 
 
@@ -175,22 +168,28 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--peers", choices=("all", "plain", "megatron", "none"), default="all")
     parser.add_argument("--scratch", type=Path)
+    parser.add_argument("--fp8-format", choices=("e4m3", "hybrid"))
+    parser.add_argument("--fp8-recipe", default="tensorwise")
     args, extra = parser.parse_known_args()
+    fp8: list[str] = []
+    if args.fp8_format:
+        fp8 = ["--fp8-format", args.fp8_format, "--fp8-recipe", args.fp8_recipe]
     folder = args.scratch or Path(tempfile.mkdtemp(prefix="trainyard-train-"))
     folder.mkdir(parents=True, exist_ok=True)
     print("| shape | layout | trainyard, per GPU | plain torch loop | Megatron-Core |")
     print("| --- | --- | --- | --- | --- |")
     for name in args.shapes or known:
         shape = SHAPES[name]
+        no_plain = shape.experts or shape.state or fp8
         commands = {
-            "plain": None if shape.experts or shape.state else plain(shape, args.accumulate),
-            "megatron": megatron(shape, args.layout, args.gpus, args.accumulate, extra),
+            "plain": None if no_plain else plain(shape, args.accumulate),
+            "megatron": megatron(shape, args.layout, args.gpus, args.accumulate, fp8),
         }
         peers = [
             measure_peer(words) if words and args.peers in ("all", peer) else None
             for peer, words in commands.items()
         ]
-        ours = measure_stage(shape, args.layout, args.gpus, args.accumulate, folder, extra)
+        ours = measure_stage(shape, args.layout, args.gpus, args.accumulate, folder, extra + fp8)
         rate = ours["tokens_per_second"]
         beside = [
             "" if peer is None else f"{cells(peer)}: {rate / peer['tokens_per_second']:.2f}x"

@@ -36,6 +36,11 @@ class Place:
     def _part_bytes(self) -> int:
         return shared_upload.part_bytes(self.size_bytes, merged_blocks.BLOCK_BYTES)
 
+    @property
+    def num_parts(self) -> int:
+        """Of the upload; 0 of a file."""
+        return 0 if is_local(self.bin_url) else -(-self.size_bytes // self._part_bytes)
+
     def join_in(self) -> SharedFile | SharedUpload:
         """The file that is being made, begun if there is none."""
         if is_local(self.bin_url):

@@ -19,11 +19,12 @@ from stages.runtime.context import StageRun
 from stages.runtime.joined_shares import share_manifests
 from stages.runtime.share_digests import files_to_digest, write_blocks
 from trainyard.artifacts import shared_upload, store
+from trainyard.artifacts.backends.base import log_failure
 from trainyard.artifacts.backends.readahead import ByteRange
 from trainyard.artifacts.digest import SHORT, digest_bytes
 from trainyard.artifacts.inputs import Manifests, check_listed
 from trainyard.artifacts.output import Output
-from trainyard.artifacts.shared_file import SharedFile
+from trainyard.artifacts.shared_file import ID, SharedFile
 from trainyard.artifacts.shared_upload import SharedUpload
 from trainyard.artifacts.store import FileInfo, FileRecord
 from trainyard.artifacts.subtree_digest import digest_of_nodes
@@ -113,7 +114,7 @@ def _listed_sums(stage: StageRun, merged: MergedTokens, blocks: range) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """What is to know of blocks that are written."""
+    """Digests and ETags of written blocks."""
 
     digests: Digests
     etags: dict[int, str]
@@ -170,6 +171,11 @@ def join_shares(config: MergeConfig, stage: StageRun, parts: Sequence[TokenPart]
     shares = config.all_shares()
     place = place_of(config, stage, MergedTokens(parts))
     file_id, etags = _common_file(stage, shares)
+    if etags.keys() != set(range(1, place.num_parts + 1)):
+        raise ArtifactError(
+            f"{config.shares_url}: its shares tell of {len(etags)} parts of the .bin, which has "
+            f"{place.num_parts}; make all of them again, with --force"
+        )
     digest = digest_of_nodes(b"".join(store.read_bytes(one.file_url(NODES)) for one in shares))
     with stage.open(SUMS, volatile=True) as out:
         write_sums(out, (store.read_bytes(one.file_url(BLOCK_SUMS)) for one in shares))
@@ -182,7 +188,8 @@ def abort_uploads(config: MergeConfig) -> None:
     if is_local(config.output_prefix):
         return
     if config.world_size is not None or store.list_folder(config.shares_url):
-        shared_upload.abort_all(Output.prefix(config.output_prefix).file_url(".bin"))
+        with log_failure():  # what is left costs storage, until `flows.gc` or the bucket removes it
+            shared_upload.abort_all(Output.prefix(config.output_prefix).file_url(".bin"))
 
 
 def _common_file(stage: StageRun, shares: Sequence[Output]) -> tuple[str, dict[int, str]]:
@@ -209,6 +216,11 @@ def _publish(
         stage.work.publish(note, {})
         file.publish(place.bin_url, etags)
     elif stage.work.published(note) is None or not store.exists(place.bin_url):
+        if isinstance(file, SharedUpload):
+            raise ArtifactError(
+                f"the multipart upload to {file.url} that the shares made is gone: completed, or "
+                "aborted by a lifecycle rule of the bucket; make all shares again, with --force"
+            )
         raise ArtifactError(
             f"{file.url}: the file that the shares wrote is gone; make all of them again, with "
             "--force"
@@ -221,7 +233,9 @@ def _read_share(url: str) -> tuple[str, dict[int, str]]:
     try:
         if document["format_version"] != FORMAT_VERSION:
             raise ValueError("of another version")
+        if not ID.fullmatch(document["file"]):
+            raise ValueError("its file is no id")
         etags = {int(number): str(etag) for number, etag in document["etags"].items()}
-        return str(document["file"]), etags
+        return document["file"], etags
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{url}: not the account of a share ({error!r})") from error

@@ -22,6 +22,7 @@ from flows.gc.sweep import Swept, sweep
 from flows.logs.lines import Followed
 from flows.pages.charts import loss_curve
 from flows.recipes.corpus_versions import CURRENT, read_pointer
+from stages.merge import shares as merge_shares
 from stages.runtime import share_digests
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from trainyard import json_text
@@ -225,7 +226,19 @@ def test_nobody_reads_foreign_json_without_a_word_on_deep_ones() -> None:
     assert found == OWN
 
 
-# --- blocks of a share ------------------------------------------------------------------------
+# --- shares -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["x/../../secret", "..\\secret", "", "a b", "a" * 1025, 7, None])
+def test_the_file_of_a_share_is_an_id_and_no_path(file: Any, tmp_path: Path) -> None:
+    account = tmp_path / "0.share.json"
+    document = {"format_version": merge_shares.FORMAT_VERSION, "file": file, "etags": {}}
+    account.write_text(json.dumps(document))
+    with pytest.raises(ArtifactError, match="not the account of a share"):
+        merge_shares._read_share(str(account))
+    account.write_text(json.dumps(document | {"file": "0123456789ab"}))
+    assert merge_shares._read_share(str(account)) == ("0123456789ab", {})
+
 
 READ_BLOCKS: dict[str, dict[str, Any]] = {
     "no file": {"size_bytes": 1, "version": "1", "digests": {}, "url": "/nowhere"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 SIZES = (2_700_000, 3, 300_000, 2_300_000)
 """Tokens of pairs: three parts of the least size, of which the first is of one pair, the second of
-all, and the last a short one of the last pair."""
+all, and the last a short one of the last pair, shorter than a store may copy."""
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +69,7 @@ def make_shares(source: str, prefix: str, world_size: int, ranks: str) -> None:
         assert merge(source, prefix, "--rank", rank, "--world-size", str(world_size)) == 0
 
 
-@pytest.mark.parametrize(("from_store", "num_copied"), [(True, 2), (False, 0)])
+@pytest.mark.parametrize(("from_store", "num_copied"), [(True, 1), (False, 0)])
 def test_joined_shares_are_the_object_of_one_run(
     from_store: bool,
     num_copied: int,
@@ -193,12 +194,47 @@ def test_shares_of_an_upload_that_is_gone_are_made_again(
     make_shares(source, prefix, 2, "01")
     shared_upload.abort_all(prefix + ".bin")
     assert merge(source, prefix, size) == 1
-    assert "the file that the shares wrote is gone; make all" in capsys.readouterr().err
+    assert "out.bin that the shares made is gone: completed, or aborted" in capsys.readouterr().err
     assert merge(source, prefix, "--rank", "0", size, "--force") == 0
     assert merge(source, prefix, size) == 1
     assert "its shares were written into 2 files" in capsys.readouterr().err
     assert merge(source, prefix, "--rank", "1", size, "--force") == 0
     assert merge(source, prefix, size) == 0
+    assert store.info(prefix + ".bin").size_bytes == 2 * sum(SIZES)
+
+
+def test_shares_that_tell_of_too_few_parts_make_no_shorter_object(
+    tmp_path: Path, s3_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, prefix = put_raw(str(tmp_path / "raw")), join(s3_url, "out")
+    make_shares(source, prefix, 1, "0")
+    url = join(prefix + ".shares", "00000-of-00001.share.json")
+    document = store.read_json(url)
+    del document["etags"]["3"]
+    store.write_bytes(url, json.dumps(document).encode())
+    assert merge(source, prefix, "--world-size", "1") == 1
+    assert "its shares tell of 2 parts of the .bin, which has 3" in capsys.readouterr().err
+    assert not store.exists(prefix + ".bin")
+
+
+def test_a_run_that_may_not_list_uploads_is_complete(
+    tmp_path: Path,
+    s3_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, prefix = put_raw(str(tmp_path / "raw")), join(s3_url, "out")
+    make_shares(source, prefix, 2, "0")
+    call = S3Backend.call
+
+    def denied(self: S3Backend, method: str, **arguments: Any) -> Any:
+        if method == "list_multipart_uploads":
+            raise InfrastructureError(f"the store refused {method}: AccessDenied")
+        return call(self, method, **arguments)
+
+    monkeypatch.setattr(S3Backend, "call", denied)
+    assert merge(source, prefix) == 0
+    assert "could not clean up" in capsys.readouterr().err
     assert store.info(prefix + ".bin").size_bytes == 2 * sum(SIZES)
 
 

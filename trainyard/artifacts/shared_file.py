@@ -114,8 +114,8 @@ def agree(
     begin: Callable[[], str],
     discard: Callable[[str], None],
 ) -> str:
-    """The id in KEY.json, if what it names exists; else that of what `begin` begins, or another
-    machine at the same time, and ours is discarded."""
+    """The id in KEY.json, if what it names exists. Otherwise begins one and returns its id; if
+    another machine was first, discards ours and returns the other's."""
     agreed_url = join(folder_url, f"{key}.json")
     while True:
         found = read_version(agreed_url)

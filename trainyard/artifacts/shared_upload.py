@@ -3,7 +3,7 @@
 It is one multipart upload to the final name, and appears when all parts are there. The machines
 agree on the upload as on a shared file (`shared_file`): the id in FOLDER/KEY.json is that of the
 upload. All parts but the last have one size, which follows from that of the object. The store
-itself copies a part that is a range of one of its objects."""
+itself copies a part that is a range of one of its objects, but for a last part under 5 MiB."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from trainyard.artifacts import store
-from trainyard.artifacts.backends.multipart import MAX_PARTS, MultipartUpload
+from trainyard.artifacts.backends.multipart import MAX_PARTS, MIN_PART, MultipartUpload
 from trainyard.artifacts.backends.readahead import ByteRange
 from trainyard.artifacts.backends.s3 import S3Backend
 from trainyard.artifacts.shared_file import agree
@@ -119,7 +119,9 @@ class OpenParts:
         start = index * self._part_bytes
         end = min(start + self._part_bytes, self._size_bytes)
         source, *others = self._ranges(start, end)
-        if others or self._may_copy is False or not _s3().holds(source.url):
+        # AWS refuses ranges of objects under 5 MiB, and the last part may be all of one.
+        is_short = end - start < MIN_PART
+        if others or is_short or self._may_copy is False or not _s3().holds(source.url):
             return _Part(end - start, bytearray(end - start))
         if self._may_copy is None:
             with store.operation("write", self._url):

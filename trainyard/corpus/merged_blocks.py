@@ -84,7 +84,7 @@ class MergedTokens:
 
 @dataclass(slots=True)
 class Digests:
-    """What is to know of some blocks in a row."""
+    """Digests of neighbouring blocks."""
 
     nodes: bytes = b""
     """Of the blocks, end to end (`subtree_digest`)."""

@@ -25,7 +25,7 @@ MAX_DATASETS = np.iinfo(np.int16).max
 
 MOST_LANES = 4096
 MANY_LANES = 256
-"""An operation of numpy on fewer costs nearly as much."""
+"""With fewer lanes, a numpy call takes nearly as long."""
 CACHED_CELLS = 1 << 15
 """Lanes times datasets, of more than NARROW datasets: arrays of so many fit the cache of a core."""
 MOST_CELLS = 1 << 18

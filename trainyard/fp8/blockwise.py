@@ -41,8 +41,10 @@ def decode(values: Tensor, inverse_scale: Tensor) -> Tensor:
 
 
 def is_of_blocks(values: Tensor, inverse_scale: Tensor) -> bool:
-    """Whether a matrix (m, k) has scales of blocks: those of tiles are m in a row."""
-    return inverse_scale.shape[1] != values.shape[0]
+    """Whether a matrix (m, k) has scales of blocks. Those of tiles have another shape in each size:
+    m / 128, filled up to a multiple of 4, is less than m."""
+    m, k = values.shape
+    return inverse_scale.shape != (k // TILE, m)
 
 
 def _cast(x: Tensor, dtype: torch.dtype, blocks: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

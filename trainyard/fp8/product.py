@@ -22,8 +22,8 @@ def scaled_product(
     """a b^T in `dtype`, plus bias. a: (m, k), b: (n, k), both 8 bits, k innermost. Returns (m, n).
 
     inverse_a, inverse_b: both of whole tensors, of rows, or of parts (blockwise.py): then a has
-    tiles, and b tiles or blocks. fast: but for parts, add up in the tensor cores' own registers,
-    with fewer bits; forward passes bear it."""
+    tiles, and b tiles or blocks. fast: accumulate in the tensor cores with fewer bits, precise
+    enough for forward passes; no effect on scales of parts."""
     if inverse_a.ndim == 2:
         of_parts: Tensor = _blockwise_op(a, b, inverse_a, inverse_b, dtype)
         return of_parts if bias is None else of_parts + bias

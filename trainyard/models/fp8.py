@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 CAPABILITY = (8, 9)
 """The first GPUs with 8-bit tensor cores: Ada, then Hopper."""
 HOPPER = (9, 0)
-"""The GPUs for which torch has blockwise products..."""
+"""Blockwise products need GPUs of this capability."""
 FIRST_CUDA = (12, 9)
-"""... and the first cuBLAS that has them."""
+"""They need cuBLAS of this CUDA version or newer."""
 
 
 def report_fp8(recipe: Fp8Recipe, device: torch.device, *, say: bool = True) -> None:

@@ -65,10 +65,10 @@ class PrecisionConfig:
     """With --bf16, compute the matrix products of the layers in 8-bit floating point: e4m3, or e5m2
     for gradients (hybrid). Weights, attention and output layer stay in bfloat16."""
     fp8_recipe: Literal["tensorwise", "delayed", "rowwise", "blockwise", "mxfp8"] = "tensorwise"
-    """How 8-bit tensors are scaled: by their present maximum (tensorwise), by the maxima of past
-    steps (delayed, Megatron-LM's default), each row by its maximum (rowwise, torchao's), or weights
-    by the maximum of each block of 128 x 128 and others by that of each 128 numbers (blockwise, as
-    DeepSeek-V3; needs --fp8-format e4m3); mxfp8 is not implemented."""
+    """tensorwise: one scale from the tensor's maximum; delayed: from maxima of past steps
+    (Megatron-LM's default); rowwise: one per row (torchao); blockwise: 128 x 128 blocks of weights,
+    128 numbers of inputs and gradients (DeepSeek-V3; needs --fp8-format e4m3). mxfp8 is not
+    implemented."""
     fp8_margin: int = 0
     """With --fp8-recipe delayed, leave room for this many doublings of the maximum."""
     fp8_amax_history_len: int = 1

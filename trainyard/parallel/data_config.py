@@ -74,11 +74,6 @@ class DataParallelConfig:
                 "--overlap-param-gather needs --use-distributed-optimizer; add it, or leave this "
                 "out"
             )
-        if self.fp8_param_gather and self.fully_shards:
-            raise ConfigError(
-                f"--fp8-param-gather and {self.asked_by}: only --use-distributed-optimizer gathers "
-                "in 8 bits; leave one of them out"
-            )
         if self.fp8_param_gather and self.sharding == "no_shard":
             raise ConfigError(
                 "--fp8-param-gather needs --use-distributed-optimizer; add it, or leave this out"

@@ -54,6 +54,15 @@ def test_a_number_moves_by_half_a_unit_at_the_scale_of_its_part(cast: Cast, heig
 
 
 @pytest.mark.parametrize("cast", [cast_tiles, cast_blocks])
+def test_a_row_of_as_many_scales_as_a_block_has_rows_is_decoded(cast: Cast) -> None:
+    x = torch.ones(TILE * TILE, TILE, dtype=torch.bfloat16)
+    x[TILE:] = 2.0**-20  # in one scale with the ones it would be another number
+    pair = cast(x, FORWARD)
+    assert torch.equal(decode(pair.rows, pair.row_scale), x.float())
+    assert torch.equal(decode(pair.columns, pair.column_scale), x.t().float())
+
+
+@pytest.mark.parametrize("cast", [cast_tiles, cast_blocks])
 def test_what_is_stored_survives_another_cast(cast: Cast) -> None:
     pair = cast(draw(128, 256), FORWARD)
     once = decode(pair.rows, pair.row_scale)

@@ -200,18 +200,10 @@ def test_a_gpu_without_these_products_is_refused(
         check_device(recipe, capability, cuda)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({}, "--fp8-param-gather needs --use-distributed-optimizer; add it"),
-        ({"use_torch_fsdp2": True}, "--fp8-param-gather and --use-torch-fsdp2: only --use-distrib"),
-    ],
-)
-def test_weights_are_gathered_in_8_bits_by_the_distributed_optimizer_alone(
-    options: dict[str, Any], words: str
-) -> None:
+def test_weights_that_nothing_shards_are_not_gathered_in_8_bits() -> None:
+    words = "--fp8-param-gather needs --use-distributed-optimizer; add it"
     with pytest.raises(ConfigError, match=words):
-        DataParallelConfig(fp8_param_gather=True, **options)
+        DataParallelConfig(fp8_param_gather=True)
 
 
 def test_encoder_and_decoder_of_a_t5_are_checked_each_for_itself() -> None:

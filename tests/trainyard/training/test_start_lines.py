@@ -51,15 +51,20 @@ def test_one_rank_logs_the_chosen_kernels(
 
 
 @pytest.mark.parametrize(
-    ("recipe", "has_effect"),
-    [("tensorwise", True), ("delayed", False), ("rowwise", False)],
+    ("recipe", "sharding", "has_effect"),
+    [
+        ("tensorwise", "use_distributed_optimizer", True),
+        ("delayed", "use_distributed_optimizer", False),
+        ("rowwise", "use_distributed_optimizer", False),
+        ("tensorwise", "use_torch_fsdp2", False),
+        ("tensorwise", "use_megatron_fsdp", False),
+    ],
 )
 def test_what_gathers_no_weights_in_8_bits_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, recipe: Any, has_effect: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, recipe: Any, sharding: str, has_effect: bool
 ) -> None:
-    gathered = ParallelConfig(
-        data_parallel=DataParallelConfig(use_distributed_optimizer=True, fp8_param_gather=True)
-    )
+    asked: dict[str, Any] = {"fp8_param_gather": True, sharding: True}
+    gathered = ParallelConfig(data_parallel=DataParallelConfig(**asked))
     config = options(
         tmp_path,
         model=replace(MODEL, hidden_size=32, num_attention_heads=2, seq_length=16),

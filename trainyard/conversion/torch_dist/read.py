@@ -219,7 +219,7 @@ class TorchDistSource(Closing):
         shapes = {name.removeprefix("model."): spec.shape for name, spec in self.specs.items()}
         try:
             if self.family in ("t5", "mamba"):
-                raise Unknown("this version knows the order only of a GPT or BERT")
+                raise Unknown("the order of parameters in them is known only for GPT and BERT")
             found = states_in_buckets(self._stored, keys, shapes, self.config, self.args)
             found_state = updates_and_scaler(self.url, index.objects, keys, self.step)
             self._updates, self._scaler = found_state

@@ -2,9 +2,9 @@
 
 They are sent as the numbers that products cast them to, from bf16, and decoded to bf16 where they
 arrive. A product that casts what was decoded multiplies the same values, so no result changes. With
-one scale for a tensor, its largest magnitude is decoded to itself, and each other number to within
-2^-9 of what it was in e4m3, where the next is 2^-4 away. Scales of blocks are powers of two, and
-decoding is exact."""
+one scale for a tensor, its largest magnitude is decoded to itself, and every other number to within
+2^-9 relative error; e4m3 neighbours are at least 2^-4 apart, so it is cast to the same value again.
+Scales of blocks are powers of two, and decoding is exact."""
 
 from __future__ import annotations
 

@@ -106,10 +106,15 @@ class ParameterGather:
             self.finish()
 
     def finish(self) -> None:
-        """Fetch everything outstanding, before anything but a forward pass reads parameters."""
-        while self._num_started < len(self._buckets):
-            self._start_next()
-        self._finish_to(len(self._buckets) - 1)
+        """Fetch everything outstanding, before anything but a forward pass reads parameters.
+
+        Messages in 8 bits take memory, so only one bucket is ahead of the one waited for."""
+        last = len(self._buckets) - 1
+        for number in range(self._num_done, last + 1):
+            until = last if self._codec is None else min(number + 1, last)
+            while self._num_started <= until:
+                self._start_next()
+            self._finish_to(number)
 
     def finish_exactly(self) -> None:
         """Fetch in the weights' own format what was sent in 8 bits; each rank has published its own

@@ -3,7 +3,8 @@
 Input, weight and gradient are each cast once, in both layouts; for the backward pass the input is
 kept in 8 bits, half the bytes of bf16. Under tensor parallelism a rank scales the part of a tensor
 that it has by the maximum of that, so results differ from one rank's by the rounding of 8 bits;
-blockwise, each number has the scale that it has on one rank."""
+blockwise, each number has the scale that it has on one rank, but for the input projection of a
+Mamba layer: it is of several parts, each cut, and blocks that lie in two differ."""
 
 from __future__ import annotations
 

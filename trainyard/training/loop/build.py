@@ -229,7 +229,10 @@ def whole_parameter_count(train_module: TrainModule) -> int:
     return sum({name: count for stage in stages for name, count in stage.items()}.values())
 
 
-GATHER_IDLE = "no effect: it only applies with --fp8-recipe tensorwise and blockwise"
+GATHER_IDLE = (
+    "no effect: it only applies with --use-distributed-optimizer, and --fp8-recipe tensorwise and "
+    "blockwise"
+)
 HISTORY_IDLE = "no effect: they only apply with --fp8-recipe delayed"
 
 GRAPHS = 64
@@ -295,8 +298,9 @@ def report_kernels(
         report_fp8(config.precision.fp8, device, say=say)
         if say and config.precision.has_idle_history:
             log.info("--fp8-margin and --fp8-amax-...: %s", HISTORY_IDLE)
-        gathers = config.parallel.data_parallel.fp8_param_gather
-        if say and gathers and not config.precision.fp8.survives_decoding:
+        data = config.parallel.data_parallel
+        is_idle = data.fully_shards or not config.precision.fp8.survives_decoding
+        if say and data.fp8_param_gather and is_idle:
             log.info("--fp8-param-gather: %s", GATHER_IDLE)
     report_optimizer(config.optimizer, device, say=say)
     report_moments(config.precision, config.optimizer.adam_beta2, say=say)
