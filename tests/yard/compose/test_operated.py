@@ -32,8 +32,8 @@ PAGE = (ROOT / "docs" / "operate.md").read_text()
 ITERATION = re.compile(r"iteration +(\d+)/")
 NEXT_VERSION = f"{VERSION}.post1"
 SECONDS = 1200
-CANCELLED_SECONDS = 30
-"""From Cancel until nothing of a run is left."""
+CANCELLED_SECONDS = 120
+"""From Cancel until nothing of a run is left, on a busy machine."""
 BEGUN_SECONDS = 400
 """From a request, or the start of a worker, until a container trains, on a busy machine."""
 ENDLESS = 150_000
