@@ -17,7 +17,7 @@ from trainyard.artifacts.output import MANIFEST, Output
 from trainyard.artifacts.urls import show_url
 from trainyard.config import from_dict, suggest
 from trainyard.config_text import parse_document
-from trainyard.errors import ConfigError, TrainyardError
+from trainyard.errors import ArtifactError, ConfigError, TrainyardError
 
 STEP_MANIFEST = re.compile(rf"iter_(\d{{7,}})/{re.escape(MANIFEST)}")
 """The file of a run folder that publishes a step (docs/formats.md)."""
@@ -70,12 +70,13 @@ def build_config(
 
 @contextmanager
 def located_errors(where: str) -> Iterator[None]:
-    """Begin the message of every ConfigError inside with where the options were written."""
+    """Begin the message of every error of options or inputs with where they were written."""
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, ArtifactError) as error:
+        kind = ConfigError if isinstance(error, ConfigError) else ArtifactError
         text = str(error)
-        raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from error
+        raise kind(text if text.startswith(where) else f"{where}: {text}") from error
 
 
 def read_job(stage: str, config: str) -> StageJob:

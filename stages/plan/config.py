@@ -274,8 +274,8 @@ class PlanConfig:
             product = " x ".join(f"{flag} ({size})" for flag, size in degrees.items())
             near = [ranks * given] if given else [ranks * n for n in (replicas, replicas + 1) if n]
             raise ConfigError(
-                f"--world-size, or nproc_per_node of a document, is {self.world_size} and must be "
-                f"{product} x {last}: "
+                f"{self.world_size} ranks in all (--world-size, or nproc_per_node of a document) "
+                f"must be {product} x {last}: "
                 f"{' or '.join(map(str, near))} would do"
             )
         return replicas

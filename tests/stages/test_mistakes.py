@@ -121,7 +121,7 @@ LINES = {
     "classify --taks MNLI": r" classify: --taks is not an option: did you mean --task\?$",
     "classify --task MNLY": " classify: --task is 'MNLY'; .*: did you mean 'MNLI'",
     "finetune": " finetune: --load is required: the checkpoint to tune",
-    "finetune --load {0}/note": r" finetune: --load \(or --pretrained-.*\) .*name is .*/notes",
+    "finetune --load {0}/note": r"1 finetune: --load \(or --pretrained-.*\) .*name is .*/notes",
     "parity --load {0}/notes --num-prompts 1000000000": "--num-prompts must be at most 100000",
     f"parity --load {{0}}/notes --num-input-tokens {2**62}": "--num-input-tokens must be at most",
     "generate --load {0}/notes --promts a": "did you mean --prompts",

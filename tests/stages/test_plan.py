@@ -233,11 +233,11 @@ GROUP_OF_3 = {
         ({"global_batch_size": 6}, r"--global-batch-size \(6\) must be divisible by --micro-batch"),
         (
             {"world_size": 6, "tensor_model_parallel_size": 4},
-            r"is 6 and must be .* replicas: 4 or 8 would do",
+            r"6 ranks in all .* must be .* replicas: 4 or 8 would do",
         ),
         (
             {"world_size": 3, "tensor_model_parallel_size": 4},
-            r"is 3 and must be .* replicas: 4 would do",
+            r"3 ranks in all .* must be .* replicas: 4 would do",
         ),
         ({"world_size": 8, "data_parallel_size": 2}, r"x --data-parallel-size \(2\): 2 would do"),
         (

@@ -50,9 +50,9 @@ def test_only_a_block_with_a_scheduler_makes_shares(site: StageEnvironment) -> N
 
 @pytest.mark.parametrize(
     ("more", "count"),
-    [({}, 4), ({"virtual": True}, 1), ({"output_prefix": "s3://yard/out"}, 1)],
+    [({}, 4), ({"virtual": True}, 1), ({"output_prefix": "s3://yard/out"}, 4)],
 )
-def test_a_merge_is_shared_out_where_shares_can_write_one_file(
+def test_a_merge_is_shared_out_unless_it_writes_no_tokens(
     more: dict[str, object], count: int
 ) -> None:
     document = {"input": ["parts"], "output_prefix": "out", **more}

@@ -14,7 +14,7 @@ from tests.trainyard.datasets.test_gpt import write_pair
 from tests.trainyard.training.resumed_runs import RUN, certificate, go, ledger
 from trainyard.checkpoint.load import open_checkpoint
 from trainyard.config import from_dict, to_dict
-from trainyard.errors import ConfigError
+from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.families import read_model_config
 from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.pretrain import pretrain
@@ -106,7 +106,7 @@ def test_a_program_of_another_kind_of_model_is_refused(monkeypatch: pytest.Monke
     [({}, "from --load, which is not given"), ({"load": "none"}, "--use-checkpoint-args: --load")],
 )
 def test_without_a_checkpoint_there_is_no_model(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, ArtifactError), match=message):
         beneath({"use_checkpoint_args": True, **given})
 
 
