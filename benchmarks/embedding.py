@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.corpus import Setting, report
+from benchmarks.shapes import PEAK
 from trainyard.embedding.batches import Rows
 from trainyard.embedding.config import EmbeddingConfig
 from trainyard.embedding.embedder import BertEmbedder
@@ -58,8 +59,6 @@ MINILM = {
 
 LENGTH = 256
 NUM_TEXTS = 16384
-PEAK = 989e12
-"""Dense bf16 of an H100 or H200, operations a second."""
 GPU_BAR = 0.4
 
 

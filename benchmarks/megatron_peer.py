@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.energy import joules
-from benchmarks.shapes import SHAPES, Shape, flops_per_token
+from benchmarks.shapes import SHAPES, Shape, share_of_peak
 
-PEAK = 989e12
 LAYOUTS = {
     "": {},
     "tp2": {"tensor_model_parallel_size": 2},
@@ -192,7 +191,7 @@ def run(shape: Shape, layout: str, steps: int, warmup: int, accumulate: int, con
     return {
         "name": shape.name,
         "tokens_per_second": rate,
-        "mfu": rate * flops_per_token(shape) / PEAK,
+        "mfu": share_of_peak(shape, rate),
         "gigabytes": torch.cuda.max_memory_allocated() / 1e9,
         "joules_per_token": (joules() - begin) / (tokens * steps),
     }

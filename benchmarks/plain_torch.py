@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.energy import joules
-from benchmarks.shapes import SHAPES, Shape, flops_per_token
+from benchmarks.shapes import SHAPES, Shape, share_of_peak
 
 
 class Norm(nn.Module):
@@ -158,7 +158,7 @@ def run(shape: Shape, steps: int, warmup: int, accumulate: int) -> dict[str, flo
     return {
         "name": shape.name,
         "tokens_per_second": rate,
-        "mfu": rate * flops_per_token(shape) / 989e12,
+        "mfu": share_of_peak(shape, rate),
         "gigabytes": torch.cuda.max_memory_allocated() / 1e9,
         "joules_per_token": (joules() - begin) / (tokens * steps),
     }

@@ -68,6 +68,8 @@ class Shape:
         return words
 
 
+PEAK = 989e12
+"""bf16 operations a second of an H100 or H200 by the data sheet, without sparsity."""
 MAMBA_HEAD = 64
 """Channels of a head of a Mamba-2 layer, the default of --mamba-head-dim."""
 
@@ -84,6 +86,11 @@ def flops_per_token(shape: Shape) -> float:
     matrices = h * (h + 2 * kv) + h * h + visited * (3 if shape.llama else 2) * h * shape.ffn
     attention = 2 * shape.seq * h  # two products, 2 s h each, half of it causal
     return 3 * (shape.layers * (2 * matrices + attention) + 2 * h * shape.vocab)
+
+
+def share_of_peak(shape: Shape, tokens_per_second: float) -> float:
+    """MFU of one GPU."""
+    return tokens_per_second * flops_per_token(shape) / PEAK
 
 
 SHAPES = {

@@ -23,10 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.shapes import SHAPES, Shape, flops_per_token
+from benchmarks.shapes import SHAPES, Shape, share_of_peak
 
 STEPS, WARMUP, EVERY = 30, 10, 5
-PEAK = 989e12
 RATE = re.compile(r"step: *(\d+).*?tps: *([\d,]+)")
 NAME = "timed"
 """Of the model and its only flavor, in torchtitan's registry."""
@@ -123,7 +122,7 @@ def measure(shape: Shape, extra: list[str]) -> dict[str, float]:
     rate = statistics.median(rates.found)
     return {
         "tokens_per_second": rate,
-        "mfu": rate * flops_per_token(shape) / PEAK,
+        "mfu": share_of_peak(shape, rate),
         "gigabytes": rates.peak_bytes / 1e9,
     }
 

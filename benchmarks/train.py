@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -27,13 +28,11 @@ import numpy as np
 
 from benchmarks import megatron_peer
 from benchmarks.energy import joules
-from benchmarks.shapes import SHAPES, Shape, flops_per_token
+from benchmarks.shapes import SHAPES, Shape, share_of_peak
 from trainyard.corpus.indexed import IndexedWriter
 
 STEPS, WARMUP = 20, 10
 LOGGED = re.compile(r"iteration +(\d+)/")
-PEAK = 989e12
-"""bf16 operations a second of an H100 or H200 by the data sheet, without sparsity."""
 
 LAYOUTS: dict[str, list[str]] = {
     "": [],
@@ -113,11 +112,13 @@ def measure_stage(
     steady = [line for line in lines if line["step"] > WARMUP]
     rate = statistics.median(line["tokens_per_second"] for line in steady) / gpus
     tokens = statistics.median(line["tokens_per_second"] * line["ms"] / 1e3 for line in steady)
+    # A run that had ended before logs nothing: its timings are there, its energy is not.
+    begin, end = (drawn.get(step, math.nan) for step in (WARMUP, STEPS + WARMUP))
     return {
         "tokens_per_second": rate,
-        "mfu": rate * flops_per_token(shape) / PEAK,
+        "mfu": share_of_peak(shape, rate),
         "gigabytes": max(line["memory_bytes"] for line in steady) / 1e9,
-        "joules_per_token": (drawn[STEPS + WARMUP] - drawn[WARMUP]) / (STEPS * tokens / gpus),
+        "joules_per_token": (end - begin) / (STEPS * tokens / gpus),
     }
 
 
