@@ -7,9 +7,9 @@
   output tokens over the time of all of them. A share of the 17,744 tokens/s that TensorRT-LLM
   publishes for Llama-3.1-8B in FP8 on this GPU.
 - mixed: prompts and outputs of 128 to 2,048 tokens (even over the logarithm), beside the static
-  engine with batches of the requests in their order.
+  engine with batches of the requests in their order, its step compiled and recorded too.
 - prefix: 64 requests that share their first 2,000 tokens, of which the cache knows the shared ones
-  or keeps nothing; mean time to the first token.
+  or keeps nothing; mean time to the first token, after as many requests that share other tokens.
 
 On a GPU, compiling and recording the graphs takes a minute or more, and 512 requests of 1,000
 tokens over another one. What is done is said on standard error as it goes. A part ends after
@@ -193,17 +193,16 @@ def static_rate(
     model: GPTModel, requests: Sequence[Request], size: int, limit_seconds: float
 ) -> tuple[float, bool]:
     """Output tokens a second of batches of requests in their order, and whether the time was over
-    before the last one."""
+    before the last one. On a GPU the step is compiled and recorded before."""
     clock, seconds, tokens = device_clock(model.device), 0.0, 0
+    room = max(len(r.prompt) for r in requests) + max(r.max_tokens for r in requests)
+    decoder = CachedDecoder(model, size, room, compiled=model.device.type == "cuda")
+    run_requests(decoder, [request_of(8, 4, model.vocab_size, i) for i in range(size)])
     for begin in range(0, len(requests), size):
         batch = requests[begin : begin + size]
-        room = max(len(r.prompt) for r in batch) + max(r.max_tokens for r in batch)
         began = clock()
-        decoder = CachedDecoder(model, len(batch), room)
         tokens += sum(map(len, run_requests(decoder, batch).outputs))
         seconds += clock() - began
-        del decoder
-        _empty(model.device)
         say(f"mixed, static: {begin + len(batch)} of {len(requests)} requests in {seconds:.0f} s")
         if seconds > limit_seconds:
             return tokens / seconds, begin + size < len(requests)
@@ -233,8 +232,14 @@ def under_load(
 
 def prefix(model: GPTModel, sizes: Sizes) -> None:
     """Time to the first token with and without what the cache knows."""
-    before = request_of(sizes.shared, 1, model.vocab_size, 77).prompt
-    requests = [request_of(16, 8, model.vocab_size, 100 + i, before) for i in range(sizes.sharing)]
+
+    def sharing(number: int) -> tuple[list[Request], list[Request]]:
+        """A request that makes the shared tokens known, and those that share them."""
+        vocab = model.vocab_size
+        before = request_of(sizes.shared, 1, vocab, number).prompt
+        known = [request_of(1, 1, vocab, number + 1, before)]
+        return known, [request_of(16, 8, vocab, number + i, before) for i in range(sizes.sharing)]
+
     means = {}
     for off in (False, True):
         size = 16 if model.device.type == "cpu" else 256
@@ -246,10 +251,12 @@ def prefix(model: GPTModel, sizes: Sizes) -> None:
             disable_prefix_caching=off,
             inference_dynamic_batching_block_size=size,
         )
-        known = [request_of(1, 1, model.vocab_size, 99, before)]
-        drive(engine, known, model.device, "prefix, the shared tokens")
         name = f"prefix, cache {'off' if off else 'on'}"
-        means[off] = statistics.fmean(drive(engine, requests, model.device, name).first.values())
+        for number in (1_000, 2_000):  # the first of them warms up the kernels of these lengths
+            known, requests = sharing(number)
+            drive(engine, known, model.device, f"{name}, the shared tokens")
+            times = drive(engine, requests, model.device, name)
+        means[off] = statistics.fmean(times.first.values())
         del engine
         _empty(model.device)
     ratio = means[True] / means[False]
