@@ -48,7 +48,7 @@ gc.disable()
 
 def pytest_collection_finish() -> None:
     """No collection of garbage walks over the tests and modules that stay until the end, and few
-    walk over what a test made: Python's own threshold, 700 objects, costs a thirtieth of the suite."""
+    walk over what tests make: at Python's own threshold, 700 objects, they cost a thirtieth."""
     gc.enable()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
