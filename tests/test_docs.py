@@ -102,6 +102,14 @@ def test_tests_that_a_page_names_exist(name: str) -> None:
         assert f"\ndef {test}(" in (ROOT / path).read_text(), f"{name}: {path}::{test}"
 
 
+@pytest.mark.parametrize("name", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_files_and_folders_that_the_map_names_exist(name: str) -> None:
+    starts = [ROOT / at for at in ("", "trainyard", "trainyard/training")]
+    paths = re.findall(r"`([\w]+/[\w/.]*(?:\.py|/))`", text_of(name))
+    assert len(paths) > 20
+    assert [path for path in paths if not any((start / path).exists() for start in starts)] == []
+
+
 def test_every_page_is_in_the_index() -> None:
     index = text_of("docs/README.md")
     pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"]

@@ -132,6 +132,7 @@ def test_a_decision_lists_a_folder_of_inputs_once(
     assert many.total() <= LINEAR * few.total()
 
 
+@pytest.mark.slow
 def test_a_merge_asks_twice_for_each_pair(tmp_path: Path) -> None:
     """Each pair costs a request for its manifest, and two for the versions of its files."""
 
@@ -182,6 +183,7 @@ def test_a_finished_file_is_found_without_a_look_at_its_neighbours(tmp_path: Pat
     assert many["list"] == 0
 
 
+@pytest.mark.slow
 def test_units_of_shares_grow_in_number_with_the_ranks_and_not_beyond_a_bound() -> None:
     tb = 10**12
     assert unit_bytes_for(tb, world_size=10_000) == UNIT_BYTES
@@ -210,6 +212,7 @@ def test_blocks_of_a_file_are_digested_once_by_all_ranks_together() -> None:
     assert blocks(2) == blocks(2 * TIMES) == list(range(num_blocks(size)))
 
 
+@pytest.mark.slow
 def test_a_refresh_lists_its_sources_and_looks_at_each(tmp_path: Path) -> None:
     def planned(count: int) -> tuple[int, Counter[str]]:
         sources = tmp_path / f"sources-{count}"

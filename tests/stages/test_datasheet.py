@@ -86,6 +86,7 @@ def test_the_funnel_counts_what_each_rule_removed(tmp_path: Path, made: list[str
     assert HOSTILE.replace("<", "&lt;").replace(">", "&gt;") in page  # among the samples
 
 
+@pytest.mark.slow
 def test_the_run_card_has_the_same_section(tmp_path: Path, made: list[str]) -> None:
     sheet(tmp_path, f"{made[-1]}/documents-*.jsonl", folders=made)
     section = str(datasheet(f"{tmp_path}/sheet"))

@@ -132,6 +132,7 @@ def test_neighbors_are_the_nearest_chunks_of_other_documents(
         assert metrics["share_fewer"] > 0
 
 
+@pytest.mark.slow
 def test_the_files_are_those_of_megatron(yard: Yard, tmp_path: Path) -> None:
     query(yard, tmp_path)
     count = len(yard.chunks())
@@ -302,6 +303,7 @@ def test_mistakes_are_refused(
         query(yard, tmp_path, **options)
 
 
+@pytest.mark.slow
 def test_embeddings_of_samples_in_another_order_are_refused(yard: Yard, tmp_path: Path) -> None:
     shutil.copytree(yard.folder / "embeddings-train", tmp_path / "embeddings")
     path = tmp_path / "embeddings/samples.json"
@@ -323,6 +325,7 @@ def test_inputs_that_were_not_made_for_each_other_are_refused(yard: Yard, tmp_pa
         query(yard, tmp_path / "out", retro_db=str(other.folder / "db"))
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_of_the_index_is_refused(
     yard: Yard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,7 @@ def test_the_program_gets_both_kinds_of_options(tmp_path: Path) -> None:
     assert config.model.num_layers == RUN["num_layers"]
 
 
+@pytest.mark.slow
 def test_own_options_are_of_the_three_kinds_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

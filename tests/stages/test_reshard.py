@@ -270,6 +270,7 @@ def test_from_one_format_of_others_into_another(tmp_path: Path) -> None:
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_tokenizer_and_rows_are_added(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("transformers")
     make("llama", tmp_path / "hf")

@@ -78,6 +78,7 @@ def test_megatrons_rules_for_empty_texts_sentences_and_ends(tmp_path: Path) -> N
     assert documents(tmp_path / "eod") == expected
 
 
+@pytest.mark.slow
 def test_sentences_are_split_in_the_same_run(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

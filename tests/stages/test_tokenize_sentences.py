@@ -82,6 +82,7 @@ def test_the_version_that_is_pinned_is_the_one_that_the_code_knows() -> None:
     assert f"nltk=={sentences.NLTK}" in (ROOT / "constraints.txt").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_the_manifest_names_the_version_and_another_one_runs_again(
     corpus: Path,
     tmp_path: Path,

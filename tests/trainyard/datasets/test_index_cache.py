@@ -284,6 +284,7 @@ def build_and_note(root: str, note: str) -> None:
     make(IndexCache(root))
 
 
+@pytest.mark.slow
 def test_of_many_processes_one_builds(tmp_path: Path) -> None:
     context = get_context("fork")
     call = (str(tmp_path / "c"), str(tmp_path / "note"))

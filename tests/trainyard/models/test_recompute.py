@@ -107,6 +107,7 @@ def test_evaluation_recomputes_nothing(way: dict[str, Any]) -> None:
         assert torch.equal(model(tokens), plain(tokens))
 
 
+@pytest.mark.slow
 def test_a_full_recompute_keeps_least() -> None:
     sizes = [step(LLAMA, **WAYS[way])[1] for way in ("three and one", "layer by layer", "mlp")]
     assert sizes[0] < sizes[1] < sizes[2]

@@ -91,6 +91,7 @@ def test_a_step_with_torn_documents_is_skipped(
         finished_steps(str(run), "l", lambda line: None)
 
 
+@pytest.mark.slow
 def test_if_every_step_is_damaged_none_is_left(tmp_path: Path) -> None:
     go_on(tmp_path, replace(TRAINING, save_interval=2), lambda: False, Lines())
     for step in (2, 4, 6):

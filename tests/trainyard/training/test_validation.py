@@ -168,6 +168,7 @@ def test_without_validation_there_is_no_test_loss() -> None:
     assert not any("loss at" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_stop_between_validation_and_test_leaves_both_for_later() -> None:
     train_module = build_train_module()
     collector, calls = Collector([]), count(1)

@@ -328,6 +328,7 @@ def test_an_optimizer_without_its_options_is_left_out_with_one_line(
     assert "does not have the run's --lr" in line
 
 
+@pytest.mark.slow
 def test_the_same_checkpoint_gives_the_same_bytes(tmp_path: Path) -> None:
     save_gpt(str(tmp_path / "run"), random_gpt(GPT), 100)
     with open_checkpoint(str(tmp_path / "run")) as checkpoint:
