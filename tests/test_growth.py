@@ -5,6 +5,7 @@ memory: `benchmarks.growth`."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import Counter
@@ -14,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from flows.gc.sweep import sweep
 from flows.recipes.recipe import read_recipe
@@ -30,6 +33,8 @@ from trainyard.artifacts.lines import file_record
 from trainyard.artifacts.manifest import Manifest, publish
 from trainyard.artifacts.output import Output
 from trainyard.checkpoint.plan import Slice, plan_files, plan_shards
+from trainyard.conversion.huggingface.config_read import read_config
+from trainyard.conversion.huggingface.read import class_tensors, open_huggingface
 from trainyard.corpus.merge import survey
 from trainyard.corpus.unit_sizes import (
     MOST_BYTES_OF_RANKS,
@@ -130,6 +135,40 @@ def test_a_decision_lists_a_folder_of_inputs_once(
     few, many = counted(10), counted(10 * TIMES)
     assert few["list"] == many["list"] == 1
     assert many.total() <= LINEAR * few.total()
+
+
+def write_llama(folder: Path, num_layers: int) -> None:
+    """A Llama in two files with their index."""
+    document = {
+        "model_type": "llama",
+        "hidden_size": 4,
+        "intermediate_size": 4,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 1,
+        "vocab_size": 4,
+    }
+    (folder / "config.json").write_text(json.dumps(document))
+    shapes = class_tensors(*read_config(document, "config.json"))
+    files = {name: f"{number % 2}.safetensors" for number, name in enumerate(shapes)}
+    for file in set(files.values()):
+        tensors = {name: torch.zeros(shapes[name]) for name in shapes if files[name] == file}
+        save_file(tensors, folder / file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": files}))
+
+
+@pytest.mark.slow
+def test_a_hugging_face_folder_is_opened_in_steps_proportional_to_its_tensors(
+    tmp_path: Path,
+) -> None:
+    def counted(num_layers: int) -> int:
+        folder = tmp_path / f"llama-{num_layers}"
+        folder.mkdir()
+        write_llama(folder, num_layers)
+        return calls(lambda: open_huggingface(str(folder)).close())
+
+    counted(1)  # torch imports what converts shapes
+    assert grow(counted, 10) <= LINEAR
 
 
 @pytest.mark.slow

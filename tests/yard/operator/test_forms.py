@@ -19,9 +19,11 @@ from flows.gc import command as gc_command
 from flows.server.home import PASSWORD, URL
 from tests.security.attacks import Target
 from tests.security.servers import ui_server
+from tests.trainyard.checkpoint.samples import random_gpt, save_gpt
 from tests.yard.operator.browser import GENERATIONS, Form, browser_page
 from tests.yard.operator.deployed import Api, register
 from tests.yard.yard import ROOT, Yard, write_corpus
+from trainyard.models.gpt.config import GPTConfig
 
 pytestmark = [pytest.mark.yard, pytest.mark.timeout(240)]
 
@@ -47,12 +49,12 @@ def page(server: Target) -> Iterator[Page]:
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A yard of this test, in which the sources are the working directory."""
+    """A yard of this test with a trained quick start, and the sources as working directory."""
     monkeypatch.setenv("YARD", str(tmp_path / "yard"))
     monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(ROOT)
-    (tmp_path / "yard" / "quickstart" / "checkpoint").mkdir(parents=True)
-    (tmp_path / "yard" / "quickstart" / "checkpoint" / "weights").write_text("some")
+    model = GPTConfig(num_layers=1, hidden_size=32, num_attention_heads=2, seq_length=32)
+    save_gpt(str(tmp_path / "yard" / "quickstart" / "checkpoint"), random_gpt(model))
     return tmp_path
 
 
@@ -180,6 +182,7 @@ def test_a_switch_left_alone_stays_as_the_recipe_says(
         ("pretrain_bert", "train_iters", "70", "train_iters = 300", "train_iters = 70"),
         ("pretrain_t5", "train_iters", "70", "train_iters = 200", "train_iters = 70"),
         ("pretrain_retro", "train_iters", "70", "train_iters = 150", "train_iters = 70"),
+        ("finetune_gpt", "train_iters", "70", "train_iters = 100", "train_iters = 70"),
         (
             *("build_retro", "overrides", "faiss_query.retro_query_num_neighbors_query = 40"),
             *("neighbors_query = 50", "neighbors_query = 40"),
@@ -210,24 +213,46 @@ def test_a_filled_field_overrides_the_recipe_and_nothing_else(
 
 @pytest.mark.full
 @pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize(
+    ("module", "table", "field", "text", "added"),
+    [
+        (
+            *("corpus_refresh", '[tokenize]\ntokenizer_type = "ByteLevelTokenizer"\n'),
+            *("workers", "2", "workers = 2\n"),
+        ),
+        (
+            *("collect_corpus", "[dedup]\n", "overrides", "dedup.jaccard_threshold = 0.7"),
+            "jaccard_threshold = 0.7\n",
+        ),
+    ],
+)
 def test_a_recipe_of_ones_own_is_typed_by_its_path(
-    page: Page, server: Target, root: Path, generation: str
+    page: Page,
+    server: Target,
+    root: Path,
+    generation: str,
+    module: str,
+    table: str,
+    field: str,
+    text: str,
+    added: str,
 ) -> None:
     write_corpus(root / "a.jsonl", 5, seed=1)
-    recipe = root / "web.toml"
-    text = f'corpus = ["{root}/a.jsonl"]\n[tokenize]\ntokenizer_type = "ByteLevelTokenizer"\n'
-    recipe.write_text(text)
-    form = opened(page, server, generation, "corpus-refresh")
+    recipe, flow = root / "web.toml", module.replace("_", "-")
+    written = f'corpus = ["{root}/a.jsonl"]\n{table}'
+    recipe.write_text(written)
+    form = opened(page, server, generation, flow)
     form.write_free("recipe", str(recipe))
-    wanted = by_command_line("corpus_refresh", str(recipe))
-    assert requested(form, server, "corpus_refresh") == wanted
-    form = opened(page, server, generation, "corpus-refresh")
+    wanted = by_command_line(module, str(recipe))
+    assert requested(form, server, module) == wanted
+    form = opened(page, server, generation, flow)
     form.write_free("recipe", str(recipe))
-    form.fill("workers", "2")
-    recipe.write_text(f"{text}workers = 2\n")
-    wanted = by_command_line("corpus_refresh", str(recipe))
-    recipe.write_text(text)
-    assert requested(form, server, "corpus_refresh") == wanted
+    form.fill(field, text)
+    recipe.write_text(written + added)
+    changed = by_command_line(module, str(recipe))
+    assert changed != wanted
+    recipe.write_text(written)
+    assert requested(form, server, module) == changed
 
 
 @pytest.mark.full

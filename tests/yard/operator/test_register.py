@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import count
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -42,6 +43,10 @@ timezone = "Europe/Berlin"
 """
 
 
+CHAT = {"TRAINYARD_NOTIFY_URL": "http://127.0.0.1:9/hook"}
+NUMBERS = count(1)
+
+
 class Server(WholeServer):
     """A Prefect server with a password."""
 
@@ -73,11 +78,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.stop()
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("profiles") / "mysite.toml"
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """The profile of a yard of one test alone, since all share the server."""
+    path = tmp_path / f"site{next(NUMBERS)}.toml"
     path.write_text(PROFILE)
-    return str(path)
+    return path
+
+
+@pytest.fixture
+def registered(server: Server, site: Path) -> Path:
+    """The same, registered with a chat."""
+    assert verbs(server.register("--yard", str(site), **CHAT)) <= {"created", "unchanged"}
+    return site
 
 
 def verbs(done: subprocess.CompletedProcess[str]) -> set[str]:
@@ -85,95 +98,95 @@ def verbs(done: subprocess.CompletedProcess[str]) -> set[str]:
     return {line.split("  ")[0].strip() for line in done.stdout.splitlines()}
 
 
-def test_a_yard_is_registered_once_and_again_nothing_changes(server: Server, site: str) -> None:
-    assert verbs(server.register("--yard", site, "--dry-run")) == {"would create"}
-    assert server.ask("deployments/filter", {}) == []
-    chat = {"TRAINYARD_NOTIFY_URL": "http://127.0.0.1:9/hook"}
-    assert verbs(server.register("--yard", site, **chat)) == {"created"}
-    again = server.register("--yard", site, **chat)
+def test_a_yard_is_registered_once_and_again_nothing_changes(server: Server, site: Path) -> None:
+    name, given = site.stem, ("--yard", str(site))
+    before = server.ask("deployments/filter", {})
+    assert "would create" in verbs(server.register(*given, "--dry-run"))
+    assert server.ask("deployments/filter", {}) == before
+    assert verbs(server.register(*given, **CHAT)) <= {"created", "unchanged"}
+    again = server.register(*given, **CHAT)
     assert verbs(again) == {"unchanged"}
     assert "0 written" in again.stderr
 
-    deployments = {one["name"]: one for one in server.ask("deployments/filter", {})}
-    assert set(deployments) == {"mysite"}
-    found = [server.ask(f"deployments/name/{flow}/mysite") for flow in FLOWS]
+    found = [server.ask(f"deployments/name/{flow}/{name}") for flow in FLOWS]
+    assert len(server.ask("deployments/filter", {})) == len(before) + len(found)
     for one in found:
-        assert (one["work_pool_name"], one["parameters"]["profile"]) == ("mysite", "mysite")
+        assert (one["work_pool_name"], one["parameters"]["profile"]) == (name, name)
         assert one["enforce_parameter_schema"]
     refresh = found[FLOWS.index("corpus-refresh")]
     assert refresh["schedules"][0]["schedule"]["cron"] == "0 3 * * *"
     form = found[FLOWS.index("pretrain-gpt")]["parameter_openapi_schema"]["properties"]
     assert form["lr"]["type"] == "number"
     assert "recipes/quickstart.toml" in form["recipe"]["anyOf"][0]["enum"]
-    assert server.ask("work_pools/mysite")["concurrency_limit"] == 3
-    limits = server.ask("concurrency_limits/tag/yard:mysite:pretrain")
+    assert server.ask(f"work_pools/{name}")["concurrency_limit"] == 3
+    limits = server.ask(f"concurrency_limits/tag/yard:{name}:pretrain")
     assert limits["concurrency_limit"] == 2
     automations = {one["name"] for one in server.ask("automations/filter", {})}
-    assert automations == {
-        f"trainyard mysite: {what}"
+    assert {one for one in automations if one.startswith(f"trainyard {name}:")} == {
+        f"trainyard {name}: {what}"
         for what in ("zombie runs", "cancelled runs", "crashed runs", "failures", "new corpus")
     }
 
 
 @pytest.mark.full
-def test_only_what_the_profile_changed_is_written(server: Server, site: str) -> None:
-    Path(site).write_text(PROFILE.replace("= 3", "= 4").replace("0 3 *", "0 4 *"))
-    done = server.register("--yard", site)
+def test_only_what_the_profile_changed_is_written(server: Server, registered: Path) -> None:
+    registered.write_text(PROFILE.replace("= 3", "= 4").replace("0 3 *", "0 4 *"))
+    done = server.register("--yard", str(registered))
     changed = [line for line in done.stdout.splitlines() if line.startswith("changed")]
     assert [line.split()[1] for line in changed] == ["work", "block", "deployment"]
-    assert changed[2].endswith("corpus-refresh/mysite: schedule")
-    assert server.ask("work_pools/mysite")["concurrency_limit"] == 4
-    refresh = server.ask("deployments/name/corpus-refresh/mysite")
+    assert changed[2].endswith(f"corpus-refresh/{registered.stem}: schedule")
+    assert server.ask(f"work_pools/{registered.stem}")["concurrency_limit"] == 4
+    refresh = refresh_of(server, registered.stem)
     assert [one["schedule"]["cron"] for one in refresh["schedules"]] == ["0 4 * * *"]
 
 
-def refresh_of(server: Server) -> dict[str, Any]:
-    found: dict[str, Any] = server.ask("deployments/name/corpus-refresh/mysite")
+def refresh_of(server: Server, yard: str) -> dict[str, Any]:
+    found: dict[str, Any] = server.ask(f"deployments/name/corpus-refresh/{yard}")
     return found
 
 
 @pytest.mark.full
-def test_a_schedule_paused_by_a_person_stays_paused(server: Server, site: str) -> None:
+def test_a_schedule_paused_by_a_person_stays_paused(server: Server, registered: Path) -> None:
     """The schedule's switch and the deployment's, as Prefect's pages send them."""
-    before = refresh_of(server)
+    before = refresh_of(server, registered.stem)
     schedule = before["schedules"][0]
     assert schedule["active"]
     one = f"deployments/{before['id']}/schedules/{schedule['id']}"
     server.ask(one, {"active": False}, "PATCH")
-    done = server.register("--yard", site)
+    done = server.register("--yard", str(registered))
     assert verbs(done) == {"unchanged", "kept", "left over"}  # no URL of a chat this time
-    assert "corpus-refresh/mysite: schedule paused" in done.stdout
+    assert f"corpus-refresh/{registered.stem}: schedule paused" in done.stdout
 
     server.ask(f"deployments/{before['id']}", {"paused": True}, "PATCH")
-    Path(site).write_text(Path(site).read_text().replace("0 4 *", "0 5 *"))
-    assert "changed" in verbs(server.register("--yard", site))
-    after = refresh_of(server)
+    registered.write_text(PROFILE.replace("0 3 *", "0 5 *"))
+    assert "changed" in verbs(server.register("--yard", str(registered)))
+    after = refresh_of(server, registered.stem)
     (schedule,) = after["schedules"]
     assert (schedule["schedule"]["cron"], schedule["active"]) == ("0 5 * * *", False)
     assert after["paused"]
 
 
 @pytest.mark.full
-def test_leftovers_are_named_and_kept(server: Server, site: str) -> None:
-    flows = '["pretrain-gpt", "corpus-refresh"]'
-    text = Path(site).read_text().replace("[limits]\npretrain = 2\n", "")
+def test_leftovers_are_named_and_kept(server: Server, registered: Path) -> None:
+    name, flows = registered.stem, '["pretrain-gpt", "corpus-refresh"]'
+    text = PROFILE.replace("[limits]\npretrain = 2\n", "")
     text = text.replace("[automations]", "[automations]\nzombie_seconds = 0\nresume_crashed = 0")
-    Path(site).write_text(f"deployments = {flows}\n{text}")
-    done = server.register("--yard", site)
+    registered.write_text(f"deployments = {flows}\n{text}")
+    done = server.register("--yard", str(registered))
     left = [line.split(None, 2)[2] for line in done.stdout.splitlines() if line.startswith("left")]
     named = [line.partition(" (")[0] for line in left]
-    gone = [name for name in sorted(FLOWS) if name not in flows]
+    gone = [flow for flow in sorted(FLOWS) if flow not in flows]
     assert named == [
-        *(f"deployment {name}/mysite" for name in gone),
-        "limit for yard:mysite:pretrain",
+        *(f"deployment {flow}/{name}" for flow in gone),
+        f"limit for yard:{name}:pretrain",
         *(
-            f"automation trainyard mysite: {what}"
+            f"automation trainyard {name}: {what}"
             for what in ("cancelled runs", "crashed runs", "failures", "zombie runs")
         ),
     ]
-    assert "prefect deployment delete release/mysite" in left[gone.index("release")]
-    for name in gone:
-        assert server.ask(f"deployments/name/{name}/mysite")["name"] == "mysite"
+    assert f"prefect deployment delete release/{name}" in left[gone.index("release")]
+    for flow in gone:
+        assert server.ask(f"deployments/name/{flow}/{name}")["name"] == name
 
 
 def test_without_the_password_the_error_names_the_variable(server: Server) -> None:

@@ -10,7 +10,7 @@ from tests.yard.operator.deployed import comes
 from tests.yard.slurm.cluster import Cluster, ask
 from tests.yard.slurm.test_preempted import goes_on
 
-pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.yard, pytest.mark.full, pytest.mark.timeout(1800)]
 
 STEPS = 8000
 """Made in longer than Slurm takes to find out about anything late."""

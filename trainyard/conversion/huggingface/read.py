@@ -18,7 +18,7 @@ from trainyard.artifacts import store
 from trainyard.artifacts.urls import join
 from trainyard.checkpoint.bounds import check_model
 from trainyard.checkpoint.safetensors.file import TensorFile
-from trainyard.checkpoint.safetensors.header import TensorSpec
+from trainyard.checkpoint.safetensors.header import MAX_TENSORS, TensorSpec
 from trainyard.conversion.documents import read_document
 from trainyard.conversion.huggingface.architecture import GPT2
 from trainyard.conversion.huggingface.bert import BERTS
@@ -46,9 +46,6 @@ from trainyard.models.mamba import checkpoint_names as mamba_names
 from trainyard.models.t5 import checkpoint_names as t5_names
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-MAX_TENSORS = 100_000
-"""As many layers as a model may have, with two dozen tensors each."""
 
 INDEX_ENDING = ".index.json"
 
