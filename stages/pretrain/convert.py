@@ -94,6 +94,7 @@ def _write_torch_dist(
         stage.open,
         tp=config.parallel.tensor_model_parallel_size,
         distributed_optimizer=config.parallel.data_parallel.use_distributed_optimizer,
+        ep=config.parallel.expert_model_parallel_size,
         save_optimizer=config.training.save_optim,
         expect=output.expect,
         advance=output.advance,

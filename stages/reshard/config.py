@@ -128,7 +128,9 @@ class ReshardConfig:
     target_decoder_last_pipeline_num_layers: int | None = None
     """Layers of the last pipeline rank, likewise."""
     target_expert_parallel_size: int | None = None
-    """Expert-parallel ranks that core files are for. Unset: 1."""
+    """Expert-parallel ranks that core files are for; unset: 1. In torch_dist, those of the run that
+    loads the optimizer, which with several has another one for the experts; unset: as many as the
+    run had."""
     saver_transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
     """Names of norms in core files, and in torch_dist of layers with experts: those of Transformer
     Engine's layers, or of the local layers."""
@@ -183,10 +185,10 @@ class ReshardConfig:
         check_at_most(self, MAX_SIZE, *COUNTS)
         check_at_most(self, MAX_RANKS, *SHARDS)
         ep = self.target_expert_parallel_size or 1
-        if ep > 1 and self.saver != "core":
+        if ep > 1 and self.saver not in ("core", "torch_dist"):
             raise ConfigError(
-                f"--target-expert-parallel-size {ep} needs --saver core; files of --saver "
-                f"{self.saver} load at any number of expert-parallel ranks, so leave it out"
+                f"--target-expert-parallel-size {ep} needs --saver core or torch_dist; files of "
+                f"--saver {self.saver} load at any number of expert-parallel ranks, so leave it out"
             )
 
     def experts(self) -> MoEConfig | None:

@@ -139,6 +139,7 @@ def save_torch_dist(config: ReshardConfig, stage: StageRun, source: Source, load
             num_files=config.shards,
             tp=config.tensor_parallel_size,
             transformer_impl=config.saver_transformer_impl,
+            ep=config.target_expert_parallel_size,
             true_vocab_size=_tokens_to_pad(config, source),
             make_vocab_size_divisible_by=config.make_vocab_size_divisible_by,
             expect=bar.expect,

@@ -22,7 +22,10 @@ FILES: list[tuple[dict[str, Any], str]] = [
     ({"save_dir": "run"}, "must not be the same folder or one inside the other"),
     ({"save_dir": "run/out"}, "must not be the same folder or one inside the other"),
     ({"target_tensor_parallel_size": 0}, "--target-tensor-parallel-size must be at least 1"),
-    ({"target_expert_parallel_size": 2}, "-expert-parallel-size 2 needs --saver core"),
+    (
+        {"target_expert_parallel_size": 2},
+        "-expert-parallel-size 2 needs --saver core or torch_dist",
+    ),
     ({"saver": "core", "num_shards": 2}, "--num-shards 2: --saver core writes one file for"),
     ({"vocab_file": "v"}, "--merge-file and --vocab-size need --tokenizer-type"),
     ({"vocab_size": 9}, "--merge-file and --vocab-size need --tokenizer-type"),

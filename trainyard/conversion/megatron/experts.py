@@ -26,6 +26,11 @@ STACKED = re.compile(r"(.*mlp\.experts\.)(linear_fc[12]\.(?:weight|bias))")
 SHARDED = "mlp.experts.experts."
 
 
+def is_of_experts(name: str) -> bool:
+    """Whether a parameter of ours is of the routed experts."""
+    return STACKED.fullmatch(name) is not None
+
+
 def single_name(path: str) -> str:
     """A path of Megatron-LM with every expert's matrix under its own number."""
     if SHARDED in path:
@@ -45,6 +50,12 @@ def name_of_expert(stacked: str, expert: int) -> str:
     match = STACKED.fullmatch(stacked)
     assert match is not None, stacked
     return f"{match[1]}local_experts.{expert}.{match[2]}"
+
+
+def stacked_name(single: str) -> str:
+    """The name of the matrices of all experts, of that of one; any other name as it is."""
+    match = SINGLE.fullmatch(single)
+    return single if match is None else f"{match[1]}{match[3]}"
 
 
 def grouped_name(single: str) -> str:

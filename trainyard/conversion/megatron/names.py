@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from trainyard.conversion.megatron.experts import single_name
+from trainyard.conversion.megatron.experts import expert_of, single_name
 from trainyard.models.bert.checkpoint_names import (
     HEADS,
     HEADS_IN_ORDER,
@@ -207,8 +207,10 @@ def layer_of(name: str) -> int | None:
 # --- ours to theirs ---------------------------------------------------------------------------
 
 
-def registration_order(names: list[str], style: str) -> list[str]:
-    """Names of ours in the order of Megatron's modules. style: a key of REGISTRATION_ORDER."""
+def registration_order(names: list[str], style: str, *, grouped: bool = False) -> list[str]:
+    """Names of ours in the order of Megatron's modules. style: a key of REGISTRATION_ORDER.
+    grouped: experts are in a grouped product, where the first matrices of all come before the
+    second ones; otherwise one MLP after the other."""
     prefixes = REGISTRATION_ORDER[style]
 
     def place(name: str) -> tuple[int, ...]:
@@ -218,7 +220,9 @@ def registration_order(names: list[str], style: str) -> list[str]:
         match = OURS_LAYER.fullmatch(name)
         if match:
             at = next(i for i, prefix in enumerate(prefixes) if match[2].startswith(prefix))
-            return 1, is_decoder, 0, int(match[1]), at, is_bias
+            layer = (1, is_decoder, 0, int(match[1]), at)
+            expert, second = expert_of(match[2]) or 0, int(".linear_fc2." in match[2])
+            return *layer, *((second, expert) if grouped else (expert, second)), is_bias
         if name.startswith("embedding."):
             return 0, next(i for i, table in enumerate(TABLES) if table in name)
         if "relative_pos_emb." in name:

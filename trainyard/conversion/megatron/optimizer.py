@@ -25,7 +25,7 @@ from torch import Tensor
 from trainyard.conversion.megatron.model import WholeModel
 from trainyard.conversion.torch_save.pickles import Recorded, TensorRef
 from trainyard.conversion.torch_save.write import LazyTensor
-from trainyard.models.gpt.checkpoint_names import EMBEDDING
+from trainyard.models.gpt.checkpoint_names import EMBEDDING, EXPERT_BIAS
 from trainyard.optim.groups import is_embedding_or_output
 
 MAIN = "param"
@@ -276,24 +276,26 @@ class Written:
     """Our name, in the whole model."""
 
 
-def has_optimizer(model: WholeModel) -> bool:
-    """Whether the states of the optimizer can be written; otherwise logs why not.
+def has_optimizer(model: WholeModel, *, by_name: bool = False) -> bool:
+    """Whether the states of the optimizer can be written; otherwise logs why not. by_name: to
+    files that name the parameter of each state.
 
     A release (step 0) has none, without a message."""
-    reason = _why_no_optimizer(model) if model.step else ""
+    reason = _why_no_optimizer(model, by_name) if model.step else ""
     if reason:
         log.warning("the optimizer of %s is left out: %s", model.url, reason)
     return reason is None
 
 
-def _why_no_optimizer(model: WholeModel) -> str | None:
-    if model.config.model_type != "gpt":
-        return "only that of a GPT is written"
-    if model.config.experts.enabled:  # Megatron-LM gives the experts an optimizer of their own
-        return "with experts only weights are written"
-    if model.config.latent.enabled or model.config.mtp.mtp_num_layers is not None:
-        return "with latents or multi-token prediction only weights are written"
-    names = [name.removeprefix("model.") for name in model.specs if name.startswith("model.")]
+def _why_no_optimizer(model: WholeModel, by_name: bool) -> str | None:
+    config = model.config
+    if config.model_type != "gpt" and not (by_name and config.model_type == "bert"):
+        known = "a GPT or BERT" if by_name else "a GPT"
+        return f"only that of {known} is written"
+    depths = config.mtp.mtp_num_layers
+    if not by_name and (config.experts.enabled or config.latent.enabled or depths is not None):
+        return "with experts, latents or multi-token prediction only --saver torch_dist writes it"
+    names = trained_names(model)
     wanted = [f"optimizer.{kind}.{name}" for kind in MOMENTS for name in names]
     if any(
         name.startswith("model.") and spec.dtype in HALF_SPECS for name, spec in model.specs.items()
@@ -306,6 +308,12 @@ def _why_no_optimizer(model: WholeModel) -> str | None:
     if lacking:
         return f"the source does not have the run's --{lacking[0].replace('_', '-')}"
     return None if model.num_updates else "it has made no update yet"
+
+
+def trained_names(model: WholeModel) -> list[str]:
+    """The names of all parameters; the bias of a router's choice is none."""
+    names = (name.removeprefix("model.") for name in model.specs if name.startswith("model."))
+    return [name for name in names if not name.endswith(EXPERT_BIAS)]
 
 
 def optimizer_document(
@@ -334,10 +342,14 @@ def optimizer_document(
     return document | ({"grad_scaler": scaler_document(model.scaler)} if model.scaler else {})
 
 
-def groups_document(model: WholeModel, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The groups, without the numbers of their parameters. names: the parameters of a stage."""
+def groups_document(
+    model: WholeModel, names: Sequence[str], *, are_experts: bool = False
+) -> list[dict[str, Any]]:
+    """The groups, without the numbers of their parameters. names: the parameters of a stage.
+    are_experts: those that expert-parallel ranks share."""
     parameters = [Written(name, name) for name in names]
-    return [_group(model, *key) for key in _groups(model, parameters)]
+    groups = [_group(model, *key) for key in _groups(model, parameters)]
+    return [group | {"is_expert_parallel": are_experts} for group in groups]
 
 
 def _groups(

@@ -56,6 +56,12 @@ def degrees_in(args: Mapping[str, Any]) -> tuple[int, int]:
     return tp, pp
 
 
+def expert_degrees_in(args: Mapping[str, Any], tp: int) -> tuple[int, int]:
+    """Ranks that share an expert, and expert-parallel ranks. tp: tensor ranks."""
+    etp, ep = (_count(args, f"expert_{kind}_parallel_size") for kind in ("tensor", "model"))
+    return etp or tp, ep or 1
+
+
 def partition_in(args: Mapping[str, Any], num_layers: int) -> Partition:
     """The stages of every pipeline rank."""
     layout = args.get("pipeline_model_parallel_layout")

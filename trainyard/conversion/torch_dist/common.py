@@ -46,9 +46,12 @@ class Common(Closing):
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer's values that are not tensors."""
+        """The optimizer's values that are not tensors; of several, such as one of the experts, the
+        first one's, which have the same steps and loss scale."""
         found = self.tree.get("optimizer")
-        return found[0] if isinstance(found, Mapping) and found.keys() == {0} else found
+        if isinstance(found, Mapping) and found and found.keys() == set(range(len(found))):
+            return found[0]
+        return found
 
     def read(self, ref: TensorRef) -> Tensor:
         """The values of a tensor in it."""

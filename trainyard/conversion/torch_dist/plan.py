@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.checkpoint.safetensors.header import TensorSpec
-from trainyard.conversion.megatron.experts import SHARDED
+from trainyard.conversion.megatron.experts import SHARDED, is_of_experts
 from trainyard.conversion.megatron.model import CHECKPOINT_VERSION, WholeModel, args_document
 from trainyard.conversion.megatron.names import TransformerImpl
 from trainyard.conversion.megatron.optimizer import (
@@ -22,6 +22,7 @@ from trainyard.conversion.megatron.optimizer import (
     MOMENTS,
     groups_document,
     scaler_document,
+    trained_names,
 )
 from trainyard.conversion.torch_dist.names import places_of
 from trainyard.errors import ArtifactError
@@ -104,22 +105,25 @@ def plan_torch_dist(
     model: WholeModel,
     with_optimizer: bool,
     transformer_impl: TransformerImpl = "transformer_engine",
+    ep: int = 1,
 ) -> TorchDistPlan:
-    """Plan the files of a model. Raises ArtifactError if layers that share a tensor differ in type
-    or shape."""
+    """Plan the files of a model. ep: expert-parallel ranks of the run that loads the optimizer.
+    Raises ArtifactError if layers that share a tensor differ in type or shape."""
     names = [n.removeprefix("model.") for n in model.specs if n.startswith("model.")]
     weights = list(_pieces(model, "", "model", names, transformer_impl))
     states = [
         piece
         for kind, source in (_kinds(model) if with_optimizer else ())
-        for piece in _pieces(model, f"optimizer.state.{kind}.", source, names, transformer_impl)
+        for piece in _pieces(
+            model, f"optimizer.state.{kind}.", source, trained_names(model), transformer_impl
+        )
     ]
     pieces = [*weights, *states]
     _check_layers(model, pieces)
     return TorchDistPlan(
         tuple(sorted(pieces, key=lambda piece: (piece.key, piece.layer or 0))),
         tuple(_extra_states(weights, model.config)),
-        _common(model, names, with_optimizer, transformer_impl),
+        _common(model, with_optimizer, transformer_impl, ep),
     )
 
 
@@ -195,11 +199,11 @@ def _check_layers(model: WholeModel, pieces: list[WrittenPiece]) -> None:
 
 
 def _common(
-    model: WholeModel, names: list[str], with_optimizer: bool, impl: TransformerImpl
+    model: WholeModel, with_optimizer: bool, impl: TransformerImpl, ep: int
 ) -> dict[str, Any]:
     content: dict[str, Any] = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
     common: dict[str, Any] = {
-        "args": Namespace(**_args(model, with_optimizer, impl)),
+        "args": Namespace(**_args(model, with_optimizer, impl, ep)),
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": model.step,
         "num_floating_point_operations_so_far": 0,
@@ -208,15 +212,25 @@ def _common(
     if with_optimizer:
         if is_distributed(model):
             content["distrib_optim_sharding_type"] = "fully_reshardable"
-        common["optimizer"] = _optimizer(model, names)
+        common["optimizer"] = _optimizer(model, ep)
         if model.scheduler is not None:
             common["opt_param_scheduler"] = dict(model.scheduler)
     return common
 
 
-def _optimizer(model: WholeModel, names: list[str]) -> dict[str, Any]:
-    """The optimizer's values that are not tensors."""
-    groups = groups_document(model, names)
+def _optimizer(model: WholeModel, ep: int) -> dict[Any, Any]:
+    """The optimizer's values that are not tensors. If expert-parallel ranks share the experts,
+    these have an optimizer of their own, the second in a table by number."""
+    names = trained_names(model)
+    dense = [name for name in names if not is_of_experts(name)]
+    if ep == 1 or len(dense) == len(names):
+        return _one_optimizer(model, groups_document(model, names))
+    experts = [name for name in names if is_of_experts(name)]
+    both = groups_document(model, dense), groups_document(model, experts, are_experts=True)
+    return {number: _one_optimizer(model, groups) for number, groups in enumerate(both)}
+
+
+def _one_optimizer(model: WholeModel, groups: list[dict[str, Any]]) -> dict[str, Any]:
     scaler = {"grad_scaler": scaler_document(model.scaler)} if model.scaler else {}
     if is_distributed(model):
         kind = {"param_state_sharding_type": "fully_reshardable"}
@@ -226,10 +240,13 @@ def _optimizer(model: WholeModel, names: list[str]) -> dict[str, Any]:
     return {"optimizer": inner, **scaler} if is_half else inner
 
 
-def _args(model: WholeModel, with_optimizer: bool, impl: TransformerImpl) -> dict[str, Any]:
+def _args(
+    model: WholeModel, with_optimizer: bool, impl: TransformerImpl, ep: int
+) -> dict[str, Any]:
     return args_document(
         model,
         tp=1,
+        ep=ep,
         split=arrange([model.config.num_layers], pp=1),
         is_legacy=False,
         transformer_impl=impl,

@@ -48,6 +48,7 @@ from trainyard.conversion.megatron.progress import (
 from trainyard.conversion.source import model_shapes, refuse_differences
 from trainyard.conversion.torch_dist.buckets import (
     Joined,
+    Stacked,
     check_places,
     states_in_buckets,
     updates_and_scaler,
@@ -64,7 +65,7 @@ from trainyard.conversion.torch_dist.tensors import StoredTensors
 from trainyard.conversion.torch_save.file import TORCH_DTYPES
 from trainyard.errors import ArtifactError
 from trainyard.models.config import TransformerConfig
-from trainyard.models.gpt.checkpoint_names import EMBEDDING
+from trainyard.models.gpt.checkpoint_names import EMBEDDING, EXPERT_BIAS
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class TorchDistSource(Closing):
         self.vocab_size = tokens_of(self.args, self.padded_vocab_size)
         self._check_model(named)
         self.num_updates = 0
-        self._joined: dict[str, Joined] = {}
+        self._joined: dict[str, Joined | Stacked] = {}
         """States in buffers, by the name of the parameter."""
         self._add_optimizer(named, tree, index)
         self.scaler: Scaler = self._scaler if self.num_updates else {}
@@ -197,8 +198,13 @@ class TorchDistSource(Closing):
         is_half = any(_is_half(self._stored[key]) for key in keys)
         return (*MOMENTS, MAIN) if is_half else MOMENTS
 
+    def _trained(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all parameters; the bias of a router's choice is none."""
+        names = (name.removeprefix("model.") for name in self._sources)
+        return {n: self.specs[f"model.{n}"].shape for n in names if not n.endswith(EXPERT_BIAS)}
+
     def _states(self, states: Mapping[str, Source]) -> dict[str, TensorSpec]:
-        names = [name.removeprefix("model.") for name in self._sources]
+        names = list(self._trained())
         specs = {}
         for kind in self._kinds():
             for name in names:
@@ -216,7 +222,7 @@ class TorchDistSource(Closing):
     def _in_buckets(
         self, keys: Sequence[str], tree: Mapping[str, Any], index: StoredIndex
     ) -> dict[str, TensorSpec]:
-        shapes = {name.removeprefix("model."): spec.shape for name, spec in self.specs.items()}
+        shapes = self._trained()
         try:
             if self.family in ("t5", "mamba"):
                 raise Unknown("the order of parameters in them is known only for GPT and BERT")

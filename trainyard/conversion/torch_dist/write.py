@@ -46,6 +46,7 @@ from trainyard.checkpoint.load import Checkpoint
 from trainyard.checkpoint.reshard import OpenFile
 from trainyard.checkpoint.safetensors.file import DTYPES, Sink
 from trainyard.checkpoint.steps import TRACKER
+from trainyard.conversion.megatron.experts import check_expert_ranks
 from trainyard.conversion.megatron.folder import BACKEND, RELEASE, iteration_folder
 from trainyard.conversion.megatron.lacking import refuse_for_megatron
 from trainyard.conversion.megatron.model import WholeModel, whole_model
@@ -79,6 +80,7 @@ def write_torch_dist(
     tp: int = 1,
     transformer_impl: TransformerImpl = "transformer_engine",
     distributed_optimizer: bool | None = None,
+    ep: int | None = None,
     true_vocab_size: int | None = None,
     make_vocab_size_divisible_by: int | None = None,
     save_optimizer: bool = True,
@@ -93,7 +95,9 @@ def write_torch_dist(
     vocabulary again for `tp` ranks (`tp` has no other effect). expect: called before the first file
     with the total bytes of tensors that `advance` will report. transformer_impl: layers that
     Megatron-LM will build, which name the norms of layers with experts differently.
-    distributed_optimizer: layout of the optimizer's states; None: that of the run.
+    distributed_optimizer: layout of the optimizer's states; None: that of the run. ep:
+    expert-parallel ranks of the run that loads it, which has a second optimizer for the experts if
+    there are several; None: as many as the run of the source has.
     Raises ConfigError, before anything is written, for a model that Megatron-LM does not
     support."""
     model = whole_model(source, tp, true_vocab_size, make_vocab_size_divisible_by)
@@ -101,8 +105,11 @@ def write_torch_dist(
     if distributed_optimizer is not None:
         options = {**model.options, "use_distributed_optimizer": distributed_optimizer}
         model = replace(model, options=options)
-    with_optimizer = save_optimizer and has_optimizer(model)
-    plan = plan_torch_dist(model, with_optimizer, transformer_impl)
+    if ep is None:
+        ep = _expert_ranks(model)
+    check_expert_ranks(model.config, ep)
+    with_optimizer = save_optimizer and has_optimizer(model, by_name=True)
+    plan = plan_torch_dist(model, with_optimizer, transformer_impl, ep)
     expect(plan.size_bytes)
     folder = iteration_folder(model.step)
     writer = _Writer(lambda name: open_file(f"{folder}/{name}"), num_files)
@@ -113,6 +120,15 @@ def write_torch_dist(
         out.write(json.dumps(BACKEND_DOCUMENT).encode())
     with open_file(TRACKER) as out:
         out.write((str(model.step) if model.step else RELEASE).encode())
+
+
+def _expert_ranks(model: WholeModel) -> int:
+    """Those that share the experts in the run of the source, as far as its options say."""
+    found = model.options.get("expert_model_parallel_size")
+    count = model.config.experts.num_experts
+    if isinstance(found, int) and found > 0 and count is not None and count % found == 0:
+        return found
+    return 1
 
 
 def _save(writer: _Writer, planner: _Planner) -> None:

@@ -89,10 +89,13 @@ LEGACY_READ = LEGACY | {
 
 _FROM_QKV = (
     "self_attention.linear_qkv.",
-    "self_attention.linear_q_",
-    "self_attention.linear_kv_",
-    "self_attention.q_layernorm.",
+    "self_attention.linear_q_proj.",
+    "self_attention.linear_q_down_proj.",
+    "self_attention.q_layernorm.",  # of latents in the matrix behind it
+    "self_attention.linear_q_up_proj.",
+    "self_attention.linear_kv_down_proj.",
     "self_attention.kv_layernorm.",
+    "self_attention.linear_kv_up_proj.",
     "self_attention.k_layernorm.",
     "pre_cross_attn_layernorm.",
     "cross_attention.",
@@ -101,7 +104,9 @@ _FROM_QKV = (
     "mlp.linear_fc2.",
     "mlp.router.",
     "mlp.experts.",
-    "mlp.shared_experts.",
+    "mlp.shared_experts.gate_weight",
+    "mlp.shared_experts.linear_fc1.",
+    "mlp.shared_experts.linear_fc2.",
 )
 
 _MIXER = (
@@ -109,6 +114,9 @@ _MIXER = (
     *("mixer.conv1d.weight", "mixer.conv1d.bias", "mixer.norm.", "mixer.out_proj."),
 )
 """Of a Mamba layer."""
+
+EXPERT_BIAS = "mlp.router.expert_bias"
+"""End of the name of a bias that no optimizer moves."""
 
 REGISTRATION_ORDER: dict[str, tuple[str, ...]] = {
     "legacy": (

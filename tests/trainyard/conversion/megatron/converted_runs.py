@@ -17,7 +17,6 @@ from trainyard.checkpoint.save import save_step
 from trainyard.config import to_dict
 from trainyard.conversion.megatron.write import write_megatron
 from trainyard.models.config import TransformerConfig
-from trainyard.models.gpt.config import GPTConfig
 
 TOKENS = 257
 RUN: dict[str, Any] = {
@@ -34,17 +33,24 @@ DECAY = {"start": 0.1, "end": 0.1, "steps": 800, "style": "constant"}
 
 
 def save_trained(
-    root: Path, weights: dict[str, Tensor], states: dict[str, dict[str, Tensor]], config: GPTConfig
+    root: Path,
+    weights: dict[str, Tensor],
+    states: dict[str, dict[str, Tensor]],
+    config: TransformerConfig,
+    *,
+    rows: int = PADDED_VOCAB,
+    tokens: int = TOKENS,
+    **run: Any,
 ) -> None:
-    """A step of a run with its optimizer, as the trainer leaves it."""
+    """A step of a run with its optimizer, as the trainer leaves it. run: more of its options."""
     tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
     for kind, found in states.items():
         tensors |= {f"optimizer.{kind}.{name}": tensor for name, tensor in found.items()}
     document = {
         "model": to_dict(config),
-        "vocab_size": TOKENS,
-        "padded_vocab_size": PADDED_VOCAB,
-        "run": RUN,
+        "vocab_size": tokens,
+        "padded_vocab_size": rows,
+        "run": RUN | run,
     }
     state = {
         "num_updates": 98,

@@ -97,10 +97,13 @@ class LayerNormLinear(Linear):
     ) -> None:
         super().__init__(in_features, out_features, **more)
         self.eps, self.normalization = eps, normalization
+        matrix = dict(self.named_parameters())
+        self._parameters.clear()  # those of the norm are registered first
         self.layer_norm_weight = nn.Parameter(torch.ones(in_features))
         self.layer_norm_bias = (
             nn.Parameter(torch.zeros(in_features)) if normalization == "LayerNorm" else None
         )
+        self.weight, self.bias = matrix["weight"], matrix.get("bias")
 
     def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
         weight, bias = self.layer_norm_weight, self.layer_norm_bias

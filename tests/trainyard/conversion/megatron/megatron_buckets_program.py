@@ -33,6 +33,7 @@ def begin(folder: Path, rank: int, args: argparse.Namespace) -> None:
         args.tensor_model_parallel_size,
         args.pipeline_model_parallel_size,
         args.virtual_pipeline_model_parallel_size,
+        expert_model_parallel_size=getattr(args, "expert_model_parallel_size", 1),
     )
     core.without_gpu()
     kind = torch.Tensor.type

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,3 +55,35 @@ def run(version: str, program: Path, words: Sequence[str], folder: Path | None =
             process.wait()
     assert process.returncode == 0, printed[-3000:]
     return printed
+
+
+def run_ranks(
+    version: str, program: Path, words: Sequence[Sequence[str]], log: Path, seconds: float = 240
+) -> None:
+    """Run a program with a release on several ranks at once, each with its number and then its
+    words; all must end with 0. log: gets what they print."""
+    with log.open("wb") as out:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", str(program), str(rank), *of_rank],
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                env={
+                    **os.environ,
+                    "TORCHDYNAMO_DISABLE": "1",
+                    "PYTHONPATH": str(installed(version)),
+                },
+                start_new_session=True,  # its save waits forever for a child that died
+            )
+            for rank, of_rank in enumerate(words)
+        ]
+        try:
+            end = time.monotonic() + seconds
+            codes = [process.wait(max(1, end - time.monotonic())) for process in processes]
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+    assert set(codes) == {0}, log.read_text()[-3000:]

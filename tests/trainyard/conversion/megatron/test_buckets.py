@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -40,29 +35,7 @@ def megatron(folder: Path, config: GPTConfig, layout: Layout, dp: int, bucket: i
     args["virtual_pipeline_model_parallel_size"] = layout.vpp if layout.vpp > 1 else None
     (folder / "args.json").write_text(json.dumps(args))
     words = [str(folder / "args.json"), str(bucket), str(folder / "made"), str(folder)]
-    command = [sys.executable, "-W", "ignore", str(PROGRAM)]
-    log = (folder / "log.txt").open("wb")
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), *words],
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": str(megatron_package.installed("0.16.1"))},
-            start_new_session=True,  # its save waits forever for a child that died
-        )
-        for rank in range(world)
-    ]
-    try:
-        end = time.monotonic() + 240
-        codes = [process.wait(max(1, end - time.monotonic())) for process in processes]
-    finally:
-        log.close()
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    assert set(codes) == {0}, (folder / "log.txt").read_text()[-3000:]
+    megatron_package.run_ranks("0.16.1", PROGRAM, [words] * world, folder / "log.txt")
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
 
 

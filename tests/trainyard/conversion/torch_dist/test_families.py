@@ -12,13 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainyard.checkpoint.samples import random_gpt
-from tests.trainyard.conversion.megatron import test_t5
+from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt
+from tests.trainyard.conversion.megatron import test_experts, test_t5
 from tests.trainyard.conversion.megatron.converted_runs import save_trained, save_weights
 from tests.trainyard.conversion.megatron.test_read import states_of
 from tests.trainyard.conversion.torch_dist.families import (
     FAMILIES,
-    MIXTRAL,
     Sample,
     impl_of,
     written,
@@ -38,6 +37,7 @@ from trainyard.conversion.torch_dist.plan import plan_torch_dist
 from trainyard.conversion.torch_dist.read import open_torch_dist
 from trainyard.conversion.torch_dist.write import write_torch_dist
 from trainyard.errors import ArtifactError, ConfigError
+from trainyard.models.gpt.checkpoint_names import EXPERT_BIAS
 
 pytestmark = pytest.mark.slow
 
@@ -135,16 +135,35 @@ def test_half_precision_stays_and_biases_of_the_choice_are_fp32(tmp_path: Path) 
     check(written(tmp_path, (config, half)), (config, half))
 
 
-def test_states_of_a_mixture_are_left_out_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("ep", "distributed"), [(1, False), (2, False), (4, True)])
+def test_states_of_a_mixture_are_written_and_read(
+    tmp_path: Path, ep: int, distributed: bool
 ) -> None:
-    whole = random_gpt(MIXTRAL).state_dict()
-    states = {kind: states_of(whole)[kind] for kind in ("exp_avg", "exp_avg_sq")}
-    save_trained(tmp_path / "run", whole, states, MIXTRAL)
+    """With several expert-parallel ranks, the experts have an optimizer of their own."""
+    config = test_experts.CONFIG
+    whole = random_gpt(config).state_dict()
+    trained = {name: t for name, t in whole.items() if not name.endswith(EXPERT_BIAS)}
+    states = {kind: states_of(trained)[kind] for kind in ("exp_avg", "exp_avg_sq")}
+    run = {"use_distributed_optimizer": distributed, "expert_model_parallel_size": ep}
+    save_trained(tmp_path / "run", whole, states, config, tokens=PADDED_VOCAB, **run)
     with open_checkpoint(str(tmp_path / "run")) as checkpoint:
         made = convert(checkpoint, tmp_path / "made")
-    assert "with experts only weights are written" in caplog.text
-    assert load_with_torch(made / "iter_0000100").keys() == golden()["experts"]["tensors"].keys()
+    wanted = {f"optimizer.{k}.{name}": t for k, of in states.items() for name, t in of.items()}
+    wanted |= {f"model.{name}": tensor for name, tensor in whole.items()}
+    with open_torch_dist(str(made)) as source:
+        assert source.specs.keys() == wanted.keys()
+        assert [n for n, t in wanted.items() if not torch.equal(source.read(n), t)] == []
+        assert source.num_updates == 98
+    common = torch.load(made / "iter_0000100/common.pt", weights_only=False)
+    found = common["optimizer"]
+    both = [found[0], found[1]] if ep > 1 else [found]
+    groups = [one["optimizer" if distributed else "param_groups"] for one in both]
+    groups = [one["param_groups"] if distributed else one for one in groups]
+    kinds = [{(g["is_expert_parallel"], g["wd_mult"]) for g in one} for one in groups]
+    dense = {(False, 0.0), (False, 1.0)}
+    assert kinds == ([dense, {(True, 1.0)}] if ep > 1 else [dense])
+    assert common["args"].expert_model_parallel_size == ep
+    assert [g["step"] for one in groups for g in one] == [98] * sum(map(len, groups))
 
 
 def test_a_t5_may_have_a_deeper_decoder_only_where_megatron_lm_computes_it(tmp_path: Path) -> None:

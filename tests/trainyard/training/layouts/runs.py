@@ -139,7 +139,7 @@ def train_module_of(cut: Cut, padded_vocab_size: int | None = None) -> TrainModu
 def batches(cut: Cut, step: int, groups: ProcessGroups) -> Iterator[Batch]:
     """This rank's micro-batches of a step."""
     for place in range(groups.dp_rank, NUM_MICROBATCHES, groups.dims.dp):
-        batch = microbatch(step, cut.order[place], cut.vocab_size)
+        batch = microbatch(step, cut.order[place], cut.vocab_size, cut.model.seq_length)
         if cut.packed:  # a Retro is tuned without neighbours
             yield as_conversations(batch, place)
         else:
@@ -163,15 +163,15 @@ def as_conversations(batch: Batch, place: int) -> Batch:
     }
 
 
-def microbatch(step: int, number: int, vocab_size: int) -> Batch:
+def microbatch(step: int, number: int, vocab_size: int, length: int) -> Batch:
     """Text that counts in steps of its own; how many of its tokens are trained on differs."""
     generator = torch.Generator().manual_seed(1000 * step + number)
     start = torch.randint(vocab_size, (MICRO_BATCH_SIZE, 1), generator=generator)
     stride = torch.randint(1, 4, (MICRO_BATCH_SIZE, 1), generator=generator)
-    text = (start + stride * torch.arange(SEQ_LENGTH + 1)) % vocab_size
-    mask = torch.ones(MICRO_BATCH_SIZE, SEQ_LENGTH)
+    text = (start + stride * torch.arange(length + 1)) % vocab_size
+    mask = torch.ones(MICRO_BATCH_SIZE, length)
     mask[:, : number % 5] = 0.0
-    positions = torch.arange(SEQ_LENGTH).expand(MICRO_BATCH_SIZE, -1)
+    positions = torch.arange(length).expand(MICRO_BATCH_SIZE, -1)
     return {
         "tokens": text[:, :-1].contiguous(),
         "labels": text[:, 1:].contiguous(),
@@ -183,13 +183,14 @@ def microbatch(step: int, number: int, vocab_size: int) -> Batch:
 def with_hidden_words(batch: Batch, step: int) -> Batch:
     """The same text as two runs of sentences with padding behind them, some of its words hidden."""
     text, mask = batch["tokens"], batch["loss_mask"]
+    length = text.shape[1]
     row = torch.arange(MICRO_BATCH_SIZE).unsqueeze(1)
-    places = torch.arange(SEQ_LENGTH).expand_as(text)
-    padding_mask = (places < SEQ_LENGTH - (step + 3 * row) % 6).long()
+    places = torch.arange(length).expand_as(text)
+    padding_mask = (places < length - (step + 3 * row) % 6).long()
     hidden = ((places + row + step) % 4 == 0) & padding_mask.bool() & mask.bool()
     return {
         "text": torch.where(hidden, 1, text),
-        "types": (places >= SEQ_LENGTH // 2).long(),
+        "types": (places >= length // 2).long(),
         "labels": torch.where(hidden, text, -1),
         "loss_mask": hidden.float(),
         "padding_mask": padding_mask,
@@ -210,10 +211,11 @@ def with_neighbors(batch: Batch, step: int) -> Batch:
 
 def with_hidden_spans(batch: Batch, step: int) -> Batch:
     """The same text with padding behind it, for a decoder that spells its beginning out."""
-    text, length = batch["tokens"], SEQ_LENGTH // 2
+    text = batch["tokens"]
+    length = text.shape[1] // 2
     row = torch.arange(MICRO_BATCH_SIZE).unsqueeze(1)
-    places = torch.arange(SEQ_LENGTH).expand_as(text)
-    enc_mask = (places < SEQ_LENGTH - (step + 3 * row) % 6).long()
+    places = torch.arange(text.shape[1]).expand_as(text)
+    enc_mask = (places < text.shape[1] - (step + 3 * row) % 6).long()
     dec_mask = (places < length - (step + 2 * row) % 4).long()[:, :length]
     asked = dec_mask.bool() & batch["loss_mask"][:, :length].bool()
     return {
