@@ -79,7 +79,7 @@ ROWS = {
     "samples": Row(
         "sample bounds of n documents, in a known order",
         cases.samples,
-        (1_000_000, 10_000_000, 30_000_000),
+        (1_000_000, 10_000_000, 100_000_000),
         cases.samples_peer,
     ),
     "start": Row(

@@ -364,11 +364,12 @@ def step(size: int, scratch: Path) -> Callable[[], None]:
     a hundred steps."""
     from trainyard.datasets.blend import blend
     from trainyard.datasets.blended import Blended
+    from trainyard.datasets.sample_format import ids_in_one_source
     from trainyard.training.loop.seeds import microbatch_seed
 
     class Source:
         def ids(self, indices: Any) -> Any:
-            return np.stack([np.zeros_like(indices), indices], axis=1)
+            return ids_in_one_source(indices)
 
     blended: Any = Blended([Source()] * 1000, *blend(_weights(1000), 100 * size))  # type: ignore[list-item]
     dp = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -53,12 +54,16 @@ class Blended(Generic[S]):
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): the source's number, and the sample's number in it."""
-        sources = self.dataset_index[indices].astype(np.int64)
-        samples = self.dataset_sample_index[indices]
-        ids = np.stack([sources, np.zeros_like(samples)], axis=1)
         # Sorted once: a look at all samples for each of a thousand sources would be slow.
-        order = np.argsort(sources, kind="stable")
-        present, first = np.unique(sources[order], return_index=True)
-        for source, rows in zip(present.tolist(), np.split(order, first[1:]), strict=True):
-            ids[rows, 1] = self.datasets[source].ids(samples[rows])[:, 1]
+        order = np.argsort(self.dataset_index[indices], kind="stable")
+        by_source = indices[order]
+        sources, samples = self.dataset_index[by_source], self.dataset_sample_index[by_source]
+        present, first = np.unique(sources, return_index=True)
+        bounds = pairwise([*first.tolist(), len(samples)])
+        numbers = np.empty_like(samples)
+        for source, (begin, end) in zip(present.tolist(), bounds, strict=True):
+            numbers[begin:end] = self.datasets[source].ids(samples[begin:end])[:, 1]
+        ids = np.empty((len(indices), 2), np.int64)
+        ids[order, 0] = sources
+        ids[order, 1] = numbers
         return ids

@@ -23,6 +23,7 @@ from trainyard.datasets.sample_format import (
     build_sample,
     build_samples,
     first,
+    ids_in_one_source,
     positions_in_documents,
 )
 from trainyard.datasets.samples import Documents, SampleIndices
@@ -101,8 +102,7 @@ class GPTDataset:
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): 0, and the sample's number before shuffling."""
-        samples = self.indices.shuffle_index[indices].astype(np.int64)
-        return np.stack([np.zeros_like(samples), samples], axis=1)
+        return ids_in_one_source(self.indices.shuffle_index[indices])
 
     def text(self, index: int) -> NDArray[np.int64]:
         """(s + 1,) tokens, filled with the pad id behind the end of the documents."""

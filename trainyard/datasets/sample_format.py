@@ -54,6 +54,14 @@ class Dataset(Protocol):
         same in every process, and not depend on the other indices."""
 
 
+def ids_in_one_source(numbers: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """(n, 2) ids of samples with these numbers in source 0. Quick for a few, as a step asks each of
+    a thousand sources for its own."""
+    ids = np.zeros((len(numbers), 2), np.int64)
+    ids[:, 1] = numbers
+    return ids
+
+
 @dataclass(frozen=True, slots=True)
 class SampleFormat:
     """How tokens become a sample; the same for all sources of a run."""

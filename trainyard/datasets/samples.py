@@ -21,8 +21,9 @@ SEPARATE_LAST_EPOCH_BELOW = 0.80
 """Share of an epoch below which the last one is shuffled separately; otherwise its few samples
 would be spread over the whole run."""
 
-CHUNK = 1 << 17
-"""Documents processed at once: their bounds then stay in the processor's cache."""
+CHUNK = 1 << 14
+"""Documents processed at once: their bounds then stay in the processor's cache, and numpy takes
+memory for them again that it had before, which larger arrays get anew from the system."""
 
 Documents: TypeAlias = NDArray[np.int32] | range
 """Ids into the sequence lengths; a range takes no memory until indices are built."""
@@ -149,19 +150,21 @@ def locate_samples(
     index = np.zeros((num_samples + 1, 2), dtype)
     done, base = 0, 0
     for start in range(0, len(document_index), CHUNK):
-        lengths = sequence_lengths[document_index[start : start + CHUNK]]
+        # Ids are in range, since the tokens were counted; `clip` only makes this faster.
+        lengths = sequence_lengths.take(document_index[start : start + CHUNK], mode="clip")
         ends = np.cumsum(lengths, dtype=np.int64)
         # Samples that end in each document or before it; sooner than a search for each sample.
         ended = (ends + (base - extra)) // seq_length
         np.clip(ended, done, whole, out=ended)
         found = int(ended[-1])
         if found > done:
-            last_tokens = np.arange(done + 1, found + 1) * seq_length + (extra - 1 - base)
-            ended[1:] -= ended[:-1].copy()
-            ended[0] -= done
-            position = np.repeat(np.arange(len(ends)), ended)
+            before = np.concatenate(([done], ended[:-1]))
+            position = np.flatnonzero(ended > before)
+            if len(position) < found - done:  # several samples end in one document
+                position = np.repeat(position, (ended - before)[position])
             index[done + 1 : found + 1, 0] = position + start
             begins = ends[position] - lengths[position]
+            last_tokens = np.arange(done + 1, found + 1) * seq_length + (extra - 1 - base)
             index[done + 1 : found + 1, 1] = last_tokens - begins + (1 - extra)
             done = found
         base += int(ends[-1])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.datasets.config import DataConfig
-from trainyard.datasets.sample_format import Dataset, Sample
+from trainyard.datasets.sample_format import Dataset, Sample, ids_in_one_source
 from trainyard.errors import ConfigError, DataError
 
 
@@ -74,7 +74,7 @@ class AsDataset:
                     f"{found.shape}; give ({len(indices)}, 2), a source and a number for each"
                 )
             return found
-        return np.stack([np.zeros_like(indices), indices], axis=1)
+        return ids_in_one_source(indices)
 
 
 def as_dataset(

@@ -25,7 +25,7 @@ from trainyard.datasets.fine_tuning.conversations import ConversationFile
 from trainyard.datasets.fine_tuning.questions import task_of
 from trainyard.datasets.fine_tuning.records import QuestionRecord, Record, split_conversations
 from trainyard.datasets.fine_tuning.tokenize import IGNORED
-from trainyard.datasets.sample_format import Sample
+from trainyard.datasets.sample_format import Sample, ids_in_one_source
 from trainyard.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -128,8 +128,7 @@ class SFTDataset:
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): 0, and the number of the line, or of the group of lines."""
-        samples = indices % self._count
-        return np.stack([np.zeros_like(samples), samples], axis=1)
+        return ids_in_one_source(indices % self._count)
 
     def __getitem__(self, index: int) -> Sample:
         """tokens, labels, position_ids int64 (s,), loss_mask float32 (s,); with packing also

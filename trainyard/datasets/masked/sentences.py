@@ -15,7 +15,7 @@ from trainyard.corpus.indexed import IndexedDataset
 from trainyard.datasets.arrays import digest_array
 from trainyard.datasets.index_cache import IN_MEMORY, Arrays, Indexer
 from trainyard.datasets.masked.mapping import MappingRule, build_mapping
-from trainyard.datasets.sample_format import Sample
+from trainyard.datasets.sample_format import Sample, ids_in_one_source
 from trainyard.datasets.token_rows import is_mapped
 from trainyard.errors import ConfigError, DataError
 
@@ -133,7 +133,7 @@ class SentenceDataset(Generic[Format]):
 
     def ids(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 2): 0, and the number of the sample."""
-        return np.stack([np.zeros_like(indices), indices], axis=1)
+        return ids_in_one_source(indices)
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Say which samples will be asked for soon."""
