@@ -52,7 +52,7 @@ PLAN = Tool(
     rules=(
         *("logging-level", *POSITIONS, *EXPERTS, "sequence-parallel", "optimizer"),
         *("retro-add-retriever", "spec", "hybrid-layer-pattern", "hybrid-override-pattern"),
-        *("recompute-modules", "moe-layer-recompute", "nproc-per-node"),
+        *("recompute-modules", "moe-layer-recompute", "nproc-per-node", "checkpoint-activations"),
     ),
 )
 
