@@ -66,7 +66,7 @@ def run(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
     whole = Tally.of([RULE] if config.keep_fraction is not None else [])
     for one in run_units(stage, jobs, write_unit, config.workers, "write"):
         whole.add(Tally.parse(one), config.documents.num_samples)
-    found = {**({"classifier": trained} if trained else {}), config.attribute: measured}
+    found = {**({"classifier": trained} if trained else {}), "scores": measured}
     stage.write_json(REPORT, {**whole.document(), **found})
     log.info(
         "scored documents=%d kept=%d seconds=%.2f",
@@ -107,7 +107,7 @@ def measure(
     those that the texts continue."""
     scores = list(chain.from_iterable(unit.scores for unit in units))
     prompts = list(chain.from_iterable(unit.prompts for unit in units))
-    found: dict[str, Any] = {"all": summarize(scores)}
+    found: dict[str, Any] = {"attribute": config.attribute, "all": summarize(scores)}
     if config.keep_fraction is not None:
         found["kept"] = summarize([scores[i] for i in lowest(scores, config.keep_fraction)])
     pairs = [(p, s) for p, s in zip(prompts, scores, strict=True) if p is not None]

@@ -51,10 +51,10 @@ def test_the_half_with_the_lowest_scores_stays(annotated: Path, tmp_path: Path) 
     assert rows(out, "documents")[0]["score"] == {"toxicity": 0.1, "threat": 0.5}
     whys = [row["dropped"]["why"] for row in rows(out, "dropped")]
     assert whys == ["toxicity 0.9", "empty text", "toxicity 0.8"]
-    assert metrics["toxicity"]["all"]["scored"] == 5
-    assert metrics["toxicity"]["kept"]["max"] == 0.3
-    assert metrics["toxicity"]["prompts"]["all"]["expected_maximum"] == pytest.approx(0.85)
-    assert json.loads((out / "report.json").read_text())["toxicity"] == metrics["toxicity"]
+    assert metrics["scores"]["all"]["scored"] == 5
+    assert metrics["scores"]["kept"]["max"] == 0.3
+    assert metrics["scores"]["prompts"]["all"]["expected_maximum"] == pytest.approx(0.85)
+    assert json.loads((out / "report.json").read_text())["scores"] == metrics["scores"]
 
 
 def test_the_toxicity_of_prompts_divides_them(annotated: Path, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_the_toxicity_of_prompts_divides_them(annotated: Path, tmp_path: Path) -
         [{"prompt": {"text": "p0", "toxicity": 0.9}}, {"text": "p1", "toxicity": None}],
     )
     given = {"input": [str(annotated)], "classifier": "annotated", "prompt_path": str(prompts)}
-    found = score(**given, output_dir=str(tmp_path / "out"))["toxicity"]["prompts"]
+    found = score(**given, output_dir=str(tmp_path / "out"))["scores"]["prompts"]
     assert [found[kind]["prompts"] for kind in ("all", "toxic", "nontoxic")] == [2, 1, 0]
     write(prompts, [{"text": "others", "toxicity": 0.9}])
     with pytest.raises(DataError, match="has the toxicity of no prompt that a document continues"):
@@ -85,7 +85,7 @@ def test_a_trained_classifier_scores(tmp_path: Path) -> None:
     assert found[0]["rudeness"] > 0.5 > found[1]["rudeness"]
     assert found[2] is None
     assert metrics["classifier"]["trained_on"] + metrics["classifier"]["held_out"] == 40
-    assert metrics["rudeness"]["all"]["toxic_share"] == 0.5
+    assert metrics["scores"]["all"]["toxic_share"] == 0.5
 
 
 def test_shares_make_the_output_of_one_run(tmp_path: Path) -> None:

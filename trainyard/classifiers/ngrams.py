@@ -45,8 +45,11 @@ class NgramClassifier:
     """(NUM_FEATURES + 1,) the last one is the bias."""
 
     def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """(texts,) the probability of label 1."""
-        return np.array([_probability(self.weights, features(text)) for text in texts])
+        """(texts,) the probability of label 1. Grams that no example has say nothing, and do not
+        count as a part of the length."""
+        rows = (features(text) for text in texts)
+        known = (row[self.weights[row] != 0] for row in rows)
+        return np.array([_probability(self.weights, row) for row in known])
 
 
 def train(texts: Sequence[str], targets: Sequence[float]) -> NgramClassifier:
@@ -69,7 +72,7 @@ def train(texts: Sequence[str], targets: Sequence[float]) -> NgramClassifier:
 
 def _probability(weights: Weights, row: NDArray[np.int64]) -> float:
     """Of label 1. The length of a text does not change the scale of its logit."""
-    logit = float(weights[row].sum() / np.sqrt(len(row)))
+    logit = float(weights[row].sum() / np.sqrt(max(len(row), 1)))
     return float(1 / (1 + np.exp(-np.clip(logit, -MOST_LOGIT, MOST_LOGIT))))
 
 
