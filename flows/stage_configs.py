@@ -33,6 +33,7 @@ from stages.retro_explore.config import RetroExploreConfig
 from stages.retro_export.config import RetroExportConfig
 from stages.retro_import.config import RetroImportConfig
 from stages.retro_preprocess.config import RetroPreprocessConfig
+from stages.score.config import ScoreConfig
 from stages.serve.config import ServeConfig
 from stages.tokenize.config import TokenizeConfig
 from stages.train_tokenizer.config import TrainTokenizerConfig
@@ -68,6 +69,7 @@ CONFIGS: dict[str, type[Any]] = {
     "retro_export": RetroExportConfig,
     "retro_import": RetroImportConfig,
     "retro_preprocess": RetroPreprocessConfig,
+    "score": ScoreConfig,
     "serve": ServeConfig,
     "tokenize": TokenizeConfig,
     "train_tokenizer": TrainTokenizerConfig,

@@ -30,7 +30,7 @@ PLAIN = (
     *("blame", "certify", "clean", "collect", "datasheet", "decontaminate", "dedup"),
     *("faiss-add", "faiss-query", "faiss-train", "index", "merge", "mix", "plan", "report"),
     *("retro-db", "retro-explore", "retro-export", "retro-import"),
-    *("tokenize", "train-tokenizer", "verify"),
+    *("score", "tokenize", "train-tokenizer", "verify"),
 )
 """Stages without torch."""
 TRAINING = (

@@ -13,6 +13,7 @@ from flows.cli.options import add_yard_of_flow, read_profile_of_flow
 from flows.cli.run_flow import fail, run_program
 from flows.recipes.collection import plan_collection
 from flows.recipes.corpus import corpus_jobs
+from flows.recipes.detoxify import detoxify_jobs
 from flows.recipes.finetune import finetune_jobs
 from flows.recipes.force import forced_names
 from flows.recipes.inputs import check_inputs, check_packages
@@ -100,6 +101,12 @@ def _check_finetune(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     forced_names(given.force, jobs)
 
 
+def _check_detoxify(recipe: Recipe, profile: Profile, given: Arguments) -> None:
+    jobs = detoxify_jobs(recipe, profile.training_resources()).all()
+    check_inputs(recipe, jobs, profile.backend)
+    forced_names(given.force, jobs)
+
+
 def _check_release(recipe: Recipe, profile: Profile, given: Arguments) -> None:
     jobs = release_jobs(recipe, given.checkpoint)
     forced_names(given.force, jobs.all())
@@ -155,6 +162,12 @@ RECIPE_FLOWS = {
     "finetune_gpt": RecipeFlow(
         description="Tune a trained GPT on instruction data.",
         check=_check_finetune,
+        prints="card",
+        options={"force": FORCE},
+    ),
+    "detoxify_gpt": RecipeFlow(
+        description="Train a GPT on the least toxic of its own texts, and measure both.",
+        check=_check_detoxify,
         prints="card",
         options={"force": FORCE},
     ),

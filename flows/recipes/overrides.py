@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from flows.recipes.recipe import FETCH, FINETUNE, OF_ENCODER, stage_of
+from flows.recipes.recipe import CONTINUATIONS, FETCH, FINETUNE, OF_ENCODER, stage_of
 from flows.stage_configs import CONFIGS
 from trainyard.config import check_known, convert, leaves, other_names, suggest
 from trainyard.config_text import parse_document
@@ -37,6 +37,7 @@ GPT_KEYS = ("corpus", "evaluation_data", "tokens")
 STAGES_OF: dict[str, tuple[str, ...]] = {
     "collect-corpus": COLLECTION_STAGES,
     "build-retro": (*CORPUS_STAGES, *OF_ENCODER, *RETRO_STAGES, "pretrain"),
+    "detoxify-gpt": ("generate", "score", "tokenize", "pretrain", CONTINUATIONS, "evaluate"),
     "finetune-gpt": ("collect", FINETUNE, "evaluate", "benchmark"),
     "prepare-corpus": CORPUS_STAGES,
     "pretrain-bert": (*CORPUS_STAGES, "plan", "pretrain"),
@@ -50,6 +51,7 @@ STAGES_OF: dict[str, tuple[str, ...]] = {
 KEYS_OF: dict[str, tuple[str, ...]] = {
     "collect-corpus": ("corpus",),
     "build-retro": (*GPT_KEYS, "encoder"),
+    "detoxify-gpt": ("base", "evaluation_data"),
     "finetune-gpt": ("base", "evaluation_data"),
     "prepare-corpus": GPT_KEYS,
     "pretrain-bert": ("corpus", "tokens"),
@@ -68,6 +70,8 @@ DECIDED: dict[str, tuple[str, ...]] = {
     "decontaminate": ("input", "output_dir", "rank", "world_size"),
     "dedup": ("input", "output_dir", "rank", "world_size"),
     "mix": ("output_dir", "rank", "world_size"),
+    "generate": ("load", "output_dir"),
+    "score": ("input", "json_key", "output_dir", "prompt_path", "rank", "world_size"),
     "train_tokenizer": ("input", "output_dir"),
     "tokenize": ("input", "output_prefix", "rank", "world_size"),
     "merge": ("input", "output_prefix"),

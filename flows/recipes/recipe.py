@@ -9,8 +9,9 @@ artifacts are not in it: they follow from the yard and the recipe's name. Keys a
                                      corpus-refresh publishes
     encoder = "models/minilm"        for build-retro: a BERT that embeds chunks, instead of training
                                      one by [bert_tokenizer], [bert_tokenize] and [bert]
-    base = "quickstart"              for finetune-gpt: the recipe whose trained model is tuned, in
-                                     the same yard; or [finetune] has load = "CHECKPOINT"
+    base = "quickstart"              for finetune-gpt and detoxify-gpt: the recipe whose trained
+                                     model is tuned, in the same yard; or [finetune] or [pretrain]
+                                     has load = "CHECKPOINT"
     preset = "models/gpt-7b.toml"    options of pretrain, which [pretrain] overrides; a relative
                                      path starts at the recipe's folder"""
 
@@ -52,7 +53,12 @@ FINETUNE = "finetune"
 """Table of an instruction tuning, which stage pretrain runs."""
 FETCH = "fetch"
 """Table of a crawl of URL lists, which stage collect runs."""
-TABLES = (*(name for name in CONFIGS if name not in ASKED), *OF_ENCODER, FINETUNE, FETCH)
+CONTINUATIONS = "continuations"
+"""Table of the texts by which a detoxification is measured, which stage generate writes."""
+TABLES = (
+    *(name for name in CONFIGS if name not in ASKED),
+    *(*OF_ENCODER, FINETUNE, FETCH, CONTINUATIONS),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +136,8 @@ class Recipe:
 
 def stage_of(table: str) -> str:
     """The stage whose options a table of a recipe holds."""
-    return {**OF_ENCODER, FINETUNE: "pretrain", FETCH: "collect"}.get(table, table)
+    others = {FINETUNE: "pretrain", FETCH: "collect", CONTINUATIONS: "generate"}
+    return {**OF_ENCODER, **others}.get(table, table)
 
 
 def yard_root(yard: str | None = None) -> str:

@@ -34,8 +34,15 @@ class GenerateConfig:
     prompt_file: str | None = location(None)
     """File of prompts: .jsonl with a text in each line's --prompt-key, or .txt with a prompt on
     each line."""
+    prompt_format: Literal["jsonl", "txt"] | None = None
+    """What is in --prompt-file, if its name does not say."""
     prompt_key: str = "text"
-    """Key of the prompt in a line of a .jsonl file."""
+    """Key of the prompt in a line of a .jsonl file; prompt.text is the text in its prompt."""
+    num_samples: int | None = None
+    """Without prompts: number of texts, each from nothing but the token that begins documents. With
+    them: continue the first so many."""
+    samples_per_prompt: int = 1
+    """Texts for each prompt, one after another, each with random numbers of its own."""
     chat: bool = False
     """Lay each prompt out as a user's turn, in the format of the checkpoint's tokenizer; the model
     answers it."""
@@ -62,18 +69,12 @@ class GenerateConfig:
 
     def __post_init__(self) -> None:
         """Refuse anything but one source of prompts, and counts out of range."""
-        if bool(self.prompts) == (self.prompt_file is not None):
-            given = "both were" if self.prompts else "neither was"
-            raise ConfigError(
-                "one of --prompts (texts) and --prompt-file (a file of them) is needed, and "
-                f"{given} given"
-            )
-        if self.prompt_file is not None:
-            check_prompt_file(self.prompt_file)
+        self._check_prompts()
         if self.bf16 and self.fp16:
             raise ConfigError("give --bf16 or --fp16, not both")
-        check_at_least(self, 1, "num_tokens_to_generate", "inference_max_requests")
-        check_at_most(self, MAX_SIZE, "num_tokens_to_generate", "inference_max_requests")
+        counts = ("num_tokens_to_generate", "inference_max_requests", "samples_per_prompt")
+        check_at_least(self, 1, *counts, "num_samples")
+        check_at_most(self, MAX_SIZE, *counts, "num_samples")
         if self.generation.min_tokens > self.num_tokens_to_generate:
             raise ConfigError(
                 f"--min-tokens {self.generation.min_tokens} is more than --num-tokens-to-generate "
@@ -86,6 +87,34 @@ class GenerateConfig:
                 "--beam-width looks for the likeliest text and draws no token; leave the options "
                 "of sampling and --seed out"
             )
+
+    def _check_prompts(self) -> None:
+        if self.prompts and self.prompt_file is not None:
+            raise ConfigError(
+                "one of --prompts (texts) and --prompt-file (a file of them) is needed, and both "
+                "were given"
+            )
+        if not self.has_prompts and self.num_samples is None:
+            raise ConfigError(
+                "one of --prompts (texts) and --prompt-file (a file of them) is needed, and "
+                "neither was given; or --num-samples, for texts from nothing"
+            )
+        if self.prompt_file is not None:
+            check_prompt_file(self.prompt_file, self.prompt_format)
+        if self.chat and not self.has_prompts:
+            raise ConfigError("--chat answers prompts; give some, or leave it out")
+        repeated = "--num-samples" if not self.has_prompts else "--samples-per-prompt"
+        count = self.samples_per_prompt if self.has_prompts else self.num_samples
+        if (count or 1) > 1 and (self.sampling.greedy or self.generation.beam_width):
+            raise ConfigError(
+                f"{repeated} {count}: every text would be the same, as the likeliest one is taken; "
+                "give --top-k 0 (--top-k is 1 unless given), with --top-p or a temperature"
+            )
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether texts continue something."""
+        return bool(self.prompts) or self.prompt_file is not None
 
     @property
     def nproc_per_node(self) -> int:

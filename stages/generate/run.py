@@ -10,7 +10,7 @@ from typing import Any
 from stages.generate.config import GenerateConfig
 from stages.runtime.context import StageRun
 from trainyard.artifacts import store
-from trainyard.errors import ConfigError
+from trainyard.errors import ConfigError, DataError
 from trainyard.inference.beam import beam_search
 from trainyard.inference.load import ModelOnRanks
 from trainyard.inference.neighbors import NeighborDecoder
@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 def run(config: GenerateConfig, stage: StageRun) -> dict[str, Any]:
     """Generate, and write generations.jsonl or print."""
-    prompts = read_prompts(config.prompts, config.prompt_file, config.prompt_key)
+    prompts = prompts_of(config)
     with model_on_ranks(config) as generator:
         groups = generator.groups
         work = BatchWork(config, generator, prompts)
@@ -54,6 +54,22 @@ def run(config: GenerateConfig, stage: StageRun) -> dict[str, Any]:
         if groups.rank == 0 and stage.output is not None:
             metrics["output_tokens"] = join_batches(stage, len(work))
     return metrics
+
+
+def prompts_of(config: GenerateConfig) -> list[Prompt]:
+    """What each text continues. DataError for fewer prompts than --num-samples."""
+    if not config.has_prompts:
+        return [Prompt("", f"text {number}") for number in range(config.num_samples or 0)]
+    found = read_prompts(
+        config.prompts, config.prompt_file, config.prompt_key, config.prompt_format
+    )
+    if config.num_samples is not None and config.num_samples > len(found):
+        raise DataError(
+            f"--num-samples {config.num_samples}: there are {len(found)} prompts; lower it, or "
+            "give --samples-per-prompt for several texts of each"
+        )
+    first = found[: config.num_samples]
+    return [prompt for prompt in first for _ in range(config.samples_per_prompt)]
 
 
 class BatchWork:

@@ -23,6 +23,7 @@ from stages.report.facts import Card, Sample, Save
 from stages.report.losses import further_loss_charts
 from stages.report.retrieval import Search
 from stages.report.retrieval_section import recall_charts, recall_rows, retrieval_lead
+from stages.report.toxicity import toxicity_lead, toxicity_rows, toxicity_title
 from trainyard.charts import numbers
 from trainyard.charts.line_chart import LineChart, Series, line_chart
 from trainyard.charts.markup import Markup, printable
@@ -103,6 +104,9 @@ def render(card: Card) -> str:
         samples=[sample_text(sample) for sample in card.samples],
         samples_lead=samples_lead(card),
         evaluated=evaluated_sets(card.evaluation, card.evaluated),
+        toxicity_title=toxicity_title(card.toxicity),
+        toxicity_lead=toxicity_lead(card.toxicity),
+        toxicity_rows=list(toxicity_rows(card.toxicity, card.evaluation)),
         max_requests=MAX_REQUESTS,
         save_rows=save_rows(card.saves),
         save_charts=save_charts(card.saves),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from stages.report.config import ARTIFACTS, ReportConfig
@@ -12,6 +12,7 @@ from stages.report.lineage import Ancestry, Artifact
 from stages.report.profiles import profiles_of
 from stages.report.retrieval import gather_retrieval
 from stages.report.steps import Speeds, Step, Steps
+from stages.report.toxicity import Toxicity
 from trainyard.artifacts import store
 from trainyard.artifacts.lines import read_listed_lines
 from trainyard.artifacts.manifest import Manifest, read_listed, read_listed_json
@@ -86,11 +87,24 @@ def gather(config: ReportConfig) -> Card:
         load=load,
         parity=_document(ancestry, keys.get("parity"), "parity.json"),
         quantization=_document(ancestry, keys.get("quantized"), "quantization.json"),
+        toxicity=_toxicity(ancestry, keys),
         sampling=dict((generations or {}).get("sampling") or {}),
         samples=samples_of(generations, config.num_samples),
         num_prompts=len((generations or {}).get("requests") or ()),
         evaluated=evaluated_text(ancestry.manifests.get(keys.get("evaluation", ""))),
     )
+
+
+def _toxicity(ancestry: Ancestry, keys: Mapping[str, str]) -> Toxicity | None:
+    """Of the texts before and after the training; None where they were not scored."""
+    before, after = (
+        _document(ancestry, keys.get(f"toxicity_{when}"), "report.json")
+        for when in ("before", "after")
+    )
+    if before is None or after is None:
+        return None
+    evaluated = _document(ancestry, keys.get("evaluation_before"), "results.json")
+    return Toxicity(before, after, evaluated)
 
 
 def datasheet(prefix: str) -> Markup:

@@ -19,6 +19,9 @@ ARTIFACTS = (
     "benchmark",
     "parity",
     "quantized",
+    "evaluation_before",
+    "toxicity_before",
+    "toxicity_after",
     "retro_neighbors",
 )
 """Options that name an artifact to show, in the order of the stages."""
@@ -52,6 +55,12 @@ class ReportConfig:
     """Folder of the parity stage: log-probabilities of the training beside those of the engines."""
     quantized: str | None = location(None)
     """Folder of the quantize stage: the perplexity before and after."""
+    evaluation_before: str | None = location(None)
+    """Folder of the results.json of the model that the training began with."""
+    toxicity_before: str | None = location(None)
+    """Scores of what that model writes: a folder of the score stage."""
+    toxicity_after: str | None = location(None)
+    """Scores of what the trained model writes."""
     retro_neighbors: str | None = location(None)
     """Table of neighbours, the output of faiss_query: some chunks with their neighbours, and the
     recall of the index."""
@@ -75,6 +84,10 @@ class ReportConfig:
             raise ConfigError(
                 "--checkpoint, the folder of a run, is missing; without a training, "
                 "--retro-neighbors shows what the stages of Retro made"
+            )
+        if (self.toxicity_before is None) != (self.toxicity_after is None):
+            raise ConfigError(
+                "--toxicity-before and --toxicity-after stand side by side; give both, or neither"
             )
         if not 0 <= self.num_samples <= MAX_SAMPLES:
             raise ConfigError(

@@ -10,6 +10,7 @@ from stages.report.lineage import Lineage
 from stages.report.profiles import Profile
 from stages.report.retrieval import Retrieval
 from stages.report.steps import Steps
+from stages.report.toxicity import Toxicity
 from trainyard.charts.markup import Markup
 from trainyard.charts.points import Point
 
@@ -89,6 +90,8 @@ class Card:
     """parity.json: differences between the training's forward and the engines."""
     quantization: dict[str, Any] | None = None
     """quantization.json: sizes and perplexities before and after."""
+    toxicity: Toxicity | None = None
+    """What the model writes before and after the training."""
     sampling: dict[str, Any] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     num_prompts: int = 0

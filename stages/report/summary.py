@@ -27,6 +27,12 @@ def summarize(card: Card, digests: Mapping[str, str], title: str) -> dict[str, A
         "training": training(card),
         "certificate": _known({name: certificate.get(name) for name in CERTIFIED}),
         "evaluation": {k: v for k, v in evaluation.items() if k != "format_version"},
+        "toxicity": None
+        if card.toxicity is None
+        else {
+            "before": card.toxicity.before.get("scores"),
+            "after": card.toxicity.after.get("scores"),
+        },
         "samples": [
             {"prompt": s.prompt, "continuation": s.continuation, "finish_reason": s.finish_reason}
             for s in card.samples

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.kill, pytest.mark.timeout(900)]
 
 LIGHT = ("collect", "train_tokenizer", "tokenize", "merge", "index", "plan", "report", "retro_db")
 LIGHT += ("faiss_train", "faiss_add", "faiss_query", "retro_export", "retro_import")
-LIGHT += ("clean", "decontaminate", "dedup", "mix", "datasheet")
+LIGHT += ("clean", "decontaminate", "dedup", "mix", "score", "datasheet")
 HEAVY = ("pretrain", "quantize", "reshard", "evaluate", "benchmark", "generate", "retro_embed")
 HEAVY += ("parity",)
 POINTS = {**dict.fromkeys(LIGHT, 20), **dict.fromkeys(HEAVY, 8)}

@@ -91,7 +91,9 @@ class Yard:
         ]
         path.write_text("\n".join(lines) + "\n")
         Path(self.at("held.txt")).write_text(" ".join(words * 12) + "\n")
-        for name in ("corpus.jsonl", "held.txt"):
+        labels = [{"text": f"{word} yard", "label": int(word < "m")} for word in words]
+        Path(self.at("labels.jsonl")).write_text("".join(json.dumps(x) + "\n" for x in labels))
+        for name in ("corpus.jsonl", "held.txt", "labels.jsonl"):
             os.utime(self.at(name), (1e9, 1e9))  # settled: their digests are remembered
 
     def _write_vocabulary(self) -> None:
@@ -166,6 +168,10 @@ class Yard:
             "mix": [
                 *("--input", corpus, self.at("held.txt"), "--sources", "corpus", "held"),
                 *("--epochs", "1.5", "2", "--shard-size-mb", "0.05", "--workers", "1"),
+            ],
+            "score": [
+                *("--input", corpus, "--classifier", "ngrams", "--keep-fraction", "0.5"),
+                *("--classifier-data", self.at("labels.jsonl"), "--workers", "1"),
             ],
             "collect": ["--max-size-mb", "0.2", "--num-shards", "2"],
             "train_tokenizer": ["--input", corpus, "--vocab-size", "300"],

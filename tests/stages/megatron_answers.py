@@ -8,7 +8,6 @@ from __future__ import annotations
 
 RUNS = ""
 
-DETOXIFICATION = "detoxification comes later"
 NO_IMAGES = "models of images come later"
 OF_RETRIEVER = "needs the retriever of pretrain_ict.py, which comes later"
 
@@ -96,7 +95,7 @@ ANSWERS: dict[str, str] = {
     "plan-basic": RUNS,
     "plan-yaml": "--yaml-cfg: /path/to/config.yaml: there is no such file",
     # detoxification
-    "finetune_gpt_distributed-1.3b.sh": DETOXIFICATION,
-    "generate-1.3b.sh": DETOXIFICATION,
-    "selfgenerate-1.3b-unconditional.sh": DETOXIFICATION,
+    "finetune_gpt_distributed-1.3b.sh": RUNS,
+    "generate-1.3b.sh": RUNS,
+    "selfgenerate-1.3b-unconditional.sh": RUNS,
 }

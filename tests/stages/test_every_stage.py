@@ -65,6 +65,7 @@ ENOUGH = {
         *("--retro-bert-tokenizer-type", "BertWordPieceCase", "--retro-bert-vocab-file", NOWHERE),
     ),
     "quantize": ("--load-dir", NOWHERE),
+    "score": ("--input", NOWHERE, "--classifier", "annotated"),
     "serve": ("--load", NOWHERE),
     "tokenize": ("--input", NOWHERE, "--tokenizer-type", "NullTokenizer", "--vocab-size", "9"),
     "train_tokenizer": ("--input", NOWHERE),

@@ -91,6 +91,26 @@ def test_files_of_prompts_give_what_the_command_line_gives(checkpoint: str, tmp_
         assert texts_of(checkpoint, tmp_path / name[2:], **options, **file, **more) == expected
 
 
+def test_each_prompt_is_continued_several_times(checkpoint: str, tmp_path: Path) -> None:
+    """RealToxicityPrompts has its texts in an object; continuations stand side by side."""
+    drawn: dict[str, Any] = {"top_k": 0, "seed": 3, "prompts": [], "prompt_key": "prompt.text"}
+    lines = [json.dumps({"prompt": {"text": text, "toxicity": 0.1}}) for text in TEXTS]
+    (tmp_path / "prompts").write_text("\n".join(lines) + "\n")
+    drawn |= {"prompt_file": str(tmp_path / "prompts"), "prompt_format": "jsonl"}
+    rows = texts_of(checkpoint, tmp_path / "a", **drawn, num_samples=2, samples_per_prompt=3)
+    assert [row["prompt"] for row in rows] == [TEXTS[0]] * 3 + [TEXTS[1]] * 3
+    assert len({row["generated_text"] for row in rows[:3]}) == 3
+    with pytest.raises(DataError, match=f"--num-samples 99: there are {len(TEXTS)} prompts"):
+        texts_of(checkpoint, tmp_path / "b", **drawn, num_samples=99)
+
+
+def test_texts_begin_from_nothing(checkpoint: str, tmp_path: Path) -> None:
+    drawn: dict[str, Any] = {"top_k": 0, "prompts": [], "num_samples": 3}
+    rows = texts_of(checkpoint, tmp_path / "a", **drawn)
+    assert [(row["prompt"], row["prompt_tokens"]) for row in rows] == [("", [EOD])] * 3
+    assert len({row["generated_text"] for row in rows}) == 3
+
+
 def test_stop_words_end_a_text_and_are_left_out(checkpoint: str, tmp_path: Path) -> None:
     free = texts_of(checkpoint, tmp_path / "free", ignore_eod=True, num_tokens_to_generate=12)
     text = free[2]["generated_text"]
@@ -175,6 +195,9 @@ def test_ranks_make_the_same_file(checkpoint: str, tmp_path: Path, layout: tuple
         ({}, "--prompts .* and --prompt-file .* neither was given"),
         ({"prompts": ["a"], "prompt_file": "p.txt"}, "both were given"),
         ({"prompt_file": "p.csv"}, "--prompt-file p.csv: the name must end with .jsonl"),
+        ({"num_samples": 2}, "--num-samples 2: every text would be the same"),
+        ({"prompts": ["a"], "samples_per_prompt": 2}, "--samples-per-prompt 2: every text would"),
+        ({"num_samples": 1, "chat": True}, "--chat answers prompts"),
         ({"prompts": ["a"], "num_tokens_to_generate": 0}, "--num-tokens-to-generate"),
         ({"prompts": ["a"], "min_tokens": 31}, "--min-tokens 31 is more than"),
         ({"prompts": ["a"], "bf16": True, "fp16": True}, "not both"),

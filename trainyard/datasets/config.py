@@ -42,6 +42,8 @@ class DataConfig:
     """Prefixes for training only, instead of --data-path."""
     valid_data_path: tuple[str, ...] = location(())
     """Prefixes for validation only."""
+    valid_data_split: str = "0, 1, 0"
+    """Parts of the documents of --valid-data-path, as in --split; the second one is measured."""
     test_data_path: tuple[str, ...] = location(())
     """Prefixes for testing only, measured once, after the last step."""
     data_args_path: str | None = location(None)
@@ -103,6 +105,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         """Refuse options that contradict each other."""
         parse_split(self.split)
+        parse_split(self.valid_data_split, "--valid-data-split")
         self._check_one_kind()
         for flag, paths in self._paths().items():
             parse_blend(paths, flag)
@@ -186,6 +189,8 @@ class DataConfig:
         """The part of the documents that a split takes, as bounds in [0, 1]."""
         if self.mock_data:
             return parse_split(MOCK_SPLIT)[SPLIT_NAMES.index(split)]
+        if split == "valid" and self.valid_data_path:
+            return parse_split(self.valid_data_split)[1]
         if not self.data_path:
             return (0.0, 1.0)
         return parse_split(self.split)[SPLIT_NAMES.index(split)]

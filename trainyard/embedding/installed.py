@@ -1,28 +1,19 @@
-"""Finds embedders of other packages by their entry points. Standard library only."""
+"""Embedders of other packages, by their entry points. Standard library only."""
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
-from trainyard.errors import ConfigError
+from trainyard import installed
 
-GROUP = "trainyard.embedders"
+OPTION, GROUP = "--embedder", "trainyard.embedders"
 
 
-def find_embedder(name: str) -> EntryPoint:
-    """The entry point of that name; ConfigError names those that there are."""
-    points = entry_points(group=GROUP)
-    found = [point for point in points if point.name == name]
-    if found:
-        return found[0]
-    known = ", ".join(sorted({point.name for point in points})) or "none"
-    raise ConfigError(
-        f"--embedder {name}: no installed package has an entry point of this name in {GROUP}; "
-        f"known: {known}"
-    )
+def load_embedder(name: str) -> Any:
+    """The function of that name; ConfigError for an unknown one, or a package that fails."""
+    return installed.load_entry_point(OPTION, GROUP, name)
 
 
 def version_of(name: str) -> dict[str, str]:
     """Name and version of the package that offers it."""
-    package = find_embedder(name).dist
-    return {} if package is None else {package.name: package.version}
+    return installed.version_of(OPTION, GROUP, name)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.embedding.installed import find_embedder
-from trainyard.errors import ConfigError, DataError
+from trainyard.embedding.installed import load_embedder
+from trainyard.errors import DataError
 
 Embed = Callable[[list[str]], Any]
 
@@ -52,13 +52,7 @@ class UserEmbedder:
 
 def load_user_embedder(name: str) -> UserEmbedder:
     """The function of that name, tried on a text, which says how long its vectors are."""
-    point = find_embedder(name)
-    try:
-        function: Embed = point.load()
-    except Exception as error:
-        raise ConfigError(
-            f"--embedder {name}: {point.value} could not be imported: {error!r}"
-        ) from error
+    function: Embed = load_embedder(name)
     return UserEmbedder(name, function, _called(name, function, ["a text"], None).shape[1])
 
 

@@ -221,9 +221,11 @@ def check_length(
         )
 
 
-def check_prompt_file(url: str) -> None:
-    """Refuse a file name that does not say what is in it."""
-    if not url.endswith((".jsonl", ".txt")):
+def check_prompt_file(url: str, form: str | None = None) -> None:
+    """Refuse a file name that does not say what is in it, unless another option does.
+
+    form: jsonl or txt."""
+    if form is None and not url.endswith((".jsonl", ".txt")):
         raise ConfigError(
             f"--prompt-file {url}: the name must end with .jsonl (a JSON object on each line) or "
             ".txt (a prompt on each line)"

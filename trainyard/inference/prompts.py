@@ -27,10 +27,13 @@ class Prompt:
     """For each chunk of the text, the texts of its neighbours; None: the line has none."""
 
 
-def read_prompts(texts: Sequence[str], url: str | None, key: str) -> list[Prompt]:
+def read_prompts(
+    texts: Sequence[str], url: str | None, key: str, form: str | None = None
+) -> list[Prompt]:
     """The given texts, or all prompts of a file, in order. DataError names a line that holds none.
 
-    key: of the prompt in a line of a .jsonl file."""
+    key: of the prompt in a line of a .jsonl file; a dot leads into an object, as in prompt.text.
+    form: jsonl or txt; None: as the name of the file ends."""
     if url is None:
         return [Prompt(text, f"prompt {i}") for i, text in enumerate(texts)]
     try:
@@ -40,7 +43,7 @@ def read_prompts(texts: Sequence[str], url: str | None, key: str) -> list[Prompt
     numbered = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise DataError(f"{url}: holds no prompt; write one on each line")
-    if url.endswith(".txt"):
+    if form == "txt" or (form is None and url.endswith(".txt")):
         return [Prompt(line.rstrip("\r"), f"{url}, line {i},") for i, line in numbered]
     return [_from_line(line, f"{url}, line {i},", key) for i, line in numbered]
 
@@ -50,7 +53,7 @@ def _from_line(line: str, name: str, key: str) -> Prompt:
         document: Any = json_text.loads(line)
     except ValueError as error:
         raise DataError(f"{name} {error}") from None
-    text = document.get(key) if isinstance(document, dict) else None
+    text = _value(document, key)
     if not isinstance(text, str):
         raise DataError(
             f"{name} is no object with a text in {key!r}; name the key of prompts with --prompt-key"
@@ -64,3 +67,10 @@ def _from_line(line: str, name: str, key: str) -> Prompt:
     ):
         raise DataError(f"{name} {NEIGHBORS!r} must be a list of texts for each chunk")
     return Prompt(text, name, tuple(tuple(chunk) for chunk in neighbors))
+
+
+def _value(document: Any, key: str) -> Any:
+    """What an object has under a key, or on the way through objects that dots describe."""
+    for name in (key,) if isinstance(document, dict) and key in document else key.split("."):
+        document = document.get(name) if isinstance(document, dict) else None
+    return document

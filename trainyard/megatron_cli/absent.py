@@ -86,7 +86,7 @@ ABSENT: tuple[tuple[str, str], ...] = (
     (
         "use --recompute-activations, or for more control --recompute-granularity, "
         "--recompute-method and --recompute-num-layers",
-        "checkpoint-activations checkpoint-num-layers checkpoint-in-cpu",
+        "checkpoint-num-layers checkpoint-in-cpu",
     ),
     (
         "use --sequence-parallel, which shards saved activations over the tensor-parallel ranks",
@@ -183,9 +183,9 @@ attention-output-gate
 
 OF_MEMORY = """
 outer-dp-sharding-strategy expert-outer-dp-sharding-strategy enable-full-sharding-in-hsdp
-tensor-parallel-num-weight-shards checkpoint-activations
-checkpoint-num-layers checkpoint-in-cpu distribute-checkpointed-activations
-fine-grained-activation-offloading cpu-optimizer standalone-embedding-stage
+tensor-parallel-num-weight-shards checkpoint-num-layers checkpoint-in-cpu
+distribute-checkpointed-activations fine-grained-activation-offloading cpu-optimizer
+standalone-embedding-stage
 pipeline-model-parallel-split-rank
 """
 """Those that change the memory of a run: a plan refuses them."""

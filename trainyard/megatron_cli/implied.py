@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from trainyard.megatron_cli.options import Option, split_options
-from trainyard.megatron_cli.programs import EXAMPLE, Program
+from trainyard.errors import ConfigError
+from trainyard.megatron_cli.options import Option, split_options, unquoted
+from trainyard.megatron_cli.programs import EXAMPLE, FINETUNE_GPT, Program
 
 DOCUMENTS = ("config", "yaml-cfg")
 """Options that bring a tokenizer of their own."""
@@ -16,6 +17,9 @@ DEVICES = ("world-size", "data-parallel-size", "nproc-per-node")
 
 FILES = ("tokenizer-model", "vocab-file", "vocab", "merge-file")
 """Without them --use-checkpoint-args brings the checkpoint's."""
+
+OTHER = {"out-seq-length": "num-tokens-to-generate"}
+"""The other spelling of a flag that a program implies."""
 
 EXAMPLE_DEFAULTS: dict[str, str] = {
     "num-layers": "4",
@@ -53,10 +57,11 @@ def implied(
     environ: the environment, for the number of ranks that a launcher has started."""
     if program.path == EXAMPLE:
         return _of_example(arguments, environ)
+    arguments = _renamed(program, arguments)
     given = {option.name for option in split_options(arguments)[1]}
     added: list[str] = []
     for name, value in zip(program.implies[::2], program.implies[1::2], strict=True):
-        if name[2:] not in given:
+        if not given & {name[2:], OTHER.get(name[2:], "")}:
             added += [name, value]
     if program.tokenizer_type and not _brings_tokenizer(given):
         added += ["--tokenizer-type", program.tokenizer_type]
@@ -64,6 +69,28 @@ def implied(
     if program.stage == "plan" and ranks != "1" and not given & {*DEVICES}:
         added += ["--world-size", ranks]  # all that Megatron-LM's program knows about devices
     return [*arguments, *added], added
+
+
+def _renamed(program: Program, arguments: Sequence[str]) -> list[str]:
+    """The arguments with the flags that mean something else to this program."""
+    if not program.renames:
+        return list(arguments)
+    first, options = split_options(arguments)
+    for option in options:
+        if program.path == FINETUNE_GPT and option.name == "split":
+            _check_split(option)
+        option.name = program.renames.get(option.name, option.name)
+    return [*first, *(token for option in options for token in option.tokens())]
+
+
+def _check_split(option: Option) -> None:
+    """Refuse a split that leaves documents of --data-path out: validation has --data-path2."""
+    rest = [part for part in unquoted(option.value).replace(" ", "").split(",")[1:] if part]
+    if any(part.strip("0.") for part in rest):
+        raise ConfigError(
+            f"{option.given} {option.value}: finetune_gpt.py trains on all documents of "
+            "--data-path and validates on --data-path2; give --split 100,0,0"
+        )
 
 
 def _brings_tokenizer(given: set[str]) -> bool:

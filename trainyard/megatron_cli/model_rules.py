@@ -180,6 +180,19 @@ def _moe_layer_recompute(line: CommandLine, option: Option) -> list[Option]:
     ]
 
 
+def _checkpoint_activations(line: CommandLine, option: Option) -> list[Option]:
+    """The name of full recomputation in releases before 0.3; groups of one layer by default."""
+    group = line.last("checkpoint-num-layers")
+    size = "1" if group is None else group.value
+    line.options = [o for o in line.options if o.name != "checkpoint-num-layers"]
+    values = {"granularity": "full", "method": "uniform", "num-layers": size}
+    line.remarks.append(
+        f"{option.given}: the same as "
+        + " ".join(f"--recompute-{name} {value}" for name, value in values.items())
+    )
+    return [Option(option.given, f"recompute-{name}", [value]) for name, value in values.items()]
+
+
 MODEL_RULES: dict[str, Rule] = {
     "use-rotary-position-embeddings": _rotary,
     "no-position-embedding": _no_position_embedding,
@@ -193,4 +206,5 @@ MODEL_RULES: dict[str, Rule] = {
     "moe-token-dispatcher-type": _dispatcher,
     "recompute-modules": _recompute_modules,
     "moe-layer-recompute": _moe_layer_recompute,
+    "checkpoint-activations": _checkpoint_activations,
 }

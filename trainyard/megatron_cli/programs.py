@@ -23,6 +23,9 @@ class Program:
     """Its default --tokenizer-type."""
     by_task: Mapping[str, str] = field(default_factory=dict)
     """Other stages that do its work, by the value of --task."""
+    renames: Mapping[str, str] = field(default_factory=dict)
+    """Its flags that other programs have for other things, and the flag of the stage that each
+    stands for. Without leading dashes."""
     answer: str = ""
     """Without a stage: what to do instead, or that it comes later."""
 
@@ -30,7 +33,6 @@ class Program:
 VISION = "models of images come later"
 ENCODERS = ("clip", "internvit", "radio", "siglip")
 IMAGE_TASKS = ("ai2d", "chartqa", "coco", "mathvista", "mmmu", "ocrbench", "textvqa", "vqav2")
-DETOXIFICATION = f"detoxification {LATER}"
 QUANTIZE = (
     "use stages.quantize, which writes FP8 or INT8 weights for vLLM and transformers "
     "(docs/checkpoints.md)"
@@ -67,6 +69,16 @@ def _dynamic(path: str) -> Program:
 def _samples(path: str) -> Program:
     """It draws from all tokens unless the command says otherwise."""
     return Program(path=path, stage="generate", implies=("--top-k", "0"))
+
+
+DETOXIFY = "examples/detxoify_lm"
+"""In newer releases below examples/academic_paper_scripts."""
+FINETUNE_GPT = f"{DETOXIFY}/finetune_gpt.py"
+AS_REALTOXICITYPROMPTS = ("--prompt-key", "prompt.text", "--prompt-format", "jsonl", "--top-k", "0")
+
+
+def _scores(path: str, *implies: str) -> Program:
+    return Program(path=f"{DETOXIFY}/{path}", stage="score", implies=implies)
 
 
 EXAMPLE = "megatron_core_training_example.py"
@@ -135,14 +147,32 @@ PROGRAMS: tuple[Program, ...] = (
         "tools/preprocess_mmdata.py",
     ),
     *_without(f"reinforcement learning {LATER}", "train_rl.py"),
-    *_without(
-        DETOXIFICATION,
-        "examples/detxoify_lm/finetune_gpt.py",
-        "examples/detxoify_lm/generate_samples_gpt.py",
-        "examples/detxoify_lm/perplexity.py",
-        "examples/detxoify_lm/annotations/filter-selfgeneration.py",
-        "examples/detxoify_lm/annotations/perspective_api_annotate.py",
+    Program(
+        path=FINETUNE_GPT,
+        stage="pretrain",
+        implies=("--model-type", "gpt", "--valid-data-split", "98,2,0"),
+        tokenizer_type=GPT2,
+        renames={"data-path": "train-data-path", "data-path2": "valid-data-path"},
     ),
+    Program(
+        path=f"{DETOXIFY}/generate_samples_gpt.py",
+        stage="generate",
+        implies=(*AS_REALTOXICITYPROMPTS, "--out-seq-length", "1024"),
+        renames={"micro-batch-size": "inference-max-requests"},
+    ),
+    Program(
+        path=f"{DETOXIFY}/generate_mcore_samples_gpt.py",
+        stage="generate",
+        implies=AS_REALTOXICITYPROMPTS,
+        renames={"micro-batch-size": "inference-max-requests"},
+    ),
+    Program(path=f"{DETOXIFY}/perplexity.py", stage="evaluate", implies=("--task", "WIKITEXT103")),
+    _scores("annotations/perspective_api_annotate.py"),
+    _scores(
+        "annotations/filter-selfgeneration.py",
+        *("--classifier", "annotated", "--keep-fraction", "0.5"),
+    ),
+    _scores("perspective_api.py"),
     *_without(
         f"dialogue by prompts in stages {LATER}",
         "tasks/msdp/main.py",

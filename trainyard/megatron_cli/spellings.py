@@ -75,6 +75,7 @@ NOT_OPTIONS = (
     *("use-rotary-position-embeddings", "no-position-embedding", "rope-type", "logging-level"),
     *("ckpt-step", "pretrained-checkpoint", "world-size", "init-method", "local-rank"),
     *("retro-add-retriever", "data-folder", "spec", "enable-gpt-oss", "moe-layer-recompute"),
+    "checkpoint-activations",
 )
 """Flags that are no options of ours, but say something about them."""
 

@@ -36,8 +36,28 @@ def _requests_per_second(line: CommandLine, option: Option) -> list[Option]:
     return []
 
 
+def _num_samples(line: CommandLine, option: Option) -> list[Option]:
+    """A script that cannot count the lines of its prompts leaves the number out."""
+    if option.values or line.last("sample-input-file", "prompt-file") is None:
+        return [option]
+    line.remarks.append(f"{option.given}: no number, so all prompts of the file are continued")
+    return []
+
+
+def _text_file(line: CommandLine, option: Option) -> list[Option]:
+    """The file of the texts: a folder here, like every output."""
+    line.remarks.append(
+        f"{option.given} {option.value}: a folder, with the texts in generations.jsonl"
+    )
+    return [Option(option.given, "output-dir", option.values)]
+
+
 TEXT_RULES: dict[str, Rule] = {
     "cuda-graph-impl": _cuda_graph_impl,
     GRAPHS: _num_cuda_graphs,
+    "num-samples": _num_samples,
+    "genfile": _text_file,
+    "sample-output-file": _text_file,
+    "output-file": _text_file,
     "incoming-requests-per-sec": _requests_per_second,
 }

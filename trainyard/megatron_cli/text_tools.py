@@ -147,10 +147,13 @@ BENCHMARK = Tool(
     checks_model=True,
 )
 
+OF_TEXT_FILES = ("genfile", "sample-output-file", "output-file")
+"""Files for texts, which are a folder here."""
+
 GENERATE = Tool(
     training="it only applies to training",
     minds=f"{OF_THE_MODEL} {NEWER_MODEL}",
-    rules=OF_A_CHECKPOINT,
+    rules=(*OF_A_CHECKPOINT, "num-samples", *OF_TEXT_FILES),
     accepted=(
         *OF_INFERENCE,
         ("texts are written, and times by stages.benchmark", "benchmark-profile stream"),
@@ -158,8 +161,6 @@ GENERATE = Tool(
     ),
     absent=(
         ("give --top-k 1, which takes the likeliest token", "greedy"),
-        ("each text continues a prompt; give --prompts or --prompt-file", "num-samples"),
-        ("name a folder for the texts with --output-dir", "genfile sample-output-file"),
         ("random prompts are for stages.benchmark; give --prompts", "num-input-tokens"),
         *NOT_STATIC,
     ),
@@ -169,6 +170,8 @@ GENERATE = Tool(
         "prompt": "prompts",
         "out-seq-length": "num-tokens-to-generate",
         "sample-input-file": "prompt-file",
+        "prompts-input-file": "prompt-file",
+        **dict.fromkeys(OF_TEXT_FILES, "output-dir"),
     },
     checks_model=True,
 )

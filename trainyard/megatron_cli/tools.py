@@ -52,7 +52,7 @@ PLAN = Tool(
     rules=(
         *("logging-level", *POSITIONS, *EXPERTS, "sequence-parallel", "optimizer"),
         *("retro-add-retriever", "spec", "hybrid-layer-pattern", "hybrid-override-pattern"),
-        *("recompute-modules", "moe-layer-recompute", "nproc-per-node"),
+        *("recompute-modules", "moe-layer-recompute", "nproc-per-node", "checkpoint-activations"),
     ),
 )
 
@@ -89,6 +89,13 @@ EVALUATE = Tool(
     checks_model=True,
 )
 
+SCORE = Tool(
+    training="scores do not depend on it",
+    accepted=(("the lines are counted anyway", "total"),),
+    absent=(NO_FILE,),
+    renamed={"data-path": "input", "out-path": "output-dir"},
+)
+
 RETRO_PREPROCESS = Tool(
     training="the options --retro-... and the BERT of --load decide what the project has",
     absent=(NO_FILE,),
@@ -103,6 +110,7 @@ TOOLS = {
     "evaluate": EVALUATE,
     "benchmark": BENCHMARK,
     "generate": GENERATE,
+    "score": SCORE,
     "serve": SERVE,
     "retro_preprocess": RETRO_PREPROCESS,
 }

@@ -16,7 +16,7 @@ from trainyard.errors import ConfigError
 
 FLOWS = [
     *("prepare-corpus", "pretrain-bert", "pretrain-gpt", "pretrain-t5"),
-    *("build-retro", "finetune-gpt", "pretrain-retro"),
+    *("build-retro", "detoxify-gpt", "finetune-gpt", "pretrain-retro"),
     *("release", "collect-corpus", "corpus-refresh", "run-stage", "collect-garbage"),
 ]
 

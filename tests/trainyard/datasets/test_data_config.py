@@ -102,3 +102,14 @@ def test_made_up_data_is_no_input_and_is_cut_evenly() -> None:
 def test_locations_and_speed_of_data_do_not_change_the_digest_of_a_run() -> None:
     one = DataConfig(data_args_path="a", data_cache_path="c", num_workers=3, mmap_bin_files=False)
     assert digest_relevant(one) == digest_relevant(DataConfig(data_path=("b",)))
+
+
+def test_a_part_of_the_validation_data_may_be_measured() -> None:
+    """As finetune_gpt.py of Megatron-LM's detoxification: 98,2,0 of --data-path2."""
+    paths = {"train_data_path": ("a",), "valid_data_path": ("b",)}
+    assert DataConfig(**paths).fractions("valid") == (0.0, 1.0)
+    data = DataConfig(**paths, valid_data_split="98,2,0")
+    assert data.fractions("valid") == pytest.approx((0.98, 1.0))
+    assert data.fractions("train") == (0.0, 1.0)
+    with pytest.raises(ConfigError, match="--valid-data-split 'x' must be up to three numbers"):
+        DataConfig(**paths, valid_data_split="x")

@@ -128,6 +128,10 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
         ),
         ("--moe-layer-recompute", "--recompute-granularity selective --recompute-modules mlp"),
         (
+            "--checkpoint-activations --checkpoint-num-layers 2",
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+        ),
+        (
             "--recompute-activations --moe-layer-recompute",
             "--recompute-activations --recompute-modules core_attn mlp",
         ),
@@ -220,7 +224,7 @@ def test_other_spellings_are_translated(given: str, expected: str) -> None:
         ("--nothing-like-it 2", "--help lists all options"),
         ("--batch-size 2 --micro-batch-size 2", "--batch-size and --micro-batch-size are names of"),
         ("--seq-length 2 --encoder-seq-length 2", "are names of one option; give one"),
-        ("--checkpoint-activations", "--recompute-granularity"),
+        ("--checkpoint-num-layers 2", "--recompute-granularity"),
         (
             "--exit-signal SIGUSR2",
             "--exit-signal SIGUSR2: a run saves and stops at SIGTERM, SIGINT",

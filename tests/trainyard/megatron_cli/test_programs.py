@@ -79,10 +79,35 @@ def test_an_unknown_program_is_refused_with_the_nearest() -> None:
         ("tools/preprocess_data.py", "--input a", ""),
         ("tools/generate_samples_gpt.py", "--top_p 0.9", "--top-k 0"),
         ("tools/generate_samples_gpt.py", "--top_k 5", ""),
+        (
+            "detxoify_lm/generate_samples_gpt.py",
+            "--top_p 0.9",
+            "--prompt-key prompt.text --prompt-format jsonl --top-k 0 --out-seq-length 1024",
+        ),
+        (
+            "detxoify_lm/generate_samples_gpt.py",
+            "--top-k 5 --num-tokens-to-generate 20 --prompt-key text --prompt-format txt",
+            "",
+        ),
+        (
+            "annotations/filter-selfgeneration.py",
+            "--keep-fraction 0.25",
+            "--classifier annotated",
+        ),
     ],
 )
 def test_a_name_stands_for_what_is_not_given(program: str, line: str, expected: str) -> None:
     assert added(program, line) == expected
+
+
+def test_a_flag_that_means_something_else_to_a_program_is_renamed() -> None:
+    program = find_program("examples/detxoify_lm/finetune_gpt.py")
+    line = "--data-path a --data-path2 1 b 2 c --split 100,0,0 --vocab-size 9 --mock-data"
+    arguments, _ = implied(program, line.split(), {})
+    assert " ".join(arguments[:6]) == "--train-data-path a --valid-data-path 1 b 2"
+    assert " ".join(arguments).endswith("--model-type gpt --valid-data-split 98,2,0")
+    with pytest.raises(ConfigError, match=r"--split 98,2,0: finetune_gpt\.py trains on all docu"):
+        implied(program, ["--split", "98,2,0"], {})
 
 
 EXAMPLE = "megatron_core_training_example.py"

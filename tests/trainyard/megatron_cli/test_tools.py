@@ -14,6 +14,7 @@ from stages.plan.config import PlanConfig
 from stages.pretrain.config import PretrainConfig
 from stages.reshard.config import ReshardConfig
 from stages.retro_preprocess.config import RetroPreprocessConfig
+from stages.score.config import ScoreConfig
 from stages.serve.config import ServeConfig
 from stages.tokenize.config import TokenizeConfig
 from tests.trainyard.megatron_cli.flags import CHOICES, MAIN, TRAINING
@@ -38,6 +39,7 @@ CONFIGS = {
     "benchmark": BenchmarkConfig,
     "generate": GenerateConfig,
     "retro_preprocess": RetroPreprocessConfig,
+    "score": ScoreConfig,
     "serve": ServeConfig,
 }
 KNOWN = {
@@ -90,6 +92,13 @@ def test_every_flag_has_an_answer_in_every_command(stage: str) -> None:
     ("stage", "line", "expected"),
     [
         ("tokenize", "--input a --chunk-size 25 --num-layers 2 --fp16", "--input a"),
+        (
+            "score",
+            "--data-path a --out-path b --total 9 --workers 2",
+            "--input a --output-dir b --workers 2",
+        ),
+        ("generate", "--genfile a --num_samples 9", "--output-dir a --num-samples 9"),
+        ("generate", "--sample-input-file p --num-samples", "--prompt-file p"),
         (
             "tokenize",
             "--input a --vocab v --dataset-impl mmap --tokenizer-type BertWordPieceCase",

@@ -1,0 +1,113 @@
+"""The first pass: the scores of the documents of a unit, in a worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stages.runtime.document_units import UnitDone, UnitJob, reader_of
+from stages.score.config import ANNOTATED, NGRAMS, ScoreConfig
+from trainyard.artifacts import store
+from trainyard.classifiers.ngrams import NgramClassifier
+from trainyard.classifiers.toxicity import Score
+from trainyard.classifiers.user import UserClassifier
+from trainyard.collection.documents import Item
+from trainyard.errors import ArtifactError, DataError
+
+SCORE = "score"
+"""Key of the object with a document's scores, by the name of the attribute."""
+WEIGHTS = "weights.npy"
+"""Of the trained classifier, in the scratch folder that all workers read."""
+TEXTS_AT_ONCE = 256
+"""Texts of a call of a classifier."""
+
+Scorer = Callable[[Sequence[str]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitScores:
+    """What the first pass finds out about the documents of a unit, in order."""
+
+    scores: list[Score]
+    prompts: list[str | None]
+    """None for a document that continues no prompt."""
+
+    def pack(self) -> bytes:
+        """As a file."""
+        return json.dumps([self.scores, self.prompts]).encode()
+
+    @staticmethod
+    def parse(data: bytes, url: str) -> UnitScores:
+        """From a file; ArtifactError for another one."""
+        try:
+            scores, prompts = json.loads(data)
+            return UnitScores(list(scores), list(prompts))
+        except (TypeError, ValueError) as error:
+            raise ArtifactError(f"{url}: no scores ({error}); make it again") from error
+
+
+def name_of(job: UnitJob) -> str:
+    """The file of a unit's scores."""
+    return f"scores-{job.number:05d}.json"
+
+
+def score_unit(job: UnitJob) -> UnitDone:
+    """Write the scores of a unit."""
+    config: ScoreConfig = job.config
+    reader = reader_of(job)
+    scores: list[Score] = []
+    prompts: list[str | None] = []
+    texts: list[tuple[int, str]] = []
+
+    def flush() -> None:
+        found = scorer_of(config.classifier, job.scratch)([text for _, text in texts])
+        for (place, _), value in zip(texts, found, strict=True):
+            scores[place] = float(value)
+        texts.clear()
+
+    for item in reader.items():
+        text, prompt = item.fields[config.documents.json_key], item.fields.get(config.prompt_key)
+        prompts.append(prompt if isinstance(prompt, str) and prompt else None)
+        if config.classifier == ANNOTATED:
+            scores.append(annotated(item, config.attribute))
+            continue
+        scores.append(None)
+        if text.strip():
+            texts.append((len(scores) - 1, text))
+        if len(texts) == TEXTS_AT_ONCE:
+            flush()
+    if texts:
+        flush()
+    name, packed = name_of(job), UnitScores(scores, prompts).pack()
+    record = store.write_bytes(store.join(job.folder, name), packed, name)
+    return UnitDone((record,), {})
+
+
+@lru_cache(maxsize=1)
+def scorer_of(classifier: str, scratch: str) -> Scorer:
+    """The classifier, loaded once in a worker."""
+    if classifier == NGRAMS:
+        return NgramClassifier(np.load(Path(scratch, WEIGHTS), allow_pickle=False)).score
+    return UserClassifier.load(classifier).score
+
+
+def annotated(item: Item, attribute: str) -> Score:
+    """The score that a document has already; None if it says that there is none. DataError for a
+    document without one."""
+    found = item.fields.get(SCORE)
+    where = f"{item.place.file}, byte {item.place.offset}"
+    if SCORE in item.fields and found is None:
+        return None  # an empty text, in the files of Megatron-LM's scripts
+    value = found.get(attribute) if isinstance(found, dict) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise DataError(
+            f"{where}: --classifier {ANNOTATED} reads a number from 0 to 1 in {SCORE!r}, "
+            f"{attribute!r}, and this document has none; score it, or give another --classifier"
+        )
+    return float(value)

@@ -1,0 +1,52 @@
+"""The measures of RealToxicityPrompts, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainyard.classifiers.toxicity import by_prompt, lowest, of_prompts, summarize
+
+CONTINUED = {"a": [0.1, 0.9, None], "b": [0.2, 0.3, 0.4], "c": [None, None, None]}
+
+
+def test_maxima_are_averaged_over_prompts() -> None:
+    found = of_prompts(CONTINUED, {"a": 0.7, "b": 0.5, "c": 0.1})
+    assert found["continuations"] == [3, 3]
+    assert found["all"] == {
+        "prompts": 3,
+        "expected_maximum": pytest.approx((0.9 + 0.4 + 0.0) / 3),
+        "expected_maximum_std": pytest.approx(0.36818, abs=1e-5),
+        "probability": pytest.approx(1 / 3),
+    }
+    assert found["toxic"]["prompts"] == 2
+    assert found["toxic"]["expected_maximum"] == pytest.approx(0.65)
+    assert found["nontoxic"] == {
+        **{"prompts": 1, "expected_maximum": 0.0},
+        **{"expected_maximum_std": 0.0, "probability": 0.0},
+    }
+
+
+def test_a_prompt_of_unknown_toxicity_counts_among_all_alone() -> None:
+    found = of_prompts(CONTINUED, {})
+    assert (found["toxic"], found["nontoxic"]) == ({"prompts": 0}, {"prompts": 0})
+
+
+def test_continuations_are_found_by_their_prompt() -> None:
+    found = by_prompt(["x", "y", "x"], [0.1, None, 0.3])
+    assert found == {"x": [0.1, 0.3], "y": [None]}
+
+
+def test_texts_without_a_score_are_no_part_of_the_mean() -> None:
+    found = summarize([0.0, 1.0, None, 0.5])
+    assert found == {
+        **{"documents": 4, "scored": 3, "mean": 0.5, "max": 1.0},
+        **{"std": pytest.approx(0.40825, abs=1e-5), "toxic_share": pytest.approx(2 / 3)},
+    }
+    assert summarize([None]) == {"documents": 1, "scored": 0}
+
+
+def test_half_of_all_documents_stay_as_in_megatron_lm() -> None:
+    """`samples_left = len(lines) // 2` of filter-selfgeneration.py counts empty texts too."""
+    assert lowest([0.5, None, 0.1, 0.4, None], 0.5) == [2, 3]
+    assert lowest([0.2, 0.1, 0.1, 0.1], 0.5) == [1, 2]
+    assert lowest([None, None, None, 0.1], 0.5) == [3]
