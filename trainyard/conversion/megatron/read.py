@@ -211,7 +211,8 @@ class MegatronSource(Closing):
         config = self.config
         if config.experts.enabled or config.latent.enabled or config.mtp.mtp_num_layers is not None:
             what = "experts" if config.experts.enabled else "latents or multi-token prediction"
-            log.warning("the optimizer of %s is left out: the model has %s", self.url, what)
+            remedy = "save it there with --ckpt-format torch_dist, of which the optimizer is read"
+            log.warning("the optimizer of %s is left out: it has %s; %s", self.url, what, remedy)
             return
         try:
             parts = self._optimizer_parts(ranks, grid)
