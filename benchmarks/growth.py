@@ -1,6 +1,6 @@
 """How parts of trainyard grow: processor seconds and peak memory at three sizes, and the exponent.
 
-    python -m benchmarks.growth                     every row, about ten minutes of a core
+    python -m benchmarks.growth                     every row, about eight minutes of a core
     python -m benchmarks.growth gc blend --scratch /tmp/growth
     python -m benchmarks.growth blend samples --megatron-helpers FOLDER
 
@@ -48,6 +48,9 @@ ROWS = {
         "100,000 sequences of a virtual dataset of n pairs", cases.read_virtual, (100, 300, 1000)
     ),
     "files": Row("a job of n files, all tokenized before", cases.files_again, (100, 300, 1000)),
+    "document": Row(
+        "tokenize of a document of n bytes", cases.one_document, (10**7, 3 * 10**7, 10**8)
+    ),
     "refresh": Row("corpus-refresh plans n sources", cases.refresh, (300, 1000, 3000)),
     "gc": Row("gc of a corpus in n parts", cases.collect, (300, 1000, 3000)),
     "run": Row(
@@ -61,9 +64,12 @@ ROWS = {
         runs.resume,
         (10_000, 100_000, 1_000_000),
     ),
-    "shards": Row("plan of n files of 12,000 tensors", cases.shards, (64, 256, 1024)),
-    "load": Row("load plan of n ranks, 8 a replica", cases.load_plan, (100, 1000, 10_000)),
-    "hang": Row("hang report of n ranks", cases.hang, (100, 1000, 10_000)),
+    "shards": Row("plan of n files of 12,000 tensors", runs.shards, (64, 256, 1024)),
+    "reshard": Row(
+        "reshard of n layers with optimizer states to core, tp 8", runs.reshard, (25, 50, 100)
+    ),
+    "load": Row("load plan of n ranks, 8 a replica", runs.load_plan, (100, 1000, 10_000)),
+    "hang": Row("hang report of n ranks", runs.hang, (100, 1000, 10_000)),
     "blend": Row(
         "blend of 1,000 datasets, n samples",
         cases.blend_many,

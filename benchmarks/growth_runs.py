@@ -1,10 +1,13 @@
-"""The work of the rows of `benchmarks.growth` about finished and resumed runs."""
+"""The work of the rows of `benchmarks.growth` about runs, their checkpoints and ranks."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.growth_cases import run_command
@@ -84,3 +87,100 @@ def resume(count: int, scratch: Path) -> Callable[[], None]:
         assert ledger.fault == ""
 
     return look
+
+
+# --- checkpoints and ranks ----------------------------------------------------------------------
+
+
+def shards(count: int, scratch: Path) -> Callable[[], None]:
+    """The files of a reshard."""
+    from trainyard.checkpoint.plan import Slice, plan_shards
+
+    shapes = [(64 + number % 97, 64) for number in range(12_000)]
+    slices = [Slice(f"model.{n}", "BF16", shape, (0, 0), shape) for n, shape in enumerate(shapes)]
+
+    def plan() -> None:
+        assert len(plan_shards("model", slices, count)) == count
+
+    return plan
+
+
+def load_plan(ranks: int, scratch: Path) -> Callable[[], None]:
+    """What one rank plans of a load of 400 matrices, cut by columns over tp 8, the rest replicas:
+    its own boxes divided, and the boxes of its replica located."""
+    import torch
+
+    from trainyard.checkpoint.copies import divide
+    from trainyard.checkpoint.index import TensorEntry, TensorPiece, locate
+    from trainyard.checkpoint.shared_load import locate_all
+
+    shape, tp = (4096, 4096), 8
+    entry = TensorEntry("BF16", shape, (TensorPiece("f.safetensors", "k", (0, 0), shape),))
+    memory = torch.empty((4096, 512), dtype=torch.bfloat16, device="meta")
+    replica = [
+        [(f"model.{number}", (0, 512 * rank), memory) for number in range(400)]
+        for rank in range(tp)
+    ]
+
+    def plan() -> None:
+        parts = [divide(boxes, max(1, ranks // tp))[0] for boxes in replica]
+        requests = [[(n, o, tuple(m.shape)) for n, o, m in boxes] for boxes in parts]
+        locate_all(requests, lambda _, offset, size: locate(entry, offset, size))
+
+    return plan
+
+
+def hang(ranks: int, scratch: Path) -> Callable[[], None]:
+    """The collector's part, on a store, without the processes of the other ranks."""
+    from torch.distributed import TCPStore
+
+    from trainyard.training.loop.state import TrainState
+    from trainyard.training.watch.hang import POSITIONS, HangWatch, RankPosition, StoreMailbox
+
+    mailbox = StoreMailbox(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    for rank in range(1, ranks):
+        waits = rank != ranks // 2
+        position = RankPosition(rank, 9, "all_reduce" if waits else "read", waits)
+        mailbox.append(POSITIONS, json.dumps(asdict(position)) + "\n")
+
+    def report() -> None:
+        ended: list[Exception] = []
+        over = threading.Event()
+
+        def end(error: Exception) -> None:
+            ended.append(error)
+            over.set()
+
+        watch = HangWatch(0, ranks, mailbox, scratch, 0.1 / 60, end=end, poll_seconds=0.05)
+        watch.begin(TrainState(step=9))
+        over.wait(120)
+        assert f"rank {ranks // 2} is behind" in str(ended[0]), ended
+
+    return report
+
+
+SMALL_GPT = {
+    "tokenizer-type": "NullTokenizer",
+    "vocab-size": 127,
+    "hidden-size": 32,
+    "num-attention-heads": 8,
+    "seq-length": 16,
+    "max-position-embeddings": 16,
+    "micro-batch-size": 1,
+    "global-batch-size": 1,
+    "train-iters": 1,
+    "save-interval": 1,
+    "lr": 1e-3,
+}
+
+
+def reshard(layers: int, scratch: Path) -> Callable[[], None]:
+    """A step with optimizer states to Megatron-Core's layout, tp 8."""
+    run, out = scratch / f"layers-{layers}", scratch / f"core-{layers}"
+    words = [word for name, value in SMALL_GPT.items() for word in (f"--{name}", str(value))]
+    words += ["--mock-data", "--num-layers", str(layers), "--save", str(run)]
+    run_command([sys.executable, "-m", "stages.pretrain", *words])
+    shutil.rmtree(out, ignore_errors=True)
+    command = [sys.executable, "-m", "stages.reshard", "--load-dir", str(run), "--saver", "core"]
+    command += ["--target-tensor-parallel-size", "8", "--save-dir", str(out)]
+    return lambda: run_command(command)
