@@ -29,6 +29,7 @@ from stages.runtime.document_units import (
 from stages.score.config import ANNOTATED, NGRAMS, ScoreConfig
 from stages.score.prompts import read_toxicity
 from stages.score.scores import SCORE, WEIGHTS, UnitScores, name_of, score_unit, scorer_of
+from trainyard import json_text
 from trainyard.artifacts import store
 from trainyard.classifiers.examples import read_examples, train_classifier
 from trainyard.classifiers.toxicity import Score, by_prompt, lowest, of_prompts, summarize
@@ -57,7 +58,7 @@ def run(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
     if joins:
         names = [REPORT, *(name_of(job) for job in jobs)]
         report, *files = files_of_shares(stage, config.all_shares(), "score", names)
-        trained = json.loads(report.read())
+        trained = json_text.loads(report.read())
     else:
         files = _make(config, stage, jobs)
     units = [UnitScores.parse(file.read(), file.url) for file in files]
@@ -146,7 +147,9 @@ def _decide(config: ScoreConfig, folder: Path, units: Sequence[UnitScores]) -> N
 def write_unit(job: UnitJob) -> UnitDone:
     """Write the documents of a unit with their scores, in a worker."""
     config: ScoreConfig = job.config
-    scores, stays = json.loads(Path(job.scratch, DECISIONS, f"{job.number:05d}.json").read_text())
+    scores, stays = json_text.loads(
+        Path(job.scratch, DECISIONS, f"{job.number:05d}.json").read_text()
+    )
     tally = Tally.of([RULE] if config.keep_fraction is not None else [])
     reader = reader_of(job)
     with UnitFiles(job) as files:

@@ -13,6 +13,7 @@ import numpy as np
 
 from stages.runtime.document_units import UnitDone, UnitJob, reader_of
 from stages.score.config import ANNOTATED, NGRAMS, ScoreConfig
+from trainyard import json_text
 from trainyard.artifacts import store
 from trainyard.classifiers.ngrams import NgramClassifier
 from trainyard.classifiers.toxicity import Score
@@ -46,10 +47,15 @@ class UnitScores:
     def parse(data: bytes, url: str) -> UnitScores:
         """From a file; ArtifactError for another one."""
         try:
-            scores, prompts = json.loads(data)
-            return UnitScores(list(scores), list(prompts))
+            scores, prompts = json_text.loads(data)
+            for score, prompt in zip(scores, prompts, strict=True):
+                if not (score is None or (isinstance(score, float) and 0 <= score <= 1)):
+                    raise ValueError(f"{score!r:.40} is no score")
+                if not (prompt is None or isinstance(prompt, str)):
+                    raise ValueError(f"{prompt!r:.40} is no prompt")
         except (TypeError, ValueError) as error:
-            raise ArtifactError(f"{url}: no scores ({error}); make it again") from error
+            raise ArtifactError(f"{url}: not the scores of a unit ({error})") from error
+        return UnitScores(scores, prompts)
 
 
 def name_of(job: UnitJob) -> str:

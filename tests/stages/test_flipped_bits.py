@@ -93,6 +93,7 @@ READERS: dict[str, tuple[str, ...]] = {
         *("--tasks", "mine", "--task-data", "text.jsonl"),
     ),
     "mix": ("--input", COLLECTED, "--sources", "a", "--output-dir", "OUT"),
+    "score": ("--input", COLLECTED, "--classifier", "annotated", "--output-dir", "OUT"),
     "datasheet": ("--documents", COLLECTED, "--output-prefix", "OUT", "--num-identified", "0"),
 }
 WEIGHTS = [reader for reader, words in READERS.items() if "run" in words]
@@ -113,7 +114,7 @@ CASES = [
         (reader, COLLECTED)
         for reader in ("tokenize collected", "train_tokenizer", "clean", "dedup", "decontaminate")
     ),
-    *((reader, COLLECTED) for reader in ("mix", "datasheet")),
+    *((reader, COLLECTED) for reader in ("mix", "score", "datasheet")),
     ("evaluate collected", HELD_OUT),
 ]
 
@@ -179,6 +180,7 @@ SHARED = {
     "dedup": (("--no-near",), "fingerprints-*"),
     "decontaminate": (("--tasks", "mine", "--task-data", "leak.jsonl"), "counts-*"),
     "mix": (("--sources", "a"), "sizes-*"),
+    "score": (("--classifier", "ngrams", "--classifier-data", "labels.jsonl"), "scores-*"),
 }
 """Options of a stage in shares, and a file of a share that the join reads."""
 
@@ -191,6 +193,8 @@ def test_a_share_with_a_flipped_bit_is_not_joined(
     rows = [json.dumps({"text": f"{i} of the trains that come to the yard"}) for i in range(9)]
     for name in ("text.jsonl", "leak.jsonl"):
         Path(name).write_text("\n".join(rows))
+    labels = [json.dumps({"text": f"{i} trains", "label": i % 2}) for i in range(9)]
+    Path("labels.jsonl").write_text("\n".join(labels))
     options, name = SHARED[stage]
     words = (f"stages.{stage}", "--input", "text.jsonl", "--output-dir", "out", *options)
     run_program(*words, "--rank", "0", "--world-size", "1", expect=0)

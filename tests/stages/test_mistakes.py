@@ -129,6 +129,7 @@ LINES = {
     "quantize --load {0}/notes --save-dir {0}/o": r"--load is not an option: .* --load-dir\?",
     "dedup --input {0}/a.jsonl --output-dir {0}/o --jaccard-treshold 1": "--jaccard-threshold",
     "decontaminate --input {0}/a.jsonl --tasks squad": "--output-dir, --task-data are required",
+    "score --input {0}/a.jsonl --output-dir {0}/o": "--classifier is required and not given",
     "mix --input {0}/a.jsonl --sources a b --output-dir {0}/o": "--sources has 2 names and --inp",
     "clean --input {0}/a.jsonl --output-dir {0}/o --preset C4": "did you mean 'c4'",
     f"{CLEAN} --rules min_chars:limt=9": "min_chars has no 'limt'; did you mean 'limit'",
