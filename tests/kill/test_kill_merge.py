@@ -81,6 +81,7 @@ def test_a_merge_in_shares_survives_a_kill_anywhere(
     zygote: Zygote,
     yard: Yard,
     tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -91,17 +92,19 @@ def test_a_merge_in_shares_survives_a_kill_anywhere(
         for path in (tmp_path / "parts").iterdir():
             os.utime(path, (1e9, 1e9))  # settled: their digests are remembered
     made: set[str] = set()
+    shares = tmp_path_factory.mktemp("made") / "shares"
+    """Copied for each run of the join, which begins where both shares are made."""
 
     def arguments(name: str) -> list[str]:
         line = ["--input", join(root, "parts"), "--output-prefix", join(root, name, "out")]
         if kind == "share":
             return [*line, *SHARE]
         if name not in made and made and place == "file":
-            shutil.copytree(tmp_path / "shares", tmp_path / name)
+            shutil.copytree(shares, tmp_path / name)
         elif name not in made:
             make_shares(line)
         if not made and place == "file":
-            shutil.copytree(tmp_path / name, tmp_path / "shares")
+            shutil.copytree(tmp_path / name, shares)
         made.add(name)
         return [*line, *SHARE[2:]]
 
