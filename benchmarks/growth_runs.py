@@ -135,7 +135,8 @@ def hang(ranks: int, scratch: Path) -> Callable[[], None]:
     from torch.distributed import TCPStore
 
     from trainyard.training.loop.state import TrainState
-    from trainyard.training.watch.hang import POSITIONS, HangWatch, RankPosition, StoreMailbox
+    from trainyard.training.watch.hang import POSITIONS, HangWatch, RankPosition
+    from trainyard.training.watch.rank_mailbox import StoreMailbox
 
     mailbox = StoreMailbox(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
     for rank in range(1, ranks):

@@ -7,9 +7,9 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from stages.report.collect import parse_lines
 from stages.report.lineage import Ancestry, Lineage
 from stages.report.lineage_picture import wide
+from stages.report.run_lines import parse_lines
 from trainyard.charts.line_chart import Series, line_chart
 from trainyard.charts.markdown import code, escape
 from trainyard.charts.markup import Markup, element

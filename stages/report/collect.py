@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from stages.report.config import ARTIFACTS, ReportConfig
-from stages.report.facts import Card, Option, Sample, Save
+from stages.report.facts import Card, Option, Sample
 from stages.report.lineage import Ancestry, Artifact
 from stages.report.profiles import profiles_of
 from stages.report.retrieval import gather_retrieval
-from stages.report.steps import Speeds, Step, Steps
+from stages.report.run_lines import (
+    LEDGER,
+    TIMINGS,
+    expert_loads,
+    saves_of,
+    step_lines,
+    step_of_line,
+)
+from stages.report.steps import Speeds, Steps
 from stages.report.toxicity import Toxicity
 from trainyard.artifacts import store
-from trainyard.artifacts.lines import read_listed_lines
-from trainyard.artifacts.manifest import Manifest, read_listed, read_listed_json
+from trainyard.artifacts.manifest import Manifest, read_listed_json
 from trainyard.artifacts.parts import part_manifest
 from trainyard.artifacts.urls import basename, join
 from trainyard.charts.markup import Markup
@@ -46,12 +52,7 @@ COMPONENTS = (
 TRAINED = ("pretrain", "reshard")
 """Stages whose output a card can show."""
 
-LEDGER = "ledger.jsonl"
-TIMINGS = "timings.jsonl"
 PERFORMANCE = "performance.json"
-SAVES = "saves.jsonl"
-
-T = TypeVar("T")
 
 VERDICTS = ("proven", "broken")
 CERTIFICATE_VERSION = 1
@@ -130,9 +131,9 @@ def _training(config: ReportConfig, ancestry: Ancestry, key: str) -> dict[str, A
         )
     check_trained(config.checkpoint, checkpoint)
     trained = ancestry.artifacts[key]
-    speeds, steps, line = Speeds(_lines(key, checkpoint, TIMINGS)), Steps(), {}
-    for line in _lines(key, checkpoint, LEDGER):
-        steps.add(_step(line, speeds.of(line["step"])))
+    speeds, steps, line = Speeds(step_lines(key, checkpoint, TIMINGS)), Steps(), {}
+    for line in step_lines(key, checkpoint, LEDGER):
+        steps.add(step_of_line(line, speeds.of(line["step"])))
     return {
         "steps": steps,
         "expert_loads": expert_loads(line),
@@ -189,89 +190,6 @@ def _volatile(ancestry: Ancestry, key: str | None, name: str) -> dict[str, Any] 
 
 
 # --- training ---------------------------------------------------------------------------------
-
-
-def _lines(key: str, manifest: Manifest, name: str) -> Iterator[dict[str, Any]]:
-    """The lines of a file with a line for each step; none when the run has no such file."""
-    record, url = manifest.record(name), join(key, name)
-
-    def parse(found: dict[str, Any]) -> dict[str, Any]:
-        return {**found, "step": int(found["step"])}
-
-    if record is not None:
-        yield from parse_lines(read_listed_lines(url, record), url, "step", parse)
-
-
-def parse_lines(
-    lines: Iterable[bytes], url: str, name: str, parse: Callable[[Any], T]
-) -> Iterator[T]:
-    """JSON lines, parsed. Raises ArtifactError with the first line that fails."""
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield parse(json.loads(line))
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise ArtifactError(f"{url}: line {number} is not a {name}: {error!r}") from error
-
-
-def saves_of(key: str, manifest: Manifest) -> tuple[Save, ...]:
-    """The saves that the run recorded."""
-    record, url = manifest.record(SAVES), join(key, SAVES)
-    return () if record is None else parse_saves(read_listed(url, record), url)
-
-
-def parse_saves(data: bytes, url: str) -> tuple[Save, ...]:
-    """The lines of saves.jsonl."""
-    return tuple(parse_lines(data.splitlines(), url, "save", _save))
-
-
-def _save(found: dict[str, Any]) -> Save:
-    numbers = [found[key] for key in ("step", "bytes", "blocked_seconds", "durable_seconds")]
-    if not all(map(is_number, numbers)):
-        raise ValueError("not all of its figures are numbers")
-    step, size, blocked, durable = numbers
-    return Save(int(step), str(found["kind"]), int(size), float(blocked), float(durable))
-
-
-def _step(line: dict[str, Any], speed: float | None) -> Step:
-    found = line.get("layer_figures")
-    figures = found if isinstance(found, dict) else {}
-    return Step(
-        step=int(line["step"]),
-        tokens=_whole(line.get("tokens")),
-        loss=_number(line.get("lm_loss")),
-        validation_loss=_number(line.get("validation_loss")),
-        learning_rate=_number(line.get("learning_rate")),
-        grad_norm=_number(line.get("grad_norm")),
-        tokens_per_second=speed,
-        max_expert_load=_number(figures.get("max expert load")),
-        min_expert_load=_number(figures.get("min expert load")),
-        dropped_tokens=_number(figures.get("dropped tokens")),
-        more_losses=_more_losses(line.get("more_losses")),
-    )
-
-
-def _more_losses(found: Any) -> dict[str, float]:
-    losses = found if isinstance(found, dict) else {}
-    return {name: float(loss) for name, loss in losses.items() if is_number(loss)}
-
-
-def expert_loads(line: dict[str, Any]) -> tuple[tuple[int, tuple[float, ...]], ...]:
-    """The loads in a line of the ledger, by layer; none in one of another form."""
-    loads = line.get("layer_loads")
-    return tuple(
-        (int(layer), tuple(map(float, shares)))
-        for layer, shares in (loads.items() if isinstance(loads, dict) else ())
-        if layer.isdecimal() and isinstance(shares, list) and shares and all(map(is_number, shares))
-    )
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if is_number(value) else None
-
-
-def _whole(value: Any) -> int | None:
-    return int(value) if is_number(value) else None
 
 
 def num_parameters(key: str, manifest: Manifest) -> int | None:

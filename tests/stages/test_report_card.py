@@ -10,9 +10,10 @@ import pytest
 
 from flows.goodput.account import KINDS
 from stages.report.card import GOODPUT_KINDS, render
-from stages.report.collect import expert_loads, parse_saves, read_goodput
+from stages.report.collect import read_goodput
 from stages.report.facts import Card, Save
 from stages.report.lineage import Lineage
+from stages.report.run_lines import expert_loads, parse_saves
 from stages.report.steps import Step, Steps
 from tests.stages.html_page import Page, check_sound
 from trainyard.checkpoint.background import SaveReport

@@ -34,7 +34,7 @@ from trainyard.training.options.pretrain import PretrainConfig
 from trainyard.training.run.run_folder import RunFolder
 from trainyard.training.run_host import RunHost
 from trainyard.training.watch.garbage_collection import GarbageCollection
-from trainyard.training.watch.hang import HangWatch, open_mailbox
+from trainyard.training.watch.hang import HangWatch
 from trainyard.training.watch.memory import (
     MemoryPlan,
     out_of_memory_explained,
@@ -43,6 +43,7 @@ from trainyard.training.watch.memory import (
 )
 from trainyard.training.watch.memory_monitor import MemoryMonitor
 from trainyard.training.watch.profile import build_profiles
+from trainyard.training.watch.rank_mailbox import open_mailbox
 from trainyard.training.watch.replicas import ReplicaCheck
 from trainyard.training.watch.spike_warning import SpikeWarning
 

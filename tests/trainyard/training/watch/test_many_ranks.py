@@ -13,7 +13,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from trainyard.errors import InfrastructureError
 from trainyard.training.loop.state import TrainState
-from trainyard.training.watch.hang import HangWatch, LocalMailbox, RankPosition, StoreMailbox
+from trainyard.training.watch.hang import HangWatch, RankPosition
+from trainyard.training.watch.rank_mailbox import LocalMailbox, StoreMailbox
 
 
 def wait_for(ended: list[InfrastructureError]) -> None:

@@ -25,12 +25,7 @@ from trainyard.parallel.dims import ParallelDims
 from trainyard.testing.pool import RankPool
 from trainyard.training.loop.state import TrainState
 from trainyard.training.options.watch import WatchConfig
-from trainyard.training.watch.hang import (
-    HangWatch,
-    LocalMailbox,
-    RankPosition,
-    summary,
-)
+from trainyard.training.watch.hang import HangWatch, RankPosition, summary
 from trainyard.training.watch.memory import (
     MemoryPlan,
     helpful_flags,
@@ -41,6 +36,7 @@ from trainyard.training.watch.memory import (
     plan_memory,
 )
 from trainyard.training.watch.memory_monitor import MemoryMonitor
+from trainyard.training.watch.rank_mailbox import LocalMailbox
 from trainyard.training.watch.replicas import checksum, checksums, first_difference
 
 CPU = torch.device("cpu")
