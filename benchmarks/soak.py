@@ -7,10 +7,12 @@
 `stages.benchmark --sweep`: through OpenAI's interface, streamed or not, and Megatron-LM's. One in
 five is left: its client closes the connection after a random time, or after a few events of its
 stream. Then nothing may run, no block of the cache may be held, and the resident memory of the
-server may differ by 2 % between the first tenth of the time after the warm-up and the last.
+server may grow by 2 % from the first tenth of the time after the warm-up to the last.
 
-The warm-up is the first tenth. An answer is an error unless it has status 200 and all tokens that
-were asked for; 429, by which a full server refuses, is counted by itself."""
+The warm-up is as many requests at once as the engine takes, so that every block of the cache has
+been written to and has its memory, and then the first tenth of the time. An answer is an error
+unless it has status 200 and all tokens that were asked for; 429, by which a full server refuses, is
+counted by itself."""
 
 from __future__ import annotations
 
@@ -34,6 +36,7 @@ import aiohttp
 
 from benchmarks.corpus import report
 from benchmarks.served import model_folder, pinned, run, served
+from trainyard.inference.dynamic.config import DynamicConfig
 from trainyard.load_test.event_stream import EventStream
 
 log = logging.getLogger("soak")
@@ -89,6 +92,13 @@ class Traffic:
         self._prompt_tokens, self._new_tokens = prompt_tokens, new_tokens
         self._draw = random.Random(seed)
         self.found = Found()
+
+    async def burst(self, count: int) -> None:
+        """Send so many requests at once, and wait for the answers."""
+        new = self._new_tokens[1]
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(self._plain(new, None))
 
     async def run(self, rate: float, seconds: float) -> None:
         """Send at a rate for so long, and wait for the answers."""
@@ -259,6 +269,7 @@ async def soak(url: str, process: int, rate: float, seconds: float) -> bool:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
         traffic = Traffic(url, session, seed=1)
+        await traffic.burst(DynamicConfig().inference_dynamic_batching_max_requests)
         watching = asyncio.create_task(watch(process, traffic.found, samples))
         await traffic.run(rate, seconds)
         watching.cancel()
