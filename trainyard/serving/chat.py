@@ -43,7 +43,7 @@ def chat_router(served: ServedModel) -> APIRouter:
         if served.limits.log_prompts:
             note(messages=[message.model_dump(exclude_none=True) for message in fields.messages])
         if fields.stream:
-            return await event_stream(request, job.chunks())
+            return await event_stream(request, job.head("chat.completion.chunk"), job.chunks())
         return JSONResponse(await unless_gone(request, job.answer()))
 
     answers: Responses = {200: {"model": ChatAnswer, **EVENTS}, **ERRORS}
@@ -115,13 +115,12 @@ class ChatJob:
             }
             for index, output in enumerate(outputs)
         ]
-        head = self._head("chat.completion")
+        head = self.head("chat.completion")
         return head | {"choices": choices, "usage": usage(self._prompts, outputs)}
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """Choices piece by piece, in any order, each with its index; the role comes with the first
         token of a choice."""
-        head = self._head("chat.completion.chunk")
         async with aclosing(self._outputs.steps()) as steps:
             async for step in steps:
                 output, delta = step.output, {}
@@ -134,13 +133,14 @@ class ChatJob:
                     continue
                 choice = {"index": step.index, "delta": delta, "logprobs": logprobs}
                 choice["finish_reason"] = output.finish_reason
-                yield head | {"choices": [choice]}
+                yield {"choices": [choice]}
         self._note()
         options = self._fields.stream_options
         if options is not None and options.include_usage:
-            yield head | {"choices": [], "usage": usage(self._prompts, self._outputs.all)}
+            yield {"choices": [], "usage": usage(self._prompts, self._outputs.all)}
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def head(self, kind: str) -> dict[str, Any]:
+        """The fields that an answer and the chunks of a stream begin with."""
         named = {"id": self._id, "object": kind, "created": self._created}
         return named | {"model": self._served.name}
 

@@ -36,7 +36,7 @@ def completions_router(served: ServedModel) -> APIRouter:
         if served.limits.log_prompts:
             note(prompt=fields.prompt)
         if fields.stream:
-            return await event_stream(request, job.chunks())
+            return await event_stream(request, job.head(), job.chunks())
         return JSONResponse(await unless_gone(request, job.answer()))
 
     answers: Responses = {200: {"model": CompletionAnswer, **EVENTS}, **ERRORS}
@@ -122,11 +122,10 @@ class CompletionJob:
             choices += tried[: self._count]
         found = [self._choice(i, output) for i, output in enumerate(choices)]
         self._note(outputs)
-        return self._head() | {"choices": found, "usage": usage(self._prompts, outputs)}
+        return self.head() | {"choices": found, "usage": usage(self._prompts, outputs)}
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """Choices piece by piece, in any order, each with its index."""
-        head = self._head()
         async with aclosing(self._outputs.steps()) as steps:
             async for step in steps:
                 output, first = step.output, len(step.output.tokens) == step.num_new
@@ -141,13 +140,14 @@ class CompletionJob:
                     continue
                 choice = {"index": step.index, "text": text, "logprobs": logprobs}
                 choice["finish_reason"] = output.finish_reason
-                yield head | {"choices": [choice]}
+                yield {"choices": [choice]}
         self._note(self._outputs.all)
         options = self._fields.stream_options
         if options is not None and options.include_usage:
-            yield head | {"choices": [], "usage": usage(self._prompts, self._outputs.all)}
+            yield {"choices": [], "usage": usage(self._prompts, self._outputs.all)}
 
-    def _head(self) -> dict[str, Any]:
+    def head(self) -> dict[str, Any]:
+        """The fields that an answer and the chunks of a stream begin with."""
         named = {"id": self._id, "object": "text_completion", "created": self._created}
         return named | {"model": self._served.name}
 

@@ -18,6 +18,7 @@ from trainyard.serving.errors import RequestError, bad_request, to_request_error
 from trainyard.serving.openai_fields import MAX_STOPS, GenerationFields
 from trainyard.serving.outputs import Output, ServedModel, TextOptions
 
+ENCODER = json.JSONEncoder(separators=(",", ":"))
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
@@ -93,17 +94,22 @@ def usage(prompts: Sequence[Sequence[int]], outputs: Sequence[Output]) -> dict[s
     return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
 
 
-def event(document: Any) -> bytes:
-    """A server-sent event."""
-    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+def encoded(document: dict[str, Any]) -> bytes:
+    """JSON without spaces."""
+    return ENCODER.encode(document).encode()
 
 
 async def event_stream(
-    request: Request, chunks: AsyncGenerator[dict[str, Any], None]
+    request: Request, head: dict[str, Any], chunks: AsyncGenerator[dict[str, Any], None]
 ) -> StreamingResponse:
-    """A response of chunks. What raises before the first one is an error of the request; what
-    raises later is the last event, since the status has been sent."""
+    """A response of chunks, server-sent events of the fields of `head` and their own. What raises
+    before the first one is an error of the request; what raises later is the last event, since the
+    status has been sent."""
     first = await unless_gone(request, anext(chunks))
+    prefix = b"data: " + encoded(head)[:-1] + b","  # once, as a stream has an event for each token
+
+    def event(chunk: dict[str, Any]) -> bytes:
+        return prefix + encoded(chunk)[1:] + b"\n\n"
 
     async def events() -> AsyncIterator[bytes]:
         async with aclosing(chunks):
@@ -114,7 +120,7 @@ async def event_stream(
             except Exception as error:
                 failed = to_request_error(error)
                 note(error=failed.message)
-                yield event(failed.openai())
+                yield b"data: " + encoded(failed.openai()) + b"\n\n"
                 return
             yield DONE
 

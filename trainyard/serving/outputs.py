@@ -133,7 +133,7 @@ class Output:
     stream: TextStream
     tokens: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
-    """Characters of the text before each token."""
+    """Characters of the text before each token; only with log-probabilities."""
     log_probs: list[float] = field(default_factory=list)
     top: list[TopTokens] = field(default_factory=list)
     prompt_log_probs: list[float] = field(default_factory=list)
@@ -148,8 +148,8 @@ class Output:
         self.prompt_log_probs += piece.prompt_log_probs
         self.prompt_top += piece.prompt_top
         self.finish_reason = piece.finish_reason
-        if not piece.tokens:
-            return self.stream.push((), piece.finish_reason)
+        if not piece.tokens or not self.request.log_probs:
+            return self.stream.push(piece.tokens, piece.finish_reason)
         text, last = "", len(piece.tokens) - 1
         for place, token in enumerate(piece.tokens):
             self.offsets.append(self.stream.length)
@@ -203,27 +203,30 @@ class Outputs:
             for request in self._requests
         ]
 
-    async def steps(self) -> AsyncGenerator[Step, None]:
-        """Run them. Raises what `EngineService.open` and `Stream` do, and TimeoutError; requests
-        that are open then, or when the iterator is closed, are cancelled."""
+    async def steps(self, *, at_ends: bool = False) -> AsyncGenerator[Step, None]:
+        """Run them. at_ends: the steps before a text's end may come together with its last one.
+
+        Raises what `EngineService.open` and `Stream` do, and TimeoutError; requests that are open
+        then, or when the iterator is closed, are cancelled."""
         clock = asyncio.get_running_loop().time
         began = clock()
-        first = [0.0] * len(self.all)
-        with self._service.open(self._requests) as stream, _ending(stream, began + self._seconds):
+        with (
+            self._service.open(self._requests, wakes_at_ends=at_ends) as stream,
+            _ending(stream, began + self._seconds),
+        ):
             async for index, piece in stream:
                 output = self.all[index]
                 text = output.add(piece)
                 if output.tokens and len(output.tokens) == len(piece.tokens):
-                    first[index] = clock()
-                    self._metrics.first_token.observe(first[index] - began)
-                elif piece.finish_reason is not None and len(output.tokens) > 1:
-                    rest = len(output.tokens) - 1
-                    self._metrics.per_token.observe((clock() - first[index]) / rest)
+                    self._metrics.first_token.observe(stream.began_at[index] - began)
+                if piece.finish_reason is not None and len(output.tokens) > 1:
+                    seconds = clock() - stream.began_at[index]
+                    self._metrics.per_token.observe(seconds / (len(output.tokens) - 1))
                 yield Step(index, output, text, len(piece.tokens))
 
     async def finish(self) -> list[Output]:
         """Run all to their ends."""
-        async with aclosing(self.steps()) as steps:
+        async with aclosing(self.steps(at_ends=True)) as steps:
             async for _ in steps:
                 pass
         return self.all

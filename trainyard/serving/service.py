@@ -50,11 +50,14 @@ class Piece:
     prompt_top: list[TopTokens]
 
     def then(self, later: Piece) -> Piece:
-        """This piece and the next one of the same request as one."""
+        """This piece and the next one of the same request as one, in the lists of this one."""
+        self.tokens.extend(later.tokens)
+        self.log_probs.extend(later.log_probs)
+        self.top.extend(later.top)
         return Piece(
-            tokens=self.tokens + later.tokens,
-            log_probs=self.log_probs + later.log_probs,
-            top=self.top + later.top,
+            tokens=self.tokens,
+            log_probs=self.log_probs,
+            top=self.top,
             finish_reason=later.finish_reason,
             prompt_log_probs=self.prompt_log_probs,
             prompt_top=self.prompt_top,
@@ -65,13 +68,17 @@ class Stream:
     """The pieces of requests that belong together, for one reader on the loop. A reader that is
     slower than the engine gets what came meanwhile in one piece, so that it catches up."""
 
-    def __init__(self, num_requests: int) -> None:
+    def __init__(self, num_requests: int, *, wakes_at_ends: bool = False) -> None:
+        """wakes_at_ends: the reader waits for the end of a request, not for each piece."""
+        self._wakes_at_ends = wakes_at_ends
         self._arrived: dict[int, Piece | Exception] = {}
         """What is not read, by the place of its request; the oldest first."""
         self._news = asyncio.Event()
         self._num_unread = num_requests
         self.num_open = num_requests
         """Requests whose last piece has not arrived."""
+        self.began_at: dict[int, float] = {}
+        """When the first piece of a request arrived, by the loop's clock."""
 
     def __aiter__(self) -> Stream:
         return self
@@ -93,12 +100,16 @@ class Stream:
 
     def put(self, index: int, piece: Piece | Exception) -> None:
         """Called on the loop."""
-        self.num_open -= isinstance(piece, Exception) or piece.finish_reason is not None
+        is_last = isinstance(piece, Exception) or piece.finish_reason is not None
+        self.num_open -= is_last
+        if index not in self.began_at:
+            self.began_at[index] = asyncio.get_running_loop().time()
         before = self._arrived.get(index)
         if isinstance(before, Piece) and isinstance(piece, Piece):
             piece = before.then(piece)
         self._arrived[index] = piece
-        self._news.set()
+        if is_last or not self._wakes_at_ends:
+            self._news.set()
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +142,7 @@ class EngineService:
         self.max_tokens = engine.max_tokens
         self.stats: EngineStats = engine.stats()
         """Of the last step."""
+        self._sent_stats = self.stats
         self._open: set[Stream] = set()
         self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] = lambda: None
@@ -163,8 +175,11 @@ class EngineService:
         return not self._open
 
     @contextmanager
-    def open(self, requests: Sequence[Request], *, priority: int = 0) -> Iterator[Stream]:
+    def open(
+        self, requests: Sequence[Request], *, priority: int = 0, wakes_at_ends: bool = False
+    ) -> Iterator[Stream]:
         """Queue requests; those that are not done at the end of the context are cancelled.
+        wakes_at_ends: see `Stream`.
 
         Raises QueueFullError, without any of them queued, and EngineFailedError."""
         self._check_alive()
@@ -173,7 +188,7 @@ class EngineService:
             raise QueueFullError(
                 f"{waiting} texts are waiting, and at most {self._max_queued} may; try again later"
             )
-        stream = Stream(len(requests))
+        stream = Stream(len(requests), wakes_at_ends=wakes_at_ends)
         rows = [_Row(stream, index) for index in range(len(requests))]
         self._open.add(stream)
         for row, request in zip(rows, requests, strict=True):
@@ -243,8 +258,10 @@ class EngineService:
                 updates = [] if self._is_ending else self._engine.step()
                 delivery: Delivery = [*self._refused, *self._pieces(updates)]
                 self._refused.clear()
-                if delivery:
-                    self._loop.call_soon_threadsafe(self._dispatch, delivery, self._engine.stats())
+                stats = self._engine.stats()
+                if delivery or stats != self._sent_stats:  # a request may also have been cancelled
+                    self._sent_stats = stats
+                    self._loop.call_soon_threadsafe(self._dispatch, delivery, stats)
         except BaseException as error:
             log.exception("the engine failed")
             waiting = [*self._rows.values(), *(row for row, _ in self._refused)]

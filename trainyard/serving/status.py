@@ -29,8 +29,9 @@ class Readiness:
         """Whether a request would be answered."""
         return self._service.is_alive and not self.is_draining
 
-    def check(self) -> None:
-        """RequestError unless a request would be answered."""
+    async def check(self) -> None:
+        """RequestError unless a request would be answered. A coroutine, as FastAPI would start a
+        thread for a function."""
         if self.is_draining:
             raise RequestError(
                 HTTPStatus.SERVICE_UNAVAILABLE,

@@ -109,6 +109,28 @@ def test_what_is_left_is_cancelled_and_nothing_stays_open() -> None:
     assert not engine.has_work()
 
 
+def test_figures_know_that_a_request_was_cancelled_though_no_other_one_runs() -> None:
+    async def work(service: EngineService) -> tuple[int, int]:
+        with service.open([request(1, 1000)]) as stream:
+            await anext(stream)
+            during = service.stats.num_running
+        while service.stats.num_running:  # no other step has an update
+            await asyncio.sleep(0.001)
+        return during, service.stats.num_running
+
+    assert run(Counting(), work) == (1, 0)
+
+
+def test_a_reader_that_waits_for_ends_is_woken_once_for_each_request() -> None:
+    async def work(service: EngineService) -> list[tuple[int, list[int]]]:
+        with service.open([request(10, 30)], wakes_at_ends=True) as stream:
+            found = [(index, piece.tokens) async for index, piece in stream]
+            assert stream.began_at.keys() == {0}
+            return found
+
+    assert run(Counting(), work) == [(0, list(range(10, 40)))]
+
+
 def test_a_full_queue_takes_all_of_a_request_or_nothing() -> None:
     async def work(service: EngineService) -> int:
         with pytest.raises(QueueFullError, match="at most 2"), service.open([request(1)] * 3):
