@@ -34,6 +34,7 @@ if ! gone; then
   fi
 fi
 if [ -e "$DIR/docker0" ]; then ip link delete docker0 2>/dev/null || true; fi
+if [ -e "$DIR/cpu_group" ]; then rmdir /sys/fs/cgroup/cpu/docker 2>/dev/null || true; fi
 # The engine's network namespaces stay mounted after it has ended.
 for held in "$DIR"/exec/netns/*; do
   if mountpoint -q "$held"; then umount "$held" || umount --lazy "$held"; fi

@@ -72,6 +72,8 @@ start_engine() {
   # In cgroups v1 all containers together have the CPU share of one process outside. Give them that of
   # ten, or on a busy machine builds and yards of tests hardly move.
   if [ -w /sys/fs/cgroup/cpu/cgroup.procs ]; then
+    # engine-down.sh removes this group, unless another engine had made it before.
+    [ -e /sys/fs/cgroup/cpu/docker ] || touch "$DIR/cpu_group"
     mkdir -p /sys/fs/cgroup/cpu/docker
     echo 10240 >/sys/fs/cgroup/cpu/docker/cpu.shares
   fi

@@ -103,6 +103,11 @@ class GenerateConfig:
             check_prompt_file(self.prompt_file, self.prompt_format)
         if self.chat and not self.has_prompts:
             raise ConfigError("--chat answers prompts; give some, or leave it out")
+        if self.samples_per_prompt > 1 and not self.has_prompts:
+            raise ConfigError(
+                "--samples-per-prompt is of prompts, and none is given; give the number of texts "
+                "as --num-samples"
+            )
         repeated = "--num-samples" if not self.has_prompts else "--samples-per-prompt"
         count = self.samples_per_prompt if self.has_prompts else self.num_samples
         if (count or 1) > 1 and (self.sampling.greedy or self.generation.beam_width):

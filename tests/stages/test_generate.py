@@ -197,6 +197,7 @@ def test_ranks_make_the_same_file(checkpoint: str, tmp_path: Path, layout: tuple
         ({"prompt_file": "p.csv"}, "--prompt-file p.csv: the name must end with .jsonl"),
         ({"num_samples": 2}, "--num-samples 2: every text would be the same"),
         ({"prompts": ["a"], "samples_per_prompt": 2}, "--samples-per-prompt 2: every text would"),
+        ({"num_samples": 2, "samples_per_prompt": 2}, "--samples-per-prompt is of prompts, and"),
         ({"num_samples": 1, "chat": True}, "--chat answers prompts"),
         ({"prompts": ["a"], "num_tokens_to_generate": 0}, "--num-tokens-to-generate"),
         ({"prompts": ["a"], "min_tokens": 31}, "--min-tokens 31 is more than"),

@@ -19,6 +19,8 @@ from trainyard.errors import ConfigError
 
 SPLIT_NAMES = ("train", "valid", "test")
 MOCK_SPLIT = "1, 1, 1"
+WHOLE = "0, 1, 0"
+"""All documents of data for validation alone."""
 """The split of --mock-data, which ignores --split."""
 
 
@@ -42,7 +44,7 @@ class DataConfig:
     """Prefixes for training only, instead of --data-path."""
     valid_data_path: tuple[str, ...] = location(())
     """Prefixes for validation only."""
-    valid_data_split: str = "0, 1, 0"
+    valid_data_split: str = course(WHOLE)
     """Parts of the documents of --valid-data-path, as in --split; the second one is measured."""
     test_data_path: tuple[str, ...] = location(())
     """Prefixes for testing only, measured once, after the last step."""
@@ -105,7 +107,6 @@ class DataConfig:
     def __post_init__(self) -> None:
         """Refuse options that contradict each other."""
         parse_split(self.split)
-        parse_split(self.valid_data_split, "--valid-data-split")
         self._check_one_kind()
         for flag, paths in self._paths().items():
             parse_blend(paths, flag)
@@ -153,6 +154,18 @@ class DataConfig:
             raise ConfigError(f"--dataset-size must be at least 1, got {self.dataset_size}")
 
     def _check_validation(self) -> None:
+        begin, end = parse_split(self.valid_data_split, "--valid-data-split")[1]
+        if begin == end:
+            raise ConfigError(
+                f"--valid-data-split {self.valid_data_split!r}: the second part is what is "
+                "measured, and it is empty; enlarge it"
+            )
+        has_own = bool(self.valid_data_path) or self.per_split_data_args_path is not None
+        if self.valid_data_split != WHOLE and not has_own:
+            raise ConfigError(
+                "--valid-data-split divides --valid-data-path, and that is not given; for a part "
+                "of --data-path, give --split"
+            )
         for flag, asked, splits in (
             ("--multiple-validation-sets", self.multiple_validation_sets, ("valid", "test")),
             ("--full-validation", self.full_validation, ("valid",)),
@@ -194,6 +207,12 @@ class DataConfig:
         if not self.data_path:
             return (0.0, 1.0)
         return parse_split(self.split)[SPLIT_NAMES.index(split)]
+
+    def divided_by(self, split: str) -> str:
+        """The option, with its value, that says which documents a split takes."""
+        if split == "valid" and self.valid_data_path:
+            return f"--valid-data-split {self.valid_data_split!r}"
+        return f"--split {self.split!r}"
 
     def expanded(self) -> DataConfig:
         """These options with the lists of --data-args-path and --per-split-data-args-path read."""

@@ -98,7 +98,7 @@ def documents_of_split(
     where = f"{file.prefix}: the {split} split"
     if not len(documents):
         raise TooLittleDataError(
-            f"{where} (--split {data.split!r}) has none of the {len(file)} documents; "
+            f"{where} ({data.divided_by(split)}) has none of the {len(file)} documents; "
             "give it a larger part, or add documents"
         )
     num_tokens = tokens_of(file, documents)
@@ -106,7 +106,7 @@ def documents_of_split(
         raise TooLittleDataError(
             f"{where} has {num_tokens} tokens in {len(documents)} documents, less than one "
             f"sample of --seq-length {sample_format.seq_length} plus one token; shorten "
-            f"that, enlarge the split (--split {data.split!r}), or add documents"
+            f"that, enlarge the split ({data.divided_by(split)}), or add documents"
         )
     return documents
 
@@ -127,7 +127,7 @@ def sentence_documents_of_split(file: IndexedDataset, data: DataConfig, split: s
     documents = range(*_range(num_documents, data.fractions(split)))
     if not documents:
         raise TooLittleDataError(
-            f"{file.prefix}: the {split} split (--split {data.split!r}) has none of the "
+            f"{file.prefix}: the {split} split ({data.divided_by(split)}) has none of the "
             f"{num_documents} documents; give it a larger part, or add documents"
         )
     return documents
@@ -138,7 +138,7 @@ def lines_of_split(file: ConversationFile, data: DataConfig, split: str) -> rang
     lines = range(*_range(len(file), data.fractions(split)))
     if not lines:
         raise TooLittleDataError(
-            f"{file.url}: the {split} split (--split {data.split!r}) has none of the {len(file)} "
+            f"{file.url}: the {split} split ({data.divided_by(split)}) has none of the {len(file)} "
             "records; give it a larger part, or a file of its own (--valid-data-path)"
         )
     return lines

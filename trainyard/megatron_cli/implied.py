@@ -21,6 +21,9 @@ FILES = ("tokenizer-model", "vocab-file", "vocab", "merge-file")
 OTHER = {"out-seq-length": "num-tokens-to-generate"}
 """The other spelling of a flag that a program implies."""
 
+OF_ANOTHER = {"valid-data-split": "valid-data-path"}
+"""The flag without which one that a program implies says nothing."""
+
 EXAMPLE_DEFAULTS: dict[str, str] = {
     "num-layers": "4",
     "hidden-size": "256",
@@ -61,6 +64,9 @@ def implied(
     given = {option.name for option in split_options(arguments)[1]}
     added: list[str] = []
     for name, value in zip(program.implies[::2], program.implies[1::2], strict=True):
+        of_another = OF_ANOTHER.get(name[2:])
+        if of_another is not None and of_another not in given:
+            continue
         if not given & {name[2:], OTHER.get(name[2:], "")}:
             added += [name, value]
     if program.tokenizer_type and not _brings_tokenizer(given):
@@ -76,10 +82,14 @@ def _renamed(program: Program, arguments: Sequence[str]) -> list[str]:
     if not program.renames:
         return list(arguments)
     first, options = split_options(arguments)
+    given = {option.name: option.given for option in options}
     for option in options:
         if program.path == FINETUNE_GPT and option.name == "split":
             _check_split(option)
-        option.name = program.renames.get(option.name, option.name)
+        new = program.renames.get(option.name, option.name)
+        if new != option.name and new in given:
+            raise ConfigError(f"{option.given} is {given[new]} to {program.path}; give one of them")
+        option.name = new
     return [*first, *(token for option in options for token in option.tokens())]
 
 

@@ -183,9 +183,10 @@ def _moe_layer_recompute(line: CommandLine, option: Option) -> list[Option]:
 def _checkpoint_activations(line: CommandLine, option: Option) -> list[Option]:
     """The name of full recomputation in releases before 0.3; groups of one layer by default."""
     group = line.last("checkpoint-num-layers")
-    size = "1" if group is None else group.value
     line.options = [o for o in line.options if o.name != "checkpoint-num-layers"]
-    values = {"granularity": "full", "method": "uniform", "num-layers": size}
+    values = {"granularity": "full", "method": "uniform"}
+    if group is not None or line.last("recompute-num-layers") is None:
+        values["num-layers"] = "1" if group is None else group.value
     line.remarks.append(
         f"{option.given}: the same as "
         + " ".join(f"--recompute-{name} {value}" for name, value in values.items())

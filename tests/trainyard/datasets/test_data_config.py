@@ -113,3 +113,9 @@ def test_a_part_of_the_validation_data_may_be_measured() -> None:
     assert data.fractions("train") == (0.0, 1.0)
     with pytest.raises(ConfigError, match="--valid-data-split 'x' must be up to three numbers"):
         DataConfig(**paths, valid_data_split="x")
+    with pytest.raises(ConfigError, match="second part is what is measured, and it is empty"):
+        DataConfig(**paths, valid_data_split="1,0,0")
+    with pytest.raises(ConfigError, match="divides --valid-data-path, and that is not given"):
+        DataConfig(data_path=("a",), valid_data_split="98,2,0")
+    assert data.divided_by("valid") == "--valid-data-split '98,2,0'"
+    assert data.divided_by("train") == "--split '969, 30, 1'"

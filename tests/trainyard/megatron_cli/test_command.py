@@ -132,6 +132,10 @@ def test_additional_flags_are_in_the_help(field: str) -> None:
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
         ),
         (
+            "--checkpoint-activations --recompute-num-layers 4",
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4",
+        ),
+        (
             "--recompute-activations --moe-layer-recompute",
             "--recompute-activations --recompute-modules core_attn mlp",
         ),

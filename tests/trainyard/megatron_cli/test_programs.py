@@ -108,6 +108,9 @@ def test_a_flag_that_means_something_else_to_a_program_is_renamed() -> None:
     assert " ".join(arguments).endswith("--model-type gpt --valid-data-split 98,2,0")
     with pytest.raises(ConfigError, match=r"--split 98,2,0: finetune_gpt\.py trains on all docu"):
         implied(program, ["--split", "98,2,0"], {})
+    with pytest.raises(ConfigError, match=r"--data-path2 is --valid-data-path to .*; give one"):
+        implied(program, ["--valid-data-path", "q", "--data-path2", "b"], {})
+    assert "--valid-data-split" not in implied(program, ["--data-path", "a"], {})[0]
 
 
 EXAMPLE = "megatron_core_training_example.py"

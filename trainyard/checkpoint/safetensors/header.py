@@ -146,6 +146,11 @@ def _check_number(text: bytes, url: str) -> None:
             f"{url}: the header has {num_tables} tables, one for each tensor; {MAX_TENSORS} "
             "tensors are read at most"
         )
+    num_keys = text.count(b":")  # four of each tensor, with its name
+    if num_keys > 5 * MAX_TENSORS:
+        raise ArtifactError(
+            f"{url}: the header has {num_keys} keys, more than {MAX_TENSORS} tensors have"
+        )
 
 
 def _strings(table: Any) -> dict[str, str]:
