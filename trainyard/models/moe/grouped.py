@@ -52,8 +52,8 @@ def fp8_grouped_linear(
 
     delayed: scales of all experts of the layer, of which the first here is number `first`."""
     products = []
-    for number, part in enumerate(rows.split(counts.tolist()), first):
-        matrix = weight[number - first]
+    pairs = zip(rows.split(counts.tolist()), weight.unbind(0), strict=True)
+    for number, (part, matrix) in enumerate(pairs, first):
         if not len(part):  # in 16 bits, which gives its matrix a gradient of zeros
             products.append(functional.linear(part, matrix))
             continue
