@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tests.trainyard.models.moe.test_moe import mixture, tokens
 from trainyard.fp8.delayed import TENSORS, DelayedScaling, advance_all
 from trainyard.fp8.recipe import Fp8Recipe
+from trainyard.models.moe.experts import ExpertLinear
 from trainyard.models.moe.grouped import fp8_grouped_linear, looped_linear
+from trainyard.parallel.model import ExpertParallel
 from trainyard.parallel.tensor.fp8_linear import fp8_linear
+from trainyard.testing.pool import RankPool
 
 CPU = torch.device("cpu")
 E, FIRST, IN, OUT = 4, 1, 128, 256
@@ -50,7 +54,8 @@ def test_an_expert_is_a_linear_map_in_8_bits(recipe: Fp8Recipe) -> None:
         y = fp8_grouped_linear(
             *(rows, weight, torch.tensor(sizes), recipe, together if is_delayed else None, FIRST)
         )
-        rows.grad = weight.grad = None
+        for leaf in (rows, weight):
+            leaf.grad = None
         y.backward(grad)
         assert rows.grad is not None
         assert weight.grad is not None
@@ -109,3 +114,29 @@ def test_tokens_visit_the_same_experts() -> None:
     found = layer(x)
     assert torch.equal(layer.router.sums, right)
     assert 1e-3 < float(((found - plain).norm() / plain.norm()).detach()) < 0.1
+
+
+def delayed_scales() -> Tensor:
+    """After a step of experts spread over the ranks."""
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    rank = dist.get_rank() if size > 1 else 0
+    layer = ExpertLinear(
+        (E, OUT, IN), ExpertParallel(ep_size=size, ep_rank=rank), bias=False, cut=1
+    ).bfloat16()
+    layer.fp8, layer.delayed = RECIPES[1], DelayedScaling(RECIPES[1], CPU, layer.num_experts)
+    sizes, here = [19, 0, 5, 16], slice(layer.first, layer.first + E // size)
+    layer.weight.data.copy_(draw(E, OUT, IN, seed=1)[here])
+    rows, grad = (draw(sum(sizes), width, seed=width).split(sizes)[here] for width in (IN, OUT))
+    y = layer(torch.cat(rows), torch.tensor(sizes[here]), fused=False)
+    y.backward(torch.cat(grad))
+    advance_all([layer.delayed], dist.group.WORLD if size > 1 else None)
+    return layer.delayed.state
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_scales_of_past_steps_are_those_of_one_rank(ranks: RankPool) -> None:
+    alone = delayed_scales()
+    assert alone[:, 1].count_nonzero() == (E - 1) * TENSORS  # one expert has no rows
+    for state in ranks.run(delayed_scales, 2):
+        assert torch.equal(state, alone)
