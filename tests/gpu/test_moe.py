@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from trainyard.fp8.recipe import Fp8Recipe
 from trainyard.models.moe import routing
-from trainyard.models.moe.grouped import grouped_linear, is_fusible, looped_linear
+from trainyard.models.moe.grouped import (
+    HOPPER,
+    fp8_grouped_linear,
+    grouped_linear,
+    is_fusible,
+    looped_linear,
+)
 from trainyard.models.moe.rows import rows_of
 from trainyard.models.moe_config import MoEConfig
 
@@ -35,6 +42,32 @@ def test_the_grouped_kernel_equals_the_loop(counts: list[int]) -> None:
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=2e-2, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Fp8Recipe("hybrid"),
+        Fp8Recipe("e4m3", "rowwise"),
+        Fp8Recipe("hybrid", "rowwise"),
+        Fp8Recipe("e4m3", "blockwise"),
+    ],
+)
+@pytest.mark.parametrize("counts", [[19, 0, 256, 237], [0, 0, 0, 512]])
+def test_experts_in_8_bits_are_those_of_a_cpu(recipe: Fp8Recipe, counts: list[int]) -> None:
+    if torch.cuda.get_device_capability() != HOPPER:
+        pytest.skip("needs a Hopper GPU")
+    torch.manual_seed(0)
+    rows = torch.randn(sum(counts), 256, dtype=torch.bfloat16)
+    weight = (torch.randn(4, 384, 256) * 0.05).bfloat16()
+    grad = torch.randn(sum(counts), 384, dtype=torch.bfloat16)
+    found = []
+    for device in ("cpu", "cuda"):
+        leaves = [t.to(device).requires_grad_() for t in (rows.clone(), weight.clone())]
+        y = fp8_grouped_linear(*leaves, torch.tensor(counts, device=device), recipe)
+        found.append([y.detach(), *torch.autograd.grad(y, leaves, grad.to(device))])
+    for right, ours in zip(*found, strict=True):
+        assert float((ours.cpu() - right).float().norm() / right.float().norm()) < 4e-3
 
 
 @pytest.mark.parametrize("capacity", [None, "dropped", "padded"])

@@ -22,19 +22,23 @@ TENSORS = 3
 
 
 class DelayedScaling:
-    """Scales of the tensors of one linear map, and the maxima that they come from."""
+    """Scales of the tensors of one linear map, and the maxima that they come from; or of the same
+    linear map of all experts of a layer, one after the other.
 
-    def __init__(self, recipe: Fp8Recipe, device: torch.device) -> None:
-        self._recipe = recipe
-        self.state = torch.zeros(TENSORS, 1 + recipe.history_length, device=device)
-        """(3, 1 + history): the scale of each tensor, then its maxima, the newest step first."""
+    n tensors: 3 of each map."""
+
+    def __init__(self, recipe: Fp8Recipe, device: torch.device, num_maps: int = 1) -> None:
+        self._recipe, num_tensors = recipe, num_maps * TENSORS
+        self.state = torch.zeros(num_tensors, 1 + recipe.history_length, device=device)
+        """(n, 1 + history): the scale of each tensor, then its maxima, the newest step first."""
         self.state[:, 0] = 1.0
-        self.probe = torch.zeros(TENSORS, device=device, requires_grad=True)
-        self.largest = torch.zeros(TENSORS, device=device)
+        self.probe = torch.zeros(num_tensors, device=device, requires_grad=True)
+        self.largest = torch.zeros(num_tensors, device=device)
         """Maxima over the micro-batches of this step, on this rank."""
         gradients = WIDE if recipe.format == "hybrid" else FORWARD
         self._limits = torch.tensor(
-            [torch.finfo(dtype).max for dtype in (FORWARD, FORWARD, gradients)], device=device
+            [torch.finfo(dtype).max for dtype in (FORWARD, FORWARD, gradients)] * num_maps,
+            device=device,
         )
         ours = weakref.ref(self)  # Python's collector does not see what hooks hold
 
@@ -47,12 +51,18 @@ class DelayedScaling:
 
     @property
     def scales(self) -> Tensor:
-        """(3,), of this step."""
+        """(n,), of this step."""
         return self.state[:, 0]
+
+    def of_map(self, number: int) -> tuple[Tensor, Tensor]:
+        """Scales of this map's input, weight and gradient, and the probe that takes their maxima;
+        (3,) each."""
+        tensors = slice(number * TENSORS, (number + 1) * TENSORS)
+        return self.scales[tensors], self.probe[tensors]
 
     @torch.no_grad()
     def advance(self, largest: Tensor) -> None:
-        """Take the maxima of a step, (3,), into the history, and scale the next one by it. A scale
+        """Take the maxima of a step, (n,), into the history, and scale the next one by it. A scale
         stays if all maxima are 0 or one is not finite."""
         history = torch.cat([largest[:, None], self.state[:, 1:-1]], dim=1)
         known = history.amax(1) if self._recipe.amax_compute_algo == "max" else largest
@@ -69,8 +79,9 @@ def advance_all(scalings: Sequence[DelayedScaling], group: ProcessGroup | None) 
     tensor has one scale, however it is cut. group: these ranks; all call it together."""
     if not scalings:
         return
-    largest = torch.stack([scaling.largest for scaling in scalings])
+    largest = torch.cat([scaling.largest for scaling in scalings])
     if group is not None:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-    for scaling, found in zip(scalings, largest, strict=True):
+    parts = largest.split([len(scaling.largest) for scaling in scalings])
+    for scaling, found in zip(scalings, parts, strict=True):
         scaling.advance(found)

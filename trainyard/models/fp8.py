@@ -12,9 +12,13 @@ from trainyard.errors import ConfigError
 from trainyard.fp8.delayed import DelayedScaling
 from trainyard.fp8.recipe import Fp8Recipe
 from trainyard.models.block import TransformerBlock
+from trainyard.models.moe.experts import ExpertLinear
 from trainyard.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
 log = logging.getLogger(__name__)
+
+LinearMap = ColumnParallelLinear | RowParallelLinear | ExpertLinear
+"""What can be computed in 8 bits."""
 
 CAPABILITY = (8, 9)
 """The first GPUs with 8-bit tensor cores: Ada, then Hopper."""
@@ -59,10 +63,15 @@ def use_fp8(model: nn.Module, recipe: Fp8Recipe, first: int = 0, last: int = 0) 
         for number, layer in zip(block.numbers, block.layers.values(), strict=True):
             if first <= number < block.total - last:
                 for module in layer.modules():
-                    if isinstance(module, ColumnParallelLinear | RowParallelLinear):
-                        module.fp8 = recipe
-                        if recipe.scaling == "delayed":
-                            module.delayed = DelayedScaling(recipe, module.weight.device)
+                    if isinstance(module, LinearMap):
+                        _use_in(module, recipe)
+
+
+def _use_in(module: LinearMap, recipe: Fp8Recipe) -> None:
+    module.fp8 = recipe
+    if recipe.scaling == "delayed":
+        num_maps = module.num_experts if isinstance(module, ExpertLinear) else 1
+        module.delayed = DelayedScaling(recipe, module.weight.device, num_maps)
 
 
 def fp8_weights(model: nn.Module) -> set[str]:
@@ -70,7 +79,7 @@ def fp8_weights(model: nn.Module) -> set[str]:
     return {
         f"{name}.weight"
         for name, module in model.named_modules()
-        if isinstance(module, ColumnParallelLinear | RowParallelLinear) and module.fp8 is not None
+        if isinstance(module, LinearMap) and module.fp8 is not None
     }
 
 
@@ -79,6 +88,5 @@ def delayed_scalings(model: nn.Module) -> dict[str, DelayedScaling]:
     return {
         name: module.delayed
         for name, module in model.named_modules()
-        if isinstance(module, ColumnParallelLinear | RowParallelLinear)
-        and module.delayed is not None
+        if isinstance(module, LinearMap) and module.delayed is not None
     }

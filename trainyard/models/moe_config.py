@@ -79,8 +79,8 @@ class MoEConfig:
     """How tokens reach experts of other ranks: every rank gathers all tokens, or sends each to its
     experts only."""
     moe_grouped_gemm: bool = execution(False)
-    """Multiply all experts in one kernel where the device has one (CUDA, bf16); otherwise one after
-    the other."""
+    """Multiply all experts in one kernel where the device has one (CUDA, bf16); otherwise, and in
+    FP8, one after the other."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for impossible combinations."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,6 +52,20 @@ def test_the_four_matrices_of_each_layer_are_cast_and_nothing_else() -> None:
     expected = {f"decoder.layers.1.{name}" for name in (*names, "mlp.linear_fc2")}
     assert in_8_bits(model) == expected
     assert fp8_weights(model) == {f"{name}.weight" for name in expected}
+
+
+def test_experts_are_cast_and_their_router_is_not() -> None:
+    moe = MoEConfig(
+        num_experts=4,
+        moe_layer_freq="[0,0,1,1]",
+        moe_shared_expert_intermediate_size=32,
+        moe_shared_expert_gate=True,
+    )
+    model = GPTModel(config(moe=moe), 64)
+    use_fp8(model, RECIPE, first=2, last=1)
+    names = [f"mlp.{part}.linear_fc{n}" for part in ("experts", "shared_experts") for n in (1, 2)]
+    names += ["self_attention.linear_qkv", "self_attention.linear_proj"]
+    assert in_8_bits(model) == {f"decoder.layers.2.{name}" for name in names}
 
 
 def test_first_and_last_layers_are_those_of_the_whole_model() -> None:
@@ -154,7 +169,27 @@ def test_a_model_learns_in_8_bits_as_in_16(recipe: Fp8Recipe, width: int) -> Non
             1,
             "--fp8-param-gather needs --fp8-format; add it",
         ),
-        ({"moe": MoEConfig(num_experts=4)}, {}, {}, 1, "products of experts come in 16 bits only"),
+        (
+            {"moe": MoEConfig(num_experts=4, moe_ffn_hidden_size=40)},
+            {},
+            {},
+            1,
+            "the width inside an expert is 40, and --fp8-format needs a multiple of 16",
+        ),
+        (
+            {"moe": MoEConfig(num_experts=4, moe_ffn_hidden_size=48)},
+            {},
+            {"expert_tensor_parallel_size": 2},
+            1,
+            r"inside an expert of a rank \(--expert-tensor-parallel-size 2\) is 24",
+        ),
+        (
+            {"moe": MoEConfig(num_experts=4, moe_shared_expert_intermediate_size=24)},
+            {},
+            {},
+            1,
+            "--moe-shared-expert-intermediate-size is 24",
+        ),
         (
             {
                 "position_embedding_type": "rope",
@@ -204,6 +239,15 @@ def test_weights_that_nothing_shards_are_not_gathered_in_8_bits() -> None:
     words = "--fp8-param-gather needs --use-distributed-optimizer; add it"
     with pytest.raises(ConfigError, match=words):
         DataParallelConfig(fp8_param_gather=True)
+
+
+def test_a_width_that_no_layer_has_is_free() -> None:
+    moe = MoEConfig(num_experts=4, moe_ffn_hidden_size=64)
+    fp8 = PrecisionConfig(bf16=True, fp8_format="hybrid")
+    check_fp8(GPTConfig(**SIZES | {"ffn_hidden_size": 24}, moe=moe), fp8, ParallelConfig(), 1)
+    moe = replace(moe, moe_layer_freq="2")
+    with pytest.raises(ConfigError, match="the width inside the MLP is 24"):
+        check_fp8(GPTConfig(**SIZES | {"ffn_hidden_size": 24}, moe=moe), fp8, ParallelConfig(), 1)
 
 
 def test_encoder_and_decoder_of_a_t5_are_checked_each_for_itself() -> None:

@@ -115,6 +115,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "bf16": True,
     },
 }
+KINDS["experts, fp8 delayed"] = {
+    **KINDS["experts"],
+    **{"fp8_format": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 2},
+}
+KINDS["experts, fp8"] = {"num_experts": 4, **KINDS["fp8"]}
 QUICK = ("sgd", "fp16")
 
 
@@ -167,6 +172,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp 2, zero, overlap, fp8, gathered in 8 bits": {
         **{**ZERO, **OVERLAP, "ddp_bucket_size": 2000, "fp8_param_gather": True},
         **{"bf16": True, "fp8_format": "hybrid"},
+    },
+    "dp 4, ep 2, zero, experts, fp8, gathered in 8 bits": {
+        **{**ZERO, **KINDS["experts, fp8"], "fp8_param_gather": True, "world_size": 4},
+        **{"expert_model_parallel_size": 2, "global_batch_size": 8},
+    },
+    "dp 2, ep 2, experts, fp8 delayed": {
+        **{**KINDS["experts, fp8 delayed"], "expert_model_parallel_size": 2},
     },
     "dp 2, zero, lion": {**ZERO, "optimizer": "lion"},
     "dp 2, weights sharded, fp16": {"use_torch_fsdp2": True, **FP16},
@@ -222,7 +234,7 @@ def test_lion_is_the_same_with_its_state_sharded(
 
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["fp8", "fp8 blockwise"])
+@pytest.mark.parametrize("kind", ["fp8", "fp8 blockwise", "experts, fp8"])
 def test_weights_gathered_in_8_bits_change_no_bit_of_a_training(
     kind: str, tokens: str, ranks: RankPool, tmp_path: Path
 ) -> None:

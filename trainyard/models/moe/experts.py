@@ -7,15 +7,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from trainyard.fp8.delayed import DelayedScaling
+from trainyard.fp8.recipe import Fp8Recipe
 from trainyard.models.config import TransformerConfig
 from trainyard.models.mlp import activation_of
-from trainyard.models.moe.grouped import grouped_linear
+from trainyard.models.moe.grouped import fp8_grouped_linear, grouped_linear
 from trainyard.parallel.model import ExpertParallel, ModelParallel
 from trainyard.parallel.sharding import Shard, even_cut, mark_expert, mark_shard
 
 
 class ExpertLinear(nn.Module):
-    """The same linear map of every expert. weight: (e, out, in), bias: (e, out) or None."""
+    """The same linear map of every expert. weight: (e, out, in), bias: (e, out) or None.
+
+    fp8, set by models/fp8.py, computes its products in 8 bits; with `delayed`, by scales of past
+    steps, which are of all experts of the layer on every rank."""
 
     def __init__(
         self,
@@ -29,13 +34,21 @@ class ExpertLinear(nn.Module):
         """shape: of the whole weight, (all experts, out, in). cut: the dim that the ranks of an
         expert share; parts: matrices above each other in it."""
         super().__init__()
+        self.fp8: Fp8Recipe | None = None
+        self.delayed: DelayedScaling | None = None
+        self.num_experts = shape[0]
         self.weight = _parameter(shape, parallel, cut, parts)
+        self.first = parallel.ep_rank * self.weight.shape[0]
+        """The number of this rank's first expert."""
         self.bias = _parameter(shape[:2], parallel, cut, parts) if bias else None
 
     def forward(self, rows: Tensor, counts: Tensor, *, fused: bool, share: int = 1) -> Tensor:
         """rows: (r, in) in the order of experts; counts: (e). share: ranks whose results are added
         up, of which each adds its part of the bias."""
-        y = grouped_linear(rows, self.weight, counts, fused=fused)
+        if self.fp8 is None:
+            y = grouped_linear(rows, self.weight, counts, fused=fused)
+        else:
+            y = fp8_grouped_linear(*(rows, self.weight, counts, self.fp8, self.delayed, self.first))
         if self.bias is None:
             return y
         # Its gradient is whole on every rank, since each has the gradient of the sum.

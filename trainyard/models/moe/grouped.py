@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trainyard.fp8.delayed import DelayedScaling
+from trainyard.fp8.recipe import Fp8Recipe
+from trainyard.parallel.tensor.fp8_linear import fp8_linear
+
 ALIGNMENT = 8
 """Channels in 16 bits that make up the 16 bytes at which the kernel wants rows to begin."""
 HOPPER = (9, 0)
@@ -32,6 +36,30 @@ def looped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """The reference: one expert after the other. Waits for the device to learn the counts."""
     parts = rows.split(counts.tolist())
     products = [functional.linear(x, w) for x, w in zip(parts, weight.unbind(0), strict=True)]
+    return torch.cat(products)
+
+
+def fp8_grouped_linear(
+    rows: Tensor,
+    weight: Tensor,
+    counts: Tensor,
+    recipe: Fp8Recipe,
+    delayed: DelayedScaling | None = None,
+    first: int = 0,
+) -> Tensor:
+    """As `grouped_linear`, each expert a linear map in 8 bits with scales of its own. Waits for the
+    device to learn the counts.
+
+    delayed: scales of all experts of the layer, of which the first here is number `first`."""
+    products = []
+    pairs = zip(rows.split(counts.tolist()), weight.unbind(0), strict=True)
+    for number, (part, matrix) in enumerate(pairs, first):
+        if not len(part):  # in 16 bits, which gives its matrix a gradient of zeros
+            products.append(functional.linear(part, matrix))
+            continue
+        # The product for the gradient of the weight sums over the rows. Zeros change no maximum.
+        padded = functional.pad(part, (0, 0, 0, -len(part) % recipe.alignment))
+        products.append(fp8_linear(padded, matrix, None, recipe, delayed, number)[: len(part)])
     return torch.cat(products)
 
 

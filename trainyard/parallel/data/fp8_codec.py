@@ -4,10 +4,12 @@ They are sent as the numbers that products cast them to, from bf16, and decoded 
 arrive. A product that casts what was decoded multiplies the same values, so no result changes. With
 one scale for a tensor, its largest magnitude is decoded to itself, and every other number to within
 2^-9 relative error; e4m3 neighbours are at least 2^-4 apart, so it is cast to the same value again.
-Scales of blocks are powers of two, and decoding is exact."""
+Scales of blocks are powers of two, and decoding is exact. The matrices of experts, stacked in one
+weight, have scales of their own."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -67,7 +69,8 @@ class Fp8Codec:
     def _maxima(self, bucket: Bucket, place: BufferSlot) -> Tensor:
         """Of the parts of a weight, over the numbers that this rank has; fp32, the others 0."""
         shape = place.member.parameter.shape
-        grid = (1, 1) if self._scaling == "tensorwise" else (shape[0] // TILE, shape[1] // TILE)
+        height, width = self._part_size(shape)
+        grid = (math.prod(shape[:-1]) // height, shape[-1] // width)
         found = torch.zeros(grid, device=bucket.params.device)
         begin, end = bucket.own_span(place)
         if begin < end:
@@ -107,13 +110,18 @@ class Fp8Codec:
         """Numbers from `begin` on of a weight of this shape as (rows of parts, height, columns of
         parts, width), filled up with zeros to whole rows of parts; the first of these rows, and how
         many zeros come first."""
-        if self._scaling == "tensorwise":
+        if self._scaling == "tensorwise" and len(shape) == 2:
             return numbers.view(1, -1, 1, 1), 0, 0
-        band = TILE * shape[1]
+        height, width = self._part_size(shape)
+        band = height * shape[-1]
         first, last = begin // band, -(-(begin + numbers.numel()) // band)
         skipped, size = begin - first * band, (last - first) * band
         if numbers.numel() < size:
             filled = numbers.new_zeros(size)
             filled[skipped : skipped + numbers.numel()] = numbers
             numbers = filled
-        return numbers.view(last - first, TILE, shape[1] // TILE, TILE), first, skipped
+        return numbers.view(last - first, height, shape[-1] // width, width), first, skipped
+
+    def _part_size(self, shape: torch.Size) -> tuple[int, int]:
+        """Rows and columns that have a scale: of a matrix, or of a block of one."""
+        return (shape[-2], shape[-1]) if self._scaling == "tensorwise" else (TILE, TILE)

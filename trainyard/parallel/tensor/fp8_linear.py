@@ -36,11 +36,13 @@ def fp8_linear(
     bias: Tensor | None,
     recipe: Fp8Recipe,
     delayed: DelayedScaling | None = None,
+    number: int = 0,
 ) -> Tensor:
     """x W^T + b on this rank alone. x: (..., in), weight: (out, in). Returns (..., out). delayed:
-    scales of past steps; None: by the tensors themselves."""
+    scales of past steps; None: by the tensors themselves. number: which of its maps this is."""
+    scaling = (None, None) if delayed is None else delayed.of_map(number)
     y: Tensor = _Fp8Linear.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, recipe.scaling, recipe.format == "hybrid", *_scaling(delayed)
+        x, weight, bias, recipe.scaling, recipe.format == "hybrid", *scaling
     )
     return y
 
@@ -58,16 +60,12 @@ def fp8_column_linear(
     x: (s, b, in), (s / n, b, in) under sequence parallelism. Returns (s, b, out / n)."""
     if parallel.tp is None:
         return fp8_linear(x, weight, bias, recipe, delayed)
+    scaling = (None, None) if delayed is None else delayed.of_map(0)
     y: Tensor = _Fp8ColumnLinear.apply(  # type: ignore[no-untyped-call]
-        *(x, weight, bias, recipe.scaling, recipe.format == "hybrid", *_scaling(delayed)),
+        *(x, weight, bias, recipe.scaling, recipe.format == "hybrid", *scaling),
         *(parallel.tp, parallel.sequence_parallel),
     )
     return y
-
-
-def _scaling(delayed: DelayedScaling | None) -> tuple[Tensor | None, Tensor | None]:
-    """Scales of input, weight and gradient, and the probe that takes their maxima."""
-    return (None, None) if delayed is None else (delayed.scales, delayed.probe)
 
 
 INPUT, WEIGHT, GRADIENT = range(TENSORS)

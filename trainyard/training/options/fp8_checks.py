@@ -26,11 +26,6 @@ def check_fp8(
             "--tp-comm-overlap and --fp8-format: products in pieces come in 16 bits only; leave "
             "one of them out"
         )
-    if model.experts.enabled:
-        raise ConfigError(
-            "--num-experts and --fp8-format: products of experts come in 16 bits only; leave "
-            "--fp8-format out"
-        )
     first, last = precision.bf16_layers
     deepest = max(model.num_layers, model.all_layers - model.num_layers)  # encoder or decoder
     if first + last >= deepest:
@@ -44,7 +39,7 @@ def check_fp8(
     sizes = {
         "--hidden-size": (model.hidden_size, ""),
         **_of_attention(model, tp, of_a_rank),
-        "the width inside the MLP": (model.ffn_size // tp, of_a_rank),
+        **_of_mlps(model, parallel, of_a_rank),
         **{name: (width // tp, of_a_rank) for name, width in model.other_products.items()},
     }
     of_a_part = "" if cp == 1 else f" of a context-parallel rank (of {cp})"
@@ -56,6 +51,22 @@ def check_fp8(
             raise ConfigError(
                 f"{name}{where} is {size}, and --fp8-{option} needs a multiple of {alignment}"
             )
+
+
+def _of_mlps(
+    model: TransformerConfig, parallel: ParallelConfig, of_a_rank: str
+) -> dict[str, tuple[int, str]]:
+    """Widths inside dense MLPs, experts and shared experts, where a layer has them. How many rows
+    an expert gets is free: they are filled up."""
+    tp, etp, sizes = parallel.tensor_model_parallel_size, parallel.expert_tp, {}
+    if not all(map(model.has_experts, model.trained_layers)):
+        sizes["the width inside the MLP"] = (model.ffn_size // tp, of_a_rank)
+    if model.experts.enabled:
+        of_a_part = "" if etp == 1 else f" of a rank (--expert-tensor-parallel-size {etp})"
+        sizes["the width inside an expert"] = (model.expert_ffn_size // etp, of_a_part)
+        shared = model.experts.moe_shared_expert_intermediate_size or 0
+        sizes["--moe-shared-expert-intermediate-size"] = (shared // tp, of_a_rank)
+    return sizes
 
 
 def _of_attention(model: TransformerConfig, tp: int, of_a_rank: str) -> dict[str, tuple[int, str]]:

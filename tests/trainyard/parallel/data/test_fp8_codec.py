@@ -20,7 +20,16 @@ from trainyard.parallel.data_config import DataParallelConfig
 from trainyard.testing.pool import RankPool
 
 WIDTHS = (256, 384, 128)
-WEIGHTS = ("0.weight", "1.weight")
+WEIGHTS = ("0.weight", "1.weight", "2.weight")
+EXPERTS = (3, 256, 128)
+
+
+class Stacked(nn.Module):
+    """The matrices of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(EXPERTS))
 
 
 def updated() -> list[Tensor]:
@@ -32,14 +41,15 @@ def updated() -> list[Tensor]:
         return (torch.randn(shape, generator=generator) * sizes).bfloat16()
 
     shapes = [shape for a, b in pairwise(WIDTHS) for shape in ((b, a), (b,))]
-    found = [draw(*shape) for shape in shapes]
+    found = [draw(*shape) for shape in (*shapes, EXPERTS)]
+    found[-1] *= torch.tensor([1.0, 2.0**-20, 2.0**20]).bfloat16().view(-1, 1, 1)
     found[2][:, 128:256] = 0  # blocks of zeros
     return found
 
 
 def gather(scaling: Recipe, overlap: bool, bucket_size: int | None) -> dict[str, Any]:
     """Parameters of which each rank has updated its own part, fetched by 8 bits and then whole."""
-    model = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(WIDTHS)))
+    model = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(WIDTHS)), Stacked())
     model = model.bfloat16()
     config = DataParallelConfig(
         use_distributed_optimizer=True, overlap_param_gather=overlap, ddp_bucket_size=bucket_size
@@ -112,8 +122,10 @@ def test_a_product_multiplies_the_values_of_weights_gathered_whole(
                 assert torch.equal(arrived, right)
                 continue
             assert not torch.equal(arrived, right), number
-            pairs = zip(values(arrived, scaling), values(right, scaling), strict=True)
-            assert all(torch.equal(mine, theirs) for mine, theirs in pairs), number
+            matrices = (weight.view(-1, *weight.shape[-2:]) for weight in (arrived, right))
+            for matrix, whole in zip(*matrices, strict=True):
+                pairs = zip(values(matrix, scaling), values(whole, scaling), strict=True)
+                assert all(torch.equal(mine, theirs) for mine, theirs in pairs), number
         for exact, right in zip(found["exact"], updated(), strict=True):
             assert torch.equal(exact, right)
         in_8_bits, others = found["numbers"]

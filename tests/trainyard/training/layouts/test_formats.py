@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -11,14 +12,13 @@ from tests.trainyard.training.layouts.formats import (
     FORMATS,
     KIND_OF,
     PAGE,
-    REFUSED,
     InFormat,
     written,
 )
 from tests.trainyard.training.layouts.matrix import FAMILIES
 from tests.trainyard.training.layouts.runs import Run, run_of
-from trainyard.errors import ConfigError
 from trainyard.parallel.config import ParallelConfig
+from trainyard.testing.pool import RankPool
 from trainyard.training.options.fp8_checks import check_fp8
 
 pytestmark = pytest.mark.slow
@@ -35,8 +35,12 @@ GRADIENT_OF_8_BITS = (0.05, 0.4)
 
 @cache
 def run(kind: str, name: str | None) -> Run:
-    steps = NUM_STEPS if name in (None, "FP8 delayed") else 1
-    return run_of(InFormat(kind=kind, hidden_dropout=0.0, number_format=name), num_steps=steps)
+    cut = InFormat(kind=kind, hidden_dropout=0.0, number_format=name)
+    return run_of(cut, num_steps=steps_of(name))
+
+
+def steps_of(name: str | None) -> int:
+    return NUM_STEPS if name in (None, "FP8 delayed") else 1
 
 
 def distance(found: Run, right: Run) -> float:
@@ -46,9 +50,10 @@ def distance(found: Run, right: Run) -> float:
     return (apart / sum(float(t.square().sum()) for _, t in pairs)) ** 0.5
 
 
-@pytest.mark.parametrize(("family", "name"), [case for case in CASES if case not in REFUSED])
+@pytest.mark.parametrize(("family", "name"), CASES)
 def test_a_family_trains_in_a_format_as_in_fp32(family: str, name: str) -> None:
-    check(family, name)
+    cut = InFormat(kind=KIND_OF[family], number_format=name)
+    check_fp8(cut.model, cut.precision, ParallelConfig(), MICRO_BATCH_SIZE)
     right, found = run(KIND_OF[family], None), run(KIND_OF[family], name)
     losses = right.losses[: len(found.losses)]
     assert found.losses == pytest.approx(losses, rel=LOSS.get(name, LOSS_OF_8_BITS))
@@ -56,15 +61,28 @@ def test_a_family_trains_in_a_format_as_in_fp32(family: str, name: str) -> None:
     assert least < distance(found, right) < most
 
 
-def check(family: str, name: str) -> None:
-    cut = InFormat(kind=KIND_OF[family], number_format=name)
-    check_fp8(cut.model, cut.precision, ParallelConfig(), MICRO_BATCH_SIZE)
-
-
-@pytest.mark.parametrize(("family", "name"), sorted(REFUSED))
-def test_what_a_family_does_not_have_is_refused(family: str, name: str) -> None:
-    with pytest.raises(ConfigError, match="--num-experts and --fp8-format"):
-        check(family, name)
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("FP8 tensorwise", {"dp": 2, "ep": 2, "reduction": "zero"}),
+        ("FP8 delayed", {"dp": 2, "ep": 4, "etp": 1, "tensor": "tp2 sp"}),
+        ("FP8 rowwise", {"dp": 2, "ep": 2, "etp": 2, "tensor": "tp2 sp", "recompute": "full"}),
+        ("FP8 blockwise", {"dp": 2, "ep": 2, "reduction": "optim_grads_params"}),
+    ],
+)
+def test_experts_over_ranks_train_in_8_bits_as_in_fp32(
+    name: str, layout: dict[str, Any], ranks: RankPool
+) -> None:
+    """Ranks bring other rows together, so one process has other scales: both are as near."""
+    cut = InFormat(kind="mixtral", hidden_dropout=0.0, number_format=name, **layout)
+    right, one = run("mixtral", None), run("mixtral", name)
+    found = run_of(cut, ranks, num_steps=steps_of(name))
+    losses = right.losses[: len(one.losses)]
+    assert found.losses == pytest.approx(losses, rel=LOSS_OF_8_BITS)
+    least, most = GRADIENT_OF_8_BITS
+    assert least < distance(found, right) < most
+    assert distance(found, right) == pytest.approx(distance(one, right), rel=0.25)
 
 
 def test_the_page_has_this_table_for_all_families() -> None:
