@@ -41,8 +41,8 @@ class GenerateConfig:
     num_samples: int | None = None
     """Without prompts: number of texts, each from nothing but the token that begins documents. With
     them: continue the first so many."""
-    samples_per_prompt: int = 1
-    """Texts for each prompt, one after another, each with random numbers of its own."""
+    samples_per_prompt: int | None = None
+    """Texts for each prompt, one after another, each with random numbers of its own; unset: 1."""
     chat: bool = False
     """Lay each prompt out as a user's turn, in the format of the checkpoint's tokenizer; the model
     answers it."""
@@ -103,7 +103,7 @@ class GenerateConfig:
             check_prompt_file(self.prompt_file, self.prompt_format)
         if self.chat and not self.has_prompts:
             raise ConfigError("--chat answers prompts; give some, or leave it out")
-        if self.samples_per_prompt > 1 and not self.has_prompts:
+        if self.samples_per_prompt is not None and not self.has_prompts:
             raise ConfigError(
                 "--samples-per-prompt is of prompts, and none is given; give the number of texts "
                 "as --num-samples"

@@ -69,7 +69,7 @@ def prompts_of(config: GenerateConfig) -> list[Prompt]:
             "give --samples-per-prompt for several texts of each"
         )
     first = found[: config.num_samples]
-    return [prompt for prompt in first for _ in range(config.samples_per_prompt)]
+    return [prompt for prompt in first for _ in range(config.samples_per_prompt or 1)]
 
 
 class BatchWork:

@@ -19,8 +19,6 @@ from trainyard.errors import ConfigError
 
 SPLIT_NAMES = ("train", "valid", "test")
 MOCK_SPLIT = "1, 1, 1"
-WHOLE = "0, 1, 0"
-"""All documents of data for validation alone."""
 """The split of --mock-data, which ignores --split."""
 
 
@@ -44,8 +42,9 @@ class DataConfig:
     """Prefixes for training only, instead of --data-path."""
     valid_data_path: tuple[str, ...] = location(())
     """Prefixes for validation only."""
-    valid_data_split: str = course(WHOLE)
-    """Parts of the documents of --valid-data-path, as in --split; the second one is measured."""
+    valid_data_split: str | None = course(None)
+    """Parts of the documents of --valid-data-path, as in --split; the second one is measured.
+    Unset: all documents are."""
     test_data_path: tuple[str, ...] = location(())
     """Prefixes for testing only, measured once, after the last step."""
     data_args_path: str | None = location(None)
@@ -154,18 +153,8 @@ class DataConfig:
             raise ConfigError(f"--dataset-size must be at least 1, got {self.dataset_size}")
 
     def _check_validation(self) -> None:
-        begin, end = parse_split(self.valid_data_split, "--valid-data-split")[1]
-        if begin == end:
-            raise ConfigError(
-                f"--valid-data-split {self.valid_data_split!r}: the second part is what is "
-                "measured, and it is empty; enlarge it"
-            )
-        has_own = bool(self.valid_data_path) or self.per_split_data_args_path is not None
-        if self.valid_data_split != WHOLE and not has_own:
-            raise ConfigError(
-                "--valid-data-split divides --valid-data-path, and that is not given; for a part "
-                "of --data-path, give --split"
-            )
+        if self.valid_data_split is not None:
+            self._check_part(self.valid_data_split)
         for flag, asked, splits in (
             ("--multiple-validation-sets", self.multiple_validation_sets, ("valid", "test")),
             ("--full-validation", self.full_validation, ("valid",)),
@@ -177,6 +166,19 @@ class DataConfig:
                     f"{flag} cannot weight validation {'and test ' if 'test' in splits else ''}"
                     "data; give their prefixes without weights"
                 )
+
+    def _check_part(self, parts: str) -> None:
+        begin, end = parse_split(parts, "--valid-data-split")[1]
+        if begin == end:
+            raise ConfigError(
+                f"--valid-data-split {parts!r}: the second part is what is measured, and it is "
+                "empty; enlarge it"
+            )
+        if not self.valid_data_path and self.per_split_data_args_path is None:
+            raise ConfigError(
+                "--valid-data-split divides --valid-data-path, and that is not given; for a part "
+                "of --data-path, give --split"
+            )
 
     def _reads_a_list(self) -> bool:
         return self.data_args_path is not None or self.per_split_data_args_path is not None
@@ -202,7 +204,7 @@ class DataConfig:
         """The part of the documents that a split takes, as bounds in [0, 1]."""
         if self.mock_data:
             return parse_split(MOCK_SPLIT)[SPLIT_NAMES.index(split)]
-        if split == "valid" and self.valid_data_path:
+        if split == "valid" and self.valid_data_path and self.valid_data_split is not None:
             return parse_split(self.valid_data_split)[1]
         if not self.data_path:
             return (0.0, 1.0)
@@ -210,7 +212,7 @@ class DataConfig:
 
     def divided_by(self, split: str) -> str:
         """The option, with its value, that says which documents a split takes."""
-        if split == "valid" and self.valid_data_path:
+        if split == "valid" and self.valid_data_path and self.valid_data_split is not None:
             return f"--valid-data-split {self.valid_data_split!r}"
         return f"--split {self.split!r}"
 
