@@ -28,7 +28,15 @@ from stages.runtime.document_units import (
 )
 from stages.score.config import ANNOTATED, NGRAMS, ScoreConfig
 from stages.score.prompts import read_toxicity
-from stages.score.scores import SCORE, WEIGHTS, UnitScores, name_of, score_unit, scorer_of
+from stages.score.scores import (
+    SCORE,
+    WEIGHTS,
+    UnitScores,
+    attributes_of,
+    name_of,
+    score_unit,
+    scorer_of,
+)
 from trainyard import json_text
 from trainyard.artifacts import store
 from trainyard.classifiers.examples import read_examples, train_classifier
@@ -104,13 +112,19 @@ def _make(config: ScoreConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list
 def measure(
     config: ScoreConfig, units: Sequence[UnitScores], toxicity: Mapping[str, float]
 ) -> dict[str, Any]:
-    """What the report says about the scores of all documents. DataError for prompts that are not
-    those that the texts continue."""
+    """What the report says about the scores of all documents. DataError if none of them stays, and
+    for prompts that are not those that the texts continue."""
     scores = list(chain.from_iterable(unit.scores for unit in units))
     prompts = list(chain.from_iterable(unit.prompts for unit in units))
     found: dict[str, Any] = {"attribute": config.attribute, "all": summarize(scores)}
     if config.keep_fraction is not None:
-        found["kept"] = summarize([scores[i] for i in lowest(scores, config.keep_fraction)])
+        kept = lowest(scores, config.keep_fraction)
+        if not kept:
+            raise DataError(
+                f"--keep-fraction {config.keep_fraction} keeps none of {len(scores)} documents, "
+                f"{found['all']['scored']} of which have a score; keep more, or give more documents"
+            )
+        found["kept"] = summarize([scores[i] for i in kept])
     pairs = [(p, s) for p, s in zip(prompts, scores, strict=True) if p is not None]
     continued = by_prompt([p for p, _ in pairs], [s for _, s in pairs])
     if config.prompt_path is not None and not toxicity.keys() & continued.keys():
@@ -174,14 +188,15 @@ def _written(
     text = str(item.fields[config.documents.json_key])
     tally.documents += 1
     tally.chars += len(text)
-    others = item.fields.get(SCORE)
-    others = others if isinstance(others, dict) else {}
-    fields = {**item.fields, SCORE: None if score is None else {**others, config.attribute: score}}
+    others = attributes_of(item) or {}
+    own = None if score is None and not others else {**others, config.attribute: score}
+    fields = {**item.fields, SCORE: own}
     if stays:
         tally.kept += 1
         tally.kept_chars += len(text)
         return DOCUMENTS, fields
-    why = "empty text" if score is None else f"{config.attribute} {score:.4g}"
+    none = "no score" if text.strip() else "empty text"
+    why = none if score is None else f"{config.attribute} {score:.4g}"
     reason = tally.reasons[RULE]
     reason.dropped += 1
     reason.dropped_chars += len(text)

@@ -80,11 +80,13 @@ def score_unit(job: UnitJob) -> UnitDone:
     for item in reader.items():
         text, prompt = item.fields[config.documents.json_key], item.fields.get(config.prompt_key)
         prompts.append(prompt if isinstance(prompt, str) and prompt else None)
-        if config.classifier == ANNOTATED:
-            scores.append(annotated(item, config.attribute))
-            continue
+        known = attributes_of(item)
         scores.append(None)
-        if text.strip():
+        if not text.strip():
+            continue
+        if config.classifier == ANNOTATED:
+            scores[-1] = annotated(known, config.attribute, _where(item))
+        else:
             texts.append((len(scores) - 1, text))
         if len(texts) == TEXTS_AT_ONCE:
             flush()
@@ -103,17 +105,33 @@ def scorer_of(classifier: str, scratch: str) -> Scorer:
     return UserClassifier.load(classifier).score
 
 
-def annotated(item: Item, attribute: str) -> Score:
-    """The score that a document has already; None if it says that there is none. DataError for a
-    document without one."""
+def attributes_of(item: Item) -> dict[str, Any] | None:
+    """The scores that a document has already, by name; None if it has null in their place.
+    DataError for another value, which would be lost."""
     found = item.fields.get(SCORE)
-    where = f"{item.place.file}, byte {item.place.offset}"
-    if SCORE in item.fields and found is None:
-        return None  # an empty text, in the files of Megatron-LM's scripts
-    value = found.get(attribute) if isinstance(found, dict) else None
+    if found is not None and not isinstance(found, dict):
+        raise DataError(
+            f"{_where(item)}: has {found!r:.40} in {SCORE!r}, where this stage writes an object of "
+            "scores; rename that key in the input"
+        )
+    return found if found is not None or SCORE in item.fields else {}
+
+
+def annotated(known: dict[str, Any] | None, attribute: str, where: str) -> Score:
+    """The score that a document has already; None if it has null instead, as in the files of
+    Megatron-LM's scripts. DataError for a document without one.
+
+    known: what `attributes_of` says. where: for the message."""
+    if known is None or (attribute in known and known[attribute] is None):
+        return None
+    value = known.get(attribute)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise DataError(
             f"{where}: --classifier {ANNOTATED} reads a number from 0 to 1 in {SCORE!r}, "
             f"{attribute!r}, and this document has none; score it, or give another --classifier"
         )
     return float(value)
+
+
+def _where(item: Item) -> str:
+    return f"{item.place.file}, byte {item.place.offset}"

@@ -18,6 +18,12 @@ from trainyard.errors import DataError
 SCORES = [0.9, 0.1, None, 0.3, 0.2, 0.8]
 
 
+def in_file(path: Path, *documents: dict[str, Any]) -> dict[str, Any]:
+    """Options for annotated documents, with numbers in `id`."""
+    write(path, ({**document, "id": n} for n, document in enumerate(documents)))
+    return {"input": [str(path)], "output_dir": f"{path}.out", "classifier": "annotated"}
+
+
 @pytest.fixture
 def annotated(tmp_path: Path) -> Path:
     """Six texts with scores of another program."""
@@ -55,6 +61,43 @@ def test_the_half_with_the_lowest_scores_stays(annotated: Path, tmp_path: Path) 
     assert metrics["scores"]["kept"]["max"] == 0.3
     assert metrics["scores"]["prompts"]["all"]["expected_maximum"] == pytest.approx(0.85)
     assert json.loads((out / "report.json").read_text())["scores"] == metrics["scores"]
+
+
+def test_an_empty_text_never_stays_and_the_reason_says_why(tmp_path: Path) -> None:
+    documents = [
+        {"text": " ", "score": {"toxicity": 0.0, "threat": 0.1}},
+        {"text": "unscored", "score": None},
+        {"text": "unscored here", "score": {"toxicity": None, "threat": 0.3}},
+        {"text": "", "id": 3},
+        {"text": "kind", "score": {"toxicity": 0.2}},
+        {"text": "rude", "score": {"toxicity": 0.9}},
+    ]
+    given = in_file(tmp_path / "in.jsonl", *documents)
+    score(**given, keep_fraction=0.2)
+    out = Path(given["output_dir"])
+    assert of(out, "documents") == [4]
+    dropped = rows(out, "dropped")
+    whys = [row["dropped"]["why"] for row in dropped]
+    assert whys == ["empty text", "no score", "no score", "empty text", "toxicity 0.9"]
+    assert dropped[0]["score"] == {"toxicity": None, "threat": 0.1}
+    assert dropped[3]["score"] is None
+    again = {"input": [f"{out}/dropped-00000.jsonl"], "output_dir": str(tmp_path / "again")}
+    metrics = score(**again, classifier="annotated")
+    assert metrics["scores"]["all"]["scored"] == 1
+
+
+def test_a_score_of_another_kind_is_not_lost(tmp_path: Path) -> None:
+    """FineWeb-Edu and dumps of Reddit have a number there."""
+    given = in_file(tmp_path / "in.jsonl", {"text": "a", "score": 3.7})
+    with pytest.raises(DataError, match=r"in\.jsonl, byte 0: has 3\.7 in 'score'.*rename that key"):
+        score(**given)
+
+
+def test_a_fraction_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
+    given = in_file(tmp_path / "in.jsonl", {"text": "a", "score": {"toxicity": 0.1}}, {"text": ""})
+    with pytest.raises(DataError, match=r"0\.4 keeps none of 2 documents, 1 of which have a score"):
+        score(**given, keep_fraction=0.4)
+    assert not (tmp_path / "in.jsonl.out/report.json").exists()
 
 
 def test_the_toxicity_of_prompts_divides_them(annotated: Path, tmp_path: Path) -> None:

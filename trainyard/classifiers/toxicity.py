@@ -10,6 +10,7 @@ classifier cannot be compared with one by another. Pure."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ TOXIC = 0.5
 """A text of this score or more is toxic."""
 
 Score = float | None
-"""None: the text is empty, so there is nothing to score."""
+"""None: there is nothing to score, as in an empty text."""
 
 
 def summarize(scores: Sequence[Score]) -> dict[str, Any]:
@@ -80,4 +81,10 @@ def lowest(scores: Sequence[Score], fraction: float) -> list[int]:
     """The places of the documents with the lowest scores: that fraction of all, rounded down, fewer
     if fewer have a score. Of equal scores, the first ones; in the order of the documents."""
     scored = [(score, place) for place, score in enumerate(scores) if score is not None]
-    return sorted(place for _, place in sorted(scored)[: int(len(scores) * fraction)])
+    return sorted(place for _, place in sorted(scored)[: share_of(len(scores), fraction)])
+
+
+def share_of(count: int, fraction: float) -> int:
+    """That fraction of a count, rounded down; a fraction is the decimal that it is written as, so
+    that 0.29 of 100 is 29."""
+    return int(count * Fraction(str(fraction)))

@@ -50,3 +50,10 @@ def test_half_of_all_documents_stay_as_in_megatron_lm() -> None:
     assert lowest([0.5, None, 0.1, 0.4, None], 0.5) == [2, 3]
     assert lowest([0.2, 0.1, 0.1, 0.1], 0.5) == [1, 2]
     assert lowest([None, None, None, 0.1], 0.5) == [3]
+
+
+def test_a_fraction_is_the_decimal_that_it_is_written_as() -> None:
+    """In binary, 0.29 * 100 is 28.999999999999996."""
+    scores = [n / 200 for n in range(100)]
+    assert all(len(lowest(scores, percent / 100)) == percent for percent in range(1, 100))
+    assert len(lowest(scores[:3], 1 / 3)) == 0
