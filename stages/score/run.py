@@ -39,11 +39,12 @@ from stages.score.scores import (
 )
 from trainyard import json_text
 from trainyard.artifacts import store
+from trainyard.artifacts.digest import digest_bytes
 from trainyard.classifiers.examples import read_examples, train_classifier
 from trainyard.classifiers.toxicity import Score, by_prompt, lowest, of_prompts, summarize
 from trainyard.collection.documents import Item, dropped, dropped_line
 from trainyard.collection.tally import Tally
-from trainyard.errors import DataError
+from trainyard.errors import ArtifactError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -57,18 +58,15 @@ def run(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
     began = time.monotonic()
     toxicity = {} if config.prompt_path is None else read_toxicity(config.prompt_path)
     jobs = plan_jobs(stage, config)
-    joins = config.world_size is not None and config.rank is None
-    trained = {} if joins else prepare(config, stage)
     if config.rank is not None:
+        trained = prepare(config, stage)
         run_units(*(stage, jobs, score_unit, config.workers, "score"), lambda job: (name_of(job),))
-        stage.write_json(REPORT, trained)
+        stage.write_json(report_of(config.rank), trained)
         return {"units": len(jobs)}
-    if joins:
-        names = [REPORT, *(name_of(job) for job in jobs)]
-        report, *files = files_of_shares(stage, config.all_shares(), "score", names)
-        trained = json_text.loads(report.read())
+    if config.world_size is not None:
+        trained, files = _join(config, stage, jobs)
     else:
-        files = _make(config, stage, jobs)
+        trained, files = prepare(config, stage), _make(config, stage, jobs)
     units = [UnitScores.parse(file.read(), file.url) for file in files]
     measured = measure(config, units, toxicity)
     _decide(config, stage.scratch / DECISIONS, units)
@@ -85,7 +83,8 @@ def run(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def prepare(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
-    """Train or try the classifier before any work; how it does on held-out examples."""
+    """Train or try the classifier before any work; how it does on held-out examples, and the
+    digest of its weights."""
     if config.classifier == ANNOTATED:
         return {}
     if config.classifier != NGRAMS:
@@ -98,7 +97,30 @@ def prepare(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
         "trained the classifier examples=%d held_out=%d accuracy=%s area_under_roc=%s",
         *(measured[k] for k in ("trained_on", "held_out", "accuracy", "area_under_roc")),
     )
-    return measured
+    return {**measured, "weights": digest_bytes(classifier.weights.tobytes())}
+
+
+def report_of(rank: int) -> str:
+    """The file of a share that says which classifier it trained."""
+    return f"classifier-{rank:05d}.json"
+
+
+def _join(
+    config: ScoreConfig, stage: StageRun, jobs: Sequence[UnitJob]
+) -> tuple[dict[str, Any], list[UnitFile]]:
+    """The classifier of all shares, and their scores. ArtifactError if each trained its own: the
+    same examples give other weights on another kind of machine."""
+    shares = config.all_shares()
+    reports = [report_of(rank) for rank in range(len(shares))]
+    files = files_of_shares(stage, shares, "score", [*reports, *map(name_of, jobs)])
+    trained = [json_text.loads(file.read()) for file in files[: len(shares)]]
+    for share, one in zip(shares, trained, strict=True):
+        if one != trained[0]:
+            raise ArtifactError(
+                f"{share.url}: trained other weights than {shares[0].url}, so their scores do not "
+                f"compare; remove {config.shares_url} and make all on one kind of machine"
+            )
+    return trained[0], files[len(shares) :]
 
 
 def _make(config: ScoreConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list[UnitFile]:

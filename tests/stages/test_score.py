@@ -10,7 +10,7 @@ import pytest
 
 from stages.score.config import ScoreConfig
 from stages.score.run import run
-from tests.stages.clean_runs import contents, rows, write
+from tests.stages.clean_runs import contents, forge, rows, write
 from tests.stages.directly import run_directly, run_program
 from trainyard.collection.options import DocumentsConfig
 from trainyard.errors import DataError
@@ -145,8 +145,15 @@ def test_shares_make_the_output_of_one_run(tmp_path: Path) -> None:
     words = ["--input", *given["input"], "--classifier", "ngrams", "--keep-fraction", "0.4"]
     words += ["--classifier-data", given["classifier_data"], "--workers", "1"]
     words += ["--output-dir", str(tmp_path / "joined"), "--world-size", "2"]
-    for rank in (["--rank", "0"], ["--rank", "1"], []):
-        run_program("stages.score", *words, *rank, expect=0)
+    for rank in ("0", "1"):
+        run_program("stages.score", *words, "--rank", rank, expect=0)
+    share = tmp_path / "joined.shares/00001-of-00002"
+    trained = (share / "classifier-00001.json").read_bytes()
+    forge(share, "classifier-00001.json", trained.replace(b'"weights": "', b'"weights": "0'))
+    other = run_program("stages.score", *words, expect=1)
+    assert "00001-of-00002: trained other weights than" in other.err
+    forge(share, "classifier-00001.json", trained)
+    run_program("stages.score", *words, expect=0)
     assert contents(tmp_path / "joined") == contents(tmp_path / "whole")
 
 
