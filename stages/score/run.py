@@ -24,6 +24,7 @@ from stages.runtime.document_units import (
     files_of_shares,
     plan_jobs,
     reader_of,
+    run_first_pass,
     run_units,
 )
 from stages.score.config import ANNOTATED, NGRAMS, ScoreConfig
@@ -38,7 +39,6 @@ from stages.score.scores import (
     scorer_of,
 )
 from trainyard import json_text
-from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.classifiers.examples import read_examples, train_classifier
 from trainyard.classifiers.toxicity import Score, by_prompt, lowest, of_prompts, summarize
@@ -127,8 +127,7 @@ def _make(config: ScoreConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list
     """Scores in the work folder."""
     folder = stage.work.url("scores")
     own = [replace(job, folder=folder) for job in jobs]
-    run_units(stage, own, score_unit, config.workers, "score", lambda _: ())
-    return [UnitFile(store.join(folder, name_of(job))) for job in jobs]
+    return run_first_pass(stage, own, score_unit, config.workers, "score")
 
 
 def measure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -155,6 +156,24 @@ def test_shares_make_the_output_of_one_run(tmp_path: Path) -> None:
     forge(share, "classifier-00001.json", trained)
     run_program("stages.score", *words, expect=0)
     assert contents(tmp_path / "joined") == contents(tmp_path / "whole")
+
+
+def test_scores_that_changed_after_a_kill_are_made_again(
+    annotated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same size, as by a flipped bit."""
+    given = {"input": [str(annotated)], "classifier": "annotated", "keep_fraction": 0.5}
+    score(**given, output_dir=str(tmp_path / "clean"))
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("stages.score.run.measure", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            score(**given, output_dir=str(out))
+    (file,) = out.glob(".work/*/scores/scores-00000.*")
+    data = file.read_bytes()
+    file.write_bytes(bytes([*data[:-1], data[-1] ^ 1]))
+    score(**given, output_dir=str(out))
+    assert contents(out) == contents(tmp_path / "clean")
 
 
 PLUG_IN = """
