@@ -42,6 +42,7 @@ from stages.score.scores import (
 from trainyard import json_text
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.classifiers.examples import read_examples, train_classifier
+from trainyard.classifiers.ngrams import EPOCHS
 from trainyard.classifiers.toxicity import Prompts, Scores, lowest, of_prompts, summarize
 from trainyard.collection.documents import Item, dropped, dropped_line
 from trainyard.collection.tally import Tally
@@ -93,7 +94,9 @@ def prepare(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
         scorer_of(config.classifier, "")
         return {}
     assert config.classifier_data is not None, "the options see to it"
-    classifier, measured = train_classifier(read_examples(config.classifier_data))
+    examples = read_examples(config.classifier_data)
+    with stage.progress(EPOCHS, "epochs", "train") as progress:
+        classifier, measured = train_classifier(examples, progress.update)
     np.save(stage.scratch / WEIGHTS, classifier.weights)
     log.info(
         "trained the classifier examples=%d held_out=%d accuracy=%s area_under_roc=%s",

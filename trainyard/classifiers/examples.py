@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,11 +69,15 @@ def _example(line: str, where: str) -> tuple[str, float]:
     return text, float(label)
 
 
-def train_classifier(examples: Examples) -> tuple[NgramClassifier, dict[str, Any]]:
-    """The classifier of nine tenths of the examples, and how it does on the others."""
+def train_classifier(
+    examples: Examples, report: Callable[[int], object] | None = None
+) -> tuple[NgramClassifier, dict[str, Any]]:
+    """The classifier of nine tenths of the examples, and how it does on the others. report: as of
+    `train`."""
     held = [i for i, text in enumerate(examples.texts) if is_held_out(text)]
     kept = [i for i, text in enumerate(examples.texts) if not is_held_out(text)]
-    classifier = train([examples.texts[i] for i in kept], [examples.labels[i] for i in kept])
+    texts, targets = [examples.texts[i] for i in kept], [examples.labels[i] for i in kept]
+    classifier = train(texts, targets, report)
     scores = classifier.score([examples.texts[i] for i in held])
     labels = np.array([examples.labels[i] for i in held])
     return classifier, {"trained_on": len(kept), **_measured(scores, labels)}

@@ -16,7 +16,7 @@ from trainyard.classifiers.examples import (
     read_examples,
     train_classifier,
 )
-from trainyard.classifiers.ngrams import NUM_FEATURES, area_under_roc, features, train
+from trainyard.classifiers.ngrams import EPOCHS, NUM_FEATURES, area_under_roc, features, train
 from trainyard.errors import DataError
 
 KIND = ["the", "garden", "is", "quiet", "and", "people", "help", "each", "other", "with", "words"]
@@ -36,7 +36,9 @@ def test_a_text_is_its_words_and_pairs_each_once() -> None:
 
 
 def test_it_tells_new_texts_apart() -> None:
-    classifier, measured = train_classifier(examples(150))
+    epochs: list[int] = []
+    classifier, measured = train_classifier(examples(150), epochs.append)
+    assert sum(epochs) == EPOCHS
     assert measured["trained_on"] + measured["held_out"] == 150
     assert measured["held_out"] > 5
     assert measured["accuracy"] == measured["area_under_roc"] == 1.0
