@@ -65,7 +65,7 @@ def test_the_half_with_the_lowest_scores_stays(annotated: Path, tmp_path: Path) 
 
 
 def test_an_empty_text_never_stays_and_the_reason_says_why(tmp_path: Path) -> None:
-    documents = [
+    documents: list[dict[str, Any]] = [
         {"text": " ", "score": {"toxicity": 0.0, "threat": 0.1}},
         {"text": "unscored", "score": None},
         {"text": "unscored here", "score": {"toxicity": None, "threat": 0.3}},
@@ -187,6 +187,9 @@ def percent(texts):
 
 def pairs(texts):
     return np.ones((len(texts), 2))
+
+def quits(texts):
+    raise SystemExit(0)
 """
 
 
@@ -197,7 +200,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "in_house_safety-2.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: in-house-safety\nVersion: 2.1\n")
-    names = ("length", "percent", "pairs", "missing")
+    names = ("length", "percent", "pairs", "quits", "missing")
     points = "\n".join(f"{name} = in_house_safety:{name}" for name in names)
     (info / "entry_points.txt").write_text(f"[trainyard.classifiers]\n{points}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -227,6 +230,7 @@ def test_a_classifier_of_another_package_scores(annotated: Path, tmp_path: Path)
         ("--classifier missing", 2, "in_house_safety:missing could not be imported"),
         ("--classifier percent", 1, "gave 6.0 for the text 'a text'"),
         ("--classifier pairs", 1, "gave float64 (1, 2) for 1 texts"),
+        ("--classifier quits", 1, "--classifier quits: raised SystemExit(0)"),
         ("--classifier annotated --attribute insult", 1, "byte 0: --classifier annotated reads"),
     ],
 )
