@@ -1,11 +1,20 @@
-"""Finds functions of other packages by their entry points. Standard library only."""
+"""Finds and calls functions of other packages, by their entry points. Standard library only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
-from trainyard.errors import ConfigError
+from trainyard.errors import (
+    ConfigError,
+    DataError,
+    InfrastructureError,
+    TrainyardError,
+    lack_of_memory,
+)
+
+T = TypeVar("T")
 
 
 def find_entry_point(option: str, group: str, name: str) -> EntryPoint:
@@ -24,14 +33,32 @@ def find_entry_point(option: str, group: str, name: str) -> EntryPoint:
 
 
 def load_entry_point(option: str, group: str, name: str) -> Any:
-    """What the entry point names; ConfigError if it cannot be imported."""
+    """The function that the entry point names; ConfigError if it cannot be imported, or is none."""
     point = find_entry_point(option, group, name)
     try:
-        return point.load()
-    except Exception as error:
+        found = point.load()
+    except (Exception, SystemExit) as error:  # its module may end the process
         raise ConfigError(
             f"{option} {name}: {point.value} could not be imported: {error!r}"
         ) from error
+    if not callable(found):
+        raise ConfigError(
+            f"{option} {name}: {point.value} is {found!r:.80}, and must be a function; change the "
+            "package's entry point"
+        )
+    return found
+
+
+def call_installed(option: str, name: str, call: Callable[[], T]) -> T:
+    """What a function of another package returns. DataError if it raises, or ends the process;
+    InfrastructureError for an OSError, such as of the network. Lack of memory is not its fault."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        if isinstance(error, TrainyardError) or lack_of_memory(error) is not None:
+            raise
+        kind = InfrastructureError if isinstance(error, OSError) else DataError
+        raise kind(f"{option} {name}: raised {error!r:.200}; correct that package") from error
 
 
 def version_of(option: str, group: str, name: str) -> dict[str, str]:

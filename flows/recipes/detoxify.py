@@ -20,6 +20,13 @@ from trainyard.errors import ConfigError
 TEXT = "generated_text"
 """Key of what stage generate wrote."""
 
+NOT_OF_SCORE = {
+    "prompt_path": f"leave it out, and give the prompts as [{CONTINUATIONS}] prompt_file",
+    "rank": "leave it out",
+    "world_size": "leave it out",
+}
+"""Options of stage score that a recipe cannot have, and what to do instead."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
@@ -97,8 +104,12 @@ def _of_base(recipe: Recipe, instead: str, *parts: str) -> str:
 
 
 def _check_score(recipe: Recipe) -> None:
-    """Refuse scores that nobody computes, and texts that all stay."""
+    """Refuse what would fail after the texts are generated: scores that nobody computes, texts
+    that all stay, prompts of texts that have none, shares that nobody joins."""
     written, where = recipe.table("score"), f"{recipe.where} [score]"
+    for key, instead in NOT_OF_SCORE.items():
+        if key in written:
+            raise ConfigError(f"{where}: {key} is decided by the flow; {instead}")
     if written.get("classifier") == "annotated":
         raise ConfigError(
             f'{where}: classifier = "annotated" reads scores, and what the flow generates has '

@@ -24,9 +24,9 @@ from stages.runtime.document_units import (
     files_of_shares,
     plan_jobs,
     reader_of,
+    run_first_pass,
     run_units,
 )
-from trainyard.artifacts import store
 from trainyard.artifacts.strict_json import parse_json
 from trainyard.collection.contamination.ngrams import task_ngrams, tasks_by_ngram
 from trainyard.collection.contamination.split import clean_pieces
@@ -110,8 +110,7 @@ def _refuse_empty(config: DecontaminateConfig, tasks: dict[str, set[str]]) -> No
 def _count(config: DecontaminateConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list[UnitFile]:
     folder = stage.work.url("counts")
     own = [replace(job, folder=folder) for job in jobs]
-    run_units(stage, own, count_unit, config.workers, "count", lambda _: ())
-    return [UnitFile(store.join(folder, name_of(job))) for job in jobs]
+    return run_first_pass(stage, own, count_unit, config.workers, "count")
 
 
 def _read_counts(file: UnitFile) -> Counts:

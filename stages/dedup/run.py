@@ -23,9 +23,9 @@ from stages.runtime.document_units import (
     files_of_shares,
     plan_jobs,
     reader_of,
+    run_first_pass,
     run_units,
 )
-from trainyard.artifacts import store
 from trainyard.collection.documents import Item, dropped, dropped_line
 from trainyard.collection.duplicates.clusters import EXACT, NEAR
 from trainyard.collection.tally import Tally
@@ -76,8 +76,7 @@ def _make(config: DedupConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list
     """Fingerprints in the work folder."""
     folder = stage.work.url("fingerprints")
     own = [replace(job, folder=folder) for job in jobs]
-    run_units(stage, own, fingerprint_unit, config.workers, "fingerprint", lambda _: ())
-    return [UnitFile(store.join(folder, name_of(job))) for job in jobs]
+    return run_first_pass(stage, own, fingerprint_unit, config.workers, "fingerprint")
 
 
 def write_unit(job: UnitJob) -> UnitDone:

@@ -30,6 +30,7 @@ from stages.runtime.document_units import (
     UnitDone,
     UnitFile,
     files_of_shares,
+    run_first_pass,
     run_units,
 )
 from trainyard.artifacts import store
@@ -125,8 +126,7 @@ def _refuse_again(read: dict[str, str], name: str, files: Sequence[str]) -> None
 def _measure(config: MixConfig, stage: StageRun, jobs: Sequence[MixJob]) -> list[UnitFile]:
     folder = stage.work.url("sizes")
     own = [replace(job, folder=folder) for job in jobs]
-    run_units(stage, own, measure_unit, config.workers, "measure", lambda _: ())
-    return [UnitFile(store.join(folder, sizes_name(job))) for job in jobs]
+    return run_first_pass(stage, own, measure_unit, config.workers, "measure")
 
 
 def _plan(

@@ -16,6 +16,7 @@ from stages.runtime.context import StageRun
 from stages.runtime.finished_files import copy_file
 from stages.runtime.joined_shares import share_manifests
 from trainyard.artifacts import store
+from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.inputs import check_all_listed
 from trainyard.artifacts.manifest import Manifest, read_listed, read_listed_json
 from trainyard.artifacts.output import Output
@@ -115,13 +116,11 @@ class UnitFile:
     """A file of a unit that one pass wrote and another reads."""
 
     url: str
-    record: FileRecord | None = None
-    """In the manifest of a share; None: it is in the work folder of this run."""
+    record: FileRecord
+    """As it was written: in the manifest of a share, or by a worker of this run."""
 
     def read(self) -> bytes:
-        """Its contents; ArtifactError if the manifest has another digest."""
-        if self.record is None:
-            return store.read_bytes(self.url)
+        """Its contents; ArtifactError if they have another digest."""
         return read_listed(self.url, self.record)
 
 
@@ -188,35 +187,64 @@ def run_units(
 
     what: names this pass in the work folder and in progress. final_names: files of the output that
     a job may write, if not its own; none for a pass that writes to the work folder."""
-    finished = {job.number: done for job in jobs if (done := _finished(stage, job, what))}
-    todo = [job for job in jobs if job.number not in finished]
-    if finished:
-        log.info("resuming: units_done=%d units=%d", len(finished), len(jobs))
+    finished = [(job, _finished(stage, job, what)) for job in jobs]
     names_of = final_names or (lambda job: job.final_names())
     final = {name for job in jobs for name in names_of(job)}
     if final:
         stage.begin_files(final)
+    found = _run(stage, finished, work, num_workers, what)
+    for done in found:
+        for record in done.files:
+            if record.path in final:
+                stage.record(record)
+    return [done.facts for done in found]
+
+
+def run_first_pass(
+    stage: StageRun,
+    jobs: Sequence[J],
+    work: Callable[[J], UnitDone],
+    num_workers: int | None,
+    what: str,
+) -> list[UnitFile]:
+    """As `run_units`, for jobs of which each writes one file to the work folder, for another pass
+    to read; these files, in order. One that was changed after a killed run is made again."""
+    finished = [(job, _finished(stage, job, what, by_digest=True)) for job in jobs]
+    found = _run(stage, finished, work, num_workers, what)
+    pairs = [(job, record) for job, done in zip(jobs, found, strict=True) for record in done.files]
+    return [UnitFile(store.join(job.folder, record.path), record) for job, record in pairs]
+
+
+def _run(
+    stage: StageRun,
+    jobs: Sequence[tuple[J, UnitDone | None]],
+    work: Callable[[J], UnitDone],
+    num_workers: int | None,
+    what: str,
+) -> list[UnitDone]:
+    """What all jobs have done, in order. jobs: with what a killed run finished."""
+    finished = {job.number: done for job, done in jobs if done is not None}
+    todo = [job for job, done in jobs if done is None]
+    if finished:
+        log.info("resuming: units_done=%d units=%d", len(finished), len(jobs))
     cores = available_cores()
     crew = Crew.of(min(num_workers or cores, cores), side_by_side=False)
-    total, left = (sum(job.size_bytes for job in some) for some in (jobs, todo))
+    total, left = sum(job.size_bytes for job, _ in jobs), sum(job.size_bytes for job in todo)
     with stage.progress(total, "bytes", what, start=total - left) as progress:
         for job, done in run_jobs(work, todo, crew, {"TOKENIZERS_PARALLELISM": "false"}):
             stage.work.publish(_key(job, what), asdict(done))
             finished[job.number] = done
             progress.update(job.size_bytes)
-    for done in finished.values():
-        for record in done.files:
-            if record.path in final:
-                stage.record(record)
-    return [finished[job.number].facts for job in jobs]
+    return [finished[job.number] for job, _ in jobs]
 
 
 def _key(job: Job, what: str) -> str:
     return f"{what}-{job.number:05d}"
 
 
-def _finished(stage: StageRun, job: Job, what: str) -> UnitDone | None:
-    """What a killed run finished, if its files are still there."""
+def _finished(stage: StageRun, job: Job, what: str, by_digest: bool = False) -> UnitDone | None:
+    """What a killed run finished, if its files are still there. by_digest: and have the contents
+    that they had, not only the size."""
     found = stage.work.published(_key(job, what))
     if found is None:
         return None
@@ -229,6 +257,9 @@ def _finished(stage: StageRun, job: Job, what: str) -> UnitDone | None:
                 "%s has %d bytes, and %d when a killed run finished it; making it again",
                 *(url, size_bytes, record.size_bytes),
             )
+            return None
+        if by_digest and digest_bytes(store.read_bytes(url)) != record.digest:
+            log.warning("%s changed after a killed run finished it; making it again", url)
             return None
     return done
 

@@ -21,7 +21,7 @@ class ScoreConfig(FolderInShares):
     """Score documents by a classifier, and keep the fraction with the lowest scores.
 
     A score is the probability, from 0 to 1, that a text is toxic, or whatever else the classifier
-    was trained on. An empty text has none, and is not kept."""
+    was trained on. An empty text has none, and --keep-fraction drops it."""
 
     documents: DocumentsConfig
     output_dir: str = location()
@@ -42,7 +42,8 @@ class ScoreConfig(FolderInShares):
     maximum toxicity and the toxicity probability over the prompts."""
     prompt_path: str | None = location(None)
     """JSONL file of the prompts with a toxicity of their own, in the layout of RealToxicityPrompts;
-    report.json then has these measures for toxic and other prompts too."""
+    report.json then has these measures for toxic and other prompts too. A file of other prompts is
+    refused after the scoring."""
     workers: int | None = execution(None)
     """Number of processes, at most the number of cores; each loads the classifier. Unset: the
     number of cores."""

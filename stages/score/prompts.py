@@ -6,24 +6,25 @@ from typing import Any
 
 from trainyard import json_text
 from trainyard.artifacts.inputs import read_checked
+from trainyard.classifiers.toxicity import key_of
 from trainyard.errors import DataError
 
 TEXT, TOXICITY = "text", "toxicity"
 
 
-def read_toxicity(url: str) -> dict[str, float]:
-    """By prompt, for those that have one. A line is {"prompt": {"text": ..., "toxicity": ...}}, or
-    the inner object alone. DataError names another line."""
+def read_toxicity(url: str) -> dict[bytes, float]:
+    """By the key of a prompt, for those that have one. A line is {"prompt": {"text": ...,
+    "toxicity": ...}}, or the inner object alone. DataError names another line."""
     try:
         lines = read_checked(url).decode().split("\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{url}: not UTF-8: {error}") from None
-    found: dict[str, float] = {}
+    found: dict[bytes, float] = {}
     for number, line in enumerate(lines, 1):
         if line.strip():
             text, toxicity = _prompt(line, f"{url}, line {number}")
             if toxicity is not None:
-                found[text] = toxicity
+                found[key_of(text)] = toxicity
     return found
 
 

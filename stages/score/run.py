@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stages.runtime.context import StageRun
 from stages.runtime.document_units import (
@@ -24,18 +25,28 @@ from stages.runtime.document_units import (
     files_of_shares,
     plan_jobs,
     reader_of,
+    run_first_pass,
     run_units,
 )
 from stages.score.config import ANNOTATED, NGRAMS, ScoreConfig
 from stages.score.prompts import read_toxicity
-from stages.score.scores import SCORE, WEIGHTS, UnitScores, name_of, score_unit, scorer_of
+from stages.score.scores import (
+    SCORE,
+    WEIGHTS,
+    UnitScores,
+    attributes_of,
+    name_of,
+    score_unit,
+    scorer_of,
+)
 from trainyard import json_text
-from trainyard.artifacts import store
+from trainyard.artifacts.digest import digest_bytes
 from trainyard.classifiers.examples import read_examples, train_classifier
-from trainyard.classifiers.toxicity import Score, by_prompt, lowest, of_prompts, summarize
+from trainyard.classifiers.ngrams import EPOCHS
+from trainyard.classifiers.toxicity import Prompts, Scores, lowest, of_prompts, summarize
 from trainyard.collection.documents import Item, dropped, dropped_line
 from trainyard.collection.tally import Tally
-from trainyard.errors import DataError
+from trainyard.errors import ArtifactError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -49,21 +60,19 @@ def run(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
     began = time.monotonic()
     toxicity = {} if config.prompt_path is None else read_toxicity(config.prompt_path)
     jobs = plan_jobs(stage, config)
-    joins = config.world_size is not None and config.rank is None
-    trained = {} if joins else prepare(config, stage)
     if config.rank is not None:
+        trained = prepare(config, stage)
         run_units(*(stage, jobs, score_unit, config.workers, "score"), lambda job: (name_of(job),))
-        stage.write_json(REPORT, trained)
+        stage.write_json(report_of(config.rank), trained)
         return {"units": len(jobs)}
-    if joins:
-        names = [REPORT, *(name_of(job) for job in jobs)]
-        report, *files = files_of_shares(stage, config.all_shares(), "score", names)
-        trained = json_text.loads(report.read())
+    if config.world_size is not None:
+        trained, files = _join(config, stage, jobs)
     else:
-        files = _make(config, stage, jobs)
-    units = [UnitScores.parse(file.read(), file.url) for file in files]
-    measured = measure(config, units, toxicity)
-    _decide(config, stage.scratch / DECISIONS, units)
+        trained, files = prepare(config, stage), _make(config, stage, jobs)
+    scores, prompts, ends = _read(files)
+    kept = choose(config, scores)
+    measured = measure(config, scores, prompts, kept, toxicity)
+    _write_decisions(stage.scratch / DECISIONS, scores, kept, ends)
     whole = Tally.of([RULE] if config.keep_fraction is not None else [])
     for one in run_units(stage, jobs, write_unit, config.workers, "write"):
         whole.add(Tally.parse(one), config.documents.num_samples)
@@ -77,50 +86,98 @@ def run(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
 
 
 def prepare(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
-    """Train or try the classifier before any work; how it does on held-out examples."""
+    """Train or try the classifier before any work; how it does on held-out examples, and the
+    digest of its weights."""
     if config.classifier == ANNOTATED:
         return {}
     if config.classifier != NGRAMS:
         scorer_of(config.classifier, "")
         return {}
     assert config.classifier_data is not None, "the options see to it"
-    classifier, measured = train_classifier(read_examples(config.classifier_data))
+    examples = read_examples(config.classifier_data)
+    with stage.progress(EPOCHS, "epochs", "train") as progress:
+        classifier, measured = train_classifier(examples, progress.update)
     np.save(stage.scratch / WEIGHTS, classifier.weights)
     log.info(
         "trained the classifier examples=%d held_out=%d accuracy=%s area_under_roc=%s",
         *(measured[k] for k in ("trained_on", "held_out", "accuracy", "area_under_roc")),
     )
-    return measured
+    return {**measured, "weights": digest_bytes(classifier.weights.tobytes())}
+
+
+def report_of(rank: int) -> str:
+    """The file of a share that says which classifier it trained."""
+    return f"classifier-{rank:05d}.json"
+
+
+def _join(
+    config: ScoreConfig, stage: StageRun, jobs: Sequence[UnitJob]
+) -> tuple[dict[str, Any], list[UnitFile]]:
+    """The classifier of all shares, and their scores. ArtifactError if each trained its own: the
+    same examples give other weights on another kind of machine."""
+    shares = config.all_shares()
+    reports = [report_of(rank) for rank in range(len(shares))]
+    files = files_of_shares(stage, shares, "score", [*reports, *map(name_of, jobs)])
+    trained = [json_text.loads(file.read()) for file in files[: len(shares)]]
+    for share, one in zip(shares, trained, strict=True):
+        if one != trained[0]:
+            raise ArtifactError(
+                f"{share.url}: trained other weights than {shares[0].url}, so their scores do not "
+                f"compare; remove {config.shares_url} and make all on one kind of machine"
+            )
+    return trained[0], files[len(shares) :]
 
 
 def _make(config: ScoreConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list[UnitFile]:
     """Scores in the work folder."""
     folder = stage.work.url("scores")
     own = [replace(job, folder=folder) for job in jobs]
-    run_units(stage, own, score_unit, config.workers, "score", lambda _: ())
-    return [UnitFile(store.join(folder, name_of(job))) for job in jobs]
+    return run_first_pass(stage, own, score_unit, config.workers, "score")
+
+
+def _read(files: Sequence[UnitFile]) -> tuple[Scores, Prompts, list[int]]:
+    """The scores and prompts of all documents, and where each unit ends among them."""
+    units = [UnitScores.parse(file.read(), file.url) for file in files]
+    scores = np.concatenate([unit.scores for unit in units])
+    prompts = np.concatenate([unit.prompts for unit in units])
+    return scores, prompts, list(accumulate(len(unit.scores) for unit in units))
+
+
+def choose(config: ScoreConfig, scores: Scores) -> NDArray[np.bool_]:
+    """(documents,) which of them stay. DataError if none does."""
+    if config.keep_fraction is None:
+        return np.ones(len(scores), np.bool_)
+    kept = lowest(scores, config.keep_fraction)
+    if not kept.any():
+        raise DataError(
+            f"--keep-fraction {config.keep_fraction} keeps none of {len(scores)} documents, "
+            f"{int((~np.isnan(scores)).sum())} of which have a score; keep more, or give more "
+            "documents"
+        )
+    return kept
 
 
 def measure(
-    config: ScoreConfig, units: Sequence[UnitScores], toxicity: Mapping[str, float]
+    config: ScoreConfig,
+    scores: Scores,
+    prompts: Prompts,
+    kept: NDArray[np.bool_],
+    toxicity: Mapping[bytes, float],
 ) -> dict[str, Any]:
     """What the report says about the scores of all documents. DataError for prompts that are not
     those that the texts continue."""
-    scores = list(chain.from_iterable(unit.scores for unit in units))
-    prompts = list(chain.from_iterable(unit.prompts for unit in units))
     found: dict[str, Any] = {"attribute": config.attribute, "all": summarize(scores)}
     if config.keep_fraction is not None:
-        found["kept"] = summarize([scores[i] for i in lowest(scores, config.keep_fraction)])
-    pairs = [(p, s) for p, s in zip(prompts, scores, strict=True) if p is not None]
-    continued = by_prompt([p for p, _ in pairs], [s for _, s in pairs])
-    if config.prompt_path is not None and not toxicity.keys() & continued.keys():
+        found["kept"] = summarize(scores[kept])
+    continued = of_prompts(prompts, scores, toxicity)
+    if config.prompt_path is not None and not _knows_any(continued):
         raise DataError(
             f"--prompt-path {config.prompt_path}: has the toxicity of no prompt that a document "
             f"continues (--prompt-key {config.prompt_key}); give the file of their prompts"
         )
-    if continued:
-        found["prompts"] = of_prompts(continued, toxicity)
-        least, most = found["prompts"]["continuations"]
+    if continued is not None:
+        found["prompts"] = continued
+        least, most = continued["continuations"]
         if least != most:
             log.warning(
                 "prompts have between %d and %d continuations each, and a prompt with more has a "
@@ -130,33 +187,36 @@ def measure(
     return found
 
 
-def _decide(config: ScoreConfig, folder: Path, units: Sequence[UnitScores]) -> None:
+def _knows_any(continued: dict[str, Any] | None) -> bool:
+    """Whether the own toxicity of some prompt is known."""
+    return continued is not None and any(
+        continued[kind]["prompts"] for kind in ("toxic", "nontoxic")
+    )
+
+
+def _write_decisions(
+    folder: Path, scores: Scores, kept: NDArray[np.bool_], ends: Sequence[int]
+) -> None:
     """Write for each unit its scores, and which documents stay, for the workers."""
     folder.mkdir()
-    scores = list(chain.from_iterable(unit.scores for unit in units))
-    places = range(len(scores))
-    fraction = config.keep_fraction
-    kept = set(places if fraction is None else lowest(scores, fraction))
-    first = 0
-    for number, unit in enumerate(units):
-        stays = [first + i in kept for i in range(len(unit.scores))]
-        (folder / f"{number:05d}.json").write_text(json.dumps([unit.scores, stays]))
-        first += len(unit.scores)
+    for number, (first, end) in enumerate(pairwise([0, *ends])):
+        path = folder / f"{number:05d}.npz"
+        np.savez(path, scores=scores[first:end], kept=kept[first:end])
 
 
 def write_unit(job: UnitJob) -> UnitDone:
     """Write the documents of a unit with their scores, in a worker."""
     config: ScoreConfig = job.config
-    scores, stays = json_text.loads(
-        Path(job.scratch, DECISIONS, f"{job.number:05d}.json").read_text()
-    )
+    with np.load(Path(job.scratch, DECISIONS, f"{job.number:05d}.npz")) as arrays:
+        scores: list[float] = arrays["scores"].tolist()
+        kept: list[bool] = arrays["kept"].tolist()
     tally = Tally.of([RULE] if config.keep_fraction is not None else [])
     reader = reader_of(job)
     with UnitFiles(job) as files:
         number = -1
         for number, item in enumerate(reader.items()):
             if number < len(scores):
-                files.write(*_written(config, tally, item, scores[number], stays[number]))
+                files.write(*_written(config, tally, item, scores[number], kept[number]))
         if number + 1 != len(scores):
             raise DataError(
                 f"{job.unit.sources[0].url}: had {len(scores)} documents when they were scored, "
@@ -168,20 +228,22 @@ def write_unit(job: UnitJob) -> UnitDone:
 
 
 def _written(
-    config: ScoreConfig, tally: Tally, item: Item, score: Score, stays: bool
+    config: ScoreConfig, tally: Tally, item: Item, number: float, stays: bool
 ) -> tuple[str, dict[str, Any]]:
-    """Where a document goes, and what is written of it."""
+    """Where a document goes, and what is written of it. number: its score."""
+    score = None if math.isnan(number) else number
     text = str(item.fields[config.documents.json_key])
     tally.documents += 1
     tally.chars += len(text)
-    others = item.fields.get(SCORE)
-    others = others if isinstance(others, dict) else {}
-    fields = {**item.fields, SCORE: None if score is None else {**others, config.attribute: score}}
+    others = attributes_of(item) or {}
+    own = None if score is None and not others else {**others, config.attribute: score}
+    fields = {**item.fields, SCORE: own}
     if stays:
         tally.kept += 1
         tally.kept_chars += len(text)
         return DOCUMENTS, fields
-    why = "empty text" if score is None else f"{config.attribute} {score:.4g}"
+    none = "no score" if text.strip() else "empty text"
+    why = none if score is None else f"{config.attribute} {score:.4g}"
     reason = tally.reasons[RULE]
     reason.dropped += 1
     reason.dropped_chars += len(text)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import io
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,10 +14,16 @@ import numpy as np
 
 from stages.runtime.document_units import UnitDone, UnitJob, reader_of
 from stages.score.config import ANNOTATED, NGRAMS, ScoreConfig
-from trainyard import json_text
 from trainyard.artifacts import store
 from trainyard.classifiers.ngrams import NgramClassifier
-from trainyard.classifiers.toxicity import Score
+from trainyard.classifiers.toxicity import (
+    NO_PROMPT,
+    NO_SCORE,
+    PROMPT,
+    Prompts,
+    Scores,
+    key_of,
+)
 from trainyard.classifiers.user import UserClassifier
 from trainyard.collection.documents import Item
 from trainyard.errors import ArtifactError, DataError
@@ -33,42 +40,43 @@ Scorer = Callable[[Sequence[str]], Any]
 
 @dataclass(frozen=True, slots=True)
 class UnitScores:
-    """What the first pass finds out about the documents of a unit, in order."""
+    """What the first pass finds out about the documents of a unit, in order: 24 bytes of each."""
 
-    scores: list[Score]
-    prompts: list[str | None]
-    """None for a document that continues no prompt."""
+    scores: Scores
+    prompts: Prompts
 
     def pack(self) -> bytes:
         """As a file."""
-        return json.dumps([self.scores, self.prompts]).encode()
+        file = io.BytesIO()
+        np.savez(file, scores=self.scores, prompts=self.prompts)
+        return file.getvalue()
 
     @staticmethod
     def parse(data: bytes, url: str) -> UnitScores:
         """From a file; ArtifactError for another one."""
         try:
-            scores, prompts = json_text.loads(data)
-            for score, prompt in zip(scores, prompts, strict=True):
-                if not (score is None or (isinstance(score, float) and 0 <= score <= 1)):
-                    raise ValueError(f"{score!r:.40} is no score")
-                if not (prompt is None or isinstance(prompt, str)):
-                    raise ValueError(f"{prompt!r:.40} is no prompt")
-        except (TypeError, ValueError) as error:
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                found = UnitScores(arrays["scores"], arrays["prompts"])
+        except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise ArtifactError(f"{url}: not the scores of a unit ({error})") from error
-        return UnitScores(scores, prompts)
+        scores, prompts = found.scores, found.prompts
+        is_array = scores.dtype == np.float64 and prompts.dtype == PROMPT and scores.ndim == 1
+        if not is_array or scores.shape != prompts.shape or ((scores < 0) | (scores > 1)).any():
+            raise ArtifactError(f"{url}: not the scores of a unit; make it again")
+        return found
 
 
 def name_of(job: UnitJob) -> str:
     """The file of a unit's scores."""
-    return f"scores-{job.number:05d}.json"
+    return f"scores-{job.number:05d}.npz"
 
 
 def score_unit(job: UnitJob) -> UnitDone:
     """Write the scores of a unit."""
     config: ScoreConfig = job.config
     reader = reader_of(job)
-    scores: list[Score] = []
-    prompts: list[str | None] = []
+    scores: list[float] = []
+    prompts: list[bytes] = []
     texts: list[tuple[int, str]] = []
 
     def flush() -> None:
@@ -79,18 +87,20 @@ def score_unit(job: UnitJob) -> UnitDone:
 
     for item in reader.items():
         text, prompt = item.fields[config.documents.json_key], item.fields.get(config.prompt_key)
-        prompts.append(prompt if isinstance(prompt, str) and prompt else None)
-        if config.classifier == ANNOTATED:
-            scores.append(annotated(item, config.attribute))
+        prompts.append(key_of(prompt) if isinstance(prompt, str) and prompt else NO_PROMPT)
+        known = attributes_of(item)
+        scores.append(NO_SCORE)
+        if not text.strip():
             continue
-        scores.append(None)
-        if text.strip():
+        if config.classifier == ANNOTATED:
+            scores[-1] = annotated(known, config.attribute, _where(item))
+        else:
             texts.append((len(scores) - 1, text))
         if len(texts) == TEXTS_AT_ONCE:
             flush()
     if texts:
         flush()
-    name, packed = name_of(job), UnitScores(scores, prompts).pack()
+    name, packed = name_of(job), UnitScores(np.array(scores), np.array(prompts, PROMPT)).pack()
     record = store.write_bytes(store.join(job.folder, name), packed, name)
     return UnitDone((record,), {})
 
@@ -103,17 +113,33 @@ def scorer_of(classifier: str, scratch: str) -> Scorer:
     return UserClassifier.load(classifier).score
 
 
-def annotated(item: Item, attribute: str) -> Score:
-    """The score that a document has already; None if it says that there is none. DataError for a
-    document without one."""
+def attributes_of(item: Item) -> dict[str, Any] | None:
+    """The scores that a document has already, by name; None if it has null in their place.
+    DataError for another value, which would be lost."""
     found = item.fields.get(SCORE)
-    where = f"{item.place.file}, byte {item.place.offset}"
-    if SCORE in item.fields and found is None:
-        return None  # an empty text, in the files of Megatron-LM's scripts
-    value = found.get(attribute) if isinstance(found, dict) else None
+    if found is not None and not isinstance(found, dict):
+        raise DataError(
+            f"{_where(item)}: has {found!r:.40} in {SCORE!r}, where this stage writes an object of "
+            "scores; rename that key in the input"
+        )
+    return found if found is not None or SCORE in item.fields else {}
+
+
+def annotated(known: dict[str, Any] | None, attribute: str, where: str) -> float:
+    """The score that a document has already; NaN if it has null instead, as in the files of
+    Megatron-LM's scripts. DataError for a document without one.
+
+    known: what `attributes_of` says. where: for the message."""
+    if known is None or (attribute in known and known[attribute] is None):
+        return NO_SCORE
+    value = known.get(attribute)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise DataError(
             f"{where}: --classifier {ANNOTATED} reads a number from 0 to 1 in {SCORE!r}, "
             f"{attribute!r}, and this document has none; score it, or give another --classifier"
         )
     return float(value)
+
+
+def _where(item: Item) -> str:
+    return f"{item.place.file}, byte {item.place.offset}"

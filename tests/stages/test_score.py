@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from stages.score.config import ScoreConfig
 from stages.score.run import run
-from tests.stages.clean_runs import contents, rows, write
+from tests.stages.clean_runs import contents, forge, rows, write
 from tests.stages.directly import run_directly, run_program
 from trainyard.collection.options import DocumentsConfig
 from trainyard.errors import DataError
 
 SCORES = [0.9, 0.1, None, 0.3, 0.2, 0.8]
+
+
+def in_file(path: Path, *documents: dict[str, Any]) -> dict[str, Any]:
+    """Options for annotated documents, with numbers in `id`."""
+    write(path, ({**document, "id": n} for n, document in enumerate(documents)))
+    return {"input": [str(path)], "output_dir": f"{path}.out", "classifier": "annotated"}
 
 
 @pytest.fixture
@@ -55,6 +62,43 @@ def test_the_half_with_the_lowest_scores_stays(annotated: Path, tmp_path: Path) 
     assert metrics["scores"]["kept"]["max"] == 0.3
     assert metrics["scores"]["prompts"]["all"]["expected_maximum"] == pytest.approx(0.85)
     assert json.loads((out / "report.json").read_text())["scores"] == metrics["scores"]
+
+
+def test_an_empty_text_never_stays_and_the_reason_says_why(tmp_path: Path) -> None:
+    documents: list[dict[str, Any]] = [
+        {"text": " ", "score": {"toxicity": 0.0, "threat": 0.1}},
+        {"text": "unscored", "score": None},
+        {"text": "unscored here", "score": {"toxicity": None, "threat": 0.3}},
+        {"text": "", "id": 3},
+        {"text": "kind", "score": {"toxicity": 0.2}},
+        {"text": "rude", "score": {"toxicity": 0.9}},
+    ]
+    given = in_file(tmp_path / "in.jsonl", *documents)
+    score(**given, keep_fraction=0.2)
+    out = Path(given["output_dir"])
+    assert of(out, "documents") == [4]
+    dropped = rows(out, "dropped")
+    whys = [row["dropped"]["why"] for row in dropped]
+    assert whys == ["empty text", "no score", "no score", "empty text", "toxicity 0.9"]
+    assert dropped[0]["score"] == {"toxicity": None, "threat": 0.1}
+    assert dropped[3]["score"] is None
+    again = {"input": [f"{out}/dropped-00000.jsonl"], "output_dir": str(tmp_path / "again")}
+    metrics = score(**again, classifier="annotated")
+    assert metrics["scores"]["all"]["scored"] == 1
+
+
+def test_a_score_of_another_kind_is_not_lost(tmp_path: Path) -> None:
+    """FineWeb-Edu and dumps of Reddit have a number there."""
+    given = in_file(tmp_path / "in.jsonl", {"text": "a", "score": 3.7})
+    with pytest.raises(DataError, match=r"in\.jsonl, byte 0: has 3\.7 in 'score'.*rename that key"):
+        score(**given)
+
+
+def test_a_fraction_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
+    given = in_file(tmp_path / "in.jsonl", {"text": "a", "score": {"toxicity": 0.1}}, {"text": ""})
+    with pytest.raises(DataError, match=r"0\.4 keeps none of 2 documents, 1 of which have a score"):
+        score(**given, keep_fraction=0.4)
+    assert not (tmp_path / "in.jsonl.out/report.json").exists()
 
 
 def test_the_toxicity_of_prompts_divides_them(annotated: Path, tmp_path: Path) -> None:
@@ -102,9 +146,34 @@ def test_shares_make_the_output_of_one_run(tmp_path: Path) -> None:
     words = ["--input", *given["input"], "--classifier", "ngrams", "--keep-fraction", "0.4"]
     words += ["--classifier-data", given["classifier_data"], "--workers", "1"]
     words += ["--output-dir", str(tmp_path / "joined"), "--world-size", "2"]
-    for rank in (["--rank", "0"], ["--rank", "1"], []):
-        run_program("stages.score", *words, *rank, expect=0)
+    for rank in ("0", "1"):
+        run_program("stages.score", *words, "--rank", rank, expect=0)
+    share = tmp_path / "joined.shares/00001-of-00002"
+    trained = (share / "classifier-00001.json").read_bytes()
+    forge(share, "classifier-00001.json", trained.replace(b'"weights": "', b'"weights": "0'))
+    other = run_program("stages.score", *words, expect=1)
+    assert "00001-of-00002: trained other weights than" in other.err
+    forge(share, "classifier-00001.json", trained)
+    run_program("stages.score", *words, expect=0)
     assert contents(tmp_path / "joined") == contents(tmp_path / "whole")
+
+
+def test_scores_that_changed_after_a_kill_are_made_again(
+    annotated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same size, as by a flipped bit."""
+    given = {"input": [str(annotated)], "classifier": "annotated", "keep_fraction": 0.5}
+    score(**given, output_dir=str(tmp_path / "clean"))
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("stages.score.run.measure", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            score(**given, output_dir=str(out))
+    (file,) = out.glob(".work/*/scores/scores-00000.*")
+    data = file.read_bytes()
+    file.write_bytes(bytes([*data[:-1], data[-1] ^ 1]))
+    score(**given, output_dir=str(out))
+    assert contents(out) == contents(tmp_path / "clean")
 
 
 PLUG_IN = """
@@ -118,6 +187,9 @@ def percent(texts):
 
 def pairs(texts):
     return np.ones((len(texts), 2))
+
+def quits(texts):
+    raise SystemExit(0)
 """
 
 
@@ -128,7 +200,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "in_house_safety-2.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: in-house-safety\nVersion: 2.1\n")
-    names = ("length", "percent", "pairs", "missing")
+    names = ("length", "percent", "pairs", "quits", "missing")
     points = "\n".join(f"{name} = in_house_safety:{name}" for name in names)
     (info / "entry_points.txt").write_text(f"[trainyard.classifiers]\n{points}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -158,6 +230,7 @@ def test_a_classifier_of_another_package_scores(annotated: Path, tmp_path: Path)
         ("--classifier missing", 2, "in_house_safety:missing could not be imported"),
         ("--classifier percent", 1, "gave 6.0 for the text 'a text'"),
         ("--classifier pairs", 1, "gave float64 (1, 2) for 1 texts"),
+        ("--classifier quits", 1, "--classifier quits: raised SystemExit(0)"),
         ("--classifier annotated --attribute insult", 1, "byte 0: --classifier annotated reads"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,18 +33,25 @@ class Examples:
 
 def read_examples(url: str) -> Examples:
     """The lines of a file, objects with a text and a label. DataError names a line that is none,
-    and a file that has one kind of label alone."""
+    and a file that leaves one kind of label alone to train on."""
     try:
         lines = read_checked(url).decode().split("\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{url}: not UTF-8: {error}") from None
     found = [_example(line, f"{url}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
-    labels = [label for _, label in found]
-    if not any(label >= TOXIC for label in labels) or all(label >= TOXIC for label in labels):
+    toxic = [label >= TOXIC for text, label in found if not is_held_out(text)]
+    if not any(toxic) or all(toxic):
         raise DataError(
-            f"{url}: needs examples of both kinds, with {LABEL!r} below {TOXIC} and from {TOXIC} on"
+            f"{url}: needs more examples: of the {len(toxic)} to train on, {sum(toxic)} have a "
+            f"{LABEL!r} of {TOXIC} or more, and both kinds are needed; "
+            f"{len(found) - len(toxic)} are held out to measure the classifier"
         )
-    return Examples([text for text, _ in found], labels)
+    return Examples([text for text, _ in found], [label for _, label in found])
+
+
+def is_held_out(text: str) -> bool:
+    """Whether an example measures the classifier and does not train it."""
+    return zlib.crc32(text.encode(errors="surrogatepass")) % ONE_IN == 0
 
 
 def _example(line: str, where: str) -> tuple[str, float]:
@@ -53,19 +61,23 @@ def _example(line: str, where: str) -> tuple[str, float]:
         raise DataError(f"{where}: {error}") from None
     text = document.get(TEXT) if isinstance(document, dict) else None
     label = document.get(LABEL) if isinstance(document, dict) else None
-    if not isinstance(text, str) or not isinstance(label, (int, float)) or not 0 <= label <= 1:
+    is_number = isinstance(label, (int, float)) and not isinstance(label, bool)
+    if not isinstance(text, str) or label is None or not (is_number and 0 <= label <= 1):
         raise DataError(
             f"{where}: is no object with a text in {TEXT!r} and a number from 0 to 1 in {LABEL!r}"
         )
     return text, float(label)
 
 
-def train_classifier(examples: Examples) -> tuple[NgramClassifier, dict[str, Any]]:
-    """The classifier of nine tenths of the examples, and how it does on the others."""
-    places = range(len(examples.texts))
-    held = [i for i in places if zlib.crc32(examples.texts[i].encode()) % ONE_IN == 0]
-    kept = [i for i in places if zlib.crc32(examples.texts[i].encode()) % ONE_IN]
-    classifier = train([examples.texts[i] for i in kept], [examples.labels[i] for i in kept])
+def train_classifier(
+    examples: Examples, report: Callable[[int], object] | None = None
+) -> tuple[NgramClassifier, dict[str, Any]]:
+    """The classifier of nine tenths of the examples, and how it does on the others. report: as of
+    `train`."""
+    held = [i for i, text in enumerate(examples.texts) if is_held_out(text)]
+    kept = [i for i, text in enumerate(examples.texts) if not is_held_out(text)]
+    texts, targets = [examples.texts[i] for i in kept], [examples.labels[i] for i in kept]
+    classifier = train(texts, targets, report)
     scores = classifier.score([examples.texts[i] for i in held])
     labels = np.array([examples.labels[i] for i in held])
     return classifier, {"trained_on": len(kept), **_measured(scores, labels)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -52,10 +52,13 @@ class NgramClassifier:
         return np.array([_probability(self.weights, row) for row in known])
 
 
-def train(texts: Sequence[str], targets: Sequence[float]) -> NgramClassifier:
+def train(
+    texts: Sequence[str], targets: Sequence[float], report: Callable[[int], object] | None = None
+) -> NgramClassifier:
     """The classifier that fits the examples: AdaGrad (Duchi et al. 2011) on the cross-entropy.
 
-    targets: of each text, the label 0 or 1, or a probability between them."""
+    targets: of each text, the label 0 or 1, or a probability between them. report: is told after
+    each of the EPOCHS that one is over."""
     rows = [features(text) for text in texts]
     weights = np.zeros(NUM_FEATURES + 1)
     squares = np.full(NUM_FEATURES + 1, 1e-8)
@@ -67,6 +70,8 @@ def train(texts: Sequence[str], targets: Sequence[float]) -> NgramClassifier:
             scaled = gradient / np.sqrt(len(row))
             squares[row] += scaled * scaled
             weights[row] -= LEARNING_RATE * scaled / np.sqrt(squares[row])
+        if report is not None:
+            report(1)
     return NgramClassifier(weights)
 
 

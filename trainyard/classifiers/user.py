@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from trainyard.classifiers.installed import OPTION, load_classifier
 from trainyard.errors import DataError
+from trainyard.installed import call_installed
 
 Classify = Callable[[list[str]], Any]
 
@@ -31,15 +32,15 @@ class UserClassifier:
 
     @staticmethod
     def load(name: str) -> UserClassifier:
-        """The function of that name, tried on a text. ConfigError if it cannot be imported,
-        DataError for what is no score."""
+        """The function of that name, tried on a text. ConfigError if there is none, DataError
+        for what is no score."""
         found = UserClassifier(name, load_classifier(name))
         found.score(["a text"])
         return found
 
     def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """(texts,) DataError for another shape, and for numbers outside 0 to 1."""
-        found = np.asarray(self.function(list(texts)))
+        """(texts,) DataError for another shape, numbers outside 0 to 1, and what it raises."""
+        found = call_installed(OPTION, self.name, lambda: np.asarray(self.function(list(texts))))
         if found.shape != (len(texts),) or found.dtype.kind != "f":
             raise DataError(
                 f"{OPTION} {self.name}: gave {found.dtype} {found.shape} for {len(texts)} texts; "

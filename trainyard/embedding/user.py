@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.embedding.installed import load_embedder
+from trainyard.embedding.installed import OPTION, load_embedder
 from trainyard.errors import DataError
+from trainyard.installed import call_installed
 
 Embed = Callable[[list[str]], Any]
 
@@ -60,15 +61,15 @@ def _called(
     name: str, function: Embed, texts: list[str], dimensions: int | None
 ) -> NDArray[np.float32]:
     """(texts, dimensions) what the function returns. dimensions: None if any will do."""
-    found = np.asarray(function(texts))
+    found = call_installed(OPTION, name, lambda: np.asarray(function(texts)))
     wanted = (len(texts), found.shape[-1] if found.ndim and dimensions is None else dimensions)
     if found.shape != wanted or not found.size or found.dtype != np.float32:
         shape = f"({len(texts)}, {'dimensions' if dimensions is None else dimensions})"
         raise DataError(
-            f"--embedder {name}: gave {found.dtype} {found.shape} for {len(texts)} texts; it must "
+            f"{OPTION} {name}: gave {found.dtype} {found.shape} for {len(texts)} texts; it must "
             f"return float32 {shape}"
         )
     if not np.isfinite(found).all():
         bad = int(np.flatnonzero(~np.isfinite(found).all(axis=1))[0])
-        raise DataError(f"--embedder {name}: NaN or infinity for the text {texts[bad]!r:.80}")
+        raise DataError(f"{OPTION} {name}: NaN or infinity for the text {texts[bad]!r:.80}")
     return found

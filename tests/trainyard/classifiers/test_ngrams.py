@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -9,8 +10,13 @@ import numpy as np
 import pytest
 
 from tests.stages.clean_runs import write
-from trainyard.classifiers.examples import Examples, read_examples, train_classifier
-from trainyard.classifiers.ngrams import NUM_FEATURES, area_under_roc, features, train
+from trainyard.classifiers.examples import (
+    Examples,
+    is_held_out,
+    read_examples,
+    train_classifier,
+)
+from trainyard.classifiers.ngrams import EPOCHS, NUM_FEATURES, area_under_roc, features, train
 from trainyard.errors import DataError
 
 KIND = ["the", "garden", "is", "quiet", "and", "people", "help", "each", "other", "with", "words"]
@@ -30,7 +36,9 @@ def test_a_text_is_its_words_and_pairs_each_once() -> None:
 
 
 def test_it_tells_new_texts_apart() -> None:
-    classifier, measured = train_classifier(examples(150))
+    epochs: list[int] = []
+    classifier, measured = train_classifier(examples(150), epochs.append)
+    assert sum(epochs) == EPOCHS
     assert measured["trained_on"] + measured["held_out"] == 150
     assert measured["held_out"] > 5
     assert measured["accuracy"] == measured["area_under_roc"] == 1.0
@@ -59,13 +67,37 @@ def test_the_area_counts_pairs() -> None:
     assert area_under_roc(scores, np.ones(4, bool)) is None
 
 
+def test_both_kinds_are_needed_beside_what_is_held_out(tmp_path: Path) -> None:
+    """The only toxic example trains nothing when it is held out."""
+    held = next(text for n in range(100) if is_held_out(text := f"fool {n}"))
+    rows = [{"text": held, "label": 1}, *({"text": f"kind {n}", "label": 0} for n in range(20))]
+    path = write(tmp_path / "labels.jsonl", rows)
+    with pytest.raises(DataError, match=r"needs more examples: of the .* to train on, 0 have"):
+        read_examples(str(path))
+    write(
+        path, [*rows, {"text": next(t for t in ("a", "b", "c") if not is_held_out(t)), "label": 1}]
+    )
+    assert len(read_examples(str(path)).texts) == 22
+
+
+def test_half_a_character_is_no_word(tmp_path: Path) -> None:
+    r"""JSON may have a lone surrogate, \ud83d; UTF-8 has none."""
+    path = tmp_path / "labels.jsonl"
+    lines = [{"text": f"fool \ud83d {n}", "label": n % 2} for n in range(9)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    found = read_examples(str(path))
+    classifier, _ = train_classifier(found)
+    assert classifier.score(["fool \ud83d"]) == classifier.score(["fool"])
+
+
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{"text": "a", "label": 1}], "needs examples of both kinds"),
+        ([{"text": "a", "label": 1}], "of the 1 to train on, 1 have a 'label' of 0.5 or more"),
         ([{"text": "a", "label": 2}], "line 1: is no object with a text in 'text' and a number"),
         ([{"text": "a", "label": 1}, {"text": 3, "label": 0}], "line 2: is no object"),
         ([{"text": "a", "label": None}], "line 1: is no object"),
+        ([{"text": "a", "label": True}], "line 1: is no object"),
         ([["a"]], "line 1: is no object"),
     ],
 )

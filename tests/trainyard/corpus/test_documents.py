@@ -222,7 +222,7 @@ BAD: list[tuple[bytes, str]] = [
     (b'["text"]', "a JSON array where an object"),
     (b"17", "a JSON number where an object"),
     (b"NaN", "a JSON number where an object"),
-    (b'{"body": "x"}', r"no key 'text', only \['body'\]; name the key of the text"),
+    (b'{"body": "x"}', r"no key 'text', only \['body'\]; name the key of the text with --json-key"),
     (b'{"body": "x", "y": NaN}', r"no key 'text', only \['body', 'y'\]"),
     (b'{"text": null}', "holds a JSON null"),
     (b'{"text": 3}', "holds a JSON number"),

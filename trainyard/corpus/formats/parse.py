@@ -138,7 +138,9 @@ def check_record(record: Any, keys: Sequence[str]) -> None:
         )
     for key in keys:
         if key not in record:
-            raise FaultError(f"no key {key!r}, only {_keys(record)}; name the key of the text")
+            raise FaultError(
+                f"no key {key!r}, only {_keys(record)}; name the key of the text with --json-key"
+            )
         value = record[key]
         if not isinstance(value, str | list):
             raise FaultError(
