@@ -1,18 +1,23 @@
-"""Texts from pieces of the engine: the same however they come."""
+"""Texts from pieces of the engine: the same however they come, and never after their time."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.trainyard.serving.test_service import Counting, run
+from trainyard.inference.config import GREEDY
 from trainyard.inference.request import Completion, Request
 from trainyard.inference.texts import StopWords
-from trainyard.serving.outputs import Output
-from trainyard.serving.service import Piece
+from trainyard.serving.config import DefaultsConfig, LimitConfig
+from trainyard.serving.outputs import Output, Outputs, ServedModel, TextOptions
+from trainyard.serving.service import EngineService, Piece
 from trainyard.serving.text_stream import TextStream
 
 WORDS = ("b", "ab", "ba\xe9", "\xe9")
@@ -78,3 +83,28 @@ def test_a_text_is_cut_at_the_word_that_ended_it_however_it_comes(
     assert text_of(completion, words, []) == expected
     assert text_of(completion, words, range(len(tokens))) == expected
     assert text_of(completion, words, [cut for cut in cuts if cut < len(tokens)]) == expected
+
+
+def test_what_a_reader_that_does_not_read_asked_for_ends_at_its_time() -> None:
+    engine = Counting()
+    engine.max_tokens = 10**9
+
+    async def work(service: EngineService) -> None:
+        served = ServedModel(
+            name="counting",
+            tokenizer=TOKENIZER,
+            end_token=END,
+            service=service,
+            limits=LimitConfig(request_timeout_seconds=0.05),
+            defaults=DefaultsConfig(),
+        )
+        options = TextOptions(max_tokens=10**8, sampling=GREEDY)
+        outputs = Outputs(served, [[1], [2]], options)
+        with pytest.raises(TimeoutError):  # noqa: PT012
+            async for _ in outputs.steps():
+                while service.num_open or service.stats.num_running:
+                    await asyncio.sleep(0.001)
+
+    run(engine, work)
+    assert sorted(engine.cancelled) == [1, 2]
+    assert not engine.has_work()
