@@ -23,7 +23,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.corpus import report
-from benchmarks.served import model_folder, pinned, run, served
+from benchmarks.served import pinned, run, served
+from benchmarks.served_model import model_folder
 
 LEAST = 0.9
 """Of the engine's rate."""

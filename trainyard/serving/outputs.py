@@ -234,9 +234,9 @@ class Outputs:
 
 @contextmanager
 def _ending(stream: Stream, deadline: float) -> Iterator[None]:
-    """A TimeoutError for the reader of a stream at a time of the loop's clock: one timer for all of
-    its pieces."""
-    timer = asyncio.get_running_loop().call_at(deadline, stream.put, 0, TimeoutError())
+    """End a stream with a TimeoutError at a time of the loop's clock, even if its reader waits for
+    a client that does not read: one timer for all of its pieces."""
+    timer = asyncio.get_running_loop().call_at(deadline, stream.fail, TimeoutError())
     try:
         yield
     finally:

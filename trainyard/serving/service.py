@@ -66,13 +66,18 @@ class Piece:
 
 class Stream:
     """The pieces of requests that belong together, for one reader on the loop. A reader that is
-    slower than the engine gets what came meanwhile in one piece, so that it catches up."""
+    slower than the engine gets what came meanwhile in one piece, so that it catches up. An error
+    ends all of the requests."""
 
-    def __init__(self, num_requests: int, *, wakes_at_ends: bool = False) -> None:
-        """wakes_at_ends: the reader waits for the end of a request, not for each piece."""
-        self._wakes_at_ends = wakes_at_ends
-        self._arrived: dict[int, Piece | Exception] = {}
+    def __init__(
+        self, num_requests: int, cancel: Callable[[], None], *, wakes_at_ends: bool = False
+    ) -> None:
+        """cancel: frees what the requests hold in the engine. wakes_at_ends: the reader waits for
+        the end of a request, not for each piece."""
+        self._cancel, self._wakes_at_ends = cancel, wakes_at_ends
+        self._arrived: dict[int, Piece] = {}
         """What is not read, by the place of its request; the oldest first."""
+        self._error: Exception | None = None
         self._news = asyncio.Event()
         self._num_unread = num_requests
         self.num_open = num_requests
@@ -85,30 +90,42 @@ class Stream:
 
     async def __anext__(self) -> tuple[int, Piece]:
         """The next piece, with the place of its request among them; ends with the last request.
-        Raises what the engine says against a request, or EngineFailedError."""
+        Raises what the engine says against a request, EngineFailedError, or another error that
+        `fail` was given."""
         if not self._num_unread:
             raise StopAsyncIteration
-        while not self._arrived:
+        while not self._arrived and self._error is None:
             self._news.clear()
             await self._news.wait()
+        if self._error is not None:
+            raise self._error
         index = next(iter(self._arrived))
         piece = self._arrived.pop(index)
-        if isinstance(piece, Exception):
-            raise piece
         self._num_unread -= piece.finish_reason is not None
         return index, piece
 
-    def put(self, index: int, piece: Piece | Exception) -> None:
-        """Called on the loop."""
-        is_last = isinstance(piece, Exception) or piece.finish_reason is not None
+    def put(self, index: int, piece: Piece) -> None:
+        """Called on the loop with the next piece of a request."""
+        if self._error is not None:
+            return  # it was on its way when the requests were cancelled
+        is_last = piece.finish_reason is not None
         self.num_open -= is_last
         if index not in self.began_at:
             self.began_at[index] = asyncio.get_running_loop().time()
         before = self._arrived.get(index)
-        if isinstance(before, Piece) and isinstance(piece, Piece):
-            piece = before.then(piece)
-        self._arrived[index] = piece
+        self._arrived[index] = piece if before is None else before.then(piece)
         if is_last or not self._wakes_at_ends:
+            self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """Called on the loop: cancel the requests at once, whether or not the reader reads, which
+        gets this error instead of what it has not read. Without effect if all pieces have arrived,
+        or behind another error."""
+        if self.num_open:
+            self.num_open = 0
+            self._error = error
+            self._arrived.clear()
+            self._cancel()
             self._news.set()
 
 
@@ -178,8 +195,8 @@ class EngineService:
     def open(
         self, requests: Sequence[Request], *, priority: int = 0, wakes_at_ends: bool = False
     ) -> Iterator[Stream]:
-        """Queue requests; those that are not done at the end of the context are cancelled.
-        wakes_at_ends: see `Stream`.
+        """Queue requests; those that are not done at the end of the context, or when one of them
+        fails, are cancelled. wakes_at_ends: see `Stream`.
 
         Raises QueueFullError, without any of them queued, and EngineFailedError."""
         self._check_alive()
@@ -188,7 +205,12 @@ class EngineService:
             raise QueueFullError(
                 f"{waiting} texts are waiting, and at most {self._max_queued} may; try again later"
             )
-        stream = Stream(len(requests), wakes_at_ends=wakes_at_ends)
+
+        def cancel() -> None:
+            for row in rows:
+                self._commands.put(partial(self._cancel, row))
+
+        stream = Stream(len(requests), cancel, wakes_at_ends=wakes_at_ends)
         rows = [_Row(stream, index) for index in range(len(requests))]
         self._open.add(stream)
         for row, request in zip(rows, requests, strict=True):
@@ -197,13 +219,12 @@ class EngineService:
             yield stream
         finally:
             self._open.remove(stream)
-            for row in rows:
-                self._commands.put(partial(self._cancel, row))
+            cancel()
 
     def give_up(self) -> None:
         """End every open request with an EngineFailedError."""
         for stream in self._open:
-            stream.put(0, EngineFailedError("the server has ended before this text was complete"))
+            stream.fail(EngineFailedError("the server has ended before this text was complete"))
 
     async def run_alone(self, work: Callable[[], T]) -> T:
         """What `work` returns or raises, run between two steps; others wait meanwhile."""
@@ -239,13 +260,16 @@ class EngineService:
     def _dispatch(self, delivery: Delivery, stats: EngineStats) -> None:
         self.stats = stats
         for row, piece in delivery:
-            row.stream.put(row.index, piece)
+            if isinstance(piece, Exception):
+                row.stream.fail(piece)
+            else:
+                row.stream.put(row.index, piece)
 
     def _take_failure(self, error: BaseException, rows: Sequence[_Row]) -> None:
         self.failure = error
         for row in rows:
             message = f"the engine has ended: {type(error).__name__}: {error}"
-            row.stream.put(row.index, EngineFailedError(message))
+            row.stream.fail(EngineFailedError(message))
         self.on_failure()
 
     # --- in the engine's thread ---------------------------------------------------------------

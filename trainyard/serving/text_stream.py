@@ -29,7 +29,7 @@ class TextStream:
         stop_words: Sequence[str] = (),
     ) -> None:
         """prompt: the tokens that the text follows. stop_ids: end the output and are left out, as
-        the first of `stop_words` in the text."""
+        the first of `stop_words` that the last token completed."""
         self._decode, self._stop_ids, self._stop_words = decode, stop_ids, tuple(stop_words)
         self.text = ""
         """All that was given so far."""
@@ -50,6 +50,10 @@ class TextStream:
         if finish_reason == "stop" and tokens and tokens[-1] in self._stop_ids:
             tokens = tokens[:-1]
             finish_reason = "length"  # there is no stop word to cut
+        if finish_reason == "stop" and len(tokens) > 1:
+            # The last token completed the stop word that counts: `min_tokens` may have let others
+            # pass before it.
+            return self.push(tokens[:-1], None) + self.push(tokens[-1:], finish_reason)
         before = self.length
         self._held += self._completed(tokens, is_last=finish_reason is not None)
         ready = len(self._held)

@@ -113,6 +113,22 @@ def test_stop_words_end_a_text_and_are_left_out(client: openai.OpenAI) -> None:
     assert streamed(client, max_tokens=30, seed=3, stop=[word])[0][0] == ended.text
 
 
+def test_a_stop_word_that_comes_too_early_cuts_no_form_of_the_answer(
+    client: openai.OpenAI,
+) -> None:
+    fields: dict[str, Any] = {"max_tokens": 50, "seed": 3, "extra_body": {"ignore_eos": True}}
+    tokens = create(client, logprobs=0, **fields).choices[0].logprobs.tokens
+    letters = [token for token in tokens if len(token) == 1 and token.isascii()]
+    word = next(letter for letter in letters if letters.count(letter) > 1)
+    first = tokens.index(word)
+    end = tokens.index(word, first + 1)
+    fields |= {"stop": [word], "extra_body": {"ignore_eos": True, "min_tokens": first + 1}}
+    plain, scored = create(client, **fields), create(client, logprobs=0, **fields)
+    assert word in plain.choices[0].text
+    assert plain.choices[0].text == scored.choices[0].text == streamed(client, **fields)[0][0]
+    assert plain.usage.completion_tokens == scored.usage.completion_tokens == end + 1
+
+
 def test_extensions_change_the_text(client: openai.OpenAI, server: Running) -> None:
     greedy = create(client, **GREEDY).choices[0].text
     assert create(client, extra_body={"top_k": 1}).choices[0].text == greedy
