@@ -81,6 +81,7 @@ SAVES_LONG = f"""{SAY}
 import signal, time
 signals = []
 signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # as stages do: who ignores it has not begun
 say("on")
 while not signals:
     time.sleep(0.1)
