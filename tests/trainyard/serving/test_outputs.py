@@ -30,7 +30,7 @@ class Bytes:
     vocab_size = 257
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(token for token in tokens if token != END).decode(errors="replace")
+        return bytes(token % 256 for token in tokens if token != END).decode(errors="replace")
 
 
 TOKENIZER: Any = Bytes()
