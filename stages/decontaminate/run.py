@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
         run_units(stage, jobs, count_unit, config.workers, "count", lambda job: (name_of(job),))
         return {"units": len(jobs)}
     if config.world_size is None:
-        files = _count(config, stage, jobs)
+        files = run_first_pass(stage, jobs, count_unit, config.workers, "count", "counts")
     else:
         names = [name_of(job) for job in jobs]
         files = files_of_shares(stage, config.all_shares(), "decontaminate", names)
@@ -105,12 +105,6 @@ def _refuse_empty(config: DecontaminateConfig, tasks: dict[str, set[str]]) -> No
                 f"--tasks {name}: no text of {place} has {config.min_ngram_size} words, so there "
                 "is nothing to look for; lower --min-ngram-size or leave the task out"
             )
-
-
-def _count(config: DecontaminateConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list[UnitFile]:
-    folder = stage.work.url("counts")
-    own = [replace(job, folder=folder) for job in jobs]
-    return run_first_pass(stage, own, count_unit, config.workers, "count")
 
 
 def _read_counts(file: UnitFile) -> Counts:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from stages.runtime.document_units import (
     DOCUMENTS,
     DROPPED,
     UnitDone,
-    UnitFile,
     UnitFiles,
     UnitJob,
     files_of_shares,
@@ -53,7 +50,9 @@ def run(config: DedupConfig, stage: StageRun) -> dict[str, Any]:
         )
         return {"units": len(jobs)}
     if config.world_size is None:
-        files = _make(config, stage, jobs)
+        files = run_first_pass(
+            *(stage, jobs, fingerprint_unit, config.workers, "fingerprint", "fingerprints")
+        )
     else:
         names = [name_of(job) for job in jobs]
         files = files_of_shares(stage, config.all_shares(), "dedup", names)
@@ -70,13 +69,6 @@ def run(config: DedupConfig, stage: StageRun) -> dict[str, Any]:
         *(whole.documents, whole.kept, clusters, time.monotonic() - began),
     )
     return {**whole.metrics(), "clusters": clusters}
-
-
-def _make(config: DedupConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list[UnitFile]:
-    """Fingerprints in the work folder."""
-    folder = stage.work.url("fingerprints")
-    own = [replace(job, folder=folder) for job in jobs]
-    return run_first_pass(stage, own, fingerprint_unit, config.workers, "fingerprint")
 
 
 def write_unit(job: UnitJob) -> UnitDone:

@@ -73,7 +73,7 @@ def run(config: MixConfig, stage: StageRun) -> dict[str, Any]:
         )
         return {"units": len(jobs)}
     if config.world_size is None:
-        files = _measure(config, stage, jobs)
+        files = run_first_pass(stage, jobs, measure_unit, config.workers, "measure", "sizes")
     else:
         names = [sizes_name(job) for job in jobs]
         files = files_of_shares(stage, config.all_shares(), "mix", names)
@@ -121,12 +121,6 @@ def _refuse_again(read: dict[str, str], name: str, files: Sequence[str]) -> None
                 "by --epochs or --weights"
             )
         read[file] = name
-
-
-def _measure(config: MixConfig, stage: StageRun, jobs: Sequence[MixJob]) -> list[UnitFile]:
-    folder = stage.work.url("sizes")
-    own = [replace(job, folder=folder) for job in jobs]
-    return run_first_pass(stage, own, measure_unit, config.workers, "measure")
 
 
 def _plan(

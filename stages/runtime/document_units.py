@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -111,6 +111,9 @@ class UnitJob:
         return tuple(map(self.name, KINDS))
 
 
+U = TypeVar("U", bound=UnitJob)
+
+
 @dataclass(frozen=True, slots=True)
 class UnitFile:
     """A file of a unit that one pass wrote and another reads."""
@@ -202,17 +205,23 @@ def run_units(
 
 def run_first_pass(
     stage: StageRun,
-    jobs: Sequence[J],
-    work: Callable[[J], UnitDone],
+    jobs: Sequence[U],
+    work: Callable[[U], UnitDone],
     num_workers: int | None,
     what: str,
+    folder: str,
 ) -> list[UnitFile]:
-    """As `run_units`, for jobs of which each writes one file to the work folder, for another pass
-    to read; these files, in order. One that was changed after a killed run is made again."""
-    finished = [(job, _finished(stage, job, what, by_digest=True)) for job in jobs]
+    """As `run_units`, for a pass of which each job writes one file for another pass to read; these
+    files, in order. One that was changed after a killed run is made again.
+
+    folder: the name of theirs in the work folder."""
+    url = stage.work.url(folder)
+    own = [replace(job, folder=url) for job in jobs]
+    finished = [(job, _finished(stage, job, what, by_digest=True)) for job in own]
     found = _run(stage, finished, work, num_workers, what)
-    pairs = [(job, record) for job, done in zip(jobs, found, strict=True) for record in done.files]
-    return [UnitFile(store.join(job.folder, record.path), record) for job, record in pairs]
+    return [
+        UnitFile(store.join(url, record.path), record) for done in found for record in done.files
+    ]
 
 
 def _run(

@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,8 @@ def run(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
     if config.world_size is not None:
         trained, files = _join(config, stage, jobs)
     else:
-        trained, files = prepare(config, stage), _make(config, stage, jobs)
+        trained = prepare(config, stage)
+        files = run_first_pass(stage, jobs, score_unit, config.workers, "score", "scores")
     scores, prompts, ends = _read(files)
     kept = choose(config, scores)
     measured = measure(config, scores, prompts, kept, toxicity)
@@ -126,13 +126,6 @@ def _join(
                 f"compare; remove {config.shares_url} and make all on one kind of machine"
             )
     return trained[0], files[len(shares) :]
-
-
-def _make(config: ScoreConfig, stage: StageRun, jobs: Sequence[UnitJob]) -> list[UnitFile]:
-    """Scores in the work folder."""
-    folder = stage.work.url("scores")
-    own = [replace(job, folder=folder) for job in jobs]
-    return run_first_pass(stage, own, score_unit, config.workers, "score")
 
 
 def _read(files: Sequence[UnitFile]) -> tuple[Scores, Prompts, list[int]]:

@@ -204,17 +204,20 @@ class DataConfig:
         """The part of the documents that a split takes, as bounds in [0, 1]."""
         if self.mock_data:
             return parse_split(MOCK_SPLIT)[SPLIT_NAMES.index(split)]
-        if split == "valid" and self.valid_data_path and self.valid_data_split is not None:
-            return parse_split(self.valid_data_split)[1]
+        if (parts := self._parts_of_valid(split)) is not None:
+            return parse_split(parts)[1]
         if not self.data_path:
             return (0.0, 1.0)
         return parse_split(self.split)[SPLIT_NAMES.index(split)]
 
     def divided_by(self, split: str) -> str:
         """The option, with its value, that says which documents a split takes."""
-        if split == "valid" and self.valid_data_path and self.valid_data_split is not None:
-            return f"--valid-data-split {self.valid_data_split!r}"
-        return f"--split {self.split!r}"
+        parts = self._parts_of_valid(split)
+        return f"--split {self.split!r}" if parts is None else f"--valid-data-split {parts!r}"
+
+    def _parts_of_valid(self, split: str) -> str | None:
+        """--valid-data-split, where that divides the documents of a split."""
+        return self.valid_data_split if split == "valid" and self.valid_data_path else None
 
     def expanded(self) -> DataConfig:
         """These options with the lists of --data-args-path and --per-split-data-args-path read."""
