@@ -2,7 +2,8 @@
 
 FLOPs: 3 x (2 x parameters of every matrix product + causal attention, half of s^2) a token, the
 output layer counted, recomputation not. Of a Mamba-2 layer, 7 for each number of its state beside
-the products, as Megatron-LM counts; in chunks there are more."""
+the products, as Megatron-LM counts; in chunks there are more. A hybrid has layers of one kind each:
+M Mamba-2, * attention, - MLP."""
 
 from __future__ import annotations
 
@@ -29,8 +30,11 @@ class Shape:
     """In place of each MLP, of the width `ffn`; 0: none."""
     topk: int = 2
     state: int = 0
-    """Mamba-2 layers of so many numbers a channel, in heads of 64 channels and one group, in place
-    of attention and MLP; 0: none."""
+    """Mamba-2 layers of so many numbers a channel, in heads of 64 channels; 0: none."""
+    groups: int = 1
+    """Groups of heads of a Mamba-2 layer that share what is written to the state and read."""
+    pattern: str = ""
+    """The letter of each layer of a model with a state; empty: all are Mamba-2."""
 
     @property
     def head_dim(self) -> int:
@@ -52,13 +56,19 @@ class Shape:
         words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         if self.kv_heads != self.heads:
             words += ["--group-query-attention", "--num-query-groups", str(self.kv_heads)]
-        if self.llama:
+        if self.state:
+            words += ["--position-embedding-type", "none"]
+        elif self.llama:
             words += ["--position-embedding-type", "rope", "--rotary-base", "500000"]
-            words += ["--normalization", "RMSNorm", "--swiglu", "--disable-bias-linear"]
+        if self.llama or self.state:
+            words += ["--normalization", "RMSNorm"]
+        if self.llama:
+            words += ["--swiglu", "--disable-bias-linear"]
         if self.state:
             words += ["--model-type", "mamba", "--mamba-state-dim", str(self.state)]
-            words += ["--mamba-num-groups", "1", "--position-embedding-type", "none"]
-            words += ["--normalization", "RMSNorm", "--is-hybrid-model"]
+            words += ["--mamba-num-groups", str(self.groups), "--is-hybrid-model"]
+        if self.pattern:
+            words += ["--hybrid-layer-pattern", self.pattern]
         if self.experts:
             words += ["--num-experts", str(self.experts), "--moe-router-topk", str(self.topk)]
             words += ["--moe-aux-loss-coeff", "0.01", "--moe-grouped-gemm"]
@@ -77,15 +87,18 @@ MAMBA_HEAD = 64
 def flops_per_token(shape: Shape) -> float:
     """Operations of forward and backward."""
     h, kv = shape.hidden, shape.kv_heads * shape.head_dim
-    if shape.state:
-        inner = 2 * h
-        projected = 2 * inner + 2 * shape.state + inner // MAMBA_HEAD
-        mixer = 2 * h * (projected + inner) + 7 * inner * shape.state
-        return 3 * (shape.layers * mixer + 2 * h * shape.vocab)
     visited = shape.topk if shape.experts else 1
-    matrices = h * (h + 2 * kv) + h * h + visited * (3 if shape.llama else 2) * h * shape.ffn
-    attention = 2 * shape.seq * h  # two products, 2 s h each, half of it causal
-    return 3 * (shape.layers * (2 * matrices + attention) + 2 * h * shape.vocab)
+    inner = 2 * h
+    projected = 2 * inner + 2 * shape.groups * shape.state + inner // MAMBA_HEAD
+    of_layer = {
+        "M": 2 * h * (projected + inner) + 7 * inner * shape.state,
+        # Two products of 2 s h each, half of it causal.
+        "*": 2 * (h * (h + 2 * kv) + h * h) + 2 * shape.seq * h,
+        "-": 2 * visited * (3 if shape.llama else 2) * h * shape.ffn,
+    }
+    block = "M" if shape.state else "*-"
+    pattern = shape.pattern or shape.layers * block
+    return 3 * (sum(map(of_layer.__getitem__, pattern)) + 2.0 * h * shape.vocab)
 
 
 def share_of_peak(shape: Shape, tokens_per_second: float) -> float:
@@ -107,6 +120,15 @@ SHAPES = {
         ),
         Shape("gpt-125m", 12, 768, 12, 12, 3072, 50304, 2048, 16),
         Shape("mamba-130m", 24, 768, 12, 12, 3072, 50304, 2048, 16, state=128),
+        # Half of the hybrid of arXiv:2406.07887, with the widths of llama-8b-half.
+        Shape(
+            *("hybrid-8b-half", 28, 4096, 32, 8, 14336, 128256, 4096, 2),
+            llama=True,
+            untied=True,
+            state=128,
+            groups=8,
+            pattern="M-M-M--M*-M-M-M-M-M*-M-M-M--",
+        ),
         Shape("tiny", 2, 128, 4, 4, 512, 1024, 128, 2),
     )
 }
