@@ -1,8 +1,10 @@
 """The loss of GPT-345M in FP8 beside bf16, over some hundred steps of real text on one GPU.
 
     python -m benchmarks.fp8_curve --data-path PREFIX --out FOLDER
-    python -m benchmarks.fp8_curve --data-path PREFIX --out FOLDER --recipes tensorwise delayed
+    python -m benchmarks.fp8_curve --data-path PREFIX --out FOLDER --recipes delayed \
+        --fp8-amax-history-len 1024 --fp8-amax-compute-algo max
 
+Options that it does not have itself go to the runs in FP8.
 PREFIX: token files of GPT-2's tokenizer; 300 steps take 4.9 million tokens. Every run has the same
 samples, initial weights and rates. One more run in bf16 has half the micro-batch and twice as many
 of them: it differs by the order of sums alone, so it says how far apart two runs in bf16 are.
@@ -66,7 +68,7 @@ def train(save: Path, prefix: str, steps: int, words: Sequence[str]) -> list[flo
     return [step["lm_loss"] for step in parse_ledger((save / "ledger.jsonl").read_bytes())]
 
 
-def runs_of(recipes: Sequence[str], shape: str) -> dict[str, list[str]]:
+def runs_of(recipes: Sequence[str], shape: str, extra: Sequence[str]) -> dict[str, list[str]]:
     """Options of each run, by what the table calls it; the first is the reference."""
 
     def flags(micro_batch_size: int) -> list[str]:
@@ -75,7 +77,7 @@ def runs_of(recipes: Sequence[str], shape: str) -> dict[str, list[str]]:
     runs = {BF16: flags(BATCH), OTHER_SUMS: flags(BATCH // 2)}
     for recipe in recipes:
         words = ["--fp8-format", FORMATS.get(recipe, "hybrid"), "--fp8-recipe", recipe]
-        runs[f"fp8 {recipe}"] = [*flags(BATCH), *words]
+        runs[f"fp8 {recipe}"] = [*flags(BATCH), *words, *extra]
     return runs
 
 
@@ -87,12 +89,12 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", default=["tensorwise", "blockwise"])
     parser.add_argument("--shape", default="gpt-345m")
     parser.add_argument("--train-iters", type=int, default=STEPS)
-    args = parser.parse_args()
+    args, extra = parser.parse_known_args()
     args.out.mkdir(parents=True, exist_ok=True)
     curves: dict[str, list[float]] = {}
     print("| run | first, last loss | largest difference of a step | of means of 20 | reached |")
     print("| --- | --- | --- | --- | --- |")
-    for number, (name, words) in enumerate(runs_of(args.recipes, args.shape).items()):
+    for number, (name, words) in enumerate(runs_of(args.recipes, args.shape, extra).items()):
         curves[name] = train(args.out / f"run{number}", args.data_path, args.train_iters, words)
         (args.out / "curves.json").write_text(json.dumps(curves))
         print(row(name, curves[name], curves[BF16]), flush=True)
