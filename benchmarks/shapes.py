@@ -120,14 +120,15 @@ SHAPES = {
         ),
         Shape("gpt-125m", 12, 768, 12, 12, 3072, 50304, 2048, 16),
         Shape("mamba-130m", 24, 768, 12, 12, 3072, 50304, 2048, 16, state=128),
-        # Half of the hybrid of arXiv:2406.07887, with the widths of llama-8b-half.
+        # Half of the hybrid of arXiv:2406.07887: kinds of layers in its shares, in the widths of
+        # llama-8b-half, whose size it has.
         Shape(
-            *("hybrid-8b-half", 28, 4096, 32, 8, 14336, 128256, 4096, 2),
+            *("hybrid-8b-half", 26, 4096, 32, 8, 14336, 128256, 4096, 2),
             llama=True,
             untied=True,
             state=128,
             groups=8,
-            pattern="M-M-M--M*-M-M-M-M-M*-M-M-M--",
+            pattern="M-M-M--M*-M-M-M-M-M*-M-M--",
         ),
         Shape("tiny", 2, 128, 4, 4, 512, 1024, 128, 2),
     )

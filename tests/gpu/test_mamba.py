@@ -1,19 +1,18 @@
-"""Kernels of Mamba-2 against plain torch.
+"""The mixer of Mamba-2 by our kernels against plain torch.
 
 python -m pytest -m gpu tests/gpu/test_mamba.py"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import copy
 
 import pytest
 import torch
 from torch import Tensor
 
-from trainyard.models.mamba.conv import causal_conv
-from trainyard.models.mamba.fused import triton_conv, triton_scan
-from trainyard.models.mamba.scan import chunked_scan
+from trainyard.attention.masks import AttentionMask
+from trainyard.models.mamba.config import MambaConfig
+from trainyard.models.mamba.mixer import MambaMixer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,85 +24,70 @@ SHAPES = [(2, 300, 1, 3, 64, 128), (1, 64, 2, 2, 16, 16), (3, 130, 2, 4, 32, 64)
 """b, l, g, r, p, n."""
 
 
-def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def draw(*shape: int, seed: int) -> Tensor:
     generator = torch.Generator(device="cuda").manual_seed(seed)
-    return torch.randn(shape, generator=generator, device="cuda").to(dtype)
+    return torch.randn(shape, generator=generator, device="cuda")
 
 
-def documents_of(b: int, length: int) -> Tensor:
-    return (draw(b, length, seed=9) > 1.8).long().cumsum(1)
+def mixer_of(shape: tuple[int, ...], dt_max: float | None) -> MambaMixer:
+    """In fp32, with parameters that all matter."""
+    _, length, g, r, p, n = shape
+    config = MambaConfig(
+        num_layers=1,
+        hidden_size=32,
+        num_attention_heads=1,
+        seq_length=length,
+        mamba_state_dim=n,
+        mamba_head_dim=p,
+        mamba_num_groups=g,
+        mamba_num_heads=g * r,
+        mamba_dt_min=0.05,
+        mamba_dt_max=dt_max,
+    )
+    mixer = MambaMixer(config, 0).cuda()
+    for seed, parameter in enumerate(mixer.parameters()):
+        parameter.data.copy_(draw(*parameter.shape, seed=seed) * 0.3)
+    return mixer
 
 
-def check_alike(
-    ours: Callable[..., Tensor], right: Callable[..., Tensor], inputs: list[Tensor], bound: float
-) -> None:
-    """Outputs and gradients, within so much of their norms; `right` computes in fp32."""
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    wide = [x.detach().float().clone().requires_grad_() for x in inputs]
-    found, expected = ours(*leaves), right(*wide)
-    grad = draw(*expected.shape, seed=8)
-    pairs = [
-        (found, expected),
-        *zip(
-            torch.autograd.grad(found, leaves, grad.to(found.dtype)),
-            torch.autograd.grad(expected, wide, grad),
-            strict=True,
-        ),
-    ]
-    for index, (one, other) in enumerate(pairs):
-        distance = float((one.float() - other).norm() / other.norm())
-        assert distance < bound, f"of number {index}: {distance}"
+def answers(mixer: MambaMixer, x: Tensor, mask: AttentionMask, compiled: bool) -> list[Tensor]:
+    """The output and all gradients."""
+    dtype = mixer.in_proj.weight.dtype
+    leaf = x.to(dtype).requires_grad_()
+    out = (torch.compile(mixer) if compiled else mixer)(leaf, mask)
+    grad = draw(*out.shape, seed=99).to(dtype)
+    return [out, *torch.autograd.grad(out, [leaf, *mixer.parameters()], grad)]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("documented", [False, True])
-@pytest.mark.parametrize(
-    ("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)], ids=["fp32", "bf16"]
-)
+@pytest.mark.parametrize("dt_max", [None, 0.8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_scan(
-    shape: tuple[int, ...], dtype: torch.dtype, bound: float, documented: bool, compiled: bool
+def test_the_mixer(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    dt_max: float | None,
+    documented: bool,
+    compiled: bool,
 ) -> None:
-    b, length, g, r, p, n = shape
-    mixed = draw(b, length, g * r * p + 2 * g * n, seed=1, dtype=dtype)
-    x, to_state, of_state = mixed.split((g * r * p, g * n, g * n), dim=-1)
-    inputs = [
-        x.unflatten(-1, (g, r, p)),
-        draw(b, length, g, r, seed=2).sigmoid() * 0.3,
-        -draw(g, r, seed=3).exp(),
-        to_state.unflatten(-1, (g, n)),
-        of_state.unflatten(-1, (g, n)),
-    ]
-    documents = documents_of(b, length) if documented else None
-
-    def ours(*leaves: Any) -> Tensor:
-        y: Tensor = triton_scan(*leaves, documents)
-        return y
-
-    def right(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        return chunked_scan(x, dt, a, b, c, 32, documents)[0]
-
-    check_alike(torch.compile(ours) if compiled else ours, right, inputs, bound)
+    b, length = shape[:2]
+    plain = mixer_of(shape, dt_max)
+    plain.backend = "torch"
+    ours = copy.deepcopy(plain).to(dtype)
+    narrow = copy.deepcopy(ours)
+    ours.backend = "triton"
+    x = draw(length, b, 32, seed=50)
+    places = torch.tensor([[0, 17 + row, length - 5, length] for row in range(b)]).cuda()
+    mask = AttentionMask(bounds=places if documented else None)
+    found, right = answers(ours, x, mask, compiled), answers(plain, x, mask, False)
+    rounded = answers(narrow, x, mask, False)
+    for index, (one, plainly, exact) in enumerate(zip(found, rounded, right, strict=True)):
+        # In bf16 hardly further from fp32 than plain torch in bf16; sums of a few heads are noisy.
+        least = 1e-4 if dtype == torch.float32 else 3e-2
+        bound = max(least, 1.5 * apart(plainly, exact))
+        assert apart(one, exact) < bound, f"of number {index}: {apart(one, exact)}, {bound}"
 
 
-@pytest.mark.parametrize("documented", [False, True])
-@pytest.mark.parametrize(
-    ("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
-)
-def test_the_convolution(dtype: torch.dtype, bound: float, documented: bool) -> None:
-    b, length, c = 2, 300, 200
-    inputs = [
-        draw(b, length, c + 8, seed=1, dtype=dtype)[..., 8:],
-        draw(c, 1, 4, seed=2, dtype=dtype),
-        draw(c, seed=3, dtype=dtype),
-    ]
-    documents = documents_of(b, length) if documented else None
-
-    def ours(*leaves: Any) -> Tensor:
-        y: Tensor = triton_conv(*leaves, documents)
-        return y
-
-    def right(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return causal_conv(x, weight, bias, documents)
-
-    check_alike(ours, right, inputs, bound)
+def apart(x: Tensor, exact: Tensor) -> float:
+    return float((x.detach().float() - exact.detach()).norm() / exact.detach().norm())

@@ -66,7 +66,7 @@ def _forward(
 @triton.jit
 def _backward(
     grad_ptr, x_ptr, weight_ptr, bias_ptr, documents_ptr, x_grad_ptr, taps_grad_ptr,
-    length, channels, row, batch_stride,
+    length, channels, row, batch_stride, out_row, out_batch,
     tokens: tl.constexpr, block: tl.constexpr, documented: tl.constexpr,
 ):  # fmt: skip
     """taps_grad: (b, blocks of tokens, 5, channels) fp32, of the four taps and the bias."""
@@ -76,7 +76,7 @@ def _backward(
     inside = columns < channels
     x_ptr += batch * batch_stride
     grad_ptr += batch * length * channels
-    x_grad_ptr += batch * length * channels
+    x_grad_ptr += batch * out_batch
     documents_ptr += batch * length
     w0, w1, w2, w3, bias = _parameters(weight_ptr, bias_ptr, columns, inside)
     x1 = _row(x_ptr, start - 1, row, columns, inside, length)
@@ -118,7 +118,7 @@ def _backward(
         of_bias += own
         x_grad = w3 * g3 + w2 * tl.where(d2 == d3, g2, 0.0)
         x_grad += w1 * tl.where(d1 == d3, g1, 0.0) + w0 * tl.where(d0 == d3, g0, 0.0)
-        out = x_grad_ptr + (place - 3) * channels + columns
+        out = x_grad_ptr + (place - 3) * out_row + columns
         mask = inside & (tl.zeros_like(columns) + place >= start + 3)
         tl.store(out, x_grad.to(x_grad_ptr.dtype.element_ty), mask=mask)
         x3, x2, x1 = x2, x1, x0
@@ -151,7 +151,7 @@ def conv_forward(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | No
     x: (b, l, c). weight: (c, 1, 4). bias: (c). documents: (b, l) ascending numbers; tokens of
     others count as 0."""
     x = x if x.stride(2) == 1 else x.contiguous()
-    out = x.new_empty(x.shape)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _forward[_grid(x)](
         *(x, weight.contiguous(), bias.contiguous(), _or_any(documents, x), out),
         *(x.shape[1], x.shape[2], x.stride(1), x.stride(0)),
@@ -161,21 +161,22 @@ def conv_forward(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | No
 
 
 def conv_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias. grad: like x. The rest as for `conv_forward`."""
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None, x_grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of weight and bias; that of x is written to x_grad. grad: like x. The rest as for
+    `conv_forward`."""
     x = x if x.stride(2) == 1 else x.contiguous()
     grid = _grid(x)
-    x_grad = x.new_empty(x.shape)
     taps = x.new_empty((x.shape[0], grid[0], WIDTH + 1, x.shape[2]), dtype=torch.float32)
     _backward[grid](
         *(grad.contiguous(), x, weight.contiguous(), bias.contiguous(), _or_any(documents, x)),
         *(x_grad, taps, x.shape[1], x.shape[2], x.stride(1), x.stride(0)),
+        *(x_grad.stride(1), x_grad.stride(0)),
         **_sizes(documents),
     )
     summed = taps.sum((0, 1))
     of_weight = summed[:WIDTH].t().unsqueeze(1).to(weight.dtype).contiguous()
-    return x_grad, of_weight, summed[WIDTH].to(bias.dtype)
+    return of_weight, summed[WIDTH].to(bias.dtype)
 
 
 def _grid(x: Tensor) -> tuple[int, int, int]:

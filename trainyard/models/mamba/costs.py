@@ -1,7 +1,7 @@
 """What a layer of each kind costs in parameters and in memory. Standard library only.
 
-Between its projections Mamba-2 keeps nothing: torch recomputes convolution, scan and gated norm in
-the backward pass; mamba-ssm keeps some more."""
+Between its projections Mamba-2 keeps what the convolution and the scan give; with --mamba-backend
+torch nothing, as the backward pass computes them again."""
 
 from __future__ import annotations
 
@@ -43,12 +43,10 @@ def layer_costs(config: Any, letter: str) -> LayerCosts:
 
 
 def _of_mamba(config: Any, norm: int, keeps_norm: bool) -> LayerCosts:
-    return LayerCosts(
-        split=config.mixer_params(),
-        whole=norm,
-        kept=sum(config.projected_sizes) + config.inner_size,  # results of the first projection,
-        keeps_norm=keeps_norm,  # and inputs of the last
-    )
+    kept = sum(config.projected_sizes) + config.inner_size  # read by the last projection
+    if config.mamba_backend != "torch":
+        kept += sum(config.convolved_sizes) + config.inner_size
+    return LayerCosts(split=config.mixer_params(), whole=norm, kept=kept, keeps_norm=keeps_norm)
 
 
 def _of_experts(config: Any, norm: int, keeps_norm: bool) -> LayerCosts:

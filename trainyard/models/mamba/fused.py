@@ -1,5 +1,5 @@
-"""Kernels in place of `conv` and `scan` on CUDA: our own in Triton, and those of mamba-ssm and
-causal-conv1d where they are installed.
+"""Kernels on CUDA: our own in Triton, for all between the two projections, and in place of `conv`
+and `scan` those of mamba-ssm and causal-conv1d where they are installed.
 
 b batch, l tokens, g groups, r heads of a group, p channels of a head, n numbers of a state."""
 
@@ -63,65 +63,85 @@ def _ssm_scan(
 _CUDA: dict[str, Any] = {"mutates_args": (), "device_types": "cuda"}
 
 
-@torch.library.custom_op("trainyard::causal_conv", **_CUDA)
-def triton_conv(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
-    """As `conv.causal_conv`."""
-    from trainyard.kernels.causal_conv import conv_forward
-
-    return conv_forward(x, weight, bias, documents)
-
-
-@torch.library.custom_op("trainyard::causal_conv_backward", **_CUDA)
-def _conv_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None
+@torch.library.custom_op("trainyard::mamba_mixer", **_CUDA)
+def triton_mixer(
+    projected: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor,
+    dt_bias: Tensor,
+    a_log: Tensor,
+    skip: Tensor,
+    norm_weight: Tensor,
+    documents: Tensor | None,
+    groups: int,
+    head_dim: int,
+    dt_min: float,
+    dt_max: float | None,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from trainyard.kernels.causal_conv import conv_backward
+    """`kernels.mamba_mixer.mix_forward`; only the first of what it returns has a gradient."""
+    from trainyard.kernels.mamba_mixer import Mixer, mix_forward
 
-    return conv_backward(grad, x, weight, bias, documents)
-
-
-@torch.library.custom_op("trainyard::ssd", **_CUDA)
-def triton_scan(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, documents: Tensor | None
-) -> Tensor:
-    """As `scan.chunked_scan` from a state of 0, without the state in the end."""
-    from trainyard.kernels.ssd import ssd_forward
-
-    return ssd_forward(x, dt, a, b, c, documents)
+    parameters = (conv_weight, conv_bias, dt_bias, a_log, skip, norm_weight)
+    return mix_forward(
+        projected, Mixer(*parameters, documents, groups, head_dim, dt_min, dt_max, eps)
+    )
 
 
-@torch.library.custom_op("trainyard::ssd_backward", **_CUDA)
-def _scan_backward(
-    grad: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, documents: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    from trainyard.kernels.ssd_backward import ssd_backward
+@torch.library.custom_op("trainyard::mamba_mixer_backward", **_CUDA)
+def _mixer_backward(
+    grad: Tensor,
+    convolved: Tensor,
+    y: Tensor,
+    projected: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor,
+    dt_bias: Tensor,
+    a_log: Tensor,
+    skip: Tensor,
+    norm_weight: Tensor,
+    documents: Tensor | None,
+    groups: int,
+    head_dim: int,
+    dt_min: float,
+    dt_max: float | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    from trainyard.kernels.mamba_mixer import Mixer, mix_backward
 
-    return ssd_backward(grad, x, dt, a, b, c, documents)
-
-
-@triton_conv.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@triton_scan.register_fake
-def _(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, documents: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@_conv_backward.register_fake
-@_scan_backward.register_fake
-def _(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in inputs[:-1])
-
-
-def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+    parameters = (conv_weight, conv_bias, dt_bias, a_log, skip, norm_weight)
+    mixer = Mixer(*parameters, documents, groups, head_dim, dt_min, dt_max, eps)
+    of_all = mix_backward(grad, projected, convolved, y, mixer)
+    return of_all[0], of_all[1], of_all[2], of_all[3], of_all[4], of_all[5], of_all[6]
 
 
-triton_conv.register_autograd(
-    lambda ctx, grad: (*_conv_backward(grad, *ctx.saved_tensors), None), setup_context=_keep_inputs
-)
-triton_scan.register_autograd(
-    lambda ctx, grad: (*_scan_backward(grad, *ctx.saved_tensors), None), setup_context=_keep_inputs
-)
+@triton_mixer.register_fake
+def _(projected: Tensor, conv_weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    b, length, _ = projected.shape
+    d = rest[4].shape[0]
+    mixed = projected.new_empty((length, b, d)).transpose(0, 1)
+    convolved = projected.new_empty((b, length, conv_weight.shape[0]))
+    return mixed, convolved, projected.new_empty((b, length, d))
+
+
+@_mixer_backward.register_fake
+def _(
+    grad: Tensor, convolved: Tensor, y: Tensor, projected: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    b, length, width = projected.shape
+    of_projected = projected.new_empty((length, b, width)).transpose(0, 1)
+    return of_projected, *(torch.empty_like(parameter) for parameter in rest[:6])
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*output[1:], *inputs[:8])
+    ctx.settings = inputs[8:]
+
+
+def _mixer_gradients(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Any, ...]:
+    gradients = _mixer_backward(grad, *ctx.saved_tensors, *ctx.settings)
+    return (*gradients, *(None,) * (1 + len(ctx.settings)))
+
+
+triton_mixer.register_autograd(_mixer_gradients, setup_context=_keep_inputs)

@@ -15,7 +15,7 @@ from trainyard.attention.masks import AttentionMask, document_numbers
 from trainyard.models.attention import KVCache
 from trainyard.models.mamba.config import CONV_WIDTH, MambaConfig
 from trainyard.models.mamba.conv import causal_conv, last_inputs
-from trainyard.models.mamba.fused import SsmKernels, triton_conv, triton_scan
+from trainyard.models.mamba.fused import SsmKernels, triton_mixer
 from trainyard.models.mamba.kernels import backend_on_cuda
 from trainyard.models.mamba.scan import chunked_scan, next_state
 from trainyard.models.recompute import recomputed
@@ -56,7 +56,8 @@ class MambaMixer(nn.Module):
         of documents matter: none sees the state of another. kv_cache: has the states of the texts
         that x goes on with, of `MambaConfig.state_shapes`; it needs no mask. Returns a tensor like
         x."""
-        gate, convolved, dt = self._projected(x)
+        projected = self.in_proj(x).transpose(0, 1)
+        gate, convolved, dt = projected.split(self.sizes, dim=-1)
         if kv_cache is not None:
             answers = kv_cache.states.through(self.layer, (convolved, dt), self._continued)
             return self._output(self.norm(answers, gate))
@@ -64,9 +65,11 @@ class MambaMixer(nn.Module):
         documents = None
         if mask.bounds is not None:
             documents = document_numbers(mask.bounds, gate.shape[1])
+        if self.backend == "triton" and projected.is_cuda:
+            return self._output(self._mixed_by_triton(projected, documents))
         inputs = (convolved, dt, gate, documents)
-        is_plain = self.backend == "torch" or not convolved.is_cuda
-        if is_plain and torch.is_grad_enabled() and convolved.requires_grad:
+        is_plain = self.backend == "torch" or not projected.is_cuda
+        if is_plain and torch.is_grad_enabled() and projected.requires_grad:
             # As the paper's kernels do: the decays between the tokens of chunks take many times the
             # memory of what they follow from.
             y: Tensor = recomputed(self._mixed, *inputs, draws=False)
@@ -98,25 +101,26 @@ class MambaMixer(nn.Module):
 
     # --- steps --------------------------------------------------------------------------------
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(b, s, di) gate, (b, s, di + 2 g n) inputs of the convolution, (b, s, g r) time steps, of
-        the whole sequence."""
-        gate, convolved, dt = self.in_proj(x).transpose(0, 1).split(self.sizes, dim=-1)
-        return gate, convolved, dt
+    def _mixed_by_triton(self, projected: Tensor, documents: Tensor | None) -> Tensor:
+        """(b, s, di), what enters the last projection. projected: (b, s, gate, inputs of the
+        convolution and time steps), of the whole sequence."""
+        mixed: Tensor = triton_mixer(
+            *(projected, self.conv1d.weight, self.conv1d.bias, self.dt_bias, self.A_log, self.D),
+            *(self.norm.weight, documents, self.groups, self.head_dim),
+            *(self.dt_min, self.dt_max, self.norm.eps),
+        )[0]
+        return mixed
 
     def _mixed(
         self, convolved: Tensor, dt: Tensor, gate: Tensor, documents: Tensor | None
     ) -> Tensor:
-        """(b, s, di), what enters the last projection."""
-        backend = self.backend if convolved.is_cuda else "torch"
-        ssm = self._ssm if backend == "mamba_ssm" else None
-        conv = ssm.conv if ssm else triton_conv if backend == "triton" else causal_conv
+        """The same. convolved: (b, s, di + 2 g n). dt: (b, s, g r). gate: (b, s, di)."""
+        ssm = self._ssm if convolved.is_cuda else None
+        conv = ssm.conv if ssm else causal_conv
         x, b, c = self._heads(conv(convolved, self.conv1d.weight, self.conv1d.bias, documents))
         steps, decay = self._steps(dt), self._decay()
         if ssm is not None:
             y: Tensor = ssm.scan(x, steps, decay, b, c, self.chunk_size, documents)
-        elif backend == "triton":
-            y = triton_scan(x, steps, decay, b, c, documents)
         else:
             y, _ = chunked_scan(x, steps, decay, b, c, self.chunk_size, documents)
         mixed: Tensor = self.norm(self._skipped(y, x), gate)

@@ -31,6 +31,7 @@ SIZES: dict[str, Any] = {
     "mamba_head_dim": 16,
     "mamba_num_groups": 2,
     "mamba_chunk_size": 16,
+    "mamba_backend": "torch",
     "position_embedding_type": "none",
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
