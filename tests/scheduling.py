@@ -1,10 +1,13 @@
 """Which process of `pytest -n 2 --dist loadfile` runs which file.
 
 Neighbours import the same libraries and start the same servers. So one process takes files from the
-front of the list, the other from its end, until they meet."""
+front of the list, the other from its end, until they meet. What takes seconds to start is at one
+end: the object store at the front, the pool of ranks at the back."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +16,10 @@ from xdist.scheduler import LoadFileScheduling
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.workermanage import WorkerController
+
+FRONT = {"s3_settings", "store_url"}
+BACK = {"ranks"}
+"""Fixtures that use what takes seconds to start."""
 
 
 class FromBothEnds(LoadFileScheduling):
@@ -31,3 +38,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FromBot
         return None
     config.option.loadscopereorder = False  # xdist's own order is by the number of tests
     return FromBothEnds(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The order of files, the same in every process of xdist."""
+    if not hasattr(config, "workerinput"):
+        return
+    fixtures: dict[Path, set[str]] = defaultdict(set)
+    for item in items:
+        fixtures[item.path].update(getattr(item, "fixturenames", ()))
+    items.sort(
+        key=lambda item: bool(fixtures[item.path] & BACK) - bool(fixtures[item.path] & FRONT)
+    )
