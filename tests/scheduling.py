@@ -26,6 +26,9 @@ class FromBothEnds(LoadFileScheduling):
     """Every second process takes files from the end."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
+        # After each test, xdist counts what is left of all files that the process has had.
+        files = self.assigned_work[node].items()
+        self.assigned_work[node] = {name: file for name, file in files if not all(file.values())}
         if self.nodes.index(node) % 2:
             self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
         super()._assign_work_unit(node)
