@@ -11,13 +11,16 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from _pytest.logging import catching_logs
 from hypothesis import settings
 
-from tests import left_out, rotation
+from tests import left_out, rotation, scheduling
 from tests.vectors import GOLDEN
 from trainyard.testing.pool import RankPool
 
@@ -30,7 +33,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # How long an example takes says more of the machine than of the code. Every run draws other
 # examples, so few at a time are many.
-settings.register_profile("yard", deadline=None, max_examples=40)
+settings.register_profile("yard", deadline=None, max_examples=25)
 settings.load_profile("yard")
 
 
@@ -38,6 +41,7 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     """`--third` must be known before the command line is read."""
     pluginmanager.register(rotation)
     pluginmanager.register(left_out)
+    pluginmanager.register(scheduling)
 
 
 # --- what running so many tests costs ----------------------------------------------------------
@@ -52,15 +56,45 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-    _let_torch_propagate()
 
 
-def _let_torch_propagate() -> None:
-    """pytest attaches two handlers to each logger that keeps its records to itself, three times a
-    test: a millisecond for the sixty of torch. Those that propagate reach the handlers at root."""
-    for name, logger in logging.Logger.manager.loggerDict.items():
-        if name.startswith("torch.") and isinstance(logger, logging.Logger):
-            logger.propagate = True
+_attach_to_all = catching_logs.__enter__
+
+
+def _attach_to_root(self: catching_logs[Any]) -> Any:
+    """pytest looks through all loggers, two thousand, six times a test, for those that keep their
+    records to themselves: a millisecond. No test reads what such a logger has."""
+    if self.level is not None:  # --log-level
+        return _attach_to_all(self)
+    root = logging.getLogger()
+    root.addHandler(self.handler)
+    self.attached_loggers.append(root)
+    return self.handler
+
+
+catching_logs.__enter__ = _attach_to_root  # type: ignore[method-assign]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker of xdist sends six messages a test; two are enough, unless -v asks for more."""
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "WorkerInteractor" and config.get_verbosity() <= 0:
+            plugin.sendevent = partial(_send_what_matters, plugin.sendevent)
+
+
+def _send_what_matters(send: Callable[..., None], name: str, **content: Any) -> None:
+    """Neither when a test began and ended, nor a setup or teardown that passed at once."""
+    if name in ("logstart", "logfinish"):
+        return
+    if name == "testreport":
+        report = content["data"]
+        if (
+            report["when"] != "call"
+            and report["outcome"] == "passed"
+            and report["duration"] < 0.005
+        ):
+            return
+    send(name, **content)
 
 
 # --- what tests share --------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -55,12 +54,12 @@ def fenced(name: str, language: str) -> list[str]:
     return [code for kind, code in FENCE.findall(text_of(name)) if kind == language]
 
 
-def code_lines(name: str) -> Iterator[str]:
+@cache
+def code_lines(name: str) -> list[str]:
     """Lines of all code blocks of a page; a line that ends in a backslash is one with the next."""
     blocks = [code for _, code in FENCE.findall(text_of(name))]
     blocks += INDENTED.findall(FENCE.sub("", text_of(name)))
-    for block in blocks:
-        yield from block.replace("\\\n", " ").splitlines()
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
 
 
 def anchor(heading: str) -> str:
@@ -145,6 +144,7 @@ def config_of(stage: str) -> type:
     return OTHER_COMMANDS.get(stage) or CONFIGS[stage_of(stage)]
 
 
+@cache
 def commands() -> list[tuple[str, str, str]]:
     """(page, stage, arguments) of every command that starts a stage."""
     found = []
@@ -172,6 +172,7 @@ def arguments(rest: str) -> list[str]:
     return shlex.split(re.split(r" [>|#&]", typed, maxsplit=1)[0], comments=True)
 
 
+@cache
 def known_flags(config: type) -> set[str]:
     names = [*(name for name, _, _ in leaves(config)), *other_names(config)]
     names += [field.name for field in fields(CommonOptions)]

@@ -12,7 +12,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from trainyard.errors import ConfigError
@@ -114,24 +114,24 @@ def variants_of(cls: type) -> Iterator[Variants]:
             yield field.metadata[VARIANTS]
 
 
-def leaves(cls: type) -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
-    """Every flat key of a configuration class: name, annotation, field. Of variants, the keys of
-    each class, those that they share once."""
+Leaf = tuple[str, Any, "dataclasses.Field[Any]"]
+
+
+def _leaves(cls: type) -> Iterator[Leaf]:
     hints = _hints(cls)
-    for field in dataclasses.fields(cls):
-        if not field.init:
-            continue
+    for field in (field for field in dataclasses.fields(cls) if field.init):
         if VARIANTS in field.metadata:
-            named = {
-                leaf[0]: leaf
-                for variant in reversed(field.metadata[VARIANTS].classes.values())
-                for leaf in leaves(variant)
-            }
-            yield from named.values()
+            variants = reversed(field.metadata[VARIANTS].classes.values())
+            yield from {leaf[0]: leaf for one in variants for leaf in leaves(one)}.values()
         elif _is_config(hints[field.name]):
             yield from leaves(hints[field.name])
         else:
             yield field.name, hints[field.name], field
+
+
+leaves: Callable[[type], tuple[Leaf, ...]] = functools.cache(lambda cls: tuple(_leaves(cls)))
+"""Every flat key of a configuration class: name, annotation, field. Of variants, the keys of each
+class, those that they share once."""
 
 
 def other_names(cls: type) -> dict[str, str]:

@@ -130,6 +130,7 @@ def _process_left_as_it_was() -> Iterator[None]:
         logging.captureWarnings(False)
         root.handlers = handlers
         for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+            if logger.level != level:  # setting it makes every logger forget what it knows
+                logger.setLevel(level)
         for number, handler in signals.items():
             signal.signal(number, handler)

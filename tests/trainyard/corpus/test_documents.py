@@ -68,7 +68,7 @@ LINES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     lines=st.lists(LINES, max_size=8),
     unit_bytes=st.integers(1, 60),

@@ -72,7 +72,7 @@ def test_optimal_dtype_is_megatrons() -> None:
 # --- laws -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     docs=st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=6), max_size=4), max_size=8),
     dtype=st.sampled_from([np.uint16, np.int32, np.int64]),

@@ -57,7 +57,7 @@ def text_of(completion: Completion, words: Sequence[str], cuts: Sequence[int]) -
     return joined
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.text(st.sampled_from("ab\xe9"), min_size=1, max_size=30),
     st.lists(st.sampled_from(WORDS), min_size=1, max_size=3),

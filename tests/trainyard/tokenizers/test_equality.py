@@ -101,7 +101,7 @@ def test_wordpiece_is_transformers_bert(built: Built, tmp_path: Path) -> None:
         assert built[kind].encode_batch(texts) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(texts=st.lists(st.text(), max_size=8))
 def test_decoding_returns_the_encoded_text(built: Built, texts: list[str]) -> None:
     bytelevel = ByteLevelTokenizer(TokenizerConfig(tokenizer_type="ByteLevelTokenizer"))

@@ -109,7 +109,7 @@ RUNS = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(text=RUNS)
 @pytest.mark.parametrize("name", FAST)
 def test_runs_and_borders(built: Built, library: dict[str, Any], name: str, text: str) -> None:

@@ -140,7 +140,7 @@ def test_the_corpora(
         assert_equal(built[name], reference[name], texts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(texts=st.lists(st.text() | st.sampled_from(TEXTS), max_size=8))
 @pytest.mark.parametrize("name", PATTERNS)
 def test_decoding(built: Built, name: str, texts: list[str]) -> None:

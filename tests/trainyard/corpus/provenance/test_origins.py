@@ -55,7 +55,7 @@ def write(path: Path, data: bytes) -> str:
 # --- laws -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(origins=ORIGINS)
 def test_round_trip(origins: list[Origin], tmp_path_factory: pytest.TempPathFactory) -> None:
     provenance = Provenance(write(tmp_path_factory.mktemp("p") / "a.docs", sidecar(origins)))
@@ -68,7 +68,7 @@ def test_round_trip(origins: list[Origin], tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(origins=ORIGINS, cuts=st.lists(st.integers(0, 12), max_size=4))
 def test_joined_parts_are_the_whole(
     origins: list[Origin], cuts: list[int], tmp_path_factory: pytest.TempPathFactory
@@ -86,7 +86,7 @@ def test_joined_parts_are_the_whole(
     assert out.getvalue() == sidecar(origins)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(origins=ORIGINS, data=st.data())
 def test_a_damaged_sidecar_is_refused_or_read_within_its_bounds(
     origins: list[Origin], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

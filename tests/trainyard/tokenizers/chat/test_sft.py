@@ -128,7 +128,7 @@ TURNS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(chat=TURNS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_any_layout(built: Built, theirs: Any, name: str, chat: list[dict[str, str]]) -> None:
