@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,15 @@ class Row:
     sizes: tuple[int, int, int]
     peer: cases.Prepare | None = None
     """The same work by Megatron-Core's helpers."""
+
+
+def _blend_row(datasets: int, kind: str, most: int) -> Row:
+    return Row(
+        f"blend of {datasets:,} datasets of {kind} weights, n samples",
+        partial(cases.blend, datasets, kind),
+        (most // 100, most // 10, most),
+        partial(cases.blend_peer, datasets, kind),
+    )
 
 
 ROWS = {
@@ -70,18 +80,16 @@ ROWS = {
     ),
     "load": Row("load plan of n ranks, 8 a replica", runs.load_plan, (100, 1000, 10_000)),
     "hang": Row("hang report of n ranks", runs.hang, (100, 1000, 10_000)),
-    "blend": Row(
-        "blend of 1,000 datasets, n samples",
-        cases.blend_many,
-        (100_000, 1_000_000, 10_000_000),
-        cases.blend_many_peer,
-    ),
-    "blend-few": Row(
-        "blend of 10 datasets, n samples",
-        cases.blend_few,
-        (1_000_000, 10_000_000, 100_000_000),
-        cases.blend_few_peer,
-    ),
+    "blend": _blend_row(1000, "uniform", 10**7),
+    "blend-even": _blend_row(1000, "even", 10**7),
+    "blend-uneven": _blend_row(1000, "uneven", 10**7),
+    "blend-300": _blend_row(300, "uneven", 10**7),
+    "blend-100": _blend_row(100, "uneven", 10**7),
+    "blend-100-even": _blend_row(100, "even", 10**7),
+    "blend-40": _blend_row(40, "uneven", 10**7),
+    "blend-40-even": _blend_row(40, "even", 10**7),
+    "blend-few": _blend_row(10, "uniform", 10**8),
+    "blend-two": _blend_row(2, "uniform", 10**7),
     "samples": Row(
         "sample bounds of n documents, in a known order",
         cases.samples,

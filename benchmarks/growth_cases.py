@@ -184,24 +184,32 @@ def collect(count: int, scratch: Path) -> Callable[[], None]:
 # --- data ---------------------------------------------------------------------------------------
 
 
-def _weights(count: int) -> list[float]:
-    drawn = np.random.default_rng(SEED).random(count)
+def _weights(count: int, kind: str = "uniform") -> list[float]:
+    random = np.random.default_rng(SEED)
+    drawn = np.ones(count)
+    if kind == "uniform":
+        drawn = random.random(count)
+    elif kind == "uneven":
+        drawn = random.lognormal(0, 3, count)
     weights: list[float] = (drawn / drawn.sum()).tolist()
     return weights
 
 
-def _blend(datasets: int, size: int) -> Callable[[], Any]:
-    from trainyard.datasets.blend import blend
+def blend(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[], Any]:
+    """Which of so many datasets each sample comes from; numba has started."""
+    from trainyard.datasets import blend as blends
 
-    weights = _weights(datasets)
-    return lambda: blend(weights, size)
+    weights = _weights(datasets, kind)
+    blends.compiled_walk()
+    return lambda: blends.blend(weights, size)
 
 
-def _blend_peer(datasets: int, size: int) -> Callable[[], Any]:
+def blend_peer(datasets: int, kind: str, size: int, scratch: Path) -> Callable[[], Any]:
+    """The peer's."""
     import helpers_cpp
 
     # Ours normalises its weights once more.
-    weights = np.array(_weights(datasets))
+    weights = np.array(_weights(datasets, kind))
     weights /= weights.sum()
 
     def build() -> Any:
@@ -210,26 +218,6 @@ def _blend_peer(datasets: int, size: int) -> Callable[[], Any]:
         return chosen, ranks
 
     return build
-
-
-def blend_many(size: int, scratch: Path) -> Callable[[], Any]:
-    """Many datasets."""
-    return _blend(1000, size)
-
-
-def blend_many_peer(size: int, scratch: Path) -> Callable[[], Any]:
-    """The peer's."""
-    return _blend_peer(1000, size)
-
-
-def blend_few(size: int, scratch: Path) -> Callable[[], Any]:
-    """Few datasets."""
-    return _blend(10, size)
-
-
-def blend_few_peer(size: int, scratch: Path) -> Callable[[], Any]:
-    """The peer's."""
-    return _blend_peer(10, size)
 
 
 def _order(count: int) -> tuple[Any, Any]:

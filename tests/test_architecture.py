@@ -60,7 +60,7 @@ UNPINNED_EXTRAS = ("lm-eval", "te", "flash")
 """Extras that `make install` and the images leave out: lm-eval brings dozens of packages of its
 own, and the kernels are built for a kind of GPU."""
 
-SHARED_EXTRAS = ("documents", "tokenizers", "faiss", "faiss-gpu")
+SHARED_EXTRAS = ("datasets", "documents", "tokenizers", "faiss", "faiss-gpu")
 """Extras that those of stages are made of."""
 
 ELSEWHERE = [

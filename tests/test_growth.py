@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -27,11 +28,13 @@ from stages.tokenize.config import TokenizeConfig
 from tests.flows.gc.yards import AT_ONCE, Corpus
 from tests.trainyard.corpus.token_files import write_tokens
 from trainyard.artifacts import store
+from trainyard.artifacts.backends.s3 import S3Backend
 from trainyard.artifacts.block_digest import BLOCK_BYTES, num_blocks
-from trainyard.artifacts.inputs import MAX_ASKED, resolve
+from trainyard.artifacts.inputs import MAX_ASKED, Manifests, resolve
 from trainyard.artifacts.lines import file_record
 from trainyard.artifacts.manifest import Manifest, publish
 from trainyard.artifacts.output import Output
+from trainyard.artifacts.urls import join
 from trainyard.checkpoint.plan import Slice, plan_files, plan_shards
 from trainyard.conversion.huggingface.config_read import read_config
 from trainyard.conversion.huggingface.read import class_tensors, open_huggingface
@@ -172,8 +175,8 @@ def test_a_hugging_face_folder_is_opened_in_steps_proportional_to_its_tensors(
 
 
 @pytest.mark.slow
-def test_a_merge_asks_twice_for_each_pair(tmp_path: Path) -> None:
-    """Each pair costs a request for its manifest, and two for the versions of its files."""
+def test_the_inputs_of_a_merge_cost_a_request_a_pair(tmp_path: Path) -> None:
+    """Each pair costs a request for its manifest."""
 
     def counted(count: int) -> Counter[str]:
         folder = tmp_path / f"parts-{count}"
@@ -191,13 +194,42 @@ def test_a_merge_asks_twice_for_each_pair(tmp_path: Path) -> None:
     assert few["stat"] == many["stat"] <= MAX_ASKED
     assert many["read"] == 20 * TIMES
 
-    def looked_at(count: int) -> int:
-        pairs = [str(tmp_path / f"parts-{count}" / f"p{n:03d}") for n in range(count)]
-        with operations() as found:
-            survey(pairs, tmp_path)
-        return found["stat"] - count  # one more, of local files alone
 
-    assert looked_at(20 * TIMES) - looked_at(20) == 2 * 20 * (TIMES - 1)
+@pytest.mark.slow
+@pytest.mark.s3
+def test_a_merge_in_an_object_store_asks_once_for_a_pair_and_reads_its_index(
+    tmp_path: Path, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No request for the size and version of a file: listings of the folder have them."""
+    asked: Counter[str] = Counter()
+    call = S3Backend.call
+
+    def counted(self: S3Backend, method: str, **arguments: Any) -> Any:
+        asked[method] += 1
+        return call(self, method, **arguments)
+
+    monkeypatch.setattr(S3Backend, "call", counted)
+
+    def requests(count: int) -> Counter[str]:
+        folder = join(s3_url, f"parts-{count}")
+        pairs = [join(folder, f"p{number:03d}") for number in range(count)]
+        local = Path(write_tokens(tmp_path / "p", [[[1, 2]]]))
+        for pair in pairs:
+            for end in (".bin", ".idx"):
+                store.write_bytes(pair + end, Path(f"{local}{end}").read_bytes())
+            files = tuple(file_record(pair + end, end) for end in (".bin", ".idx"))
+            publish(f"{pair}.manifest.json", Manifest(stage="tokenize", files=files), None)
+        asked.clear()
+        manifests = Manifests()
+        resolve("input", pairs, manifests)
+        survey(pairs, tmp_path / str(count), manifests=manifests)
+        return Counter(asked)
+
+    few, many = requests(5), requests(5 * TIMES)
+    more = many - few
+    assert more["get_object"] <= 2 * 5 * (TIMES - 1), "a manifest and an index, each once"
+    assert more.keys() <= {"get_object", "head_object"}
+    assert more["head_object"] <= MAX_ASKED
 
 
 def test_a_finished_file_is_found_without_a_look_at_its_neighbours(tmp_path: Path) -> None:

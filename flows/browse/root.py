@@ -103,7 +103,8 @@ class Root:
         url = self._place(name)
         with store.operation("list", url) as behind:
             folders, files = behind.list_subfolders(url), behind.list_folder(url)
-        sizes = {one: size for one, size in files.items() if self._is_visible(join(name, one))}
+        visible = (one for one in files if self._is_visible(join(name, one)))
+        sizes = {one: files[one][0] for one in visible}
         return [one for one in folders if self._is_visible(join(name, one))], sizes
 
     @contextmanager

@@ -95,6 +95,10 @@ class CleanConfig(FolderInShares):
         more = tokenizer.encoding_versions() if tokenizer is not None else {}
         return {**versions_of("ftfy", "py3langid"), **more}
 
+    def digested_inputs(self) -> tuple[str, ...]:
+        """Shares digest the ranges of the documents that they read."""
+        return ("input",)
+
     def output(self) -> Output | None:
         """A folder, or that of a share."""
         return self.own_folder()

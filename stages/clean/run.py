@@ -15,11 +15,14 @@ from stages.runtime.document_units import (
     UnitDone,
     UnitFiles,
     UnitJob,
-    join_units,
     plan_jobs,
-    read_tally,
     reader_of,
     run_units,
+)
+from stages.runtime.unit_shares import (
+    join_units,
+    read_tally,
+    run_share,
 )
 from trainyard.collection.clean import Cleaner
 from trainyard.collection.counting import token_counter
@@ -47,7 +50,8 @@ def run(config: CleanConfig, stage: StageRun) -> dict[str, Any]:
         ]
     else:
         jobs = plan_jobs(stage, config)
-        found = run_units(stage, jobs, clean_unit, config.workers, "clean")
+        run = run_units if config.rank is None else run_share
+        found = run(stage, jobs, clean_unit, config.workers, "clean")
         tallies = [Tally.parse(one) for one in found]
     whole = Tally.of(())
     for tally in tallies:
@@ -87,4 +91,4 @@ def clean_unit(job: UnitJob) -> UnitDone:
             files.write(DOCUMENTS if is_kept else DROPPED, fields)
         files.write_all(DROPPED, (dropped_line(*bad) for bad in reader.bad))
     cleaner.tally.bad_lines = len(reader.bad)
-    return UnitDone(files.records, cleaner.tally.document())
+    return UnitDone(files.records, cleaner.tally.document(), reader.digests)

@@ -17,9 +17,11 @@ from stages.runtime.document_units import (
     UnitFiles,
     UnitJob,
     jobs_of,
+    run_units,
+)
+from stages.runtime.unit_shares import (
     join_units,
     read_tally,
-    run_units,
 )
 from trainyard.artifacts import store
 from trainyard.collection.documents import UnitReader, dropped_line

@@ -27,7 +27,7 @@ NO_HOST, NO_LICENSE, OTHERS = "no address", "not named", "others"
 class LookJob(UnitJob):
     """A unit, with its share of the documents to identify."""
 
-    quota: int
+    quota: int = 0
 
     def final_names(self) -> tuple[str, ...]:
         """None: what is found goes into the page."""

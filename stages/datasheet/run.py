@@ -64,7 +64,7 @@ def _look(config: DatasheetConfig, stage: StageRun) -> Found:
             "",
             config,
             str(stage.scratch),
-            -(-config.num_identified * unit.size_bytes // total),
+            quota=-(-config.num_identified * unit.size_bytes // total),
         )
         for number, unit in enumerate(units)
     ]

@@ -82,6 +82,10 @@ class DecontaminateConfig(FolderInShares):
             **{f"task.{name}": (url,) for name, url in tasks.items()},
         }
 
+    def digested_inputs(self) -> tuple[str, ...]:
+        """Shares digest the ranges of the documents that they read."""
+        return ("input",)
+
     def output(self) -> Output | None:
         """A folder, or that of a share."""
         return self.own_folder()

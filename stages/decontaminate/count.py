@@ -12,6 +12,7 @@ from stages.runtime.document_units import UnitDone, UnitJob, reader_of
 from trainyard.artifacts import store
 from trainyard.collection.contamination.ngrams import Matcher
 from trainyard.collection.contamination.prefilter import Prefilter
+from trainyard.collection.documents import UnitReader
 
 NGRAMS = "ngrams.json"
 BATCH_CHARS = 1 << 20
@@ -52,7 +53,8 @@ def count_unit(job: UnitJob) -> UnitDone:
     counts: Counter[str] = Counter()
     hits: list[int] = []
     first = 0
-    for texts in _batches(job):
+    reader = reader_of(job)
+    for texts in _batches(reader, job.config.documents.json_key):
         for number in prefilter.suspects(texts):
             if found := list(matcher.hits(texts[number])):
                 hits.append(first + number)
@@ -61,15 +63,16 @@ def count_unit(job: UnitJob) -> UnitDone:
     document = {"documents": first, "hits": hits, "counts": dict(sorted(counts.items()))}
     name = name_of(job)
     data = json.dumps(document).encode()
-    return UnitDone((store.write_bytes(store.join(job.folder, name), data, name),), {})
+    record = store.write_bytes(store.join(job.folder, name), data, name)
+    return UnitDone((record,), {}, reader.digests)
 
 
-def _batches(job: UnitJob) -> Iterator[list[str]]:
+def _batches(reader: UnitReader, key: str) -> Iterator[list[str]]:
     """The texts of a unit, about a million characters at once."""
     texts: list[str] = []
     size = 0
-    for item in reader_of(job).items():
-        texts.append(str(item.fields[job.config.documents.json_key]))
+    for item in reader.items():
+        texts.append(str(item.fields[key]))
         size += len(texts[-1])
         if size >= BATCH_CHARS:
             yield texts

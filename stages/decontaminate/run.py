@@ -21,11 +21,14 @@ from stages.runtime.document_units import (
     UnitFile,
     UnitFiles,
     UnitJob,
-    files_of_shares,
     plan_jobs,
     reader_of,
     run_first_pass,
     run_units,
+)
+from stages.runtime.unit_shares import (
+    files_of_shares,
+    run_share,
 )
 from trainyard.artifacts.strict_json import parse_json
 from trainyard.collection.contamination.ngrams import task_ngrams, tasks_by_ngram
@@ -72,7 +75,7 @@ def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
     jobs = plan_jobs(stage, config)
     write_ngrams(stage.scratch, owners)
     if config.rank is not None:
-        run_units(stage, jobs, count_unit, config.workers, "count", lambda job: (name_of(job),))
+        run_share(stage, jobs, count_unit, config.workers, "count", lambda job: (name_of(job),))
         return {"units": len(jobs)}
     if config.world_size is None:
         files = run_first_pass(stage, jobs, count_unit, config.workers, "count", "counts")

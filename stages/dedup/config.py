@@ -101,6 +101,10 @@ class DedupConfig(FolderInShares):
         """Of the library that hashes."""
         return versions_of("xxhash")
 
+    def digested_inputs(self) -> tuple[str, ...]:
+        """Shares digest the ranges of the documents that they read."""
+        return ("input",)
+
     def output(self) -> Output | None:
         """A folder, or that of a share."""
         return self.own_folder()

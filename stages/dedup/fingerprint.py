@@ -57,4 +57,4 @@ def fingerprint_unit(job: UnitJob) -> UnitDone:
         taker.add(item)
     name = name_of(job)
     record = store.write_bytes(store.join(job.folder, name), taker.finish().pack(), name)
-    return UnitDone((record,), {})
+    return UnitDone((record,), {}, reader.digests)

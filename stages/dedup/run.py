@@ -17,11 +17,14 @@ from stages.runtime.document_units import (
     UnitDone,
     UnitFiles,
     UnitJob,
-    files_of_shares,
     plan_jobs,
     reader_of,
     run_first_pass,
     run_units,
+)
+from stages.runtime.unit_shares import (
+    files_of_shares,
+    run_share,
 )
 from trainyard.collection.documents import Item, dropped, dropped_line
 from trainyard.collection.duplicates.clusters import EXACT, NEAR
@@ -40,7 +43,7 @@ def run(config: DedupConfig, stage: StageRun) -> dict[str, Any]:
     began = time.monotonic()
     jobs = plan_jobs(stage, config)
     if config.rank is not None:
-        run_units(
+        run_share(
             stage,
             jobs,
             fingerprint_unit,

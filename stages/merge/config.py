@@ -83,9 +83,9 @@ class MergeConfig(PrefixInShares):
         """Whether there is something to copy."""
         return not self.virtual
 
-    def digested_input(self) -> str:
+    def digested_inputs(self) -> tuple[str, ...]:
         """Shares digest the ranges of the .bin files that they read."""
-        return "input"
+        return ("input",)
 
     def names_inputs(self) -> bool:
         """Only a virtual dataset names the pairs."""

@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 def run(config: MergeConfig, stage: StageRun) -> dict[str, Any]:
     """Write PREFIX.bin, PREFIX.idx, PREFIX.sums, and PREFIX.docs when every pair has one; or
     PREFIX.parts; or a share of PREFIX.bin."""
-    manifests, files = Manifests(), list(stage.inputs["input"].files)
+    manifests, files = stage.manifests, list(stage.inputs["input"].files)
     prefixes = _parts_of(find_pairs(config.entries(), files), files, manifests)
     if config.virtual or config.rank is not None:
-        parts = survey_outlines(prefixes, config.multimodal)
+        parts = survey_outlines(prefixes, config.multimodal, manifests)
     else:
-        parts = survey(prefixes, stage.scratch, config.multimodal)
+        parts = survey(prefixes, stage.scratch, config.multimodal, manifests)
     if not any(part.bin_bytes for part in parts):
         raise DataError(
             f"--input {' '.join(config.input)}: no token in any of {len(parts)} pairs, so there is "

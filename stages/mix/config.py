@@ -169,6 +169,10 @@ class MixConfig(FolderInShares):
         more = tokenizer.encoding_versions() if tokenizer is not None else {}
         return {**versions_of("xxhash"), **more}
 
+    def digested_inputs(self) -> tuple[str, ...]:
+        """Shares digest the ranges of the sources that they read."""
+        return tuple(f"source.{name}" for name in self.places())
+
     def output(self) -> Output | None:
         """A folder, or that of a share."""
         return self.own_folder()

@@ -29,9 +29,13 @@ from stages.runtime.document_units import (
     DOCUMENTS,
     UnitDone,
     UnitFile,
-    files_of_shares,
+    digesting,
     run_first_pass,
     run_units,
+)
+from stages.runtime.unit_shares import (
+    files_of_shares,
+    run_share,
 )
 from trainyard.artifacts import store
 from trainyard.artifacts.inputs import check_all_listed
@@ -40,7 +44,7 @@ from trainyard.collection.counting import token_counter
 from trainyard.collection.documents import short_names
 from trainyard.collection.proportions import plan_epochs
 from trainyard.corpus.documents import check_inputs
-from trainyard.corpus.units import look_at, plan_units, share_of
+from trainyard.corpus.units import InputFile, look_at, plan_units, share_of
 from trainyard.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -68,7 +72,7 @@ def run(config: MixConfig, stage: StageRun) -> dict[str, Any]:
     token_counter(config.tokenizer())  # raises its errors before any work
     jobs = plan_jobs(config, stage)
     if config.rank is not None:
-        run_units(
+        run_share(
             stage, jobs, measure_unit, config.workers, "measure", lambda job: (sizes_name(job),)
         )
         return {"units": len(jobs)}
@@ -93,21 +97,25 @@ def plan_jobs(config: MixConfig, stage: StageRun) -> list[MixJob]:
     """The units of all sources, or of this rank's share. Raises the errors of the input."""
     assert stage.output is not None
     jobs: list[MixJob] = []
+    sizes: list[InputFile] = []
     read: dict[str, str] = {}
     for name in config.places():
         given = stage.inputs[f"source.{name}"]
         files = check_inputs(given.urls, given.files, (config.json_key,))
         _refuse_again(read, name, files)
         names = short_names(files)
-        for unit in plan_units(look_at(files)):
+        found = look_at(files)
+        sizes += found
+        for unit in plan_units(found):
             its = {source.url: names[source.url] for source in unit.sources}
             place = (stage.output.url, config, str(stage.scratch))
-            jobs.append(MixJob(len(jobs), unit, its, *place, name))
+            jobs.append(MixJob(len(jobs), unit, its, *place, source=name))
     if config.rank is not None and config.world_size is not None:
         mine = share_of([job.unit for job in jobs], config.rank, config.world_size)
         chosen = {id(unit) for unit in mine}
-        jobs = [job for job in jobs if id(job.unit) in chosen]
-    check_all_listed({source.url for job in jobs for source in job.unit.sources})
+        jobs = digesting([job for job in jobs if id(job.unit) in chosen], sizes)
+    # By one share each.
+    check_all_listed({s.url for job in jobs for s in job.unit.sources if s.start == 0})
     return jobs
 
 

@@ -43,7 +43,7 @@ ADVICE = "--on-bad-line skip leaves such lines out"
 class MixJob(UnitJob):
     """A unit of one source."""
 
-    source: str
+    source: str = ""
     sizes: UnitFile | None = None
     """For the second pass: what the first one wrote."""
 
@@ -84,6 +84,7 @@ def reader_of(job: MixJob) -> UnitReader:
         config.on_bad_line,
         config.max_document_bytes,
         advice=ADVICE,
+        digested=job.digested,
     )
 
 
@@ -111,7 +112,7 @@ def measure_unit(job: MixJob) -> UnitDone:
     np.savez(out, sizes=found, bins=bins, text_bytes=text_bytes, bad_lines=len(reader.bad))
     name = sizes_name(job)
     record = store.write_bytes(store.join(job.folder, name), out.getvalue(), name)
-    return UnitDone((record,), {})
+    return UnitDone((record,), {}, reader.digests)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from stages.runtime.scratch import Scratch
 from trainyard.artifacts import retry, store
 from trainyard.artifacts.claim import Claim
 from trainyard.artifacts.digest import digest_bytes, digest_document
-from trainyard.artifacts.inputs import Input
+from trainyard.artifacts.inputs import Input, Manifests
 from trainyard.artifacts.manifest import ManifestSlot, PartRecord, retire
 from trainyard.artifacts.output import FINAL_NAMES, Output
 from trainyard.artifacts.store import FileRecord, OutputFile
@@ -124,6 +124,8 @@ class StageRun:
     """The manifest to replace, or None."""
     shares_lineage: str = ""
     """That of the shares to join, if it is another."""
+    manifests: Manifests = field(default_factory=Manifests)
+    """What was read of the inputs' manifests; each is read once."""
     libraries: dict[str, str] = field(default_factory=dict)
     """Versions of the libraries used, for the manifest."""
     facts: dict[str, Any] = field(default_factory=dict)

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from stages.runtime.context import StageRun
-from stages.runtime.finished_files import copy_file
-from stages.runtime.joined_shares import share_manifests
+from stages.runtime.share_digests import files_to_digest
 from trainyard.artifacts import store
 from trainyard.artifacts.digest import digest_bytes
 from trainyard.artifacts.inputs import check_all_listed
-from trainyard.artifacts.manifest import Manifest, read_listed, read_listed_json
-from trainyard.artifacts.output import Output
-from trainyard.artifacts.store import FileRecord, OutputFile
-from trainyard.artifacts.urls import basename, parent
+from trainyard.artifacts.manifest import read_listed
+from trainyard.artifacts.store import FileInfo, FileRecord, OutputFile
 from trainyard.collection.documents import UnitReader, as_line, short_names
 from trainyard.collection.options import DocumentsConfig
-from trainyard.collection.tally import Tally
 from trainyard.corpus.documents import check_inputs
-from trainyard.corpus.units import Unit, look_at, plan_units, share_of
+from trainyard.corpus.units import InputFile, Unit, look_at, plan_units, share_of
 from trainyard.corpus.workers import Crew, run_jobs
-from trainyard.errors import ArtifactError
 from trainyard.machine import available_cores
 
 log = logging.getLogger(__name__)
@@ -96,6 +91,8 @@ class UnitJob:
     """Options of the stage."""
     scratch: str
     """A folder on this machine that the run removes at its end."""
+    digested: Mapping[str, FileInfo] = field(default_factory=dict)
+    """Files of which a share digests blocks as it reads them."""
 
     @property
     def size_bytes(self) -> int:
@@ -133,6 +130,8 @@ class UnitDone:
 
     files: tuple[FileRecord, ...]
     facts: dict[str, Any]
+    digests: Sequence[Sequence[str]] = ()
+    """Of each source of the unit, those of its blocks, in a share."""
 
 
 def reader_of(job: UnitJob) -> UnitReader:
@@ -144,6 +143,7 @@ def reader_of(job: UnitJob) -> UnitReader:
         documents.json_key,
         documents.on_bad_line,
         documents.max_document_bytes,
+        digested=job.digested,
     )
 
 
@@ -151,7 +151,21 @@ def plan_jobs(stage: StageRun, config: UnitOptions) -> list[UnitJob]:
     """The jobs of all units, or of this rank's share. Raises the errors of the input."""
     documents = config.documents
     files = check_inputs(documents.input, stage.inputs["input"].files, (documents.json_key,))
-    return jobs_of(stage, config, files, plan_units(look_at(files)))
+    sizes = look_at(files)
+    jobs = jobs_of(stage, config, files, plan_units(sizes))
+    return jobs if config.rank is None else digesting(jobs, sizes)
+
+
+def digesting(jobs: Sequence[U], files: Sequence[InputFile]) -> list[U]:
+    """The jobs of a share, which digest the blocks that they read."""
+    mine = {source.url for job in jobs for source in job.unit.sources}
+    found = files_to_digest(
+        (file.url, FileInfo(file.size_bytes, file.version)) for file in files if file.url in mine
+    )
+    return [
+        replace(job, digested={url: found[url] for url in job.names if url in found})
+        for job in jobs
+    ]
 
 
 def jobs_of(
@@ -164,7 +178,8 @@ def jobs_of(
     mine: Sequence[Unit] = units
     if config.rank is not None and config.world_size is not None:
         mine = share_of(units, config.rank, config.world_size)
-    check_all_listed({source.url for unit in mine for source in unit.sources})
+    # By one share each.
+    check_all_listed({s.url for unit in mine for s in unit.sources if s.start == 0})
     return [
         UnitJob(
             numbers[unit.name],
@@ -190,6 +205,19 @@ def run_units(
 
     what: names this pass in the work folder and in progress. final_names: files of the output that
     a job may write, if not its own; none for a pass that writes to the work folder."""
+    done = run_each(stage, jobs, work, num_workers, what, final_names)
+    return [one.facts for one in done]
+
+
+def run_each(
+    stage: StageRun,
+    jobs: Sequence[J],
+    work: Callable[[J], UnitDone],
+    num_workers: int | None,
+    what: str,
+    final_names: Callable[[J], Sequence[str]] | None,
+) -> list[UnitDone]:
+    """What every job has done, in order."""
     finished = [(job, _finished(stage, job, what)) for job in jobs]
     names_of = final_names or (lambda job: job.final_names())
     final = {name for job in jobs for name in names_of(job)}
@@ -200,7 +228,7 @@ def run_units(
         for record in done.files:
             if record.path in final:
                 stage.record(record)
-    return [done.facts for done in found]
+    return found
 
 
 def run_first_pass(
@@ -257,7 +285,8 @@ def _finished(stage: StageRun, job: Job, what: str, by_digest: bool = False) -> 
     found = stage.work.published(_key(job, what))
     if found is None:
         return None
-    done = UnitDone(tuple(FileRecord(**one) for one in found["files"]), found["facts"])
+    records = tuple(FileRecord(**one) for one in found["files"])
+    done = UnitDone(records, found["facts"], found["digests"])
     for record in done.files:
         url = store.join(job.folder, record.path)
         size_bytes = store.info(url).size_bytes if store.exists(url) else 0
@@ -271,48 +300,6 @@ def _finished(stage: StageRun, job: Job, what: str, by_digest: bool = False) -> 
             log.warning("%s changed after a killed run finished it; making it again", url)
             return None
     return done
-
-
-def join_units(stage: StageRun, shares: Sequence[Output], program: str) -> list[Manifest]:
-    """Copy the files of all units from the shares to the output; returns the shares' manifests."""
-    manifests = share_manifests(stage, shares, program)
-    files = [
-        (share, record)
-        for share, manifest in zip(shares, manifests, strict=True)
-        for record in manifest.files
-        if record.path.startswith(KINDS)
-    ]
-    size = sum(record.size_bytes for _, record in files)
-    with stage.progress(size, "bytes", "join") as progress:
-        for share, record in files:
-            copy_file(stage, share.file_url(record.path), record.path, record, progress.update)
-    return manifests
-
-
-def files_of_shares(
-    stage: StageRun, shares: Sequence[Output], program: str, names: Sequence[str]
-) -> list[UnitFile]:
-    """The files of units that shares hold, in the order of `names`."""
-    manifests = share_manifests(stage, shares, program)
-    files = {
-        record.path: UnitFile(share.file_url(record.path), record)
-        for share, manifest in zip(shares, manifests, strict=True)
-        for record in manifest.files
-    }
-    missing = [name for name in names if name not in files]
-    if missing:
-        raise ArtifactError(
-            f"{parent(shares[0].url)}: no share has {missing[0]}; remove them and make them again"
-        )
-    return [files[name] for name in names]
-
-
-def read_tally(url: str, manifest: Manifest) -> Tally:
-    """The report of a share with this manifest."""
-    try:
-        return Tally.parse(read_listed_json(url, manifest.record(basename(url))))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{url}: not the report of a share ({error}); make it again") from error
 
 
 class UnitFiles:

@@ -228,6 +228,7 @@ def _adopt(run: StageRun, decision: Decision, force: bool) -> None:
     run.inputs, run.lineage, run.slot = decision.inputs, decision.lineage, decision.slot
     run.code, run.reason = decision.code["digest"], decision.reason or ""
     run.is_forced, run.shares_lineage = force, decision.shares_lineage
+    run.manifests = decision.manifests
 
 
 def _manifest(

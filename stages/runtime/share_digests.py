@@ -1,4 +1,4 @@
-"""Digests of an input that is read in shares: no process reads all of it.
+"""Digests of inputs that are read in shares: no process reads all of one.
 
 A share goes by the versions of the files, and digests the blocks of its own ranges as it reads
 them; the join combines those. Only the manifest that the join publishes has a digest in blocks. A
@@ -32,7 +32,7 @@ SHARES_LINEAGE = "shares_lineage"
 
 @runtime_checkable
 class DigestedInShares(Protocol):
-    """What the options of a stage have whose shares digest their own ranges of an input (see
+    """What the options of a stage have whose shares digest their own ranges of some inputs (see
     `stages.tokenize`)."""
 
     @property
@@ -43,8 +43,8 @@ class DigestedInShares(Protocol):
     def world_size(self) -> int | None:
         """The number of shares; None for a run without any."""
 
-    def digested_input(self) -> str:
-        """The name of that input."""
+    def digested_inputs(self) -> Sequence[str]:
+        """The names of these inputs."""
 
     def all_shares(self) -> list[Output]:
         """The shares, in order; empty for a run without any."""
@@ -57,7 +57,7 @@ def of_raw_files(stage: str, config: object, name: str, output: Output | None) -
     """What stands for the contents of the raw files of an input; None: their digests.
 
     Raises ArtifactError if shares to join are missing, before the input is read."""
-    if not isinstance(config, DigestedInShares) or name != config.digested_input():
+    if not isinstance(config, DigestedInShares) or name not in config.digested_inputs():
         return None
     if config.rank is not None:
         return version_mark

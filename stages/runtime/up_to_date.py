@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from stages.runtime.share_digests import DigestedInShares, of_raw_files
@@ -117,6 +117,8 @@ class Decision:
     """What has changed without being a reason to run; empty: nothing."""
     shares_lineage: str = ""
     """That of the shares to join, if they go by versions of the input; otherwise empty."""
+    manifests: Manifests = field(default_factory=Manifests)
+    """What was read of the inputs' manifests."""
 
     def new_manifest(self, stage: str, **rest: Any) -> Manifest:
         """The manifest of the run after this decision."""
@@ -158,9 +160,11 @@ def decide(
 
     lineage, of_shares = lineage_of(inputs), ""
     if isinstance(config, DigestedInShares) and config.world_size and config.rank is None:
-        name = config.digested_input()
-        by_version = _resolved(name, config.inputs()[name], config, manifests, version_mark)
-        of_shares = lineage_of({**inputs, name: by_version})
+        by_version = {
+            name: _resolved(name, config.inputs()[name], config, manifests, version_mark)
+            for name in config.digested_inputs()
+        }
+        of_shares = lineage_of({**inputs, **by_version})
     if output is None:
         return Decision(inputs, options, code, files, lineage, "it only prints", None, None)
     found = read_manifest(output.manifest_url)
@@ -189,7 +193,17 @@ def decide(
     elif reason is None and manifest is not None and is_forced(manifest, forced_by):
         reason = "the flow run forces it"
     return Decision(
-        inputs, options, code, files, lineage, reason, slot, manifest, remark, of_shares
+        inputs,
+        options,
+        code,
+        files,
+        lineage,
+        reason,
+        slot,
+        manifest,
+        remark,
+        of_shares,
+        manifests,
     )
 
 

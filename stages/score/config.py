@@ -89,6 +89,10 @@ class ScoreConfig(FolderInShares):
         own = self.classifier in (NGRAMS, ANNOTATED)
         return {} if own else version_of(self.classifier)
 
+    def digested_inputs(self) -> tuple[str, ...]:
+        """Shares digest the ranges of the documents that they read."""
+        return ("input",)
+
     def output(self) -> Output | None:
         """A folder, or that of a share."""
         return self.own_folder()

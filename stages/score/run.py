@@ -21,11 +21,14 @@ from stages.runtime.document_units import (
     UnitFile,
     UnitFiles,
     UnitJob,
-    files_of_shares,
     plan_jobs,
     reader_of,
     run_first_pass,
     run_units,
+)
+from stages.runtime.unit_shares import (
+    files_of_shares,
+    run_share,
 )
 from stages.score.config import ANNOTATED, NGRAMS, ScoreConfig
 from stages.score.prompts import read_toxicity
@@ -61,7 +64,7 @@ def run(config: ScoreConfig, stage: StageRun) -> dict[str, Any]:
     jobs = plan_jobs(stage, config)
     if config.rank is not None:
         trained = prepare(config, stage)
-        run_units(*(stage, jobs, score_unit, config.workers, "score"), lambda job: (name_of(job),))
+        run_share(*(stage, jobs, score_unit, config.workers, "score"), lambda job: (name_of(job),))
         stage.write_json(report_of(config.rank), trained)
         return {"units": len(jobs)}
     if config.world_size is not None:

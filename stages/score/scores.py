@@ -102,7 +102,7 @@ def score_unit(job: UnitJob) -> UnitDone:
         flush()
     name, packed = name_of(job), UnitScores(np.array(scores), np.array(prompts, PROMPT)).pack()
     record = store.write_bytes(store.join(job.folder, name), packed, name)
-    return UnitDone((record,), {})
+    return UnitDone((record,), {}, reader.digests)
 
 
 @lru_cache(maxsize=1)

@@ -138,9 +138,9 @@ class TokenizeConfig(PrefixInShares):
         names += [BAD_LINES] if self.on_bad_line == "skip" else []
         return [*names, *([".shares"] if self.rank is None else [SHARE, BLOCKS])]
 
-    def digested_input(self) -> str:
+    def digested_inputs(self) -> tuple[str, ...]:
         """Shares digest the ranges of the corpus that they read."""
-        return "input"
+        return ("input",)
 
     def file_stem(self, key: str) -> str:
         """What follows the prefix in the names of a key's files, by Megatron's rule."""

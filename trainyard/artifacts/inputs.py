@@ -21,7 +21,7 @@ from trainyard.artifacts.digest import digest_bytes, digest_document, digest_fil
 from trainyard.artifacts.error_text import why_absent
 from trainyard.artifacts.manifest import Manifest, check_digest, read_manifest, read_slot
 from trainyard.artifacts.output import FINAL_NAMES, MANIFEST, PARTS, Output, is_housekeeping
-from trainyard.artifacts.store import FileRecord
+from trainyard.artifacts.store import FileInfo, FileRecord, SourceFile
 from trainyard.artifacts.strict_json import check_depth, parse_json
 from trainyard.artifacts.urls import (
     basename,
@@ -174,7 +174,7 @@ class Manifests:
 
     def __init__(self) -> None:
         self._read: dict[str, Manifest | None] = {}
-        self._listed: dict[str, dict[str, int]] = {}
+        self._listed: dict[str, dict[str, FileInfo]] = {}
         self._records: dict[str, dict[str, FileRecord]] = {}
         self._asked: Counter[str] = Counter()
         self._sought: Counter[str] = Counter()
@@ -214,7 +214,13 @@ class Manifests:
     def size(self, url: str) -> int:
         """Bytes of a file, from the listing of its folder if there is one."""
         listed = self._listed.get(parent(url), {}).get(basename(url))
-        return store.info(url).size_bytes if listed is None else listed
+        return (listed or store.info(url)).size_bytes
+
+    def info(self, url: str) -> FileInfo:
+        """As `store.info`; of a file in an object store, from the listing of its folder."""
+        if is_local(url) or is_web(url):
+            return store.info(url)
+        return self._folder(parent(url)).get(basename(url)) or store.info(url)
 
     def file_digest(self, url: str, of_raw: OfRaw | None = None) -> str:
         """The digest of one file: of its manifest, else by `raw_digest`, or `of_raw`."""
@@ -269,10 +275,10 @@ class Manifests:
             self._records[url] = {prefix + record.path: record for record in files}
         return self._records[url]
 
-    def _folder(self, url: str) -> dict[str, int]:
+    def _folder(self, url: str) -> dict[str, FileInfo]:
         with self._listing_lock:
             if url not in self._listed:
-                self._listed[url] = store.list_folder(url)
+                self._listed[url] = store.look_at_folder(url)
             return self._listed[url]
 
 
@@ -296,7 +302,7 @@ def check_listed(url: str, manifests: Manifests) -> None:
     """Read a file and raise ArtifactError if a manifest lists it with another digest."""
     record = manifests.record(url)
     if record is not None:
-        check_digest(url, record, read_digest(url))
+        check_digest(url, record, read_digest(url, manifests.info))
 
 
 def read_folder(folder: str) -> dict[str, FileRecord]:
@@ -351,11 +357,12 @@ def raw_digest(url: str) -> str:
     return str(remembered(url, "digest", lambda: read_digest(url)))
 
 
-def read_digest(url: str) -> str:
-    """The digest of a file's contents, by reading all of it."""
+def read_digest(url: str, look: Callable[[str], FileInfo] = store.info) -> str:
+    """The digest of a file's contents, by reading all of it. look: says which version to read."""
     running = hasher()
     if not is_local(url):
-        for block in store.read_whole(url):
+        found = look(url)
+        for block in store.read_files([SourceFile(url, found.size_bytes, found.version)]):
             running.update(block)
         return str(running.hexdigest())
     with store.open_input(url) as file:

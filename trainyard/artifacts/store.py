@@ -45,17 +45,8 @@ observers: list[Callable[[str, str], None]] = []
 
 CHUNK = 2**22
 
-__all__ = [
-    "FileInfo",
-    "FileRecord",
-    "OutputFile",
-    "SourceFile",
-    "basename",
-    "is_local",
-    "join",
-    "local_path",
-    "parent",
-]
+__all__ = ["FileInfo", "FileRecord", "OutputFile", "SourceFile"]
+__all__ += ["basename", "is_local", "join", "local_path", "parent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +192,13 @@ def list_files(url: str) -> dict[str, int]:
 
 def list_folder(url: str) -> dict[str, int]:
     """The files directly in a folder: name to size in bytes, sorted; empty if missing."""
+    return {name: found.size_bytes for name, found in look_at_folder(url).items()}
+
+
+def look_at_folder(url: str) -> dict[str, FileInfo]:
+    """The files directly in a folder: what `info` says of each, sorted; empty if missing."""
     with operation("list", url) as store:
-        return store.list_folder(url)
+        return {name: FileInfo(*found) for name, found in store.list_folder(url).items()}
 
 
 def expand(url: str) -> list[str]:

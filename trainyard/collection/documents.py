@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
+from trainyard.artifacts.block_digest import RangeDigests
+from trainyard.artifacts.store import FileInfo
 from trainyard.artifacts.urls import canonical_each
 from trainyard.corpus.documents import BadLine, DocumentReader
 from trainyard.corpus.formats.bounds import MAX_DOCUMENT_BYTES
@@ -76,16 +78,23 @@ class UnitReader:
     advice: str = ADVICE
     """What the error about a bad line says to do."""
     bad: list[tuple[Place, BadLine]] = field(default_factory=list)
+    digested: Mapping[str, FileInfo] = field(default_factory=dict)
+    """Files of which blocks are digested as they are read."""
+    digests: list[list[str]] = field(default_factory=list)
+    """Of each source that was read, those of its blocks."""
 
     def items(self) -> Iterator[Item]:
         """The documents, in order; an empty text is one."""
         for source in self.unit.sources:
+            file = self.digested.get(source.url)
+            digests = file and RangeDigests(source.url, source.start, source.end, file.size_bytes)
             reader = DocumentReader(
                 source,
                 (self.key,),
                 on_bad_line=self.on_bad_line,
                 advice=self.advice,
                 max_bytes=self.max_bytes,
+                passing=digests.pass_by if digests else None,
             )
             name = self.names[source.url]
             for record in reader.records():
@@ -93,6 +102,7 @@ class UnitReader:
                 record.fields.setdefault(ORIGIN, place.document())
                 yield Item(place, record.fields)
             self.bad += [(Place(name, bad.offset, 0), bad) for bad in reader.bad]
+            self.digests.append(digests.finish() if digests else [])
 
 
 def as_line(fields: Mapping[str, Any] | list[Any]) -> bytes:

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from trainyard.artifacts import inputs, store
+from trainyard.artifacts.digest import hasher
 from trainyard.artifacts.manifest import check_digest
-from trainyard.artifacts.store import OutputFile, SourceFile
+from trainyard.artifacts.store import FileRecord, OutputFile, SourceFile
 from trainyard.artifacts.urls import is_local
 from trainyard.corpus.layout import (
     HEADER,
@@ -63,6 +64,8 @@ class TokenPart:
 
     prefix: str
     bin: SourceFile
+    listed: FileRecord | None
+    """The .bin in the manifest that lists it."""
     idx: SourceFile
     dtype: np.dtype[Any]
     num_sequences: int
@@ -75,27 +78,41 @@ class TokenPart:
         return self.bin.size_bytes
 
 
-def survey(prefixes: Sequence[str], cache: Path, multimodal: bool | None = None) -> list[TokenPart]:
+def survey(
+    prefixes: Sequence[str],
+    cache: Path,
+    multimodal: bool | None = None,
+    manifests: inputs.Manifests | None = None,
+) -> list[TokenPart]:
     """Check every pair completely, and that all fit together, before anything is written.
 
     multimodal: whether the pairs must be multimodal; None allows either, but not both. A file
-    without a sequence fits either. cache: folder for blocks of remote .idx files."""
-    survey_one = partial(_survey_one, cache=cache, manifests=inputs.Manifests())
-    return _survey_each(prefixes, survey_one, multimodal)
+    without a sequence fits either. cache: folder for blocks of remote .idx files. manifests: those
+    that were read before."""
+    survey_one = partial(_survey_one, cache=cache)
+    return _survey_each(prefixes, survey_one, multimodal, manifests)
 
 
-def survey_outlines(prefixes: Sequence[str], multimodal: bool | None = None) -> list[TokenPart]:
+def survey_outlines(
+    prefixes: Sequence[str],
+    multimodal: bool | None = None,
+    manifests: inputs.Manifests | None = None,
+) -> list[TokenPart]:
     """As `survey`, from the header and the sizes of each pair: a few requests, whatever its
     size."""
-    return _survey_each(prefixes, _survey_outline, multimodal)
+    return _survey_each(prefixes, _survey_outline, multimodal, manifests)
 
 
 def _survey_each(
-    prefixes: Sequence[str], survey_one: Callable[[str], TokenPart], multimodal: bool | None
+    prefixes: Sequence[str],
+    survey_one: Callable[[str, inputs.Manifests], TokenPart],
+    multimodal: bool | None,
+    manifests: inputs.Manifests | None,
 ) -> list[TokenPart]:
     threads = NUM_THREADS if all(map(is_local, prefixes)) else NUM_REMOTE_THREADS
     with ThreadPoolExecutor(threads, thread_name_prefix="survey") as executor:
-        parts = list(executor.map(survey_one, prefixes))
+        known = inputs.Manifests() if manifests is None else manifests
+        parts = list(executor.map(lambda prefix: survey_one(prefix, known), prefixes))
     for part in parts:
         if part.dtype != parts[0].dtype:
             raise ArtifactError(
@@ -123,30 +140,38 @@ def _check_kind(parts: Sequence[TokenPart], multimodal: bool | None) -> None:
             raise ArtifactError(f"{part.prefix}.idx is multimodal; merge it with --multimodal")
 
 
-def _survey_one(prefix: str, cache: Path, manifests: inputs.Manifests) -> TokenPart:
-    idx, tokens = (_look_at(prefix + ending) for ending in (".idx", ".bin"))
-    inputs.check_listed(idx.url, manifests)
-    index = _open(idx, cache)
+def _survey_one(prefix: str, manifests: inputs.Manifests, cache: Path) -> TokenPart:
+    idx, tokens = (_look_at(prefix + ending, manifests) for ending in (".idx", ".bin"))
+    record, read = manifests.record(idx.url), _reader(idx, cache)
+    if record is not None:  # by the reader that keeps what is remote, since it is read again
+        running = hasher()
+        for start in range(0, idx.size_bytes, store.CHUNK):
+            running.update(read(start, min(start + store.CHUNK, idx.size_bytes)))
+        check_digest(idx.url, record, running.hexdigest())
+    index = _index(idx, read)
     verify_index(index, idx.url)
-    return _part(prefix, index, idx, tokens)
+    return _part(index, idx, tokens, prefix, manifests)
 
 
-def _survey_outline(prefix: str) -> TokenPart:
-    idx, tokens = (_look_at(prefix + ending) for ending in (".idx", ".bin"))
+def _survey_outline(prefix: str, manifests: inputs.Manifests) -> TokenPart:
+    idx, tokens = (_look_at(prefix + ending, manifests) for ending in (".idx", ".bin"))
 
     def read(begin: int, end: int) -> bytes:
         return store.read_range(idx.url, begin, end, idx.version)
 
     header = read(0, min(HEADER.size, idx.size_bytes))
     index = index_of(header, idx.size_bytes, partial(LazyArray, read), idx.url)
-    return _part(prefix, index, idx, tokens)
+    return _part(index, idx, tokens, prefix, manifests)
 
 
-def _part(prefix: str, index: Index, idx: SourceFile, tokens: SourceFile) -> TokenPart:
+def _part(
+    index: Index, idx: SourceFile, tokens: SourceFile, prefix: str, manifests: inputs.Manifests
+) -> TokenPart:
     check_bin_size(index, tokens.size_bytes, prefix)
     return TokenPart(
         prefix,
         tokens,
+        manifests.record(tokens.url),
         idx,
         index.dtype,
         len(index.sequence_lengths),
@@ -155,8 +180,8 @@ def _part(prefix: str, index: Index, idx: SourceFile, tokens: SourceFile) -> Tok
     )
 
 
-def _look_at(url: str) -> SourceFile:
-    found = store.info(url)
+def _look_at(url: str, manifests: inputs.Manifests) -> SourceFile:
+    found = manifests.info(url)
     return SourceFile(url, found.size_bytes, found.version)
 
 
@@ -166,17 +191,17 @@ def merge_tokens(
     """Concatenate the .bin files; `on_bytes` gets the size of each piece written.
 
     Raises ArtifactError at the end for one that is not the file in its manifest."""
-    sources = [part.bin for part in parts if part.bin_bytes]
+    parts = [part for part in parts if part.bin_bytes]
+    sources = [part.bin for part in parts]
     if not isinstance(out, OutputFile):
         for piece in store.read_files(sources):
             out.write(piece)
             on_bytes(len(piece))
         return
-    digests, manifests = out.append_files(sources, on_bytes), inputs.Manifests()
-    for source, digest in zip(sources, digests, strict=True):
-        record = manifests.record(source.url)
-        if record is not None:
-            check_digest(source.url, record, digest)
+    digests = out.append_files(sources, on_bytes)
+    for part, digest in zip(parts, digests, strict=True):
+        if part.listed is not None:
+            check_digest(part.bin.url, part.listed, digest)
 
 
 def merge_index(parts: Sequence[TokenPart], cache: Path, out: ByteSink) -> None:
@@ -204,15 +229,20 @@ def merge_index(parts: Sequence[TokenPart], cache: Path, out: ByteSink) -> None:
 def _open(idx: SourceFile, cache: Path) -> Index:
     """An index in the version that was found, as arrays to read in order. It is not mapped, as a
     large map would count as memory of this process."""
+    return _index(idx, _reader(idx, cache))
+
+
+def _reader(idx: SourceFile, cache: Path) -> Callable[[int, int], Any]:
     path = store.local_path(idx.url)
-    read: Callable[[int, int], Any]
     if path is None:
         options = CacheOptions(cache, max_bytes=INDEX_BYTES)
-        read = RangedFile(idx.url, options, store.FileInfo(idx.size_bytes, idx.version)).read
-    elif _look_at(idx.url) == idx:
-        read = FileReader(path, np.dtype(np.uint8)).read
-    else:
-        raise ArtifactError(f"{idx.url}: changed while it was being merged; run again")
+        return RangedFile(idx.url, options, store.FileInfo(idx.size_bytes, idx.version)).read
+    if store.info(idx.url) == store.FileInfo(idx.size_bytes, idx.version):
+        return FileReader(path, np.dtype(np.uint8)).read
+    raise ArtifactError(f"{idx.url}: changed while it was being merged; run again")
+
+
+def _index(idx: SourceFile, read: Callable[[int, int], Any]) -> Index:
     header = bytes(read(0, min(HEADER.size, idx.size_bytes)))
     return index_of(header, idx.size_bytes, partial(LazyArray, read), idx.url)
 

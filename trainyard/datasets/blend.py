@@ -4,17 +4,17 @@ Greedy, as Megatron-LM: sample i goes to the dataset that lags furthest behind i
 samples so far; the first one wins a tie. Pure functions of weights and sizes, bit-equal to that
 rule.
 
-The rule looks sequential, yet forgets: two runs of it that start from different counts soon agree.
-So the samples are cut into lanes that all walk at once, each from guessed counts some steps before
-its start; where a lane ends is where the next one must begin, and lanes that began wrong walk
-again. When none did, the result is the rule's.
-
-Few datasets can be chosen in a few steps, since a lag grows by no more than a share a step. So a
-lane looks only at these, and at all datasets once in a block of steps."""
+The rule looks at each dataset for each sample. But lags change little in a few steps, so `_walk`
+chooses among near datasets: those whose lag reaches a floor by the end of a block of steps. The lag
+of a dataset that is not chosen never falls, not even as a rounded float, so the others stay below
+the floor for the whole block. If none of the near ones reaches it either, the block ends early, and
+the next one has a lower floor."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,44 +23,31 @@ from trainyard.errors import ConfigError
 
 MAX_DATASETS = np.iinfo(np.int16).max
 
-MOST_LANES = 4096
-MANY_LANES = 256
-"""With fewer lanes, a numpy call takes nearly as long."""
-CACHED_CELLS = 1 << 15
-"""Lanes times datasets, of more than NARROW datasets: arrays of so many fit the cache of a core."""
-MOST_CELLS = 1 << 18
-"""Lanes times datasets: bounds the memory."""
-MIN_LANE_STEPS = 256
-WARM_UP = 8
-"""Share of a lane, as a divisor, that it walks before its start at most."""
+FEW_DATASETS = 40
+"""So many are all near: to find the near ones would cost more (measured with 2 to 64 datasets)."""
+BLOCK = 1.5
+"""Steps of a block: a multiple of the root of the number of datasets (measured with 0.5 to 2)."""
+FEW_CELLS = 100_000
+"""Samples times datasets that Python walks sooner than numba has started."""
 
-FEW_DATASETS = 300
-"""So many are looked at in each step: choosing among them would cost as much or more (measured with
-100 to 800 datasets)."""
-BLOCK_STEPS = 64
-"""Steps between two looks at all datasets, if they are few; else twice the square root of their
-number: the look costs as much as the steps in between."""
-
-NARROW = 32
-"""Up to so many datasets `_walk_narrow` is faster (measured with 2 to 64 datasets)."""
-
-Counts = NDArray[np.int64]
-Floats = NDArray[np.float64]
+Indices: TypeAlias = tuple[NDArray[np.int16], NDArray[np.int64]]
+Floats: TypeAlias = NDArray[np.float64]
+Walk: TypeAlias = Callable[[Floats, Floats, Floats, NDArray[np.int16], NDArray[np.int64]], None]
 
 
-def blend(weights: list[float], num_samples: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+def blend(weights: list[float], num_samples: int) -> Indices:
     """(dataset_index, dataset_sample_index), (n,) each, for datasets of unlimited size.
 
     weights: relative shares; the n samples keep within one of each share throughout."""
     shares = normalise(weights)
-    return _assign(shares, num_samples, np.full(len(shares), np.inf))
+    return _assign(shares, np.full(len(shares), np.inf), num_samples)
 
 
-def blend_exhaustive(sizes: list[int]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+def blend_exhaustive(sizes: list[int]) -> Indices:
     """The same, serving every sample of every dataset once, each dataset in proportion to its
     size."""
     limits = np.asarray(sizes, np.float64)
-    return _assign(normalise(limits.tolist()), sum(sizes), limits)
+    return _assign(normalise(limits.tolist()), limits, sum(sizes))
 
 
 def normalise(weights: list[float]) -> Floats:
@@ -78,182 +65,87 @@ def normalise(weights: list[float]) -> Floats:
     return shares
 
 
-# --- the rule, many lanes at once -------------------------------------------------------------
-
-
-def _assign(
-    shares: Floats, num_samples: int, limits: Floats
-) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+def _assign(shares: Floats, limits: Floats, num_samples: int) -> Indices:
     """(n,) the dataset of each sample, and how many earlier samples came from it; a dataset that
     reached its limit is not chosen again."""
-    steps = _lane_steps(len(shares), num_samples)
-    starts = np.arange(0, num_samples, steps)
-    chosen = np.empty((len(starts), steps), np.int16)
-    ranks = np.empty((len(starts), steps), np.int64)
-    walk = _Walk(shares, limits)
-    begins = walk.begins(starts, steps)
-    lanes = np.arange(len(starts))
-    ends = np.empty_like(begins)
-    while len(lanes):
-        ends[lanes] = walk.all(starts[lanes], begins[lanes], steps, chosen, ranks, lanes)
-        lanes = 1 + np.flatnonzero((begins[1:] != ends[:-1]).any(axis=1))
-        begins[lanes] = ends[lanes - 1]
-    return chosen.ravel()[:num_samples], ranks.ravel()[:num_samples]
-
-
-def _lane_steps(num_datasets: int, num_samples: int) -> int:
-    """Steps of a lane. There are no more lanes than make numpy fast: each may begin wrong, and
-    walks more before its start."""
-    wanted = max(MANY_LANES, CACHED_CELLS // num_datasets)
-    wanted = MOST_LANES if num_datasets <= NARROW else wanted
-    most = min(wanted, MOST_CELLS // num_datasets, num_samples // MIN_LANE_STEPS)
-    return max(1, -(-num_samples // max(1, most)))
-
-
-def _guess_counts(shares: Floats, starts: NDArray[np.int64]) -> Counts:
-    """(lanes, datasets) counts near those at each start, summing to it."""
-    wanted = shares * starts[:, None]
-    counts = np.floor(wanted).astype(np.int64)
-    missing = starts - counts.sum(axis=1)
-    by_need = np.argsort(counts - wanted, axis=1, kind="stable")
-    lanes, datasets = np.nonzero(np.arange(len(shares)) < missing[:, None])
-    counts[lanes, by_need[lanes, datasets]] += 1
-    return counts
-
-
-@dataclass(frozen=True, slots=True)
-class _Walk:
-    """Lanes that walk by the rule, side by side."""
-
-    shares: Floats
-    limits: Floats
-    """Most samples of each dataset; infinite: any number."""
-
-    def begins(self, starts: NDArray[np.int64], steps: int) -> Counts:
-        """(lanes, datasets) counts at each start, right where the rule forgets soon enough."""
-        to_forget = 4.0 / float(self.shares[self.shares > 0].min())
-        warm_up = int(min(to_forget, steps / WARM_UP)) if len(starts) > 1 else 0
-        befores = np.maximum(starts - warm_up, 0)
-        counts = _guess_counts(self.shares, befores)
-        counts[1:] = self.all(befores[1:], counts[1:], warm_up)
-        return counts
-
-    def all(
-        self,
-        starts: NDArray[np.int64],
-        counts: Counts,
-        steps: int,
-        chosen: NDArray[np.int16] | None = None,
-        ranks: NDArray[np.int64] | None = None,
-        rows: NDArray[np.int64] | None = None,
-    ) -> Counts:
-        """Walk from the counts at each start; returns those at the ends. chosen, ranks: filled in
-        these rows, (lanes, steps)."""
-        have = counts.astype(np.float64)
-        num_datasets = len(self.shares)
-        block = BLOCK_STEPS if num_datasets <= FEW_DATASETS else int(2 * num_datasets**0.5)
-        for at in range(0, steps, block):
-            length = min(block, steps - at)
-            near = self._near(starts + at, have, length)
-            found = self._block(starts + at, have, near, length)
-            if chosen is not None and ranks is not None:
-                chosen[rows, at : at + length] = found[0].T
-                ranks[rows, at : at + length] = found[1].T
-        return have.astype(np.int64)
-
-    def _near(
-        self, starts: NDArray[np.int64], have: Floats, steps: int
-    ) -> NDArray[np.int64] | None:
-        """(lanes, k) the datasets that the next steps may choose, and perhaps some more, in order;
-        None: all.
-
-        Of the `steps` + 1 that lag most now, one is not chosen in any of these steps. So none is
-        chosen that will lag less at their end than that one does now."""
-        num_datasets = len(self.shares)
-        if num_datasets <= max(FEW_DATASETS, steps + 1):
-            return None
-        lag = self.shares * starts[:, None]
-        lag -= have
-        lag[have >= self.limits] = -np.inf
-        least = np.partition(lag, num_datasets - steps - 1, axis=1)[:, num_datasets - steps - 1]
-        lag += self.shares * (steps + 1)
-        rounding = 1e-9 + 1e-14 * float(starts[-1] + steps)
-        count = int((lag >= least[:, None] - rounding).sum(axis=1).max())
-        near = np.argpartition(lag, num_datasets - count, axis=1)[:, num_datasets - count :]
-        near.sort(axis=1)
-        return near
-
-    def _block(
-        self, starts: NDArray[np.int64], have: Floats, near: NDArray[np.int64] | None, steps: int
-    ) -> tuple[NDArray[np.int16], Floats]:
-        """(steps, lanes) which dataset is chosen in each step, and its count before; changes
-        `have`. near: the only ones to look at; None: all."""
-        counts, shares, limits = have, self.shares, self.limits
-        if near is not None:
-            counts = np.ascontiguousarray(np.take_along_axis(have, near, axis=1))
-            shares, limits = shares[near], limits[near]
-        bounds = limits if (counts + steps > limits).any() else None
-        walk = _walk_narrow if len(self.shares) <= NARROW else _walk_wide
-        chosen, ranks = walk(shares, counts, bounds, starts, steps)
-        if near is None:
-            return chosen, ranks
-        np.put_along_axis(have, near, counts, axis=1)
-        return np.take_along_axis(near.T, chosen, axis=0).astype(np.int16), ranks
-
-
-def _walk_wide(
-    shares: Floats, counts: Floats, limits: Floats | None, starts: NDArray[np.int64], steps: int
-) -> tuple[NDArray[np.int16], Floats]:
-    """(steps, lanes) which column of `counts` (lanes, columns) the rule takes in each step, and its
-    count before; changes `counts`. shares, limits: of each column, or of each in each lane."""
-    lanes, width = counts.shape
-    # Arrays of one shape: numpy multiplies by a broadcast one at half the speed.
-    shares, so_far = (
-        np.ascontiguousarray(np.broadcast_to(each, counts.shape), np.float64)
-        for each in (shares, starts[:, None])
-    )
-    lag, flat = np.empty_like(counts), counts.reshape(-1)
-    best, of_lane = np.empty(lanes, np.intp), np.arange(lanes) * width
-    chosen, ranks = np.empty((steps, lanes), np.int16), np.empty((steps, lanes))
-    for step in range(steps):
-        np.multiply(shares, so_far if step else np.maximum(so_far, 1.0), out=lag)
-        np.subtract(lag, counts, out=lag)
-        if limits is not None:
-            lag[counts >= limits] = -np.inf
-        lag.argmax(axis=1, out=best)  # the first of equals
-        chosen[step] = best
-        best += of_lane
-        ranks[step] = flat.take(best)
-        flat[best] = ranks[step] + 1.0
-        so_far += 1.0
+    chosen, ranks = np.empty(num_samples, np.int16), np.empty(num_samples, np.int64)
+    walk = _walk if num_samples * len(shares) <= FEW_CELLS else compiled_walk()
+    walk(shares, limits, np.where(limits > 0, 0.0, np.inf), chosen, ranks)
     return chosen, ranks
 
 
-def _walk_narrow(
-    shares: Floats, counts: Floats, limits: Floats | None, starts: NDArray[np.int64], steps: int
-) -> tuple[NDArray[np.int16], Floats]:
-    """The same, faster for few columns: side by side are the lanes, not the columns."""
-    lanes, width = counts.shape
-    # The first of equals has the highest mark.
-    marks = np.arange(width, 0, -1).astype(np.uint8)[:, None]
-    shares, now = shares[:, None], np.ascontiguousarray(counts.T)
-    lag, is_most = np.empty_like(now), np.empty(now.shape, np.bool_)
-    marked = np.empty(now.shape, marks.dtype)
-    flat, places = now.reshape(-1), np.empty(lanes, np.intp)
-    so_far, of_lane = starts.astype(np.float64), np.arange(lanes)
-    chosen, ranks = np.empty((steps, lanes), np.int16), np.empty((steps, lanes))
-    for step in range(steps):
-        np.multiply(shares, np.maximum(so_far, 1.0), out=lag)
-        np.subtract(lag, now, out=lag)
-        if limits is not None:
-            lag[now >= limits[:, None]] = -np.inf
-        np.equal(lag, lag.max(axis=0), out=is_most)
-        np.multiply(is_most.view(np.uint8), marks, out=marked)
-        np.subtract(width, marked.max(axis=0), out=chosen[step], casting="unsafe")
-        np.multiply(chosen[step], lanes, out=places, casting="unsafe", dtype=np.intp)
-        places += of_lane
-        ranks[step] = flat.take(places)
-        flat[places] = ranks[step] + 1.0
-        so_far += 1.0
-    counts[:] = now.T
-    return chosen, ranks
+@cache
+def compiled_walk() -> Walk:
+    """`_walk` as machine code. numba keeps it for later processes beside this file or in the user's
+    cache folder, if it may write to one of these."""
+    from numba import njit  # takes half a second and 220 MB
+
+    compiler = partial(njit, "void(f8[::1], f8[::1], f8[::1], i2[::1], i8[::1])")
+    try:
+        compiled: Walk = compiler(error_model="numpy", cache=True)(_walk)
+    except RuntimeError as error:
+        if "cannot cache function" not in str(error):
+            raise
+        compiled = compiler(error_model="numpy")(_walk)
+    return compiled
+
+
+def _walk(
+    shares: Floats,
+    limits: Floats,
+    counts: Floats,
+    chosen: NDArray[np.int16],
+    ranks: NDArray[np.int64],
+) -> None:
+    """Fill `chosen` and `ranks` by the rule. counts: samples of each dataset so far; infinite: it
+    is not chosen."""
+    num_datasets, num_samples = len(shares), len(chosen)
+    # The near datasets in order, and four more that are never chosen: the loop takes four at once.
+    ids = np.zeros(num_datasets + 4, np.int64)
+    share, count = np.zeros(num_datasets + 4), np.zeros(num_datasets + 4)
+    length = num_samples
+    if num_datasets > FEW_DATASETS:
+        length = int(BLOCK * num_datasets**0.5)
+    floor, slack, i = -np.inf, 1.0 / num_datasets, 0
+    while i < num_samples:
+        stop = min(i + length, num_samples)
+        last = max(float(stop - 1), 1.0)
+        near = 0
+        for d in range(num_datasets):
+            ids[near], share[near], count[near] = d, shares[d], counts[d]
+            near += int(shares[d] * last - counts[d] >= floor)
+        share[near : near + 4] = 0.0
+        count[near : near + 4] = np.inf
+        most = floor
+        while i < stop:
+            so_far = max(float(i), 1.0)
+            most, best = -np.inf, 0
+            for j in range(0, near, 4):
+                # Without branches, which a processor could not foresee. The first of equals wins.
+                lag0 = share[j] * so_far - count[j]
+                lag1 = share[j + 1] * so_far - count[j + 1]
+                lag2 = share[j + 2] * so_far - count[j + 2]
+                lag3 = share[j + 3] * so_far - count[j + 3]
+                first = j + 1 if lag1 > lag0 else j
+                lag0 = lag1 if lag1 > lag0 else lag0
+                second = j + 3 if lag3 > lag2 else j + 2
+                lag2 = lag3 if lag3 > lag2 else lag2
+                first = second if lag2 > lag0 else first
+                lag0 = lag2 if lag2 > lag0 else lag0
+                best = first if lag0 > most else best
+                most = lag0 if lag0 > most else most
+            if most < floor:
+                break
+            d = ids[best]
+            chosen[i] = d
+            ranks[i] = int(count[best])
+            count[best] += 1.0
+            if count[best] >= limits[d]:
+                count[best] = np.inf
+            i += 1
+        for j in range(near):
+            counts[ids[j]] = count[j]
+        if num_datasets > FEW_DATASETS:
+            # A block in about four ends early: so few datasets are near, and most blocks last.
+            slack = min(max(slack * (0.9 if i == stop else 1.3), 0.01 / num_datasets), 1.0)
+            floor = most - slack

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.vectors import GOLDEN
+from trainyard.datasets import blend as blends
 from trainyard.datasets.blend import blend, blend_exhaustive, normalise
 from trainyard.errors import ConfigError
 
@@ -56,7 +57,11 @@ def test_blend_equals_megatrons() -> None:
         list(np.random.default_rng(0).random(40)),
     ],
 )
-def test_many_lanes_equal_one_sample_at_a_time(weights: list[float]) -> None:
+@pytest.mark.parametrize("few_cells", [0, 10**9], ids=["numba", "Python"])
+def test_few_datasets_equal_one_sample_at_a_time(
+    weights: list[float], few_cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blends, "FEW_CELLS", few_cells)
     index, sample = blend(weights, 5000)
     expected = greedy(weights, [np.inf] * len(weights), 5000)
     assert index.tolist() == expected
@@ -82,19 +87,34 @@ def greedy_arrays(shares: NDArray[np.float64], num_samples: int) -> list[int]:
     return chosen
 
 
-@pytest.mark.parametrize("kind", ["equal", "uniform", "heavy tail"])
-def test_looking_at_few_of_many_datasets_changes_nothing(kind: str) -> None:
+@pytest.mark.few_cases(3)
+@pytest.mark.parametrize("kind", ["equal", "uniform", "heavy tail", "nearly equal", "mostly 0"])
+@pytest.mark.parametrize("num_datasets", [320, 41, 100, 1000])
+def test_looking_at_few_of_many_datasets_changes_nothing(num_datasets: int, kind: str) -> None:
     random = np.random.default_rng(5)
     drawn = {
-        "equal": np.ones(320),
-        "uniform": random.random(320),
-        "heavy tail": random.pareto(1, 320),
+        "equal": np.ones(num_datasets),
+        "uniform": random.random(num_datasets),
+        "heavy tail": random.pareto(1, num_datasets),
+        "nearly equal": 1 + 1e-9 * random.random(num_datasets),
+        "mostly 0": random.random(num_datasets) * (random.random(num_datasets) < 0.1),
     }
     index, sample = blend(drawn[kind].tolist(), 20_000)
     assert index.tolist() == greedy_arrays(normalise(drawn[kind].tolist()), 20_000)
-    for number in range(320):
+    for number in range(num_datasets):
         served = sample[index == number]
         assert served.tolist() == list(range(len(served)))
+
+
+@pytest.mark.slow
+def test_a_blend_needs_no_folder_to_write_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba.core.caching import CompileResultCacheImpl
+
+    expected = blend([0.2, 0.3, 0.5], 200_000)
+    monkeypatch.setattr(CompileResultCacheImpl, "_locator_classes", [])
+    blends.compiled_walk.cache_clear()
+    assert all(map(np.array_equal, blend([0.2, 0.3, 0.5], 200_000), expected))
+    blends.compiled_walk.cache_clear()
 
 
 @pytest.mark.parametrize(("num_datasets", "largest"), [(140, 9), (320, 5)])

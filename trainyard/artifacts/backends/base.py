@@ -93,8 +93,9 @@ class Backend(Protocol):
     def list_files(self, url: str) -> dict[str, int]:
         """Relative name to size of all files below a folder; empty for a missing folder."""
 
-    def list_folder(self, url: str) -> dict[str, int]:
-        """Name to size of the files directly in a folder; empty for a missing folder."""
+    def list_folder(self, url: str) -> dict[str, tuple[int, str]]:
+        """Name to size and version of the files directly in a folder, sorted; empty for a missing
+        folder."""
 
     def list_subfolders(self, url: str) -> list[str]:
         """Names of the folders directly in a folder, sorted; empty for a missing folder."""

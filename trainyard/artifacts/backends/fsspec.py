@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, BinaryIO, NoReturn
@@ -96,9 +97,7 @@ class FsspecBackend:
             raise FileNotFoundError(url)
         if info["size"] is None:
             raise ArtifactError(f"{url}: the store does not give its size; use a copy of it")
-        return int(info["size"]), str(
-            info.get("ETag") or info.get("LastModified") or info.get("created") or ""
-        )
+        return _size_and_version(info)
 
     def is_file(self, url: str) -> bool:
         # fs.isfile returns False for every error of the store.
@@ -120,14 +119,14 @@ class FsspecBackend:
             if name != root
         }
 
-    def list_folder(self, url: str) -> dict[str, int]:
+    def list_folder(self, url: str) -> dict[str, tuple[int, str]]:
         try:
             found = self.fs.ls(url, detail=True)
         except FileNotFoundError as error:
             refuse_missing_bucket(error, url)
             return {}
         files = (entry for entry in found if entry["type"] == "file")
-        return dict(sorted((basename(entry["name"]), int(entry["size"] or 0)) for entry in files))
+        return dict(sorted((basename(entry["name"]), _size_and_version(entry)) for entry in files))
 
     def list_subfolders(self, url: str) -> list[str]:
         try:
@@ -177,3 +176,8 @@ class FsspecBackend:
             f"{url}: trainyard publishes with conditional writes, which it supports for s3:// and "
             f"file systems, not for {self.protocol}://; use one of those for outputs"
         )
+
+
+def _size_and_version(info: Mapping[str, Any]) -> tuple[int, str]:
+    version = info.get("ETag") or info.get("LastModified") or info.get("created") or ""
+    return int(info["size"] or 0), str(version)

@@ -103,7 +103,7 @@ class HttpBackend(FsspecBackend):
             return {}
         self._no_listing(url)
 
-    def list_folder(self, url: str) -> dict[str, int]:
+    def list_folder(self, url: str) -> dict[str, tuple[int, str]]:
         return {}  # the server lists no folder, and no caller needs it
 
     def list_subfolders(self, url: str) -> list[str]:

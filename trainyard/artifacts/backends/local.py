@@ -117,13 +117,14 @@ class LocalBackend:
                     found[path.relative_to(root).as_posix()] = path.stat().st_size
         return dict(sorted(found.items()))
 
-    def list_folder(self, url: str) -> dict[str, int]:
+    def list_folder(self, url: str) -> dict[str, tuple[int, str]]:
         found = {}
         with suppress(FileNotFoundError), os.scandir(_path(url)) as entries:
             for entry in entries:
                 with _unless_gone():
                     if entry.is_file():
-                        found[entry.name] = entry.stat().st_size
+                        status = entry.stat()
+                        found[entry.name] = (status.st_size, _version(status))
         return dict(sorted(found.items()))
 
     def list_subfolders(self, url: str) -> list[str]:

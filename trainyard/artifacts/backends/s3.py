@@ -98,10 +98,11 @@ class S3Backend(FsspecBackend):
         return self._head(url) is not None
 
     def list_files(self, url: str) -> dict[str, int]:
-        return dict(sorted(self._listed(url)))
+        return {name: int(entry["Size"]) for name, entry in self._listed(url)}
 
-    def list_folder(self, url: str) -> dict[str, int]:
-        return dict(sorted(self._listed(url, Delimiter="/")))
+    def list_folder(self, url: str) -> dict[str, tuple[int, str]]:
+        found = self._listed(url, Delimiter="/")
+        return {name: (int(entry["Size"]), str(entry["ETag"])) for name, entry in found}
 
     def list_subfolders(self, url: str) -> list[str]:
         folder = self.folder(url)
@@ -109,13 +110,14 @@ class S3Backend(FsspecBackend):
         found = [entry["Prefix"] for reply in replies for entry in reply.get("CommonPrefixes", ())]
         return sorted(prefix[len(folder["Prefix"]) :].removesuffix("/") for prefix in found)
 
-    def _listed(self, url: str, **how: str) -> Iterator[tuple[str, int]]:
-        """Name relative to the folder, and size."""
-        folder = self.folder(url)
+    def _listed(self, url: str, **how: str) -> list[tuple[str, Any]]:
+        """Name relative to the folder, and what the store says of it; sorted."""
+        folder, found = self.folder(url), {}
         for reply in self.pages("list_objects_v2", **folder, **how):
             for entry in reply.get("Contents", ()):
                 if not entry["Key"].endswith("/"):  # a folder marker of some tools
-                    yield entry["Key"][len(folder["Prefix"]) :], int(entry["Size"])
+                    found[entry["Key"][len(folder["Prefix"]) :]] = entry
+        return sorted(found.items())
 
     def delete(self, url: str) -> None:
         with suppress(FileNotFoundError):
