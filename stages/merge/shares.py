@@ -49,7 +49,7 @@ SEGMENT_BYTES = 512 << 20
 
 
 def share_of(num_blocks: int, rank: int, world_size: int, unit: int = 1) -> range:
-    """The blocks of a share: neighbours, in whole units of so many blocks, as many units as any
+    """The blocks of a share: neighbours, in whole units of this many blocks, as many units as any
     other share has, or one more or less."""
     num_units = -(-num_blocks // unit)
     begin, end = (num_units * n // world_size * unit for n in (rank, rank + 1))

@@ -131,7 +131,7 @@ class BackgroundSave:
             self.finish()
 
     def give_up(self, seconds: float) -> None:
-        """After a failure of training: give the save so many seconds to finish, or leave it
+        """After a failure of training: give the save this many seconds to finish, or leave it
         incomplete."""
         if self._thread is not None:
             self._thread.join(seconds)

@@ -42,7 +42,7 @@ BLOCK_STEPS = 64
 number: the look costs as much as the steps in between."""
 
 NARROW = 32
-"""Up to so many datasets `_walk_narrow` is faster (measured with 2 to 64 datasets)."""
+"""Up to this many datasets `_walk_narrow` is faster (measured with 2 to 64 datasets)."""
 
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
