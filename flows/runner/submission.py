@@ -227,7 +227,8 @@ class Submission:
             _, command = STOP_COMMANDS[self._site.backend]
             by_hand = f": end it there ({command.format_map(job)})"
         self._log.error(
-            "%s: cancelled, and its job could not be stopped: %s. It may run on%s; Retry stops it "
+            "%s: cancelled, and its job could not be stopped: %s. It may still be running%s; Retry "
+            "stops it "
             "and submits another",
             self._spec.name,
             error,

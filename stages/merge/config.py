@@ -46,7 +46,7 @@ class MergeConfig(PrefixInShares):
         self.check_rank()
         if self.virtual and self.world_size is not None:
             raise ConfigError(
-                "--virtual copies nothing, so there is nothing to share out; leave --world-size out"
+                "--virtual copies nothing, so there is nothing to divide; leave --world-size out"
             )
 
     def _refuse_own_output(self, entry: str) -> None:

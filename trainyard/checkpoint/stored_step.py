@@ -77,7 +77,7 @@ class ShardFiles(Generic[F]):
         for name, entry in index.items():
             if name.partition(".")[0] not in KINDS:
                 raise ArtifactError(
-                    f"{join(url, INDEX)}: tensor {name!r} is none of {', '.join(KINDS)}"
+                    f"{join(url, INDEX)}: tensor {name!r} is not one of {', '.join(KINDS)}"
                 )
             for piece in entry.pieces:
                 spec = TensorSpec(entry.dtype, piece.shape)

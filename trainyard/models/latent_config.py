@@ -72,6 +72,7 @@ def check_latents(config: Any) -> None:
         )
     if not config.rotary:
         raise ConfigError(
-            "--multi-latent-attention rotates a part of each head; give --position-embedding-type "
+            "--multi-latent-attention applies rotary positions to a part of each head; give "
+            "--position-embedding-type "
             f"rope or yarn, not {config.position_embedding_type}"
         )

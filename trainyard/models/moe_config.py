@@ -170,7 +170,7 @@ def check_layers(config: Any) -> None:
     moe = config.experts
     if moe.enabled and not any(moe.pattern(config.num_layers)):
         raise ConfigError(
-            f"--moe-layer-freq {moe.moe_layer_freq} gives no layer experts; leave --num-experts "
+            f"--moe-layer-freq {moe.moe_layer_freq} gives experts to no layer; leave --num-experts "
             "out for a dense model"
         )
 

@@ -59,7 +59,7 @@ def raw_records(
 ) -> Iterator[RawRecord]:
     """The records that begin in a range. name: of the file, for their places.
 
-    DataError for a file that is none of WARC, or was cut short."""
+    DataError for a file that is not WARC, or was cut short."""
     placed = PlacedBytes(source, bool(compression), name)
     with closing(pieces(source, compression, lambda data: data.startswith(BEGIN))) as found:
         while _to_record(placed, found):

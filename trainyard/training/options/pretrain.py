@@ -108,7 +108,7 @@ class PretrainConfig:
                 "resume, which needs the optimizer; leave one of them out"
             )
         if not self.load_optim and self.load is None:
-            raise ConfigError("--no-load-optim: the optimizer of --load, which is not given")
+            raise ConfigError("--no-load-optim: takes the rest from --load, which is not given")
         if self.skip_train and not self.training.eval_iters:
             raise ConfigError("--skip-train measures nothing with --eval-iters 0; give a number")
         if self.save is None and not self.skip_train:
@@ -231,7 +231,7 @@ class PretrainConfig:
             if self.retrieval != RetrievalConfig():
                 raise ConfigError(
                     "--retro-project-dir and --retro-db do not apply with --sft: instruction data "
-                    "has no neighbours, and the encoder of a Retro rests; leave them out"
+                    "has no neighbours, and the encoder of a Retro is not used; leave them out"
                 )
             return
         if not self.retrieval.is_given:
@@ -245,7 +245,7 @@ class PretrainConfig:
                 "output of faiss_query with --retro-query-split valid; or give --eval-iters 0"
             )
         if self.data.mock_data:
-            raise ConfigError(f"--mock-data comes from no document, and {chosen} needs neighbours")
+            raise ConfigError(f"--mock-data has no documents, and {chosen} needs neighbours")
 
     def _rule_of_data(self) -> str | None:
         """The flag that keeps attention inside a document."""
