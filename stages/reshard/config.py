@@ -46,8 +46,8 @@ Saver = Literal[
 ]
 
 LATER = {
-    "llava": "it comes with models of images",
-    "hf_llava": "it comes with models of images",
+    "llava": "it comes with image models",
+    "hf_llava": "it comes with image models",
 }
 """Formats of Megatron-LM's converter that this version does not have, and when they will come."""
 
