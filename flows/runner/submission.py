@@ -181,7 +181,7 @@ class Submission:
         since = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(self._since))
         state = f"{self._backend} has not answered since {since}"
         if self._recorded_job() is not None:
-            state = f"{state}: its job cannot be seen, and may run on"
+            state = f"{state}: its job cannot be seen, and may still run"
         self._headline("waits", f"{state}; asking again ({reason})", logging.WARNING)
         wait_state().wait(self._spec.name, f"Waits for {self._site.backend}", f"{state} ({reason})")
         if is_first:
