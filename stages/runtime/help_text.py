@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
+import textwrap
 import types
 from contextlib import suppress
+from itertools import pairwise
 from typing import Annotated, Any, Union, get_type_hints
 
 from stages.runtime.common_options import CommonOptions, MegatronOptions, YamlOptions
@@ -47,6 +50,19 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
+def _texts_under_fields(owner: type) -> dict[str, str]:
+    """The string literal under each field of a class, by the name of the field."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    return {
+        field.target.id: under.value.value
+        for field, under in pairwise(body.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant)
+        if isinstance(under.value.value, str)
+    }
+
+
 def _annotate(cls: type) -> None:
     """Rewrite the annotations of a configuration as tyro prints them best.
 
@@ -54,20 +70,18 @@ def _annotate(cls: type) -> None:
     - `X | Y` as Union[X, Y], which is the same type. tyro 1.0 resolves a Union itself. For `X | Y`
       it imports a type checker, which takes a tenth of a second: a third of the start of a
       command."""
-    import docstring_parser  # a requirement of tyro
     import tyro
 
     hints = get_type_hints(cls, include_extras=True)
     for owner in cls.__mro__:
         own = vars(owner).get("__annotations__", {})
-        texts = docstring_parser.parse_from_object(owner).params if own else []
-        described = {text.arg_name: text.description or "" for text in texts}
+        texts = _texts_under_fields(owner) if own else {}
         for name in own:
             hint = hints.get(name)
             if isinstance(hint, types.UnionType):
                 hint = Union[hint.__args__]  # noqa: UP007
                 owner.__annotations__[name] = hint
-            if text := _paragraphs(described.get(name, "")):
+            if text := _paragraphs(texts.get(name, "")):
                 owner.__annotations__[name] = Annotated[hint, tyro.conf.arg(help=text)]
     for field in dataclasses.fields(cls):
         variants = field.metadata.get(VARIANTS)
