@@ -48,11 +48,11 @@ class SaveReport:
 
     @property
     def gigabytes_per_second(self) -> float:
-        """Over the time until it was durable."""
+        """Speed over the time until the step was durable."""
         return self.bytes / 1e9 / max(self.durable_seconds, 1e-9)
 
     def document(self) -> dict[str, Any]:
-        """As a JSON document."""
+        """The report as a JSON document."""
         figures = {
             name: round(value, 4) if isinstance(value, float) else value
             for name, value in asdict(self).items()
