@@ -53,7 +53,9 @@ def run(folders: Sequence[str], output_dir: str | None) -> None:
         _check_output(output_dir, folders)
     members = [read_results(folder) for folder in folders]
     if len({len(sets) for sets in members}) > 1:
-        raise ConfigError("the folders have different numbers of data sets; evaluate all alike")
+        raise ConfigError(
+            "the folders have different numbers of data sets; evaluate all of them on the same ones"
+        )
     documents = []
     for place, sets in enumerate(zip(*members, strict=True)):
         rows, summary = ensemble(sets)

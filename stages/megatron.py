@@ -1,4 +1,4 @@
-"""A door for the programs of Megatron-LM under their own names.
+"""Runs the programs of Megatron-LM under their own names.
 
     python -m stages.megatron PROGRAM ARGS...        such as tools/preprocess_data.py --input ...
     torchrun ... -m stages.megatron PROGRAM ARGS...
@@ -28,7 +28,8 @@ log = logging.getLogger("stages.megatron")
 
 HELP = """usage: python -m stages.megatron PROGRAM ARGS...
 
-PROGRAM is a program of Megatron-LM or of guides, by its path.
+Run the stage that does the work of a program of Megatron-LM. PROGRAM is its path, as in a command
+line or a guide. These programs have a stage:
 """
 
 

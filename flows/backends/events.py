@@ -49,7 +49,7 @@ def record_event(
 
     at: when it happened, if the backend reports that; None: now. facts: JSON-able."""
     if event not in NAMES:
-        raise ValueError(f"event {event!r} is none of {', '.join(NAMES)}")
+        raise ValueError(f"event {event!r} is not one of {', '.join(NAMES)}")
     folder = Path(run_directory)
     states = [one.event for one in read_events(folder) if one.event != "reattached"]
     if event != "reattached" and states and states[-1] in (event, "ended"):

@@ -19,7 +19,7 @@ def check_choice(what: str, value: str, choices: Iterable[str]) -> None:
     """Empty choices are not listed."""
     choices = tuple(choices)
     if value not in choices:
-        raise ConfigError(f"{what}: {value!r} is none of {', '.join(filter(None, choices))}")
+        raise ConfigError(f"{what}: {value!r} is not one of {', '.join(filter(None, choices))}")
 
 
 def check_not_negative(kind: str, options: Any, names: Iterable[str]) -> None:

@@ -91,12 +91,12 @@ def read_record(path: Path, name: str | None = None) -> dict[str, Any] | None:
     try:
         document: dict[str, Any] = json_text.loads(path.read_text())
         if not isinstance(document, dict) or (name is not None and "name" not in document):
-            raise ValueError("it is no table, or has no name")
+            raise ValueError("it is not a table, or has no name")
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise ConfigError(
-            f"{path} is not a record of ours ({error}); remove its folder, and run again"
+            f"{path} is not a record of trainyard ({error}); remove its folder, and run again"
         ) from error
     if name is not None and document["name"] != name:
         raise ConfigError(

@@ -166,7 +166,7 @@ class LaunchSpec:
         for key in self.environment:
             if not VARIABLE.fullmatch(key):
                 raise ConfigError(
-                    f"job {self.name}: {key!r} is not a name of an environment variable"
+                    f"job {self.name}: {key!r} is not a valid name of an environment variable"
                 )
             if looks_secret(key):
                 raise ConfigError(

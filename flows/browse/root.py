@@ -70,7 +70,9 @@ class Root:
         self.url = canonical(url)
         self._folder = local_path(self.url)
         if self._folder is not None and not self._folder.is_dir():
-            raise ConfigError(f"--root {url}: there is no such folder; a run creates it, or mkdir")
+            raise ConfigError(
+                f"--root {url}: there is no such folder; create it, or start a run that creates it"
+            )
 
     def is_file(self, name: str) -> bool:
         """Whether a name is a file, of any kind."""

@@ -195,8 +195,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`python -m flows FLOW ...`; returns the exit status of the flow."""
     modules = {module.replace("_", "-"): module for module in (*RECIPE_FLOWS, RUN_STAGE)}
     parser = Parser(prog="python -m flows", description="Run a flow.")
-    parser.add_argument("flow", choices=modules, help="which flow")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments: FLOW --help")
+    parser.add_argument("flow", choices=modules, help="the flow to run")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="arguments of the flow; FLOW --help lists them"
+    )
     given = parser.parse_args(argv)
     return flow_main(modules[given.flow], given.arguments)
 
@@ -250,8 +252,8 @@ def _losses(stages: Sequence[Mapping[str, Any]]) -> str:
 
 def _run_stage(argv: Sequence[str] | None) -> int:
     parser = _parser(RUN_STAGE, "Run one stage as a flow.")
-    parser.add_argument("stage", help="name of the stage, a package under stages/")
-    parser.add_argument("--config", required=True, help="its options: TOML, YAML or JSON")
+    parser.add_argument("stage", help="name of the stage, such as tokenize")
+    parser.add_argument("--config", required=True, help="options of the stage: TOML, YAML or JSON")
     parser.add_argument("--force", action="store_true", help="run even if nothing changed")
     given = parser.parse_args(argv)
     try:

@@ -29,6 +29,17 @@ from trainyard.artifacts.urls import local_path
 from trainyard.errors import InfrastructureError, TrainyardError
 from trainyard.logging import printable
 
+KEPT_FOR = {
+    "keep_corpus_versions": "newest versions of a corpus to keep in any case",
+    "corpus_days": "days to keep a superseded version; longer if something in use refers to it",
+    "claim_hours": "hours after which a claim that is not renewed is stale",
+    "upload_hours": "hours to keep incomplete uploads and temporary files",
+    "attempt_days": "days to keep unfinished work, from which a rerun resumes",
+    "keep_runs": "newest run folders of each job to keep in any case",
+    "run_days": "days to keep all other run folders",
+}
+"""Help of the options of the policy."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Sweep a yard; returns the exit status."""
@@ -74,12 +85,12 @@ def _parser() -> argparse.ArgumentParser:
     add_yard(parser)
     does = parser.add_mutually_exclusive_group()
     does.add_argument("--remove", action="store_true", help="remove what is listed")
-    does.add_argument("--dry-run", action="store_true", help="only list it: the default")
+    does.add_argument("--dry-run", action="store_true", help="only list it (the default)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     for field in fields(Policy):
         default: Any = field.default
         flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(
-            flag, type=type(default), default=default, help=f"default {default:g}; docs/gc.md"
-        )
+        unit, text = field.name.rsplit("_")[-1], f"{KEPT_FOR[field.name]} (default {default:g})"
+        number = "N" if field.name.startswith("keep") else unit.upper()
+        parser.add_argument(flag, type=type(default), default=default, metavar=number, help=text)
     return parser

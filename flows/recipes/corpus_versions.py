@@ -106,7 +106,9 @@ def documents_of(place: str) -> tuple[str, ...]:
         return (place,)
     found = read_pointer(place)
     if found is None:
-        raise ArtifactError(f"{place}: not there; run flow collect-corpus on that recipe first")
+        raise ArtifactError(
+            f"{place}: does not exist; run the flow collect-corpus on that recipe first"
+        )
     if not found[0].documents:
         raise ConfigError(
             f"{place} points to tokens, not to documents; write it as tokens, not as corpus"

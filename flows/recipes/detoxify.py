@@ -97,7 +97,8 @@ def _of_base(recipe: Recipe, instead: str, *parts: str) -> str:
     """An artifact of another recipe's training in the same yard."""
     if not recipe.base:
         raise ConfigError(
-            f'{recipe.where}: which model is it about? Give base = "quickstart", the name of a '
+            f'{recipe.where}: which model is to be trained? Give base = "quickstart", the name of '
+            "a "
             f'recipe that was trained in this yard, or {instead} = "..."'
         )
     return join(parent(recipe.root), recipe.base, *parts)

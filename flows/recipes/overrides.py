@@ -179,7 +179,7 @@ def _value(written: str, where: str) -> Any:
     except ConfigError as error:
         bare = COMMENT.sub("", written).strip()
         if not bare or bare[0] in "[{\"'":
-            raise ConfigError(f"{where}: the value is no TOML: {written[:40]!r}") from error
+            raise ConfigError(f"{where}: the value is not valid TOML: {written[:40]!r}") from error
         return bare
 
 

@@ -201,7 +201,7 @@ def _preset(preset: str, path: str) -> dict[str, Any]:
     strangers = sorted(document.keys() - _keys_of("pretrain"))
     if strangers:
         raise ConfigError(
-            f"{path}: preset {preset} has {strangers[0]!r}, which is no option of pretrain; a "
+            f"{path}: preset {preset} has {strangers[0]!r}, which is not an option of pretrain; a "
             f"preset holds options of pretrain, without a table above them"
         )
     return document

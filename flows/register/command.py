@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m flows.register",
         description="Write all that a yard needs to a Prefect server: work pool, blocks, "
-        "deployments, limits, automations. Run again, it changes nothing.",
+        "deployments, limits, automations. A second run changes nothing.",
     )
     add_yard(parser, has_root=False)
     parser.add_argument(

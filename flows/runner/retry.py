@@ -49,9 +49,9 @@ class FailedAttempts:
     last: Outcome | None = None
     """How the last one ended."""
     _failed: int = 0
-    """In a row since the last progress, with the attempt that made it."""
+    """Failures in a row since the last progress, with the attempt that made it."""
     _held: int = 0
-    """In a row that found the output claimed by another run."""
+    """Attempts in a row that found the output claimed by another run."""
 
     def record(self, step: int | None) -> None:
         """Record a failed attempt; step: how far the job is now, None for a job without steps."""

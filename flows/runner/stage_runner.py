@@ -35,7 +35,7 @@ from trainyard.artifacts.urls import basename, join, parent
 AT_ONCE = {"process": 2, "container": 2}
 """Stages that run at once on one machine, if the flow lets several run."""
 AT_ONCE_SCHEDULED = 32
-"""The same for a scheduler, which decides itself when each one begins."""
+"""The same with a scheduler, which itself decides when each job begins."""
 
 ROUNDS = 4
 """Times as many jobs as run at once: more files than that are put together in one job each."""

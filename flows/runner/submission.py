@@ -181,7 +181,7 @@ class Submission:
         since = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(self._since))
         state = f"{self._backend} has not answered since {since}"
         if self._recorded_job() is not None:
-            state = f"{state}: its job cannot be seen, and may run on"
+            state = f"{state}: its job cannot be seen, and may still run"
         self._headline("waits", f"{state}; asking again ({reason})", logging.WARNING)
         wait_state().wait(self._spec.name, f"Waits for {self._site.backend}", f"{state} ({reason})")
         if is_first:
@@ -227,7 +227,8 @@ class Submission:
             _, command = STOP_COMMANDS[self._site.backend]
             by_hand = f": end it there ({command.format_map(job)})"
         self._log.error(
-            "%s: cancelled, and its job could not be stopped: %s. It may run on%s; Retry stops it "
+            "%s: cancelled, and its job could not be stopped: %s. It may still be running%s; Retry "
+            "stops it "
             "and submits another",
             self._spec.name,
             error,

@@ -135,7 +135,7 @@ class StageEnvironment:
                 f"fruitless_attempts must be at least 1, got {self.fruitless_attempts}"
             )
         if self.backend not in BACKEND_OPTIONS:
-            raise ConfigError(f"block {self.backend!r} is none of {', '.join(BACKEND_OPTIONS)}")
+            raise ConfigError(f"block {self.backend!r} is not one of {', '.join(BACKEND_OPTIONS)}")
 
     def resources_of(self, stage: str) -> Resources:
         """The resources that a stage asks for."""

@@ -96,7 +96,7 @@ def parse_profile(document: Mapping[str, Any], name: str) -> Profile:
     document = filled_in(document, os.environ, where)
     backend = document.get("block", "process")
     if backend not in BACKEND_OPTIONS:
-        raise ConfigError(f"{where}: block {backend!r} is none of {', '.join(BACKEND_OPTIONS)}")
+        raise ConfigError(f"{where}: block {backend!r} is not one of {', '.join(BACKEND_OPTIONS)}")
     own = () if BACKEND_OPTIONS[backend] is None else (backend,)
     known = ("block", *PLAIN, *TABLES, "resources", "watch", "deployments", "pool", *own)
     check_known(document, known, where)

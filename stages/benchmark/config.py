@@ -84,8 +84,8 @@ class BenchmarkConfig:
     """Print the text of each prompt of a batch of one as its tokens are made; with larger batches,
     of the first."""
     expect: tuple[str, ...] = execution(())
-    """Options that the model of the checkpoint must have, as NAME=VALUE; with others it is refused.
-    The options of a model on Megatron-LM's command line come here."""
+    """Options that the model of the checkpoint must have, as NAME=VALUE; a different model is
+    refused. Model options on a command line of Megatron-LM are passed on here."""
     benchmark_profile: bool = execution(False)
     """On CUDA: profile the timed repetitions alone, under `nsys profile
     --capture-range=cudaProfilerApi`."""
@@ -188,7 +188,7 @@ class BenchmarkConfig:
         return self.layout.nproc_per_node
 
     def check_length(self, prompt: int) -> None:
-        """Refuse a prompt of so many tokens that grows beyond --inference-max-seq-length."""
+        """Refuse a prompt of this many tokens that grows beyond --inference-max-seq-length."""
         total, most = prompt + self.num_tokens_to_generate, self.inference_max_seq_length
         if most is not None and total > most:
             raise ConfigError(

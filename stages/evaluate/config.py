@@ -21,21 +21,22 @@ from trainyard.tokenizers.config import TokenizerConfig, TokenizerType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
-    """Evaluate a checkpoint on data sets, by the definitions of Megatron-LM's task of this name."""
+    """Evaluate a checkpoint on data sets, by the definitions of Megatron-LM's tasks and of
+    others."""
 
     load: str = location()
     """Checkpoint: a run's folder (its latest step), the folder of one step, or a folder of Hugging
     Face, Meta or Megatron-LM. Any layout: each rank reads its part."""
     valid_data: tuple[str, ...] = location()
-    """Data sets, scored apart: text files; questions or passages as .json or .jsonl; folders of
-    RACE; .tsv files of MNLI and QQP. Paths or URLs."""
+    """Data sets, each scored separately: text files; questions or passages as .json or .jsonl;
+    folders of RACE; .tsv files of MNLI and QQP. Paths or URLs."""
     evaluation: EvaluationConfig
     questions: QuestionConfig = field(default_factory=QuestionConfig)
     contamination: ContaminationConfig = field(default_factory=ContaminationConfig)
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     tokenizer_type: TokenizerType | None = None
-    """Tokenizer of a checkpoint that has none, by Megatron-LM's name; one that it has must be the
-    same."""
+    """Tokenizer for a checkpoint that has none, by Megatron-LM's name. If the checkpoint has one,
+    it must be the same."""
     vocab_file: str | None = location(None)
     """GPT2BPETokenizer: vocab.json."""
     merge_file: str | None = location(None)
@@ -43,13 +44,13 @@ class EvaluateConfig:
     tokenizer_model: str | None = location(None)
     """A tokenizer.json or its folder, or a SentencePiece .model."""
     expect: tuple[str, ...] = execution(())
-    """Options that the model of the checkpoint must have, as NAME=VALUE; with others it is refused.
-    The options of a model on Megatron-LM's command line come here."""
+    """Options that the model of the checkpoint must have, as NAME=VALUE; a different model is
+    refused. Model options on a command line of Megatron-LM are passed on here."""
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
     """Device; auto: a GPU if available."""
     output_dir: str | None = location(None)
     """Folder or URL for results.json and the scores of all examples; unset: print only. With it, a
-    killed evaluation goes on where it was."""
+    killed evaluation resumes where it stopped."""
 
     def __post_init__(self) -> None:
         """Choose the detokenizer by the file names, so that the digest of options has the choice.

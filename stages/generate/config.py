@@ -40,7 +40,7 @@ class GenerateConfig:
     """Key of the prompt in a line of a .jsonl file; prompt.text is the text in its prompt."""
     num_samples: int | None = None
     """Without prompts: number of texts, each from nothing but the token that begins documents. With
-    them: continue the first so many."""
+    them: continue only this many, the first ones."""
     samples_per_prompt: int | None = None
     """Texts for each prompt, one after another, each with random numbers of its own; unset: 1."""
     chat: bool = False
@@ -60,8 +60,8 @@ class GenerateConfig:
     """Compute in float16. Neither of the two: in fp32."""
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     expect: tuple[str, ...] = execution(())
-    """Options that the model of the checkpoint must have, as NAME=VALUE; with others it is refused.
-    The options of a model on Megatron-LM's command line come here."""
+    """Options that the model of the checkpoint must have, as NAME=VALUE; a different model is
+    refused. Model options on a command line of Megatron-LM are passed on here."""
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
     """Device; auto: a GPU if available."""
     output_dir: str | None = location(None)

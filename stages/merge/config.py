@@ -23,8 +23,8 @@ class MergeConfig(PrefixInShares):
     output_prefix: str = location()
     """PREFIX of the .bin and .idx to write; not inside an input folder."""
     virtual: bool = False
-    """Copy nothing: write PREFIX.parts, which names the pairs. Every --data-path takes PREFIX, as
-    long as the pairs stay where they are."""
+    """Copy nothing: write only PREFIX.parts, a list of the pairs. Every --data-path accepts PREFIX,
+    as long as the pairs stay where they are."""
     multimodal: bool = False
     """Merge multimodal pairs, whose indices have modes."""
     drop_provenance: bool = False
@@ -46,7 +46,7 @@ class MergeConfig(PrefixInShares):
         self.check_rank()
         if self.virtual and self.world_size is not None:
             raise ConfigError(
-                "--virtual copies nothing, so there is nothing to share out; leave --world-size out"
+                "--virtual copies nothing, so there is nothing to divide; leave --world-size out"
             )
 
     def _refuse_own_output(self, entry: str) -> None:

@@ -49,7 +49,7 @@ SEGMENT_BYTES = 512 << 20
 
 
 def share_of(num_blocks: int, rank: int, world_size: int, unit: int = 1) -> range:
-    """The blocks of a share: neighbours, in whole units of so many blocks, as many units as any
+    """The blocks of a share: neighbours, in whole units of this many blocks, as many units as any
     other share has, or one more or less."""
     num_units = -(-num_blocks // unit)
     begin, end = (num_units * n // world_size * unit for n in (rank, rank + 1))
@@ -173,7 +173,7 @@ def join_shares(config: MergeConfig, stage: StageRun, parts: Sequence[TokenPart]
     file_id, etags = _common_file(stage, shares)
     if etags.keys() != set(range(1, place.num_parts + 1)):
         raise ArtifactError(
-            f"{config.shares_url}: its shares tell of {len(etags)} parts of the .bin, which has "
+            f"{config.shares_url}: its shares record {len(etags)} parts of the .bin, which has "
             f"{place.num_parts}; make all of them again, with --force"
         )
     digest = digest_of_nodes(b"".join(store.read_bytes(one.file_url(NODES)) for one in shares))
@@ -238,4 +238,4 @@ def _read_share(url: str) -> tuple[str, dict[int, str]]:
         etags = {int(number): str(etag) for number, etag in document["etags"].items()}
         return document["file"], etags
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{url}: not the account of a share ({error!r})") from error
+        raise ArtifactError(f"{url}: not the record of a share ({error!r})") from error

@@ -68,9 +68,9 @@ class PlanConfig:
     """Count parameters, FLOPs and theoretical memory of a training run without building
     anything.
 
-    --config takes a document of pretrain, such as the presets in recipes/models; options that a
-    plan does not depend on are ignored. With --retro: plan the steps that build Retro's neighbours
-    instead, with --corpus: the preparation of a corpus; see --retro --help, --corpus --help."""
+    --config takes a document of pretrain, such as the presets in recipes/models; options that do
+    not affect a plan are ignored. With --retro, plan the steps that build Retro's neighbours
+    instead; with --corpus, the preparation of a corpus (see --retro --help, --corpus --help)."""
 
     DESCRIBES: ClassVar[tuple[str, ...]] = (
         "recompute_granularity",
@@ -88,7 +88,7 @@ class PlanConfig:
     padded_vocab_size: int | None = None
     """Rows of the embedding, instead of the number of tokens."""
     tokenizer_type: TokenizerType | None = None
-    """Kind of tokenizer whose files are counted; unset: by the files that are given."""
+    """Kind of tokenizer whose tokens are counted; unset: determined by the files given."""
     tokenizer_model: str | None = location(None)
     """Its tokenizer.json, or the folder of it."""
     vocab_file: str | None = location(None)
@@ -98,7 +98,7 @@ class PlanConfig:
     vocab_extra_ids: int = 0
     """Sentinel tokens added to it (BertWordPiece)."""
     bf16: bool = False
-    """Count bytes of weights in bfloat16, which is also what is counted without a format."""
+    """Count bytes of weights in bfloat16, which is also the default."""
     fp16: bool = False
     """Count bytes of weights in float16, whose gradients have a copy in fp32."""
     fp32: bool = False
@@ -106,7 +106,7 @@ class PlanConfig:
     fp8_format: Literal["e4m3", "hybrid"] | None = None
     """Compute in FP8; weights stay in 16 bits."""
     fp8_param_gather: bool = False
-    """Changes no memory: weights that were gathered in FP8 are kept in 16 bits."""
+    """Does not change memory: weights that were gathered in FP8 are kept in 16 bits."""
     grad_reduce_in_bf16: bool = False
     """Count bytes of gradients in bfloat16."""
     grad_reduce_in_fp16: bool = False
@@ -140,7 +140,8 @@ class PlanConfig:
     account_for_loss_in_pipeline_split: bool = False
     """Count the output layer and loss as a layer in the pipeline split."""
     pipeline_model_parallel_layout: str | None = None
-    """Every stage explicitly: E embedding, t layer, L loss, | next stage, x*3 repeats."""
+    """Every pipeline stage spelled out: E embedding, t transformer layer, L loss, | next stage; x*3
+    repeats x."""
     microbatch_group_size_per_virtual_pipeline_stage: int | None = None
     """Consecutive micro-batches of a chunk under the interleaved schedule; unset: the fewest that
     fit."""

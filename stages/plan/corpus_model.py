@@ -1,4 +1,4 @@
-"""How long so many machines take to prepare a corpus, and what limits them. Pure arithmetic.
+"""How long this many machines take to prepare a corpus, and what limits them. Pure arithmetic.
 
 Three phases follow each other: every process starts, looks at the input and plans its units; all
 tokenize; one process joins the parts. While they tokenize, cores, the machines' access to the store

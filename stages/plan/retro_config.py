@@ -11,7 +11,7 @@ from trainyard.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetroPlanConfig:
-    """Estimate what each step of building Retro's neighbours takes for so many chunks: time,
+    """Estimate what each step of building Retro's neighbours takes for this many chunks: time,
     memory, disk, kind of index, nodes. From runs of the same steps on small samples."""
 
     retro: bool = True

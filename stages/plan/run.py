@@ -96,7 +96,7 @@ def plan(config: PlanConfig) -> dict[str, Any]:
 
 
 def flops_of_samples(config: PlanConfig, count: int) -> float:
-    """Operations of a step of so many samples, by the convention of the model's family."""
+    """Operations of a step of this many samples, by the convention of the model's family."""
     model, vocab = config.model, config.rows
     return family_of(model).flops_per_iteration(model, vocab, count)
 

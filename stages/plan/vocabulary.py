@@ -51,7 +51,8 @@ def count_tokens(tokenizer: TokenizerConfig) -> int:
     if kind == "HuggingFaceTokenizer" and tokenizer.tokenizer_model:
         return _count_huggingface(tokenizer.tokenizer_model)
     raise ConfigError(
-        f"--tokenizer-type {kind}: its files are counted by its library alone; give --vocab-size"
+        f"--tokenizer-type {kind}: only its library can count the tokens in its files; give "
+        "--vocab-size"
     )
 
 

@@ -31,8 +31,8 @@ CONVERTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainConfig(LibraryConfig):
-    """Train a GPT, a BERT or a T5 (--model-type) on token files, over any mix of tensor, sequence,
-    pipeline, context and data parallelism.
+    """Train a model on token files: a GPT, BERT, T5, Retro or Mamba (--model-type), with any mix of
+    tensor, sequence, pipeline, context, expert and data parallelism.
 
     With the same options and data, a rerun resumes from the last checkpoint in --save."""
 
@@ -42,8 +42,8 @@ class PretrainConfig(LibraryConfig):
     """Take the model's options from the checkpoint of --load (or --save, to resume). Options that
     are given win; the log names each that differs."""
     on_code_change: Literal["keep", "redo"] | None = execution(None)
-    """A finished run whose code has changed since: keep it, or train it again (redo). Unset: the
-    variable TRAINYARD_ON_CODE_CHANGE, else keep."""
+    """If trainyard's code has changed since the run finished: keep the run, or train it again
+    (redo). Unset: the variable TRAINYARD_ON_CODE_CHANGE, or else keep."""
     ckpt_convert_format: Literal["torch", "torch_dist"] | None = execution(None)
     """Do not train: convert the checkpoint of --load to this format of Megatron-LM, and exit."""
     ckpt_convert_save: str | None = location(None)
@@ -117,7 +117,7 @@ class PretrainConfig(LibraryConfig):
         return self.parallel.distributed_timeout_minutes
 
     def check_ranks(self, world_size: int | None) -> None:
-        """Refuse a model or batch that cannot be sharded over so many ranks. None: unknown yet;
+        """Refuse a model or batch that cannot be sharded over this many ranks. None: unknown yet;
         checks the fewest ranks that the layout allows."""
         if self.ckpt_convert_format is not None:
             return

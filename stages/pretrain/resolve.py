@@ -93,7 +93,7 @@ def _tokenizer(load: str) -> dict[str, Any]:
 
 
 def resolved(config: PretrainConfig, world_size: int) -> PretrainConfig:
-    """The options of a run on so many ranks."""
+    """The options of a run on this many ranks."""
     is_plain = config.training.epochs is None and not config.skip_train
     if is_plain or config.ckpt_convert_format is not None:
         return config

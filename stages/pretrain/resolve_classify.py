@@ -34,7 +34,7 @@ def beneath(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def resolved(config: ClassifyConfig, world_size: int) -> ClassifyConfig:
-    """The options of a run on so many ranks: --epochs as steps, a checkpoint and a validation at
+    """The options of a run on this many ranks: --epochs as steps, a checkpoint and a validation at
     the end of each. Where a data set is missing, they stay: the inputs are checked later."""
     if config.skip_train:
         whole = replace(config.training, eval_iters=max(config.training.eval_iters, 1))

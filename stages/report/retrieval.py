@@ -27,7 +27,7 @@ h5py."""
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a search of so many lists finds and costs."""
+    """What a search of this many lists finds and costs."""
 
     nprobe: int
     recall: float

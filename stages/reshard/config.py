@@ -46,8 +46,8 @@ Saver = Literal[
 ]
 
 LATER = {
-    "llava": "it comes with models of images",
-    "hf_llava": "it comes with models of images",
+    "llava": "it comes with image models",
+    "hf_llava": "it comes with image models",
 }
 """Formats of Megatron-LM's converter that this version does not have, and when they will come."""
 
@@ -91,23 +91,25 @@ class ReshardConfig:
     """Folder to write, neither inside --load-dir nor around it."""
     loader: Loader = "auto"
     """Format to read. trainyard: ours; hf: a Hugging Face folder; llama_mistral: Llama as Meta or
-    Hugging Face publish it; core, legacy: Megatron-LM's files of ranks; torch_dist: its distributed
-    checkpoint; auto: detected from the names of the files."""
+    Hugging Face publish it; core, legacy: Megatron-LM's per-rank files; torch_dist: its distributed
+    checkpoint; auto: detected from the file names."""
     saver: Saver = "trainyard"
     """Format to write. trainyard: ours; hf: a Hugging Face folder for `transformers`;
     llama_mistral: a Llama or Mistral in the layout of --saver-checkpoint-type; core, legacy:
-    Megatron-LM's files of ranks, for its new or old models; megatron: those, for old models if the
-    source is of them; torch_dist: its distributed checkpoint, which any number of ranks loads."""
+    Megatron-LM's per-rank files, for its new or old models; megatron: per-rank files, for old
+    models if the source has old models; torch_dist: Megatron-LM's distributed checkpoint, which any
+    number of ranks loads."""
     model_type: Literal["GPT", "BERT", "T5"] | None = None
     """Kind of model that the checkpoint must hold; unset: any."""
     fp32: bool = False
-    """Write weights in fp32; without this and the next two, each in the format that it has."""
+    """Write weights in fp32. Without --fp32, --bf16 and --fp16, each weight keeps its number
+    format."""
     bf16: bool = False
     """Write weights in bfloat16, rounded to the nearest number."""
     fp16: bool = False
     """Write weights in float16, rounded to the nearest number."""
     decoder_only: bool = False
-    """Of a Retro: write its decoder alone, which is a GPT, without optimizer states."""
+    """For a Retro: write only its decoder, which is a GPT, without optimizer states."""
     num_shards: int | None = None
     """Number of files for the weights, and as many again for optimizer states. Unset: the product
     of the target sizes, which is 1 by default."""
@@ -128,9 +130,9 @@ class ReshardConfig:
     target_decoder_last_pipeline_num_layers: int | None = None
     """Layers of the last pipeline rank, likewise."""
     target_expert_parallel_size: int | None = None
-    """Expert-parallel ranks that core files are for; unset: 1. In torch_dist, those of the run that
-    loads the optimizer, which with several has another one for the experts; unset: as many as the
-    run had."""
+    """Expert-parallel ranks that core files are for; unset: 1. For torch_dist, the expert-parallel
+    ranks of the run that loads the optimizer (with several, the experts have an optimizer of their
+    own); unset: as many as the run had."""
     saver_transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
     """Names of norms in core files, and in torch_dist of layers with experts: those of Transformer
     Engine's layers, or of the local layers."""
@@ -146,8 +148,8 @@ class ReshardConfig:
     num_attention_heads: int | None = None
     """Query heads, for files of Megatron-LM without arguments; its GPT-345M has 16."""
     upcycle_num_experts: int | None = None
-    """Make a mixture of so many experts of a dense GPT, each a copy of the layer's MLP; train it
-    with --load and --finetune."""
+    """Turn a dense GPT into a mixture of this many experts, each a copy of the layer's MLP; train
+    it with --load and --finetune."""
     upcycle_router_topk: int = 2
     """Experts that a token will visit."""
     upcycle_seed: int = 1234

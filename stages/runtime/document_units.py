@@ -81,7 +81,7 @@ class UnitJob:
     """The input of a worker."""
 
     number: int
-    """Of the unit in the whole input."""
+    """Number of the unit in the whole input."""
     unit: Unit
     names: Mapping[str, str]
     """Short names of its files."""
@@ -96,7 +96,7 @@ class UnitJob:
 
     @property
     def size_bytes(self) -> int:
-        """Of its input."""
+        """Size of its input."""
         return self.unit.size_bytes
 
     def name(self, kind: str) -> str:

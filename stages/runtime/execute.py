@@ -205,7 +205,7 @@ def _output_folder(output: Output | None) -> Iterator[None]:
             absent[0].mkdir(parents=True, exist_ok=True)
     except (FileNotFoundError, PermissionError) as error:
         raise ConfigError(
-            f"{absent[0]}: this folder cannot be made ({error.strerror}); choose another place "
+            f"{absent[0]}: this folder cannot be created ({error.strerror}); choose another place "
             "for the output"
         ) from error
     except OSError:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
+import re
+import textwrap
 import types
 from contextlib import suppress
+from itertools import pairwise
 from typing import Annotated, Any, Union, get_type_hints
 
 from stages.runtime.common_options import CommonOptions, MegatronOptions, YamlOptions
@@ -19,38 +24,68 @@ def print_help(prog: str, config_class: type, arguments: list[str], more: type |
     given = {option.name.replace("-", "_"): option.values for option in split_options(arguments)[1]}
     keys = (variants.key for variants in variants_of(config_class))
     chosen = {key: given[key][0] for key in keys if given.get(key)}
-    parts: list[tuple[str, Any]] = [("stage", config_class)]
+    # The description stands above all options, so it is left out above those of the stage.
+    parts: list[tuple[str, Any]] = [("stage", Annotated[config_class, tyro.conf.arg(help="")])]
     parts.append(("common", Annotated[CommonOptions, tyro.conf.FlagCreatePairsOff]))
     parts += [("megatron", more)] if more is not None else []
     default: list[Any] = [partial_config(config_class, chosen, "--help", tyro.MISSING)]
     default += [CommonOptions(), *([more()] if more is not None else [])]
     for cls in (config_class, CommonOptions, YamlOptions, MegatronOptions):
-        _write_out_unions(cls)
+        _annotate(cls)
     both = dataclasses.make_dataclass("Options", parts)
     with suppress(SystemExit):
         tyro.cli(
             both,
             prog=prog,
-            description=(config_class.__doc__ or "").strip(),
+            description=_paragraphs(config_class.__doc__ or ""),
             args=["--help"],
             default=both(*default),
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
         )
 
 
-def _write_out_unions(cls: type) -> None:
-    """Write the `X | Y` of a configuration's fields as Union[X, Y], which is the same type.
+def _paragraphs(text: str) -> str:
+    """A docstring without its indentation and line ends; blank lines stay between paragraphs."""
+    paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(text))
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
-    tyro 1.0 resolves a Union itself. For `X | Y` it imports a type checker, which takes a tenth of
-    a second: a third of the start of a command."""
+
+def _texts_under_fields(owner: type) -> dict[str, str]:
+    """The string literal under each field of a class, by the name of the field."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    return {
+        field.target.id: under.value.value
+        for field, under in pairwise(body.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant)
+        if isinstance(under.value.value, str)
+    }
+
+
+def _annotate(cls: type) -> None:
+    """Rewrite the annotations of a configuration as tyro prints them best.
+
+    - The text under a field, as its help: tyro alone keeps the line ends of the source.
+    - `X | Y` as Union[X, Y], which is the same type. tyro 1.0 resolves a Union itself. For `X | Y`
+      it imports a type checker, which takes a tenth of a second: a third of the start of a
+      command."""
+    import tyro
+
     hints = get_type_hints(cls, include_extras=True)
     for owner in cls.__mro__:
-        for name in vars(owner).get("__annotations__", ()):
-            if isinstance(hints.get(name), types.UnionType):
-                owner.__annotations__[name] = Union[hints[name].__args__]  # noqa: UP007
+        own = vars(owner).get("__annotations__", {})
+        texts = _texts_under_fields(owner) if own else {}
+        for name in own:
+            hint = hints.get(name)
+            if isinstance(hint, types.UnionType):
+                hint = Union[hint.__args__]  # noqa: UP007
+                owner.__annotations__[name] = hint
+            if text := _paragraphs(texts.get(name, "")):
+                owner.__annotations__[name] = Annotated[hint, tyro.conf.arg(help=text)]
     for field in dataclasses.fields(cls):
         variants = field.metadata.get(VARIANTS)
         nested = [hints[field.name]] if variants is None else variants.classes.values()
         for hint in nested:
             if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-                _write_out_unions(hint)
+                _annotate(hint)

@@ -35,8 +35,8 @@ class ServeConfig:
     """Compute in float16. Neither of the two: in fp32."""
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     expect: tuple[str, ...] = execution(())
-    """Options that the model of the checkpoint must have, as NAME=VALUE; with others it is refused.
-    The options of a model on Megatron-LM's command line come here."""
+    """Options that the model of the checkpoint must have, as NAME=VALUE; a different model is
+    refused. Model options on a command line of Megatron-LM are passed on here."""
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
     """Device; auto: a GPU if available."""
 

@@ -24,19 +24,21 @@ from trainyard.tokenizers.config import TokenizerConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeConfig(PrefixInShares):
-    """Turn text into Megatron token files PREFIX_KEY_document.bin and .idx, and .docs of origins.
+    """Turn text into Megatron token files: PREFIX_KEY_document.bin and .idx, and .docs with the
+    origin of every document.
 
-    The bytes written depend on the input and the options alone: not on workers, partitions, ranks,
-    or on how often the run was killed. Documents come in the order of the input."""
+    The bytes written depend only on the input and the options, not on workers, partitions or ranks,
+    nor on how often the run was killed. Documents keep the order of the input."""
 
     input: tuple[str, ...] = location()
     """Files, folders, patterns or URLs: JSONL (.jsonl, .json), Parquet (.parquet) or plain text
     (.txt); all but Parquet also as .gz, .zst, .xz or .bz2."""
     output_prefix: str = location()
-    """Path or URL with which the names of the output files begin."""
+    """Prefix of the output files: a path or URL to which their names are appended."""
     tokenizer: TokenizerConfig
     json_keys: tuple[str, ...] = also("json_key", default=("text",))
-    """Keys of text, or of a list of sentences; each key has separate files. Also --json-key."""
+    """JSON keys that hold the text, or a list of sentences; each key gets separate files. Also
+    --json-key."""
     append_eod: bool = False
     """End every document that is not empty with the end-of-document token."""
     split_sentences: bool = False
@@ -44,21 +46,21 @@ class TokenizeConfig(PrefixInShares):
     keep_newlines: bool = False
     """With --split-sentences: keep the line breaks between sentences."""
     lang: str = "english"
-    """With --split-sentences: language of the text; NLTK's punkt_tab must have a model for it. none
-    needs no model, and ends sentences at abbreviations too."""
+    """With --split-sentences: language of the text, for which NLTK's punkt_tab must have a model.
+    `none` needs no model, but ends sentences at abbreviations too."""
     id_key: str = "id"
-    """Key whose value is recorded as the id of a document, if the document has it."""
+    """JSON key whose value is recorded as the id of a document, if it has that key."""
     on_bad_line: Literal["stop", "skip"] = "stop"
-    """What to do about a line that is not a document, or that the tokenizer refuses. stop: fail and
+    """What to do with a line that is not a document, or that the tokenizer refuses. stop: fail and
     publish nothing; skip: count it and list it in PREFIX.bad_lines.jsonl."""
     max_bad_lines: int | None = None
     """With --on-bad-line skip: stop if there are more. Unset: no limit."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
-    """Largest document, in bytes after decompression (of its line; in Parquet, of its texts); a
-    larger one is a bad line."""
+    """Largest document in bytes after decompression (of its line, or in Parquet of its texts); a
+    larger one is treated as a bad line."""
     validate_tokenizer: float = 0.0
-    """Share of the documents, 0 to 1, to encode with the tokenizer's reference library too; stops
-    at the first difference."""
+    """Share of the documents, from 0 to 1, to encode with the tokenizer's reference library as
+    well. The first difference is an error."""
     workers: int | None = execution(None)
     """Number of workers, at most the number of cores. Unset: the number of cores."""
     partitions: int = execution(1)

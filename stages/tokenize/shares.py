@@ -77,7 +77,7 @@ def _read_share(prefix: str) -> Totals:
             raise ValueError("of another version")
         return Totals(**document)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{prefix}{SHARE}: not the account of a share ({error})") from error
+        raise ArtifactError(f"{prefix}{SHARE}: not the record of a share ({error})") from error
 
 
 def _add_up(config: TokenizeConfig, shares: Sequence[Totals]) -> Totals:

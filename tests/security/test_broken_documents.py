@@ -80,7 +80,7 @@ def test_a_broken_file_of_a_run_folder_is_none(name: str, text: str, tmp_path: P
 @every_break
 def test_a_broken_record_of_a_job_is_a_message(text: str, tmp_path: Path) -> None:
     (tmp_path / SUBMITTED).write_text(text)
-    with pytest.raises(ConfigError, match="is not a record of ours"):
+    with pytest.raises(ConfigError, match="is not a record of trainyard"):
         read_record(tmp_path / SUBMITTED, "merge")
 
 
@@ -99,7 +99,7 @@ def test_a_broken_ledger_has_no_picture_but_a_message(name: str) -> None:
 
 @every_break
 def test_a_broken_change_of_a_watch_is_a_lost_connection(text: str) -> None:
-    with pytest.raises(UnavailableError, match="a watch sent what is no change"):
+    with pytest.raises(UnavailableError, match="a watch sent something that is not a change"):
         _event(text.encode())
 
 
@@ -234,7 +234,7 @@ def test_the_file_of_a_share_is_an_id_and_no_path(file: Any, tmp_path: Path) -> 
     account = tmp_path / "0.share.json"
     document = {"format_version": merge_shares.FORMAT_VERSION, "file": file, "etags": {}}
     account.write_text(json.dumps(document))
-    with pytest.raises(ArtifactError, match="not the account of a share"):
+    with pytest.raises(ArtifactError, match="not the record of a share"):
         merge_shares._read_share(str(account))
     account.write_text(json.dumps(document | {"file": "0123456789ab"}))
     assert merge_shares._read_share(str(account)) == ("0123456789ab", {})

@@ -145,5 +145,5 @@ NO_STORES += ["async_wrapper", "HTTP", "FILE", "simplecache::http", "file::http"
 def test_no_other_protocol_leads_to_a_file_or_a_server(protocol: str) -> None:
     """Each is refused before anything is opened."""
     for call in (store.read_bytes, store.exists, store.info):
-        with pytest.raises(ConfigError, match=r"no store|more than a URL|not a storage protocol"):
+        with pytest.raises(ConfigError, match=r"not a stor|more than a URL"):
             call(f"{protocol}://localhost/etc/passwd")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 RUNS = ""
 
-NO_IMAGES = "models of images come later"
-OF_RETRIEVER = "needs the retriever of pretrain_ict.py, which comes later"
+NO_IMAGES = "image models are not supported yet"
+OF_RETRIEVER = "needs the retriever of pretrain_ict.py, which is not supported yet"
 
 UNEVEN = "--num-layers (24) must be divisible by --pipeline-model-parallel-size (16)"
 """Megatron-LM refuses these scripts too, by an assertion."""
@@ -35,7 +35,7 @@ ANSWERS: dict[str, str] = {
     "train_t5_220m_distributed.sh": RUNS,
     "train_retro_2b_distributed.sh": NO_PROJECT,
     "train.sh": RUNS,
-    "pretrain_ict.sh": "pretrain_ict.py: training of retrievers comes later",
+    "pretrain_ict.sh": "pretrain_ict.py: training of retrievers is not supported yet",
     "pretrain_vision_classify.sh": NO_IMAGES,
     "pretrain_vision_dino.sh": NO_IMAGES,
     "pretrain_vision_inpaint.sh": NO_IMAGES,

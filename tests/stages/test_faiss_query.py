@@ -293,7 +293,7 @@ def test_a_leak_is_found_before_the_table_is_published(
         ({"retro_query_num_neighbors_save": 50}, r"-save \(50\) must be at most .* \(40\)"),
         ({"retro_gpt_chunk_length": 4}, "holds 96 vectors|have 8 tokens; give that"),
         ({"retro_gpt_chunk_length": 5}, r"--seq-length \(32\) must be divisible by"),
-        ({"mock_data": True, "data_path": []}, "--mock-data comes from no document"),
+        ({"mock_data": True, "data_path": []}, "--mock-data has no documents"),
     ],
 )
 def test_mistakes_are_refused(

@@ -96,7 +96,7 @@ def test_flags_override_the_yaml_file(command: Command, tmp_path: Path) -> None:
         ("--yaml-cfg {path} --yaml-cfg {path}", "--yaml-cfg is given 2 times"),
         ("--yaml-cfg {path}/none", "--yaml-cfg: "),
         ("--yaml-cfg {wrong}", "wrong.yaml: num_layers must be a whole number, got 'two'"),
-        ("--yaml-cfg {twice}", "lr stands twice, in line 1 in a and in line 2"),
+        ("--yaml-cfg {twice}", "lr occurs twice, in line 1 in a and in line 2"),
         ("--no-such-flag 1", "--no-such-flag is not an option"),
     ],
 )

@@ -213,7 +213,7 @@ def test_shares_that_tell_of_too_few_parts_make_no_shorter_object(
     del document["etags"]["3"]
     store.write_bytes(url, json.dumps(document).encode())
     assert merge(source, prefix, "--world-size", "1") == 1
-    assert "its shares tell of 2 parts of the .bin, which has 3" in capsys.readouterr().err
+    assert "its shares record 2 parts of the .bin, which has 3" in capsys.readouterr().err
     assert not store.exists(prefix + ".bin")
 
 

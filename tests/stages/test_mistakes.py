@@ -58,7 +58,7 @@ FLAGS = {
     "--config {0}/deep.yaml": "deep.yaml is (nested too deeply|not well-formed)",
     "--config {0}/none.toml": "--config: .*none.toml",
     "--config {0}/notes": "--config: .*notes.*folder",
-    "--save /proc/run": "/proc/run: this folder cannot be made .*; choose another place",
+    "--save /proc/run": "/proc/run: this folder cannot be created .*; choose another place",
     "--save {0}/a.jsonl": "a.jsonl: this is a file; the output is a folder, choose another",
     "--load {0}/none": "1 --load .*/none: no file matches; .*; a checkpoint is the folder of",
     "--load {0}/notes": "--load .*/notes: no checkpoint there; found a; no step folder iter_",
@@ -112,7 +112,7 @@ LINES = {
     "certify {0}/empty": "1 .*empty",
     "verify {0}/none": "1 .*none",
     "report --checkpoint {0}/none --output-prefix {0}/o": "1 --checkpoint .*none: no file matches",
-    "collect --output-dir /proc/x": "/proc/x: this folder cannot be made",
+    "collect --output-dir /proc/x": "/proc/x: this folder cannot be created",
     "train_tokenizer --input {0}/none --output-dir {0}/o --vocab-size 300": "1 --input .*: no file",
     f"{LEARN} --vocab-size {2**31}": " train_tokenizer: --vocab-size must be at most 10000000",
     f"{TOKENIZE} --tokenizer-type TikTokenizer --tokenizer-model {{0}}/a.jsonl "

@@ -145,7 +145,7 @@ def test_load_equal_to_save_goes_on_and_does_not_start_over(
     assert "--new-run (or --force) to start at step 0: leave one of them out" in log
     assert find_steps(str(folder)) == [3]
     log = pretrain(folder, **longer)
-    assert "going on from step 3 with other options: --lr-decay-iters None -> 3, " in log
+    assert "resuming from step 3 with other options: --lr-decay-iters None -> 3, " in log
     assert "--train-iters 3 -> 6" in log
     assert [line["step"] for line in ledger(folder)] == [1, 2, 3, 4, 5, 6]
 

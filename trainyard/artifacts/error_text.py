@@ -130,7 +130,7 @@ def system_fault(url: str, name: str, error: OSError) -> TrainyardError:
     if error.errno == errno.ENAMETOOLONG and writes:
         return ConfigError(f"{url}: {TOO_LONG}")
     if isinstance(error, FileNotFoundError) and name in ("open", "create"):
-        return ConfigError(f"{url}: no file can be made there; choose another path")
+        return ConfigError(f"{url}: no file can be created there; choose another path")
     nowhere = (errno.ELOOP, errno.ENAMETOOLONG)
     if no_folder or isinstance(error, FileNotFoundError) or error.errno in nowhere:
         return ArtifactError(f"{url}: {why_absent(url)}")

@@ -48,11 +48,11 @@ class SaveReport:
 
     @property
     def gigabytes_per_second(self) -> float:
-        """Over the time until it was durable."""
+        """Speed over the time until the step was durable."""
         return self.bytes / 1e9 / max(self.durable_seconds, 1e-9)
 
     def document(self) -> dict[str, Any]:
-        """As a JSON document."""
+        """The report as a JSON document."""
         figures = {
             name: round(value, 4) if isinstance(value, float) else value
             for name, value in asdict(self).items()
@@ -131,7 +131,7 @@ class BackgroundSave:
             self.finish()
 
     def give_up(self, seconds: float) -> None:
-        """After a failure of training: give the save so many seconds to finish, or leave it
+        """After a failure of training: give the save this many seconds to finish, or leave it
         incomplete."""
         if self._thread is not None:
             self._thread.join(seconds)

@@ -73,7 +73,7 @@ class Description:
     """From the manifest, if recorded: how many ranks trained which steps."""
 
     def document(self) -> dict[str, Any]:
-        """As a JSON document."""
+        """The description as a JSON document."""
         return {"format_version": FORMAT_VERSION, **asdict(self)}
 
 

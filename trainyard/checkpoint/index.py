@@ -40,7 +40,7 @@ class TensorPiece:
     offset: tuple[int, ...]
     shape: tuple[int, ...]
     digests: str = ""
-    """Of its blocks, see `safetensors.blocks`; empty in steps of versions that wrote none."""
+    """Digests of its blocks (`safetensors.blocks`); empty in steps of versions that wrote none."""
 
 
 @dataclass(frozen=True, slots=True)

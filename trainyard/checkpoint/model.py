@@ -21,7 +21,7 @@ from trainyard.tokenizers.registry import load_tokenizer
 SCORERS = tuple(name for name, family in FAMILIES.items() if family.predicts_next)
 """Families that predict the next token; a Retro without neighbours is the GPT of its decoder."""
 WRITERS = tuple(name for name, family in FAMILIES.items() if family.generates)
-"""Those that write texts."""
+"""Families of models that generate text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class LoadedModel:
     """What a tool needs of a trained model."""
 
     model: Any
-    """In evaluation mode, weights of the checkpoint."""
+    """The module in evaluation mode, with the weights of the checkpoint."""
     config: TransformerConfig
     tokenizer: Tokenizer
     step: int

@@ -70,7 +70,7 @@ class ReadJob:
 
     @property
     def size_bytes(self) -> int:
-        """Of the read."""
+        """Bytes of the read."""
         return self.read.end - self.read.begin
 
     @staticmethod

@@ -16,7 +16,7 @@ from trainyard.checkpoint.plan import Slice
 from trainyard.errors import HostMemoryError
 
 ALIGNMENT = 64
-"""Each tensor of a snapshot starts at a multiple of so many bytes, which fits any type and makes
+"""Each tensor of a snapshot starts at a multiple of this many bytes, which fits any type and makes
 copies fast."""
 
 

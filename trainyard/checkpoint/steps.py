@@ -29,7 +29,7 @@ from trainyard.artifacts.urls import basename, check_relative, join, local_path
 from trainyard.errors import ArtifactError, ConfigError
 
 FORMAT_VERSION = 1
-"""Of the documents of a step."""
+"""Format version of the documents of a step."""
 
 INDEX = "index.json"
 STATE = "state.json"

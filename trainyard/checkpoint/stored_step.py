@@ -61,7 +61,7 @@ class ShardFiles(Generic[F]):
         verify: Verify,
         open_file: Callable[[str, int | None], F],
     ) -> None:
-        """open_file: opens the file of a URL, which must have so many bytes (None: any).
+        """open_file: opens the file of a URL, which must have this many bytes (None: any).
 
         Raises ArtifactError for an index that does not match the manifest's `records`."""
         self._open_file = open_file
@@ -77,7 +77,7 @@ class ShardFiles(Generic[F]):
         for name, entry in index.items():
             if name.partition(".")[0] not in KINDS:
                 raise ArtifactError(
-                    f"{join(url, INDEX)}: tensor {name!r} is none of {', '.join(KINDS)}"
+                    f"{join(url, INDEX)}: tensor {name!r} is not one of {', '.join(KINDS)}"
                 )
             for piece in entry.pieces:
                 spec = TensorSpec(entry.dtype, piece.shape)
@@ -189,7 +189,7 @@ class StoredStep(Closing, Generic[F]):
         verify: Verify,
         open_file: Callable[[str, int | None], F],
     ) -> None:
-        """open_file: opens a tensor file at a URL that must have so many bytes (None: any)."""
+        """open_file: opens a tensor file at a URL that must have this many bytes (None: any)."""
         self.url = url
         self.manifest = manifest
         self.verify = verify

@@ -17,7 +17,7 @@ from trainyard.errors import DataError
 
 TEXT, LABEL = "text", "label"
 ONE_IN = 10
-"""About one text in so many is held out, to measure the classifier: which ones follows from the
+"""About one text in this many is held out, to measure the classifier: which ones follows from the
 texts, so that a text that is there twice is on one side."""
 TOXIC = 0.5
 """A label or score from here on counts as positive."""

@@ -43,8 +43,8 @@ class DataConfig:
     valid_data_path: tuple[str, ...] = location(())
     """Prefixes for validation only."""
     valid_data_split: str | None = course(None)
-    """Parts of the documents of --valid-data-path, as in --split; the second one is measured.
-    Unset: all documents are."""
+    """Parts of the documents of --valid-data-path, as in --split, of which the second is used for
+    validation. Unset: use all documents."""
     test_data_path: tuple[str, ...] = location(())
     """Prefixes for testing only, measured once, after the last step."""
     data_args_path: str | None = location(None)
@@ -62,8 +62,8 @@ class DataConfig:
     multiple_validation_sets: bool = course(False)
     """Measure each prefix of the validation and test data separately; they must have no weights."""
     full_validation: bool = course(False)
-    """Measure every sample of the validation data each time. Test data always has --eval-iters
-    batches."""
+    """Use every sample of the validation data each time. For test data, --eval-iters batches are
+    used in any case."""
     drop_last_partial_validation_sequence: bool = course(True)
     """Leave out the validation data after its last whole sample; otherwise it is padded to a
     sample, and the padding does not count."""

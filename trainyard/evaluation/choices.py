@@ -39,7 +39,7 @@ class Choice:
 
 def read_choices(url: str) -> tuple[str, list[Choice]]:
     """What the files of a URL are, and their choices: a folder of RACE, a .tsv of MNLI or QQP, or a
-    .jsonl file of query, choices and gold. DataError names what is none of them."""
+    .jsonl file of query, choices and gold. DataError for anything else."""
     if url.endswith((".jsonl", ".json")):
         return "jsonl", _of_lines(ConversationFile(url))
     if not url.endswith(".tsv"):

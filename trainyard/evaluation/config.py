@@ -35,16 +35,16 @@ class EvaluationConfig:
     """WIKITEXT103: how the file becomes plain text; auto: wikitext or ptb if its name or folder
     contains "wiki" or "ptb"."""
     overlapping_eval: int = 32
-    """WIKITEXT103: tokens from one window to the next: fewer give every token more context and cost
-    more."""
+    """WIKITEXT103: tokens from the start of one window to the next. Fewer give every token more
+    context, and cost more."""
     lambada_protocol: LambadaProtocol | None = None
     """LAMBADA: what is predicted, and how the passage is tokenized; unset: megatron, or
     megatron-strict with --strict-lambada. docs/evaluation.md defines them."""
     strict_lambada: bool = False
     """LAMBADA: the whole last word, not its last token."""
     seq_length: int | None = None
-    """Tokens of a window, or of a context with what is scored; unset: the sequence length of the
-    training."""
+    """Tokens of a window, or of a context together with the scored text; unset: the sequence length
+    of the training."""
     micro_batch_size: int = execution(4)
     """Windows, passages or choices scored at a time by each copy of the model, or questions
     answered."""
@@ -108,7 +108,7 @@ def _detokenizer_for(path: str) -> DetokenizerName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContaminationConfig:
-    """Whether overlaps with a corpus are looked for."""
+    """Search for overlaps of the data sets with a corpus."""
 
     contamination_corpus: tuple[str, ...] = location(())
     """Prefixes of the token files of the training: count the examples that share n tokens in a row
@@ -132,7 +132,7 @@ class ContaminationConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionConfig:
-    """Which questions are answered, and how they are asked, under the names of Megatron-LM's
+    """Which questions are answered and how they are asked, with the option names of Megatron-LM's
     retro_text_generation.py."""
 
     task_description: str | None = location(None)
@@ -154,7 +154,7 @@ class QuestionConfig:
     num_gen: int = -1
     """Number of questions to answer; -1: all."""
     out_seq_length: int = 256
-    """Most tokens of an answer."""
+    """Largest number of tokens in an answer."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     def __post_init__(self) -> None:

@@ -64,7 +64,7 @@ class ScoredSet:
     rows_url: str
 
     def rows(self) -> list[Row]:
-        """The scores of its examples. ArtifactError for a file that is none of an evaluation."""
+        """The scores of its examples. ArtifactError for a file that an evaluation did not write."""
         rows = []
         for number, line in enumerate(read_checked(self.rows_url).splitlines(), start=1):
             try:

@@ -27,7 +27,7 @@ BLOCK = 64
 """Examples that are scored and kept together, whatever the ranks and the batch size."""
 
 ProgressOf = Callable[[int, str, int], AbstractContextManager[Progress]]
-"""Opens the progress over so many examples, of a unit, of which some are done."""
+"""Opens the progress over this many examples, of a unit, of which some are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

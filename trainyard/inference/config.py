@@ -32,16 +32,18 @@ class SamplingConfig:
     top_p_decay: float = 0.0
     """Multiply --top-p by this after each token of a text; 0 is never."""
     top_p_bound: float = 0.0
-    """Least --top-p that --top-p-decay leads to."""
+    """Lower limit of --top-p under --top-p-decay."""
     min_p: float = 0.0
-    """Choose among the tokens at least this likely in parts of the likeliest one; 0 is all."""
+    """Choose among the tokens whose probability is at least this share of the likeliest one's; 0 is
+    all."""
     repetition_penalty: float = 1.0
     """Divide the positive logits of tokens of prompt and output by this, and multiply the negative
     ones (arXiv:1909.05858, section 4.1)."""
     presence_penalty: float = 0.0
-    """Subtract this from the logit of each token that the output has, as OpenAI's interface."""
+    """Subtract this from the logit of each token that the output already has, as in OpenAI's
+    interface."""
     frequency_penalty: float = 0.0
-    """Subtract this from the logit of a token for each time that the output has it."""
+    """Subtract this from the logit of a token for each time that it is already in the output."""
     seed: int = 1234
     """Seed of the random numbers; each prompt has its own sequence."""
 
@@ -171,8 +173,8 @@ class OutputConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutConfig:
-    """How many ranks hold a copy of the model, whatever layout trained it; further ranks hold
-    further copies, and share the work. Results do not depend on it, up to rounding."""
+    """How many ranks share a copy of the model, whatever layout trained it. Further ranks hold
+    further copies and divide the work. Results do not depend on this, up to rounding."""
 
     nproc_per_node: int = execution(1)
     """Ranks to start on this machine. Under torchrun, or a scheduler that sets RANK, each process

@@ -42,7 +42,7 @@ class Decoder(Protocol):
 
     def start(self, prompts: Sequence[Sequence[int]], top_n: int | None = None) -> Start:
         """Begin a batch, the first or a next one of the same size. top_n: score the prompts too,
-        with so many likeliest tokens."""
+        with this many likeliest tokens."""
 
     def step(self, tokens: Tensor) -> Tensor:
         """(b, V) logits after the next token of each row, (b) int64."""

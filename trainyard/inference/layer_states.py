@@ -22,7 +22,7 @@ def empty_states(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> dict[int, State]:
-    """States before the first token of so many sequences, of those of these layers that have one.
+    """States before the first token of this many sequences, of those of these layers that have one.
     dtype: of weights."""
     return {
         layer: tuple(

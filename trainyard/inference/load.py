@@ -120,7 +120,7 @@ def load_on_ranks(
 def _check_weights(
     url: str, num_params: int, dtype: torch.dtype, ranks: int, device: torch.device
 ) -> None:
-    """Refuse weights that do not fit the device of each of so many ranks."""
+    """Refuse weights that do not fit the device of each of this many ranks."""
     check_memory(
         f"--load {url}: the weights of its {num_params:,} parameters take on each rank about",
         num_params * dtype.itemsize / ranks,

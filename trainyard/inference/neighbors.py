@@ -25,8 +25,8 @@ PADDING = 0
 
 
 def check_counts(config: RetroConfig, chunks: Sequence[Sequence[object]], length: int) -> None:
-    """Refuse neighbours of chunks that a text of so many tokens does not have, and more neighbours
-    than the model takes."""
+    """Refuse neighbours of chunks that a text of this many tokens does not have, and more
+    neighbours than the model takes."""
     whole = length // config.retro_chunk_length
     if not chunks or len(chunks) > whole:
         raise ConfigError(

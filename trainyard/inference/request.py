@@ -56,7 +56,7 @@ class Request:
     """How many likeliest tokens to keep for each of these places."""
 
     def shortened(self, most: int) -> Request:
-        """The same with at most so many new tokens."""
+        """The same with at most this many new tokens."""
         return replace(
             self, max_tokens=min(self.max_tokens, most), min_tokens=min(self.min_tokens, most)
         )

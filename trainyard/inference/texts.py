@@ -188,7 +188,7 @@ def build_decoder(
     *,
     compiled: bool = False,
 ) -> Decoder:
-    """A decoder with room for so many prompts of at most `longest` tokens, and their outputs.
+    """A decoder with room for this many prompts of at most `longest` tokens, and their outputs.
 
     compiled: see `graphs`; ConfigError for a model whose step cannot be compiled."""
     model, size = generator.model, generator.tokenizer.vocab_size

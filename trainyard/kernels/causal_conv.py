@@ -10,7 +10,8 @@ from torch import Tensor
 
 WIDTH = 4
 TOKENS, CHANNELS, WARPS = 64, 128, 1
-"""A program goes over so many tokens of so many channels, and keeps the last four in registers."""
+"""A program goes over this many tokens of this many channels, and keeps the last four in
+registers."""
 
 
 @triton.jit

@@ -287,7 +287,7 @@ def paged_kernel(
 
 
 def tile_of(most_new: int, mean_new: float, group_size: int) -> Tile:
-    """The sizes of programs for so many new tokens of a sequence, at most and on average."""
+    """The sizes of programs for this many new tokens of a sequence, at most and on average."""
     if most_new * group_size <= DECODE.rows:
         return DECODE
     tile = PREFILL if mean_new * group_size >= PREFILL.rows else MIXED

@@ -36,10 +36,10 @@ class LoadTestConfig:
     model: str | None = None
     """Name of the model in requests to the server; unset: the first that it lists."""
     concurrency: tuple[int, ...] = ()
-    """Closed loop: keep so many requests under way. Several values are measured in turn. Without
+    """Closed loop: keep this many requests under way. Several values are measured in turn. Without
     this, --request-rate and --trace-file, all requests are sent at once."""
     request_rate: tuple[float, ...] = ()
-    """Open loop: send so many requests a second, whatever the server does. Several values are
+    """Open loop: send this many requests a second, whatever the server does. Several values are
     measured in turn."""
     arrivals: Literal["poisson", "constant"] = "poisson"
     """With --request-rate: gaps between requests are random (independent users) or all the same."""

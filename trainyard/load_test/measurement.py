@@ -75,7 +75,7 @@ class LoadTest:
         seed: int,
         on_end: Callable[[int], object] = lambda count: None,
     ) -> None:
-        """make_requests: so many, or as many as the options say. trace_times: of --trace-file."""
+        """make_requests: this many, or as many as the options say. trace_times: of --trace-file."""
         self._config, self._make_requests, self._seed = config, make_requests, seed
         self._trace_times = trace_times
         self._slo = config.slo()

@@ -4,7 +4,7 @@ Names are flags without leading dashes; `x-*` is every flag that begins with `x-
 
 from __future__ import annotations
 
-LATER = "comes later"
+LATER = "is not supported yet"
 
 ABSENT: tuple[tuple[str, str], ...] = (
     (
@@ -49,14 +49,14 @@ ABSENT: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "models of images come later; leave it out for a training on token files",
+        "image models are not supported yet; leave it out for a training on token files",
         "vision-pretraining",
     ),
     (
-        "reinforcement learning comes later; leave it out for a training on token files",
+        "reinforcement learning is not supported yet; leave it out for a training on token files",
         "perform-rl-step",
     ),
-    ("distillation comes later; leave it out for a training on token files", "logits-*"),
+    ("distillation is not supported yet; leave it out for a training on token files", "logits-*"),
     (
         "a table of neighbours is of the samples of the whole run; run faiss_query for all its "
         "--train-iters, or give --dataloader-type cyclic there and here",
@@ -199,8 +199,11 @@ LATER_VALUES: dict[tuple[str, str], str] = {
     },
     ("tokenizer-type", "Llama3Tokenizer"): HUGGING_FACE,
     ("tokenizer-type", "MistralTokenizer"): HUGGING_FACE,
-    ("tokenizer-type", "NullMultimodalTokenizer"): f"models of images {LATER}; give NullTokenizer",
-    ("position-embedding-type", "mrope"): f"models of images {LATER}; give rope",
+    (
+        "tokenizer-type",
+        "NullMultimodalTokenizer",
+    ): "image models are not supported yet; give NullTokenizer",
+    ("position-embedding-type", "mrope"): "image models are not supported yet; give rope",
     ("moe-router-load-balancing-type", "sinkhorn"): (
         f"balance by Sinkhorn's iterations {LATER}; give aux_loss, seq_aux_loss, global_aux_loss "
         "or none"

@@ -56,7 +56,7 @@ def _rope_type(line: CommandLine, option: Option) -> list[Option]:
         stretch = line.last("rotary-scaling-factor", "yarn-rotary-scaling-factor")
         if option.value == "rope" and stretch is not None and float(stretch.value) != 1.0:
             raise ConfigError(
-                f"{option.given} rope does not stretch, and {stretch.given} is "
+                f"{option.given} rope does not stretch positions, and {stretch.given} is "
                 f"{stretch.value}; leave one of them out"
             )
         return []

@@ -141,7 +141,7 @@ NEWER_ABSENT: tuple[tuple[str, str], ...] = (
         """,
     ),
     (
-        "linear and sparse attention come later; leave it out",
+        "linear and sparse attention are not supported yet; leave it out",
         "experimental-attention-variant linear-attention-type",
     ),
     (
@@ -180,11 +180,11 @@ NEWER_ABSENT: tuple[tuple[str, str], ...] = (
         "null-tokenizer-eod-id null-tokenizer-pad-id",
     ),
     (
-        "distillation comes later, and stages.quantize writes 8-bit weights; leave it out",
+        "distillation is not supported yet, and stages.quantize writes 8-bit weights; leave it out",
         "export-* distillation-* teacher-* finetune-hf-dataset finetune-data-split modelopt-*",
     ),
-    ("adapters come later; leave it out", "lora-* peft-*"),
-    ("packed samples of varied length come later; leave it out", "use-varlen-dataset"),
+    ("adapters are not supported yet; leave it out", "lora-* peft-*"),
+    ("packed samples of varied length are not supported yet; leave it out", "use-varlen-dataset"),
     (
         "--deterministic-mode gives the same bits every time",
         "batch-invariant-mode",

@@ -33,7 +33,7 @@ def find_program(given: str) -> Program:
             return whole[0]
         near = [program.path for program in found]  # another program of a name such as train.py
     hint = f"did you mean {' or '.join(near)}?" if near else "--help lists all"
-    raise ConfigError(f"{given} is no program of Megatron-LM that is known here: {hint}")
+    raise ConfigError(f"{given} is not a program of Megatron-LM that trainyard knows: {hint}")
 
 
 def for_task(program: Program, arguments: Sequence[str]) -> Program:

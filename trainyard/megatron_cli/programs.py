@@ -27,17 +27,17 @@ class Program:
     """Its flags that other programs have for other things, and the flag of the stage that each
     stands for. Without leading dashes."""
     answer: str = ""
-    """Without a stage: what to do instead, or that it comes later."""
+    """Without a stage: what to do instead, or that it is not supported yet."""
 
 
-VISION = "models of images come later"
+VISION = "image models are not supported yet"
 ENCODERS = ("clip", "internvit", "radio", "siglip")
 IMAGE_TASKS = ("ai2d", "chartqa", "coco", "mathvista", "mmmu", "ocrbench", "textvqa", "vqav2")
 QUANTIZE = (
     "use stages.quantize, which writes FP8 or INT8 weights for vLLM and transformers "
     "(docs/checkpoints.md)"
 )
-OTHER_MODELOPT = "pruning, distillation and drafting heads come later"
+OTHER_MODELOPT = "pruning, distillation and drafting heads are not supported yet"
 TENSORRT = (
     "no TensorRT-LLM engine is built; use stages.reshard --saver hf, whose folder its own "
     "converters read"
@@ -220,8 +220,7 @@ PROGRAMS: tuple[Program, ...] = (
         "examples/post_training/modelopt/generate.py",
     ),
     *_without(
-        f"generation of texts by a T5 {LATER}; stages.generate writes those of models that predict "
-        "the next token",
+        "use stages.generate, which generates texts with a T5 too (docs/inference.md)",
         "examples/inference/t5/simple_t5_batch_inference.py",
     ),
     *_without(

@@ -32,7 +32,7 @@ def _world_size(line: CommandLine, option: Option) -> list[Option]:
 
 
 def _ranks_of_plan(line: CommandLine, option: Option) -> list[Option]:
-    """A training on one machine has so many ranks; of several, --world-size counts all."""
+    """A training on one machine has this many ranks; of several, --world-size counts all."""
     if line.last("world-size", "data-parallel-size") is None:
         return [Option(option.given, "world-size", option.values)]
     line.ignore(option, "--world-size or --data-parallel-size says how many devices there are")

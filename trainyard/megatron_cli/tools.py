@@ -43,7 +43,7 @@ RESHARD = Tool(
         ("tensors are always compared with those that the model needs", "no-checking"),
         ("the files say it", "loader-transformer-impl"),
     ),
-    absent=(("models of images come later", "vision-model-type"), NO_FILE),
+    absent=(("image models are not supported yet", "vision-model-type"), NO_FILE),
 )
 
 PLAN = Tool(

@@ -85,8 +85,8 @@ def _entries(root: Any, loader: Any, where: str) -> dict[str, YamlEntry]:
             before = entries.get(key)
             if before is not None:
                 raise ConfigError(
-                    f"{where}: {key} stands twice, in {before.place} and in {entry.place}; "
-                    "remove one, as all sections share one set of keys"
+                    f"{where}: {key} occurs twice, in {before.place} and in {entry.place}; "
+                    "remove one, because all sections share one set of keys"
                 )
             entries[key] = entry
 

@@ -43,9 +43,9 @@ class TransformerConfig(AttentionSizes):
     """Whether the family has --position-embedding-type relative."""
 
     model_type: ModelType = "gpt"
-    """Family of the model: GPT predicts the next token, BERT the hidden words of sentences, T5
-    spells them out, Retro predicts the next token with the help of text that it retrieves, Mamba
-    does so with a state of fixed size in place of attention, or with both."""
+    """Family of the model. gpt predicts the next token, bert the hidden words of sentences; t5
+    spells hidden words out. retro predicts the next token with the help of retrieved text; mamba
+    with a state of fixed size in place of attention, or with both."""
     num_layers: int
     """Transformer layers."""
     hidden_size: int
@@ -145,10 +145,10 @@ class TransformerConfig(AttentionSizes):
     quick_geglu: bool = False
     """Gated MLP, gate x sigmoid(1.702 gate) x up."""
     activation_func_clamp_value: float | None = None
-    """Bound of what --quick-geglu multiplies: gates above it, ups beyond it on either side
-    (gpt-oss); unset: none."""
+    """With --quick-geglu: clamp gates to at most this, and ups to at most this in magnitude
+    (gpt-oss); unset: no clamping."""
     glu_linear_offset: float = 0.0
-    """Added to what --quick-geglu multiplies gates with (gpt-oss: 1)."""
+    """With --quick-geglu: added to the ups before the product with the gates (gpt-oss: 1)."""
     squared_relu: bool = False
     """relu(x)^2 in place of GELU."""
     quick_gelu: bool = False
@@ -185,7 +185,8 @@ class TransformerConfig(AttentionSizes):
     """uniform: layers of a group, of which only the input is kept; block: layers of each stage
     that are recomputed. Unset: 1."""
     cpu_offloading_num_layers: int = execution(0)
-    """The first so many layers of each stage keep their activations in host memory."""
+    """Number of layers of each stage, from the first on, that keep their activations in host
+    memory."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that contradict each other or cannot be built."""

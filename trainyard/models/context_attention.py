@@ -64,7 +64,8 @@ class ContextAttention:
             return self._gathered(q, k, v, mask, softmax)
         if not mask.plain:
             raise ConfigError(
-                "--cp-comm-type p2p passes keys round and has no rule but causality; for packed "
+                "--cp-comm-type p2p sends keys around a ring and supports only causal attention; "
+                "for packed "
                 f"documents or --window-size {ADVICE}"
             )
         return ring_attention(
@@ -129,7 +130,7 @@ def check_context(
         )
     if comm_type == "a2a" and heads % cp_size:
         raise ConfigError(
-            f"--cp-comm-type a2a deals heads out: the {heads} of a rank (--num-attention-heads / "
+            f"--cp-comm-type a2a distributes heads: the {heads} of a rank (--num-attention-heads / "
             f"--tensor-model-parallel-size) must be divisible by --context-parallel-size "
             f"({cp_size}); use --cp-comm-type p2p or allgather"
         )

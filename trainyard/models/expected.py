@@ -75,7 +75,7 @@ def check_expected(expect: Sequence[str], model: TransformerConfig, where: str) 
     for entry in expect:
         name, _, text = entry.partition("=")
         if name.replace("_", "-") not in COMPARED:
-            raise ConfigError(f"--expect {entry}: {name!r} is no option that a model is known by")
+            raise ConfigError(f"--expect {entry}: {name!r} is not an option that describes a model")
         if not _applies(name, model):
             continue
         value = getattr(model, DERIVED[name], None) if name in DERIVED else options.get(name)

@@ -91,7 +91,7 @@ class ModelFamily:
     """MODULE:FUNCTION of (config, device, say=...) for kernels of its own: raises ConfigError for
     one that is not available, and logs the choice if say is true. Empty: there are none."""
     flops_per_iteration: Callable[[Any, int, int], float]
-    """Operations of a step of so many samples, forward and backward."""
+    """Operations of a step of this many samples, forward and backward."""
     flop_convention: FlopConvention
     shard_params: Callable[[Any, int, ParallelLayout], float]
     """Parameters of the most loaded rank."""

@@ -15,15 +15,17 @@ class LatentConfig:
     """Keys and values that every head makes from one short vector of the token, its latent."""
 
     multi_latent_attention: bool = False
-    """Make the keys and values of all heads from one latent of each token (DeepSeek-V2)."""
+    """Compute the keys and values of all heads from one short vector per token, its latent
+    (DeepSeek-V2)."""
     q_lora_rank: int | None = None
-    """Width of the latent that queries are made from; unset: they are made from the token."""
+    """Width of the latent that queries are computed from; unset: queries are computed from the
+    token itself."""
     kv_lora_rank: int = 32
-    """Width of the latent that keys and values are made from."""
+    """Width of the latent that keys and values are computed from."""
     qk_head_dim: int = 128
-    """Channels of a query or key head that do not rotate."""
+    """Channels of a query or key head without rotary positions."""
     qk_pos_emb_head_dim: int = 64
-    """Channels that rotate; all heads share those of a key."""
+    """Channels of a query or key head with rotary positions; all heads share those of a key."""
     v_head_dim: int = 128
     """Channels of a value head."""
 
@@ -70,6 +72,7 @@ def check_latents(config: Any) -> None:
         )
     if not config.rotary:
         raise ConfigError(
-            "--multi-latent-attention rotates a part of each head; give --position-embedding-type "
+            "--multi-latent-attention applies rotary positions to a part of each head; give "
+            "--position-embedding-type "
             f"rope or yarn, not {config.position_embedding_type}"
         )

@@ -40,9 +40,9 @@ class MoEConfig:
     moe_ffn_hidden_size: int | None = None
     """Width inside an expert; unset: --ffn-hidden-size."""
     moe_shared_expert_intermediate_size: int | None = None
-    """Width of an expert that every token visits besides; unset: there is none."""
+    """Width of an additional expert that every token visits; unset: no such expert."""
     moe_shared_expert_gate: bool = False
-    """Weigh the shared expert by a sigmoid of the token (Qwen2-MoE)."""
+    """Weight the shared expert by a sigmoid of the token (Qwen2-MoE)."""
     moe_router_score_function: ScoreFunction = "softmax"
     """Score of an expert: softmax over the experts, or sigmoid of each (DeepSeek-V3)."""
     moe_router_pre_softmax: bool = False
@@ -51,26 +51,26 @@ class MoEConfig:
     moe_router_topk_scaling_factor: float | None = None
     """Factor of the scores of the chosen experts."""
     moe_router_num_groups: int | None = None
-    """Groups of experts, of which a token visits some only (DeepSeek-V3)."""
+    """Number of groups of experts; a token visits only some of them (DeepSeek-V3)."""
     moe_router_group_topk: int | None = None
     """Groups that a token visits."""
     moe_router_dtype: Literal["fp32", "fp64"] | None = None
     """Precision of the router's product and scores; unset: the model's, with softmax in fp32."""
     moe_router_load_balancing_type: LoadBalancing = "aux_loss"
-    """Over what the auxiliary loss balances the experts: a micro-batch (aux_loss), each sequence
-    (seq_aux_loss), the step so far on all replicas (global_aux_loss); or none."""
+    """What the auxiliary loss balances the experts over: a micro-batch (aux_loss), each sequence
+    (seq_aux_loss), or the step so far on all replicas (global_aux_loss); none: no such loss."""
     moe_aux_loss_coeff: float = 0.0
     """Factor of the auxiliary loss (Switch Transformer, arXiv:2101.03961, section 2.2)."""
     moe_z_loss_coeff: float | None = None
     """Factor of the z-loss, which keeps the router's logits small (ST-MoE, arXiv:2202.08906)."""
     moe_router_enable_expert_bias: bool = False
-    """Balance by a bias on the scores of the choice, moved after every step towards experts with
-    fewer tokens (arXiv:2408.15664); with --moe-router-score-function sigmoid."""
+    """Balance by a bias on the scores that decide the choice, adjusted after every step in favour
+    of experts with fewer tokens (arXiv:2408.15664); with --moe-router-score-function sigmoid."""
     moe_router_bias_update_rate: float = 1e-3
-    """Step of that bias."""
+    """Step size of the bias of --moe-router-enable-expert-bias."""
     moe_expert_capacity_factor: float | None = None
-    """Tokens that an expert takes from one rank, as a multiple of an even share; the rest skips it.
-    Unset: an expert takes all."""
+    """Limit on the tokens that an expert takes from one rank, as a multiple of an even share;
+    further tokens skip the expert. Unset: no limit."""
     moe_pad_expert_input_to_capacity: bool = False
     """Pad every expert's input to its capacity, so that shapes never change."""
     moe_token_drop_policy: Literal["probs", "position"] = "probs"
@@ -170,7 +170,7 @@ def check_layers(config: Any) -> None:
     moe = config.experts
     if moe.enabled and not any(moe.pattern(config.num_layers)):
         raise ConfigError(
-            f"--moe-layer-freq {moe.moe_layer_freq} gives no layer experts; leave --num-experts "
+            f"--moe-layer-freq {moe.moe_layer_freq} gives experts to no layer; leave --num-experts "
             "out for a dense model"
         )
 

@@ -32,7 +32,7 @@ OF_EMBEDDING = 0
 
 
 class Shifted(NamedTuple):
-    """A micro-batch so many places later; places behind the end of a sequence or, where attention
+    """A micro-batch this many places later; places behind the end of a sequence or, where attention
     stops at documents, of a document have no loss. (b, s) each, this rank's part."""
 
     tokens: Tensor
@@ -65,7 +65,7 @@ def shifted(batch: Mapping[str, Tensor], depths: int, cp: ProcessGroup | None) -
 
 
 def _later(x: Tensor, places: int, fill: int = 0) -> Tensor:
-    """x so many places later, filled up at its end."""
+    """x this many places later, filled up at its end."""
     return torch.cat((x[:, places:], x.new_full((x.shape[0], places), fill)), dim=1)
 
 

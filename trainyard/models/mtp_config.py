@@ -20,9 +20,10 @@ class MTPConfig:
     """Layers that predict further tokens in training."""
 
     mtp_num_layers: int | None = None
-    """Tokens after the next one to predict in training, each by a layer more; unset: none."""
+    """Number of tokens after the next one to predict in training, each by an additional layer;
+    unset: none."""
     mtp_loss_scaling_factor: float = 0.1
-    """Factor of the mean of their losses."""
+    """Factor of the mean loss of these additional layers."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for impossible numbers."""

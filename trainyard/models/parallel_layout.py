@@ -96,7 +96,7 @@ class ParallelLayout:
         return here / self.shards(self.dp).optimizer
 
     def shards(self, replicas: float) -> ShardCounts:
-        """Of parameters that so many ranks hold alike."""
+        """Of parameters that this many ranks hold alike."""
         count = replicas / self.instances
         return {
             "no_shard": ShardCounts(),
@@ -129,7 +129,7 @@ class ParallelLayout:
 
 
 def busiest_layers(config: TransformerConfig, count: int) -> range:
-    """Of pipeline stages with so many layers, those of the one that keeps most for a sample: the
+    """Of pipeline stages with this many layers, those of the one that keeps most for a sample: the
     one with inner layers, else the first."""
     starts = range(0, config.all_layers, count)
     stages = [range(start, min(start + count, config.all_layers)) for start in starts]

@@ -24,8 +24,8 @@ class OptimizerConfig:
     """The optimizer, its learning rate and weight decay over the run, and gradient clipping."""
 
     optimizer: OptimizerKind = "adam"
-    """Rule of the update: adam, lion and muon, all with decoupled weight decay, or sgd with
-    momentum. muon is for the matrices of the layers; --muon-scalar-optimizer updates the rest."""
+    """Update rule: adam, lion or muon, all with decoupled weight decay, or sgd with momentum. muon
+    updates the matrices of the layers; --muon-scalar-optimizer updates the rest."""
     lr: float = course()
     """Highest learning rate."""
     min_lr: float = course(0.0)
@@ -55,9 +55,9 @@ class OptimizerConfig:
     decoupled_min_lr: float | None = course(None)
     """Their learning rate at the end of the decay; unset: --min-lr."""
     override_opt_param_scheduler: bool = execution(False)
-    """Resume with these rates where they differ from the checkpoint's."""
+    """If rates differ from the checkpoint's, resume with those of the options."""
     use_checkpoint_opt_param_scheduler: bool = execution(False)
-    """Resume with the checkpoint's rates where they differ from these."""
+    """If rates differ from the checkpoint's, resume with those of the checkpoint."""
     weight_decay: float = course(0.01)
     """Decoupled weight decay of matrices; biases and other vectors have none."""
     start_weight_decay: float | None = course(None)
@@ -78,13 +78,13 @@ class OptimizerConfig:
         "auto"
     )
     """Kernel of the update: torch's, or for adam on CUDA one that also writes the 16-bit weights
-    (triton), apex's or Transformer Engine's (where installed); auto: triton for adam on CUDA, else
-    torch."""
+    (triton), or that of apex or Transformer Engine (if installed); auto: triton for adam on CUDA,
+    otherwise torch."""
     optimizer_cpu_offload: bool = execution(False)
     """Keep main parameters and moments in pinned host memory, and update them on the CPU while
     gradients and parameters are copied. On CPU ranks it changes nothing."""
     optimizer_offload_fraction: float = execution(1.0)
-    """Share of them that --optimizer-cpu-offload keeps there."""
+    """Share of main parameters and moments that --optimizer-cpu-offload keeps in host memory."""
     lion_beta1: float = course(0.95)
     """Share of the momentum in Lion's update; its paper has 0.95 and 0.98 for language models."""
     lion_beta2: float = course(0.98)
@@ -96,23 +96,24 @@ class OptimizerConfig:
     muon_num_ns_steps: int = course(5)
     """Newton-Schulz iterations, which bring all singular values near 1."""
     muon_coefficient_type: Literal["quintic", "simple"] = course("quintic")
-    """Polynomials of these: quintic, one tuned for each of five; simple, that of Muon's author."""
+    """Polynomials of the Newton-Schulz iterations: quintic, one tuned for each of five; simple,
+    that of Muon's author."""
     muon_scale_mode: Literal["spectral", "unit_rms_norm", "shape_scaling"] = course("spectral")
     """Factor of an (out, in) update: sqrt(max(out, in)) (spectral), sqrt(out / in) (unit_rms_norm)
     or sqrt(max(1, out / in)) (shape_scaling)."""
     muon_extra_scale_factor: float = course(1.0)
     """One more factor; with spectral, 0.2 gives steps the size of AdamW's (arXiv:2502.16982)."""
     muon_split_qkv: bool = course(True)
-    """Orthogonalise queries, keys and values each for itself, not as one matrix."""
+    """Orthogonalise queries, keys and values separately, not as one matrix."""
     muon_tp_mode: Literal["duplicated", "distributed", "blockwise"] = course("duplicated")
-    """Matrices over tensor-parallel ranks: gathered, and orthogonalised on every rank (duplicated);
-    where they are, with sums over the ranks (distributed); or each part as if it were a matrix
-    (blockwise), which depends on --tensor-model-parallel-size."""
+    """How to orthogonalise matrices that tensor-parallel ranks share: gather them on every rank
+    (duplicated); keep them in place and sum over the ranks (distributed); or treat each part as a
+    matrix (blockwise), which depends on --tensor-model-parallel-size."""
     muon_fp32_matmul_prec: Literal["low", "medium", "high"] = course("medium")
-    """Precision of its products on CUDA, as torch.set_float32_matmul_precision knows them; low is
-    medium."""
+    """Precision of Muon's matrix products on CUDA, by the names of
+    torch.set_float32_matmul_precision; low is treated as medium."""
     muon_scalar_optimizer: Literal["adam", "lion"] = "adam"
-    """Rule of all that muon does not update."""
+    """Update rule for all parameters that muon does not update."""
     sgd_momentum: float = course(0.9)
     """Share of the last step that SGD keeps."""
 

@@ -33,26 +33,26 @@ class PrecisionConfig:
     fp16: bool = False
     """Compute in float16 with a scaled loss; the optimizer keeps parameters in fp32."""
     accumulate_allreduce_grads_in_fp32: bool = execution(False)
-    """Add gradients up in fp32; the default, unless --grad-reduce-in-bf16 is given."""
+    """Sum gradients in fp32; the default, unless --grad-reduce-in-bf16 is given."""
     grad_reduce_in_bf16: bool = False
-    """Add gradients up in bfloat16, over micro-batches and ranks: half the memory and traffic."""
+    """Sum gradients in bfloat16, over micro-batches and ranks: half the memory and traffic."""
     grad_reduce_in_fp16: bool = False
-    """Add scaled gradients up in float16, over micro-batches and ranks, as Megatron-LM does with
-    --fp16 alone: half the memory and traffic, and a sum that overflows skips its step."""
+    """Sum scaled gradients in float16, over micro-batches and ranks, as Megatron-LM does with
+    --fp16 alone: half the memory and traffic, but a sum that overflows skips its step."""
     loss_scale: float | None = course(None)
-    """Constant scale of the loss with --fp16; unset: one that adapts."""
+    """Constant scale of the loss with --fp16; unset: a dynamic scale."""
     initial_loss_scale: float = course(2.0**32)
-    """Scale that an adapting one begins with."""
+    """First value of a dynamic loss scale."""
     min_loss_scale: float = course(1.0)
-    """Scale that an adapting one does not go below."""
+    """Lowest value of a dynamic loss scale."""
     loss_scale_window: int = course(1000)
     """Steps without overflow after which the scale is doubled."""
     hysteresis: int = course(2)
-    """Overflows since the last doubling from which on each halves the scale."""
+    """Number of overflows since the last doubling after which each further one halves the scale."""
     use_precision_aware_optimizer: bool = False
     """Allow --main-grads-dtype, --exp-avg-dtype and --exp-avg-sq-dtype other than fp32."""
     main_grads_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Format in which gradients are added up and reach the optimizer; bf16 is the same as
+    """Number format in which gradients are summed and passed to the optimizer; bf16 is the same as
     --grad-reduce-in-bf16."""
     main_params_dtype: Literal["fp32", "fp16"] = "fp32"
     """Format of the optimizer's parameters beside 16-bit weights; fp16 is not implemented."""

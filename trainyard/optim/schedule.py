@@ -14,7 +14,7 @@ from trainyard.errors import ConfigError
 from trainyard.optim.config import DecayStyle, IncreaseStyle, OptimizerConfig, WsdDecayStyle
 
 SamplesAfter = Callable[[int], int]
-"""The samples that so many iterations from the start consume."""
+"""The samples that this many iterations from the start consume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +149,8 @@ def build_optimizer_schedule(
 ) -> OptimizerSchedule:
     """The schedules of a run that is measured in iterations or, with None for these, in samples.
 
-    samples_after: of a batch size that changes, the samples of the first so many iterations; unset:
-    all have the given batch size."""
+    samples_after: of a batch size that changes, the samples of this many iterations from the start;
+    unset: all have the given batch size."""
     if train_iters is not None:
         of_constant_size = global_batch_size.__mul__
         lengths = _of_iterations(config, train_iters, samples_after or of_constant_size)

@@ -86,14 +86,15 @@ class ParallelConfig:
     decoder_last_pipeline_num_layers: int | None = execution(None)
     """Layers of the last pipeline rank; the others share the rest evenly."""
     pipeline_model_parallel_layout: str | None = execution(None)
-    """Every stage spelled out: E embedding, t layer, L loss, | next stage, x*3 repeats."""
+    """Every pipeline stage spelled out: E embedding, t transformer layer, m layer of multi-token
+    prediction, L loss, | next stage; x*3 repeats x."""
     account_for_embedding_in_pipeline_split: bool = execution(False)
     """Count the embedding as a layer when distributing layers over stages."""
     account_for_loss_in_pipeline_split: bool = execution(False)
     """Count the output layer and loss as a layer when distributing layers over stages."""
     microbatch_group_size_per_virtual_pipeline_stage: int | None = execution(None)
-    """Consecutive micro-batches of a chunk under the interleaved schedule; unset: the
-    pipeline-parallel size."""
+    """Consecutive micro-batches of a chunk under the interleaved schedule; unset: the fewest that
+    fit."""
 
     # --- context -----------------------------------------------------------------------------
 
@@ -106,8 +107,8 @@ class ParallelConfig:
     data_parallel: DataParallelConfig = field(default_factory=DataParallelConfig)
     """What the data-parallel ranks shard; buckets of gradients and their overlap."""
     ddp_average_in_collective: bool = execution(False)
-    """Accepted for compatibility, no effect: the loss is divided before the backward pass, so
-    plain sums are averages already."""
+    """Accepted and ignored: the loss is divided before the backward pass, so plain sums already are
+    averages."""
 
     # --- tensor ------------------------------------------------------------------------------
 

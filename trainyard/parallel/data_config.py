@@ -36,7 +36,7 @@ class DataParallelConfig:
     ) = execution(None)
     """What the data-parallel ranks shard: nothing (no_shard), the optimizer's state (optim, the
     same as --use-distributed-optimizer), gradients too (optim_grads, ZeRO-2), or weights too
-    (optim_grads_params, ZeRO-3); unset: what the flags around it ask for."""
+    (optim_grads_params, ZeRO-3); unset: as the other flags say."""
     use_torch_fsdp2: bool = execution(False)
     """Shard weights, gradients and state (--data-parallel-sharding-strategy optim_grads_params)."""
     torch_fsdp2_reshard_after_forward: bool = execution(True)
@@ -45,22 +45,23 @@ class DataParallelConfig:
     use_megatron_fsdp: bool = execution(False)
     """The same as --use-torch-fsdp2, and --data-parallel-sharding-strategy may ask for less."""
     num_distributed_optimizer_instances: int = execution(1)
-    """Shard over the ranks of each of so many groups, which hold copies of each other's shards:
+    """Divide the ranks into this many groups, each of which shards everything on its own, so that
     gathering stays within a group."""
     overlap_grad_reduce: bool = execution(False)
-    """Add gradients up over ranks while backward still works on earlier layers."""
+    """Sum gradients over ranks while the backward pass still works on earlier layers."""
     overlap_param_gather: bool = execution(False)
-    """Fetch updated parameters while forward already works; with --use-distributed-optimizer."""
+    """Gather updated parameters while the forward pass already runs; with
+    --use-distributed-optimizer."""
     fp8_param_gather: bool = execution(False)
-    """With --fp8-format and --use-distributed-optimizer, fetch updated weights as the 8-bit numbers
-    that products cast them to: half the bytes, and the same results."""
+    """With --fp8-format and --use-distributed-optimizer, gather updated weights as the 8-bit
+    numbers that products cast them to: half the bytes, and the same results."""
     ddp_bucket_size: int | None = execution(None)
-    """Numbers in a bucket; unset: 40 million or a million for each rank with
-    --overlap-grad-reduce, else all of them."""
+    """Parameters in a bucket; unset: with --overlap-grad-reduce the larger of 40 million and a
+    million per rank, otherwise all."""
     ddp_num_buckets: int | None = execution(None)
-    """How many buckets to aim at, in place of --ddp-bucket-size."""
+    """Approximate number of buckets, in place of --ddp-bucket-size."""
     ddp_pad_buckets_for_high_nccl_busbw: bool = execution(False)
-    """Pad the pieces of the distributed optimizer to sizes that NCCL moves fastest."""
+    """Pad the shards of the distributed optimizer to sizes that NCCL transfers fastest."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that contradict each other."""
@@ -133,7 +134,7 @@ class DataParallelConfig:
         return "--use-torch-fsdp2" if self.use_torch_fsdp2 else "--use-megatron-fsdp"
 
     def bucket_size(self, num_parameters: int, num_ranks: int) -> int | None:
-        """Numbers in a bucket of a model of so many parameters; None for one bucket."""
+        """Numbers in a bucket of a model of this many parameters; None for one bucket."""
         if self.ddp_num_buckets is not None:
             return -(-num_parameters // self.ddp_num_buckets)
         if self.ddp_bucket_size is not None or not self.overlap_grad_reduce:

@@ -178,12 +178,12 @@ class ExpertDims:
     """Ranks that share the experts."""
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Of a rank: its tp, ep and dp."""
+        """The tp, ep and dp of a rank."""
         pp, stage = next((n, ranks) for n, ranks in enumerate(self.stages) if rank in ranks)
         return self._at(pp, stage.index(rank))
 
     def _at(self, pp: int, place: int) -> Coordinates:
-        """Of the rank at this place of a stage."""
+        """The coordinates of the rank at this place of a stage."""
         rest, tp = divmod(place, self.tp)
         dp, ep = divmod(rest, self.ep)
         return Coordinates(tp=tp, ep=ep, dp=dp, pp=pp)

@@ -38,7 +38,7 @@ def wait_for_gloo(most_seconds: float = MOST_SECONDS) -> None:
 
 
 def _states() -> list[str]:
-    """Of gloo's threads, as in /proc: R running or about to, S asleep."""
+    """States of gloo's threads, as in /proc: R running or about to, S asleep."""
     found = []
     for stat in Path("/proc/self/task").glob("*/stat"):
         try:

@@ -225,7 +225,7 @@ class _Maker:
         return mine
 
     def shard_groups(self, groups: list[list[int]], num_instances: int, name: str) -> ShardGroups:
-        """Of the data-parallel group of these that holds this rank, in so many instances."""
+        """The shard groups of this rank's data-parallel group, divided into this many instances."""
         mine = next(ranks for ranks in groups if self._rank in ranks)
         return ShardGroups(
             self.make(groups, name),

@@ -78,7 +78,8 @@ def _check_ring(config: ParallelConfig, rule: str, heads: int, groups: int) -> N
         return
     fits = (heads // tp) % cp == 0 and (groups // tp) % cp == 0
     raise ConfigError(
-        "--cp-comm-type p2p, the default, passes keys round with no rule but causality, and "
+        "--cp-comm-type p2p, the default, sends keys around a ring and supports only causal "
+        "attention, and "
         f"{rule} asks for another one; with {CP} ({cp}) it works with --cp-comm-type allgather"
         + (" or a2a" if fits else "")
     )

@@ -121,7 +121,7 @@ def _meet(seconds: float) -> dict[str, Any]:
         if not bool((values == expected).all()):
             raise InfrastructureError(
                 f"the sum of {world_size} ranks over {backend} is wrong: {values[0].item()} where "
-                f"{expected} is right; a device or a link is broken, do not train here"
+                f"{expected} is right; a device or a link is broken; do not train here"
             )
         speed = _bytes_per_second(values, world_size, device.type == "cuda")
     except RuntimeError as error:

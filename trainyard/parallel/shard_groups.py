@@ -22,9 +22,9 @@ class ShardGroups:
     everyone: ProcessGroup | None = None
     """Ranks over which gradients are summed."""
     shard: ProcessGroup | None = None
-    """Those of them that share one copy of the state."""
+    """The ranks that share one copy of the state."""
     copies: ProcessGroup | None = None
-    """Those of them that hold the same shard; None with one instance."""
+    """The ranks that hold the same shard; None with one instance."""
     instances: tuple[tuple[int, ...], ...] = ()
     """The ranks of `everyone`, those of each instance."""
 

@@ -49,7 +49,7 @@ class Shard:
     shape: tuple[int, ...]
     """Shape of the whole parameter."""
     cuts: tuple[Cut, ...]
-    """Of different dims, ascending."""
+    """Cuts of different dims, ascending."""
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -125,7 +125,7 @@ class HeldRows:
     first: int
     stop: int
     dtype: torch.dtype
-    """In which the model uses them; they are kept in fp32."""
+    """Number format in which the model uses the parameters; they are kept in fp32."""
 
 
 def mark_rows(parameter: nn.Parameter, rows: HeldRows) -> None:

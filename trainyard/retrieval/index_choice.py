@@ -16,7 +16,7 @@ MOST_LISTS = 1 << 22
 """Lists of the largest index in use for Retro (InstructRetro: IVF4194304)."""
 
 GRAPH_LISTS = 1 << 14
-"""From so many lists on, a graph (HNSW) finds the nearest ones; fewer are compared one by one."""
+"""From this many lists on, a graph (HNSW) finds the nearest ones; fewer are compared one by one."""
 
 POINTS_PER_LIST = 39
 """Training vectors that faiss wants for each list at least."""

@@ -22,7 +22,7 @@ def list_counts(index: Any, codes: faiss_index.Codes) -> NDArray[np.int64]:
 
 
 def reserve(index: Any, counts: NDArray[np.int64]) -> None:
-    """Take the memory for so many more vectors in each list, as `list_counts` counts them.
+    """Take the memory for this many more vectors in each list, as `list_counts` counts them.
 
     faiss appends to a list vector by vector, and doubles its memory whenever it is full."""
     lists = faiss_index.inverted_file(index)

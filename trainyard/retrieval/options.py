@@ -15,12 +15,13 @@ class RetrievalConfig:
     """The chunk database and the tables of neighbours of a training with --model-type retro."""
 
     retro_project_dir: str | None = location(None)
-    """Folder or URL of a Retro project, which has the database and the tables; --data-path and all
-    that decides samples must be as in its config.json."""
+    """Folder or URL of a Retro project, which holds the database and the tables. --data-path and
+    all options that decide the samples must be as in its config.json."""
     retro_db: str | None = location(None)
     """Folder or URL of the chunk database, the output of retro_db; unset: that of the project."""
     retro_db_data_path: tuple[str, ...] = location(())
-    """Prefixes that the database was cut from, in its order; unset: those of --data-path."""
+    """Prefixes of the token files that the database was made from, in its order; unset: those of
+    --data-path."""
     retro_train_neighbors: str | None = location(None)
     """Neighbours of the training samples, the output of faiss_query; unset: those of the
     project."""
@@ -29,7 +30,8 @@ class RetrievalConfig:
     retro_test_neighbors: str | None = location(None)
     """Neighbours of the test samples; without them there is no test loss at the end."""
     retro_loaded_database: str | None = None
-    """Digest of the chunk database that --load was trained with, to go on with another one."""
+    """To continue with another chunk database: the digest of the one that --load was trained
+    with."""
 
     def __post_init__(self) -> None:
         """Refuse options without those that they need."""

@@ -222,7 +222,7 @@ class PretrainingChunks:
 def check_data(data: DataConfig) -> None:
     """Raise ConfigError for data whose samples cannot have neighbours."""
     if data.mock_data:
-        raise ConfigError("--mock-data comes from no document; give --data-path")
+        raise ConfigError("--mock-data has no documents; give --data-path")
     if data.multiple_validation_sets:
         raise ConfigError(
             "--multiple-validation-sets: a table of neighbours is of one set; leave it out"

@@ -60,7 +60,7 @@ class ListenConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitConfig:
-    """What a server takes on."""
+    """Limits of the server."""
 
     max_queued_requests: int = execution(256)
     """Texts that may wait for their turn; further requests get status 429."""
@@ -94,8 +94,8 @@ class DefaultsConfig:
     top_p: float = execution(0.0)
     """Choose among the likeliest tokens that together reach this probability; 0 is all."""
     seed: int | None = execution(None)
-    """Makes the seeds of requests that name none reproducible, in the order in which they come;
-    unset: they come from the system."""
+    """Makes the seeds of requests that name none reproducible, in the order of arrival; unset: they
+    come from the system."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""

@@ -64,7 +64,7 @@ class MegatronFields(BaseModel):
     length_penalty: Annotated[float, Field(ge=-100.0, le=100.0, strict=True)] = 1.0
     """Of `beam_width`: a text scores its log-probability over its length to this power."""
     beam_width: Annotated[StrictInt, Field(ge=1, le=MAX_BEAMS)] | None = None
-    """Search the likeliest texts of one prompt with so many beams, in place of sampling."""
+    """Search the likeliest texts of one prompt with this many beams, in place of sampling."""
     no_log: StrictBool = False
     """Leave the texts out of the access log, whatever --log-prompts says."""
 

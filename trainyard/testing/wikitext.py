@@ -48,7 +48,7 @@ class Writer:
         return " ".join(words).capitalize() + "."
 
     def paragraphs(self, num_words: int) -> list[str]:
-        """Plain paragraphs of three to six sentences, with about so many words in all."""
+        """Plain paragraphs of three to six sentences, with about this many words in all."""
         paragraphs, left = [], num_words
         while left > 0:
             lengths = [self._rng.randint(8, 22) for _ in range(self._rng.randint(3, 6))]

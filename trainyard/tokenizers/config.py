@@ -76,7 +76,7 @@ class TokenizerConfig:
     tokenizer_type: TokenizerType
     """Kind of tokenizer, by Megatron-LM's name."""
     tokenizer_model: str | None = location(None)
-    """A tokenizer.json or its folder, a SentencePiece .model, or for TikTokenizer its ranks as JSON
+    """A tokenizer.json or its folder, a SentencePiece .model, or for TikTokenizer the ranks as JSON
     or .tiktoken."""
     vocab_file: str | None = location(None)
     """GPT2BPETokenizer: vocab.json. BertWordPiece: vocab.txt."""
@@ -84,7 +84,7 @@ class TokenizerConfig:
     """GPT2BPETokenizer: merges.txt."""
     vocab_size: int | None = None
     """NullTokenizer: number of ids; the last one ends a document. TikTokenizer: number of ids to
-    keep. For any other type it must be the size that the files have, or be left out."""
+    keep. For any other type, leave it out, or give the size that the files have."""
     vocab_extra_ids: int = 0
     """Sentinel tokens <extra_id_N> to add (BertWordPiece, SentencePieceTokenizer)."""
     tokenizer_special_tokens: tuple[str, ...] = also(
@@ -99,7 +99,7 @@ class TokenizerConfig:
     tokenizer_hf_no_include_special_tokens: bool = False
     """Leave out the special tokens that a Hugging Face tokenizer adds around a text."""
     tokenizer_sentencepiece_legacy: bool = False
-    """SentencePieceTokenizer: split the text at special tokens, as NeMo's old models need it."""
+    """SentencePieceTokenizer: split the text at special tokens, as NeMo's old models require."""
     tokenizer_sentencepiece_ignore_extra_whitespaces: bool = True
     """SentencePieceTokenizer: let the model decide about runs of spaces; if off, keep every
     space."""

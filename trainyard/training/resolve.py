@@ -22,7 +22,7 @@ IN_STEPS = ("lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters")
 
 
 def resolved(config: Config, dp: int) -> Config:
-    """The options of a run on so many data-parallel ranks."""
+    """The options of a run on this many data-parallel ranks."""
     if config.skip_train:
         return replace(config, load=config.load or config.save, save=None)
     return without_epochs(config, dp)

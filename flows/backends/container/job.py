@@ -150,7 +150,9 @@ class ContainerJobRun(StageJobRun):
             return
         limit = self.spec.resources.time_limit_seconds
         if limit is not None and time.time() - self._seen.began > limit:
-            self._log.error("%s: time limit of %d s is over; stopping it", self.spec.name, limit)
+            self._log.error(
+                "%s: exceeded its time limit of %d s; stopping it", self.spec.name, limit
+            )
             self.begin_stopping(Kind.TIME_LIMIT)
             return
         self._stop_if_silent(self._liveness.silent_seconds(), self._block.hang_seconds)
@@ -303,7 +305,8 @@ class ContainerJob(JobBlock[Outcome]):
             state = client.wait_for(name)
         elif state.key != self.spec.key:
             raise ConfigError(
-                f"container {name} exists and is not trainyard's (its label is {state.key!r}); "
+                f"container {name} exists and was not made by trainyard (its label is "
+                f"{state.key!r}); "
                 f"remove or rename it"
             )
         else:

@@ -362,7 +362,7 @@ def _event(line: bytes) -> tuple[str, Document]:
     event = _document(line)
     if isinstance(event.get("type"), str) and isinstance(event.get("object"), dict):
         return event["type"], event["object"]
-    raise UnavailableError(f"a watch sent what is no change: {brief(str(line))}")
+    raise UnavailableError(f"a watch sent something that is not a change: {brief(str(line))}")
 
 
 def _document(data: bytes) -> Document:

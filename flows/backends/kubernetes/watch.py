@@ -156,7 +156,7 @@ class PodLogs:
         self._ended.add(pod)
 
     async def finish(self, seconds: float) -> None:
-        """Wait until all logs are read, at most so many seconds."""
+        """Wait until all logs are read, at most this many seconds."""
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=seconds)
         await self.close()

@@ -40,8 +40,8 @@ EMPTY_VALUES = ("", "(null)", "None", "N/A")
 
 NEVER = {
     "DependencyNeverSatisfied": "it depends on a job that failed",
-    "PartitionConfig": "no partition has so many nodes",
-    "PartitionNodeLimit": "the partition does not allow so many nodes",
+    "PartitionConfig": "no partition has this many nodes",
+    "PartitionNodeLimit": "the partition does not allow this many nodes",
     "PartitionTimeLimit": "the partition does not allow so long a time limit",
     "BadConstraints": "no node has all that is asked for",
     "InvalidAccount": "its account does not exist, or may not use the partition",

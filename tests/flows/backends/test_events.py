@@ -40,5 +40,5 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
 
 
 def test_an_event_of_another_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="none of submitted, queued"):
+    with pytest.raises(ValueError, match="not one of submitted, queued"):
         record_event(tmp_path, "begun")  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def test_impossible_resources_are_refused(values: dict[str, int], rule: str) -> 
 @pytest.mark.parametrize(
     ("values", "rule"),
     [
-        ({"environment": {"A B": "x"}}, "'A B' is not a name of an environment variable"),
+        ({"environment": {"A B": "x"}}, "'A B' is not a valid name of an environment variable"),
         ({"environment": {"A": "x\0y"}}, "may hold a NUL"),
         ({"command": ("echo", "\0")}, "may hold a NUL"),
         ({"image": "yard:1 --privileged"}, "is not a reference to an image"),

@@ -117,7 +117,7 @@ def test_a_recipe_that_names_the_pointer_reads_the_newest_documents(
     assert folder == first.version.documents[0].rpartition("/")[0]
     jobs: Any = pretrain_jobs(replace(reads, tables=whole_training()))
     assert jobs.report.document["datasheets"] == [first.version.datasheet]
-    with pytest.raises(ArtifactError, match="run flow collect-corpus on that recipe first"):
+    with pytest.raises(ArtifactError, match="run the flow collect-corpus"):
         corpus_files(replace(reads, corpus=(f"{tmp_path}/none/current.json",)))
     with pytest.raises(ConfigError, match="points to documents, not to tokens"):
         pretrain_jobs(replace(reads, corpus=(), tokens=pointer, tables=whole_training()))

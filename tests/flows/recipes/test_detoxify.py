@@ -95,7 +95,7 @@ def test_the_recipe_in_the_repository_is_valid(yard: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ('base = "small"', "", r"which model is it about\? Give base = \"quickstart\""),
+        ('base = "small"', "", r"which model is to be trained\? Give base = \"quickstart\""),
         ('base = "small"', 'base = "absent"', r"\[pretrain\]: --load .*absent/checkpoint: no ch"),
         ('"ngrams"\nclassifier_data = "labels.jsonl"', '"annotated"', "what the flow generates"),
         ("keep_fraction = 0.5\n", "", r"\[score\]: keep_fraction is needed"),

@@ -65,7 +65,7 @@ def test_keys_above_the_tables_and_lists() -> None:
         ("pretrain.lr", "line 1, 'pretrain.lr', is not STAGE.KEY = VALUE"),
         ("pretrain.lr = 1\npretrain.lr = x", "pretrain.lr is given twice"),
         ("pretrain.x = 1\npretrain = x\n", "pretrain is given twice"),
-        ("benchmark.prompts = ['a', b]", "line 1: the value is no TOML: "),
+        ("benchmark.prompts = ['a', b]", "line 1: the value is not valid TOML: "),
         ("corpus = a.jsonl", "corpus must be a list, got 'a.jsonl'"),
     ],
 )

@@ -248,7 +248,7 @@ def test_a_preset_may_lie_anywhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("num_layer = 3", "preset models/small.toml has 'num_layer', which is no option of pretr"),
+        ("num_layer = 3", "preset models/small.toml has 'num_layer', which is not an option of pr"),
         ("[pretrain]\nnum_layers = 3", "has 'pretrain', .*without a table above them"),
         ("num_layers = ", "small.toml is not well-formed TOML"),
         ("num_layers = true", r"\[pretrain\]: num_layers must be"),

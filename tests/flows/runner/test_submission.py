@@ -166,7 +166,7 @@ def test_a_job_survives_a_backend_outage_longer_than_all_attempts(
     assert list(controller.states.values()) == ["COMPLETED"]
     (waits,) = headlines(caplog, "waits")
     assert "Slurm's controller has not answered since" in waits
-    assert "its job cannot be seen, and may run on" in waits
+    assert "its job cannot be seen, and may still run" in waits
     assert "Unable to contact slurm controller" in waits
     (seen,) = headlines(caplog, "runs")
     assert "Slurm's controller answers again, after" in seen
@@ -240,7 +240,7 @@ def test_a_stage_cancelled_during_an_outage_ends_and_names_its_job(
     away_once_it_runs(controller, 10**6)
     cancel(place, lambda: bool(headlines(caplog, "waits")))
     assert "cancelled, and its job could not be stopped" in caplog.text
-    assert "It may run on: end it there (scancel 1)" in caplog.text
+    assert "It may still be running: end it there (scancel 1)" in caplog.text
     assert controller.states == {"1": "RUNNING"}
     ending = read_stop_record(folder(place))
     assert ending is not None

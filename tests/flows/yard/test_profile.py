@@ -234,7 +234,7 @@ def test_a_process_takes_the_gpus_of_its_machine_without_asking_for_them() -> No
 
 
 REFUSED: list[tuple[str, str]] = [
-    ('block = "slrum"', "block 'slrum' is none of process, container"),
+    ('block = "slrum"', "block 'slrum' is not one of process, container"),
     ('blok = "slurm"', "unknown key 'blok'; did you mean 'block'"),
     ('[slurm]\npartition = "a"', "unknown key 'slurm'"),
     ('block = "slurm"\n[slurm]\npartitoin = "a"', r"\[slurm\]: unknown key .* 'partition'"),

@@ -249,7 +249,7 @@ def test_other_spellings_are_translated(given: str, expected: str) -> None:
         ("--rope-type yarn", "give --position-embedding-type yarn"),
         (
             "--multi-latent-attention --rope-type rope --rotary-scaling-factor 40",
-            "--rope-type rope does not stretch, and --rotary-scaling-factor is 40",
+            "--rope-type rope does not stretch positions, and --rotary-scaling-factor is 40",
         ),
         ("--recompute-modules mla_up_proj", "made of latents are kept; give core_attn, mlp or"),
         ("--mtp-num-layers 1 --mtp-use-repeated-layer", "has a transformer layer of its own"),

@@ -52,7 +52,7 @@ def test_every_program_is_found_and_has_a_stage_or_an_answer() -> None:
 
 
 def test_an_unknown_program_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"pretrain_gtp.py is no program .*pretrain_gpt\.py"):
+    with pytest.raises(ConfigError, match=r"pretrain_gtp.py is not a program .*pretrain_gpt\.py"):
         find_program("pretrain_gtp.py")
     with pytest.raises(ConfigError, match="--help lists all"):
         find_program("--num-layers")

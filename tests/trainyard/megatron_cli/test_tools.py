@@ -202,7 +202,7 @@ def test_what_would_change_the_result_is_refused(stage: str, line: str, message:
     [
         ("--img-h 100", "--img-h is not supported: it is an option of pretrain_vision_classify.py"),
         ("--retriever-seq-length 9", "it is an option of pretrain_ict.py"),
-        ("--optimizer soap", "--optimizer soap: the optimizer soap comes later"),
+        ("--optimizer soap", "--optimizer soap: the optimizer soap is not supported yet"),
     ],
 )
 def test_a_training_refuses_options_of_other_programs(line: str, message: str) -> None:
@@ -265,7 +265,7 @@ def test_the_parts_that_only_some_models_have_are_compared_too() -> None:
         (MIXTURE, "moe_layer_freq=1", "[0,1], not 1"),
         (MIXTURE, "moe_router_pre_softmax=true", "false, not true"),
         (MIXTURE, "q_lora_rank=16", "not set, not 16"),
-        (MIXTURE, "rotary_scaling_factor=40", "is no option that"),
+        (MIXTURE, "rotary_scaling_factor=40", "is not an option that"),
         (MODEL, "num_experts=8", "not set, not 8"),
         (MODEL, "hybrid_layer_pattern=M*", "not set, not M*"),
         (HYBRID, "hybrid_layer_pattern=M-", "M*, not M-"),
@@ -292,5 +292,5 @@ def test_a_model_that_differs_is_refused_with_every_difference() -> None:
         match=r"c: its --num-layers is 2, not 24; its --swiglu is false, not true; leave out",
     ):
         check_expected(("num_layers=24", "hidden_size=64", "swiglu=true"), MODEL, "c")
-    with pytest.raises(ConfigError, match="--expect lr=1: 'lr' is no option that a model"):
+    with pytest.raises(ConfigError, match="--expect lr=1: 'lr' is not an option that describes"):
         check_expected(("lr=1",), MODEL, "c")

@@ -116,7 +116,7 @@ def test_no_load_optim_needs_finetune() -> None:
 )
 def test_keys_are_translated(text: str, document: Any) -> None:
     if document is None:
-        with pytest.raises(ConfigError, match="num_layers stands twice"):
+        with pytest.raises(ConfigError, match="num_layers occurs twice"):
             read(text)
         return
     assert read(text) == document
@@ -144,8 +144,8 @@ def test_environment_variables_are_replaced() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lr: 1\nlr: 2", r"lr stands twice, in line 1 and in line 2; remove one"),
-        ("a: {lr: 1}\nlr: 2", r"lr stands twice, in line 1 in a and in line 2"),
+        ("lr: 1\nlr: 2", r"lr occurs twice, in line 1 and in line 2; remove one"),
+        ("a: {lr: 1}\nlr: 2", r"lr occurs twice, in line 1 in a and in line 2"),
         ("a: {b: {lr: 1}}", "b is a section in the section a"),
         ("[1, 2]", "must be a table"),
         ("a: [", "not well-formed YAML"),

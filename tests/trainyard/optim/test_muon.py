@@ -289,7 +289,7 @@ def test_what_muon_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="--optimizer muon and --fp16 exclude each other"):
         check_optimizer(MUON, PrecisionConfig(fp16=True))
     narrow = PrecisionConfig(use_precision_aware_optimizer=True, exp_avg_dtype="bf16")
-    with pytest.raises(ConfigError, match=r"--exp-avg-dtype .* not of muon"):
+    with pytest.raises(ConfigError, match=r"--exp-avg-dtype .* not to muon"):
         check_optimizer(MUON, narrow)
     for config in (MUON, OptimizerConfig(lr=0.1, optimizer_cpu_offload=True)):
         check_optimizer(config, PrecisionConfig(), "optim")

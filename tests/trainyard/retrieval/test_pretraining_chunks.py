@@ -111,7 +111,7 @@ def test_the_identity_changes_with_all_that_changes_the_samples(corpora: list[st
 @pytest.mark.parametrize(
     ("data", "more", "words"),
     [
-        ({"mock_data": True}, {}, "--mock-data comes from no document"),
+        ({"mock_data": True}, {}, "--mock-data has no documents"),
         ({}, {"chunk_length": 5}, r"--seq-length \(16\) must be divisible by .* \(5\)"),
         ({}, {"split": "valid", "sizes": (60, 0, 0)}, "--eval-iters 0: .* no valid samples"),
         ({"split": "1,1,0"}, {"split": "test"}, "leave no test data"),

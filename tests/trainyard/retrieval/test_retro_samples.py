@@ -171,7 +171,7 @@ def test_chunks_of_another_length_are_refused(yard: Yard) -> None:
 
 
 def test_data_of_no_document_is_refused(yard: Yard) -> None:
-    with pytest.raises(ConfigError, match="--mock-data comes from no document"):
+    with pytest.raises(ConfigError, match="--mock-data has no documents"):
         RunNeighbors.open(config(yard), DataConfig(mock_data=True), SHAPE)
 
 

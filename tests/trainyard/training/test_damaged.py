@@ -87,7 +87,7 @@ def test_a_step_with_torn_documents_is_skipped(
     assert found == FoundSteps(rest, damaged=(step,))
     assert skip_damaged(found, str(run), "digests") == found
     assert f"skipping step {step}, which is damaged" in caplog.text
-    with pytest.raises(ArtifactError, match="has become unreadable"):
+    with pytest.raises(ArtifactError, match="became unreadable"):
         finished_steps(str(run), "l", lambda line: None)
 
 

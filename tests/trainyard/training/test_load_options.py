@@ -136,7 +136,9 @@ def test_without_the_optimizer_its_state_starts_over_and_the_data_goes_on(
 
 
 def test_no_load_optim_needs_load(tokens: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--no-load-optim: the optimizer of --load, which is not"):
+    with pytest.raises(
+        ConfigError, match="--no-load-optim: takes the rest from --load, which is not"
+    ):
         go(tokens, tmp_path / "run", load_optim=False)
 
 

@@ -56,6 +56,6 @@ def test_a_run_without_a_whole_step_does_not_start_over(tmp_path: Path, load: st
 def test_load_equal_to_save_refuses_steps_of_other_options(tmp_path: Path) -> None:
     save = tmp_path / "run"
     given = options(save, load=str(save))
-    with pytest.raises(ConfigError, match="asks to resume from the steps there, and --new-run"):
+    with pytest.raises(ConfigError, match="means to resume from the steps there, and --new-run"):
         refuse_lost_steps(given, FoundSteps(foreign=(2,)))
     refuse_lost_steps(replace(given, load=None), FoundSteps(foreign=(2,)))

@@ -179,7 +179,7 @@ def config(**options: Any) -> PretrainConfig:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mock_data": True, "data_path": []}, "--mock-data comes from no document, and --mo"),
+        ({"mock_data": True, "data_path": []}, "--mock-data has no documents, and --mo"),
         ({"context_parallel_size": 2}, r"--context-parallel-size \(2\) does not apply wi"),
         ({"model_type": "gpt"}, "only applies with --model-type retro"),
         ({"retro_db": None}, "--retro-train-neighbors needs --retro-db"),

@@ -281,7 +281,7 @@ def test_foreign_container_is_left_alone(tmp_path: Path, key: str, image: str) -
     name = f"trainyard-job-{key}"
     docker("create", "--name", name, image, "true")
     try:
-        with pytest.raises(ConfigError, match="is not trainyard's"):
+        with pytest.raises(ConfigError, match="was not made by trainyard"):
             follow(job(tmp_path, key, image, "pass"))
     finally:
         docker("rm", name)

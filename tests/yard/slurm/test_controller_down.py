@@ -72,7 +72,7 @@ def test_a_controller_that_is_down_is_reported_within_seconds(
         assert asyncio.run(whole()).kind is Kind.DONE, caplog.text
     (waits,) = headlines("waits")
     assert "Slurm's controller has not answered since" in waits
-    assert "its job cannot be seen, and may run on" in waits
+    assert "its job cannot be seen, and may still run" in waits
     (seen,) = headlines("runs")
     assert "Slurm's controller answers again, after" in seen
     assert log.read_text().count("step ") == 20

@@ -174,5 +174,5 @@ def test_a_job_that_can_never_start_is_stopped(folder: Path) -> None:
     finally:
         ask("scontrol", "delete", "PartitionName=small")
     assert (outcome.kind, outcome.exit_status) == (Kind.CONFIG, 2)
-    assert "does not allow so many nodes; correct the Slurm options" in outcome.message
+    assert "does not allow this many nodes; correct the Slurm options" in outcome.message
     assert "CANCELLED" in ask("scontrol", "show", "job", run.job_id)

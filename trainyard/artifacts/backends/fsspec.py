@@ -34,7 +34,7 @@ def _filesystem(protocol: str, process: int) -> Any:
     import fsspec
 
     if protocol in NO_STORES:
-        raise ConfigError(f"{protocol}:// is no store; {NO_STORES_RULE}")
+        raise ConfigError(f"{protocol}:// is not a store; {NO_STORES_RULE}")
     try:
         filesystem = fsspec.filesystem(protocol, **(S3_OPTIONS if protocol in S3 else {}))
         if protocol in S3:

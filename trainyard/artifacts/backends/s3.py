@@ -46,7 +46,7 @@ class S3Backend(FsspecBackend):
         else:
             bucket, _, key = rest.partition("/")
         if not bucket:
-            raise ConfigError(f"{url} names no bucket; write {self.protocol}://BUCKET/KEY")
+            raise ConfigError(f"{url} does not name a bucket; write {self.protocol}://BUCKET/KEY")
         return {"Bucket": bucket, "Key": key}
 
     def folder(self, url: str) -> dict[str, str]:

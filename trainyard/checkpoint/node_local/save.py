@@ -106,7 +106,7 @@ class LazyUpload:
     def _copy(
         self, prepared: PreparedStep, names: Sequence[str], began: float
     ) -> SaveReport | None:
-        """None if it was aborted."""
+        """The report of the copy; None if it was aborted."""
         source, first = prepared.url, self._ranks.rank == 0
         target = join(self._root_url, basename(source))
         cleared = self._ranks.gather(lambda: clear_step(target, self._lineage) if first else None)

@@ -27,7 +27,7 @@ DIGITS = 32
 CACHED_BLOCKS = 16
 
 Digests: TypeAlias = Mapping[str, str]
-"""Of the blocks of each tensor of a file, by its key there."""
+"""Digests of the blocks of each tensor of a file, by its key there."""
 
 
 def block_bytes(spec: TensorSpec) -> int:

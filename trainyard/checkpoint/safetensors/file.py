@@ -45,7 +45,7 @@ LOCAL_GAP_BYTES = 64 << 10
 """Bytes between two boxes that are cheaper to read than to skip, on a file system."""
 
 REMOTE_GAP_BYTES = 256 << 10
-"""The same for an object store, where a request takes milliseconds."""
+"""The gap for an object store, where a request takes milliseconds."""
 
 
 class Sink(Protocol):

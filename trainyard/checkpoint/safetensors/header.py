@@ -38,8 +38,9 @@ MAX_HEADER_BYTES = 100_000_000
 """As in the safetensors package: a longer header is an attack or a mistake."""
 
 MAX_TENSORS = 250_000
-"""Of a file, or of a model in several. Kimi-K2 in FP8, with 384 experts in each of 60 layers, has
-about 140,000. A million, which MAX_HEADER_BYTES would allow, take 15 s and 1.4 GB to check."""
+"""Limit for a file, or for a model in several. Kimi-K2 in FP8, with 384 experts in each of 60
+layers, has about 140,000. A million, which MAX_HEADER_BYTES would allow, take 15 s and 1.4 GB to
+check."""
 
 PREFIX_BYTES = 8
 

@@ -158,7 +158,7 @@ class _Feed:
         self.data = b""
 
     def more(self, wanted: int) -> bool:
-        """Whether there are bytes; tries to have so many."""
+        """Whether there are bytes; tries to have this many."""
         while len(self.data) < wanted and (piece := next(self._source, b"")):
             self.data += piece
         return bool(self.data)

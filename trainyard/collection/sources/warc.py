@@ -59,7 +59,7 @@ def raw_records(
 ) -> Iterator[RawRecord]:
     """The records that begin in a range. name: of the file, for their places.
 
-    DataError for a file that is none of WARC, or was cut short."""
+    DataError for a file that is not WARC, or was cut short."""
     placed = PlacedBytes(source, bool(compression), name)
     with closing(pieces(source, compression, lambda data: data.startswith(BEGIN))) as found:
         while _to_record(placed, found):
@@ -79,7 +79,7 @@ def raw_records(
 
 
 def _fill(placed: PlacedBytes, found: Iterator[Piece], wanted: int) -> bool:
-    """Read until so many bytes are there; False at the end of the file."""
+    """Read until this many bytes are there; False at the end of the file."""
     while placed.left < wanted:
         piece = next(found, None)
         if piece is None:
@@ -89,7 +89,7 @@ def _fill(placed: PlacedBytes, found: Iterator[Piece], wanted: int) -> bool:
 
 
 def _skip(placed: PlacedBytes, found: Iterator[Piece], count: int) -> bool:
-    """Be done with so many bytes, keeping none; False if the file ends before."""
+    """Be done with this many bytes, keeping none; False if the file ends before."""
     while placed.left < count:
         count -= placed.left
         placed.at = len(placed.data)

@@ -80,7 +80,7 @@ def read_pairs(url: str, name: GlueName) -> list[Pair]:
         try:
             first, second, label = kind.read(line.rstrip("\r").split("\t"))
             if label not in kind.classes:
-                raise ValueError(f"class {label!r} is none of {', '.join(kind.classes)}")
+                raise ValueError(f"class {label!r} is not one of {', '.join(kind.classes)}")
         except _NoPairError:
             continue
         except ValueError as fault:

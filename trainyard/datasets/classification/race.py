@@ -36,7 +36,7 @@ class RaceQuestion:
 
 def read_race(folder: str) -> list[RaceQuestion]:
     """The questions of a folder such as RACE/dev/middle, by the names of its files. DataError names
-    a file that is none of RACE's."""
+    a file that is not RACE's."""
     names = sorted(name for name in store.list_folder(folder) if name.endswith(".txt"))
     if not names:
         raise DataError(

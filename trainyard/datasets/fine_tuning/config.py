@@ -15,7 +15,7 @@ conversation and one sample, as in its v0.15; lines: lines that fit share a samp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftConfig:
-    """Whether and how a training is on conversations and questions instead of documents."""
+    """Training on conversations and questions instead of documents."""
 
     sft: bool = False
     """Train on instruction data: --data-path names files of conversations or of questions with
@@ -27,7 +27,7 @@ class SftConfig:
     """Leave all but the answers out of the loss. Otherwise every token counts, as with
     Megatron-LM's prompt format `default`."""
     ft_neighbours: int = 1
-    """Questions: contexts of each that are written before it, at most; 0: none."""
+    """Questions: at most this many of its contexts are written before a question; 0: none."""
     use_retrieved_neighbours: bool = False
     """Questions: take the contexts that were retrieved (key ctxs), not those that the data set
     gives (sub-paragraphs)."""

@@ -13,35 +13,36 @@ MAX_GUESSES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicConfig:
-    """Memory of the model and its cache, and what a step computes. But for --inference-weight-dtype
-    no text depends on any of these, up to rounding."""
+    """Memory of the model and its cache, and what a step computes. Except for
+    --inference-weight-dtype, texts do not depend on these options, up to rounding."""
 
     inference_dynamic_batching_buffer_size_gb: float | None = execution(None)
     """Memory of keys, values and states on each rank, in GiB; unset: what the requests need at
     their longest, within 9 tenths of a GPU's free memory, or half of the machine's."""
     inference_dynamic_batching_buffer_guaranteed_fraction: float = execution(0.01)
-    """Part of the blocks that no new request may take while others run, for their next tokens."""
+    """Share of the blocks that is reserved for the next tokens of running requests."""
     inference_dynamic_batching_block_size: int = execution(256)
     """Tokens of a block of keys and values."""
     inference_dynamic_batching_max_requests: int = execution(256)
-    """Requests that run at once; further ones wait. Lowered if memory cannot hold the states
-    of so many, where layers have those."""
+    """Requests that run at once; further ones wait. If layers keep states and memory cannot hold
+    those of this many requests, the number is lowered."""
     inference_dynamic_batching_max_tokens: int = execution(8192)
     """Tokens of a step over all requests: one of each text that is continued, the rest prompts."""
     disable_chunked_prefill: bool = execution(False)
-    """Compute each prompt in one step, also where that makes it longer than others."""
+    """Compute each prompt in one step, even if that step takes longer than others."""
     disable_prefix_caching: bool = execution(False)
-    """Do not look for blocks that hold the beginning of a prompt already. Never done for models
-    with Mamba-2 layers, whose states are not kept."""
+    """Do not reuse blocks that already hold the beginning of a prompt. Models with Mamba-2 layers
+    never reuse them, because their states are not kept."""
     inference_weight_dtype: Literal["int8", "fp8"] | None = None
     """Keep the matrices of the layers in 8 bits, with a scale for each output channel: half the
-    memory of bf16, and of fp8 on a Hopper GPU faster products; unset: as they are computed with."""
+    memory of bf16, and with fp8 on a Hopper GPU faster products; unset: in the format of the
+    computation."""
     num_speculative_tokens: int = execution(0)
-    """Guess so many tokens from what followed the last ones earlier in the text, and keep those
+    """Guess this many tokens from what followed the last tokens earlier in the text, and keep those
     that the model would have chosen."""
     inference_dynamic_batching_num_cuda_graphs: int = execution(0)
-    """Record the step of one token of each request as so many CUDA graphs, for as many numbers of
-    requests; 0: none."""
+    """Number of CUDA graphs to record for steps of one token per request, each for another number
+    of requests; 0: none."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""

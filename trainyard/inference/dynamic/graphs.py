@@ -43,7 +43,7 @@ def graph_sizes(num_graphs: int, max_requests: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A step of so many requests. The inputs are views of one row, which is copied at once."""
+    """A step of this many requests. The inputs are views of one row, which is copied at once."""
 
     row: Tensor
     """int64: tokens, positions, blocks, places, lengths, slots, tables."""

@@ -103,7 +103,7 @@ class Scheduler:
         self.preemptions = 0
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many tokens fill or begin."""
+        """Blocks that this many tokens fill or begin."""
         return -(-num_tokens // self.block_size)
 
     def add(self, sequence: Sequence) -> None:

@@ -121,8 +121,9 @@ class ModelBytes(NamedTuple):
 def _kept_of_model(
     count: float, gathered: float, replicas: float, layout: ParallelLayout
 ) -> ModelBytes:
-    """Bytes of so many parameters, which `replicas` ranks hold alike. gathered: those of them that
-    a rank has whole at one time where weights are sharded: all outside of layers, and a layer's."""
+    """Bytes of this many parameters, which `replicas` ranks hold alike. gathered: those of them
+    that a rank has whole at one time where weights are sharded: all outside of layers, and a
+    layer's."""
     width, main = (4, 0) if layout.fp32 else (2, MAIN_BYTES)
     state = (main + layout.moment_bytes) * (1 - layout.offloaded)
     if replicas == layout.instances:  # nobody to share with
@@ -350,7 +351,7 @@ def _own_bytes(config: TransformerConfig, layout: ParallelLayout, costs: LayerCo
 
 
 def _most(config: TransformerConfig, layers: range, size: int) -> float:
-    """Of so many consecutive layers, those that cost most, as `equal_layers`."""
+    """Of this many consecutive layers, those that cost most, as `equal_layers`."""
     starts = range(0, len(layers), size)
     return max(config.equal_layers(layers[start : start + size]) for start in starts)
 

@@ -44,7 +44,7 @@ def check_pattern(pattern: str) -> None:
 
 @functools.lru_cache(maxsize=16)  # every layer asks
 def spread(num_layers: int, attention_ratio: float, mlp_ratio: float) -> str:
-    """The letters of so many layers, of which these shares are attention and MLPs.
+    """The letters of this many layers, of which these shares are attention and MLPs.
 
     Attention is spread evenly between sections of the others, which begin and end the model. MLPs
     then replace Mamba layers evenly, as late as possible."""

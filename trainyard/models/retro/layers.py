@@ -174,7 +174,7 @@ class EncoderLayer(TransformerLayer):
         source: Tensor | None = None,
         num_chunks: int = 0,
     ) -> Tensor:
-        """x: (r, b l k, h). source: (s, b, h), with so many chunks first. Returns a tensor like
+        """x: (r, b l k, h). source: (s, b, h), with this many chunks first. Returns a tensor like
         x."""
         assert source is not None
         x = x + dropped(self._attention(x, inputs), self.dropout, place, AFTER_ATTENTION)

@@ -74,7 +74,7 @@ def _lay_out(held: Sequence[int], sizes: Sequence[int], multiple: int) -> Bucket
 
 
 def shard_multiple(num_shards: int, *, high_bus: bool = False) -> int:
-    """What the size of a bucket must divide by when so many ranks own a piece of it each."""
+    """What the size of a bucket must divide by when this many ranks own a piece of it each."""
     multiple = math.lcm(num_shards, SHARD_ALIGNMENT)
     return math.lcm(multiple, HIGH_BUS_ALIGNMENT) if high_bus else multiple
 

@@ -67,7 +67,7 @@ class Fp8Codec:
         }
 
     def _maxima(self, bucket: Bucket, place: BufferSlot) -> Tensor:
-        """Of the parts of a weight, over the numbers that this rank has; fp32, the others 0."""
+        """Maxima of the parts of a weight, over the numbers that this rank has; fp32, others 0."""
         shape = place.member.parameter.shape
         height, width = self._part_size(shape)
         grid = (math.prod(shape[:-1]) // height, shape[-1] // width)

@@ -35,9 +35,9 @@ class FullSharding:
     """How modules are sharded."""
 
     params_dtype: torch.dtype
-    """Of the weights that the model computes with."""
+    """Number format of the weights that the model computes with."""
     grads_dtype: torch.dtype
-    """In which the gradients of a micro-batch are summed over the ranks."""
+    """Number format in which gradients of a micro-batch are summed over the ranks."""
     reshard_after_forward: bool
     """Free gathered weights after the forward pass of a unit, and gather them again for its
     backward pass."""
@@ -45,7 +45,7 @@ class FullSharding:
 
     @property
     def policy(self) -> MixedPrecisionPolicy:
-        """The same for torch."""
+        """These number formats for torch."""
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         return MixedPrecisionPolicy(
@@ -183,7 +183,7 @@ class FullyShardedPart:
 
 
 class _Freed:
-    """In place of ParameterGather: units gather by themselves."""
+    """Stands in for ParameterGather: units gather themselves."""
 
     is_rounded = False
     """No weight was sent in 8 bits."""
@@ -192,7 +192,7 @@ class _Freed:
         self._model = model
 
     def install(self, model: nn.Module, units: Iterable[nn.Module] | None = None) -> None:
-        """Nothing: `fully_shard` has hooks of its own."""
+        """Do nothing: `fully_shard` has its own hooks."""
 
     def begin(self) -> None:
         """Parameters were updated: nothing gathered may be used again."""
@@ -203,7 +203,7 @@ class _Freed:
         self._model.reshard()
 
     def finish_exactly(self) -> None:
-        """Nothing: weights are sent in their own format."""
+        """Do nothing: weights are sent in their own format."""
 
 
 def mesh_of(groups: ShardGroups, device: torch.device) -> DeviceMesh:

@@ -35,7 +35,7 @@ class StageLayers:
 
 
 Partition = tuple[tuple[StageLayers, ...], ...]
-"""By pipeline rank, then by chunk."""
+"""Layers by pipeline rank, then by chunk."""
 
 
 class SplitOptions(Protocol):

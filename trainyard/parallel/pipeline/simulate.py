@@ -24,7 +24,7 @@ Cost = Callable[[int, Action], float]
 """Duration of an action of a rank."""
 
 Times = tuple[tuple[float, ...], ...]
-"""By rank, then by action."""
+"""Times by rank, then by action."""
 
 
 def unit_cost(rank: int, action: Action) -> float:

@@ -75,7 +75,7 @@ INPUT, WEIGHT, GRADIENT = range(TENSORS)
 def _cast(
     x: Tensor, dtype: torch.dtype, scaling: Recipe, scales: Tensor | None, which: int
 ) -> tuple[Fp8Pair, Tensor | None]:
-    """In 8 bits, and with delayed scaling the maximum."""
+    """The tensor in 8 bits and, with delayed scaling, its maximum."""
     if scaling == "blockwise":
         return (cast_blocks if which == WEIGHT else cast_tiles)(x, dtype), None
     if scaling == "rowwise":

@@ -53,7 +53,7 @@ class Link(NamedTuple):
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The certificate as text for people."""
         return (
             f"step {self.step}, {self.check} ({self.where}): expected {self.expected}, found "
             f"{self.found}"

@@ -191,7 +191,7 @@ class Prover:
         self.checks["position"].compare(step, expected, found, where)
 
     def _size(self, step: int, consumed: int) -> int:
-        """The batch size of a step after so many samples."""
+        """The batch size of a step after this many samples."""
         span, course = self._run.span(step), self._run.course(step)
         dp = span.data_parallel_size if span else 1
         micro = span.micro_batch_size if span else course.training.micro_batch_size

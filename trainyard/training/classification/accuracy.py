@@ -52,7 +52,7 @@ class EpochAccuracy(Callback):
         self._shares = groups.dims.tp if sequence_parallel else 1
         self._links = ForwardLinks(groups)
         self.epochs: dict[int, Measured] = {}
-        """By step, on all ranks: what this attempt has measured, and earlier ones have kept."""
+        """Measurements by step, on all ranks: of this attempt, and those that earlier ones kept."""
 
     def begin(self, state: TrainState) -> None:
         """Take up what earlier attempts have measured; measure the model that is there if they have
@@ -107,7 +107,7 @@ class EpochAccuracy(Callback):
     def _own_rows(
         self, module: BertClassifier, samples: ClassifierSamples, own: range
     ) -> Iterator[Row]:
-        """Those of this copy of the model, on its last stage."""
+        """The rows of this copy of the model, on its last stage."""
         for first in range(0, len(own), self._micro_batch_size):
             numbers = own[first : first + self._micro_batch_size]
             found = [samples[number] for number in numbers]
@@ -152,7 +152,7 @@ def _figures(rows: Sequence[Row]) -> str:
 
 
 def accuracy_of(measured: Measured) -> float:
-    """Over all data sets."""
+    """The accuracy over all data sets together."""
     rows = [row for found in measured.values() for row in found]
     num_correct: int = sum(row["is_right"] for row in rows)
     return num_correct / max(len(rows), 1)

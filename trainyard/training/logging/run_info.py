@@ -49,7 +49,7 @@ class RunInfo:
         return None if peak is None else tflops_per_gpu / peak
 
     def tokens_per_second_per_gpu(self, timing: StepTiming) -> float:
-        """Of one step."""
+        """The speed of one step."""
         return timing.tokens_per_second / self.world_size
 
 

@@ -25,7 +25,7 @@ class Scalar:
     tag: str
     value: float
     has_samples: bool = False
-    """Also entered as `TAG vs samples`, with consumed samples as x axis."""
+    """Whether it is also logged as `TAG vs samples`, with consumed samples as x axis."""
 
 
 def step_scalars(event: StepEvent, config: LoggingConfig, info: RunInfo) -> list[Scalar]:

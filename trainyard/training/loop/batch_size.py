@@ -62,22 +62,22 @@ class BatchSizeSchedule:
         return self._size(self.phases[-1])
 
     def at(self, consumed: int) -> BatchSize:
-        """The batch of the step after so many samples."""
+        """The batch of the step after this many samples."""
         return self._size(self._phase(consumed))
 
     def iterations_to(self, samples: int) -> int:
-        """Steps of a run of so many samples, by Megatron-LM's count: a last batch that is not full
-        is dropped, but in a ramp, or by a table, it is filled up."""
+        """Steps of a run of this many samples, by Megatron-LM's count: a last batch that is not
+        full is dropped, but filled up in a ramp or with a table."""
         steps, consumed = self._walk(below=self._begun_below(samples))
         return steps + max(0, samples - consumed) // self.final.global_batch_size
 
     def samples_after(self, iterations: int) -> int:
-        """Samples consumed by the first so many steps."""
+        """Samples consumed by this many steps from the start."""
         return self._walk(iterations=iterations)[1]
 
     def _begun_below(self, samples: int) -> int:
-        """A step starts below so many consumed samples, even if the run ends within it. In a ramp,
-        as in Megatron-LM, one more starts where the run ends exactly."""
+        """A step starts below this many consumed samples, even if the run ends within it. In a
+        ramp, as in Megatron-LM, one more starts where the run ends exactly."""
         if self.by_table:
             return samples
         return min(self.ramp_samples, samples) + 1 if self.ramp_samples else 0

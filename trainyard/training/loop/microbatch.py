@@ -24,7 +24,7 @@ HOST_SEED = "seed"
 """Key of a training batch: () int64 on the CPU, the seed of the micro-batch."""
 
 NUM_SUMS = 3
-"""Of `Totals`, without those of further losses."""
+"""Number of sums in `Totals`, without those of further losses."""
 
 NUM_TOKENS = "num_tokens"
 """Key of a prepared batch: () fp32, number of tokens with a loss, over the whole sequence."""

@@ -284,7 +284,7 @@ def _difference(one: float, other: float) -> float:
 WINDOW = 128
 """Number of losses that a new one is compared with."""
 FEWEST = 16
-"""With fewer losses than this nothing is a spike."""
+"""The fewest losses to compare with; before that, no loss counts as a spike."""
 DEVIATIONS = 8.0
 SHARE = 0.1
 """A spike exceeds the median by DEVIATIONS standard deviations and by SHARE of the median."""

@@ -52,7 +52,7 @@ class ConsumedSamples:
         self._step, self._num_microbatches = step, num_microbatches
 
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches, recorded as they are read; DataError where the data ends too early."""
+        """Pass on batches and record them; DataError if the data ends too early."""
         for batch in batches:
             ids = batch.get(SAMPLE_IDS)
             self.ids.append(None if ids is None else ids.numpy())

@@ -59,13 +59,13 @@ class StepResult:
     skipped: bool = False
     """A gradient overflowed in fp16, and nothing was updated."""
     loss_scale: float = 1.0
-    """Of this step."""
+    """The loss scale of this step."""
     num_zeros: int | None = None
     params_norm: float | None = None
     more_losses: Mapping[str, float] = field(default_factory=dict)
     """Losses beside that of the tokens, by name."""
     report: LayerReport = field(default_factory=LayerReport)
-    """Of what layers add up."""
+    """Sums that the layers report, such as the load of experts."""
 
 
 def default_forward_step(module: nn.Module, hidden: Tensor | None, batch: Batch) -> Tensor | Losses:

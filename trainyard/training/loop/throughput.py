@@ -74,7 +74,7 @@ class StepTiming:
     ms: float
     """Wall time of the step with data loading, without validation and checkpoints."""
     tokens_per_second: float
-    """Over all ranks."""
+    """Summed over all ranks."""
     tflops_per_gpu: float
     """10^12 operations per second and device, counted by the model family."""
     data_wait_ms: float
@@ -184,7 +184,7 @@ class DataWait:
         self._seconds = 0.0
 
     def watch(self, batches: Iterator[T]) -> Iterator[T]:
-        """The same batches, timed."""
+        """Pass on batches and time how long each took to come."""
         return _Watched(self, batches)
 
     def take(self) -> float:

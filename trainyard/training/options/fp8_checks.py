@@ -23,7 +23,7 @@ def check_fp8(
     alignment = precision.fp8.alignment
     if parallel.tp_comm_overlap:
         raise ConfigError(
-            "--tp-comm-overlap and --fp8-format: products in pieces come in 16 bits only; leave "
+            "--tp-comm-overlap and --fp8-format: split products exist only in 16 bits; leave "
             "one of them out"
         )
     first, last = precision.bf16_layers

@@ -35,9 +35,10 @@ class NonPersistentConfig:
         interval, kind = self.non_persistent_save_interval, self.non_persistent_ckpt_type
         if kind == "in_memory":
             raise ConfigError(
-                "--non-persistent-ckpt-type in_memory: such a copy is lost with its process; give "
+                "--non-persistent-ckpt-type in_memory: such a copy would be lost with its process; "
+                "give "
                 "local, and a memory file system for "
-                "--non-persistent-local-ckpt-dir, as /dev/shm/NAME"
+                "--non-persistent-local-ckpt-dir, such as /dev/shm/NAME"
             )
         if interval is not None and interval < 1:
             raise ConfigError(f"--non-persistent-save-interval must be at least 1, got {interval}")

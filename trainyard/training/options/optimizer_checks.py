@@ -28,6 +28,7 @@ def check_optimizer(
         )
     if precision.moment_formats and optimizer.optimizer != "adam":
         raise ConfigError(
-            "--exp-avg-dtype and --exp-avg-sq-dtype are of the moments of --optimizer adam, not of "
+            "--exp-avg-dtype and --exp-avg-sq-dtype apply to the moments of --optimizer adam, not "
+            "to "
             f"{optimizer.optimizer}, which keeps its state in fp32; leave them out"
         )

@@ -57,35 +57,36 @@ class PretrainConfig:
     watch: WatchConfig = field(default_factory=WatchConfig)
     non_persistent: NonPersistentConfig = field(default_factory=NonPersistentConfig)
     save: str | None = location(None)
-    """Folder of the run: its checkpoints, ledger and manifest. Unset: trains, logs, and keeps
+    """Folder of the run: its checkpoints, ledger and manifest. Unset: train and log, but keep
     nothing."""
     load: str | None = location(None)
     """Checkpoint of another run to start from: a run folder (its last step) or a step folder."""
     new_run: bool = execution(False)
-    """Replace the run in --save if it has another model, data, seed or kind of optimizer: train
-    from step 0, and move its steps to superseded/ at the first checkpoint. Without it, that is
-    refused. Under other rates, length, batch size or validation a run goes on."""
+    """Start over at step 0 if --save holds a run with another model, data, seed or kind of
+    optimizer, and move its steps to superseded/ at the first checkpoint. Without this flag such a
+    --save is refused. With other rates, length, batch size or validation a run continues."""
     verify_checkpoint: Literal["none", "sizes", "digests"] = execution("sizes")
-    """Check of a step against its manifest before it is loaded: only documents, the sizes of all
-    files, or the digests of the files that are read. A damaged step of this run is skipped."""
+    """How to check a step against its manifest before loading it: only documents (none), the sizes
+    of all files, or the digests of the files that are read. A damaged step of this run is
+    skipped."""
     finetune: bool = False
     """Take only the weights from --load; step, optimizer and data start over. A restart resumes
     from the run's own checkpoints in --save."""
     load_optim: bool = True
-    """Load the optimizer with --load. Without it moments and schedule start over; step and data go
-    on. A restart resumes from the run's own checkpoints in --save."""
+    """Load the optimizer with --load. Without it moments and schedule start over; step and data
+    continue. A restart resumes from the run's own checkpoints in --save."""
     skip_train: bool = also("eval_only", default=False, role="execution")
-    """Do not train: measure validation and test data with the checkpoint of --load, or of --save,
+    """Do not train: evaluate the checkpoint of --load, or of --save, on validation and test data,
     and keep nothing."""
     exit_on_missing_checkpoint: bool = execution(False)
     """Refuse to start from initial weights if --load is --save and has no checkpoint yet. Any other
     --load without a checkpoint is always refused."""
     load_allow_missing: tuple[str, ...] = ()
-    """With --finetune: weights that may be missing from --load and get initial values, as patterns
-    of names such as model.output_layer.* (see stages.inspect)."""
+    """With --finetune: weights that may be missing from --load and are then initialised, as
+    patterns of names such as model.output_layer.* (see stages.inspect)."""
     load_allow_unexpected: tuple[str, ...] = ()
-    """With --finetune: weights of --load to ignore, which this model does not have, as patterns of
-    names."""
+    """With --finetune: weights in --load that this model does not have and that are ignored, as
+    patterns of names."""
 
     @property
     def DESCRIBES(self) -> tuple[str, ...]:  # noqa: N802
@@ -107,7 +108,7 @@ class PretrainConfig:
                 "resume, which needs the optimizer; leave one of them out"
             )
         if not self.load_optim and self.load is None:
-            raise ConfigError("--no-load-optim: the optimizer of --load, which is not given")
+            raise ConfigError("--no-load-optim: takes the rest from --load, which is not given")
         if self.skip_train and not self.training.eval_iters:
             raise ConfigError("--skip-train measures nothing with --eval-iters 0; give a number")
         if self.save is None and not self.skip_train:
@@ -230,7 +231,7 @@ class PretrainConfig:
             if self.retrieval != RetrievalConfig():
                 raise ConfigError(
                     "--retro-project-dir and --retro-db do not apply with --sft: instruction data "
-                    "has no neighbours, and the encoder of a Retro rests; leave them out"
+                    "has no neighbours, and the encoder of a Retro is not used; leave them out"
                 )
             return
         if not self.retrieval.is_given:
@@ -244,7 +245,7 @@ class PretrainConfig:
                 "output of faiss_query with --retro-query-split valid; or give --eval-iters 0"
             )
         if self.data.mock_data:
-            raise ConfigError(f"--mock-data comes from no document, and {chosen} needs neighbours")
+            raise ConfigError(f"--mock-data has no documents, and {chosen} needs neighbours")
 
     def _rule_of_data(self) -> str | None:
         """The flag that keeps attention inside a document."""

@@ -14,8 +14,8 @@ class ProfileConfig:
     """Which steps of which ranks are profiled, and how."""
 
     profile: bool = execution(False)
-    """Profile the steps after --profile-step-start up to --profile-step-end: ranges for nsys, or
-    with --use-pytorch-profiler a trace in logs/ of --save."""
+    """Profile the steps after --profile-step-start up to --profile-step-end: as ranges for nsys, or
+    with --use-pytorch-profiler as a trace in logs/ of --save."""
     profile_step_start: int = execution(10)
     """Profile from the end of this step on."""
     profile_step_end: int = execution(12)

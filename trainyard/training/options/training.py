@@ -56,7 +56,7 @@ class TrainingConfig:
     """Samples of the whole run; this or --train-iters."""
     epochs: int | None = course(None)
     """Passes over the training split, in place of --train-samples; with --train-iters, the shorter
-    of both counts."""
+    of the two applies."""
     eval_interval: int = course(1000)
     """Steps between two validations."""
     eval_iters: int = course(100)
@@ -64,9 +64,10 @@ class TrainingConfig:
     eval_at_start: bool = course(False)
     """Validate before the first step too."""
     iterations_to_skip: tuple[int, ...] = course(())
-    """Steps that consume their samples without an update, such as samples known to do harm."""
+    """Steps that skip their samples without an update, for example samples known to do harm."""
     calculate_per_token_loss: bool = False
-    """Weigh every token of a step alike, even if micro-batches have different numbers of tokens."""
+    """Give every token of a step the same weight, even if micro-batches have different numbers of
+    tokens."""
     seed: int = 1234
     """Seed of initial weights, dropout and the order of samples."""
     device: Literal["auto", "cpu", "cuda"] = execution("auto")
@@ -77,8 +78,9 @@ class TrainingConfig:
     """On CUDA, use only operations that give the same bits every time; on CPUs this always
     holds."""
     num_threads: int | None = execution(None)
-    """CPU threads of a rank; unset: OMP_NUM_THREADS, else the cores divided by the ranks of a
-    machine. Another number changes the last digits, as sums are grouped by thread."""
+    """CPU threads of a rank; unset: OMP_NUM_THREADS, or else the cores divided by the ranks of a
+    machine. Another number changes the last digits of results, because sums are grouped by
+    thread."""
     manual_gc: bool = execution(False)
     """Run Python's garbage collector at the same steps on all ranks, not at any time on each."""
     manual_gc_interval: int = execution(0)
@@ -92,8 +94,8 @@ class TrainingConfig:
     save_keep_last: int = execution(1)
     """Number of newest steps to keep in any case while the run is unfinished."""
     async_save: bool = execution(False)
-    """Train while a step is written. Training waits only for a copy to host memory, which takes as
-    much memory as this rank writes."""
+    """Continue training while a checkpoint is written. Training waits only for a copy to host
+    memory, which takes as much memory as this rank writes."""
     save_optim: bool = execution(True)
     """Save the optimizer with the weights. Without it the run cannot resume from the step, and only
     --finetune and tools can use it."""

@@ -22,13 +22,13 @@ class WatchConfig:
     rerun_mode: Literal["disabled", "validate_results", "report_determinism_stats"] = execution(
         "validate_results"
     )
-    """Rerun the forward and backward pass of a step. validate_results: only after a NaN or
-    Inf, to tell a faulty machine from a fault of model or data; costs nothing until then.
-    report_determinism_stats: every step, to see whether its result is the same."""
+    """Repeat the forward and backward pass of a step. validate_results: only after a NaN or Inf, to
+    find out whether a machine is faulty or the model or data is the cause; costs nothing until
+    then. report_determinism_stats: every step, to see whether its result is the same."""
     hang_timeout_minutes: float | None = execution(None)
-    """End a run after so long without progress, and save the stacks of every rank. Unset: 30 median
-    steps and at least 10 minutes (an hour while a checkpoint is written), after the first steps.
-    0: never."""
+    """End a run after this long without progress, and save the stacks of every rank. Unset: 30
+    median steps, at least 10 minutes (an hour while a checkpoint is written), once some steps are
+    done. 0: never."""
     log_straggler: bool = execution(False)
     """Show the slowest ranks at every --log-interval."""
     straggler_minmax_count: int = execution(1)

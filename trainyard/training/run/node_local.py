@@ -41,7 +41,7 @@ RUN = "run.json"
 FORMAT_VERSION = 1
 
 MAX_PATH = 4096
-"""Of Linux; expandvars takes quadratic time."""
+"""The limit of Linux. Longer paths would cost much: expandvars takes quadratic time."""
 
 VARIABLE = re.compile(r"\$(\w+|\{[^{}]*\})")
 

@@ -35,7 +35,7 @@ class Repadding:
     config: TransformerConfig
     seed: int
     dtype: torch.dtype
-    """Of the run's weights; main parameters start from these values too."""
+    """Number format of the run's weights; main parameters start from these values too."""
 
     def stored(self, targets: Mapping[str, LocalTensors]) -> dict[str, LocalTensors]:
         """The part of the targets that the checkpoint has."""

@@ -40,7 +40,8 @@ def refuse_lost_steps(config: PretrainConfig, found: FoundSteps) -> None:
         return
     if found.foreign:
         raise ConfigError(
-            f"--load {config.load} asks to resume from the steps there, and --new-run (or --force) "
+            f"--load {config.load} means to resume from the steps there, and --new-run (or "
+            "--force) "
             f"to start at step 0: leave one of them out, or give another --save, as in --load "
             f"{config.load} --save {config.run_folder.rstrip('/')}-2"
         )

@@ -34,7 +34,7 @@ class CourseRecord:
     """The course as the run recorded it; empty if it recorded none."""
 
     def length(self, dp: int, seq_length: int) -> RunLength:
-        """The length of the run under this course, on so many data-parallel ranks."""
+        """The length of the run under this course, on this many data-parallel ranks."""
         return length_of(self.training, dp, seq_length)
 
 

@@ -238,7 +238,7 @@ def finished_steps(
     known = [step for step in found.damaged if step in skipped]
     if len(known) < len(found.damaged):  # damaged while this run trained
         raise ArtifactError(
-            f"{root_url}: step {_listed(found.damaged)} has become unreadable since this run began "
+            f"{root_url}: step {_listed(found.damaged)} became unreadable during this run "
             "(see above); nothing was removed. Restore it, or give the same command again: that "
             "moves the step aside and finishes the run without it"
         )

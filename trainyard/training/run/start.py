@@ -140,7 +140,7 @@ class StartLoader:
         now = Course(course_of(self.config), optimizer_schedule_document(schedule))
         changed = described(before, now.options)
         if changed and rank == 0:
-            log.info("going on from step %d with other options: %s", checkpoint.step, changed)
+            log.info("resuming from step %d with other options: %s", checkpoint.step, changed)
         return ledger_entry(before, rates, now)
 
     def _refuse_end(self, step: int, url: str) -> None:
@@ -148,7 +148,8 @@ class StartLoader:
         if step >= self.length.steps:
             raise ConfigError(
                 f"{url} is at step {step} and this run has {self.length.steps} (--train-iters, "
-                "--train-samples): nothing is left to train with other options. Raise it to go on; "
+                "--train-samples): nothing is left to train with other options. Raise it to "
+                "continue; "
                 "to train from step 0, give --force, or another --save"
             )
 

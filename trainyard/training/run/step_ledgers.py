@@ -65,7 +65,7 @@ class Content:
     """The content of a ledger: in memory if it is small, else read again for each use."""
 
     record: FileRecord | None = None
-    """None if it is unreadable."""
+    """None if the file is unreadable."""
     data: bytes | None = None
 
     def lines(self, url: str) -> Iterator[bytes]:
@@ -76,7 +76,7 @@ class Content:
 
     @staticmethod
     def of(url: str) -> Content:
-        """Of a file."""
+        """Read the content of a file."""
         if store.info(url).size_bytes > MAX_KEPT:
             return Content(file_record(url, FILE))
         data = store.read_bytes(url)

@@ -66,7 +66,7 @@ class Restoring:
 
 
 def renamed(held: LocalTensors, name: str) -> LocalTensors:
-    """The same memory under another name."""
+    """Tensors under another name, in the same memory."""
     if isinstance(held, Tensor):
         return held
     parts = [held] if isinstance(held, ShardedTensor) else held

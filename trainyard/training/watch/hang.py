@@ -39,7 +39,7 @@ LEAST_SECONDS = 600.0
 BETWEEN_STEPS_SECONDS = 3600.0
 """Default minimum after a step, when a checkpoint may be written without progress."""
 FIRST_STEPS = 3
-"""No default timeout before so many steps, because of compilation."""
+"""No default timeout before this many steps, because of compilation."""
 POLL_SECONDS = 1.0
 POLLS_PER_SECOND = 1000
 """Most looks for an alarm that the ranks together take at the store; more ranks look less often."""

@@ -35,7 +35,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> float:
-        """In all."""
+        """All of it together."""
         return self.parameters + self.gradients + self.optimizer + self.activations
 
     def lines(self) -> list[str]:
@@ -54,7 +54,7 @@ class MemoryPlan:
 
 
 def gigabytes(num_bytes: float) -> str:
-    """In GB of 10^9 bytes, with three significant digits."""
+    """A number of bytes in GB (10^9 bytes), with three significant digits."""
     value = num_bytes / GIGABYTE
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
 

@@ -78,7 +78,7 @@ class StepWindow(Callback):
         self._first, self._last = config.profile_step_start, config.profile_step_end
         self._is_open = False
         self._range = ExitStack()
-        """Of the step that is running."""
+        """The range of the running step."""
 
     def begin(self, state: TrainState) -> None:
         """Start, if the run begins inside the window."""

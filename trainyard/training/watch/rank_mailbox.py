@@ -59,7 +59,7 @@ class LocalMailbox:
 
 
 class StoreMailbox:
-    """In the rendezvous store, over a separate connection: training's own is locked while it
+    """Mail in the rendezvous store, over a separate connection: training's own is locked while it
     waits."""
 
     def __init__(self, store: Any) -> None:

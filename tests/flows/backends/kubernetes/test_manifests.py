@@ -288,7 +288,7 @@ def test_jobs_that_kubernetes_cannot_run_are_refused(values: dict[str, Any], mes
     ("option", "value", "message"),
     [
         ("namespace", "My_Yard", "option namespace: 'My_Yard'"),
-        ("variant", "pytorchjob", "'pytorchjob' is none of auto, job, jobset"),
+        ("variant", "pytorchjob", "'pytorchjob' is not one of auto, job, jobset"),
         ("user", 0, "0 is root"),
         ("shared_memory", "16 GB", "option shared_memory"),
         ("node_selector", {"a b": "c"}, "option node_selector"),
@@ -307,5 +307,5 @@ def test_invalid_options_are_refused(option: str, value: Any, message: str) -> N
 def test_claims_and_tolerations_are_looked_at_too() -> None:
     with pytest.raises(ConfigError, match="claim target"):
         Claim(name="yard", target="yard")
-    with pytest.raises(ConfigError, match="'Never' is none of NoSchedule"):
+    with pytest.raises(ConfigError, match="'Never' is not one of NoSchedule"):
         Toleration(key="gpu", effect="Never")  # type: ignore[arg-type]

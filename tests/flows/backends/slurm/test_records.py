@@ -126,7 +126,7 @@ def test_a_job_that_failed_in_a_later_run_was_not_preempted_in_that() -> None:
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("PartitionNodeLimit", "does not allow so many nodes"),
+        ("PartitionNodeLimit", "does not allow this many nodes"),
         ("QOSMaxCpuPerJobLimit", "more than its account or its quality of service allows"),
         ("AssocMaxGRESPerJob", "more than its account or its quality of service allows"),
     ],

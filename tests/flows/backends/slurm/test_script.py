@@ -256,8 +256,8 @@ def test_invalid_job_is_refused(values: dict[str, Any], site: dict[str, Any], me
         ("extra", ("--part=x",), "--partition has a key of its own"),
         ("room_seconds", -1, "room_seconds must not be negative"),
         ("warning_seconds", 0, "warning_seconds must be from 1 to 65535"),
-        ("containers", "docker", "'docker' is none of none, pyxis, apptainer"),
-        ("requeue", "yes", "'yes' is none of"),
+        ("containers", "docker", "'docker' is not one of none, pyxis, apptainer"),
+        ("requeue", "yes", "'yes' is not one of"),
     ],
 )
 def test_invalid_sbatch_options_are_refused(option: str, value: Any, message: str) -> None:

@@ -57,7 +57,9 @@ def test_columns_are_those_that_megatron_reads(tmp_path: Path) -> None:
     file.write_text("head\n1\t2\t3\tone\ttwo\t1\n7\tbroken\n8\t2\t3\t\ttwo\t0\n")
     assert read_pairs(str(file), "QQP") == [Pair("one", "two", 1)]
     file.write_text(f"head\n{row}\tmaybe\n")
-    with pytest.raises(DataError, match=r"x\.tsv: line 2: class 'maybe' is none of contradiction"):
+    with pytest.raises(
+        DataError, match=r"x\.tsv: line 2: class 'maybe' is not one of contradiction"
+    ):
         read_pairs(str(file), "MNLI")
     file.write_text("head\n")
     with pytest.raises(DataError, match="no pair of QQP below the headings"):

@@ -43,7 +43,7 @@ def test_contradicting_options_are_refused(options: dict[str, Any], message: str
 
 
 def test_a_pattern_without_experts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="gives no layer experts"):
+    with pytest.raises(ConfigError, match="gives experts to no layer"):
         GPTConfig(**SMALL, moe=MoEConfig(num_experts=4, moe_layer_freq="[0]*4"))
     with pytest.raises(ConfigError, match="0 or 1 for each of --num-layers"):
         GPTConfig(**SMALL, moe=MoEConfig(num_experts=4, moe_layer_freq="[0,1]"))

@@ -363,7 +363,7 @@ LOCAL = {"non_persistent_ckpt_type": "local", "non_persistent_save_interval": 5}
         ({"non_persistent_save_interval": 5}, "save-interval needs --non-persistent-ckpt-type"),
         ({"non_persistent_ckpt_type": "global"}, "ckpt-type needs --non-persistent-save-interval"),
         (LOCAL, "--non-persistent-local-ckpt-dir go together"),
-        ({"non_persistent_ckpt_type": "in_memory"}, "in_memory: such a copy is lost with its"),
+        ({"non_persistent_ckpt_type": "in_memory"}, "in_memory: such a copy would be lost with"),
         ({**LOCAL, "non_persistent_save_interval": 0}, "must be at least 1, got 0"),
         (
             {**LOCAL, "non_persistent_local_ckpt_dir": "/x", "non_persistent_keep_last": 0},

@@ -261,7 +261,7 @@ def test_a_step_with_torn_documents_does_not_block_the_end_of_a_run(
     run: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (run / "iter_0000002" / name).write_text("{")
-    with pytest.raises(ArtifactError, match=r"step 2 has become unreadable.* same command again"):
+    with pytest.raises(ArtifactError, match=r"step 2 became unreadable.* same command again"):
         finish(run)  # since the run has begun
     found = begin(run)
     assert found == FoundSteps((4, 6), damaged=(2,))
