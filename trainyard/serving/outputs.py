@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainyard.inference.config import SamplingConfig
 from trainyard.inference.request import FinishReason, Request, TopTokens
@@ -167,8 +167,7 @@ class Output:
         return sum(self.log_probs) / max(len(self.log_probs), 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What a piece did to one output."""
 
     index: int
