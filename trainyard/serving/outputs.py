@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainyard.inference.config import SamplingConfig
 from trainyard.inference.request import FinishReason, Request, TopTokens
@@ -167,7 +167,8 @@ class Output:
         return sum(self.log_probs) / max(len(self.log_probs), 1)
 
 
-class Step(NamedTuple):
+@dataclass(slots=True)
+class Step:
     """What a piece did to one output."""
 
     index: int
