@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.testing import assert_close
 
 from flows.gc.sweep import sweep
 from tests.flows.gc.yards import AT_ONCE
@@ -57,6 +58,21 @@ def train(zygote: Zygote, yard: Path, name: str, steps: int) -> str:
     return log
 
 
+def check_alike(old: Path, new: Path) -> None:
+    """Ledgers and weights, but for what another processor rounds otherwise: the old run's first
+    steps were computed on one."""
+    ledgers = [
+        [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+        for run in (old, new)
+    ]
+    for one, other in zip(*ledgers, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+    with open_checkpoint(str(old)) as one, open_checkpoint(str(new)) as other:
+        assert one.names() == other.names()
+        for name in one.names("model."):
+            assert_close(one.read(name), other.read(name), rtol=1e-4, atol=1e-5)
+
+
 def test_an_old_run_is_whole_and_goes_on_as_a_new_one(zygote: Zygote, yard: Path) -> None:
     run = yard / "run"
     assert any(f.path.startswith("iter_") for f in manifest(run).files), "recorded in one manifest"
@@ -72,9 +88,7 @@ def test_an_old_run_is_whole_and_goes_on_as_a_new_one(zygote: Zygote, yard: Path
         assert steps == ["iter_0000002", "iter_0000004", "iter_0000006"]
         assert not any(f.path.startswith("iter_") for f in manifest(folder).files)
         assert "steps 1 to 6" in run_program("stages.certify", str(folder), expect=0).out
-    assert (run / "ledger.jsonl").read_bytes() == (yard / "new/ledger.jsonl").read_bytes()
-    weights = "iter_0000006/model-00001-of-00001.safetensors"
-    assert (run / weights).read_bytes() == (yard / "new" / weights).read_bytes()
+    check_alike(run, yard / "new")
     path = run / "iter_0000002" / "manifest.json"
     step = manifest(path.parent)
     files = tuple(f for f in step.files if not f.path.startswith("tokenizer/"))

@@ -167,7 +167,7 @@ class Output:
         return sum(self.log_probs) / max(len(self.log_probs), 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """What a piece did to one output."""
 

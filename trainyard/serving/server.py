@@ -25,6 +25,8 @@ CLOSE_SECONDS = 2
 BACKLOG = 1024
 IDLE_SECONDS = 75
 """Limit of a connection without requests."""
+UNREAD_SECONDS = 60.0
+"""Limit of a client that reads nothing of an answer that waits for it."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -34,6 +36,10 @@ def bind(host: str, port: int) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Of its connections too. The kernel drops one that is full for so long, also while the
+        # client lives: else only closing it would, and that waits for the client to read.
+        unread_ms = round(1000 * UNREAD_SECONDS)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
         listening.bind((host, port))
         listening.listen(BACKLOG)
     except OSError as error:

@@ -36,7 +36,7 @@ class EngineFailedError(InfrastructureError):
     """The engine has ended with an error."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Piece:
     """What a step added to an output. A copy: the engine goes on with the completion."""
 
@@ -78,7 +78,8 @@ class Stream:
         self._arrived: dict[int, Piece] = {}
         """What is not read, by the place of its request; the oldest first."""
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None
+        """Of the reader."""
         self._num_unread = num_requests
         self.num_open = num_requests
         """Requests whose last piece has not arrived."""
@@ -95,8 +96,8 @@ class Stream:
         if not self._num_unread:
             raise StopAsyncIteration
         while not self._arrived and self._error is None:
-            self._news.clear()
-            await self._news.wait()
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
         if self._error is not None:
             raise self._error
         index = next(iter(self._arrived))
@@ -115,7 +116,7 @@ class Stream:
         before = self._arrived.get(index)
         self._arrived[index] = piece if before is None else before.then(piece)
         if is_last or not self._wakes_at_ends:
-            self._news.set()
+            self._wake()
 
     def fail(self, error: Exception) -> None:
         """Called on the loop: cancel the requests at once, whether or not the reader reads, which
@@ -126,7 +127,12 @@ class Stream:
             self._error = error
             self._arrived.clear()
             self._cancel()
-            self._news.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        waiting = self._waiting
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
 
 
 @dataclass(slots=True, eq=False)

@@ -58,7 +58,7 @@ class TextStream:
         self._held += self._completed(tokens, is_last=finish_reason is not None)
         ready = len(self._held)
         if finish_reason is None:
-            ready -= self._may_begin_a_stop_word()
+            ready -= self._may_begin_a_stop_word() if self._stop_words else 0
         elif finish_reason == "stop":
             begin = find_stop(self.text + self._held, before, self._stop_words)
             ready = ready if begin is None else begin - len(self.text)
@@ -89,4 +89,6 @@ class TextStream:
 
 def _complete(text: str) -> int:
     """Length of a text without the first bytes of a character at its end."""
+    if not text.endswith(INCOMPLETE):
+        return len(text)
     return max(len(text.rstrip(INCOMPLETE)), len(text) - INCOMPLETE_CHARS)

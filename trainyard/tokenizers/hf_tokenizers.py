@@ -141,8 +141,11 @@ class EngineTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens included."""
-        with library_errors(self.config.tokenizer_model or MODEL):
+        try:  # no context manager, as a server decodes at each token
             text: str = self.library.decode(list(ids), skip_special_tokens=False)
+        except BaseException:
+            with library_errors(self.config.tokenizer_model or MODEL):
+                raise
         return text
 
     def files(self) -> dict[str, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from tests.trainyard.serving.test_service import Counting
 from trainyard.errors import ConfigError
 from trainyard.inference.engine import Update
 from trainyard.inference.load import ModelOnRanks
+from trainyard.serving import server as serving_server
 from trainyard.serving.server import bind
 
 pytestmark = pytest.mark.slow
@@ -139,6 +141,27 @@ def test_a_port_in_use_is_refused_in_words() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--port {port} cannot be listened on"):
             bind("127.0.0.1", port)
+
+
+def test_a_client_that_never_reads_is_dropped(
+    generator: ModelOnRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_server, "UNREAD_SECONDS", 0.5)
+    with running(generator) as server, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        port = int(server.url.rpartition(":")[2])
+        client.connect(("127.0.0.1", port))
+        client.settimeout(0.1)
+        ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        with pytest.raises(TimeoutError):  # the server takes no more, as its answers wait
+            client.sendall(100_000 * ask)
+        connections = server.server.server_state.connections
+        assert len(connections) == 1
+        deadline = time.monotonic() + 10
+        while connections:
+            assert time.monotonic() < deadline, "it still waits"
+            time.sleep(0.01)
+        assert server.client.get("/health").status_code == 200
 
 
 def test_a_client_that_hangs_up_before_its_answer_cancels_it(
