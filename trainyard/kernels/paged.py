@@ -95,6 +95,7 @@ def _attend(
     padded_width: tl.constexpr,
     padded_value_width: tl.constexpr,
     num_parts: tl.constexpr,
+    one_block: tl.constexpr,
     precision: tl.constexpr,
 ):
     tile, group, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -139,10 +140,13 @@ def _attend(
         total = tl.where(part == 0, total + 1.0, total)
     sums = tl.zeros((rows, padded_value_width), tl.float32)
     table = tables_ptr + sequence * table_width
+    only_block = tl.load(table)
     for key_begin in range(from_key, to_key, keys_at_once):
         key = key_begin + tl.arange(0, keys_at_once)
         is_key = key < last
-        if block_size % keys_at_once == 0:
+        if one_block:
+            block = only_block + key * 0
+        elif block_size % keys_at_once == 0:
             block = tl.load(table + key_begin // block_size) + key * 0
         else:
             block = tl.load(table + key // block_size, mask=is_key, other=0)
@@ -271,6 +275,7 @@ def paged_kernel(
         padded_width=padded_width,
         padded_value_width=padded_value_width,
         num_parts=num_parts,
+        one_block=tables.shape[1] == 1,
         precision="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=tile.warps,
         num_stages=tile.stages,
