@@ -16,7 +16,7 @@ GPU: 1,024 tokens in, 128 out. Model-bandwidth utilisation is the bytes that a s
 but the rows of the embedding, keys and values) over its time, as a share of the bytes that a copy
 of the device reads and writes in that time. The first token is not counted. A state is read and
 written in every step. Memory is the peak of PyTorch's allocator once the step is recorded, beside
-weights, keys and values as `stages.plan` counts them."""
+weights, keys, values and prompts as `stages.plan` counts them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from trainyard.inference.decoders import CachedDecoder
 from trainyard.inference.measure import device_clock
 from trainyard.inference.request import Request
 from trainyard.inference.static import GenerationResult, generate, run_requests
-from trainyard.models.costs.inference_memory import kv_numbers, state_bytes
+from trainyard.models.costs.inference_memory import kv_numbers, prompt_numbers, state_bytes
 from trainyard.models.families import family_of
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
@@ -182,8 +182,10 @@ def compare(name: str, ours: GPTModel, theirs: Any, prompts: list[list[int]], ru
 # --- a GPU ------------------------------------------------------------------------------------
 
 
-def on_gpu(shapes: Sequence[str], batches: Sequence[int], runs: int, weights: str) -> None:
-    """A row for each shape and batch, with the step as a CUDA graph and without."""
+def on_gpu(
+    shapes: Sequence[str], batches: Sequence[int], graphs: Sequence[str], runs: int, weights: str
+) -> None:
+    """A row for each shape, batch, and step as a CUDA graph or not."""
     device = torch.device("cuda")
     bandwidth = copy_bandwidth(device)
     print(f"{device_name(device)}, torch {torch.__version__}: copy {bandwidth / 1e12:.2f} TB/s")
@@ -194,7 +196,7 @@ def on_gpu(shapes: Sequence[str], batches: Sequence[int], runs: int, weights: st
         if weights != "bf16":
             quantize_layers(model, cast(Kind, weights))
         has_bars = is_llama and weights == "bf16"
-        for_shape(f"{name}, {weights}", model, batches, runs, bandwidth, has_bars=has_bars)
+        for_shape(f"{name}, {weights}", model, batches, graphs, runs, bandwidth, has_bars)
 
 
 def preset(name: str) -> GPTConfig:
@@ -209,9 +211,9 @@ def for_shape(
     shape: str,
     model: GPTModel,
     batches: Sequence[int],
+    graphs: Sequence[str],
     runs: int,
     bandwidth: float,
-    *,
     has_bars: bool,
 ) -> None:
     """The rows of a model."""
@@ -223,20 +225,21 @@ def for_shape(
     layers = range(config.num_layers)
     of_token, state = kv_numbers(config, layers) * 2, state_bytes(config, layers, 1, 2)
     for batch in batches:
-        for graphs in (True, False):
-            result = timed(model, batch, runs, graphs=graphs)
+        for graph in graphs:
+            result = timed(model, batch, runs, graphs=graph == "on")
             step = statistics.median(result.step_seconds[1:])
             kept = batch * ((GPU_LENGTH + GPU_NEW / 2) * of_token + 2 * state)
             share = (read + kept) / step / bandwidth
             rate = batch / step
             planned = held + batch * ((GPU_LENGTH + GPU_NEW) * of_token + state)
+            planned += batch * GPU_LENGTH * prompt_numbers(config, 1) * 2
             peak = torch.cuda.max_memory_allocated()
             reached = (
                 f"TPOT {step * 1e3:.2f} ms, {rate:,.0f} tok/s, {100 * share:.1f} % of the copy "
                 f"bandwidth, first token {result.step_seconds[0] * 1e3:.1f} ms, memory "
                 f"{peak / 1e9:.2f} GB, planned {planned / 1e9:.2f} ({100 * planned / peak:.1f} %)"
             )
-            name = f"{shape}, batch {batch}, CUDA graph {'on' if graphs else 'off'}"
+            name = f"{shape}, batch {batch}, CUDA graph {graph}"
             least = GPU_BARS.get(batch, 0.0) if has_bars else 0.0
             fastest = GPU_RATES.get(batch, 0.0) if has_bars else 0.0
             bar = f"{100 * least:.0f} %" if least else f"{fastest:,.0f} tok/s"
@@ -299,13 +302,16 @@ def main() -> None:
         "--shapes", nargs="+", choices=tuple(VOCABS), default=[LLAMA], help="on a GPU"
     )
     parser.add_argument("--weights", choices=("bf16", "int8", "fp8"), default="bf16")
+    parser.add_argument(
+        "--graphs", nargs="+", choices=("on", "off"), default=["on", "off"], help="CUDA graphs"
+    )
     parser.add_argument("--batches", nargs="+", type=int)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2, help="of the CPU")
     arguments = parser.parse_args()
     if arguments.device == "cuda":
         batches = arguments.batches or [1, 8, 64]
-        on_gpu(arguments.shapes, batches, arguments.runs, arguments.weights)
+        on_gpu(arguments.shapes, batches, arguments.graphs, arguments.runs, arguments.weights)
     else:
         torch.set_num_threads(arguments.threads)
         on_cpu(arguments.models, arguments.batches or [1, 8], arguments.runs)
