@@ -2,6 +2,8 @@
 
     python -m benchmarks.inference                   CPU: both in turn, the same weights and prompts
     python -m benchmarks.inference --device cuda     a GPU: Llama-3-8B's shape, bf16
+    python -m benchmarks.inference --device cuda --weights fp8
+                                                     matrices of the layers in 8 bits
     python -m benchmarks.inference --device cuda --shapes mamba-130m hybrid-800m
                                                      presets of recipes/models; no bar
 
@@ -13,7 +15,8 @@ on accelerators alone). All must make the same tokens.
 GPU: 1,024 tokens in, 128 out. Model-bandwidth utilisation is the bytes that a step reads (weights
 but the rows of the embedding, keys and values) over its time, as a share of the bytes that a copy
 of the device reads and writes in that time. The first token is not counted. A state is read and
-written in every step."""
+written in every step. Memory is the peak of PyTorch's allocator once the step is recorded, beside
+weights, keys, values and prompts as `stages.plan` counts them."""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -32,14 +35,16 @@ from benchmarks.corpus import report
 from stages.plan.config import PlanConfig
 from trainyard.config import from_dict
 from trainyard.conversion.loaders import open_source
+from trainyard.fp8.weights import Kind
 from trainyard.inference.decoders import CachedDecoder
 from trainyard.inference.measure import device_clock
 from trainyard.inference.request import Request
 from trainyard.inference.static import GenerationResult, generate, run_requests
-from trainyard.models.costs.inference_memory import kv_numbers, state_bytes
+from trainyard.models.costs.inference_memory import kv_numbers, prompt_numbers, state_bytes
 from trainyard.models.families import family_of
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
+from trainyard.models.quantized import quantize_layers
 from trainyard.parallel.device import default_dtype, device_name
 
 LENGTH, NEW = 64, 64
@@ -177,8 +182,10 @@ def compare(name: str, ours: GPTModel, theirs: Any, prompts: list[list[int]], ru
 # --- a GPU ------------------------------------------------------------------------------------
 
 
-def on_gpu(shapes: Sequence[str], batches: Sequence[int], runs: int) -> None:
-    """A row for each shape and batch, with the step as a CUDA graph and without."""
+def on_gpu(
+    shapes: Sequence[str], batches: Sequence[int], graphs: Sequence[str], runs: int, weights: str
+) -> None:
+    """A row for each shape, batch, and step as a CUDA graph or not."""
     device = torch.device("cuda")
     bandwidth = copy_bandwidth(device)
     print(f"{device_name(device)}, torch {torch.__version__}: copy {bandwidth / 1e12:.2f} TB/s")
@@ -186,7 +193,10 @@ def on_gpu(shapes: Sequence[str], batches: Sequence[int], runs: int) -> None:
         is_llama = name == LLAMA
         config = GPTConfig(**LLAMA_3_8B) if is_llama else preset(name)
         model = random_model(config, VOCABS[name], device, torch.bfloat16)
-        for_shape(f"{name}, bf16", model, batches, runs, bandwidth, has_bars=is_llama)
+        if weights != "bf16":
+            quantize_layers(model, cast(Kind, weights))
+        has_bars = is_llama and weights == "bf16"
+        for_shape(f"{name}, {weights}", model, batches, graphs, runs, bandwidth, has_bars)
 
 
 def preset(name: str) -> GPTConfig:
@@ -201,35 +211,49 @@ def for_shape(
     shape: str,
     model: GPTModel,
     batches: Sequence[int],
+    graphs: Sequence[str],
     runs: int,
     bandwidth: float,
-    *,
     has_bars: bool,
 ) -> None:
     """The rows of a model."""
     config, table = model.config, model.embedding
     assert table is not None
-    read = sum(p.numel() * p.element_size() for p in model.parameters())
+    read = held = weight_bytes(model)
     if config.untie_embeddings_and_output_weights:
         read -= sum(p.numel() * p.element_size() for p in table.parameters())
     layers = range(config.num_layers)
     of_token, state = kv_numbers(config, layers) * 2, state_bytes(config, layers, 1, 2)
     for batch in batches:
-        for graphs in (True, False):
-            result = timed(model, batch, runs, graphs=graphs)
+        for graph in graphs:
+            result = timed(model, batch, runs, graphs=graph == "on")
             step = statistics.median(result.step_seconds[1:])
             kept = batch * ((GPU_LENGTH + GPU_NEW / 2) * of_token + 2 * state)
             share = (read + kept) / step / bandwidth
             rate = batch / step
+            planned = held + batch * ((GPU_LENGTH + GPU_NEW) * of_token + state)
+            planned += batch * GPU_LENGTH * prompt_numbers(config, 1) * 2
+            peak = torch.cuda.max_memory_allocated()
             reached = (
-                f"TPOT {step * 1e3:.2f} ms, {rate:,.0f} tok/s, {100 * share:.0f} % of the copy "
-                f"bandwidth, first token {result.step_seconds[0] * 1e3:.1f} ms"
+                f"TPOT {step * 1e3:.2f} ms, {rate:,.0f} tok/s, {100 * share:.1f} % of the copy "
+                f"bandwidth, first token {result.step_seconds[0] * 1e3:.1f} ms, memory "
+                f"{peak / 1e9:.2f} GB, planned {planned / 1e9:.2f} ({100 * planned / peak:.1f} %)"
             )
-            name = f"{shape}, batch {batch}, CUDA graph {'on' if graphs else 'off'}"
+            name = f"{shape}, batch {batch}, CUDA graph {graph}"
             least = GPU_BARS.get(batch, 0.0) if has_bars else 0.0
             fastest = GPU_RATES.get(batch, 0.0) if has_bars else 0.0
             bar = f"{100 * least:.0f} %" if least else f"{fastest:,.0f} tok/s"
             report(name, reached, bar, share >= least and rate >= fastest)
+
+
+def weight_bytes(model: GPTModel) -> int:
+    """Of all matrices, those of 8 bits with their scales."""
+    tensors = list(model.parameters())
+    for module in model.modules():
+        quantized = getattr(module, "quantized", None)
+        if quantized is not None:
+            tensors += [quantized.values, quantized.scale]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def random_model(
@@ -251,8 +275,10 @@ def timed(model: GPTModel, batch: int, runs: int, *, graphs: bool) -> Generation
     prompts = random_prompts(batch, GPU_LENGTH, model.vocab_size)
     requests = [Request(prompt=p, max_tokens=GPU_NEW, number=i) for i, p in enumerate(prompts)]
     decoder = CachedDecoder(model, batch, GPU_LENGTH + GPU_NEW, compiled=graphs)
-    results = [run_requests(decoder, requests) for _ in range(runs + 1)]
-    return min(results[1:], key=lambda result: statistics.median(result.step_seconds[1:]))
+    run_requests(decoder, requests)
+    torch.cuda.reset_peak_memory_stats()
+    results = [run_requests(decoder, requests) for _ in range(runs)]
+    return min(results, key=lambda result: statistics.median(result.step_seconds[1:]))
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -275,12 +301,17 @@ def main() -> None:
     parser.add_argument(
         "--shapes", nargs="+", choices=tuple(VOCABS), default=[LLAMA], help="on a GPU"
     )
+    parser.add_argument("--weights", choices=("bf16", "int8", "fp8"), default="bf16")
+    parser.add_argument(
+        "--graphs", nargs="+", choices=("on", "off"), default=["on", "off"], help="CUDA graphs"
+    )
     parser.add_argument("--batches", nargs="+", type=int)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2, help="of the CPU")
     arguments = parser.parse_args()
     if arguments.device == "cuda":
-        on_gpu(arguments.shapes, arguments.batches or [1, 8, 64], arguments.runs)
+        batches = arguments.batches or [1, 8, 64]
+        on_gpu(arguments.shapes, batches, arguments.graphs, arguments.runs, arguments.weights)
     else:
         torch.set_num_threads(arguments.threads)
         on_cpu(arguments.models, arguments.batches or [1, 8], arguments.runs)

@@ -53,6 +53,7 @@ def inference_document(config: PlanConfig) -> dict[str, Any] | None:
         "tokens_per_request": stages[0].tokens,
         "source_tokens_per_request": stages[0].source_tokens,
         "kv_bytes_per_request": max(one.kv_per_request for one in stages),
+        "bytes_per_prompt_token": max(one.per_prompt_token for one in stages),
         "state_bytes_per_request": max(one.state for one in stages),
         "requests_that_fit": int(fit) if math.isfinite(fit) else None,
     }
@@ -72,6 +73,8 @@ def inference_lines(config: PlanConfig) -> list[str]:
         f"Generation, a device without workspaces: weights {weights:,.2f} GiB",
         f"  keys and values: {kib:,.1f} KiB per token, {mib:,.1f} MiB per request of {length}",
     ]
+    at_once = found["bytes_per_prompt_token"] / 2**10
+    lines.append(f"  prompts at once: {at_once:,.1f} KiB more per token, of a dense model")
     if states := found["state_bytes_per_request"]:
         lines.append(f"  states: {states / 2**20:,.1f} MiB per request of any length")
     if (fit := found["requests_that_fit"]) is not None:

@@ -32,6 +32,9 @@ class AttentionMask:
     `cu_seqlens` of packed samples. No keys of other documents."""
     positions: Tensor | None = None
     """(b, s) positions of the queries among the keys; unset: the last s of them."""
+    lengths: Tensor | None = None
+    """(b) int64, for one query in each row: it sees the first so many keys, which `dense` says too;
+    for a kernel that reads no further."""
     query_bounds: Tensor | None = None
     """(b, w) `bounds` of queries that are another sequence than the keys (cross-attention), where
     document i looks at document i of the keys; neither causal nor with a window."""

@@ -67,6 +67,32 @@ def paged_attention(
     return out
 
 
+def attends_in_rows(q: Tensor, v: Tensor) -> bool:
+    """Whether `row_attention` reads keys in place: by the kernel alone."""
+    return TRITON and q.is_cuda and _fits_kernel(q[:, :, 0], v)
+
+
+def row_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    softmax: Softmax,
+    window: tuple[int, int] | None,
+) -> Tensor:
+    """Attention of one query in each row to the first `lengths`, (b), of its keys: a block each.
+
+    q: (b, n, 1, d); k: (b, g, t, d); v: (b, g, t, d_v). Returns (b, n, 1, d_v)."""
+    rows, most = k.shape[0], k.shape[2]
+    places = torch.arange(rows + 1, device=q.device)
+    out: Tensor = _PAGED(
+        *(q[:, :, 0], k.transpose(1, 2), v.transpose(1, 2), softmax.sink),
+        *(places[:-1].unsqueeze(1), places, lengths, 1, most, softmax.scale),
+        NO_BOUND if window is None else window[0],
+    )
+    return out.unsqueeze(2)
+
+
 @torch.library.custom_op(
     "trainyard::paged_attention",
     mutates_args=(),

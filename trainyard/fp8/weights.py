@@ -14,11 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trainyard.kernels.available import TRITON
+
 Kind = Literal["int8", "fp8"]
 LARGEST = {"int8": 127.0, "fp8": 448.0}
 E4M3 = torch.float8_e4m3fn
 MULTIPLE = 16
 """Sizes of a matrix that products of 8 bits take."""
+FEW_ROWS = 64
+"""That a kernel of ours multiplies faster than torch's."""
 LEAST = 1e-12
 """Of a maximum that is divided by."""
 
@@ -88,12 +92,29 @@ def _cast_rows_at_once() -> Callable[[Tensor], tuple[Tensor, Tensor]]:
 def _fp8_product(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     cast_rows = _cast_rows if torch.compiler.is_compiling() else _cast_rows_at_once()
     cast, own = cast_rows(x.flatten(0, -2))
-    out: Tensor = torch._scaled_mm(
-        cast,
+    out: Tensor = _product_of_rows(cast, values, own, scale, x.dtype)
+    return out.view(*x.shape[:-1], -1)
+
+
+@torch.library.custom_op("trainyard::fp8_product_of_rows", mutates_args=(), device_types="cuda")
+def _product_of_rows(
+    rows: Tensor, values: Tensor, row_scale: Tensor, scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Opaque: a compiler would make steps of few rows and of many two programs."""
+    if TRITON and rows.shape[0] <= FEW_ROWS:
+        from trainyard.kernels.few_rows import few_rows_kernel
+
+        return few_rows_kernel(rows, values, row_scale, scale, dtype)
+    return torch._scaled_mm(
+        rows,
         values.t(),
-        own,
+        row_scale,
         scale.unsqueeze(0),
-        out_dtype=x.dtype,
+        out_dtype=dtype,
         use_fast_accum=True,
     )
-    return out.view(*x.shape[:-1], -1)
+
+
+@_product_of_rows.register_fake
+def _(rows: Tensor, values: Tensor, row_scale: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return rows.new_empty(rows.shape[0], values.shape[0], dtype=dtype)

@@ -3,27 +3,49 @@
 A step of a small batch launches some ten kernels a layer, each for microseconds: the host is slower
 than the device. A graph launches all of them at once, and the compiler fuses what stands between
 two matrix products. Shapes are fixed, so a batch of another size, or with more room, is compiled
-and recorded anew."""
+and recorded anew.
+
+On a CPU the compiler keeps a second copy of the matrices, in the order in which its library
+multiplies few rows fastest. So the weights must not change once a step has run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._inductor import config as inductor
 
-from trainyard.attention.masks import as_mask
+from trainyard.attention.masks import AttentionMask
 from trainyard.inference.kv_cache import FixedShapeCache
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.layer_inputs import LayerInputs
+from trainyard.models.rope import Rotary
 
 WARMUP_STEPS = 3
 """Before the recording: compilation, workspaces of libraries."""
 
-OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"coordinate_descent_tuning": True}
-"""Of the compiler: with it, products of one row become reductions that read their matrix at the
-speed of memory, and it looks for the best blocks of each."""
+OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
+    "coordinate_descent_tuning": True,
+    "triton.enable_pdl": True,
+}
+"""Of the compiler on a GPU. With the first, products of one row become reductions that read their
+matrix at the speed of memory, and it looks for the best blocks of each. With the second, Hopper
+GPUs launch a kernel while the one before ends."""
+
+
+class _Inputs(NamedTuple):
+    """Of the layers."""
+
+    hidden: Tensor
+    """(1, b, h)"""
+    rotary: Rotary | None
+    dense: Tensor
+    """(b, 1, 1, capacity)"""
+    lengths: Tensor
+    """(b) keys that a row sees."""
 
 
 class FixedStep:
@@ -36,9 +58,9 @@ class FixedStep:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: Tensor | None = None
         options = OPTIONS if self._is_cuda else None
-        self._compiled: Callable[[Tensor, LayerInputs], Tensor] = torch.compile(
-            self._layers, fullgraph=True, dynamic=False, options=options
-        )
+        compiled = partial(torch.compile, fullgraph=True, dynamic=False, options=options)
+        self._inputs: Callable[[Tensor], _Inputs] = compiled(self._tensors)
+        self._layers: Callable[[Tensor, LayerInputs], Tensor] = compiled(self._through_layers)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """tokens: (b) int64. The logits are overwritten by the next call."""
@@ -46,7 +68,8 @@ class FixedStep:
         self._cache.is_fixed = True
         try:
             if not self._is_cuda:
-                logits = self._step()
+                with inductor.patch(freezing=True):
+                    logits = self._step()
             else:
                 if self._graph is None:
                     self._record()
@@ -60,16 +83,22 @@ class FixedStep:
         return logits
 
     def _step(self) -> Tensor:
-        model, cache = self._model, self._cache
-        mask, positions = as_mask(cache.mask(1)), cache.positions(1)
-        hidden, inputs, _ = model.enter(
-            model.decoder, None, self._tokens, mask, position_ids=positions, kv_cache=cache
-        )
-        logits = self._compiled(hidden, inputs)
-        cache.move_on()
+        hidden, rotary, dense, lengths = self._inputs(self._tokens)
+        mask = AttentionMask(causal=False, dense=dense, lengths=lengths)
+        logits = self._layers(hidden, LayerInputs(rotary, mask, self._cache))
+        self._cache.move_on()
         return logits
 
-    def _layers(self, hidden: Tensor, inputs: LayerInputs) -> Tensor:
+    def _tensors(self, tokens: Tensor) -> _Inputs:
+        """What layers take, in two or three kernels. A compiler cannot make `LayerInputs`."""
+        model, cache = self._model, self._cache
+        positions, dense = cache.positions(1), cache.mask(1)
+        assert model.embedding is not None
+        assert dense is not None
+        hidden = model.dropped_embedding(model.embedding(tokens, positions), None)
+        return _Inputs(hidden, model.rotary(model.decoder, positions), dense, positions[:, 0] + 1)
+
+    def _through_layers(self, hidden: Tensor, inputs: LayerInputs) -> Tensor:
         """(b, V). hidden: (1, b, h)."""
         out: Tensor = self._model.decoder(hidden, inputs)
         return self._model.logits(out[-1])[:, : self._vocab_size]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trainyard.inference.config import SamplingConfig
 from trainyard.inference.request import NO_TOKEN, Completion, Request
+from trainyard.kernels.available import TRITON
 from trainyard.models.init import named_generator
 
 
@@ -25,11 +26,20 @@ def choose_tokens(
     logits: (b, V). uniforms: (b) fp64 in [0, 1), needed unless the choice is greedy. num_tokens: of
     each output so far."""
     if sampling.greedy:
-        likeliest = logits.argmax(dim=-1, keepdim=True)  # that of a NaN, if there is one
-        is_number = logits.gather(-1, likeliest).isfinite()
-        return likeliest.masked_fill(~is_number, NO_TOKEN).squeeze(-1)
+        return likeliest_tokens(logits)
     assert uniforms is not None, "sampling needs a uniform number for each row"
     return draw(filtered_logits(logits, sampling, num_tokens), uniforms)
+
+
+def likeliest_tokens(logits: Tensor) -> Tensor:
+    """Of each row of (b, V) logits, (b) int64; NO_TOKEN where one is NaN or infinite."""
+    if TRITON and logits.is_cuda:
+        from trainyard.kernels.greedy import greedy_kernel
+
+        return greedy_kernel(logits, NO_TOKEN)
+    likeliest = logits.argmax(dim=-1, keepdim=True)  # that of a NaN, if there is one
+    is_number = logits.gather(-1, likeliest).isfinite()
+    return likeliest.masked_fill(~is_number, NO_TOKEN).squeeze(-1)
 
 
 def filtered_logits(logits: Tensor, sampling: SamplingConfig, num_tokens: int = 0) -> Tensor:

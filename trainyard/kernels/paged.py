@@ -39,6 +39,8 @@ class Tile(NamedTuple):
 
 
 DECODE = Tile(16, 64, 4, 3)
+ONE_BLOCK = Tile(16, 64, 4, 4)
+"""`DECODE` where the keys of a sequence are beside each other."""
 MIXED = Tile(64, 64, 4, 2)
 PREFILL = Tile(128, 64, 8, 2)
 
@@ -95,6 +97,7 @@ def _attend(
     padded_width: tl.constexpr,
     padded_value_width: tl.constexpr,
     num_parts: tl.constexpr,
+    one_block: tl.constexpr,
     precision: tl.constexpr,
 ):
     tile, group, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -139,10 +142,13 @@ def _attend(
         total = tl.where(part == 0, total + 1.0, total)
     sums = tl.zeros((rows, padded_value_width), tl.float32)
     table = tables_ptr + sequence * table_width
+    only_block = tl.load(table)
     for key_begin in range(from_key, to_key, keys_at_once):
         key = key_begin + tl.arange(0, keys_at_once)
         is_key = key < last
-        if block_size % keys_at_once == 0:
+        if one_block:
+            block = only_block + key * 0
+        elif block_size % keys_at_once == 0:
             block = tl.load(table + key_begin // block_size) + key * 0
         else:
             block = tl.load(table + key // block_size, mask=is_key, other=0)
@@ -245,10 +251,16 @@ def paged_kernel(
     block_size, groups, value_width = keys.shape[1], keys.shape[2], values.shape[3]
     group_size, num_sequences = heads // groups, len(lengths)
     tile = tile_of(most_new, num_tokens / num_sequences, group_size)
+    one_block = tables.shape[1] == 1
+    if one_block and tile == DECODE:
+        tile = ONE_BLOCK
     tiles = num_tokens // (tile.rows // group_size) + num_sequences
     padded_width = max(triton.next_power_of_2(width), 16)
     keys_at_once = min(tile.keys, max(BYTES_OF_KEYS // (padded_width * q.element_size()), 16))
-    num_parts = parts_of(tiles * groups, most_keys, keys_at_once) if most_new == 1 else 1
+    num_parts = 1
+    if most_new == 1:
+        busy, rounds = (2 * PROGRAMS, 1) if one_block else (PROGRAMS, 4)
+        num_parts = parts_of(busy / (tiles * groups), most_keys / (rounds * keys_at_once))
     out = q.new_empty(num_tokens, heads, value_width)
     parts = stats = out
     if num_parts > 1:
@@ -271,6 +283,7 @@ def paged_kernel(
         padded_width=padded_width,
         padded_value_width=padded_value_width,
         num_parts=num_parts,
+        one_block=one_block,
         precision="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -294,7 +307,6 @@ def tile_of(most_new: int, mean_new: float, group_size: int) -> Tile:
     return tile._replace(rows=max(tile.rows, triton.next_power_of_2(group_size)))
 
 
-def parts_of(programs: int, most_keys: int, keys_at_once: int) -> int:
-    """Parts of the keys, a power of 2, that keep the GPU busy and have some keys each."""
-    wanted = min(PROGRAMS / programs, most_keys / (4 * keys_at_once), MOST_PARTS)
-    return 1 << int(math.log2(max(wanted, 1)))
+def parts_of(wanted: float, most: float) -> int:
+    """Parts of the keys, a power of 2: what keeps the GPU busy, with some keys each."""
+    return 1 << int(math.log2(max(min(wanted, most, MOST_PARTS), 1)))

@@ -17,7 +17,7 @@ from torch.nn import functional
 from trainyard.attention.base import Numerics, Softmax
 from trainyard.attention.layer_state import StateCache
 from trainyard.attention.masks import CAUSAL, AttentionMask
-from trainyard.attention.paged import paged_attention
+from trainyard.attention.paged import attends_in_rows, paged_attention, row_attention
 from trainyard.attention.paged_cache import PagedKVCache
 from trainyard.attention.select import KernelChoice, Key, Needs, Request, Selected, backend_table
 from trainyard.errors import ConfigError
@@ -178,6 +178,8 @@ class CoreAttention(nn.Module):
         backend = self.backends[q.device.type, q.dtype, mask.bounds is not None].get()
         dropout_p = self.dropout if self.training else 0.0
         softmax = Softmax(self.scale, dropout_p, self._sink(q), bias)
+        if mask.lengths is not None and bias is None and attends_in_rows(q, v):
+            return row_attention(q, k, v, mask.lengths, softmax, self.window)
         width, value_width = max(q.shape[-1], v.shape[-1]), v.shape[-1]
         q, k, v = _widened(q, width), _widened(k, width), _widened(v, width)
         out = backend.attend(q, k, v, mask.with_window(self.window), softmax)

@@ -138,9 +138,7 @@ class TransformerModel(nn.Module):
             embedded = self.embedding(tokens, position_ids, token_types)
             hidden = self.dropped_embedding(embedded, dropout)
         assert hidden is not None
-        return Entry(
-            hidden, LayerInputs(self._rotary(block, position_ids), mask, kv_cache), dropout
-        )
+        return Entry(hidden, LayerInputs(self.rotary(block, position_ids), mask, kv_cache), dropout)
 
     def _places(self, source: Tensor, *, is_hidden: bool) -> Tensor:
         """(s) positions in the whole sequence of this rank's tokens."""
@@ -179,7 +177,8 @@ class TransformerModel(nn.Module):
         assert alone, f"ranks that share a sequence need one {DROPOUT_SEED}"
         return torch.randint(2**62, (), device=device)
 
-    def _rotary(self, block: TransformerBlock, position_ids: Tensor) -> Rotary | None:
+    def rotary(self, block: TransformerBlock, position_ids: Tensor) -> Rotary | None:
+        """At (b, s) positions; None for layers that rotate nothing."""
         if not self.config.rotary or not block.layers:
             return None
         return build_rotary(self.config, position_ids, self.dtype)

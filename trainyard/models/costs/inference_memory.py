@@ -5,8 +5,9 @@ queries keep the heads of their groups alone, and latents stand for keys and val
 parallelism cuts heads and matrices, experts among them; each pipeline stage keeps its own layers. A
 layer without attention has no keys and values; that of Mamba-2 has a state, however long the
 request, and a stage of MLPs alone has neither.
-Recomputation, context and expert parallelism are of trainings and change nothing here. Not counted:
-workspaces of kernels, logits, hidden states. Standard library only."""
+Recomputation, context and expert parallelism are of trainings and change nothing here. A pass over
+prompts takes the most in an MLP; steps of a token are not counted, nor logits and workspaces of
+kernels. Standard library only."""
 
 from __future__ import annotations
 
@@ -29,6 +30,9 @@ class InferenceMemory:
     """Of one token that the decoder of a T5 looks at in its encoder; 0 for other families."""
     state: float
     """States of a request; 0 for a family without."""
+    per_prompt_token: float
+    """Beside these, of each token of the prompts that are computed at once. Experts, and layers
+    without an MLP, are not counted."""
     tokens: int
     """Of a request with its output."""
     source_tokens: int
@@ -67,6 +71,13 @@ def state_bytes(config: TransformerConfig, layers: range, tp: int, bytes_each: i
     )
 
 
+def prompt_numbers(config: TransformerConfig, tp: int) -> int:
+    """Of a token in a dense MLP, where a layer is at its widest: the residual stream and its norm,
+    what the first matrix gives, and the activation of that."""
+    parts = 3 if config.gated else 2
+    return 2 * config.hidden_size + parts * config.ffn_size // tp
+
+
 def inference_memory(
     config: TransformerConfig,
     padded_vocab_size: int,
@@ -101,6 +112,7 @@ def inference_memory(
                 kv_per_token=of_token,
                 kv_per_source_token=of_token if is_t5 else 0.0,
                 state=state_bytes(config, layers, layout.tp, bytes_each),
+                per_prompt_token=prompt_numbers(config, layout.tp) * bytes_each,
                 tokens=tokens,
                 source_tokens=config.seq_length if is_t5 else 0,
             )

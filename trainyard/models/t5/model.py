@@ -165,7 +165,7 @@ class T5Model(TransformerModel):
         positions = torch.arange(length, device=x.device).unsqueeze(0)
         mask = FULL if padding_mask is None else mask_of_padding(padding_mask)
         bias = _bias(self.encoder_relative_pos_emb, length)
-        inputs = LayerInputs(self._rotary(self.encoder, positions), mask, bias=bias)
+        inputs = LayerInputs(self.rotary(self.encoder, positions), mask, bias=bias)
         out: Tensor = self.encoder(x, inputs, dropout)
         return out
 
@@ -175,7 +175,7 @@ class T5Model(TransformerModel):
         """Of a pass over a whole sequence. positions: (1, s_d)."""
         length = positions.shape[1]
         return LayerInputs(
-            self._rotary(self.decoder, positions),
+            self.rotary(self.decoder, positions),
             CAUSAL,  # no token of the decoder sees the padding behind it
             bias=_bias(self.decoder_relative_pos_emb, length),
             source=source.to(self.dtype),
@@ -215,7 +215,7 @@ class T5Model(TransformerModel):
         if table is not None:
             bias = table(int(positions[0, -1]) + 1, num_new)
         inputs = LayerInputs(
-            self._rotary(self.decoder, positions),
+            self.rotary(self.decoder, positions),
             as_mask(kv_cache.mask(num_new)),
             kv_cache,
             bias,
