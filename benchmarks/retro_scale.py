@@ -94,7 +94,7 @@ def offer_embedder(folder: Path) -> None:
 
 
 def commands(
-    setting: Setting, prefix: str, project: Path, num_chunks: int
+    setting: Setting, prefix: str, project: Path, num_chunks: int, threads: int
 ) -> dict[str, tuple[list[str], Path]]:
     """Each step's command and the folder that it writes, in order."""
     gpt = [flag for flag in gpt2(setting) if flag != "--append-eod"]
@@ -103,9 +103,10 @@ def commands(
     chunks = ["--retro-db", str(project / "db"), "--data-path", prefix, *gpt]
     samples = ["--data-path", prefix, "--seq-length", str(SEQ_LENGTH), "--split", "98,2,0"]
     samples += ["--train-samples", str(SAMPLES), "--global-batch-size", "100", "--eval-iters", "0"]
+    workers = ("--workers", str(threads))
 
     def embed(kind: str, *options: str) -> list[str]:
-        words = ("--embedder", EMBEDDER, "--chunks", kind, *options)
+        words = ("--embedder", EMBEDDER, "--chunks", kind, *options, *workers)
         return stage("stages.retro_embed", *words)
 
     def at(name: str) -> str:
@@ -116,6 +117,7 @@ def commands(
             *stage("stages.retro_db", "--data-path", prefix, *gpt),
             *("--retro-bert-tokenizer-type", "BertWordPieceLowerCase"),
             *("--retro-bert-vocab-file", vocab, "--retro-index-ntrain", str(sampled)),
+            *workers,
         ],
         "embeddings-sampled": embed("sampled", *chunks),
         "index_empty": stage(
@@ -160,7 +162,7 @@ def build(setting: Setting, num_chunks: int, threads: int = 1) -> Path:
     project = setting.scratch / str(num_chunks)
     shutil.rmtree(project, ignore_errors=True)
     print("| step | wall | processor | peak memory | output |\n| --- | --- | --- | --- | --- |")
-    for name, (words, folder) in commands(setting, prefix, project, num_chunks).items():
+    for name, (words, folder) in commands(setting, prefix, project, num_chunks, threads).items():
         run = run_once(words, environment)
         print(row(name, run, folder), flush=True)
     return project
