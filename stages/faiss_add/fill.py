@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.runtime.context import StageRun
+from stages.runtime.disk_space import check_disk
 from trainyard.artifacts import store
 from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval import index_memory
@@ -26,7 +27,10 @@ def rows_at_once(blocks: EmbeddingBlocks) -> int:
 def fill(
     index: Any, blocks: EmbeddingBlocks, wanted: Sequence[VectorBlock], stage: StageRun
 ) -> None:
-    """Add the vectors of these blocks under their ids. A rerun encodes only missing blocks."""
+    """Add the vectors of these blocks under their ids. A rerun encodes only missing blocks.
+
+    Raises ConfigError if the disk has no room for the codes and the index."""
+    _check_disk(index, wanted, stage)
     with stage.progress(sum(map(len, wanted)), "vectors", "add") as progress:
         if not faiss_index.facts(index).has_codes:
             for block in wanted:
@@ -43,6 +47,21 @@ def fill(
     for block in wanted:
         for start, codes in _kept_codes(stage, block, rows_at_once(blocks)):
             faiss_index.add_codes(index, codes, start)
+
+
+def _check_disk(index: Any, wanted: Sequence[VectorBlock], stage: StageRun) -> None:
+    """Codes are kept for a rerun, and the index is written beside them."""
+    facts, done = faiss_index.facts(index), stage.work.names()
+    added = sum(map(len, wanted))
+    kept = sum(len(block) for block in wanted if _name(block) not in done)
+    codes = kept * facts.code_bytes if facts.has_codes else 0
+    total = index.ntotal + added
+    check_disk(
+        stage,
+        codes + total * (facts.code_bytes + 8),
+        f"an index of {total:,} vectors and the codes kept for a rerun",
+        "free some, take shorter codes such as PQ64, or write to another disk or an object store",
+    )
 
 
 def _encode(

@@ -16,6 +16,7 @@ from stages.faiss_add.run import run as run_add
 from stages.faiss_train.config import FaissTrainConfig
 from stages.faiss_train.run import run as run_train
 from tests.stages.directly import run_directly
+from tests.stages.full_disk import fill_disk
 from tests.trainyard.retrieval.embedded import clustered, write_blocks
 from trainyard.errors import ConfigError, DataError
 from trainyard.retrieval import index as faiss_index
@@ -132,6 +133,16 @@ def test_embeddings_of_another_model_are_refused(embeddings: Path, tmp_path: Pat
     write_blocks(tmp_path / "other", clustered(100, 8), 100)
     with pytest.raises(ConfigError, match="of 8 dimensions, and the index was trained on 16"):
         add(tmp_path / "empty", tmp_path / "other", tmp_path / "full")
+
+
+def test_an_index_that_fills_the_disk_is_refused(
+    embeddings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(embeddings, tmp_path / "empty")
+    fill_disk(monkeypatch)
+    with pytest.raises(ConfigError, match=r"an index of 4,000 vectors and .* shorter codes such as"):
+        add(tmp_path / "empty", embeddings, tmp_path / "full")
+    assert not (tmp_path / "full/added.faissindex").exists()
 
 
 @pytest.mark.slow
