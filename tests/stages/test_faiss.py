@@ -140,7 +140,7 @@ def test_an_index_that_fills_the_disk_is_refused(
 ) -> None:
     train(embeddings, tmp_path / "empty")
     fill_disk(monkeypatch)
-    with pytest.raises(ConfigError, match=r"an index of 4,000 vectors and .* shorter codes such as"):
+    with pytest.raises(ConfigError, match=r"an index of 4,000 vectors and .* shorter codes"):
         add(tmp_path / "empty", embeddings, tmp_path / "full")
     assert not (tmp_path / "full/added.faissindex").exists()
 
