@@ -129,13 +129,24 @@ def test_whole_numbers_may_be_dropout_and_missing_arguments_are_megatrons_defaul
     assert config.cross_layers == (5, 8, 11)
 
 
-def test_files_whose_tensors_are_not_of_their_args_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        (3, r"cross_attention\.encoder\.layers\.2"),
+        (4000, r"says 4009 layers, and there are \d+ tensors"),
+        (5000, "describes no model: .*--retro-encoder-layers must be at most 4096"),
+        ("x", "describes no model: .*retro_encoder_layers"),
+    ],
+)
+def test_files_whose_tensors_are_not_of_their_args_are_refused(
+    tmp_path: Path, layers: Any, said: str
+) -> None:
     made = convert_weights(tmp_path, *weights())
     file = made / "iter_0000100/mp_rank_00/model_optim_rng.pt"
     tree = torch.load(file, weights_only=False)
-    tree["args"].retro_encoder_layers = 3
+    tree["args"].retro_encoder_layers = layers
     torch.save(tree, file)
-    with pytest.raises(ArtifactError, match=r"cross_attention\.encoder\.layers\.2"):
+    with pytest.raises(ArtifactError, match=said):
         open_megatron(str(made))
 
 
