@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +17,11 @@ from trainyard.artifacts import store
 from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval import index_memory
 from trainyard.retrieval.vectors import EmbeddingBlocks, VectorBlock
+
+log = logging.getLogger(__name__)
+
+PROBE_ROWS = 256
+"""Vectors that are encoded to estimate the time."""
 
 ENCODED_BYTES = 16 << 20
 """Vectors that are encoded at once."""
@@ -39,6 +47,7 @@ def fill(
                 progress.update(len(block))
             return
         counts, done = [], stage.work.names()
+        _log_expected_time(index, blocks, [b for b in wanted if _name(b) not in done])
         for block in wanted:
             counts.append(_encode(index, blocks, block, stage, _name(block) in done))
             progress.update(len(block))
@@ -47,6 +56,19 @@ def fill(
     for block in wanted:
         for start, codes in _kept_codes(stage, block, rows_at_once(blocks)):
             faiss_index.add_codes(index, codes, start)
+
+
+def _log_expected_time(index: Any, blocks: EmbeddingBlocks, missing: Sequence[VectorBlock]) -> None:
+    """Estimate the encoding, which is most of the work, from a few vectors."""
+    if not missing:
+        return
+    with contextlib.closing(blocks.read_block(missing[0], PROBE_ROWS)) as pieces:
+        _, few = next(pieces)
+    began = time.monotonic()
+    faiss_index.encode(index, few)
+    each = (time.monotonic() - began) / len(few)
+    count = sum(map(len, missing))
+    log.info("adding vectors=%d estimated_minutes=%.1f", count, count * each / 60)
 
 
 def _check_disk(index: Any, wanted: Sequence[VectorBlock], stage: StageRun) -> None:
