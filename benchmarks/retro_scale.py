@@ -2,7 +2,10 @@
 
     python -m benchmarks.retro_scale --chunks 200000 --scratch /tmp/retro    some minutes
     python -m benchmarks.retro_scale --chunks 5000000 --scratch /tmp/retro   about an hour of a core
-    python -m stages.plan --retro-chunks 5000000 --retro-measured /tmp/retro/200000
+    python -m stages.plan --retro --retro-chunks 1000000000 --retro-query-chunks 200000000 \
+        --retro-measured /tmp/retro/200000 /tmp/retro/5000000
+
+The same command goes on at the step where it was stopped.
 
 Token files hold the corpus again and again, each time with a sixth of its tokens replaced by others
 of the corpus, so that neighbours are near and not equal. Chunks are embedded by
@@ -18,19 +21,24 @@ import json
 import math
 import os
 import shutil
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks import topic_embedder
 from benchmarks.corpus import Setting, gpt2, stage
-from benchmarks.measure import Run, run_once
+from benchmarks.measure import run_once
 from benchmarks.retro import token_files
 from trainyard.corpus.indexed import IndexedDataset, IndexedWriter
 
 CHUNK_LENGTH = 64
 REPLACED = 1 / 6
 """Share of the tokens of a copy that are others."""
+
+FIGURES = "figures.json"
+"""What finished steps took, beside their folders: a run that was stopped goes on at its step."""
 
 EMBEDDER = "topics"
 FITTED = 8000
@@ -94,7 +102,7 @@ def offer_embedder(folder: Path) -> None:
 
 
 def commands(
-    setting: Setting, prefix: str, project: Path, num_chunks: int
+    setting: Setting, prefix: str, project: Path, num_chunks: int, threads: int
 ) -> dict[str, tuple[list[str], Path]]:
     """Each step's command and the folder that it writes, in order."""
     gpt = [flag for flag in gpt2(setting) if flag != "--append-eod"]
@@ -103,9 +111,10 @@ def commands(
     chunks = ["--retro-db", str(project / "db"), "--data-path", prefix, *gpt]
     samples = ["--data-path", prefix, "--seq-length", str(SEQ_LENGTH), "--split", "98,2,0"]
     samples += ["--train-samples", str(SAMPLES), "--global-batch-size", "100", "--eval-iters", "0"]
+    workers = ("--workers", str(threads))
 
     def embed(kind: str, *options: str) -> list[str]:
-        words = ("--embedder", EMBEDDER, "--chunks", kind, *options)
+        words = ("--embedder", EMBEDDER, "--chunks", kind, *options, *workers)
         return stage("stages.retro_embed", *words)
 
     def at(name: str) -> str:
@@ -116,6 +125,7 @@ def commands(
             *stage("stages.retro_db", "--data-path", prefix, *gpt),
             *("--retro-bert-tokenizer-type", "BertWordPieceLowerCase"),
             *("--retro-bert-vocab-file", vocab, "--retro-index-ntrain", str(sampled)),
+            *workers,
         ],
         "embeddings-sampled": embed("sampled", *chunks),
         "index_empty": stage(
@@ -142,27 +152,49 @@ def megabytes(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
-def row(name: str, run: Run, folder: Path) -> str:
-    """A line of the table."""
-    return (
-        f"| {name} | {run.wall_seconds:,.0f} s | {run.cpu_seconds:,.0f} s | "
-        f"{run.peak_bytes / 1e6:,.0f} MB | {megabytes(folder):,.0f} MB |"
-    )
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a step took."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    megabytes: float
+    """Of its output."""
+
+    def row(self, name: str) -> str:
+        """A line of the table."""
+        return (
+            f"| {name} | {self.wall_seconds:,.0f} s | {self.cpu_seconds:,.0f} s | "
+            f"{self.peak_bytes / 1e6:,.0f} MB | {self.megabytes:,.0f} MB |"
+        )
+
+
+def measured(words: list[str], environment: dict[str, str], folder: Path) -> Figures:
+    """Run a step from nothing."""
+    shutil.rmtree(folder, ignore_errors=True)
+    run = run_once(words, environment)
+    return Figures(run.wall_seconds, run.cpu_seconds, run.peak_bytes, megabytes(folder))
 
 
 def build(setting: Setting, num_chunks: int, threads: int = 1) -> Path:
-    """Run every step, and print what each takes; returns the folder of the project."""
+    """Run every step, and print what each takes; returns the folder of the project. Steps with
+    figures of an earlier call are whole and not run again."""
     offer_embedder(setting.scratch / "package")
     path = os.pathsep.join([str(setting.scratch / "package"), str(Path.cwd())])
     environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
     environment[topic_embedder.FILE] = str(fit_embedder(setting))
     prefix = write_tokens(setting, num_chunks)
     project = setting.scratch / str(num_chunks)
-    shutil.rmtree(project, ignore_errors=True)
+    project.mkdir(exist_ok=True)
+    kept = project / FIGURES
+    figures: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     print("| step | wall | processor | peak memory | output |\n| --- | --- | --- | --- | --- |")
-    for name, (words, folder) in commands(setting, prefix, project, num_chunks).items():
-        run = run_once(words, environment)
-        print(row(name, run, folder), flush=True)
+    for name, (words, folder) in commands(setting, prefix, project, num_chunks, threads).items():
+        if name not in figures:
+            figures[name] = asdict(measured(words, environment, folder))
+            kept.write_text(json.dumps(figures, indent=1))
+        print(Figures(**figures[name]).row(name), flush=True)
     return project
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -9,10 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.runtime.context import StageRun
+from stages.runtime.disk_space import check_disk
 from trainyard.artifacts import store
 from trainyard.retrieval import index as faiss_index
 from trainyard.retrieval import index_memory
 from trainyard.retrieval.vectors import EmbeddingBlocks, VectorBlock
+
+log = logging.getLogger(__name__)
+
+PROBE_ROWS = 256
+"""Vectors that are encoded to estimate the time."""
 
 ENCODED_BYTES = 16 << 20
 """Vectors that are encoded at once."""
@@ -26,7 +35,10 @@ def rows_at_once(blocks: EmbeddingBlocks) -> int:
 def fill(
     index: Any, blocks: EmbeddingBlocks, wanted: Sequence[VectorBlock], stage: StageRun
 ) -> None:
-    """Add the vectors of these blocks under their ids. A rerun encodes only missing blocks."""
+    """Add the vectors of these blocks under their ids. A rerun encodes only missing blocks.
+
+    Raises ConfigError if the disk has no room for the codes and the index."""
+    _check_disk(index, wanted, stage)
     with stage.progress(sum(map(len, wanted)), "vectors", "add") as progress:
         if not faiss_index.facts(index).has_codes:
             for block in wanted:
@@ -35,6 +47,7 @@ def fill(
                 progress.update(len(block))
             return
         counts, done = [], stage.work.names()
+        _log_expected_time(index, blocks, [b for b in wanted if _name(b) not in done])
         for block in wanted:
             counts.append(_encode(index, blocks, block, stage, _name(block) in done))
             progress.update(len(block))
@@ -43,6 +56,34 @@ def fill(
     for block in wanted:
         for start, codes in _kept_codes(stage, block, rows_at_once(blocks)):
             faiss_index.add_codes(index, codes, start)
+
+
+def _log_expected_time(index: Any, blocks: EmbeddingBlocks, missing: Sequence[VectorBlock]) -> None:
+    """Estimate the encoding, which is most of the work, from a few vectors."""
+    if not missing:
+        return
+    with contextlib.closing(blocks.read_block(missing[0], PROBE_ROWS)) as pieces:
+        _, few = next(pieces)
+    began = time.monotonic()
+    faiss_index.encode(index, few)
+    each = (time.monotonic() - began) / len(few)
+    count = sum(map(len, missing))
+    log.info("adding vectors=%d estimated_minutes=%.1f", count, count * each / 60)
+
+
+def _check_disk(index: Any, wanted: Sequence[VectorBlock], stage: StageRun) -> None:
+    """Codes are kept for a rerun, and the index is written beside them."""
+    facts, done = faiss_index.facts(index), stage.work.names()
+    added = sum(map(len, wanted))
+    kept = sum(len(block) for block in wanted if _name(block) not in done)
+    codes = kept * facts.code_bytes if facts.has_codes else 0
+    total = index.ntotal + added
+    check_disk(
+        stage,
+        codes + total * (facts.code_bytes + 8),
+        f"an index of {total:,} vectors and the codes kept for a rerun",
+        "free some, take shorter codes such as PQ64, or write to another disk or an object store",
+    )
 
 
 def _encode(

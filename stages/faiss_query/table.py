@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stages.faiss_query.config import FaissQueryConfig
 from stages.faiss_query.search import BlockSearch, Counts, Rules
 from stages.runtime.context import StageRun
+from stages.runtime.disk_space import check_disk
 from stages.runtime.finished_files import copy_file, finish_file, finished_file, move_file
 from stages.runtime.joined_shares import share_manifests
 from trainyard.errors import ArtifactError
@@ -56,7 +57,7 @@ def query(
     num_missing, num_mine = (sum(b - a for a, b in some) for some in (missing, ranges))
     if num_missing < num_mine:
         log.info("resuming: chunks_done=%d chunks=%d", num_mine - num_missing, num_mine)
-    milliseconds = _estimate(config, of_block, num_missing)
+    milliseconds = _estimate(config, stage, of_block, num_missing)
     seconds = 0.0
     with stage.progress(num_missing, "chunks", "query") as progress:
         for start, stop in missing:
@@ -71,14 +72,23 @@ def query(
     return total, round(1000 * seconds / num_missing if missing else milliseconds, 4)
 
 
-def _estimate(config: FaissQueryConfig, of_block: BlockSearch, num_missing: int) -> float:
-    """Milliseconds of a search."""
+def _estimate(
+    config: FaissQueryConfig, stage: StageRun, of_block: BlockSearch, num_missing: int
+) -> float:
+    """Milliseconds of a search. Raises ConfigError if the disk has no room for the table."""
     probe = of_block.embeddings.rows(np.arange(min(PROBE_ROWS, len(of_block.rules.chunks))))
     milliseconds = of_block.search.milliseconds(probe)
+    size_bytes = num_missing * 12 * config.retro_query_num_neighbors_save
     log.info(
-        "searching nprobe=%d milliseconds_per_query=%.3f estimated_minutes=%.1f output_gb=%.2f",
+        "searching nprobe=%d milliseconds_per_query=%.3f estimated_minutes=%.1f",
         *(of_block.search.nprobe, milliseconds, num_missing * milliseconds / 60e3),
-        num_missing * 12 * config.retro_query_num_neighbors_save / 1e9,
+    )
+    check_disk(
+        stage,
+        size_bytes,
+        f"{config.retro_query_num_neighbors_save} neighbours of {num_missing:,} chunks",
+        "free some, lower --retro-query-num-neighbors-save, or write to another disk or an object "
+        "store",
     )
     return milliseconds
 

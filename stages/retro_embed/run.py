@@ -18,6 +18,7 @@ from stages.retro_embed.texts import Texts, open_texts, write_samples
 from stages.retro_embed.tokenizers import check_vocabulary
 from stages.retro_embed.validate import validate
 from stages.runtime.context import StageRun
+from stages.runtime.disk_space import check_disk
 from stages.runtime.finished_files import finish_file, finished_file
 from trainyard.artifacts import store
 from trainyard.corpus.workers import Crew, run_jobs
@@ -59,6 +60,14 @@ def run(config: RetroEmbedConfig, stage: StageRun) -> dict[str, Any]:
     own = mine[ranks.rank :: ranks.count]
     # Looked up before the beginning: at the end, rank 0 removes what says so.
     todo = [block for block in own if finished_file(stage, block.key) is None]
+    if ranks.rank == 0:
+        missing = sum(len(block) for block in mine if finished_file(stage, block.key) is None)
+        check_disk(
+            stage,
+            missing * embedder.dimensions * 4,
+            f"{missing:,} embeddings of {embedder.dimensions} dimensions",
+            "free some, or write to another disk or an object store",
+        )
     if begin(stage, ranks, mine):
         _embed(stage, own, todo, texts, embedder)
     if ranks.rank > 0:

@@ -15,8 +15,13 @@ from typing import Any
 
 import torch
 
-from tests.trainyard.conversion.megatron import test_bert, test_latent, test_mamba, test_t5
-from tests.trainyard.conversion.megatron.converted_runs import ROWS
+from tests.trainyard.conversion.megatron import (
+    test_bert,
+    test_latent,
+    test_mamba,
+    test_retro,
+    test_t5,
+)
 from tests.trainyard.conversion.torch_dist.families import (
     EXPERTS,
     LATENT,
@@ -24,24 +29,12 @@ from tests.trainyard.conversion.torch_dist.families import (
     Sample,
     gpt,
 )
-from tests.trainyard.models.retro import small_retro
 from tests.trainyard.training.layouts.matrix import PAGE, replaced
-from trainyard.models.init import init_parameters
 from trainyard.models.moe_config import MoEConfig
-from trainyard.models.retro.config import RetroConfig
-from trainyard.models.retro.model import RetroModel
 
 BEGIN = "<!-- generated: python -m tests.stages.reshard_matrix --write -->"
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def retro() -> Sample:
-    """The weights of a small Retro."""
-    config = RetroConfig(**small_retro.SMALL_RETRO)
-    model = RetroModel(config, ROWS)
-    init_parameters(model, 3)
-    return config, {name: tensor.detach() for name, tensor in model.named_parameters()}
 
 
 SHARED = replace(test_latent.EXPERTS, moe_shared_expert_intermediate_size=24)
@@ -54,7 +47,7 @@ FAMILIES: dict[str, Callable[[], Sample]] = {
     ),
     "BERT": partial(test_bert.weights, bias_gelu_fusion=False),
     "T5": test_t5.weights,
-    "Retro": retro,
+    "Retro": test_retro.weights,
     "Mamba-2, hybrids": partial(
         test_mamba.weights, **test_mamba.KINDS["hybrid"], squared_relu=True
     ),
@@ -87,7 +80,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 CORE, LEGACY, META = "core, `torch`", "legacy, `torch`", "Meta"
 REFUSED = {
-    *(("Retro", name) for name in FORMATS if name != "trainyard"),
+    *(("Retro", name) for name in (LEGACY, META, "Hugging Face")),
     *((family, META) for family in FAMILIES if family != "GPT"),
     *((family, LEGACY) for family in FAMILIES if family.startswith(("GPT,", "Mamba"))),
 }
@@ -102,7 +95,7 @@ def sample_of(family: str, name: str) -> Sample:
 def options_of(family: str, name: str, config: Any) -> dict[str, Any]:
     """Options of `reshard` for a case: ranks of every kind that the format has for the family."""
     options = dict(FORMATS[name])
-    if name == CORE and family == "T5":
+    if name == CORE and family in ("T5", "Retro"):
         del options["target_pipeline_parallel_size"]
     if name == CORE and config.experts.num_experts == EXPERTS.num_experts:
         options["target_expert_parallel_size"] = 2

@@ -12,10 +12,12 @@ import pytest
 pytest.importorskip("faiss")
 
 from stages.faiss_add.config import FaissAddConfig
+from stages.faiss_add.fill import PROBE_ROWS
 from stages.faiss_add.run import run as run_add
 from stages.faiss_train.config import FaissTrainConfig
 from stages.faiss_train.run import run as run_train
 from tests.stages.directly import run_directly
+from tests.stages.full_disk import fill_disk
 from tests.trainyard.retrieval.embedded import clustered, write_blocks
 from trainyard.errors import ConfigError, DataError
 from trainyard.retrieval import index as faiss_index
@@ -134,6 +136,16 @@ def test_embeddings_of_another_model_are_refused(embeddings: Path, tmp_path: Pat
         add(tmp_path / "empty", tmp_path / "other", tmp_path / "full")
 
 
+def test_an_index_that_fills_the_disk_is_refused(
+    embeddings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(embeddings, tmp_path / "empty")
+    fill_disk(monkeypatch)
+    with pytest.raises(ConfigError, match=r"an index of 4,000 vectors and .* shorter codes"):
+        add(tmp_path / "empty", embeddings, tmp_path / "full")
+    assert not (tmp_path / "full/added.faissindex").exists()
+
+
 @pytest.mark.slow
 def test_codes_of_a_killed_run_are_used(
     embeddings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -144,7 +156,7 @@ def test_codes_of_a_killed_run_are_used(
 
     def encode(index: Any, vectors: Any) -> Any:
         calls.append(len(vectors))
-        if len(calls) == 3:
+        if len(calls) == 4:  # the first one is of a few vectors, to estimate the time
             raise KeyboardInterrupt
         return original(index, vectors)
 
@@ -153,6 +165,7 @@ def test_codes_of_a_killed_run_are_used(
     with pytest.raises(KeyboardInterrupt):
         add(tmp_path / "empty", embeddings, tmp_path / "full")
     add(tmp_path / "empty", embeddings, tmp_path / "full")
-    assert sum(calls) == 5000, "two blocks, the one that was cut off, then it and the last"
+    of_blocks = [count for count in calls if count != PROBE_ROWS]
+    assert sum(of_blocks) == 5000, "two blocks, the one that was cut off, then it and the last"
     for name in ("added.faissindex", "index.json"):
         assert (tmp_path / "full" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

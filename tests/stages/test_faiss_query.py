@@ -23,6 +23,7 @@ from stages.faiss_train.config import FaissTrainConfig
 from stages.faiss_train.run import run as run_train
 from stages.runtime.cli import stage_main
 from tests.stages.directly import Done, run_directly, run_program
+from tests.stages.full_disk import fill_disk
 from tests.trainyard.retrieval.corpora import LENGTH, write_corpus
 from tests.trainyard.retrieval.embedded import write_blocks
 from tests.trainyard.retrieval.samples import Yard, make_yard, sentences
@@ -314,6 +315,14 @@ def test_embeddings_of_samples_in_another_order_are_refused(yard: Yard, tmp_path
     path.write_text("{}")
     with pytest.raises(ArtifactError, match="does not describe samples"):
         query(yard, tmp_path / "other", embeddings=str(tmp_path / "embeddings"))
+
+
+def test_a_table_that_fills_the_disk_is_refused(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_disk(monkeypatch)
+    with pytest.raises(ConfigError, match=r"neighbours of .* chunks take .* of disk, .*-num-neigh"):
+        query(yard, tmp_path / "out")
 
 
 def test_inputs_that_were_not_made_for_each_other_are_refused(yard: Yard, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.stages.embed_runs import (
     validate,
     vectors,
 )
+from tests.stages.full_disk import fill_disk
 from tests.trainyard.corpus.token_files import write_tokens
 from tests.trainyard.embedding.encoders import make
 from tests.trainyard.retrieval.corpora import build, write_corpus
@@ -152,6 +153,13 @@ def test_wrong_inputs_are_refused_before_any_work(yard: Path, tmp_path: Path) ->
     refused(yard, out, "another vocabulary; give the encoder of", **given)
     vocabulary.write_text("\n".join(lines))  # the same tokens in another file
     run(yard, out, **given)
+
+
+def test_embeddings_that_fill_the_disk_are_refused(
+    yard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_disk(monkeypatch)
+    refused(yard, tmp_path / "out", r"embeddings of \d+ dimensions take .* another disk or an obj")
 
 
 def test_a_damaged_database_is_refused(yard: Path, tmp_path: Path) -> None:

@@ -22,9 +22,10 @@ def check_model(config: TransformerConfig, rows: int, num_tensors: int, where: s
 
     rows: of the embedding. where: the document that describes the model, for messages."""
     check_layers(config.num_layers, where)
-    if config.all_layers > num_tensors:
+    num_layers = config.all_layers + config.num_inner_layers(range(config.num_layers))
+    if num_layers > num_tensors:
         raise ArtifactError(
-            f"{where}: says {config.all_layers} layers, and there are {num_tensors} tensors; some "
+            f"{where}: says {num_layers} layers, and there are {num_tensors} tensors; some "
             "files are missing, or it is of another model"
         )
     if config.num_params(rows) > MAX_PARAMS:

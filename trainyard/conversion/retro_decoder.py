@@ -20,11 +20,17 @@ class RetroDecoder(Closing):
     """A source with the weights of a GPT alone; `close` closes the Retro."""
 
     def __init__(self, source: Source) -> None:
-        """Raises ConfigError for a model that is no Retro."""
+        """Raises ConfigError for a model that is no Retro, or whose decoder is no GPT."""
         if not isinstance(source.config, RetroConfig):
             raise ConfigError(
                 f"--decoder-only: {source.url} holds a {source.config.model_type}; only a retro "
                 "has a decoder to take out, so leave it out"
+            )
+        if source.config.retro_no_final_layernorm:
+            raise ConfigError(
+                f"--decoder-only: the Retro at {source.url} has no norm after its last layer "
+                "(--retro-no-final-layernorm), which every GPT has; use the Retro without "
+                "neighbours instead, as it is"
             )
         self._source = source
         self.url, self.step = source.url, source.step

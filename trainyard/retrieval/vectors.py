@@ -7,7 +7,7 @@ follow each other from 0. Retro embeds each chunk of its database under the chun
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -119,7 +119,9 @@ class EmbeddingBlocks:
         for block in self.blocks:
             yield from self.read_block(block, max_rows)
 
-    def read_block(self, block: VectorBlock, max_rows: int) -> Iterator[tuple[int, Vectors]]:
+    def read_block(
+        self, block: VectorBlock, max_rows: int
+    ) -> Generator[tuple[int, Vectors], None, None]:
         """As `read`, of one block, of which no more than a piece is in memory.
 
         Raises DataError for NaN and infinity. Raises ArtifactError, after the last piece, for a

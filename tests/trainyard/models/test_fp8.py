@@ -18,6 +18,8 @@ from trainyard.models.init import init_parameters
 from trainyard.models.latent_config import LatentConfig
 from trainyard.models.moe_config import MoEConfig
 from trainyard.models.pipeline_stage import PipelineStage
+from trainyard.models.retro.config import RetroConfig
+from trainyard.models.retro.model import RetroModel
 from trainyard.models.t5.config import T5Config
 from trainyard.optim.precision import PrecisionConfig
 from trainyard.parallel.config import ParallelConfig
@@ -52,6 +54,19 @@ def test_the_four_matrices_of_each_layer_are_cast_and_nothing_else() -> None:
     expected = {f"decoder.layers.1.{name}" for name in (*names, "mlp.linear_fc2")}
     assert in_8_bits(model) == expected
     assert fp8_weights(model) == {f"{name}.weight" for name in expected}
+
+
+def test_cross_attention_and_encoder_of_a_retro_are_cast() -> None:
+    sizes = {"retro_chunk_length": 4, "retro_cross_attention_layers": (2, 4)}
+    model = RetroModel(RetroConfig(**(SIZES | LLAMA | sizes)), 64)
+    use_fp8(model, RECIPE, last=1)
+    matrices = {name for name, p in model.named_parameters() if p.dim() == 2}
+    last = {name for name in matrices if name.startswith("decoder.layers.3.")}
+    expected = {name for name in matrices - last if "embedding" not in name}
+    assert fp8_weights(model) == expected
+    assert "decoder.layers.1.cross_attention.encoder.layers.0.cross_attention.attn" in {
+        name.rpartition(".linear_")[0] for name in expected
+    }
 
 
 def test_experts_are_cast_and_their_router_is_not() -> None:

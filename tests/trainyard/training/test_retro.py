@@ -159,8 +159,8 @@ def test_other_tools_work_on_a_retro_or_say_why_not(yard: Yard, tmp_path: Path) 
     with pytest.raises(ConfigError, match="holds a retro, and this needs a gpt"):
         load_model(str(run), model_type="gpt")
     for saver, message in {
-        "core": "a Retro is not written in Megatron-LM's formats",
-        "torch_dist": "a Retro is not written in Megatron-LM",
+        "core": "Megatron-LM's Retro has no --retro-cross-attention-layers but every third",
+        "torch_dist": "Megatron-LM's Retro has no --retro-cross-attention-layers but every third",
         "hf": "--saver hf: transformers has no Retro",
     }.items():
         with pytest.raises(ConfigError, match=message):

@@ -14,11 +14,13 @@ from trainyard.config import from_dict
 from trainyard.conversion.megatron.expert_args import MAX_PATTERN, experts_of
 from trainyard.conversion.megatron.latent_args import latents_of
 from trainyard.conversion.megatron.mamba_args import OF_HYBRIDS, hybrid_values
+from trainyard.conversion.megatron.retro_args import ADDED, retro_values
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.mamba.config import MambaConfig
+from trainyard.models.retro.config import RetroConfig
 from trainyard.models.t5.config import T5Config
 
 SAME_NAME = (
@@ -120,6 +122,8 @@ def config_of(args: Mapping[str, Any], where: str) -> TransformerConfig:
             return from_dict(T5Config, values | _of_t5(args), "args")
         if args.get("model_type") == "mamba":
             return from_dict(MambaConfig, values, "args")
+        if args.get("model_type") == "retro":
+            return from_dict(RetroConfig, values | retro_values(args), "args")
         return from_dict(GPTConfig, values, "args")
     except ConfigError as error:
         raise ArtifactError(f"{where}: describes no model: {error!s:.500}") from error
@@ -135,11 +139,11 @@ def _of_t5(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse(args: Mapping[str, Any], where: str) -> None:
-    is_hybrid = args.get("model_type") == "mamba"
+    own = {"mamba": OF_HYBRIDS, "retro": (ADDED,)}.get(str(args.get("model_type")), ())
     found = [
         f"{name} ({args[name]!r:.40})"
         for name, harmless in REFUSED.items()
-        if name in args and args[name] not in harmless and not (is_hybrid and name in OF_HYBRIDS)
+        if name in args and args[name] not in harmless and name not in own
     ]
     if found:
         raise ConfigError(

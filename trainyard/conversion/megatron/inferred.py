@@ -10,7 +10,7 @@ from trainyard.conversion.megatron.folder import RankFile
 from trainyard.conversion.megatron.names import STACKS, layer_of
 from trainyard.errors import ArtifactError, ConfigError
 from trainyard.models.config import ModelType
-from trainyard.models.gpt.checkpoint_names import EMBEDDING
+from trainyard.models.gpt.checkpoint_names import EMBEDDING, FINAL_NORM
 
 Ranks = Sequence[Sequence[RankFile]]
 """By pipeline rank, then by tensor rank."""
@@ -48,16 +48,23 @@ def _facts_of_t5(shapes: Shapes) -> dict[str, Any]:
     }
 
 
+def _facts_of_retro(shapes: Shapes) -> dict[str, Any]:
+    """Whether it has a norm after the last layer."""
+    has_norm = any(name.startswith(FINAL_NORM) for name in shapes)
+    return {"model_type": "retro", "retro_no_final_layernorm": not has_norm}
+
+
 FACTS: dict[ModelType, Callable[[Shapes], dict[str, Any]]] = {
     "gpt": lambda shapes: {},
     "bert": _facts_of_bert,
     "t5": _facts_of_t5,
     "mamba": lambda shapes: {"model_type": "mamba"},
+    "retro": _facts_of_retro,
 }
 """Arguments that follow from the tensors of a family."""
 
 
-WITH_ARGS = {"t5": "T5", "mamba": "hybrid"}
+WITH_ARGS = {"t5": "T5", "mamba": "hybrid", "retro": "Retro"}
 """Families that are younger than arguments in files."""
 
 # --- files without arguments ------------------------------------------------------------------

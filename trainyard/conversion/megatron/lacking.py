@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from trainyard.errors import ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import TransformerConfig
 from trainyard.models.mamba.config import MambaConfig
+from trainyard.models.retro.config import EARLY, RetroConfig
 from trainyard.models.t5.config import T5Config
+
+log = logging.getLogger(__name__)
 
 
 def refuse_for_megatron(config: TransformerConfig, pp: int) -> None:
-    """Refuse a BERT or T5 that Megatron-LM does not compute, and every Retro. pp: pipeline ranks to
-    write."""
-    if config.model_type == "retro":
-        raise ConfigError(
-            "a Retro is not written in Megatron-LM's formats; keep the checkpoint in our format "
-            "(--saver trainyard)"
-        )
+    """Refuse a BERT, T5 or Retro that Megatron-LM does not compute. pp: pipeline ranks to write."""
+    if isinstance(config, RetroConfig):
+        _refuse_retro(config, pp)
     if isinstance(config, T5Config):
         _refuse_t5(config, pp)
     if config.position_embedding_type == "yarn" and isinstance(config, MambaConfig):
@@ -38,6 +39,16 @@ def refuse_for_megatron(config: TransformerConfig, pp: int) -> None:
             f"--num-tokentypes must be {types} for Megatron-LM's BERT "
             f"{'with' if types else 'without'} a binary head, got {config.token_types}; use "
             "--saver trainyard"
+        )
+
+
+def warn_of_norm(config: TransformerConfig) -> None:
+    """Say which releases of Megatron core leave a norm of a Retro out."""
+    if isinstance(config, RetroConfig) and not config.retro_no_final_layernorm:
+        log.warning(
+            "Megatron core 0.8 and later have no norm after the last layer of a Retro: they leave "
+            "decoder.final_layernorm out, and compute something else; load it with 0.7, or train "
+            "with --retro-no-final-layernorm"
         )
 
 
@@ -61,10 +72,36 @@ def _refuse_t5(config: T5Config, pp: int) -> None:
             f"Megatron-LM's T5 has as many layers in the decoder ({config.decoder_layers}) as in "
             f"the encoder ({config.num_layers}); use --saver trainyard"
         )
+    _refuse_stages("T5", pp)
+
+
+def _refuse_retro(config: RetroConfig, pp: int) -> None:
+    others = config.num_layers < EARLY or (
+        config.cross_layers != replace(config, retro_cross_attention_layers=()).cross_layers
+    )
+    lacking = {
+        "--retro-cross-attention-layers but every third from 6 (from 9 above 15 layers)": others,
+        "--retro-attention-gate": config.retro_attention_gate != 1.0,
+        "--group-query-attention": config.query_groups != config.num_attention_heads,
+        "--qk-layernorm": config.qk_layernorm,
+        "--multi-latent-attention": config.latent.enabled,
+        "--mtp-num-layers": config.mtp.mtp_num_layers is not None,
+        "--softmax-type": config.softmax_type != "vanilla",
+        "--window-size": config.window_size is not None,
+    }
+    if found := [option for option, given in lacking.items() if given]:
+        raise ConfigError(
+            f"Megatron-LM's Retro has no {', '.join(found)}; keep the checkpoint in our format "
+            "(--saver trainyard)"
+        )
+    _refuse_stages("Retro", pp)
+
+
+def _refuse_stages(family: str, pp: int) -> None:
     if pp > 1:
         raise ConfigError(
-            f"--target-pipeline-parallel-size {pp}: Megatron-LM's T5 has one pipeline stage; give "
-            "1, or leave the option out"
+            f"--target-pipeline-parallel-size {pp}: Megatron-LM's {family} has one pipeline stage; "
+            "give 1, or leave the option out"
         )
 
 
@@ -77,6 +114,7 @@ LEGACY_LACKS: dict[str, Callable[[TransformerConfig], bool]] = {
     "--window-size": lambda config: config.window_size is not None,
     "--quick-geglu": lambda config: config.quick_geglu,
     "--use-rope-scaling": lambda config: config.use_rope_scaling,
+    "Retro": lambda config: isinstance(config, RetroConfig),
     "Mamba layers": lambda config: isinstance(config, MambaConfig),
     "--position-embedding-type yarn, relative or none": lambda config: (
         config.position_embedding_type in ("yarn", "relative", "none")

@@ -36,6 +36,10 @@ ROWS = (
     "cross_attention.linear_q.bias",
     "cross_attention.linear_kv.weight",
     "cross_attention.linear_kv.bias",
+    "cross_attention.attn.linear_q.weight",
+    "cross_attention.attn.linear_q.bias",
+    "cross_attention.attn.linear_kv.weight",
+    "cross_attention.attn.linear_kv.bias",
     "core_attention.softmax_offset",
     "mixer.dt_bias",
     "mixer.A_log",
@@ -45,6 +49,7 @@ ROWS = (
 COLUMNS = (
     "self_attention.linear_proj.weight",
     "cross_attention.linear_proj.weight",
+    "cross_attention.attn.linear_proj.weight",
     ".linear_fc2.weight",
     "mixer.out_proj.weight",
 )

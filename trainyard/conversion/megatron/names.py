@@ -1,8 +1,8 @@
 """Translates names of parameters between Megatron-LM's checkpoints and ours, both ways.
 
 The tables are in `checkpoint_names.py` of the families in `models/`. Our names are those of a core
-GPTModel, BertModel or T5Model with the local layer, but for T5's output layer; of a hybrid they are
-MambaModel's, but for its norms. A `core` checkpoint
+GPTModel, BertModel, RetroModel or T5Model with the local layer, but for T5's output layer; of a
+hybrid they are MambaModel's, but for its norms. A `core` checkpoint
 may also have the names of Transformer Engine's layer, which keeps a norm inside the matrix that
 follows it. `legacy` is the older model class, whose names differ, some in several spellings. Layers
 are numbered from 0 on every pipeline stage. Names are dotted paths, the keys of nested dicts
@@ -33,6 +33,7 @@ from trainyard.models.gpt.checkpoint_names import (
     REGISTRATION_ORDER,
 )
 from trainyard.models.mamba import checkpoint_names as mamba_names
+from trainyard.models.retro import checkpoint_names as retro_names
 from trainyard.models.t5 import checkpoint_names as t5_names
 
 ModelClass = Literal["core", "legacy"]
@@ -55,11 +56,15 @@ PREDICTION_LAYER = re.compile(
 """The transformer layer of a depth of multi-token prediction; the second is the name of
 Megatron-LM's main branch."""
 
+OF_ENCODER = re.compile(rf"({re.escape(retro_names.ENCODER)}\d{{1,9}}\.)(.+)", re.ASCII)
+"""In a layer of a Retro's decoder: a layer of the encoder."""
+
 STACKS: dict[ModelType, tuple[str, ...]] = {
     "gpt": ("decoder.",),
     "bert": ("encoder.",),
     "t5": ("encoder.", "decoder."),
     "mamba": ("decoder.",),
+    "retro": ("decoder.",),
 }
 """Modules with layers."""
 OUTSIDE: dict[ModelType, tuple[str, ...]] = {
@@ -67,6 +72,7 @@ OUTSIDE: dict[ModelType, tuple[str, ...]] = {
     "bert": HEADS,
     "t5": t5_names.OUTSIDE,
     "mamba": (FINAL_NORM,),
+    "retro": (FINAL_NORM,),
 }
 """Prefixes of names of core outside the layers that are ours as well, beside the embedding."""
 
@@ -107,6 +113,8 @@ def family_in(paths: Iterable[str]) -> ModelType:
     for path in paths:
         if path.startswith("lm_head.dense."):
             return "bert"
+        if retro_names.SIGN in path:
+            return "retro"
         if any(name in path for name in t5_names.SIGNS):
             return "t5"
         if mamba_names.SIGN in path or path.startswith(mamba_names.THEIR_FINAL_NORM):
@@ -153,6 +161,8 @@ def our_name(path: str, *, tied: bool, family: ModelType = "gpt") -> str | None:
 
 def _without_engine(rest: str) -> str:
     """Our name within a layer of core."""
+    if match := OF_ENCODER.fullmatch(rest):
+        return f"{match[1]}{_without_engine(match[2])}"
     for theirs, ours in (IN_MATRICES | ENGINE_LATENTS).items():
         if rest.startswith(theirs):
             return ours + rest.removeprefix(theirs)
@@ -257,11 +267,14 @@ def their_name(
     if family == "mamba" and name.startswith(FINAL_NORM):
         return mamba_names.THEIR_FINAL_NORM + name.removeprefix(FINAL_NORM)
     if style == "transformer_engine" and match:
+        rest = match[2]
+        if inner := OF_ENCODER.fullmatch(rest):
+            stack, rest = f"{stack}{inner[1]}", inner[2]
         for theirs, ours in (ENGINE_LATENTS if latents else IN_MATRICES).items():
-            if in_mixture and ours == PRE_MLP_NORM:
+            if ours == PRE_MLP_NORM and (in_mixture or rest.startswith(retro_names.NEIGHBOR_NORM)):
                 continue
-            if match[2].startswith(ours):
-                return f"{stack}{theirs}{match[2].removeprefix(ours)}"
+            if rest.startswith(ours):
+                return f"{stack}{theirs}{rest.removeprefix(ours)}"
     return name
 
 

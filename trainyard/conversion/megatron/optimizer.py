@@ -289,8 +289,8 @@ def has_optimizer(model: WholeModel, *, by_name: bool = False) -> bool:
 
 def _why_no_optimizer(model: WholeModel, by_name: bool) -> str | None:
     config = model.config
-    if config.model_type != "gpt" and not (by_name and config.model_type == "bert"):
-        known = "a GPT or BERT" if by_name else "a GPT"
+    if config.model_type not in (("gpt", "bert", "retro") if by_name else ("gpt",)):
+        known = "a GPT, BERT or Retro" if by_name else "a GPT"
         return f"only that of {known} is written"
     depths = config.mtp.mtp_num_layers
     if not by_name and (config.experts.enabled or config.latent.enabled or depths is not None):

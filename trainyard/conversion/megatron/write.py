@@ -37,7 +37,11 @@ from trainyard.conversion.megatron.folder import (
     iteration_folder,
     rank_folder,
 )
-from trainyard.conversion.megatron.lacking import refuse_for_legacy, refuse_for_megatron
+from trainyard.conversion.megatron.lacking import (
+    refuse_for_legacy,
+    refuse_for_megatron,
+    warn_of_norm,
+)
 from trainyard.conversion.megatron.layout import Boxes, boxes_of_rank, cut_of
 from trainyard.conversion.megatron.model import (
     CHECKPOINT_VERSION,
@@ -135,6 +139,7 @@ def write_megatron(
     stages = split or _even_split(model.config.num_layers, pp, vpp)
     target = TargetLayout(model_class, style_of(model_class, transformer_impl), tp, stages, ep)
     _check(model, target)
+    warn_of_norm(model.config)
     with_optimizer = save_optimizer and has_optimizer(model)
     if with_optimizer:
         _warn_of_groups(model, target)

@@ -9,10 +9,12 @@ from trainyard.conversion.megatron.args import OF_T5, SAME_NAME
 from trainyard.conversion.megatron.expert_args import expert_args
 from trainyard.conversion.megatron.latent_args import latent_args
 from trainyard.conversion.megatron.mamba_args import hybrid_args
+from trainyard.conversion.megatron.retro_args import retro_args
 from trainyard.errors import ConfigError
 from trainyard.models.bert.config import BertConfig
 from trainyard.models.config import LLAMA3_LENGTH, TransformerConfig
 from trainyard.models.mamba.config import MambaConfig
+from trainyard.models.retro.config import RetroConfig
 from trainyard.models.t5.config import T5Config
 from trainyard.parallel.pipeline.partition import Partition, stages_in_order
 
@@ -116,7 +118,9 @@ def _model_args(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _family_args(config: TransformerConfig) -> dict[str, Any]:
-    """Of a BERT or a T5."""
+    """Of a BERT, a T5 or a Retro."""
+    if isinstance(config, RetroConfig):
+        return retro_args(config)
     if not isinstance(config, BertConfig | T5Config):
         return {}
     values = {"encoder_seq_length": config.seq_length, "encoder_num_layers": config.num_layers}

@@ -2,6 +2,7 @@
 
     decoder.layers.X                     [L, ...], all L layers; Transformer Engine's names
     decoder.layers.{i}.X                 one layer, numbered in the whole model (not homogeneous)
+    ....cross_attention.encoder.layers.{j}.X     a layer of a Retro's encoder
     ....mlp.experts.experts.X            [L, E, ...] or [E, ...], all experts, as ours
     ....mixer.in_proj.weight.z ...       parts of a tensor of ours (Mamba)
     mtp.layers.{i}.X                     a depth of multi-token prediction
@@ -147,9 +148,9 @@ class Place:
 
 
 def has_axis_of_layers(config: TransformerConfig) -> bool:
-    """Whether all layers are in one tensor: Megatron core keeps them apart in a hybrid, and if
-    --moe-layer-freq is more than 1 or a list."""
-    if config.model_type == "mamba":
+    """Whether all layers are in one tensor: Megatron core keeps them apart in a hybrid and a Retro,
+    and if --moe-layer-freq is more than 1 or a list."""
+    if config.model_type in ("mamba", "retro"):
         return False
     freq = config.experts.moe_layer_freq
     return not config.experts.enabled or (freq.isdecimal() and int(freq) == 1)

@@ -35,6 +35,7 @@ from trainyard.models.gpt.checkpoint_names import (
     WITH_EXTRA_STATE,
 )
 from trainyard.models.mamba import checkpoint_names as mamba_names
+from trainyard.models.retro import checkpoint_names as retro_names
 from trainyard.models.t5 import checkpoint_names as t5_names
 from trainyard.parallel.pipeline.partition import arrange
 
@@ -154,7 +155,7 @@ def _extra_states(weights: Iterable[WrittenPiece], config: TransformerConfig) ->
     found = {f"{module}._extra_state/shard_0_1" for module in single}
     for piece in weights:
         module = mamba_names.part_of(piece.key)[0].rpartition(".")[0]
-        if not f".{module}".endswith(WITH_EXTRA_STATE):
+        if not f".{module}".endswith((*WITH_EXTRA_STATE, *retro_names.WITH_EXTRA_STATE)):
             continue
         layers = [] if piece.layer is None else [(piece.layer, piece.num_layers)]
         experts = piece.spec.shape[0] if SHARDED in piece.key else 1

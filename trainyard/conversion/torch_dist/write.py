@@ -48,7 +48,7 @@ from trainyard.checkpoint.safetensors.file import DTYPES, Sink
 from trainyard.checkpoint.steps import TRACKER
 from trainyard.conversion.megatron.experts import check_expert_ranks
 from trainyard.conversion.megatron.folder import BACKEND, RELEASE, iteration_folder
-from trainyard.conversion.megatron.lacking import refuse_for_megatron
+from trainyard.conversion.megatron.lacking import refuse_for_megatron, warn_of_norm
 from trainyard.conversion.megatron.model import WholeModel, whole_model
 from trainyard.conversion.megatron.names import TransformerImpl
 from trainyard.conversion.megatron.optimizer import has_optimizer
@@ -102,6 +102,7 @@ def write_torch_dist(
     support."""
     model = whole_model(source, tp, true_vocab_size, make_vocab_size_divisible_by)
     refuse_for_megatron(model.config, pp=1)
+    warn_of_norm(model.config)
     if distributed_optimizer is not None:
         options = {**model.options, "use_distributed_optimizer": distributed_optimizer}
         model = replace(model, options=options)

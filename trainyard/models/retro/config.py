@@ -45,6 +45,8 @@ class RetroConfig(GPTConfig):
     """Dropout on attention weights in the encoder."""
     retro_attention_gate: float = 1.0
     """Factor of cross attention before it is added to the residual stream."""
+    retro_no_final_layernorm: bool = False
+    """No norm after the last layer, as in Megatron core from 0.8 on."""
     retro_cross_attention_layers: tuple[int, ...] = ()
     """Layers with cross attention, from 1, ascending. Unset: every third from layer 6, or from
     layer 9 in a model of more than 15 layers."""
@@ -205,6 +207,11 @@ class RetroConfig(GPTConfig):
         encoder = self.retro_encoder_layers * self.layer_params() + self.cross_params()
         cross = len(self.cross_layers) * self.cross_params()
         return super().num_params(padded_vocab_size) + encoder + cross
+
+    def output_params(self, rows: int) -> int:
+        """Trained parameters behind the layers, without a table of which a rank has `rows`."""
+        norm = self.norm_params() if self.retro_no_final_layernorm else 0
+        return super().output_params(rows) - norm
 
     def cross_params(self) -> int:
         """Trained parameters of one cross attention and its norm."""

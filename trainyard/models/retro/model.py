@@ -52,6 +52,8 @@ class RetroBlock(TransformerBlock):
         pipeline_stage: PipelineStage = WHOLE,
     ) -> None:
         super().__init__(config, parallel, pipeline_stage, layer=_make_layer)
+        if config.retro_no_final_layernorm:
+            self.final_layernorm = None
         self.draws_in_encoder = config.retro_encoder_attention_dropout > 0
 
     def with_neighbors(

@@ -16,6 +16,7 @@ import contextlib
 import copy
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,10 @@ def config_of(args: argparse.Namespace) -> Any:
     given = vars(args)
     is_latent = bool(given.get("multi_latent_attention"))
     kind = MLATransformerConfig if is_latent else TransformerConfig
+    if given.get("retro_add_retriever"):
+        from megatron.core.models.retro import RetroConfig
+
+        kind = RetroConfig
     fields = {field.name for field in dataclasses.fields(kind)}
     values = {name: value for name, value in given.items() if name in fields and value is not None}
     gated = args.swiglu or args.quick_geglu
@@ -60,6 +65,9 @@ def config_of(args: argparse.Namespace) -> Any:
     activation = squared_relu if args.squared_relu else activation
     if is_latent:
         values["q_lora_rank"] = args.q_lora_rank
+    if given.get("retro_add_retriever"):
+        values["retro_split_preprocessing"] = "98,2,0"  # it asks for one, and for these
+        os.environ.update({"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "0"})
     values |= {
         "layernorm_epsilon": given.get("norm_epsilon", given.get("layernorm_epsilon")),
         "gated_linear_unit": gated,
@@ -147,6 +155,20 @@ def t5(args: argparse.Namespace, config: Any) -> torch.nn.Module:
     )
 
 
+def retro(args: argparse.Namespace, config: Any) -> torch.nn.Module:
+    """As pretrain_retro.py builds it."""
+    from megatron.core.models.retro import RetroModel, get_retro_decoder_block_spec
+
+    engine = args.transformer_impl == "transformer_engine"
+    rope = {"rotary_percent": args.rotary_percent, "rotary_base": args.rotary_base}
+    return RetroModel(
+        config=config,
+        transformer_layer_spec=get_retro_decoder_block_spec(config, use_transformer_engine=engine),
+        **common(args),
+        **rope,
+    )
+
+
 def hybrid(args: argparse.Namespace, config: Any) -> torch.nn.Module:
     from megatron.core.models.mamba import MambaModel
     from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
@@ -162,6 +184,7 @@ def hybrid(args: argparse.Namespace, config: Any) -> torch.nn.Module:
 def model_of(args: argparse.Namespace) -> torch.nn.Module:
     given = vars(args)
     builds = {"hybrid_override_pattern": hybrid, "decoder_num_layers": t5, "bert_binary_head": bert}
+    builds |= {"retro_add_retriever": retro}
     build = next((b for name, b in builds.items() if given.get(name) is not None), gpt)
     return build(args, config_of(args)).eval()
 
@@ -185,6 +208,9 @@ def logits(model: torch.nn.Module, batch: dict[str, Tensor]) -> Tensor:
             return model(tokens, batch["decoder_tokens"], *masks)
         places = torch.arange(length).expand_as(tokens)
         later = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
+        if kind == "RetroModel":  # whose neighbours are all whole
+            rows = batch["neighbors"].flatten(0, 2)
+            return model(tokens, places, later, rows, torch.arange(rows.shape[1]).expand_as(rows))
         with without_prediction(model):
             return model(tokens, places, later)
 

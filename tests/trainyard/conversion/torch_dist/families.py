@@ -14,6 +14,7 @@ from tests.trainyard.conversion.megatron import (
     test_experts,
     test_latent,
     test_mamba,
+    test_retro,
     test_t5,
 )
 from tests.trainyard.conversion.megatron.converted_runs import ROWS, save_weights
@@ -66,6 +67,9 @@ FAMILIES: dict[str, Callable[[], Sample]] = {
     "bert-without-binary-head": partial(test_bert.weights, bert_binary_head=False),
     "t5": test_t5.weights,
     "t5-relative": partial(test_t5.weights, **(test_t5.RELATIVE | {"softmax_scale": None})),
+    "retro": partial(test_retro.weights, **test_retro.WITHOUT_NORM),
+    "retro-llama": partial(test_retro.weights, **test_retro.WITHOUT_NORM, **test_retro.LLAMA),
+    "retro-local": partial(test_retro.weights, **test_retro.WITHOUT_NORM),
     "hybrid": partial(test_mamba.weights, **test_mamba.KINDS["hybrid"]),
     "mamba": partial(test_mamba.weights, **test_mamba.KINDS["mamba alone"]),
     "hybrid-without-mamba": partial(test_mamba.weights, **test_mamba.KINDS["no mamba"]),

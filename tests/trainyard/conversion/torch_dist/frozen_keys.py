@@ -35,12 +35,14 @@ def release_of(kind: str) -> str:
 
 
 def some_batch() -> dict[str, torch.Tensor]:
-    """(2, 16) tokens and what else a family takes; the second row of a BERT or T5 is padded."""
+    """(2, 16) tokens and what else a family takes; the second row of a BERT or T5 is padded.
+    Neighbours are of 4 chunks, 2 of 8 tokens each."""
     generator = torch.Generator().manual_seed(7)
     return {
         "tokens": torch.randint(0, NUM_TOKENS, (2, 16), generator=generator),
         "decoder_tokens": torch.randint(0, NUM_TOKENS, (2, 8), generator=generator),
         "types": (torch.arange(16) > 7).long().expand(2, -1).contiguous(),
+        "neighbors": torch.randint(0, NUM_TOKENS, (2, 4, 2, 8), generator=generator),
         "mask": (torch.arange(16) < torch.tensor([[16], [9]])).long(),
     }
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.trainyard.checkpoint.samples import PADDED_VOCAB, random_gpt
 from tests.trainyard.conversion.megatron import test_experts, test_t5
-from tests.trainyard.conversion.megatron.converted_runs import save_trained, save_weights
+from tests.trainyard.conversion.megatron.converted_runs import ROWS, save_trained, save_weights
 from tests.trainyard.conversion.megatron.test_read import states_of
 from tests.trainyard.conversion.torch_dist.families import (
     FAMILIES,
@@ -164,6 +164,22 @@ def test_states_of_a_mixture_are_written_and_read(
     assert kinds == ([dense, {(True, 1.0)}] if ep > 1 else [dense])
     assert common["args"].expert_model_parallel_size == ep
     assert [g["step"] for one in groups for g in one] == [98] * sum(map(len, groups))
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_states_of_a_retro_are_written_and_read(tmp_path: Path, distributed: bool) -> None:
+    config, whole = FAMILIES["retro"]()
+    states = {kind: states_of(whole)[kind] for kind in ("exp_avg", "exp_avg_sq")}
+    run = {"use_distributed_optimizer": distributed}
+    save_trained(tmp_path / "run", whole, states, config, rows=ROWS, tokens=ROWS, **run)
+    with open_checkpoint(str(tmp_path / "run")) as checkpoint:
+        made = convert(checkpoint, tmp_path / "made")
+    wanted = {f"optimizer.{k}.{name}": t for k, of in states.items() for name, t in of.items()}
+    wanted |= {f"model.{name}": tensor for name, tensor in whole.items()}
+    with open_torch_dist(str(made)) as source:
+        assert source.specs.keys() == wanted.keys()
+        assert [n for n, t in wanted.items() if not torch.equal(source.read(n), t)] == []
+        assert source.num_updates == 98
 
 
 def test_a_t5_may_have_a_deeper_decoder_only_where_megatron_lm_computes_it(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ from trainyard.models.gpt.config import GPTConfig
 from trainyard.models.gpt.model import GPTModel
 from trainyard.models.mamba.config import MambaConfig
 from trainyard.models.mamba.model import MambaModel
+from trainyard.models.retro.chunks import Neighbors
+from trainyard.models.retro.config import RetroConfig
+from trainyard.models.retro.model import RetroModel
 from trainyard.models.t5.config import T5Config
 from trainyard.models.t5.model import T5Model
 
@@ -39,7 +42,12 @@ CLOSE = 1e-4
 CLOSE_OF_SCANS = 2e-3
 """Of hybrids: it adds up their states in chunks here, token after token there."""
 
-RELEASES = {kind: {release_of(kind), "0.16.1"} for kind in FAMILIES}
+RELEASES = {
+    kind: {release_of(kind)} | (set() if kind.startswith("retro") else {"0.16.1"})
+    for kind in FAMILIES
+}
+"""Core 0.16 has no Retro."""
+
 CASES = pytest.mark.parametrize(
     ("kind", "release"),
     [(kind, release) for kind in FAMILIES for release in sorted(RELEASES[kind])],
@@ -71,6 +79,10 @@ def ours(config: TransformerConfig, state: dict[str, Tensor]) -> Tensor:
             return filled(T5Model(config, ROWS), state)(tokens, batch["decoder_tokens"], mask)
         if isinstance(config, MambaConfig):
             return filled(MambaModel(config, ROWS), state)(tokens)
+        if isinstance(config, RetroConfig):
+            rows = batch["neighbors"]
+            neighbors = Neighbors(rows, torch.full(rows.shape[:3], rows.shape[3]))
+            return filled(RetroModel(config, ROWS), state)(tokens, neighbors=neighbors)
         assert isinstance(config, GPTConfig)
         return filled(GPTModel(config, ROWS), state)(tokens)
 

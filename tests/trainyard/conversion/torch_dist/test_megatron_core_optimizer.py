@@ -1,5 +1,6 @@
 """Optimizers of Megatron core 0.16.1 load the states that we write of mixtures and latents, and we
-read what they save, bit for bit, on one rank and on two that share the experts."""
+read what they save, bit for bit, on one rank and on two that share the experts; those of a Retro in
+0.15.3, the last release with one."""
 
 from __future__ import annotations
 
@@ -34,12 +35,20 @@ PLAIN, WHOLE, BUFFERS = "plain", "fully_reshardable", "dp_reshardable"
 BY_NAME, ALL = (PLAIN, WHOLE), (PLAIN, WHOLE, BUFFERS)
 CASES = [
     *((1, kind, how) for kind in (*MIXTURES, "gpt-oss", "latent", "bert") for how in ALL),
-    *((1, kind, how) for kind in ("prediction", "deepseek") for how in BY_NAME),
+    *((1, kind, how) for kind in ("prediction", "deepseek", "retro") for how in BY_NAME),
     *((2, kind, how) for kind in MIXTURES for how in ALL),
     *((2, "deepseek", how) for how in BY_NAME),
 ]
 """Expert-parallel ranks, model, kind of optimizer. On a CPU Megatron makes the biases of gpt-oss's
 experts none of an expert, so that is left out with two ranks."""
+
+RELEASES = {"retro": "0.15.3"}
+
+
+def release_of(kind: str) -> str:
+    """The release that builds the model."""
+    return RELEASES.get(kind, "0.16.1")
+
 
 Numbers = dict[str, Tensor]
 
@@ -84,18 +93,18 @@ def write(folder: Path, kind: str, how: str, ranks: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The folder of all cases with so many ranks; Megatron runs once."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Path]:
+    """The folder of all cases with so many ranks of a release, which runs once."""
 
     @cache
-    def of(ranks: int) -> Path:
-        root: Path = tmp_path_factory.mktemp(f"ranks{ranks}")
+    def of(ranks: int, release: str) -> Path:
+        root: Path = tmp_path_factory.mktemp(f"ranks{ranks}-{release}")
         for number, kind, how in CASES:
-            if number == ranks:
+            if (number, release_of(kind)) == (ranks, release):
                 (root / f"{kind},{how}").mkdir()
                 write(root / f"{kind},{how}", kind, how, ranks)
         words = [[str(ranks), str(root)]] * ranks
-        megatron_package.run_ranks("0.16.1", OPTIMIZERS, words, root / "log.txt", 500)
+        megatron_package.run_ranks(release, OPTIMIZERS, words, root / "log.txt", 500)
         return root
 
     return of
@@ -138,9 +147,9 @@ def place(
 
 @pytest.mark.parametrize(("ranks", "kind", "how"), CASES)
 def test_its_optimizer_loads_what_we_write_and_we_read_what_it_saves(
-    ranks: int, kind: str, how: str, made: Callable[[int], Path]
+    ranks: int, kind: str, how: str, made: Callable[[int, str], Path]
 ) -> None:
-    folder = made(ranks) / f"{kind},{how}"
+    folder = made(ranks, release_of(kind)) / f"{kind},{how}"
     _, numbers = trained(kind)
     loaded = by_our_names(folder, "loaded", ranks, kind)
     for name, tensor in loaded.items():
