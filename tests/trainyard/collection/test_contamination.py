@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.collection.contamination.ngrams import Matcher, task_ngrams, tasks_by_ngram
-from trainyard.collection.contamination.prefilter import KELVIN, Prefilter
+from trainyard.collection.contamination.ngrams import Matcher, task_ngrams
+from trainyard.collection.contamination.prefilter import NO_TOKEN, Prefilter
 from trainyard.collection.contamination.split import clean_pieces, split_at
 from trainyard.collection.contamination.tasks import read_task
 from trainyard.collection.words import lowered
@@ -60,12 +60,14 @@ def test_every_text_with_an_ngram_is_a_suspect_and_no_strange_one_is(size: int) 
     having = {number for number, text in enumerate(texts) if any(matcher.hits(text))}
     assert len(having) > 60
     assert having <= set(prefilter.suspects(texts))
-    assert prefilter.suspects(texts[::2]) == []
+    if size > 1:  # a pair of words is the least key
+        assert prefilter.suspects(texts[::2]) == []
 
 
 def test_no_other_letter_has_an_ascii_letter_as_its_lower_case() -> None:
     letters = map(chr, range(128, 1 << 16))
-    assert [one for one in letters if one.lower().isascii()] == [KELVIN.decode()]
+    assert [one for one in letters if one.lower().isascii()] == ["\u212a"]
+    assert "\u212a".lower() == chr(NO_TOKEN)
 
 
 def test_places_are_those_of_the_text_though_a_letter_gets_longer_in_lower_case() -> None:
@@ -128,10 +130,6 @@ def test_what_is_behind_a_hit_is_cut_as_a_text_of_its_own() -> None:
             rest = rest[start:]
         expected += [rest] if len(rest) > 5 or rest == text else []
         assert clean_pieces(text, matcher, side, 5)[0] == expected
-
-
-def test_the_tasks_of_an_ngram() -> None:
-    assert tasks_by_ngram({"a": {"x", "y"}, "b": {"y"}}) == {"x": ["a"], "y": ["a", "b"]}
 
 
 FILES = {

@@ -6,21 +6,15 @@ least `most` words has all its `most`-grams; a shorter one of at least `least` w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
-import xxhash
+from collections.abc import Iterable, Iterator, Set
+from itertools import accumulate
+from typing import NamedTuple
 
 from trainyard.collection.words import lowered
 
 WORD = re.compile(r"\w+")
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-TABLE_BITS = 22
-NGRAMS_AT_ONCE = 1 << 12
-
-Array = npt.NDArray[Any]
+HEAD_WORDS = 3
+"""First words of an n-gram that decide whether the rest is looked at."""
 
 
 class Hit(NamedTuple):
@@ -38,30 +32,28 @@ def task_ngrams(texts: Iterable[str], least: int, most: int) -> set[str]:
     found: set[str] = set()
     for text in texts:
         words = WORD.findall(lowered(text))
-        if least <= len(words) < most:
-            found.add(" ".join(words))
-        for i in range(len(words) - most + 1):
-            found.add(" ".join(words[i : i + most]))
+        if len(words) < least:
+            continue
+        joined = " ".join(words)
+        if len(words) <= most:
+            found.add(joined)
+            continue
+        ends = list(accumulate(words, lambda end, word: end + 1 + len(word), initial=-1))
+        found.update([joined[a + 1 : b] for a, b in zip(ends, ends[most:], strict=False)])
     return found
 
 
 class Matcher:
-    """Finds n-grams of a set. A table of bits by hash leaves few places where words are joined."""
+    """Finds n-grams of a set."""
 
     def __init__(self, ngrams: Set[str]) -> None:
         self._ngrams = ngrams
-        by_size: dict[int, list[str]] = {}
-        for ngram in ngrams:
-            by_size.setdefault(ngram.count(" ") + 1, []).append(ngram)
-        self._tables = {}
-        # The longest first, then from the shortest up, as upstream looks at a place.
-        sizes = sorted(by_size)
-        for size in sizes[-1:] + sizes[:-1]:
-            table = np.zeros(1 << TABLE_BITS, np.bool_)
-            for start in range(0, len(by_size[size]), NGRAMS_AT_ONCE):
-                some = " ".join(by_size[size][start : start + NGRAMS_AT_ONCE])
-                table[_slots(_hashes(some).reshape(-1, size).T)] = True
-            self._tables[size] = table
+        sizes = sorted({ngram.count(" ") + 1 for ngram in ngrams})
+        self._sizes = sizes[-1:] + sizes[:-1]
+        """The longest first, then from the shortest up, as upstream looks at a place."""
+        self._least = sizes[0] if sizes else 1
+        self._head = min(HEAD_WORDS, self._least)
+        self._heads = {" ".join(one.split(" ", self._head)[: self._head]) for one in ngrams}
 
     def hits(self, text: str) -> Iterator[Hit]:
         """Every n-gram of a text, by place; those that overlap too. Of several at a place, the
@@ -69,46 +61,11 @@ class Matcher:
         lower = lowered(text)
         words = WORD.findall(lower)
         starts: list[int] = []
-        for place, size in self._candidates(words):
-            ngram = " ".join(words[place : place + size])
-            if ngram in self._ngrams:
-                starts = starts or [match.start() for match in WORD.finditer(lower)]
-                yield Hit(place, starts[place], ngram)
-
-    def _candidates(self, words: Sequence[str]) -> list[tuple[int, int]]:
-        """(place, size), by place."""
-        if not words:
-            return []
-        hashes = _hashes(" ".join(words))
-        found = []
-        for order, (size, table) in enumerate(self._tables.items()):
-            count = len(hashes) - size + 1
-            if count < 1:
+        for place in range(len(words) - self._least + 1):
+            if " ".join(words[place : place + self._head]) not in self._heads:
                 continue
-            slots = _slots([hashes[i : i + count] for i in range(size)])
-            found += [(place, order, size) for place in np.flatnonzero(table[slots]).tolist()]
-        return [(place, size) for place, _, size in sorted(found)]
-
-
-def _hashes(text: str) -> Array:
-    """(n,) u64 of words that one blank separates."""
-    words = text.encode(errors="surrogatepass").split(b" ")
-    return np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, words)), "<u8")
-
-
-def _slots(columns: Any) -> Array:
-    """Place in the table of each n-gram. columns: the hashes of its words, one array a word."""
-    found = np.zeros(len(columns[0]), np.uint64)
-    for hashes in columns:
-        found = found * MULTIPLIER + hashes
-    found ^= found >> np.uint64(32)
-    return (found * MULTIPLIER) >> np.uint64(64 - TABLE_BITS)
-
-
-def tasks_by_ngram(tasks: Mapping[str, Set[str]]) -> dict[str, list[str]]:
-    """For every n-gram, the tasks that have it."""
-    found: dict[str, list[str]] = {}
-    for task, ngrams in tasks.items():
-        for ngram in ngrams:
-            found.setdefault(ngram, []).append(task)
-    return found
+            for size in self._sizes:
+                ngram = " ".join(words[place : place + size])
+                if place + size <= len(words) and ngram in self._ngrams:
+                    starts = starts or [match.start() for match in WORD.finditer(lower)]
+                    yield Hit(place, starts[place], ngram)
