@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import chain
@@ -39,7 +39,7 @@ class Counts:
     """Documents of earlier units."""
 
 
-def write_ngrams(folder: Path, tasks: Mapping[str, Set[str]]) -> None:
+def write_ngrams(folder: Path, tasks: Mapping[str, Iterable[str]]) -> None:
     """Put the n-grams of each task where workers find them."""
     (folder / NGRAMS).write_bytes(orjson.dumps({name: list(one) for name, one in tasks.items()}))
 
@@ -50,31 +50,28 @@ def write_common(folder: Path, common: Iterable[str]) -> None:
 
 
 @cache
-def tasks_of(folder: str) -> dict[str, frozenset[str]]:
+def tasks_of(folder: str) -> dict[str, dict[str, None]]:
     """The n-grams that were put into a folder; read once a process."""
     tasks = orjson.loads(Path(folder, NGRAMS).read_bytes())
-    return {name: frozenset(ngrams) for name, ngrams in tasks.items()}
+    return {name: dict.fromkeys(ngrams) for name, ngrams in tasks.items()}
 
 
 @cache
 def matcher_of(folder: str) -> Matcher:
     """Finds these n-grams."""
-    return Matcher(frozenset().union(*tasks_of(folder).values()))
+    return Matcher(set().union(*tasks_of(folder).values()))
 
 
 @cache
 def used_matcher_of(folder: str) -> Matcher:
     """Finds those that are not common."""
-    common = orjson.loads(Path(folder, COMMON).read_bytes())
-    if not common:
-        return matcher_of(folder)
-    return Matcher(frozenset().union(*tasks_of(folder).values()).difference(common))
+    return matcher_of(folder).without(set(orjson.loads(Path(folder, COMMON).read_bytes())))
 
 
 @cache
 def prefilter_of(folder: str) -> Prefilter:
     """Finds the texts that may have one."""
-    return Prefilter(dict.fromkeys(chain.from_iterable(tasks_of(folder).values())))
+    return Prefilter(chain.from_iterable(tasks_of(folder).values()))
 
 
 def name_of(job: UnitJob) -> str:

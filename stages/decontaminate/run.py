@@ -95,7 +95,7 @@ def run(config: DecontaminateConfig, stage: StageRun) -> dict[str, Any]:
     return metrics
 
 
-def _refuse_empty(config: DecontaminateConfig, tasks: dict[str, set[str]]) -> None:
+def _refuse_empty(config: DecontaminateConfig, tasks: dict[str, dict[str, None]]) -> None:
     for name, ngrams in tasks.items():
         if not ngrams:
             place = config.task_data[config.tasks.index(name)]
@@ -121,7 +121,7 @@ def _write_used(folder: Path, counts: Sequence[Counts]) -> None:
 def _report(
     config: DecontaminateConfig,
     stage: StageRun,
-    tasks: dict[str, set[str]],
+    tasks: dict[str, dict[str, None]],
     total: Counter[str],
     common: list[str],
     found: Sequence[dict[str, Any]],
@@ -227,7 +227,9 @@ class _Writer:
         if not found:
             return self._kept(number, item, pieces)
         by_task = tasks_of(self._job.scratch)
-        tasks = sorted(name for name, ngrams in by_task.items() if not ngrams.isdisjoint(found))
+        tasks = sorted(
+            name for name, ngrams in by_task.items() if not ngrams.keys().isdisjoint(found)
+        )
         self.documents.update(tasks)
         rule = SPLIT
         if config.mode == "drop":

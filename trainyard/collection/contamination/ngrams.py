@@ -6,15 +6,15 @@ least `most` words has all its `most`-grams; a shorter one of at least `least` w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from copy import copy
 from itertools import accumulate
 from typing import NamedTuple
 
 from trainyard.collection.words import lowered
 
 WORD = re.compile(r"\w+")
-HEAD_WORDS = 3
-"""First words of an n-gram that decide whether the rest is looked at."""
+HEAD_CHARS = 16
 
 
 class Hit(NamedTuple):
@@ -27,19 +27,20 @@ class Hit(NamedTuple):
     ngram: str
 
 
-def task_ngrams(texts: Iterable[str], least: int, most: int) -> set[str]:
-    """The n-grams of an evaluation set, their words joined by blanks."""
-    found: set[str] = set()
+def task_ngrams(texts: Iterable[str], least: int, most: int) -> dict[str, None]:
+    """The n-grams of an evaluation set in order, each once, their words joined by blanks."""
+    found: dict[str, None] = {}
     for text in texts:
         words = WORD.findall(lowered(text))
         if len(words) < least:
             continue
         joined = " ".join(words)
         if len(words) <= most:
-            found.add(joined)
+            found[joined] = None
             continue
-        ends = list(accumulate(words, lambda end, word: end + 1 + len(word), initial=-1))
-        found.update([joined[a + 1 : b] for a, b in zip(ends, ends[most:], strict=False)])
+        starts = _starts(words)
+        ngrams = [joined[a : b - 1] for a, b in zip(starts, starts[most:], strict=False)]
+        found.update(dict.fromkeys(ngrams))
     return found
 
 
@@ -48,24 +49,44 @@ class Matcher:
 
     def __init__(self, ngrams: Set[str]) -> None:
         self._ngrams = ngrams
-        sizes = sorted({ngram.count(" ") + 1 for ngram in ngrams})
-        self._sizes = sizes[-1:] + sizes[:-1]
-        """The longest first, then from the shortest up, as upstream looks at a place."""
-        self._least = sizes[0] if sizes else 1
-        self._head = min(HEAD_WORDS, self._least)
-        self._heads = {" ".join(one.split(" ", self._head)[: self._head]) for one in ngrams}
+        self._sizes = _order(ngrams)
+        self._head = min([HEAD_CHARS, *map(len, ngrams)])
+        """Characters that decide whether the rest is looked at."""
+        self._heads = {ngram[: self._head] for ngram in ngrams}
+
+    def without(self, some: Set[str]) -> Matcher:
+        """What finds all but some."""
+        if not some:
+            return self
+        found = copy(self)
+        found._ngrams = self._ngrams - some
+        found._sizes = _order(found._ngrams)
+        return found
 
     def hits(self, text: str) -> Iterator[Hit]:
         """Every n-gram of a text, by place; those that overlap too. Of several at a place, the
         longest of all sizes comes first, then the others from the shortest up."""
         lower = lowered(text)
         words = WORD.findall(lower)
-        starts: list[int] = []
-        for place in range(len(words) - self._least + 1):
-            if " ".join(words[place : place + self._head]) not in self._heads:
-                continue
+        joined, starts, head = " ".join(words), _starts(words), self._head
+        places = [n for n, at in enumerate(starts) if joined[at : at + head] in self._heads]
+        where: list[int] = []
+        for place in places:
             for size in self._sizes:
-                ngram = " ".join(words[place : place + size])
-                if place + size <= len(words) and ngram in self._ngrams:
-                    starts = starts or [match.start() for match in WORD.finditer(lower)]
-                    yield Hit(place, starts[place], ngram)
+                if place + size > len(words):
+                    continue
+                ngram = joined[starts[place] : starts[place + size] - 1]
+                if ngram in self._ngrams:
+                    where = where or [match.start() for match in WORD.finditer(lower)]
+                    yield Hit(place, where[place], ngram)
+
+
+def _starts(words: Sequence[str]) -> list[int]:
+    """Where words begin that are joined by blanks, and where a next one would."""
+    return [end + number for number, end in enumerate(accumulate(map(len, words), initial=0))]
+
+
+def _order(ngrams: Set[str]) -> list[int]:
+    """Their sizes in words, as upstream looks at a place: the longest, then from the shortest."""
+    sizes = sorted({ngram.count(" ") + 1 for ngram in ngrams})
+    return sizes[-1:] + sizes[:-1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence, Set
+from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -22,8 +23,11 @@ LAST_CASED = 0x1FFFF
 """No letter behind it has another case."""
 FINAL_SIGMA = "\u03c2"
 """What the upper case of a sigma becomes at the end of a word, and nowhere else."""
-SIZES = (2, 4, 8)
+SIZES = (2, 4, 6, 8)
 """Tokens of a key: as many as the n-gram has."""
+STRETCH, LONG = 9, 5
+"""Words at the end of an n-gram that its key is of, and bytes of a word that is probably no short
+token."""
 LEAST_WORDS = 4
 """An n-gram with words of other letters and fewer ASCII words in a row has no key."""
 MOST_BYTES = 8
@@ -42,15 +46,20 @@ SLOTS = np.uint64((1 << TABLE_BITS) - 1)
 
 
 class Prefilter:
-    """Knows a set of n-grams, words in lower case joined by blanks."""
+    """Knows a set of n-grams, words in lower case joined by blanks; those of a text in order are
+    the fewest keys."""
 
     def __init__(self, ngrams: Iterable[str]) -> None:
         runs: list[str] = []
         letters: set[str] = set()
+        last = " \0 "
         for ngram in ngrams:
+            if last in f" {ngram} ":
+                continue
             run = ngram if ngram.isascii() else _ascii_run(ngram)
             if run.count(" ") + 1 >= (SIZES[0] if ngram.isascii() else LEAST_WORDS):
-                runs.append(run)
+                runs.append(_stretch(run))
+                last = f" {runs[-1]} "
             else:
                 letters.add(max(ngram))
         self._letters = _spelled(letters) if letters else None
@@ -223,10 +232,25 @@ def _slots(pairs: Array) -> Array:
 
 def _spelled(letters: Set[str]) -> re.Pattern[str]:
     """Matches any of these letters, in lower or upper case."""
-    found = {one for one in map(chr, range(LAST_CASED + 1)) if one.lower() in letters} | letters
-    if FINAL_SIGMA in letters:
-        found.add(FINAL_SIGMA.upper())
+    found = letters.union(*(_by_lower_case().get(letter, ()) for letter in letters))
     return re.compile(f"[{re.escape(''.join(sorted(found)))}]")
+
+
+@cache
+def _by_lower_case() -> dict[str, list[str]]:
+    """The letters that become another in lower case, by that."""
+    found = {FINAL_SIGMA: [FINAL_SIGMA.upper()]}
+    for letter in map(chr, range(LAST_CASED + 1)):
+        if (lower := letter.lower()) != letter:
+            found.setdefault(lower, []).append(letter)
+    return found
+
+
+def _stretch(run: str) -> str:
+    """What a run ends with, which n-grams that follow it in a text have too; the whole of one that
+    ends with short words."""
+    words = run.split(" ")[-STRETCH:]
+    return " ".join(words) if sum(len(word) >= LONG for word in words) >= SIZES[1] else run
 
 
 def _ascii_run(ngram: str) -> str:
