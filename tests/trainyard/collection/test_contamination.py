@@ -76,7 +76,7 @@ SCRAPS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     items=st.lists(st.lists(SCRAPS, min_size=1, max_size=16).map(" ".join), min_size=1, max_size=8),
     around=st.lists(SCRAPS, max_size=12),
@@ -100,10 +100,10 @@ def test_no_text_with_an_ngram_is_missed(
 
 
 def test_no_other_letter_has_an_ascii_letter_as_its_lower_case() -> None:
-    letters = map(chr, range(128, sys.maxunicode + 1))
-    assert [one for one in letters if one.lower().isascii()] == ["\u212a"]
+    cased = [one for one in map(chr, range(128, sys.maxunicode + 1)) if one.lower() != one]
+    assert [one for one in cased if one.lower().isascii()] == ["\u212a"]
     assert "\u212a".lower() == chr(NO_TOKEN)
-    assert all(one.lower() == one for one in map(chr, range(LAST_CASED + 1, sys.maxunicode + 1)))
+    assert ord(cased[-1]) <= LAST_CASED
 
 
 def test_places_are_those_of_the_text_though_a_letter_gets_longer_in_lower_case() -> None:

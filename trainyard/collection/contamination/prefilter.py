@@ -26,10 +26,10 @@ FINAL_SIGMA = "\u03c2"
 SIZES = (2, 4, 6, 8)
 """Tokens of a key: as many as the n-gram has."""
 STRETCH, LONG = 9, 5
-"""Words at the end of an n-gram that its key is of, and bytes of a word that is probably no short
-token."""
-LEAST_WORDS = 4
-"""An n-gram with words of other letters and fewer ASCII words in a row has no key."""
+"""Words at the end of an n-gram that its key is of, and bytes of a token that is probably a long
+one."""
+LEAST_TOKENS = 4
+"""An n-gram with words of other letters and fewer tokens between two of them has no key."""
 MOST_BYTES = 8
 """Of a token that count."""
 PAD = 2 * MOST_BYTES
@@ -57,7 +57,7 @@ class Prefilter:
             if last in f" {ngram} ":
                 continue
             run = ngram if ngram.isascii() else _ascii_run(ngram)
-            if run.count(" ") + 1 >= (SIZES[0] if ngram.isascii() else LEAST_WORDS):
+            if len(_tokens(run)) >= (SIZES[0] if ngram.isascii() else LEAST_TOKENS):
                 runs.append(_stretch(run))
                 last = f" {runs[-1]} "
             else:
@@ -249,8 +249,13 @@ def _by_lower_case() -> dict[str, list[str]]:
 def _stretch(run: str) -> str:
     """What a run ends with, which n-grams that follow it in a text have too; the whole of one that
     ends with short words."""
-    words = run.split(" ")[-STRETCH:]
-    return " ".join(words) if sum(len(word) >= LONG for word in words) >= SIZES[1] else run
+    end = " ".join(run.split(" ")[-STRETCH:])
+    return end if sum(len(token) >= LONG for token in _tokens(end)) >= SIZES[1] else run
+
+
+def _tokens(run: str) -> list[str]:
+    """The tokens of ASCII words."""
+    return run.replace(chr(NO_TOKEN), " ").split()
 
 
 def _ascii_run(ngram: str) -> str:
