@@ -232,7 +232,7 @@ def _slots(pairs: Array) -> Array:
 
 def _spelled(letters: Set[str]) -> re.Pattern[str]:
     """Matches any of these letters, in lower or upper case."""
-    found = letters.union(*(_by_lower_case().get(letter, ()) for letter in letters))
+    found = set(letters).union(*(_by_lower_case().get(letter, ()) for letter in letters))
     return re.compile(f"[{re.escape(''.join(sorted(found)))}]")
 
 
